@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from benchmarks._live_service import Pick, Setting
 from benchmarks._live_traffic import DAY_SECONDS, Shape
 from ctxguard.monitor.judging.budget import BudgetLimits
-from ctxguard.monitor.store import LabelDepth
 
 _STEPS = 10
 
@@ -50,22 +49,22 @@ FALLING = Shape(precision=(0.8, 0.4))
 LONGER = replace(FALLING, n=24_000)
 UNEQUAL = Shape(n=12_000, seconds=1_200.0, precision=(0.75, 0.75), busy=6.0, busy_precision=0.4)
 CAPPED = Setting(rate=0.5, max_per_second=1.2, window_seconds=240.0)
-TWO_DAYS = ((1, 100), (10, 100))
+TWO_DAYS = ((1, 250), (10, 250))
 MONTHS = replace(FALLING, seconds=60 * DAY_SECONDS, n=20_000)
 WEEKLY = Setting(window_seconds=6 * DAY_SECONDS)
 
 SCENARIOS = (
-    Scenario("steady, good judge", GOOD, picks=(Pick(10, 150),)),
-    Scenario("steady", picks=(Pick(10, 150),)),
-    Scenario("steady, served only", picks=(Pick(10, 150, depth=LabelDepth.SERVED),)),
-    Scenario("drift", shape=FALLING, picks=(Pick(4, 100), Pick(7, 100), Pick(10, 100)), looks=(9,)),
-    Scenario("popular repeats", shape=Shape(popular=12), picks=(Pick(10, 150),)),
-    Scenario("sessions", shape=Shape(session_length=5), picks=(Pick(10, 150),)),
+    Scenario("steady, good judge", GOOD, picks=(Pick(10, 400),)),
+    Scenario("steady", picks=(Pick(10, 400),)),
+    Scenario("steady, whole requests", picks=(Pick(10, 400, whole=True),)),
+    Scenario("drift", shape=FALLING, picks=(Pick(4, 250), Pick(7, 250), Pick(10, 250)), looks=(9,)),
+    Scenario("popular repeats", shape=Shape(popular=12), picks=(Pick(10, 400),)),
+    Scenario("sessions", shape=Shape(session_length=5), picks=(Pick(10, 400),)),
     Scenario(
         "rate limit, few labels",
         shape=UNEQUAL,
         setting=CAPPED,
-        picks=tuple(Pick(10, n) for n in (50, 50, 100, 200)),
+        picks=tuple(Pick(10, n) for n in (150, 150, 300, 600)),
         look_after_each_pick=True,
     ),
     Scenario(
@@ -73,38 +72,28 @@ SCENARIOS = (
         GOOD,
         shape=UNEQUAL,
         setting=replace(CAPPED, budget=BudgetLimits(calls_per_hour=8_000)),
-        picks=(Pick(10, 150),),
+        picks=(Pick(10, 400),),
     ),
     Scenario("two days", shape=LONGER, picks=tuple(Pick(*day) for day in TWO_DAYS)),
-    Scenario(
-        "two days, weighted",
-        shape=LONGER,
-        picks=tuple(Pick(*day, weighted=True) for day in TWO_DAYS),
-    ),
-    Scenario(
-        "two days, both ways",
-        shape=LONGER,
-        picks=(Pick(1, 100), Pick(10, 100, weighted=True)),
-    ),
     Scenario(
         "retention",
         shape=MONTHS,
         setting=WEEKLY,
-        picks=(Pick(3, 150), Pick(20, 150)),
+        picks=(Pick(3, 400), Pick(20, 400)),
         looks=(8, 15, 19),
         steps=20,
     ),
     Scenario(
         "outage",
         shape=FALLING,
-        picks=(Pick(5, 100), Pick(10, 100)),
+        picks=(Pick(5, 250), Pick(10, 250)),
         looks=(7,),
         down=(7, 8),
         locked=(3, 9),
     ),
-    Scenario("a third not graded", picks=(Pick(10, 200, weighted=True, graded=0.67),)),
-    Scenario("alarm", picks=(Pick(8, 60, targeted=True), Pick(10, 150))),
-    Scenario("two monitors", setting=Setting(monitors=2), picks=(Pick(10, 150),)),
+    Scenario("a third not graded", picks=(Pick(10, 500, graded=0.67),)),
+    Scenario("alarm", picks=(Pick(8, 60, targeted=True), Pick(10, 400))),
+    Scenario("two monitors", setting=Setting(monitors=2), picks=(Pick(10, 400),)),
     Scenario("exact judge", EXACT, FALLING, looks=(3,)),
     Scenario("exact judge, retention", EXACT, MONTHS, WEEKLY, steps=20),
     Scenario(
@@ -117,5 +106,5 @@ SCENARIOS = (
 )
 
 
-POSTGRESQL = ("steady", "two days, both ways", "retention")
+POSTGRESQL = ("steady", "two days", "retention")
 """The scenarios that are run on PostgreSQL as well, by name."""

@@ -30,14 +30,15 @@ from benchmarks._live_traffic import (
 )
 from ctxguard.core.types import DEFAULT_K
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.plan import weigh_by_first
+from ctxguard.monitor.estimation.plan import to_label
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judging import budget as budget_module
 from ctxguard.monitor.judging.audit import Audit
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
-from ctxguard.monitor.labels.files import IF_NONE_ABOVE, RowToLabel
-from ctxguard.monitor.labels.samples import graded_samples, unfinished
+from ctxguard.monitor.labels.files import RowToLabel
+from ctxguard.monitor.labels.human import IF_FIRST, IF_NONE_ABOVE
+from ctxguard.monitor.labels.samples import graded_samples, targeted_samples, unfinished
 from ctxguard.monitor.redaction import Text
 from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.sampling.privacy import Privacy
@@ -45,7 +46,6 @@ from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import (
-    LabelDepth,
     LabelRow,
     SampleStore,
     database,
@@ -92,21 +92,19 @@ class Setting:
 
 @dataclass(frozen=True)
 class Pick:
-    """Some requests that people label after a step.
+    """Some passages that people label after a step.
 
     Attributes:
         step: From 1.
-        n: Requests.
-        weighted: Whether they are picked by weight.
-        depth: How much of each is graded.
-        graded: Share of them that people get to; of the last one half of what is asked.
+        n: Passages to grade; requests where an alarm targets them.
+        whole: Whether requests are graded as far as they are judged.
+        graded: Share of the requests that people get to; of the last one half of what is asked.
         targeted: Whether they are not picked at random: an alarm asks for the worst.
     """
 
     step: int
     n: int
-    weighted: bool = False
-    depth: LabelDepth = LabelDepth.POOL
+    whole: bool = False
     graded: float = 1.0
     targeted: bool = False
 
@@ -331,14 +329,12 @@ def label_some(service: Service, pick: Pick) -> int:
     """
     store, series = service.store, service.monitors[0].series
     if pick.targeted:
-        picked = _least_relevant(service, pick.n)
-        store.queue_labels(picked, reason="alarm")
+        store.queue_labels(_least_relevant(service, pick.n), reason="alarm")
+        in_order = unfinished(targeted_samples(store, series))
     else:
-        weigh = weigh_by_first if pick.weighted else None
-        picked = store.pick_for_labels(series, pick.n, depth=pick.depth, weigh=weigh)
-    in_order = unfinished(store, series, picked, pick.depth, len(picked))
+        in_order = to_label(store, series, pick.n, whole=pick.whole)
     n = math.ceil(pick.graded * len(in_order))
-    labels = [list(_graded(service, sample.rows(pick.depth))) for sample in in_order[:n]]
+    labels = [list(_graded(service, sample.rows())) for sample in in_order[:n]]
     if pick.graded < 1.0:
         labels[-1] = labels[-1][: len(labels[-1]) // 2]
     rows = list(chain.from_iterable(labels))
@@ -357,10 +353,10 @@ def _least_relevant(service: Service, n: int) -> list[int]:
 
 def _graded(service: Service, rows: Sequence[RowToLabel]) -> Iterator[LabelRow]:
     """The labels that a person gives to one request, as the guide of the file says."""
-    found_one = False
+    grades: list[int] = []
     for row in rows:
-        if row.when == IF_NONE_ABOVE and found_one:
-            return
+        if (row.when == IF_NONE_ABOVE and any(grades)) or (row.when == IF_FIRST and not grades[0]):
+            continue
         grade, negative = true_grade(service.traffic, row.query, row.passage_id)
-        found_one |= grade > 0
+        grades.append(grade)
         yield LabelRow(row.request_id, row.passage_id, grade, negative, "ann", service.now)

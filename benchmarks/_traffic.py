@@ -228,9 +228,10 @@ def metric_terms(
         Metric.MRR: np.column_stack(
             [
                 np.where(has_hit, 1.0 / (served.argmax(axis=1) + 1), 0.0),
-                np.where(has_hit, 1.0, pool_weight),
+                one,
             ]
         ),
+        Metric.ANSWERABLE: np.column_stack([np.where(has_hit, 1.0, pool_weight), one]),
         Metric.UDCG: np.column_stack([worth.sum(axis=1), one]),
         Metric.GAIN: np.column_stack([np.maximum(worth, 0.0).sum(axis=1), one]),
         Metric.HARM: np.column_stack([np.maximum(-worth, 0.0).sum(axis=1), one]),

@@ -36,16 +36,15 @@ from benchmarks.store import postgresql
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.types import Mode, Passage, Route, ScoreKind
 from ctxguard.monitor.estimation.graded import update_graded
+from ctxguard.monitor.estimation.plan import to_label
 from ctxguard.monitor.estimation.reduce import judged_request
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.verdict_text import verdicts_to_json
-from ctxguard.monitor.labels.samples import to_label
 from ctxguard.monitor.sampling.inclusion import DEFAULT_RATES, InclusionDesign
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import (
     Entry,
     Finished,
-    LabelDepth,
     LabelRow,
     Limits,
     SampleStore,
@@ -140,12 +139,12 @@ def fill(store: SampleStore, n: int) -> None:
 
 
 def label(store: SampleStore, picked: int, graded: int) -> None:
-    """Pick requests, and grade most of them wholly."""
-    samples = to_label(store, SERIES, LabelDepth.SERVED, picked)[:graded]
+    """Pick passages, and grade what is asked of most requests."""
+    samples = to_label(store, SERIES, picked)[:graded]
     rows = [
         LabelRow(row.request_id, row.passage_id, int(place == 0), None, "ann", time.time())
         for sample in samples
-        for place, row in enumerate(sample.rows(LabelDepth.SERVED))
+        for place, row in enumerate(sample.rows())
     ]
     store.add_labels(rows)
     update_graded(store, SERIES, utilities=DEFAULT_UTILITIES, max_grade=3)
@@ -206,7 +205,7 @@ def measure(store: SampleStore, n: int, repeats: int) -> dict[str, Timed]:
             for name, path in pages.items()
         }
         took, luck = [], random.Random(2)
-        picked = to_label(store, SERIES, LabelDepth.SERVED, 1)
+        picked = to_label(store, SERIES, 1)
         sample = picked[0].record
         (sample_id,) = store.find(sample.request_id)
         for _ in range(repeats):

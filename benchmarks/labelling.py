@@ -1,272 +1,406 @@
-"""Count the passages that a person grades until labelled requests are usable.
+"""What do a month's grades of people give: intervals, and whether they hold the truth?
 
-    python -m benchmarks.labelling --data DIR… --json labelling.json --check
+    python -m benchmarks.labelling --months 300 --json benchmarks/results/labelling.json
 
-Requests ask queries of a labelled collection, drawn with replacement. BM25 finds 50 passages, of
-which the first 5 are served; all requests are sampled, stored and judged by a judge of sensitivity
-0.85 and specificity 0.90. Then 50 are picked, and a simulated person grades the rows of their file
-by the labels, as the guide says: from top to bottom, and no further where that is not needed. A
-request is usable for a metric where the estimates use it.
-
-Depths:
-    served    what precision, MRR and UDCG need
-    pool      what recall needs besides (``ctxguard label export --recall``)
+Each month draws questions of known quality, a judge that errs, and the passages that people grade
+(``estimation.draw``); then every metric is estimated (``estimation.joint``) and held against the
+truth of the questions' distribution. Five passages are served of twenty; of the dropped ones those
+are judged that the default rates choose.
 """
 
 import argparse
 import json
-import random
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
-from statistics import mean
+from statistics import fmean
+from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks._collection import all_splits
-from calibration.data.dataset import Dataset
-from calibration.data.readers import read_corpus
-from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import DEFAULT_K, Hit, Passage
-from ctxguard.guard import ContextGuard
-from ctxguard.monitor.estimation.plan import usable_for
+from ctxguard.core.types import DEFAULT_K, FloatArray
+from ctxguard.monitor.estimation import draw, joint
+from ctxguard.monitor.estimation.joint import Grades, Model, Opened, Population
+from ctxguard.monitor.estimation.live import QUOTIENTS
+from ctxguard.monitor.estimation.ratio import Estimate, Precision, corrected_estimate
+from ctxguard.monitor.estimation.relevance import (
+    FAR,
+    FOLDS,
+    NEAR,
+    NEAR_DROPPED,
+    Graded,
+    IntArray,
+    Relevance,
+    rank_group,
+)
+from ctxguard.monitor.estimation.sums import ClusterTerms, TermSums
 from ctxguard.monitor.estimation.terms import Metric
-from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.labels.files import IF_NONE_ABOVE, RowToLabel, in_file_order
-from ctxguard.monitor.labels.samples import confirmed_share, graded_samples
-from ctxguard.monitor.redaction import Text
-from ctxguard.monitor.sampling.privacy import Privacy
-from ctxguard.monitor.sampling.sampler import Sampler
-from ctxguard.monitor.sampling.writer import SampleWriter
-from ctxguard.monitor.service import Monitor
-from ctxguard.monitor.store import LabelDepth, LabelRow, SampleStore
-from ctxguard.request.telemetry import Telemetry
-from ctxguard.retrieval.index.lexical import Bm25sIndex
 
-SUMMARY = "Count the passages that a person grades until labelled requests are usable."
-SENSITIVITY, SPECIFICITY = 0.85, 0.90
-DEPTH = 50
-REQUESTS, PICKED = 200, 50
-MOST_PASSAGES = 500
-"""The bar, for all three metrics of ``LabelDepth.SERVED``."""
+SUMMARY = "Simulate months of grading, and check what the grades give."
+METRICS = (Metric.PRECISION, Metric.UDCG, Metric.MRR, Metric.RECALL)
+BoolArray = NDArray[np.bool_]
 
-COUNTED = (Metric.PRECISION, Metric.UDCG, Metric.MRR, Metric.RECALL)
+_DEPTH = 20
+_REQUESTS = 3_000
+_DROPPED_RATE, _POOL_RATE = 0.2, 0.05
+_GAIN, _HARM = 1.0, 0.5
+_IS_NEAR = np.arange(_DEPTH - DEFAULT_K) < NEAR_DROPPED
+_SHOW_ALL = Precision(min_n=2)
+"""Every interval counts, also those that a monitor would not show yet."""
+_COVERAGE_BAR = (0.92, 0.99)
+"""For 300 months; their error is 1.3 points."""
 
-Pools = Mapping[str, Sequence[Hit]]
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of traffic, judge and budget.
+
+    Attributes:
+        name: In the table.
+        precision: Mean precision of what is served.
+        sensitivity, specificity: The judge's.
+        misunderstood: Share of the questions that the judge takes for another one.
+        grades: The month's budget.
+        spread: How alike questions are: the sum of their beta distribution's parameters.
+        is_misled: Whether the draw rests on grades that say the opposite.
+        whole: Whether whole requests are graded, as before.
+    """
+
+    name: str
+    precision: float = 0.6
+    sensitivity: float = 0.85
+    specificity: float = 0.90
+    misunderstood: float = 0.0
+    grades: int = 400
+    spread: float = 2.0
+    is_misled: bool = False
+    whole: bool = False
+
+
+CASES = (
+    Case("good judge"),
+    Case("20% misunderstood", misunderstood=0.2),
+    Case("whole requests", whole=True),
+    Case("whole, misunderstood", misunderstood=0.2, whole=True),
+    Case("precision .97", precision=0.97, spread=20.0, grades=100),
+    Case("all relevant", precision=1.0, grades=100),
+    Case("precision .15", precision=0.15),
+    Case("perfect judge", sensitivity=1.0, specificity=1.0),
+    Case("60 grades", grades=60),
+    Case("misguided pilot", is_misled=True),
+)
+
+
+class Month(NamedTuple):
+    """The result of one month.
+
+    Attributes:
+        estimates: By metric.
+        grades: How many passages people graded.
+        questions: Of how many questions.
+    """
+
+    estimates: Mapping[Metric, Estimate]
+    grades: int
+    questions: int
+
+
+def traffic(case: Case, n: int, rng: np.random.Generator) -> BoolArray:
+    """Draw the relevance of n questions' passages by rank, shape (n, 20)."""
+    p = case.precision
+    quality = np.ones(n) if p == 1.0 else rng.beta(case.spread * p, case.spread * (1.0 - p), n)
+    ranks = np.arange(_DEPTH)
+    served = 1.0 if p == 1.0 else 1.0 - 0.1 * (ranks - (DEFAULT_K - 1) / 2.0)
+    by_rank = np.where(ranks < DEFAULT_K, served, 0.5 * np.exp(-(ranks - DEFAULT_K) / 5.0))
+    return np.asarray(rng.random((n, _DEPTH)) < quality[:, None] * by_rank)
+
+
+@cache
+def truths(case: Case) -> dict[Metric, float]:
+    """Every metric over 400,000 questions of a kind."""
+    relevant = traffic(case, 400_000, np.random.default_rng(1))
+    served = relevant[:, :DEFAULT_K]
+    discounts = 1.0 / np.log2(np.arange(2, DEFAULT_K + 2))
+    return {
+        Metric.PRECISION: float(served.mean()),
+        Metric.UDCG: float(((_GAIN + _HARM) * served - _HARM).mean(axis=0) @ discounts),
+        Metric.MRR: float(_reciprocal_rank(served).mean()),
+        Metric.RECALL: float(served.sum() / relevant.sum()),
+    }
+
+
+def judged(
+    case: Case, relevant: BoolArray, rng: np.random.Generator
+) -> tuple[BoolArray, Population, FloatArray]:
+    """Judge requests.
+
+    Returns:
+        The verdicts; the judged requests; and shape (n, 15), of each dropped passage 1 / its
+        probability of being judged, 0 if it is not.
+    """
+    seen = relevant.copy()
+    wrong = rng.random(len(seen)) < case.misunderstood
+    seen[wrong] = relevant[rng.permutation(len(seen))[: np.count_nonzero(wrong)]]
+    says = np.where(seen, case.sensitivity, 1.0 - case.specificity)
+    verdicts = rng.random(seen.shape) < says
+    has_hit = verdicts[:, :DEFAULT_K].any(axis=1)
+    pool = (rng.random(len(seen)) < _POOL_RATE) | ~has_hit
+    alone = rng.random((len(seen), _DEPTH - DEFAULT_K)) < _DROPPED_RATE
+    chance = np.where(has_hit, _POOL_RATE + (1.0 - _POOL_RATE) * _DROPPED_RATE, 1.0)
+    sizes = (pool[:, None] | alone) / chance[:, None]
+    says_yes = verdicts[:, DEFAULT_K:]
+    dropped = [
+        [(sizes * (says_yes == verdict) * near).sum(axis=1) for verdict in (False, True)]
+        for near in (_IS_NEAR, ~_IS_NEAR)
+    ]
+    population = Population(
+        verdicts[:, :DEFAULT_K].astype(np.int8),
+        np.array(dropped).transpose(2, 0, 1),
+        np.ones(len(seen)),
+        chance,
+    )
+    return verdicts, population, sizes
+
+
+def month(case: Case, seed: int) -> Month:
+    """Simulate one month: questions, judge, draw, grades, estimates."""
+    rng = np.random.default_rng(seed)
+    relevant = traffic(case, _REQUESTS, rng)
+    verdicts, population, sizes = judged(case, relevant, rng)
+    pilot = Model.of(_pilot(case), DEFAULT_K, _GAIN, _HARM)
+    m = draw.worth(population, pilot)
+    plan = draw.plan(population, pilot, m, case.grades, whole=case.whole)
+    opened = rng.permutation(_REQUESTS)[: plan.n_opened]
+    row, column, chance, runs = _run(relevant, verdicts, sizes, (m, opened, plan), rng)
+    is_opened = np.zeros(_REQUESTS, np.bool_)
+    is_opened[opened] = True
+    units = draw.units(population, m, is_opened, plan.n_singles)
+    taken = draw.systematic(units.probability, float(rng.random()))
+    single, single_chance = _singles(units, taken, verdicts, sizes, rng)
+    others, number = np.unique(units.request[taken], return_inverse=True)
+    labelled = np.concatenate([opened, others])
+    request = np.concatenate([row, len(opened) + number])
+    place = np.concatenate([column, single])
+    size = np.column_stack([np.ones((len(labelled), DEFAULT_K)), sizes[labelled]])[request, place]
+    frame = np.repeat([joint.RUN, joint.SINGLE], [len(row), len(taken)])
+    weight = size / np.concatenate([chance, single_chance])
+    weight[frame == joint.RUN] *= _REQUESTS / len(opened)
+    found = relevant[labelled[request], place] * 1.0
+    is_served = place < DEFAULT_K
+    near = np.where(place - DEFAULT_K < NEAR_DROPPED, NEAR, FAR)
+    grades = Grades(
+        request,
+        frame,
+        np.where(is_served, place + 1, 0),
+        np.where(is_served, rank_group(place + 1), near),
+        verdicts[labelled[request], place].astype(np.intp),
+        found,
+        _GAIN * found,
+        _HARM * (1.0 - found),
+        weight,
+    )
+    return Month(
+        estimates(population, population.take(labelled), grades, runs, rng),
+        len(request),
+        len(labelled),
+    )
+
+
+def _pilot(case: Case) -> Relevance:
+    none = np.zeros(0, np.intp)
+    pilot = Relevance.fitted(Graded(none, none, none, none, none, np.zeros(0)))
+    return Relevance(pilot.coefficients * np.where(case.is_misled, -1.0, 1.0))
+
+
+def _run(
+    relevant: BoolArray,
+    verdicts: BoolArray,
+    sizes: FloatArray,
+    drawn: tuple[draw.Worth, IntArray, draw.Plan],
+    rng: np.random.Generator,
+) -> tuple[IntArray, IntArray, FloatArray, Opened]:
+    """Grade opened requests from the top down, and the coins below.
+
+    Returns:
+        Of each grade the opened request, the passage's rank from 0 and the probability; and the
+        runs.
+    """
+    m, opened, plan = drawn
+    truth, served = relevant[opened], relevant[opened][:, :DEFAULT_K]
+    n = len(opened)
+    of_dropped = m.dropped[
+        opened[:, None],
+        np.where(_IS_NEAR, 0, 1)[None, :],
+        verdicts[opened][:, DEFAULT_K:].astype(np.intp),
+    ]
+    worths = np.column_stack([m.served[opened], of_dropped * sizes[opened]])
+    coins = np.minimum(np.where(worths > 0.0, plan.coin * worths.clip(1e-12), 0.0), 1.0)
+    went_on = ~served[:, 0] & (rng.random(n) < plan.go_on)
+    in_run = np.zeros(truth.shape, np.bool_)
+    in_run[:, 0] = True
+    in_run[:, 1:DEFAULT_K] = ~np.logical_or.accumulate(served, axis=1)[:, :-1]
+    asked = (served[:, :1] | went_on[:, None]) & (in_run | (rng.random(truth.shape) < coins))
+    asked[:, 0] = True
+    asked[:, DEFAULT_K:] &= sizes[opened] > 0.0
+    chance = np.where(served[:, :1], 1.0, plan.go_on) * np.where(in_run, 1.0, coins)
+    chance[:, 0] = 1.0
+    row, column = np.nonzero(asked)
+    rank = _reciprocal_rank(served)
+    runs = Opened(np.arange(n), np.ones(n), np.full(n, plan.go_on), went_on, served[:, 0], rank)
+    return row, column, chance[row, column], runs
+
+
+def _singles(
+    units: draw.Units,
+    taken: IntArray,
+    verdicts: BoolArray,
+    sizes: FloatArray,
+    rng: np.random.Generator,
+) -> tuple[IntArray, FloatArray]:
+    """Return each single passage's rank from 0, and its probability."""
+    place, chance = units.rank[taken] - 1, units.probability[taken].copy()
+    for each in np.flatnonzero(place < 0):
+        request = units.request[taken[each]]
+        near = (units.group[taken[each]] == NEAR) == _IS_NEAR
+        alike = near & (verdicts[request, DEFAULT_K:] == units.verdict[taken[each]])
+        shares = sizes[request] * alike / (sizes[request] @ alike)
+        drawn = rng.choice(len(shares), p=shares)
+        place[each], chance[each] = DEFAULT_K + drawn, chance[each] * shares[drawn]
+    return place, chance
+
+
+def estimates(
+    population: Population,
+    labelled: Population,
+    grades: Grades,
+    runs: Opened,
+    rng: np.random.Generator,
+) -> dict[Metric, Estimate]:
+    """Estimate every metric from a month's grades."""
+    n = len(labelled.verdict)
+    fold = rng.permutation(n) % FOLDS
+    _, model = joint.fitted_model(grades, labelled, fold, DEFAULT_K)
+    columns = joint.basis(population, model)
+    sums = TermSums.of(ClusterTerms(columns, np.empty((len(columns), 0))))
+    correction = joint.corrected(sums.totals, (grades, runs), labelled, fold, model)
+    reach = model.gain * float(columns[:, joint.DISCOUNTED].mean())
+    found = {}
+    for metric in METRICS:
+        numerator, denominator = QUOTIENTS[metric]
+        errors, b = np.zeros(1), denominator
+        if len(denominator) == joint.N_QUANTITIES:
+            errors, b = correction.residuals @ denominator, denominator @ correction.coefficients
+        of_rank = metric is Metric.MRR
+        found[metric] = corrected_estimate(
+            metric,
+            sums.combined(numerator @ correction.coefficients, b),
+            (correction.residuals @ numerator, errors),
+            n=n,
+            effective=correction.n_opened if of_rank else n,
+            bounds=(-reach, reach) if metric is Metric.UDCG else (0.0, 1.0),
+            precision=_SHOW_ALL,
+        )
+    return found
+
+
+def _reciprocal_rank(served: BoolArray) -> FloatArray:
+    return np.where(served.any(axis=1), 1.0 / (served.argmax(axis=1) + 1.0), 0.0)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one depth costs over one collection.
+    """One metric of one case over all months.
 
     Attributes:
-        collection: The folder's name.
-        depth: How much of each request is graded.
-        passages: Passages graded, on average over the repeats.
-        most_passages: In the worst repeat.
-        rows: Rows of the file, on average.
-        expected: What the export says beforehand, on average.
-        usable: Requests usable for each metric, on average.
-        least_usable: The same in the worst repeat.
+        coverage: Share of the intervals that hold the truth.
+        half_width: Mean.
+        deviation: Root mean square of the estimates less the truth.
+        bias: Mean of the same.
     """
 
-    collection: str
-    depth: str
-    passages: float
-    most_passages: int
-    rows: float
-    expected: float
-    usable: Mapping[str, float]
-    least_usable: Mapping[str, int]
+    truth: float
+    coverage: float
+    half_width: float
+    deviation: float
+    bias: float
 
 
-@dataclass(frozen=True)
-class Graded:
-    """One file, graded."""
-
-    passages: int
-    rows: int
-    expected: float
-    usable: Mapping[Metric, int]
-
-
-class ErringJudge:
-    """Sees relevance with known error rates, the same for the same passage of a query."""
-
-    name, version, max_grade, reads_text = "erring", "1", 1, False
-
-    def __init__(self, dataset: Dataset, seed: int) -> None:
-        self._relevant = {
-            query.text: relevant(dataset, query.query_id) for query in dataset.queries
-        }
-        self._seed = seed
-
-    def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment]:
-        return [self._verdict(query, passage.passage_id) for passage in passages]
-
-    def _verdict(self, query: str, name: str) -> Judgment:
-        luck = random.Random(f"{self._seed} {query} {name}").random()
-        rate = SENSITIVITY if name in self._relevant[query] else 1.0 - SPECIFICITY
-        return Judgment(name, int(luck < rate))
-
-
-def relevant(dataset: Dataset, query_id: str) -> set[str]:
-    """The passages that answer a query."""
-    return {name for name, grade in dataset.qrels.get(query_id, {}).items() if grade > 0}
-
-
-def bm25_pools(folder: Path, dataset: Dataset) -> Pools:
-    """The first candidates of each query, by its text."""
-    passages = list(read_corpus(folder))
-    index = Bm25sIndex.build([f"{one.title} {one.text}" for one in passages])
-    pools = {}
-    for query in dataset.queries:
-        hits = index.search(query.text, DEPTH)
-        found = zip(hits.rows.tolist(), hits.scores.tolist(), strict=True)
-        pools[query.text] = [Hit(passages[row].passage_id, score, text="") for row, score in found]
-    return pools
-
-
-def judged_store(dataset: Dataset, pools: Pools, seed: int) -> tuple[SampleStore, str]:
-    """A store of judged requests, and the series of their judgments."""
-    store = SampleStore.open("sqlite://")
-    sampler = Sampler(1.0, seed=str(seed))
-    writer = SampleWriter(sampler, store, privacy=Privacy(redactor=None, passages=Text.OMITTED))
-    guard = ContextGuard(
-        lambda query, depth: pools[query][:depth],
-        score_kind="ratio",
-        policy=RatioPolicy(k=DEFAULT_K),
-        sampler=sampler,
-        depth=DEPTH,
-        telemetry=Telemetry(CollectorRegistry()),
-    )
-    asked = random.Random(seed).choices([query.text for query in dataset.queries], k=REQUESTS)
-    for number, query in enumerate(asked):
-        guard.retrieve(query, request_id=f"{seed}-{number}")
-    writer.flush()
-    monitor = Monitor(store, ErringJudge(dataset, seed))
-    while monitor.step():
-        pass
-    return store, monitor.series
-
-
-def graded(store: SampleStore, series: str, dataset: Dataset, depth: LabelDepth) -> Graded:
-    """Have a person grade one file, and see what the grades suffice for."""
-    ids = store.pick_for_labels(series, PICKED, depth=depth)
-    samples = list(graded_samples(store, series, ids).values())
-    samples.sort(key=lambda sample: in_file_order(sample.record.request_id))
-    truth = {query.text: relevant(dataset, query.query_id) for query in dataset.queries}
-    files = [sample.rows(depth) for sample in samples]
-    labels = [label for rows in files for label in by_the_guide(rows, truth)]
-    store.add_labels(labels)
-    usable = Counter(
-        metric
-        for sample in graded_samples(store, series, ids).values()
-        for metric in usable_for(sample)
-    )
-    confirmed = confirmed_share(store, series, [])
-    expected = sum(sample.expected_passages(depth, confirmed) for sample in samples)
-    return Graded(len(labels), sum(map(len, files)), expected, usable)
-
-
-def by_the_guide(rows: Sequence[RowToLabel], truth: Mapping[str, set[str]]) -> Iterator[LabelRow]:
-    """The labels that a person gives who follows the guide, of the rows of one request."""
-    found = False
-    for row in rows:
-        if found and row.when == IF_NONE_ABOVE:
-            return
-        grade = int(row.passage_id in truth[row.query])
-        found = found or grade > 0
-        yield LabelRow(row.request_id, row.passage_id, grade, None, "person", 0.0)
-
-
-def outcomes(folder: Path, repeats: int) -> list[Outcome]:
-    """Both depths over one collection."""
-    dataset = all_splits(folder)
-    pools = bm25_pools(folder, dataset)
-    found: dict[LabelDepth, list[Graded]] = {depth: [] for depth in LabelDepth}
-    for seed in range(repeats):
-        for depth in LabelDepth:
-            store, series = judged_store(dataset, pools, seed)
-            found[depth].append(graded(store, series, dataset, depth))
-            store.close()
-    return [
-        Outcome(
-            folder.resolve().name,
-            depth.value,
-            mean(one.passages for one in files),
-            max(one.passages for one in files),
-            mean(one.rows for one in files),
-            mean(one.expected for one in files),
-            {each.value: mean(one.usable[each] for one in files) for each in COUNTED},
-            {each.value: min(one.usable[each] for one in files) for each in COUNTED},
+def outcomes(case: Case, months: Sequence[Month]) -> dict[str, Outcome]:
+    """Summarise the months of a case by metric."""
+    found = {}
+    for metric, truth in truths(replace(case, whole=False, is_misled=False)).items():
+        shown = [one.estimates[metric] for one in months]
+        ends = [(one.lower or 0.0, one.value or 0.0, one.upper or 0.0) for one in shown]
+        off = np.array([value - truth for _, value, _ in ends])
+        found[metric.value] = Outcome(
+            truth=truth,
+            coverage=fmean(lower - 1e-9 <= truth <= upper + 1e-9 for lower, _, upper in ends),
+            half_width=fmean((upper - lower) / 2.0 for lower, _, upper in ends),
+            deviation=float(np.sqrt(np.mean(off**2))),
+            bias=float(off.mean()),
         )
-        for depth, files in found.items()
-    ]
-
-
-def is_met(outcome: Outcome) -> bool:
-    """Whether all of the requests were usable for few enough passages, in every repeat."""
-    if outcome.depth == LabelDepth.POOL.value:
-        return outcome.least_usable[Metric.RECALL.value] == PICKED
-    wanted = (Metric.PRECISION, Metric.UDCG, Metric.MRR)
-    usable = all(outcome.least_usable[metric.value] == PICKED for metric in wanted)
-    return usable and outcome.passages <= MOST_PASSAGES
-
-
-def table(found: Sequence[Outcome]) -> Table:
-    """One row for each collection and depth."""
-    names = ("passages", "worst", "rows", "said before", *(each.value for each in COUNTED))
-    result = Table(title=f"Passages that a person grades for {PICKED} requests")
-    result.add_column("collection")
-    result.add_column("depth")
-    for name in names:
-        result.add_column(name, justify="right")
-    for one in found:
-        figures = (one.passages, one.most_passages, one.rows, one.expected, *one.usable.values())
-        result.add_row(one.collection, one.depth, *(f"{figure:.0f}" for figure in figures))
-    return result
-
-
-def _over_collections(
-    found: Sequence[Outcome], best: Callable[[Iterable[float]], float]
-) -> dict[str, float]:
-    return {
-        depth.value: best(one.passages for one in found if one.depth == depth.value)
-        for depth in LabelDepth
-    }
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it; with --check the exit status is 1 where a collection misses the bar."""
+    """Run the simulation; the exit status is 1 where an interval does not hold what it says."""
     parser = argparse.ArgumentParser(prog="benchmarks.labelling", description=SUMMARY)
-    parser.add_argument("--data", type=Path, nargs="+", required=True, metavar="DIR")
-    parser.add_argument("--repeats", type=int, default=20, metavar="N")
+    parser.add_argument("--months", type=int, default=300)
+    parser.add_argument("--only", nargs="+", metavar="TEXT", default=[""], help="cases by name")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
-    parser.add_argument("--check", action="store_true", help="fail where the bar is missed")
     options = parser.parse_args(arguments)
-    start = time.perf_counter()
-    found = [one for folder in options.data for one in outcomes(folder, options.repeats)]
-    Console(width=120).print(table(found))
-    if options.json is not None:
-        report = {
-            "picked": PICKED,
-            "repeats": options.repeats,
-            "seconds": round(time.perf_counter() - start, 1),
-            "least": _over_collections(found, min),
-            "most": _over_collections(found, max),
-            "collections": {
-                name: {one.depth: asdict(one) for one in found if one.collection == name}
-                for name in dict.fromkeys(one.collection for one in found)
+    console = Console(width=100, highlight=False)
+    table = Table(title=f"{options.months} months: half-width (coverage)", title_justify="left")
+    for name in ("case", "grades", "questions", "P@5", "UDCG", "RR", "recall"):
+        table.add_column(name, justify="left" if name == "case" else "right", no_wrap=True)
+    start, cases, refuted = time.perf_counter(), {}, 0
+    for case in CASES:
+        if not any(text in case.name for text in options.only):
+            continue
+        months = [month(case, options.seed + number) for number in range(options.months)]
+        own = outcomes(case, months)
+        refuted += sum(one.coverage < _COVERAGE_BAR[0] for one in own.values())
+        grades, questions = (
+            fmean(getattr(one, name) for one in months) for name in ("grades", "questions")
+        )
+        table.add_row(
+            case.name,
+            f"{grades:.0f}",
+            f"{questions:.0f}",
+            *(
+                f"{own[one.value].half_width:.3f} ({own[one.value].coverage:.0%})"
+                for one in METRICS
+            ),
+        )
+        cases[case.name] = {
+            **asdict(case),
+            "graded": round(grades, 1),
+            "questions": round(questions, 1),
+            "metrics": {
+                name: {key: round(value, 4) for key, value in asdict(one).items()}
+                for name, one in own.items()
             },
         }
-        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return int(options.check and not all(map(is_met, found)))
+    console.print(table)
+    seconds = time.perf_counter() - start
+    console.print(f"{seconds:.0f} s")
+    if options.json is not None:
+        results = {
+            "months": options.months,
+            "requests": _REQUESTS,
+            "seed": options.seed,
+            "seconds": round(seconds, 1),
+            "cases": cases,
+        }
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return 1 if refuted else 0
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks._timing import environment
+from ctxguard.monitor.estimation.graded import PASSAGE
 from ctxguard.monitor.estimation.terms import ROW, JudgedRequest, table_of
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.service import Monitor
@@ -36,9 +37,10 @@ from ctxguard.monitor.store import (
     Entry,
     Finished,
     GradedRow,
-    LabelDepth,
     Limits,
     LostReason,
+    PickedPassage,
+    PickKind,
     SampleStore,
     State,
     WorkerCounts,
@@ -305,7 +307,11 @@ def report(url: str, repeats: int) -> Reporting:
         monitor = Monitor(store, _ErringJudge({}))
         chance = np.random.default_rng(2)
         fill_judged(store, REPORTED, monitor.series)
-        picked = store.pick_for_labels(monitor.series, LABELLED)
+        eligible = store.to_pick(monitor.series)
+        picked = eligible.sample_ids[:LABELLED].tolist()
+        runs = [PickedPassage(one, PickKind.RUN, -1, 1.0, goes_on=True) for one in picked]
+        store.save_pick(monitor.series, runs, eligible.last_pick)
+        passages = np.array([(1, 0, 1, 0, 1, 1, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0)], PASSAGE).tobytes()
         store.save_graded(
             monitor.series,
             [
@@ -313,9 +319,9 @@ def report(url: str, repeats: int) -> Reporting:
                     sample_id,
                     1.7e9,
                     "hybrid",
-                    LabelDepth.SERVED,
+                    passages,
                     judged(chance),
-                    judged(chance),
+                    b"",
                     disagreements=0,
                     last_label_id=0,
                 )

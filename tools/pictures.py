@@ -25,12 +25,12 @@ from ctxguard.cli.demonstration.loop import calibrate_demo, open_index
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Hit
 from ctxguard.guard import ContextGuard
+from ctxguard.monitor.estimation.plan import to_label
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.labels.samples import to_label
 from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.service import Monitor
-from ctxguard.monitor.store import LabelDepth, SampleStore
+from ctxguard.monitor.store import SampleStore
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "images"
 COLUMNS = 100
@@ -84,7 +84,7 @@ def label_page() -> None:
         monitor = Monitor(store, LabelJudge(grades))
         monitor.step()
         writer.stop()
-        to_label(store, monitor.series, LabelDepth.SERVED, 20)
+        to_label(store, monitor.series, 60)
         with served(store) as address:
             _photograph(f"http://{address}/console/label?annotator=Ann", "console.png", height=760)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 IN_WORDS = {
     "recall": "recall of the pool",
     "mrr": "MRR",
+    "answerable": "  answerable requests",
     "udcg": "UDCG, strict",
     "gain": "  its gain",
     "harm": "  its harm",

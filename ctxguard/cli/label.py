@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
@@ -29,21 +27,18 @@ class Export(SettingsModel):
         "FILE",
         default="none: only say what the labels would give and cost",
     )
-    n: int = setting("How many requests to export.", "N", "--n", "-n", ge=1, value=50)
+    n: int = setting(
+        "About how many passages people are to grade.", "N", "--n", "-n", ge=1, value=400
+    )
     judge: _options.NamedJudge = None
-    recall: bool = setting(
-        "Also export the dropped passages that recall needs; it takes several times as many "
-        "grades.",
+    whole: bool = setting(
+        "Have all that is judged of new requests graded: certificates need it, and alarms of a "
+        "judge that errs. The same grades then tell less of the live figures.",
         value=False,
     )
     alarm: bool = setting(
         "Export the samples that an alarm requested labels of, to look into it. Their labels "
         "enter no estimate.",
-        value=False,
-    )
-    weighted: bool = setting(
-        "Pick requests twice as often where the judge calls the first passage wrong. It "
-        "narrows the interval of an MRR above 0.75.",
         value=False,
     )
     tenant: str | None = optional(
@@ -85,51 +80,48 @@ def export(settings: Export) -> None:
     Each row is one passage, with an empty grade to fill in. A page beside
     the file tells people how to grade.
 
+    Some requests are graded from the top down, of others single passages
+    are asked about: those that tell most of the live figures.
+
     In a store that no judge has seen, people grade alone: a judge gets none
     of these requests any more.
 
     Requests that were exported before and still lack grades come first.
-    Exports of several days, weighted or not, are one sample: each request
-    keeps the probability with which it was picked.
+    Exports of several days are one sample: each passage keeps the
+    probability with which it was picked.
     """
-    from ctxguard.monitor.estimation.plan import label_plan, weigh_by_first
+    from ctxguard.monitor.estimation.plan import label_plan, to_label
     from ctxguard.monitor.labels.files import write_label_file
     from ctxguard.monitor.labels.guide import grading_guide
-    from ctxguard.monitor.labels.samples import to_label, unfinished
+    from ctxguard.monitor.labels.samples import targeted_samples, unfinished
     from ctxguard.monitor.service import let_people_grade
-    from ctxguard.monitor.store import LabelDepth
 
     out, alarm, n, tenant = settings.out, settings.alarm, settings.n, settings.tenant
-    if alarm and settings.weighted:
-        raise typer.BadParameter("what an alarm requested is not picked", param_hint="--weighted")
     output = Output(as_json=settings.as_json)
     if out is not None:
         check_writable(out, "--out")
-    # What an alarm is about is recall as well.
-    depth = LabelDepth.POOL if settings.recall or alarm else LabelDepth.SERVED
     with open_store(settings.store) as opened:
         if out is not None and not opened.series():
             let_people_grade(opened)
         series = named_series(opened, settings.judge)
         if alarm:
-            targeted = [one for one, _ in opened.label_queue()]
-            samples = unfinished(opened, series, targeted, depth, n, tenant=tenant)
+            samples = unfinished(targeted_samples(opened, series), n, tenant=tenant)
         else:
             samples = to_label(
-                *(opened, series, depth, n),
+                *(opened, series, n),
                 tenant=tenant,
-                weigh=weigh_by_first if settings.weighted else None,
+                whole=settings.whole,
                 dry_run=out is None,
             )
-        plan = label_plan(opened, series, samples, depth, time.time())
-    rows = [row for sample in samples for row in sample.rows(depth)]
+        plan = label_plan(opened, series, samples, time.time())
+    rows = [row for sample in samples for row in sample.rows()]
     guide = None
     if out is not None:
         write_label_file(out, rows)
         guide = out.with_name(f"{out.stem}-guide.md")
         with atomic_write(guide) as stream:
             stream.write(grading_guide(out.name, settings.max_grade).encode())
-    notes = _export_notes(rows, plan, alarm=alarm, guide=guide, tenant=tenant)
+    notes = _export_notes(rows, alarm=alarm, guide=guide, tenant=tenant)
     if len({(sample.record.where, sample.record.where_withheld) for sample in samples}) > 1:
         notes.append(
             "these requests have different filters: whoever grades them sees what any of them may "
@@ -143,7 +135,6 @@ def export(settings: Export) -> None:
                 "requests": len(samples),
                 "passages": len(rows),
                 "expected_passages": plan.expected_passages,
-                "recall_passages": plan.recall_passages,
                 "widths": {
                     metric: {"now": plan.widths_now[metric], "then": width}
                     for metric, width in plan.widths.items()
@@ -178,7 +169,6 @@ def _width(width: float | None) -> str:
 
 def _export_notes(
     rows: "Sequence[RowToLabel]",
-    plan: "LabelPlan",
     *,
     alarm: bool,
     guide: Path | None,
@@ -190,10 +180,6 @@ def _export_notes(
         none = "no alarm has requested labels, or they have them by now"
         return [none if alarm else "every judged request has its labels already"]
     notes = []
-    if plan.recall_passages is not None:
-        notes.append(
-            f"recall would take about {plan.recall_passages:,} passages more: export with --recall"
-        )
     if guide is not None:
         notes.append(
             f"{guide} tells people how to grade; import the graded file with "
@@ -211,9 +197,9 @@ def import_(settings: Import) -> None:
     All labels are kept. Of several labels of a passage by one annotator the
     last counts, and of several annotators' the lower median.
 
-    It says for how many of the file's requests the grades suffice.
+    It says how many of the file's grades count.
     """
-    from ctxguard.monitor.estimation.plan import usable_requests
+    from ctxguard.monitor.estimation.plan import usable_labels
     from ctxguard.monitor.labels.files import read_label_file
 
     output, annotator = Output(as_json=settings.as_json), settings.annotator
@@ -223,7 +209,7 @@ def import_(settings: Import) -> None:
         requests = list(dict.fromkeys([row.request_id for row in read.rows] + list(read.blank)))
         unknown = opened.unknown_requests(requests)
         blank = sum(request_id not in unknown for request_id in read.blank)
-        usable = usable_requests(opened, requests)
+        usable = usable_labels(opened, requests)
     counts = (
         (added.duplicates, "were in the store already"),
         (added.disagreeing, "contradict another label; all are kept"),
@@ -250,17 +236,14 @@ def import_(settings: Import) -> None:
 
 
 def _usable_notes(usable: dict[str, int]) -> list[str]:
-    from ctxguard.monitor.estimation.plan import UNFINISHED, UNPICKED
-
     found = (
-        f"{usable['precision']:,} requests of this file are usable for precision and UDCG, "
-        f"{usable['mrr']:,} for MRR, {usable['recall']:,} for recall; {usable[UNFINISHED]:,} "
-        "need more grades"
+        f"{usable['passages']:,} grades of this file's requests count, {usable['runs']:,} of the "
+        f"requests are graded from the top down; {usable['unfinished']:,} need more grades"
     )
     notes = [found]
-    if usable[UNPICKED]:
+    if usable["unpicked"]:
         notes.append(
-            f"{usable[UNPICKED]:,} of them were not picked at random: they enter no estimate"
+            f"{usable['unpicked']:,} of them were not picked at random: they enter no estimate"
         )
     return notes
 

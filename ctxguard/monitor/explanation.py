@@ -1,6 +1,7 @@
 """What the store knows of one sampled request: what was served and dropped, and why."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.verdict_text import verdicts_from_json
 from ctxguard.monitor.labels.human import standing
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.store import LabelDepth, LabelRow, SampleStore, State, StoredSample
+from ctxguard.monitor.store import LabelRow, SampleStore, State, StoredSample
 from ctxguard.profile.describe import FLAGS, REASONS, describe_policy, threshold_in_words
 from ctxguard.profile.schema import Profile
 
@@ -68,7 +69,7 @@ class Explanation:
         record: None where its text was deleted, or cannot be read.
         candidates: Served ones first, each best first.
         rejected: (passage id, reason, raw reply) of each verdict that was not valid.
-        picked: The probability with which it was picked for labels, by depth.
+        picked: How many passages draws for labels ask about, by kind.
         alarm: The alarm that requested its labels; None for none.
         reactions: The kinds of users' reactions.
         decision: What the profile decides; None without one, or where it has no policy for it.
@@ -79,7 +80,7 @@ class Explanation:
     record: SampleRecord | None
     candidates: tuple[ExplainedCandidate, ...] = ()
     rejected: tuple[tuple[str, str, str], ...] = ()
-    picked: Mapping[str, float] = field(default_factory=dict)
+    picked: Mapping[str, int] = field(default_factory=dict)
     alarm: str | None = None
     reactions: tuple[str, ...] = ()
     decision: Decision | None = None
@@ -128,10 +129,7 @@ class Explanation:
         return [(name, text) for name, text in facts if text]
 
     def _picked_in_words(self) -> str:
-        parts = [
-            f"picked to depth {depth} with probability {probability:.3g}"
-            for depth, probability in self.picked.items()
-        ]
+        parts = [f"picked: {n} by {kind}" for kind, n in self.picked.items()]
         if self.alarm is not None:
             parts.append(f"requested by the alarm {self.alarm}")
         return ", ".join(parts) or "not picked for labels"
@@ -153,12 +151,11 @@ def explain_sample(
     sample_id = stored.sample_id
     record = readable(store.payloads([sample_id]).get(sample_id))
     judge: dict[str, Judgment] = {}
-    picked: dict[str, float] = {}
+    picked: Counter[str] = Counter()
     for series in store.series():
         judge |= verdicts_from_json(store.verdicts(series, [sample_id]).get(sample_id, ""))
-        for depth in LabelDepth:
-            probability = store.picked(series, depth).get(sample_id)
-            picked |= {} if probability is None else {depth.value: probability}
+        of_sample = store.picked(series, [sample_id]).get(sample_id, [])
+        picked.update(one.kind.value for one in of_sample)
     labels = [label for _, label in standing(store.labels([sample_id]))]
     decision, notes = (None, []) if record is None else _decided(record, profile)
     return Explanation(

@@ -55,6 +55,7 @@ from ctxguard.core.types import Hit, Leg, Passage, Ranking, Route, ScoreKind
 from ctxguard.errors import CtxguardError
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.alarms import AlarmState
+from ctxguard.monitor.estimation.plan import to_label
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.prompt import messages
@@ -66,7 +67,7 @@ from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import Sample, Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.service import Monitor
-from ctxguard.monitor.store import FeedbackRow, LabelDepth, LabelRow, SampleStore, schema
+from ctxguard.monitor.store import FeedbackRow, LabelRow, SampleStore, schema
 from ctxguard.profile.schema import Profile, RouteProfile
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.chunks import chunked
@@ -423,7 +424,7 @@ def _store(folder: Path, closing: ExitStack) -> Make:
         lambda: store.samples_of("r0"),
         lambda: store.verdicts(monitor.series, [1, 2]),
         lambda: store.graded(monitor.series),
-        lambda: store.next_for_labels(monitor.series, 3, depth=LabelDepth.POOL),
+        lambda: to_label(store, monitor.series, 30, dry_run=True),
     ]
 
     def read() -> None:

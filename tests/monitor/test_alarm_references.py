@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from people import grade
 from prometheus_client import CollectorRegistry
 from watching import Watching
 
@@ -23,11 +24,11 @@ from ctxguard.monitor.alarms.reference import (
     Baseline,
     corrected,
 )
+from ctxguard.monitor.estimation.plan import to_label
 from ctxguard.monitor.estimation.terms import table_of
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.inclusion import JudgingRates
-from ctxguard.monitor.store import LabelDepth, LabelRow
 from ctxguard.profile.schema import Profile, RouteProfile
 from tests.profiles import CERTIFICATE, profile_with
 
@@ -97,15 +98,10 @@ class Traffic:
     def grade(self, n: int) -> None:
         """Have people grade the pools of a random part of the requests."""
         store, monitor = self.live.store, self.live.monitor
-        picked = store.pick_for_labels(monitor.series, n, depth=LabelDepth.POOL)
-        store.add_labels(
-            [
-                LabelRow(
-                    request_id, name, int(name == self._relevant[request_id]), None, "ann", 1.0
-                )
-                for request_id in store.request_ids(picked).values()
-                for name in POOL
-            ]
+        grade(
+            store,
+            to_label(store, monitor.series, n * len(POOL), whole=True),
+            lambda row: int(row.passage_id == self._relevant[row.request_id]),
         )
         monitor.maintain()
 

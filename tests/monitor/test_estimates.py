@@ -75,23 +75,24 @@ def test_recall_is_undefined_where_no_dropped_passage_got_a_verdict() -> None:
     assert term_of(Metric.RECALL, replace(request([1]), dropped_relevant=None)) is None
 
 
-def test_mrr_counts_zero_only_where_the_pool_holds_a_relevant_passage() -> None:
-    requests = [request([0, 1]), request([0, 0], 1), request([0, 0], 0)]
-    assert value(Metric.MRR, requests) == (0.5 + 0.0) / 2
+def test_mrr_is_the_mean_over_all_requests_that_were_served_anything() -> None:
+    requests = [request([0, 1]), request([0, 0], 1), request([0, 0], 0), request([], 1)]
+    assert value(Metric.MRR, requests) == pytest.approx(0.5 / 3)
+    assert value(Metric.ANSWERABLE, requests) == 3 / 4
 
 
-def test_a_request_without_a_served_relevant_passage_weighs_by_the_chance_of_its_pool() -> None:
+def test_a_pool_that_was_judged_by_chance_stands_for_those_that_were_not() -> None:
     audited = replace(
         request([0], 1), full_pool_probability=0.25, full_pool_probability_if_no_hit=0.25
     )
     passed_over = replace(audited, pool_relevant=None)
-    assert term_of(Metric.MRR, audited) == (0.0, 4.0)
-    assert term_of(Metric.MRR, passed_over) == (0.0, 0.0)
-    assert value(Metric.MRR, [request([1]), audited]) == 1 / 5
+    assert term_of(Metric.ANSWERABLE, audited) == (4.0, 1.0)
+    assert term_of(Metric.ANSWERABLE, passed_over) == (0.0, 1.0)
 
 
-def test_without_judged_pools_a_request_that_was_served_nothing_relevant_has_no_rr() -> None:
-    assert term_of(Metric.MRR, replace(request([0], 1), full_pool_probability=0.0)) is None
+def test_without_judged_pools_nothing_is_known_of_the_share_of_answerable_requests() -> None:
+    never = replace(request([0], 1), full_pool_probability_if_no_hit=0.0)
+    assert term_of(Metric.ANSWERABLE, never) is None
 
 
 def test_udcg_is_gain_minus_harm() -> None:

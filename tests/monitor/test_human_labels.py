@@ -7,30 +7,34 @@ from dataclasses import astuple, replace
 import numpy as np
 import pytest
 import sqlalchemy as sa
-from judged_rows import table
 from numpy.typing import NDArray
+from people import label as label_all
 from watching import Watching
 
 from ctxguard.core.context import Context
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.types import Passage
-from ctxguard.monitor.estimation.borrow import borrowed_estimate
-from ctxguard.monitor.estimation.graded import depth_graded, graded_request
+from ctxguard.monitor.estimation import joint
+from ctxguard.monitor.estimation.borrow import borrowed_estimates, error_rates
+from ctxguard.monitor.estimation.graded import graded_passages
+from ctxguard.monitor.estimation.joint import RUN, SINGLE, Grades, Model, Population
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.ppi import LabelledClusters
+from ctxguard.monitor.estimation.plan import to_label
 from ctxguard.monitor.estimation.ratio import Precision
-from ctxguard.monitor.estimation.sums import sums_of
+from ctxguard.monitor.estimation.relevance import FOLDS, Relevance
+from ctxguard.monitor.estimation.sums import ClusterTerms, TermSums
 from ctxguard.monitor.estimation.terms import JudgedRequest, Metric, table_of
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.human import (
-    WHOLE_POOL_RATE,
+    ALWAYS,
+    IF_FIRST,
+    IF_NONE_ABOVE,
     human_verdicts,
-    positions_to_label,
-    searches_whole_pool,
+    rows_left,
 )
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.store import LabelDepth, LabelRow, schema
+from ctxguard.monitor.store import LabelRow, PickedPassage, PickKind, schema
 
 MakeContext = Callable[..., Context]
 POOL = [f"p{rank}" for rank in range(10)]
@@ -95,116 +99,108 @@ def test_the_last_word_of_each_and_the_lower_median_of_several_count() -> None:
     assert found.disagreements == 2
 
 
-def record_of(make_context: MakeContext, rates: JudgingRates) -> SampleRecord:
-    live = Watching(ErringJudge({}), rates=rates)
-    live.serve(make_context(POOL, 2))
+def asked(
+    record: SampleRecord, grades: Mapping[str, int], *picked: PickedPassage
+) -> list[tuple[str, str]]:
+    """What is left to grade: passages, and when each is graded."""
+    verdicts = {name: Judgment(name, grade) for name, grade in grades.items()}
+    return [
+        (record.passage_ids[position], when)
+        for position, when in rows_left(record, picked, verdicts)
+    ]
+
+
+def run(*, goes_on: bool) -> PickedPassage:
+    return PickedPassage(1, PickKind.RUN, -1, 0.6, goes_on)
+
+
+def coin(position: int, probability: float = 0.5) -> PickedPassage:
+    return PickedPassage(1, PickKind.COIN, position, probability)
+
+
+def single(position: int) -> PickedPassage:
+    return PickedPassage(1, PickKind.SINGLE, position, 0.25)
+
+
+@pytest.fixture
+def record(make_context: MakeContext) -> SampleRecord:
+    """Four of ten passages were served, and all others are judged."""
+    live = Watching(ErringJudge({}), rates=JudgingRates(dropped_rate=1.0))
+    live.serve(make_context(POOL, 4))
     return SampleRecord.from_bytes(live.store.payloads([1])[1])
 
 
-ONLY_SERVED = JudgingRates(
-    dropped_rate=0.0, full_pool_rate=0.0, full_pool_rate_if_no_hit=1.0, baseline_rate=0.0
-)
+def test_a_run_goes_down_to_the_first_relevant_passage(record: SampleRecord) -> None:
+    goes_on = run(goes_on=True)
+    below = [(f"p{rank}", IF_NONE_ABOVE) for rank in (1, 2, 3)]
+    assert asked(record, {}, goes_on) == [("p0", ALWAYS), *below]
+    assert asked(record, {"p0": 0, "p1": 0}, goes_on) == below[1:]
+    assert asked(record, {"p0": 0, "p1": 1}, goes_on) == []
+    assert asked(record, {"p0": 1}, goes_on) == []
 
 
-def searched(record: SampleRecord, *, whole_pool: bool) -> SampleRecord:
-    """The record with a request id whose whole pool people search, or do not."""
-    return next(
-        named
-        for number in range(1_000)
-        if searches_whole_pool(named := replace(record, request_id=f"r{number}")) is whole_pool
-    )
+def test_a_run_that_does_not_go_on_ends_at_an_irrelevant_first_passage(
+    record: SampleRecord,
+) -> None:
+    stops = run(goes_on=False)
+    assert asked(record, {}, stops, coin(2)) == [("p0", ALWAYS), ("p2", IF_FIRST)]
+    assert asked(record, {"p0": 0}, stops, coin(2), coin(7)) == []
+    assert asked(record, {"p0": 1}, stops, coin(2), coin(7)) == [("p2", ALWAYS), ("p7", ALWAYS)]
 
 
-def to_label(record: SampleRecord, grades: Mapping[str, int], *judged: str) -> list[str]:
+def test_below_the_end_of_a_run_only_coins_are_graded(record: SampleRecord) -> None:
+    goes_on = run(goes_on=True)
+    rows = asked(record, {}, goes_on, coin(2), coin(7))
+    assert rows == [
+        ("p0", ALWAYS),
+        ("p1", IF_NONE_ABOVE),
+        ("p2", ALWAYS),
+        ("p3", IF_NONE_ABOVE),
+        ("p7", ALWAYS),
+    ]
+    assert asked(record, {"p0": 1, "p2": 0}, goes_on, coin(2), coin(7)) == [("p7", ALWAYS)]
+
+
+def test_a_single_passage_is_graded_by_itself(record: SampleRecord) -> None:
+    assert asked(record, {}, single(5)) == [("p5", ALWAYS)]
+    assert asked(record, {"p5": 0}, single(5)) == []
+
+
+def graded(
+    record: SampleRecord, grades: Mapping[str, int], *picked: PickedPassage
+) -> dict[tuple[int, int], float]:
+    """The probability of each passage that counts, by frame and rank."""
     verdicts = {name: Judgment(name, grade) for name, grade in grades.items()}
-    positions = positions_to_label(record, verdicts, LabelDepth.SERVED, judged)
-    return [record.passage_ids[position] for position in positions]
-
-
-def test_where_a_served_passage_is_relevant_nothing_else_needs_a_grade(
-    make_context: MakeContext,
-) -> None:
-    record = record_of(make_context, ONLY_SERVED)
-    assert to_label(record, {})[:2] == ["p0", "p1"]
-    assert to_label(record, {"p0": 1}, "p5") == ["p1"]
-    assert to_label(record, {"p0": 1, "p1": 0}, "p5") == []
-
-
-def test_where_nothing_served_is_relevant_people_look_where_the_judge_saw_something(
-    make_context: MakeContext,
-) -> None:
-    record = searched(record_of(make_context, ONLY_SERVED), whole_pool=False)
-    nothing = {"p0": 0, "p1": 0}
-    assert to_label(record, nothing) == []
-    assert to_label(record, nothing, "p7", "p4") == ["p4", "p7"]
-    assert to_label(record, {**nothing, "p4": 1}, "p7", "p4") == []
-    assert to_label(record, {**nothing, "p4": 0, "p7": 0}, "p7", "p4") == []
-
-
-def test_for_some_requests_the_rest_of_the_pool_is_searched_until_one_is_found(
-    make_context: MakeContext,
-) -> None:
-    record = searched(record_of(make_context, ONLY_SERVED), whole_pool=True)
-    nothing = {"p0": 0, "p1": 0, "p4": 0}
-    rest = ["p2", "p3", *POOL[5:]]
-    assert to_label(record, {"p0": 0, "p1": 0}, "p4") == ["p4", *rest]
-    assert to_label(record, nothing, "p4") == rest
-    assert to_label(record, {**nothing, "p2": 0, "p3": 1}, "p4") == []
-    # Before the likely one is graded, it is not known what a find among the others stands for.
-    assert to_label(record, {"p0": 0, "p1": 0, "p3": 1}, "p4")[0] == "p4"
-
-
-def test_what_recall_needs_is_asked_for_to_that_depth(make_context: MakeContext) -> None:
-    record = record_of(make_context, JudgingRates(dropped_rate=1.0))
-    right = {"p0": Judgment("p0", 1), "p1": Judgment("p1", 0)}
-    assert positions_to_label(record, right, LabelDepth.SERVED, ()) == []
-    assert positions_to_label(record, right, LabelDepth.POOL, ()) == list(range(2, 10))
-
-
-def graded(record: SampleRecord, grades: Mapping[str, int], *judged: str) -> JudgedRequest:
-    verdicts = {name: Judgment(name, grade) for name, grade in grades.items()}
-    depth = depth_graded(record, verdicts)
-    assert depth is not None
-    return graded_request(
-        record,
-        verdicts,
-        depth,
-        judged,
-        utilities=DEFAULT_UTILITIES,
-        max_grade=1,
-        probability=0.5,
+    rows = graded_passages(
+        record, picked, verdicts, verdicts, utilities=DEFAULT_UTILITIES, max_grade=1
     )
+    return {
+        (int(row["frame"]), int(row["rank"])): pytest.approx(row["probability"]) for row in rows
+    }
 
 
-def test_a_sample_counts_once_people_have_graded_what_was_served(
-    make_context: MakeContext,
-) -> None:
-    record = record_of(make_context, JudgingRates(dropped_rate=1.0))
-    assert depth_graded(record, {"p0": Judgment("p0", 1)}) is None
-    of_served = graded(record, {"p0": 1, "p1": 1})
-    assert (of_served.kept_relevant, of_served.dropped_relevant) == (2, None)
-    of_all = graded(record, {**dict.fromkeys(POOL[:9], 1), "p9": 0})
-    assert (of_all.kept_relevant, of_all.dropped_relevant) == (2, 7.0)
+def test_a_grade_counts_with_the_probability_that_it_was_asked_for(record: SampleRecord) -> None:
+    """Within an opened request: 1 on the way down, 0.6 below an irrelevant first, times coins."""
+    goes_on, low = run(goes_on=True), coin(2, 0.5)
+    assert graded(record, {"p0": 1, "p2": 0}, goes_on, low) == {(RUN, 1): 1.0, (RUN, 3): 0.5}
+    down = {"p0": 0, "p1": 1, "p2": 0, "p7": 1}
+    assert graded(record, down, goes_on, low, coin(7, 0.2)) == {
+        (RUN, 1): 1.0,
+        (RUN, 2): 0.6,
+        (RUN, 3): 0.3,
+        (RUN, 0): 0.12,
+    }
+    assert graded(record, {"p0": 0}, run(goes_on=False), low) == {(RUN, 1): 1.0}
+    assert graded(record, {"p1": 1}, single(1)) == {(SINGLE, 2): 0.25}
 
 
-def test_a_search_stands_for_those_that_were_not_made(make_context: MakeContext) -> None:
-    record = record_of(make_context, ONLY_SERVED)
-    nothing = {"p0": 0, "p1": 0}
-    whole, not_whole = (searched(record, whole_pool=each) for each in (True, False))
-
-    def found(record: SampleRecord, grades: Mapping[str, int]) -> tuple[int | None, float]:
-        request = graded(record, {**nothing, **grades}, "p4")
-        return request.pool_relevant, request.full_pool_probability
-
-    for one in (whole, not_whole):
-        assert found(one, {}) == (None, WHOLE_POOL_RATE)  # the likely one has no grade yet
-        assert found(one, {"p4": 1}) == (1, 1.0)
-    assert found(not_whole, {"p4": 0}) == (0, WHOLE_POOL_RATE)
-    assert found(not_whole, {"p4": 0, "p5": 1}) == (0, WHOLE_POOL_RATE)
-    assert found(whole, {"p4": 0}) == (None, WHOLE_POOL_RATE)
-    assert found(whole, {"p4": 0, "p5": 1}) == (1, WHOLE_POOL_RATE)
-    everything = dict.fromkeys(POOL, 0)
-    assert found(whole, everything) == (0, WHOLE_POOL_RATE)
+def test_a_run_counts_once_it_is_complete(record: SampleRecord) -> None:
+    """Where it ends depends on what was found, so half of it stands for nothing."""
+    assert graded(record, {"p0": 0, "p1": 0}, run(goes_on=True)) == {}
+    assert graded(record, {"p0": 1}, run(goes_on=True), coin(2)) == {}
+    assert graded(record, {"p0": 1, "p5": 1}, run(goes_on=True), coin(2), single(5)) == {
+        (SINGLE, 0): 0.25
+    }
 
 
 def live_with_labels(
@@ -217,15 +213,12 @@ def live_with_labels(
     }
     live = Watching(ErringJudge(truth), rates=JudgingRates(dropped_rate=1.0), min_n=30)
     live.watch(*[make_context(POOL, 5, query=name, request_id=name) for name in truth])
-    picked = live.store.pick_for_labels(live.monitor.series, n_labelled) if n_labelled else []
-    for sample_id in picked:
-        record = SampleRecord.from_bytes(live.store.payloads([sample_id])[sample_id])
-        right = truth[record.query]
-        live.store.add_labels(
-            [
-                label(name, int(name in right), request_id=record.request_id)
-                for name in record.passage_ids
-            ]
+    if n_labelled:
+        label_all(
+            live.store,
+            live.monitor.series,
+            n_labelled,
+            lambda row: row.passage_id in truth[row.query],
         )
     return live, truth
 
@@ -241,20 +234,20 @@ def test_a_judge_that_nobody_corrects_gives_no_estimate_under_that_name(
 
 
 def test_human_labels_correct_the_judge(make_context: MakeContext) -> None:
-    live, truth = live_with_labels(make_context, 150)
+    live, truth = live_with_labels(make_context, 400)
     report = live.monitor.report()
     precision = sum(len(right & set(POOL[:5])) / 5 for right in truth.values()) / len(truth)
     corrected = report.estimates[Window.ALL_RETAINED][Metric.PRECISION]
     alone = report.live.judge_estimates[Window.ALL_RETAINED][Metric.PRECISION]
-    assert report.live.labelled == 150
+    assert report.live.labelled > 100
     assert corrected.lower <= precision <= corrected.upper
     assert not alone.lower <= precision <= alone.upper
 
 
 def test_labels_that_nobody_picked_at_random_correct_nothing(make_context: MakeContext) -> None:
     """Such as those asked for after an alarm."""
-    live, _ = live_with_labels(make_context, 60)
-    before = live.monitor.estimates(Window.ALL_RETAINED)
+    live, _ = live_with_labels(make_context, 200)
+    before = live.monitor.report()
     labelled = {sample_id for sample_id, _ in live.store.labels()}
     targeted = [number for number in range(1, 601) if number not in labelled][:40]
     for sample_id in targeted:
@@ -263,10 +256,12 @@ def test_labels_that_nobody_picked_at_random_correct_nothing(make_context: MakeC
             [label(name, 0, request_id=record.request_id) for name in record.passage_ids]
         )
     report = live.monitor.report()
-    assert (report.live.labelled, report.live.unpicked) == (100, 40)
-    assert report.live.populations[Window.ALL_RETAINED].labelled == 60
+    assert (report.live.labelled - before.live.labelled, report.live.unpicked) == (40, 40)
+    assert report.live.populations == before.live.populations
     for metric, estimate in report.estimates[Window.ALL_RETAINED].items():
-        assert astuple(estimate) == pytest.approx(astuple(before[metric]))
+        assert astuple(estimate) == pytest.approx(
+            astuple(before.estimates[Window.ALL_RETAINED][metric])
+        )
 
 
 def test_disagreements_are_reported(make_context: MakeContext) -> None:
@@ -283,8 +278,8 @@ def test_disagreements_are_reported(make_context: MakeContext) -> None:
 def test_labels_of_another_source_are_not_mixed_in(make_context: MakeContext, source: str) -> None:
     live, _ = live_with_labels(make_context, 30)
     before = live.monitor.report().live
-    other = live.store.pick_for_labels(live.monitor.series, 1)
-    (request_id,) = live.store.request_ids(other).values()
+    (sample, *_) = to_label(live.store, live.monitor.series, 20)
+    request_id = sample.record.request_id
     live.store.add_labels(
         [LabelRow(request_id, name, 1, None, "users", 1.0, source) for name in POOL]
     )
@@ -294,6 +289,7 @@ def test_labels_of_another_source_are_not_mixed_in(make_context: MakeContext, so
 def test_a_labelled_sample_that_is_damaged_fails_no_report(make_context: MakeContext) -> None:
     live, _ = live_with_labels(make_context, 40)
     damaged = live.store.labels()[0][0]
+    labelled = len({sample_id for sample_id, _ in live.store.labels()})
 
     def damage(connection: sa.Connection) -> None:
         payloads = schema.payloads
@@ -302,18 +298,37 @@ def test_a_labelled_sample_that_is_damaged_fails_no_report(make_context: MakeCon
         )
 
     live.store._database.write(damage)
-    assert live.monitor.report().live.labelled == 39
+    assert live.monitor.report().live.labelled == labelled - 1
+
+
+def passages(
+    verdicts: NDArray[np.bool_], truth: NDArray[np.bool_], request: NDArray[np.intp]
+) -> Grades:
+    """Passages that people graded, each by itself and with the same probability."""
+    n, relevant = len(truth), truth * 1.0
+    ones = np.ones(n, np.intp)
+    return Grades(
+        request,
+        ones,
+        ones,
+        ones,
+        verdicts * 1,
+        relevant,
+        relevant,
+        0.5 - 0.5 * relevant,
+        np.ones(n),
+    )
 
 
 def test_two_labels_are_too_few_to_borrow_from() -> None:
-    """Whatever precision is asked for: the error of a map through two points is not known."""
-    rows = table(
-        JudgedRequest(1.0, grades, tuple(map(float, grades)), None, 0.0, None, 0.0, 0.0)
-        for grades in ((1, 1), (0, 1))
+    """Whatever precision is asked for: the error of a rate from two is not known."""
+    says, both = np.array([True, False]), np.arange(2)
+    rates = error_rates(passages(says, says, both), both)
+    rows = joint.basis(
+        Population.of(table_of([served_row(np.array([True, False]), is_empty=False)])), MODEL
     )
-    labelled = LabelledClusters.of(rows, rows)
-    found = borrowed_estimate(Metric.PRECISION, labelled, sums_of(rows), Precision(min_n=2))
-    assert (found.value, found.n) == (None, 2)
+    sums = TermSums.of(ClusterTerms(np.repeat(rows, 50, axis=0), np.empty((50, 0))))
+    assert borrowed_estimates(sums, rates, MODEL, Precision(min_n=2)) == {}
 
 
 def test_a_borrowed_precision_is_a_mean_over_requests_that_were_served_anything() -> None:
@@ -323,19 +338,24 @@ def test_a_borrowed_precision_is_a_mean_over_requests_that_were_served_anything(
         truth = rng.random((n, 5)) < rng.beta(1.2, 0.8, n)[:, None]
         verdicts = np.where(truth, rng.random(truth.shape) < 0.85, rng.random(truth.shape) < 0.1)
         is_empty = rng.random(n) < 0.3
-        human, judge = (
-            table_of([_served(row, empty) for row, empty in zip(grades, is_empty, strict=True)])
-            for grades in (truth, verdicts)
+        request = np.repeat(np.arange(150), 5)
+        labelled = passages(verdicts[:150].ravel(), truth[:150].ravel(), request)
+        rows = table_of(
+            [served_row(*row) for row in zip(verdicts[150:], is_empty[150:], strict=True)]
         )
-        labelled = LabelledClusters.of(human[:150], judge[:150])
-        found = borrowed_estimate(
-            Metric.PRECISION, labelled, sums_of(judge[150:]), Precision(min_n=2)
-        )
+        columns = joint.basis(Population.of(rows), MODEL)
+        sums = TermSums.of(ClusterTerms(columns, np.empty((len(columns), 0))))
+        found = borrowed_estimates(
+            sums, error_rates(labelled, np.arange(150)), MODEL, Precision(min_n=2)
+        )[Metric.PRECISION]
         held += found.lower <= truth[150:][~is_empty[150:]].mean() <= found.upper
     assert held >= 17
 
 
-def _served(grades: NDArray[np.bool_], is_empty: bool) -> bytes:
+MODEL = Model.of(Relevance(np.zeros((FOLDS, 9))), 5)
+
+
+def served_row(grades: NDArray[np.bool_], is_empty: bool) -> bytes:
     given = () if is_empty else tuple(grades.astype(int).tolist())
     utilities = tuple(1.0 if grade else -0.5 for grade in given)
     return JudgedRequest(1.0, given, utilities, None, 0.0, None, 0.0, 0.0).to_row()

@@ -1,25 +1,24 @@
-"""What an export says beforehand, against what the labels then give and cost."""
+"""What people are asked, and what an export says beforehand against what the labels then give."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
 
 import pytest
+from people import grade, label
 from watching import NOW, Watching
 
 from ctxguard.core.context import Context
 from ctxguard.core.types import Passage
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.plan import label_plan, scaled_width, usable_for
+from ctxguard.monitor.estimation.plan import label_plan, scaled_width, to_label, usable_labels
 from ctxguard.monitor.estimation.ratio import Estimate
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.labels.files import IF_NONE_ABOVE
-from ctxguard.monitor.labels.samples import GradedSample, graded_samples
-from ctxguard.monitor.store import LabelDepth, LabelRow
+from ctxguard.monitor.labels.files import RowToLabel
+from ctxguard.monitor.store import PickKind
 
 MakeContext = Callable[..., Context]
 POOL = [f"p{rank}" for rank in range(20)]
-SERVED_METRICS = (Metric.PRECISION, Metric.MRR, Metric.UDCG, Metric.HARM)
 
 
 class ErringJudge:
@@ -47,7 +46,7 @@ class ErringJudge:
 def truth() -> Mapping[str, set[str]]:
     rng = random.Random(3)
     return {
-        f"q{number}": {name for rank, name in enumerate(POOL) if rng.random() < 0.4 / (rank + 1)}
+        f"q{number}": {name for rank, name in enumerate(POOL) if rng.random() < 0.7 / (rank + 1)}
         for number in range(500)
     }
 
@@ -59,47 +58,81 @@ def live(make_context: MakeContext, truth: Mapping[str, set[str]]) -> Watching:
     return made
 
 
-def samples_of(live: Watching, ids: Sequence[int]) -> list[GradedSample]:
-    return list(graded_samples(live.store, live.monitor.series, ids).values())
-
-
-def grade(live: Watching, truth: Mapping[str, set[str]], ids: Sequence[int]) -> int:
-    """Grade the rows of a file as the guide says; how many that took."""
-    labels = []
-    for sample in samples_of(live, ids):
-        found = False
-        for row in sample.rows(LabelDepth.SERVED):
-            if found and row.when == IF_NONE_ABOVE:
-                break
-            is_right = row.passage_id in truth[row.query]
-            found = found or is_right
-            labels.append(LabelRow(row.request_id, row.passage_id, int(is_right), None, "ann", NOW))
-    live.store.add_labels(labels)
-    return len(labels)
+@pytest.fixture
+def say(truth: Mapping[str, set[str]]) -> Callable[[RowToLabel], int]:
+    return lambda row: int(row.passage_id in truth[row.query])
 
 
 def test_widths_and_passages_are_about_what_was_said(
-    live: Watching, truth: Mapping[str, set[str]]
+    live: Watching, say: Callable[[RowToLabel], int]
 ) -> None:
     store, series = live.store, live.monitor.series
-    for n, far in ((80, 0.5), (80, 0.25)):
-        ids = store.pick_for_labels(series, n)
-        plan = label_plan(store, series, samples_of(live, ids), LabelDepth.SERVED, NOW)
-        assert grade(live, truth, ids) == pytest.approx(plan.expected_passages, rel=0.25)
+    for far in (0.6, 0.35):
+        samples = to_label(store, series, 300)
+        plan = label_plan(store, series, samples, NOW)
+        assert grade(store, samples, say) == pytest.approx(plan.expected_passages, rel=0.25)
         found = live.monitor.report().estimates[Window.ALL_RETAINED]
-        for metric in SERVED_METRICS:
+        for metric in (Metric.PRECISION, Metric.MRR, Metric.UDCG):
             width = found[metric].upper - found[metric].lower
             # Before any label nobody knows how much the judge helps.
             assert width == pytest.approx(plan.widths[metric], rel=far), metric
-    assert all(usable_for(one) >= set(SERVED_METRICS) for one in samples_of(live, ids))
     assert set(plan.widths_now.values()).isdisjoint({None})
 
 
-def test_before_anything_is_judged_nothing_is_promised(make_context: MakeContext) -> None:
+def test_people_are_asked_about_as_much_as_the_budget_says(
+    live: Watching, say: Callable[[RowToLabel], int]
+) -> None:
+    samples = label(live.store, live.monitor.series, 200, say)
+    graded = len(live.store.labels())
+    assert graded == pytest.approx(200, rel=0.15)
+    kinds = [one.kind for sample in samples for one in sample.picked]
+    assert set(kinds) == set(PickKind)
+    assert kinds.count(PickKind.RUN) == pytest.approx(60, abs=8)
+
+
+def test_what_was_asked_and_not_graded_comes_first(
+    live: Watching, say: Callable[[RowToLabel], int]
+) -> None:
+    store, series = live.store, live.monitor.series
+    first = to_label(store, series, 100)
+    again = to_label(store, series, 60)
+    ids = {sample.sample_id for sample in first}
+    assert {sample.sample_id for sample in again} < ids
+    grade(store, first, say)
+    assert all(one.sample_id not in ids for one in to_label(store, series, 30) if one.is_graded)
+
+
+def test_a_look_ahead_asks_nobody(live: Watching) -> None:
+    assert to_label(live.store, live.monitor.series, 50, dry_run=True)
+    assert live.store.picked(live.monitor.series) == {}
+
+
+def test_whole_requests_are_graded_as_far_as_they_are_judged(live: Watching) -> None:
+    for sample in to_label(live.store, live.monitor.series, 100, whole=True):
+        judged = {row.passage_id for row in sample.rows()}
+        assert judged == set(sample.judge)
+
+
+def test_grades_that_count_are_told_from_those_that_do_not(
+    live: Watching, say: Callable[[RowToLabel], int]
+) -> None:
+    samples = label(live.store, live.monitor.series, 60, say)
+    names = [sample.record.request_id for sample in samples]
+    found = usable_labels(live.store, names)
+    assert found["passages"] == len(live.store.labels())
+    runs = [one for sample in samples for one in sample.picked if one.kind is PickKind.RUN]
+    assert found["runs"] == len(runs) > 10
+    assert (found["unfinished"], found["unpicked"]) == (0, 0)
+    other = next(name for name in ("q1", "q2", "q3", "q4", "q5", "q6") if name not in names)
+    assert usable_labels(live.store, [other])["unpicked"] == 1
+
+
+def test_before_anything_is_judged_nothing_is_promised() -> None:
     live = Watching(ErringJudge({}))
-    plan = label_plan(live.store, live.monitor.series, [], LabelDepth.POOL, NOW)
+    plan = label_plan(live.store, live.monitor.series, [], NOW)
     assert set(plan.widths.values()) == {None}
-    assert (plan.expected_passages, plan.recall_passages) == (0, None)
+    assert plan.expected_passages == 0
+    assert to_label(live.store, live.monitor.series, 10) == []
 
 
 def test_an_estimate_without_an_interval_has_no_width() -> None:

@@ -63,9 +63,10 @@ def test_estimates_of_a_wholly_judged_stream_are_its_exact_means(
     live.watch(*[make_context(POOL, 3, query=query) for query in qrels])
     estimates = live.monitor.estimates()
     assert estimates[Metric.RECALL].value == 2 / 4
-    assert estimates[Metric.MRR].value == pytest.approx((1.0 + 0.5 + 0.0) / 3)
+    assert estimates[Metric.MRR].value == pytest.approx((1.0 + 0.5 + 0.0 + 0.0) / 4)
+    assert estimates[Metric.ANSWERABLE].value == 3 / 4
     assert estimates[Metric.PRECISION].value == pytest.approx(2 / 12)
-    assert (estimates[Metric.MRR].n, estimates[Metric.UDCG].n) == (3, 4)
+    assert (estimates[Metric.MRR].n, estimates[Metric.UDCG].n) == (4, 4)
     assert live.monitor.estimates(Window.ALL_RETAINED) == estimates
 
 
@@ -134,12 +135,13 @@ def test_in_shadow_mode_it_is_the_served_passages_that_are_watched(
     assert live.monitor.estimates()[Metric.MRR].value == 0.5
 
 
-def test_an_empty_context_counts_as_zero_where_its_pool_holds_a_relevant_passage(
+def test_an_empty_context_has_neither_a_rank_nor_a_precision_but_an_answer_in_its_pool(
     make_context: MakeContext,
 ) -> None:
     live = Watching(LabelJudge({"q": {"p1": 1}}), rates=EVERYTHING)
     live.watch(make_context(POOL, 0), make_context(POOL, 0))
-    assert live.monitor.estimates()[Metric.MRR].value == 0.0
+    assert live.monitor.estimates()[Metric.ANSWERABLE].value == 1.0
+    assert live.monitor.estimates()[Metric.MRR].value is None
     assert live.monitor.estimates()[Metric.PRECISION].value is None
 
 

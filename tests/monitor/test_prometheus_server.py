@@ -191,7 +191,7 @@ def live(folder: Path) -> Iterator[Live]:
 
 RATIOS = {
     "recall": "sum(ctxguard_kept_relevant_total) / sum(ctxguard_relevant_total)",
-    "mrr": "sum(ctxguard_reciprocal_rank_total) / sum(ctxguard_answerable_requests_total)",
+    "mrr": "sum(ctxguard_reciprocal_rank_total) / sum(ctxguard_precision_requests_total)",
     "udcg": "(sum(ctxguard_gain_total) - sum(ctxguard_harm_total))"
     " / sum(ctxguard_estimated_requests_total)",
     "precision": "sum(ctxguard_precision_sum_total) / sum(ctxguard_precision_requests_total)",

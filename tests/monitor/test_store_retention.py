@@ -10,7 +10,6 @@ from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.store import (
     FeedbackRow,
     GradedRow,
-    LabelDepth,
     Limits,
     SampleStore,
     State,
@@ -55,9 +54,7 @@ class TestRetention:
         judge_all(store)
         store.add_labels([label(1)])
         [(sample_id, newest)] = store.to_grade("judge").items()
-        row = GradedRow(
-            sample_id, NOW, "external", LabelDepth.SERVED, b"by people", b"by judge.", 0, newest
-        )
+        row = GradedRow(sample_id, NOW, "external", b"grades", b"by judge.", b"", 0, newest)
         store.save_graded("judge", [row])
         clock.now += 2.0 * DAY
         assert store.clean().expired == 3
@@ -66,7 +63,7 @@ class TestRetention:
         assert len(store.judged("judge")) == 0
         assert store.payloads(ids) == store.verdicts("judge", ids) == store.rejected(ids) == {}
         left = store.graded("judge")
-        assert (left.sample_ids.tolist(), left.human) == ([ids[1]], b"by people")
+        assert (left.sample_ids.tolist(), left.passages) == ([ids[1]], (b"grades",))
 
     def test_over_the_size_limit_the_oldest_payloads_go_and_judged_rows_stay(
         self, any_store_url: str, clock: Clock, limited: OpenStore
@@ -81,7 +78,7 @@ class TestRetention:
         assert sorted(store.payloads(ids)) == ids[3:]
         assert sorted(store.verdicts("judge", ids)) == ids[3:]
         assert store.judged("judge").sample_ids.tolist() == ids
-        assert sorted(store.pick_for_labels("judge", 99)) == ids[3:]
+        assert store.to_pick("judge").sample_ids.tolist() == ids[3:]
 
     def test_over_the_size_limit_what_nobody_judged_goes_whole_and_is_counted(
         self, any_store_url: str, clock: Clock, limited: OpenStore

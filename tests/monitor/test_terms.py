@@ -12,7 +12,7 @@ from judged_rows import ratio_sums, sums, table
 
 from ctxguard.core.metrics import precision_at_k, udcg
 from ctxguard.errors import DataError
-from ctxguard.monitor.estimation.sums import Accumulator, RatioSums
+from ctxguard.monitor.estimation.sums import Accumulator, RatioSums, request_terms
 from ctxguard.monitor.estimation.terms import (
     ROW,
     JudgedRequest,
@@ -43,12 +43,15 @@ def requests(draw: st.DrawFn) -> JudgedRequest:
         missed_relevant=draw(st.none() | st.floats(0, 9)),
         audit_probability=draw(_SHARES),
         partial_pool_relevant=draw(st.sampled_from([None, 0, 2])),
+        audited_share=draw(st.sampled_from([0.1, 1.0])),
     )
 
 
 def valid(request: JudgedRequest) -> bool:
     """Whether a pool was judged only where it could be."""
-    return request.full_pool_probability > 0 or request.pool_relevant is None
+    found = (request.pool_relevant, request.partial_pool_relevant)
+    was_judged = request.dropped_probability > 0 or request.dropped_relevant is None
+    return was_judged and (request.full_pool_probability > 0 or found == (None, None))
 
 
 def defined(request: JudgedRequest, metric: Metric) -> tuple[float, float, float] | None:
@@ -57,8 +60,9 @@ def defined(request: JudgedRequest, metric: Metric) -> tuple[float, float, float
     if metric is Metric.RECALL:
         return None if dropped is None else (kept, kept + dropped, request.dropped_probability)
     if metric is Metric.MRR:
-        found = defined_rr(request)
-        return None if found is None else (*found, request.full_pool_probability_if_no_hit)
+        return (defined_rr(request), 1.0, 1.0) if request.grades else None
+    if metric is Metric.ANSWERABLE:
+        return defined_answerable(request)
     if metric is Metric.RETRIEVER_MISS:
         missed, probability = request.missed_relevant, request.audit_probability
         if missed is None or dropped is None or probability == 0.0:
@@ -75,14 +79,21 @@ def defined(request: JudgedRequest, metric: Metric) -> tuple[float, float, float
     return None if value is None else (value, 1.0, 1.0)
 
 
-def defined_rr(request: JudgedRequest) -> tuple[float, float] | None:
+def defined_rr(request: JudgedRequest) -> float:
     for rank, grade in enumerate(request.grades, start=1):
         if grade > 0:
-            return 1.0 / rank, 1.0
-    if request.full_pool_probability == 0.0:
+            return 1.0 / rank
+    return 0.0
+
+
+def defined_answerable(request: JudgedRequest) -> tuple[float, float, float] | None:
+    chance = request.full_pool_probability_if_no_hit
+    if chance == 0.0:
         return None
+    if request.kept_relevant:
+        return 1.0, 1.0, 1.0
     holds_one = request.pool_relevant or request.partial_pool_relevant
-    return 0.0, 1.0 / request.full_pool_probability if holds_one else 0.0
+    return 1.0 / request.full_pool_probability if holds_one else 0.0, 1.0, chance
 
 
 def one_by_one(metric: Metric, requests: Sequence[JudgedRequest]) -> RatioSums:
@@ -127,7 +138,8 @@ def test_requests_add_up_in_any_parts_though_a_session_lies_in_several(
 ) -> None:
     whole, parts = table(judged), Accumulator()
     for start in range(0, len(judged), size):
-        parts.add(whole[start : start + size])
+        part = whole[start : start + size]
+        parts.add(request_terms(part), part["session"])
     for metric in Metric:
         expected = astuple(sums(judged).ratio(metric))
         assert astuple(parts.sums().ratio(metric)) == pytest.approx(expected, rel=1e-9, abs=1e-9)

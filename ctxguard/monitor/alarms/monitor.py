@@ -19,6 +19,7 @@ from ctxguard.monitor.alarms.drift import Signals
 from ctxguard.monitor.alarms.loss_monitor import Quantity
 from ctxguard.monitor.alarms.reference import corrected
 from ctxguard.monitor.alarms.state import AlarmState
+from ctxguard.monitor.estimation.graded import is_whole
 from ctxguard.monitor.estimation.reduce import recall_loss
 from ctxguard.monitor.estimation.terms import table_of
 from ctxguard.monitor.judges import Judgment
@@ -187,26 +188,25 @@ class AlarmMonitor:
     def correct_judge(self) -> None:
         """Translate the promises to the scale of a judge that errs, by what people graded too.
 
-        Weighted by 1 / the probability of grading alone: losses are compared as they are judged,
-        and those that an alarm targeted are left out.
+        Only requests that were wholly graded count, each alike (``label export --whole``): losses
+        are compared as they are judged, and those that an alarm targeted are left out.
         """
         graded = self._store.graded(self._series)
-        n = len(graded.sample_ids)
-        human, judge = table_of(graded.human, n), table_of(graded.judge, n)
-        routes = np.array(graded.routes, dtype=object)
+        whole = [place for place in range(len(graded.human)) if is_whole(graded, place)]
+        human = table_of([graded.human[place] for place in whole])
+        judge = table_of(graded.judge, len(graded.human))[whole]
+        routes = np.array([graded.routes[place] for place in whole], dtype=object)
         for promise in self.state.promises:
-            if promise.quantity is Quantity.RECALL_LOSS:
-                if not self._with_promised_baseline.get(promise.route):
-                    continue
-                probability = graded.pool_probability
-            else:
-                probability = graded.served_probability
-            usable = (routes == promise.route.value) & (probability > 0.0)
+            if promise.quantity is Quantity.RECALL_LOSS and not self._with_promised_baseline.get(
+                promise.route
+            ):
+                continue
+            usable = routes == promise.route.value
             column = promise.quantity.value
             correction = corrected(
                 np.minimum(human[column][usable] / promise.bound, 1.0),
                 np.minimum(judge[column][usable] / promise.bound, 1.0),
-                1.0 / probability[usable],
+                np.ones(np.count_nonzero(usable)),
                 promise.at_most / promise.bound,
             )
             if correction is not None:

@@ -5,122 +5,122 @@ specificity are the same. The grades that people would give may differ. Pure: no
 logging.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ctxguard.core.types import FloatArray
-from ctxguard.monitor.estimation.ppi import LabelledClusters
-from ctxguard.monitor.estimation.ratio import (
-    BORROWED,
-    Estimate,
-    Precision,
-    no_estimate,
-    shown,
-)
-from ctxguard.monitor.estimation.sums import TermSums, numerator_column
+from ctxguard.monitor.estimation import joint
+from ctxguard.monitor.estimation.joint import Grades, Model
+from ctxguard.monitor.estimation.ratio import BORROWED, Estimate, Precision, shown
+from ctxguard.monitor.estimation.relevance import MISSING, YES, IntArray
+from ctxguard.monitor.estimation.sums import TermSums
 from ctxguard.monitor.estimation.terms import Metric
 
-_TARGETS: dict[Metric, tuple[Metric, tuple[float, float]]] = {
-    Metric.PRECISION: (Metric.PRECISION, (1.0, 0.0)),
-    Metric.GAIN: (Metric.GAIN, (1.0, 0.0)),
-    Metric.HARM: (Metric.GAIN, (0.0, 1.0)),
-    Metric.UDCG: (Metric.GAIN, (1.0, -1.0)),
-}
-"""The metrics that are linear in the relevance of single passages, each with its pair of means and
-how it follows from them. The others' errors depend on the other served passages."""
-
 _LEAST_LABELS = 10
-"""With fewer, the map and its error cannot be estimated, whatever precision is asked for."""
+"""With fewer, the judge's error rates cannot be estimated, whatever precision is asked for."""
 
 _LEAST_POWER = 0.3
 """Share of a difference between requests that the judge must see; 1 for an exact judge."""
 
 
-def borrowed_estimate(
-    metric: Metric, labelled: LabelledClusters, judged: TermSums, precision: Precision
-) -> Estimate:
-    """Estimate a metric of some requests from the judge's verdicts and its errors in others.
+class JudgeRates(NamedTuple):
+    """How often a judge calls passages relevant, by the grades of people.
 
-    With sensitivity s and specificity c, the judge's expected finding is (1 − c) + (s + c − 1)·y
-    if people's is y, so the judge's means are a linear map M of people's: of (precision, 1), or
-    of (gain, harm). M is fitted to labelled requests, the judge's terms on those of people,
-    and inverted (W. J. Rogan and B. Gladen, "Estimating prevalence from the results of a screening
-    test", American Journal of Epidemiology, 1978). The variance adds that of the judge's means
-    over these requests to that of M at the result, both linearised.
+    Attributes:
+        sensitivity: Share of the relevant passages that it calls relevant.
+        false_yes: The same of the others.
+        covariance: Shape (2, 2), of these two.
+        n: Labelled clusters.
+    """
+
+    sensitivity: float
+    false_yes: float
+    covariance: FloatArray
+    n: int
+
+
+def error_rates(grades: Grades, cluster: IntArray) -> JudgeRates | None:
+    """Estimate a judge's rates of calling passages relevant, linearised over clusters.
 
     Args:
-        metric: The metric to estimate.
-        labelled: The labelled requests, each with probability 1 of being sampled.
-        judged: The sums over the requests that the estimate is about.
+        grades: The graded passages of l labelled requests, weighted within each frame.
+        cluster: Shape (l,), the cluster of each, from 0.
+
+    Returns:
+        None if no passage, or every one, is relevant.
+    """
+    mean = np.bincount(grades.frame, grades.weight, 2)
+    frames = mean / np.bincount(grades.frame, minlength=2).clip(1)
+    weight = grades.weight / frames[grades.frame].clip(1e-300) * (grades.verdict != MISSING)
+    is_yes = (grades.verdict == YES) * 1.0
+    shares, rates = [], []
+    for is_kind in (grades.relevant > 0.0, grades.relevant <= 0.0):
+        own = weight * is_kind
+        if not own.sum() > 0.0:
+            return None
+        rates.append(float(own @ is_yes / own.sum()))
+        shares.append(own / own.sum() * (is_yes - rates[-1]))
+    n = int(cluster.max(initial=-1)) + 1
+    errors = np.column_stack([np.bincount(cluster[grades.request], one, n) for one in shares])
+    return JudgeRates(rates[0], rates[1], errors.T @ errors * n / max(n - 2, 1), n)
+
+
+def borrowed_estimates(
+    sums: TermSums, rates: JudgeRates | None, model: Model, precision: Precision
+) -> dict[Metric, Estimate]:
+    """Estimate metrics of some requests from the judge's verdicts and its errors in others.
+
+    With sensitivity s and false-yes rate f, the judge's expected finding is f + (s − f)·y if
+    people's is y, for any weighted share of relevant passages; this is solved for y (W. J. Rogan
+    and B. Gladen, "Estimating prevalence from the results of a screening test", American Journal
+    of Epidemiology, 1978). The variance adds that of the judge's findings over these requests to
+    that of s and f at the result, both linearised.
+
+    Args:
+        sums: Sums of the columns of ``joint.basis`` over the requests of the estimates.
+        rates: The judge's rates; None if nothing is known of them.
+        model: What a passage is worth on average.
         precision: The precision that the estimate needs; its n counts labelled clusters.
 
     Returns:
-        The estimate; without a value for a metric that is not linear, if there are too few
-        labels or judged requests, or if the judge can hardly tell relevant passages from
-        others.
+        The metrics that are linear in the relevance of single passages; none if there are too few
+        labels or judged requests, or if the judge can hardly tell relevant passages from others.
     """
-    n = len(labelled.weights)
-    of_window = judged.ratio(metric)
-    if metric not in _TARGETS or not n or of_window.n < precision.min_n:
-        return Estimate(None, None, None, 0, "none", precision.min_n)
-    weights = labelled.weights
-    effective = float(weights.sum() ** 2 / np.sum(weights**2))
-    if effective < max(precision.min_n, _LEAST_LABELS):
-        return no_estimate(n, effective, precision)
-    source, contrast = _TARGETS[metric]
-    columns = _columns(source)
-    human, judge = labelled.human[:, columns], labelled.judge[:, columns]
-    second_moments = (human.T * weights) @ human
-    if np.linalg.matrix_rank(second_moments) < 2:
-        return Estimate(None, None, None, n, "none", n_effective=effective)
-    inverse_moments = np.linalg.inv(second_moments)
-    effect = (judge.T * weights) @ human @ inverse_moments
-    if np.linalg.svd(effect, compute_uv=False)[-1] < _LEAST_POWER:
-        return Estimate(None, None, None, n, "none", n_effective=effective)
-    means, covariance = _means(judged, columns)
-    back = np.linalg.inv(effect)
-    result = back @ means
-    residuals = judge - human @ effect.T
-    scores = residuals * (weights * (human @ inverse_moments @ result))[:, None]
-    covariance = covariance + scores.T @ scores * n / (n - 2)
-    direction = np.array(contrast) @ back
-    value = float(np.array(contrast) @ result)
-    variance = max(float(direction @ covariance @ direction), 0.0)
-    if variance <= 0.0:
-        return Estimate(None, None, None, n, "none", n_effective=effective)
-    return shown(
-        metric,
-        value,
-        variance,
-        df=effective - 2.0,
-        n=n,
-        effective=effective,
-        method=BORROWED,
-        precision=precision,
-    )
-
-
-def _columns(source: Metric) -> list[int]:
-    """Columns of ``ClusterTerms.values``: precision and its request count, or gain and harm."""
-    if source is Metric.PRECISION:
-        return [numerator_column(source), numerator_column(source) + 1]
-    return [numerator_column(Metric.GAIN), numerator_column(Metric.HARM)]
-
-
-def _means(judged: TermSums, columns: list[int]) -> tuple[FloatArray, FloatArray]:
-    """Compute the judge's means per request and their covariance, linearised over clusters.
-
-    Precision is a mean over requests that were served anything, utility over all.
-    """
-    n, totals, products = judged.values.n, judged.values.totals, judged.values.products
-    of_precision = columns[0] == numerator_column(Metric.PRECISION)
-    requests = numerator_column(Metric.PRECISION if of_precision else Metric.UDCG) + 1
-    count = totals[requests]
-    means = totals[columns] / count
-    with_requests = products[columns, requests]
-    squares = (
-        products[np.ix_(columns, columns)]
-        - np.outer(means, with_requests)
-        - np.outer(with_requests, means)
-        + np.outer(means, means) * products[requests, requests]
-    )
-    return means, squares * n / (n - 1) / count**2
+    enough = max(precision.min_n, _LEAST_LABELS)
+    if rates is None or rates.n < enough or sums.n < precision.min_n:
+        return {}
+    power = rates.sensitivity - rates.false_yes
+    if power < _LEAST_POWER:
+        return {}
+    unit = np.eye(joint.N_COLUMNS)
+    of_ranks = unit[joint.JUDGE_DISCOUNTED], unit[joint.DISCOUNTED], unit[joint.ONE]
+    of_precision = unit[joint.JUDGE_PRECISION], unit[joint.ANY_SERVED], unit[joint.ANY_SERVED]
+    gain, harm = model.gain, model.harm
+    found = {}
+    for metric, (seen, all_seen, requests), of_relevant, of_all in (
+        (Metric.PRECISION, of_precision, 1.0, 0.0),
+        (Metric.GAIN, of_ranks, gain, 0.0),
+        (Metric.HARM, of_ranks, -harm, harm),
+        (Metric.UDCG, of_ranks, gain + harm, -harm),
+    ):
+        relevant = (seen - rates.false_yes * all_seen) / power
+        ratio = sums.combined(of_relevant * relevant + of_all * all_seen, requests)
+        if not ratio.b > 0.0:
+            continue
+        value = ratio.a / ratio.b
+        squares = ratio.aa - 2.0 * value * ratio.ab + value * value * ratio.bb
+        y, whole = (float(one @ sums.totals) / ratio.b for one in (relevant, all_seen))
+        slope = of_relevant / power * np.array([-y, y - whole])
+        variance = max(squares, 0.0) * ratio.n / (ratio.n - 1) / ratio.b**2
+        found[metric] = shown(
+            metric,
+            value,
+            variance + float(slope @ rates.covariance @ slope),
+            df=rates.n - 2.0,
+            n=rates.n,
+            effective=float(rates.n),
+            method=BORROWED,
+            precision=precision,
+        )
+    return found

@@ -4,29 +4,90 @@ The rows are made while the text is available and outlive it. Labels that arrive
 """
 
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from ctxguard.core.metrics import Utilities
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxguard.core.metrics import Utilities, strict_utilities
 from ctxguard.errors import DataError
+from ctxguard.monitor.estimation.joint import RUN, SINGLE
 from ctxguard.monitor.estimation.reduce import judged_request
-from ctxguard.monitor.estimation.terms import ROW, JudgedRequest, table_of
+from ctxguard.monitor.estimation.relevance import (
+    FAR,
+    MISSING,
+    MOST_SERVED,
+    NEAR,
+    NEAR_DROPPED,
+    NO,
+    YES,
+    rank_group,
+)
+from ctxguard.monitor.estimation.terms import ROW
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.verdict_text import verdicts_from_json
-from ctxguard.monitor.labels.human import (
-    WHOLE_POOL_RATE,
-    HumanVerdicts,
-    first_found,
-    has_hit,
-    human_verdicts,
-    needed_positions,
-    positions_to_label,
-    search,
-)
+from ctxguard.monitor.labels.human import HumanVerdicts, grade_of, human_verdicts, rows_left
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.store import GradedRow, LabelDepth, SampleStore
+from ctxguard.monitor.store import GradedRow, GradedRows, PickedPassage, PickKind, SampleStore
 
 _log = logging.getLogger(__name__)
+
+PASSAGE = np.dtype(
+    [
+        ("pick", "<i8"),
+        ("frame", "<i1"),
+        ("rank", "<i2"),
+        ("group", "<i1"),
+        ("verdict", "<i1"),
+        ("went_on", "<i1"),
+        *((name, "<f8") for name in ("relevant", "gain", "harm", "size", "probability", "go_on")),
+    ]
+)
+"""One graded passage; see ``joint.Grades``. ``size`` is 1 / its probability of being judged. In an
+opened request ``probability`` is that of its grade within it, and ``went_on`` and ``go_on`` are as
+in ``joint.Opened``."""
+
+
+class DroppedSize(NamedTuple):
+    """Which dropped passages of a sample are judged, by the judge's verdicts.
+
+    Attributes:
+        near: Positions of the first few.
+        sizes: By position, 1 / the probability of being judged.
+    """
+
+    near: frozenset[int]
+    sizes: Mapping[int, float]
+
+    @classmethod
+    def of(cls, record: SampleRecord, by_judge: Mapping[str, Judgment]) -> "DroppedSize":
+        """Compute the sizes; a passage without a verdict has none."""
+        has_hit = any(grade_of(record, by_judge, position) for position in record.served)
+        baseline = set(record.in_baseline)
+        return cls(
+            frozenset(record.dropped[:NEAR_DROPPED]),
+            {
+                position: 1.0
+                / record.rates.dropped_probability(
+                    has_hit=has_hit, in_baseline=position in baseline
+                )
+                for position in record.to_judge(has_hit=has_hit)
+                if record.passage_ids[position] in by_judge
+            },
+        )
+
+    def group(self, position: int) -> int:
+        """Return the rank group of a dropped passage."""
+        return NEAR if position in self.near else FAR
+
+
+def verdict_on(record: SampleRecord, by_judge: Mapping[str, Judgment], position: int) -> int:
+    """Return ``NO``, ``YES`` or ``MISSING``."""
+    verdict = by_judge.get(record.passage_ids[position])
+    if verdict is None or not verdict.judged:
+        return MISSING
+    return YES if verdict.grade > 0 else NO
 
 
 def update_graded(store: SampleStore, series: str, *, utilities: Utilities, max_grade: int) -> None:
@@ -46,6 +107,7 @@ def update_graded(store: SampleStore, series: str, *, utilities: Utilities, max_
     ids = list(newest_label)
     judged, payloads = store.judged_samples(series, ids), store.payloads(ids)
     verdicts, people = store.verdicts(series, ids), human_verdicts(store.labels(ids))
+    picked = store.picked(series, ids)
     rows = []
     for place, sample_id in enumerate(judged.sample_ids.tolist()):
         if sample_id not in payloads:
@@ -58,29 +120,23 @@ def update_graded(store: SampleStore, series: str, *, utilities: Utilities, max_
             _log.warning("labels of sample %d are left out: %s", sample_id, error)
             continue
         found = people.get(sample_id, HumanVerdicts({}, 0))
-        by_people = found.by_passage
+        by_judge = verdicts_from_json(verdicts.get(sample_id, ""))
         judge = judged.summaries[place * ROW.itemsize : (place + 1) * ROW.itemsize]
-        depth = depth_graded(record, by_people)
-        human = b""
-        if depth is not None:
-            by_judge = verdicts_from_json(verdicts.get(sample_id, ""))
-            human = graded_request(
-                record,
-                by_people,
-                depth,
-                {name for name, verdict in by_judge.items() if verdict.grade > 0},
-                utilities=utilities,
-                max_grade=max_grade,
-                probability=float(table_of(judge)["probability"][0]),
-            ).to_row()
         rows.append(
             GradedRow(
                 sample_id=sample_id,
                 time_seconds=float(judged.time_seconds[place]),
                 route=record.route.value,
-                depth=depth,
-                human=human,
-                judge=judge if depth is not None else b"",
+                passages=graded_passages(
+                    record,
+                    picked.get(sample_id, ()),
+                    found.by_passage,
+                    by_judge,
+                    utilities=utilities,
+                    max_grade=max_grade,
+                ).tobytes(),
+                judge=judge if found.by_passage else b"",
+                human=_whole(record, found.by_passage, utilities, max_grade),
                 disagreements=found.disagreements,
                 last_label_id=newest_label[sample_id],
             )
@@ -88,71 +144,108 @@ def update_graded(store: SampleStore, series: str, *, utilities: Utilities, max_
     store.save_graded(series, rows)
 
 
-def depth_graded(record: SampleRecord, verdicts: Mapping[str, Judgment]) -> LabelDepth | None:
-    """Return how far people have graded a sample; None if some served passage is ungraded.
-
-    The search that follows if nothing relevant was served may be open.
-    """
-    for depth in (LabelDepth.POOL, LabelDepth.SERVED):
-        needed = needed_positions(record, depth)
-        if all(record.passage_ids[position] in verdicts for position in needed):
-            return depth
-    return None
+def is_whole(graded: GradedRows, place: int) -> bool:
+    """Tell whether a draw that counts had all of a sample graded, whatever people would find."""
+    passages = np.frombuffer(graded.passages[place], PASSAGE)
+    passages = passages[np.isin(passages["pick"], [pick for pick, _, _ in graded.asked])]
+    in_run = passages["frame"] == RUN
+    certain = bool((passages["probability"][in_run] == 1.0).all())
+    return bool(graded.human[place]) and bool(in_run.any()) and certain
 
 
-def graded_request(
+def _whole(
+    record: SampleRecord, verdicts: Mapping[str, Judgment], utilities: Utilities, max_grade: int
+) -> bytes:
+    """Reduce a sample by the grades of people, if they graded all that is judged of any request."""
+    positions = (*record.served, *record.to_judge(has_hit=True))
+    if any(grade_of(record, verdicts, position) is None for position in positions):
+        return b""
+    highest = max([max_grade, *(verdict.grade for verdict in verdicts.values())])
+    return judged_request(record, verdicts, utilities=utilities, max_grade=highest).to_row()
+
+
+def graded_passages(
     record: SampleRecord,
+    picked: Sequence[PickedPassage],
     verdicts: Mapping[str, Judgment],
-    depth: LabelDepth,
-    judged: Collection[str],
+    by_judge: Mapping[str, Judgment],
     *,
     utilities: Utilities,
     max_grade: int,
-    probability: float,
-) -> JudgedRequest:
-    """Reduce a graded sample by the grades of people.
+) -> NDArray[np.void]:
+    """List the graded passages that draws asked about, as rows of ``PASSAGE``.
 
-    Its probabilities are those of people's grading, which covers less than the judge's (see
-    ``labels.human``): any other grades are left out. If nothing relevant was served,
-    ``pool_relevant`` is 1 if the search found a relevant passage, 0 if it ended without, and None
-    while it is open.
+    The passages of a run count once it is complete: where it ends depends on what was found.
 
     Args:
         record: The sample.
+        picked: What draws ask about it.
         verdicts: The verdicts of people, by passage id.
-        depth: The result of ``depth_graded``.
-        judged: Ids of the dropped passages that the judge called relevant.
+        by_judge: The verdicts of the judge, by passage id.
         utilities: The utility of a passage.
         max_grade: The highest grade of the scale.
-        probability: Probability with which it was sampled and then taken up for judging.
     """
-    needed = {record.passage_ids[position] for position in needed_positions(record, depth)}
-    by_chance = replace(
-        record,
-        full_pool_if_no_hit=record.full_pool,
-        rates=replace(record.rates, full_pool_rate_if_no_hit=record.rates.full_pool_rate),
-    )
+    dropped = DroppedSize.of(record, by_judge)
     highest = max([max_grade, *(verdict.grade for verdict in verdicts.values())])
-    request = judged_request(
-        by_chance,
-        {name: verdict for name, verdict in verdicts.items() if name in needed},
-        utilities=utilities,
-        max_grade=highest,
-        probability=probability,
-    )
-    if depth is LabelDepth.SERVED:
-        request = replace(request, dropped_relevant=None, pool_relevant=None, recall_loss=None)
-    if has_hit(record, verdicts):
-        likely, _ = search(record, depth, judged)
-        return replace(request, full_pool_probability_if_no_hit=1.0 if likely else WHOLE_POOL_RATE)
-    found = first_found(record, verdicts, depth, judged)
-    chance = WHOLE_POOL_RATE if found is None else found
-    is_open = bool(positions_to_label(record, verdicts, depth, judged))
-    return replace(
-        request,
-        # Its recall and its reciprocal rank are 0 if a relevant one exists.
-        pool_relevant=None if is_open else 0 if found is None else 1,
-        partial_pool_relevant=None,
-        full_pool_probability=chance,
-        full_pool_probability_if_no_hit=chance,
-    )
+    rows = []
+    for one, position, probability, run in _asked(record, picked, verdicts):
+        verdict = verdicts[record.passage_ids[position]]
+        [worth] = strict_utilities(
+            [verdict.grade],
+            top_grade=highest,
+            negatives=[verdict.negative],
+            judged=[verdict.judged],
+            utilities=utilities,
+        )
+        is_served = position in record.served
+        rank = record.served.index(position) + 1 if is_served else 0
+        if rank > MOST_SERVED or (not is_served and position not in dropped.sizes):
+            continue
+        rows.append(
+            (
+                one.pick_id,
+                SINGLE if run is None else RUN,
+                rank,
+                int(rank_group(np.array(rank))) if is_served else dropped.group(position),
+                # A dropped passage without a verdict counts among those that are not relevant.
+                verdict_on(record, by_judge, position) % (3 if is_served else 2),
+                run is not None and run.goes_on,
+                verdict.grade > 0,
+                max(worth, 0.0),
+                max(-worth, 0.0),
+                1.0 if is_served else dropped.sizes[position],
+                probability,
+                1.0 if run is None else run.probability,
+            )
+        )
+    return np.array(rows, PASSAGE)
+
+
+def _asked(
+    record: SampleRecord, picked: Sequence[PickedPassage], verdicts: Mapping[str, Judgment]
+) -> Iterator[tuple[PickedPassage, int, float, PickedPassage | None]]:
+    """Yield (what asked, position, probability of the grade, run) of the graded passages."""
+    for one in picked:
+        is_single = one.kind is PickKind.SINGLE
+        if is_single and grade_of(record, verdicts, one.position) is not None:
+            yield one, one.position, one.probability, None
+    run = next((one for one in picked if one.kind is PickKind.RUN), None)
+    of_run = [one for one in picked if one.kind is not PickKind.SINGLE]
+    if run is None or not record.served or rows_left(record, of_run, verdicts):
+        return
+    first = record.served[0]
+    yield run, first, 1.0, run
+    found_one = bool(grade_of(record, verdicts, first))
+    if not found_one and not run.goes_on:
+        return
+    chance = 1.0 if found_one else run.probability
+    coins = {one.position: one for one in picked if one.kind is PickKind.COIN}
+    for position in record.served[1:]:
+        if not found_one:
+            yield run, position, chance, run
+            found_one = bool(grade_of(record, verdicts, position))
+        elif position in coins:
+            yield coins[position], position, chance * coins[position].probability, run
+    for position in record.dropped:
+        if position in coins:
+            yield coins[position], position, chance * coins[position].probability, run

@@ -5,6 +5,7 @@ exact, or human labels correct it. The uncorrected figures of a judge that errs 
 separately, under another name.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -13,19 +14,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard.core.types import FloatArray, Mode
-from ctxguard.monitor.estimation.borrow import borrowed_estimate
-from ctxguard.monitor.estimation.ppi import LabelledClusters, ppi_estimate
-from ctxguard.monitor.estimation.ratio import Estimate, Precision, difference, estimate
-from ctxguard.monitor.estimation.sums import Accumulator, TermSums, sums_of
-from ctxguard.monitor.estimation.terms import ROW, Metric, Table, table_of
-from ctxguard.monitor.store import GradedRows, JudgedRows, LabelDepth, SampleStore, StoredShares
+from ctxguard.monitor.estimation import joint
+from ctxguard.monitor.estimation.borrow import borrowed_estimates, error_rates
+from ctxguard.monitor.estimation.graded import PASSAGE
+from ctxguard.monitor.estimation.joint import Grades, Model, Opened
+from ctxguard.monitor.estimation.ratio import (
+    Estimate,
+    Precision,
+    corrected_estimate,
+    difference,
+    estimate,
+    no_estimate,
+)
+from ctxguard.monitor.estimation.relevance import FOLDS, MOST_SERVED, IntArray, Relevance
+from ctxguard.monitor.estimation.sums import Accumulator, ClusterTerms, clusters, request_terms
+from ctxguard.monitor.estimation.terms import Metric, Table, table_of
+from ctxguard.monitor.store import GradedRows, JudgedRows, PickKind, SampleStore, StoredShares
 from ctxguard.monitor.store.types import MOST_UNCOVERED
 
 ARMS = (Mode.ENFORCE, Mode.SHADOW)
 """The two modes that a guard with ``enforce_share`` deals requests to."""
-
-NEEDS_POOL = frozenset({Metric.RECALL, Metric.RECALL_LOSS})
-"""The metrics that need labels to ``LabelDepth.POOL``."""
 
 
 class Window(StrEnum):
@@ -49,7 +57,7 @@ class Population:
 
     Attributes:
         judged: Number of judged samples in the window.
-        labelled: Number of these that people have graded, with a known probability.
+        labelled: Number of these that people have graded, picked with a known probability.
         since_seconds: Time of the first answer, in seconds since the epoch; None without
             requests.
         until_seconds: Time of the last answer. Samples of later requests may wait for the judge.
@@ -115,13 +123,9 @@ def live_estimates(
     graded, stored = store.graded(series), store.stored_shares()
     labels = Labels.of(graded, stored)
     since = {Window.RECENT: now_seconds - window_seconds}
+    covered = {Window.UP_TO_LABELS: np.unique(labels.first_pick[labels.opened])}
     windows = {
-        (window, arm): _Judged(
-            labels.last_pick,
-            since=since.get(window, -np.inf),
-            covered_only=window is Window.UP_TO_LABELS,
-            arm=arm,
-        )
+        (window, arm): _Judged(since.get(window, -np.inf), covered.get(window), arm)
         for window in Window
         if window is not Window.UP_TO_LABELS or not exact
         for arm in (None, *ARMS)
@@ -131,19 +135,25 @@ def live_estimates(
         table = table_of(page.summaries, len(page)).copy()
         # A stored sample stands for those of its hour that were lost.
         table["probability"] *= stored.at(page.time_seconds)
-        near_label = np.zeros(len(page), np.bool_) if exact else labels.near(table, page.sample_ids)
+        own = request_terms(table)
+        basis = None
+        if not exact:
+            columns = joint.basis(joint.Population.of(table), labels.model)
+            columns /= table["probability"][:, None]
+            basis = ClusterTerms(columns, np.empty((len(table), 0)))
+        is_labelled = np.isin(page.sample_ids, labels.sample_ids)
         for judged in windows.values():
-            judged.add(table, page, near_label)
+            judged.add(page, table, own, basis, is_labelled)
         newest = float(page.time_seconds[-1])
     found, judge, arms = {}, {}, {}
     for (window, arm), judged in windows.items():
         if arm is not None and not judged.n:
             continue
-        sums = judged.sums()
+        sums = judged.own.sums()
         by_judge = {each: estimate(each, sums.ratio(each), precision) for each in Metric}
         if not exact:
-            own = labels if arm is None else labels.dealt()
-            corrected = _corrected(judged, sums, own, precision)
+            of_window = labels if arm is None else labels.dealt()
+            corrected = _corrected(judged, of_window, precision)
         if arm is not None:
             arms[window, arm] = by_judge if exact else corrected
             continue
@@ -154,9 +164,7 @@ def live_estimates(
         estimates=found,
         judge_estimates=judge,
         populations={
-            window: judged.population(labels)
-            for (window, arm), judged in windows.items()
-            if arm is None
+            window: judged.population() for (window, arm), judged in windows.items() if arm is None
         },
         arms=arms,
         arm_differences={
@@ -168,7 +176,7 @@ def live_estimates(
             if all((window, arm) in arms for arm in ARMS)
         },
         labelled=len(graded.sample_ids),
-        unpicked=int(np.count_nonzero(np.isnan(graded.served_probability))),
+        unpicked=sum(not passages for passages in graded.passages),
         disagreements=graded.disagreements,
         age_seconds=None if newest is None else max(now_seconds - newest, 0.0),
     )
@@ -176,210 +184,319 @@ def live_estimates(
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """The n samples that people have graded, by ascending id.
+    """The l samples with grades of people on passages that were drawn, by ascending id.
 
     Attributes:
-        sample_ids: Shape (n,).
-        human: Shape (n,), the requests by the grades of people.
-        judge: Shape (n,), the same by the grades of the judge.
-        probability: By depth, shape (n,): the probability with which each was picked and graded;
-            NaN if it was not picked at random, or not graded to that depth.
-        last_pick: By depth, as ``GradedRows.last_pick``.
+        sample_ids: Shape (l,).
+        first_pick: Shape (l,), as ``JudgedRows.first_pick``.
+        judge: Shape (l,), the requests by the verdicts of the judge.
+        passages: Shape (m,), the graded passages, as ``graded.PASSAGE``.
+        request: Shape (m,), the sample of each, below l.
+        response: Shape (m,), the inverse of the share of what the draw asked about that is
+            graded, of opened requests or single passages, apart where an alarm asked for them too.
+        relevance: The fit of people's grades on the judge's verdicts.
+        model: The same as a table.
     """
 
     sample_ids: NDArray[np.int64]
-    human: Table
+    first_pick: NDArray[np.int64]
     judge: Table
-    probability: Mapping[LabelDepth, FloatArray]
-    last_pick: Mapping[LabelDepth, int]
+    passages: NDArray[np.void]
+    request: IntArray
+    response: FloatArray
+    relevance: Relevance
+    model: Model
 
     @classmethod
     def of(cls, graded: GradedRows, stored: StoredShares) -> "Labels":
-        """Read the labels that a store holds."""
-        n = len(graded.sample_ids)
-        human, judge = table_of(graded.human, n).copy(), table_of(graded.judge, n).copy()
-        for table in (human, judge):
-            table["probability"] *= stored.at(graded.time_seconds)
-        probability = {
-            LabelDepth.SERVED: graded.served_probability,
-            LabelDepth.POOL: graded.pool_probability,
-        }
-        _weigh_searches(human, graded.served_probability)
-        return cls(graded.sample_ids, human, judge, probability, graded.last_pick)
+        """Read the labels that a store holds, and fit the model of relevance to them."""
+        passages = [np.frombuffer(rows, PASSAGE) for rows in graded.passages]
+        whole = [pick for pick, _, _ in graded.asked]
+        passages = [rows[np.isin(rows["pick"], whole)] for rows in passages]
+        used = np.array([len(rows) > 0 for rows in passages], np.bool_)
+        judge = table_of(graded.judge, len(graded.sample_ids))[used]
+        judge["probability"] *= stored.at(graded.time_seconds[used])
+        lengths = [len(rows) for rows in passages if len(rows)]
+        joined = np.concatenate([np.empty(0, PASSAGE), *passages])
+        request = np.repeat(np.arange(len(lengths)), lengths)
+        relevance, model = joint.fitted_model(
+            grades_of(joined, request, np.ones(len(joined))),
+            joint.Population.of(judge),
+            np.arange(len(judge)) % FOLDS,
+            MOST_SERVED,
+        )
+        is_targeted = graded.is_targeted[used][request]
+        return cls(
+            graded.sample_ids[used],
+            graded.first_pick[used],
+            judge,
+            joined,
+            request,
+            _response(joined, is_targeted, graded.asked),
+            relevance,
+            model,
+        )
 
-    def near(self, table: Table, sample_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tell which judged requests are labelled, or share their session with one that is."""
-        sessions = self.judge["session"]
-        is_labelled: NDArray[np.bool_] = np.isin(sample_ids, self.sample_ids)
-        return is_labelled | np.isin(table["session"], sessions[sessions != 0])
+    @property
+    def opened(self) -> IntArray:
+        """The samples that are graded from the top down, below l."""
+        is_first = (self.passages["frame"] == joint.RUN) & (self.passages["rank"] == 1)
+        return np.asarray(self.request[is_first])
 
-    def clusters(self, depth: LabelDepth, chosen: NDArray[np.bool_]) -> LabelledClusters:
-        """Pair labelled requests with the judge's verdicts on them."""
-        return LabelledClusters.of(
-            self.human[chosen], self.judge[chosen], self.probability[depth][chosen]
+    def take(self, chosen: NDArray[np.bool_]) -> "Labels":
+        """Return some of the samples, with the same fit."""
+        number = np.cumsum(chosen) - 1
+        own = chosen[self.request]
+        return Labels(
+            self.sample_ids[chosen],
+            self.first_pick[chosen],
+            self.judge[chosen],
+            self.passages[own],
+            number[self.request[own]],
+            self.response[own],
+            self.relevance,
+            self.model,
         )
 
     def dealt(self) -> "Labels":
         """Return the labels for estimates of an arm."""
-        return replace(self, human=_dealt(self.human), judge=_dealt(self.judge))
+        judge = self.judge.copy()
+        judge["probability"] *= _dealt(judge)
+        return replace(self, judge=judge)
 
-    def elsewhere(self) -> LabelledClusters:
-        """Return all labels with equal weights, to learn the judge's errors from."""
-        chosen = ~np.isnan(self.probability[LabelDepth.SERVED])
-        human, judge = self.human[chosen], self.judge[chosen].copy()
-        human["probability"] = judge["probability"] = 1.0
-        return LabelledClusters.of(human, judge, self.probability[LabelDepth.SERVED][chosen])
+    def grades(self, stands_for: FloatArray) -> Grades:
+        """Return the grades, weighted by all that they stand for.
+
+        Args:
+            stands_for: Shape (l,), how many judged requests a sample stands for if it was opened.
+        """
+        rows, request = self.passages, self.request
+        is_single = rows["frame"] == joint.SINGLE
+        weight = rows["size"] / rows["probability"] / self.judge["probability"][request]
+        weight[~is_single] *= stands_for[request[~is_single]]
+        # Several draws may have asked about requests of the same time: each counts as many grades
+        # as it has there, of those that it asked for.
+        keys = np.column_stack([rows["pick"], self.first_pick[request]])[is_single]
+        _, cell, in_cell = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+        _, time, in_time = np.unique(keys[:, 1], return_inverse=True, return_counts=True)
+        weight[is_single] *= in_cell[cell.ravel()] / in_time[time.ravel()]
+        weight[is_single] *= self.response[is_single]
+        return grades_of(rows, request, weight)
+
+    def opened_requests(self, stands_for: FloatArray) -> Opened:
+        """Return the runs from the top."""
+        is_first = (self.passages["frame"] == joint.RUN) & (self.passages["rank"] == 1)
+        first, request = self.passages[is_first], self.request[is_first]
+        found = np.zeros(len(self.sample_ids))
+        hits = (self.passages["frame"] == joint.RUN) & (self.passages["rank"] > 0)
+        hits &= self.passages["relevant"] > 0.0
+        np.maximum.at(found, self.request[hits], 1.0 / self.passages["rank"][hits])
+        return Opened(
+            request,
+            stands_for[request] / self.judge["probability"][request],
+            first["go_on"],
+            first["went_on"] > 0,
+            first["relevant"] > 0.0,
+            found[request],
+        )
 
 
-def _dealt(table: Table) -> Table:
-    """Weight the requests of an arm by the probability with which they were dealt to it too.
+def _response(
+    rows: NDArray[np.void],
+    is_targeted: NDArray[np.bool_],
+    asked: Mapping[tuple[int, PickKind, bool], int],
+) -> FloatArray:
+    kinds = [PickKind.RUN if frame == joint.RUN else PickKind.SINGLE for frame in rows["frame"]]
+    keys = list(zip(rows["pick"].tolist(), kinds, is_targeted.tolist(), strict=True))
+    # A run is asked about once, at its first passage.
+    counts = (rows["frame"] == joint.SINGLE) | (rows["rank"] == 1)
+    graded = Counter(key for key, is_one in zip(keys, counts.tolist(), strict=True) if is_one)
+    return np.array([asked[key] / graded[key] for key in keys], np.float64)
+
+
+def grades_of(rows: NDArray[np.void], request: IntArray, weight: FloatArray) -> Grades:
+    """Read rows of ``graded.PASSAGE``."""
+    return Grades(
+        request,
+        rows["frame"].astype(np.intp),
+        rows["rank"].astype(np.intp),
+        rows["group"].astype(np.intp),
+        rows["verdict"].astype(np.intp),
+        rows["relevant"],
+        rows["gain"],
+        rows["harm"],
+        weight,
+    )
+
+
+def _dealt(table: Table) -> FloatArray:
+    """Return the probability with which each request was dealt to its arm; 1 if it was not.
 
     An arm then stands for all dealt requests, also where the share that is enforced has changed.
     """
-    dealt = table.copy()
-    share = dealt["arm_probability"]
-    dealt["probability"] *= np.where(np.isnan(share), 1.0, share)
-    return dealt
-
-
-def _weigh_searches(human: Table, probability: FloatArray) -> None:
-    """Weight the finished searches for a relevant passage to stand for the open ones.
-
-    A request that was served nothing relevant is graded as far as precision needs it before
-    that search ends.
-    """
-    searched = (human["kept_relevant"] == 0.0) & ~np.isnan(probability)
-    weights = np.where(searched, 1.0 / np.where(searched, probability, 1.0), 0.0)
-    ended = weights[~np.isnan(human["pool_relevant"])].sum()
-    if 0.0 < ended < weights.sum():
-        for column in ("full_pool_probability", "full_pool_probability_if_no_hit"):
-            human[column][searched] *= ended / weights.sum()
+    return np.asarray(np.nan_to_num(table["arm_probability"], nan=1.0))
 
 
 class _Judged:
     """The judged requests of one window, added page by page.
 
-    Keeps requests near a label, that is labelled ones and those in a session with one; keeps only
-    sums of the others.
-
     Args:
-        last_pick: By depth, as ``GradedRows.last_pick``.
         since: Earlier requests are left out, in seconds since the epoch.
-        covered_only: Whether to leave out requests that no pick could have taken.
+        covered: Only requests with one of these as their first pick; None for all.
         arm: Requests that were not dealt to it are left out; None for all requests.
     """
 
     def __init__(
-        self,
-        last_pick: Mapping[LabelDepth, int],
-        *,
-        since: float = -np.inf,
-        covered_only: bool = False,
-        arm: Mode | None = None,
+        self, since: float = -np.inf, covered: IntArray | None = None, arm: Mode | None = None
     ) -> None:
-        self._arm = arm
-        self._last_pick = last_pick
         self._since = since
-        self._covered_only = covered_only
-        self._far = Accumulator()
-        self._near = [np.empty(0, ROW)]
-        self._near_ids = [np.empty(0, np.int64)]
+        self._covered = covered
+        self._arm = arm
+        self.own, self.basis = Accumulator(), Accumulator()
+        self.labelled_ids = [np.empty(0, np.int64)]
+        self.served_by_pick: Counter[int] = Counter()
+        self.weight_by_pick: Counter[int] = Counter()
         self.n = 0
         self._first: float | None = None
         self._last: float | None = None
-        self._weight = 0.0
-        self._covered = dict.fromkeys(LabelDepth, 0.0)
 
     def add(
         self,
-        table: Table,
         page: JudgedRows,
-        near_label: NDArray[np.bool_],
+        table: Table,
+        own: ClusterTerms,
+        basis: ClusterTerms | None,
+        is_labelled: NDArray[np.bool_],
     ) -> None:
         """Add a page of n requests.
 
         Args:
-            table: Shape (n,), the page's summaries.
             page: The page, ordered by time.
-            near_label: Shape (n,), whether each is near a label.
+            table: Shape (n,), its summaries.
+            own: The terms of metrics by the judge's verdicts.
+            basis: The columns of ``joint.basis``; None for an exact judge.
+            is_labelled: Shape (n,), whether people have graded some of each.
         """
-        time_seconds, sample_ids = page.time_seconds, page.sample_ids
-        is_inside = time_seconds >= self._since
+        inside = page.time_seconds >= self._since
+        if self._covered is not None:
+            inside &= np.isin(page.first_pick, self._covered)
         if self._arm is not None:
-            is_inside &= table["enforced"] == float(self._arm is Mode.ENFORCE)
-            if not is_inside.any():
-                return
-            table = _dealt(table)
-        is_covered = {
-            depth: page.first_pick <= last_pick for depth, last_pick in self._last_pick.items()
-        }
-        if self._covered_only:
-            is_inside &= is_covered[LabelDepth.SERVED]
-        if not is_inside.any():
+            inside &= table["enforced"] == float(self._arm is Mode.ENFORCE)
+        if not inside.any():
             return
-        self._far.add(table[is_inside & ~near_label])
-        self._near.append(table[is_inside & near_label])
-        self._near_ids.append(sample_ids[is_inside & near_label])
-        self.n += int(np.count_nonzero(is_inside))
+        session = table["session"][inside]
+        share = np.ones(len(session)) if self._arm is None else _dealt(table[inside])
+        for sums, terms in ((self.own, own), (self.basis, basis)):
+            if terms is not None:
+                values = terms.values[inside] / share[:, None]
+                sums.add(ClusterTerms(values, terms.inclusion[inside]), session)
+        self.labelled_ids.append(page.sample_ids[inside & is_labelled])
+        picks, cell = np.unique(page.first_pick[inside], return_inverse=True)
+        served = np.bincount(cell, table["n_served"][inside] > 0, len(picks))
+        weight = np.bincount(cell, 1.0 / table["probability"][inside] / share, len(picks))
+        self.served_by_pick.update(dict(zip(picks.tolist(), served.tolist(), strict=True)))
+        self.weight_by_pick.update(dict(zip(picks.tolist(), weight.tolist(), strict=True)))
+        self.n += int(np.count_nonzero(inside))
         if self._first is None:
-            self._first = float(time_seconds[is_inside][0])
-        self._last = float(time_seconds[is_inside][-1])
-        weights = 1.0 / table["probability"]
-        self._weight += float(weights[is_inside].sum())
-        for depth, within in is_covered.items():
-            self._covered[depth] += float(weights[is_inside & within].sum())
+            self._first = float(page.time_seconds[inside][0])
+        self._last = float(page.time_seconds[inside][-1])
 
-    def is_covered(self, depth: LabelDepth) -> bool:
-        """Tell whether labels of this depth can stand for all of the window's requests."""
-        return self._covered[depth] >= (1.0 - MOST_UNCOVERED) * self._weight
-
-    def near(self) -> tuple[Table, NDArray[np.int64]]:
-        """Return the requests near a label, and their sample ids."""
-        return np.concatenate(self._near), np.concatenate(self._near_ids)
-
-    def far(self) -> TermSums:
-        """Return the sums over the others."""
-        return self._far.sums()
-
-    def sums(self) -> TermSums:
-        """Return the sums over all of them."""
-        return self.far() + sums_of(self.near()[0])
-
-    def population(self, labels: Labels) -> Population:
+    def population(self) -> Population:
         """Describe the requests that the estimates of this window cover."""
-        picked = labels.sample_ids[~np.isnan(labels.probability[LabelDepth.SERVED])]
-        labelled = int(np.count_nonzero(np.isin(self.near()[1], picked)))
+        labelled = sum(len(ids) for ids in self.labelled_ids)
         return Population(self.n, labelled, self._first, self._last)
 
 
-def _corrected(
-    judged: _Judged, sums: TermSums, labels: Labels, precision: Precision
-) -> dict[Metric, Estimate]:
+def _corrected(judged: _Judged, labels: Labels, precision: Precision) -> dict[Metric, Estimate]:
     """Estimate every metric from the judge's verdicts, corrected by human labels.
 
     Uses the labels of the window's own requests; if they are too few, or cannot stand for all of
-    its requests, the judge's errors from all labels are used.
+    its requests, the judge's error rates from all labels are used.
     """
-    far = judged.far()
-    near, near_ids = judged.near()
-    own, rest = {}, {}
-    for depth in LabelDepth:
-        chosen = np.isin(labels.sample_ids, near_ids) & ~np.isnan(labels.probability[depth])
-        is_labelled = np.isin(near_ids, labels.sample_ids[chosen])
-        # A session counts as labelled as a whole: its requests without labels are left out.
-        in_labelled_session = np.isin(near["session"], near["session"][is_labelled])
-        in_labelled_session &= near["session"] != 0
-        own[depth] = labels.clusters(depth, chosen)
-        rest[depth] = far + sums_of(near[~is_labelled & ~in_labelled_session])
-    elsewhere = labels.elsewhere()
-    estimates = {}
-    for metric in Metric:
-        depth = LabelDepth.POOL if metric in NEEDS_POOL else LabelDepth.SERVED
-        found = ppi_estimate(metric, own[depth], rest[depth], precision)
-        if not judged.is_covered(depth):
-            found = Estimate(None, None, None, found.n, "none", precision.min_n, found.n_effective)
-        if found.method == "none":
-            instead = borrowed_estimate(metric, elsewhere, sums, precision)
-            found = found if instead.method == "none" else instead
-        estimates[metric] = found
-    return estimates
+    found = _from_own_labels(judged, labels, precision)
+    borrowed = borrowed_estimates(
+        judged.basis.sums(),
+        error_rates(labels.grades(np.ones(len(labels.judge))), clusters(labels.judge["session"])),
+        labels.model,
+        precision,
+    )
+    return {
+        metric: borrowed.get(metric, own) if own.method == "none" else own
+        for metric, own in found.items()
+    }
+
+
+def _from_own_labels(
+    judged: _Judged, all_labels: Labels, precision: Precision
+) -> dict[Metric, Estimate]:
+    labels = all_labels.take(np.isin(all_labels.sample_ids, np.concatenate(judged.labelled_ids)))
+    nothing = dict.fromkeys(Metric, no_estimate(0, 0.0, precision))
+    opened_picks = Counter(labels.first_pick[labels.opened].tolist())
+    covered = sum(judged.weight_by_pick[pick] for pick in opened_picks)
+    if not len(labels.passages) or covered < (1.0 - MOST_UNCOVERED) * sum(
+        judged.weight_by_pick.values()
+    ):
+        return nothing
+    is_first = (labels.passages["frame"] == joint.RUN) & (labels.passages["rank"] == 1)
+    stands_for = np.zeros(len(labels.judge))
+    stands_for[labels.request[is_first]] = labels.response[is_first]
+    for pick in opened_picks:
+        own = labels.first_pick == pick
+        stands_for[own] *= judged.served_by_pick[pick] / stands_for[own].sum()
+    sums = judged.basis.sums()
+    grades, opened = labels.grades(stands_for), labels.opened_requests(stands_for)
+    fold = np.flatnonzero(np.isin(all_labels.sample_ids, labels.sample_ids)) % FOLDS
+    correction = joint.corrected(
+        sums.totals, (grades, opened), joint.Population.of(labels.judge), fold, labels.model
+    )
+    cluster = clusters(labels.judge["session"])
+    residuals = np.zeros((cluster.max() + 1, joint.N_QUANTITIES))
+    np.add.at(residuals, cluster, correction.residuals)
+    n_opened = len(np.unique(cluster[opened.request]))
+    counts = {
+        True: (n_opened, min(n_opened, correction.n_opened)),
+        False: (len(residuals), min(len(residuals), len(grades.request) / 2.0)),
+    }
+    most = np.array([labels.model.gain, labels.model.harm])
+    most *= sums.totals[joint.DISCOUNTED] / sums.totals[joint.ONE]
+    bounds = {
+        Metric.GAIN: (0.0, float(most[0])),
+        Metric.HARM: (0.0, float(most[1])),
+        Metric.UDCG: (-float(most[1]), float(most[0])),
+    }
+    found = nothing
+    for metric, (numerator, denominator) in QUOTIENTS.items():
+        a, b = numerator @ correction.coefficients, denominator
+        is_ratio = denominator.shape == numerator.shape
+        errors = residuals @ numerator, residuals @ denominator if is_ratio else np.zeros(1)
+        n, effective = counts[metric is Metric.MRR]
+        if metric is Metric.RECALL:
+            effective = min(effective, int(np.count_nonzero(grades.rank == 0)))
+        found[metric] = corrected_estimate(
+            metric,
+            sums.combined(a, b @ correction.coefficients if is_ratio else b),
+            errors,
+            n=n,
+            effective=effective,
+            bounds=bounds.get(metric, (0.0, 1.0)),
+            precision=precision,
+        )
+    return found
+
+
+def _column(place: int) -> FloatArray:
+    return np.asarray(np.eye(joint.N_COLUMNS)[place])
+
+
+_QUANTITY = np.eye(joint.N_QUANTITIES)
+
+QUOTIENTS: Mapping[Metric, tuple[FloatArray, FloatArray]] = {
+    Metric.PRECISION: (_QUANTITY[joint.PRECISION], _column(joint.ANY_SERVED)),
+    Metric.MRR: (_QUANTITY[joint.RANK], _column(joint.ANY_SERVED)),
+    Metric.GAIN: (_QUANTITY[joint.GAIN], _column(joint.ONE)),
+    Metric.HARM: (_QUANTITY[joint.HARM], _column(joint.ONE)),
+    Metric.UDCG: (_QUANTITY[joint.GAIN] - _QUANTITY[joint.HARM], _column(joint.ONE)),
+    Metric.RECALL: (_QUANTITY[joint.KEPT], _QUANTITY[joint.POOL]),
+}
+"""The metrics that people's labels correct: the numerator, of the quantities of a request; and the
+denominator, of these or of the columns of ``joint.basis``."""

@@ -1,23 +1,185 @@
-"""Predicts the effect of labels before people grade them, and counts the uses of those graded."""
+"""Draws the passages that people grade next, and predicts what their labels will give."""
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+import numpy as np
+
+from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.types import FloatArray
-from ctxguard.monitor.estimation.graded import depth_graded
-from ctxguard.monitor.estimation.live import ARMS, NEEDS_POOL, Estimates, Window, live_estimates
-from ctxguard.monitor.estimation.ppi import label_weights
+from ctxguard.errors import StoreError
+from ctxguard.monitor.estimation import draw
+from ctxguard.monitor.estimation.graded import DroppedSize, graded_passages, verdict_on
+from ctxguard.monitor.estimation.joint import RUN, Population
+from ctxguard.monitor.estimation.live import (
+    ARMS,
+    QUOTIENTS,
+    Estimates,
+    Labels,
+    Window,
+    live_estimates,
+)
 from ctxguard.monitor.estimation.ratio import DEFAULT_PRECISION, Estimate
+from ctxguard.monitor.estimation.relevance import NEAR
 from ctxguard.monitor.estimation.terms import Metric, table_of
-from ctxguard.monitor.labels.samples import GradedSample, confirmed_share, graded_samples
-from ctxguard.monitor.store import LabelDepth, SampleStore
+from ctxguard.monitor.labels.samples import GradedSample, graded_samples, unfinished
+from ctxguard.monitor.sampling.inclusion import HashSampler
+from ctxguard.monitor.store import PickedPassage, PickKind, SampleStore, ToPick
 
-PLANNED = (Metric.PRECISION, Metric.MRR, Metric.UDCG, Metric.GAIN, Metric.HARM, Metric.RECALL)
+PLANNED = tuple(QUOTIENTS)
 """The metrics that labels are graded for."""
 
-UNFINISHED, UNPICKED = "unfinished", "unpicked"
+PASSAGES, RUNS, UNFINISHED, UNPICKED = "passages", "runs", "unfinished", "unpicked"
+
+_WIDTHS = {
+    Metric.PRECISION: 0.1,
+    Metric.MRR: 0.1,
+    Metric.UDCG: 0.4,
+    Metric.GAIN: 0.3,
+    Metric.HARM: 0.15,
+    Metric.RECALL: 0.24,
+}
+"""About the widths that ``_WIDTHS_AT`` labelled requests give (benchmarks/README.md)."""
+_WIDTHS_AT = 170
+
+_RUN, _COIN, _SINGLE = (HashSampler(f"label {each.value}") for each in PickKind)
+_TRIES = 5
+
+
+def to_label(
+    store: SampleStore,
+    series: str,
+    n: int,
+    *,
+    tenant: str | None = None,
+    whole: bool = False,
+    dry_run: bool = False,
+) -> list[GradedSample]:
+    """Return samples for people to grade: those picked before that lack grades, and new ones.
+
+    New ones are drawn of all tenants, since the estimates are about all requests; those of
+    another tenant are not returned.
+
+    Args:
+        store: Where judgments and picks are.
+        series: The series of judgments.
+        n: About how many passages people are to grade.
+        tenant: As ``GradedSample.is_of_tenant`` takes it; None for all.
+        whole: Whether new requests are graded as far as they are judged.
+        dry_run: Whether to remember nothing.
+
+    Raises:
+        StoreError: other draws were saved again and again meanwhile.
+    """
+    picked = store.picked(series)
+    before = graded_samples(store, series, list(picked), picked)
+    chosen = unfinished(before.values(), n, tenant=tenant)
+    left = n - round(sum(sample.expected_passages() for sample in chosen))
+    if left > 0:
+        drawn = _drawn(store, series, left, whole=whole, dry_run=dry_run)
+        new = graded_samples(store, series, list(drawn), drawn if dry_run else None)
+        lacking = unfinished(new.values(), tenant=tenant)
+        known = {sample.sample_id for sample in lacking}
+        chosen = [sample for sample in chosen if sample.sample_id not in known] + lacking
+    if not dry_run:
+        store.ask_for_labels([sample.sample_id for sample in chosen], tenant or "")
+    return chosen
+
+
+def _drawn(
+    store: SampleStore, series: str, budget: int, *, whole: bool, dry_run: bool
+) -> dict[int, list[PickedPassage]]:
+    """Draw passages, and remember them unless it is a dry run."""
+    for _ in range(_TRIES):
+        found = store.to_pick(series)
+        passages = list(_passages(store, series, found, budget, whole=whole))
+        if not passages or dry_run or store.save_pick(series, passages, found.last_pick):
+            by_sample: dict[int, list[PickedPassage]] = {}
+            for one in passages:
+                by_sample.setdefault(one.sample_id, []).append(one)
+            return by_sample
+    raise StoreError("other processes drew passages for labels at the same time; try again")
+
+
+def _passages(
+    store: SampleStore, series: str, found: ToPick, budget: int, *, whole: bool
+) -> Iterator[PickedPassage]:
+    """Draw passages for a budget of grades, as ``draw`` says."""
+    ids = found.sample_ids
+    if not len(ids):
+        return
+    population = Population.of(table_of(found.summaries, len(ids)))
+    model = Labels.of(store.graded(series), store.stored_shares()).model
+    m = draw.worth(population, model)
+    can_open = ~found.is_opened & (population.n_served > 0)
+    opened, singles = np.empty(0, np.int64), 0 if whole else budget
+    plan = None
+    if can_open.any():
+        plan = draw.plan(population.take(can_open), model, m.take(can_open), budget, whole=whole)
+        candidates = np.flatnonzero(can_open)
+        order = np.lexsort((ids[candidates], found.label_orders[candidates]))
+        opened, singles = candidates[order[: plan.n_opened]], plan.n_singles
+    is_opened = found.is_opened.copy()
+    is_opened[opened] = True
+    units = draw.units(population, m, is_opened, singles)
+    taken = draw.systematic(
+        units.probability, _SINGLE.uniform(f"{series}\0{found.last_pick}")
+    ).tolist()
+    rows = sorted({*opened.tolist(), *units.request[taken].tolist()})
+    samples = graded_samples(store, series, ids[rows].tolist(), {})
+    for row in opened.tolist():
+        sample = samples.get(int(ids[row]))
+        if sample is not None and plan is not None:
+            yield from _opened(sample, plan, m.served[row], m.dropped[row])
+    for unit in taken:
+        sample = samples.get(int(ids[units.request[unit]]))
+        if sample is not None:
+            yield from _single(sample, units, unit)
+
+
+def _opened(
+    sample: GradedSample, plan: draw.Plan, served: FloatArray, dropped: FloatArray
+) -> Iterator[PickedPassage]:
+    """Open a request: its run from the top, and the coins below."""
+    record, request_id = sample.record, sample.record.request_id
+    goes_on = _RUN.selects(request_id, plan.go_on)
+    yield PickedPassage(sample.sample_id, PickKind.RUN, -1, plan.go_on, goes_on)
+    judged = DroppedSize.of(record, sample.judge)
+    worths = dict(zip(record.served[1:], served[1:].tolist(), strict=False))
+    for position, size in judged.sizes.items():
+        verdict = verdict_on(record, sample.judge, position) % 2
+        worths[position] = size * float(dropped[judged.group(position) - NEAR, verdict])
+    for position, m in worths.items():
+        chance = min(plan.coin * m, 1.0)
+        if _COIN.selects(f"{request_id}\0{record.passage_ids[position]}", chance):
+            yield PickedPassage(sample.sample_id, PickKind.COIN, position, chance)
+
+
+def _single(sample: GradedSample, units: draw.Units, unit: int) -> Iterator[PickedPassage]:
+    """Ask about a single passage; of the dropped of a kind, one with the chance of its size."""
+    record, rank = sample.record, int(units.rank[unit])
+    chance = float(units.probability[unit])
+    if rank:
+        yield PickedPassage(sample.sample_id, PickKind.SINGLE, record.served[rank - 1], chance)
+        return
+    judged = DroppedSize.of(record, sample.judge)
+    group, verdict = int(units.group[unit]), int(units.verdict[unit])
+    sizes = {
+        position: size
+        for position, size in judged.sizes.items()
+        if judged.group(position) == group
+        and verdict_on(record, sample.judge, position) % 2 == verdict
+    }
+    point = _SINGLE.uniform(f"{record.request_id}\0{group}\0{verdict}") * sum(sizes.values())
+    for position, size in sizes.items():
+        point -= size
+        if point < 0.0:
+            chance *= size / sum(sizes.values())
+            yield PickedPassage(sample.sample_id, PickKind.SINGLE, position, chance)
+            return
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +189,8 @@ class LabelPlan:
     Attributes:
         widths_now: The width of each metric's interval over all that is retained; None without
             an estimate so far.
-        widths: Approximate width with the labels; None if it cannot be predicted.
+        widths: Approximate width with the labels; None without labels.
         expected_passages: Approximate number of passages that people grade.
-        recall_passages: Number of further passages for recall; None if that is included.
         arms: Estimates over all that is retained of the requests that were dealt to each mode,
             and their difference, by name; empty where none was dealt.
     """
@@ -37,28 +198,21 @@ class LabelPlan:
     widths_now: Mapping[Metric, float | None]
     widths: Mapping[Metric, float | None]
     expected_passages: int
-    recall_passages: int | None
     arms: Mapping[str, Estimates]
 
 
 def label_plan(
-    store: SampleStore,
-    series: str,
-    samples: Sequence[GradedSample],
-    depth: LabelDepth,
-    now_seconds: float,
+    store: SampleStore, series: str, samples: Sequence[GradedSample], now_seconds: float
 ) -> LabelPlan:
     """Predict the effect and cost of grading these samples.
 
-    Widths shrink with the square root of the number of labels. If there are labels already, the
-    present interval shows how far people and judge agree. If there are none, the spread of the
-    judge's own verdicts stands in for that of people's.
+    Widths shrink with the square root of the number of labels. If there are no labels so far, the
+    widths that simulated traffic gave stand in for those of this traffic.
 
     Args:
         store: The store of judgments and graded samples.
         series: The series of judgments.
         samples: The samples to be graded.
-        depth: How far to grade them.
         now_seconds: The present, in seconds since the epoch.
     """
     live = live_estimates(
@@ -69,24 +223,19 @@ def label_plan(
         window_seconds=1.0,
         precision=DEFAULT_PRECISION,
     )
-    corrected = live.estimates[Window.ALL_RETAINED]
-    judge = live.judge_estimates[Window.ALL_RETAINED]
-    metrics = [one for one in PLANNED if depth is LabelDepth.POOL or one not in NEEDS_POOL]
-    confirmed = confirmed_share(store, series, list(store.picked(series, LabelDepth.SERVED)))
-    expected, with_recall = (
-        round(sum(sample.expected_passages(each, confirmed) for sample in samples))
-        for each in (depth, LabelDepth.POOL)
-    )
+    corrected, n = live.estimates[Window.ALL_RETAINED], len(samples)
+    simulated = {
+        metric: Estimate(0.0, 0.0, width, _WIDTHS_AT, "simulated")
+        for metric, width in _WIDTHS.items()
+    }
     return LabelPlan(
-        {one: scaled_width(corrected[one], 1.0, 1.0) for one in metrics},
+        {one: scaled_width(corrected[one], 1.0, 1.0) for one in PLANNED},
         {
-            one: _expected_width(
-                len(samples), corrected[one], judge[one], judge[Metric.PRECISION].n
-            )
-            for one in metrics
+            one: scaled_width(corrected[one], corrected[one].n, corrected[one].n + n)
+            or scaled_width(simulated[one], _WIDTHS_AT, n)
+            for one in PLANNED
         },
-        expected,
-        None if depth is LabelDepth.POOL else with_recall - expected,
+        round(sum(sample.expected_passages() for sample in samples)),
         {}
         if Window.ALL_RETAINED not in live.arm_differences
         else {
@@ -96,69 +245,38 @@ def label_plan(
     )
 
 
-def _expected_width(n: int, corrected: Estimate, judge: Estimate, n_judged: int) -> float | None:
-    if not judge.n:
-        return None
-    # Not every request has a reciprocal rank, or a recall.
-    n_more = n * judge.n / n_judged
-    if corrected.lower is not None and not corrected.is_borrowed:
-        n_now = corrected.n_effective or corrected.n
-        return scaled_width(corrected, n_now, n_now + n_more)
-    return scaled_width(judge, judge.n_effective or judge.n, n_more)
-
-
 def scaled_width(found: Estimate, n: float, n_new: float) -> float | None:
     """Predict an interval's width with ``n_new`` clusters, from an estimate with ``n``.
 
     >>> scaled_width(Estimate(0.5, 0.4, 0.6, 100, "normal"), 100, 400)
     0.1
     """
-    if found.lower is None or found.upper is None or not n_new > 0.0:
+    if found.lower is None or found.upper is None or found.is_borrowed or not n_new > 0.0:
         return None
     return round((found.upper - found.lower) * math.sqrt(n / n_new), 6)
 
 
-def usable_for(sample: GradedSample) -> frozenset[Metric]:
-    """Return the metrics for which people have graded a sample far enough."""
-    depth = depth_graded(sample.record, sample.people)
-    if depth is None:
-        return frozenset()
-    served = {Metric.PRECISION, Metric.UDCG, Metric.GAIN, Metric.HARM}
-    pool = {Metric.RECALL} if depth is LabelDepth.POOL else set()
-    rank = {Metric.MRR} if sample.is_graded(depth) else set()
-    return frozenset(served | pool | rank)
-
-
-def usable_requests(store: SampleStore, request_ids: Sequence[str]) -> dict[str, int]:
-    """Count how many of these requests are usable for each metric, lack grades, or were not picked.
+def usable_labels(store: SampleStore, request_ids: Sequence[str]) -> dict[str, int]:
+    """Count what people's labels of these requests give.
 
     Returns:
-        Counts by the name of each of ``PLANNED``, ``UNFINISHED`` and ``UNPICKED``.
+        The graded passages that were drawn, the finished runs from the top, the requests that need
+        more grades, and those that no draw asked about.
     """
-    ids = [sample_id for request_id in request_ids for sample_id in store.find(request_id)]
+    ids = list(chain.from_iterable(store.find(request_id) for request_id in request_ids))
     counts: Counter[str] = Counter()
     for series in store.series():
-        picked = {depth: store.picked(series, depth) for depth in LabelDepth}
-        # If a request was sampled twice, take the sample that was picked.
-        ids.sort(key=picked[LabelDepth.SERVED].__contains__)
-        samples = graded_samples(store, series, ids).items()
-        for sample_id, sample in {
-            one.record.request_id: (key, one) for key, one in samples
-        }.values():
-            depth = LabelDepth.POOL if sample_id in picked[LabelDepth.POOL] else LabelDepth.SERVED
-            counts[UNFINISHED] += not sample.is_graded(depth)
-            counts[UNPICKED] += sample_id not in picked[LabelDepth.SERVED]
-            counts.update(metric.value for metric in usable_for(sample))
-    return {name: counts[name] for name in (*(one.value for one in PLANNED), UNFINISHED, UNPICKED)}
-
-
-def weigh_by_first(summaries: bytes) -> FloatArray:
-    """Weight a pick: twice as much if the judge calls the first passage wrong.
-
-    Args:
-        summaries: The summaries of n judged samples, concatenated.
-
-    Returns:
-        Weights of shape (n,), > 0.
-    """
-    return label_weights(table_of(summaries))
+        for sample in graded_samples(store, series, ids).values():
+            rows = graded_passages(
+                sample.record,
+                sample.picked,
+                sample.people,
+                sample.judge,
+                utilities=DEFAULT_UTILITIES,
+                max_grade=1,
+            )
+            counts[PASSAGES] += len(rows)
+            counts[RUNS] += int(np.count_nonzero((rows["frame"] == RUN) & (rows["rank"] == 1)))
+            counts[UNFINISHED] += not sample.is_graded
+            counts[UNPICKED] += not sample.picked
+    return {name: counts[name] for name in (PASSAGES, RUNS, UNFINISHED, UNPICKED)}

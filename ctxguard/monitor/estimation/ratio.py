@@ -10,7 +10,10 @@ from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import cast
 
+import numpy as np
+
 from ctxguard.core.interval import Interval
+from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.estimation.sums import RatioSums
 from ctxguard.monitor.estimation.terms import Metric
@@ -158,10 +161,78 @@ def estimate(metric: Metric, sums: RatioSums, precision: Precision = DEFAULT_PRE
         n=n,
         effective=effective,
         # Unequal weights leave out as many requests as a smaller sample would.
-        n_observable=sums.n_observable * effective / n,
+        n_observable=sums.n_observable * effective / n if bounded else math.inf,
         method="unseen" if alike else "normal-logit" if bounded else "normal",
         precision=precision,
     )
+
+
+def corrected_estimate(
+    metric: Metric,
+    sums: RatioSums,
+    residuals: tuple[FloatArray, FloatArray],
+    *,
+    n: int,
+    effective: float,
+    bounds: tuple[float, float],
+    precision: Precision = DEFAULT_PRECISION,
+) -> Estimate:
+    """Estimate a ratio whose terms people's grades have corrected.
+
+    The variance is that of the corrected terms over all judged clusters, as in ``estimate``, and
+    Σ z² over labelled clusters, where z is the error that each adds to the linearised total.
+    Student's t has Satterthwaite's degrees of freedom of Σ z², less 4 for what was fitted.
+
+    Args:
+        metric: The metric to estimate.
+        sums: Sums of the corrected terms over all judged clusters.
+        residuals: Shape (l,) each, the errors that labelled clusters add to numerator and
+            denominator.
+        n: Labelled clusters in which the metric is observed.
+        effective: Their effective number.
+        bounds: What the metric of a request lies between.
+        precision: The precision that the estimate needs.
+    """
+    if effective < precision.min_n:
+        return no_estimate(n, effective, precision)
+    if not sums.b > 0.0 or sums.n < 2:
+        return Estimate(None, None, None, n, "none", n_effective=effective)
+    value = sums.a / sums.b
+    errors = residuals[0] - value * residuals[1]
+    errors = errors[np.abs(errors) > 1e-9 * np.abs(errors).max(initial=0.0)]
+    squares = max(sums.aa - 2.0 * value * sums.ab + value * value * sums.bb, 0.0)
+    variance = (float(errors @ errors) + sums.n / (sums.n - 1) * squares) / sums.b**2
+    return shown(
+        metric,
+        value,
+        variance,
+        df=(degrees_of_freedom(errors) if len(errors) > 1 else 0.0) - 4.0,
+        n=n,
+        effective=effective,
+        n_observable=effective,
+        method="joint",
+        bounds=bounds,
+        precision=precision,
+    )
+
+
+def degrees_of_freedom(residuals: FloatArray) -> float:
+    """Return the number of normal residuals whose sum of squares would be as certain.
+
+    A sum of squares that rests on a few large residuals is uncertain: with the fourth moment as
+    seen, 2(Σe²)² / (Σe⁴ − (Σe²)²/n), after Satterthwaite ("An approximate distribution of
+    estimates of variance components", Biometrics Bulletin, 1946).
+
+    Args:
+        residuals: Shape (n,), with mean about 0; not all 0.
+
+    >>> round(degrees_of_freedom(np.random.default_rng(0).normal(size=100_000)) / 100_000, 1)
+    1.0
+    """
+    squares = residuals**2
+    total = float(squares.sum())
+    spread = float(np.sum(squares**2)) - total**2 / len(squares)
+    return 2.0 * total**2 / spread if spread > 1e-12 * total**2 else math.inf
 
 
 def shown(
@@ -175,6 +246,7 @@ def shown(
     method: str,
     precision: Precision,
     n_observable: float = math.inf,
+    bounds: tuple[float, float] = (0.0, 1.0),
 ) -> Estimate:
     """Build an estimate with its interval, if that is narrow enough.
 
@@ -188,6 +260,7 @@ def shown(
         method: Method of the interval.
         precision: The precision that the estimate needs.
         n_observable: As ``RatioSums.n_observable``; infinite if nothing can have been missed.
+        bounds: What the metric of a request lies between.
     """
     t = t_quantile((1.0 + precision.confidence) / 2.0, max(df, _LEAST_DF))
     half = t * math.sqrt(variance)
@@ -197,9 +270,10 @@ def shown(
             logit, spread = math.log(value / (1.0 - value)), half / (value * (1.0 - value))
             lower, upper = logistic(logit - spread), logistic(logit + spread)
         value, lower, upper = (min(max(each, 0.0), 1.0) for each in (value, lower, upper))
+    if n_observable < math.inf:
         unseen = unseen_share(n_observable, precision.confidence)
-        lower = min(lower, value * (1.0 - unseen))
-        upper = max(upper, value + (1.0 - value) * unseen)
+        lower = min(lower, value - max(value - bounds[0], 0.0) * unseen)
+        upper = max(upper, value + max(bounds[1] - value, 0.0) * unseen)
     return precision.checked(
         metric, Estimate(value, lower, upper, n, method, n_effective=effective)
     )

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from ctxguard.core.metrics import Utilities, strict_utilities
 from ctxguard.core.types import Mode
+from ctxguard.monitor.estimation.relevance import NEAR_DROPPED
 from ctxguard.monitor.estimation.terms import JudgedRequest
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.inclusion import JudgingRates
@@ -30,18 +31,16 @@ def judged_request(
 
     Args:
         record: The sample.
-        verdicts: Verdicts by passage id; every served passage needs one.
+        verdicts: Verdicts by passage id; those of some passages may be missing.
         utilities: The utility of a passage.
         max_grade: The highest grade of the scale.
         probability: Probability with which it was sampled and then taken up for judging; None for
             the probability of sampling alone.
-
-    Raises:
-        KeyError: a served passage has no verdict.
     """
     rates = record.rates if record.dropped else _NOTHING_DROPPED
     ids = record.passage_ids
-    of_served = [verdicts[ids[position]] for position in record.served]
+    none = Judgment("", 0, judged=False)
+    of_served = [verdicts.get(ids[position], none) for position in record.served]
     grades = tuple([verdict.grade for verdict in of_served])
     has_hit = any(grade > 0 for grade in grades)
     to_judge = record.to_judge(has_hit=has_hit)
@@ -50,14 +49,17 @@ def judged_request(
         rates.dropped_probability(has_hit=has_hit, in_baseline=each) for each in (False, True)
     )
     n_relevant, n_missing = sum(grade > 0 for grade in grades), 0
-    dropped_relevant = 0.0
+    cells = [0.0] * 4
+    near = set(record.dropped[:NEAR_DROPPED])
     for position in to_judge:
         verdict = verdicts.get(ids[position])
         if verdict is None:
             n_missing += 1
-        elif verdict.grade > 0:
-            n_relevant += 1
-            dropped_relevant += 1.0 / (in_baseline if position in baseline else outside_baseline)
+            continue
+        is_relevant = verdict.grade > 0
+        n_relevant += is_relevant
+        chance = in_baseline if position in baseline else outside_baseline
+        cells[2 * (position not in near) + is_relevant] += 1.0 / chance
     share = 1.0 - n_missing / len(to_judge) if to_judge else 1.0
     is_observed = outside_baseline > 0.0 and share > 0.0
     full_pool = rates.dropped_rate == 1.0 or record.has_full_pool(has_hit=has_hit)
@@ -74,7 +76,7 @@ def judged_request(
             )
         ),
         # Missing verdicts are treated as missing at random.
-        dropped_relevant=dropped_relevant / share if is_observed else None,
+        dropped_relevant=(cells[1] + cells[3]) / share if is_observed else None,
         dropped_probability=outside_baseline * share,
         pool_relevant=n_relevant if full_pool and not n_missing else None,
         partial_pool_relevant=n_relevant if full_pool and n_missing else None,
@@ -84,6 +86,8 @@ def judged_request(
         recall_loss=recall_loss(record, verdicts, record.rates.baseline_k),
         enforced=None if record.arm_probability is None else record.mode is Mode.ENFORCE,
         arm_probability=record.arm_probability,
+        missing=tuple([place for place, one in enumerate(of_served) if not one.judged]),
+        dropped=tuple([cell / share if is_observed else 0.0 for cell in cells]),
     )
 
 

@@ -4,7 +4,7 @@ A cluster is a session, or a request that belongs to none. Requests may come in 
 pages of a store. Pure: no I/O, no clock, no logging.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,34 +14,15 @@ from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation.terms import Metric, Table, term
 
 _METRICS = tuple(Metric)
-_DENOMINATORS = slice(1, 2 * len(_METRICS), 2)
-_SERVED = tuple(range(2 * len(_METRICS), 2 * len(_METRICS) + 3))
-_WIDTH = 2 * len(_METRICS) + len(_SERVED)
-
-
-def control_columns(metric: Metric) -> list[int]:
-    """Return the columns of ``ClusterTerms.values`` that may predict a metric.
-
-    These are its numerator and denominator, whether the first served passage is relevant, whether
-    any is, and how many are.
-    """
-    place = numerator_column(metric)
-    return [place, place + 1, *_SERVED]
-
-
-def numerator_column(metric: Metric) -> int:
-    """Return the numerator's column in ``ClusterTerms.values``; the denominator's follows."""
-    return 2 * _METRICS.index(metric)
 
 
 class ClusterTerms(NamedTuple):
-    """The terms of every metric, one row per cluster, weighted by 1/π.
+    """Columns of numbers to be added up, one row per cluster, weighted by 1/π.
 
     Attributes:
-        values: Shape (n, 19): numerator and denominator of each metric in the order of
-            ``Metric``, 0 if it is undefined; then whether the first served passage is
-            relevant, whether any is, and the number of relevant ones.
-        inclusion: Shape (n, 8): for each metric the probability with which a value unlike the
+        values: Shape (n, p). Of ``request_terms``: numerator and denominator of each metric in
+            the order of ``Metric``, 0 if it is undefined.
+        inclusion: Shape (n, q): for each metric the probability with which a value unlike the
             others' would have been observed; 0 if it is undefined.
     """
 
@@ -51,16 +32,16 @@ class ClusterTerms(NamedTuple):
 
 def request_terms(table: Table) -> ClusterTerms:
     """Return the terms of each request as its own cluster, whatever its session."""
-    values = np.empty((len(table), _WIDTH))
-    inclusion = np.empty((len(table), len(_METRICS)))
+    values = np.zeros((len(table), 2 * len(_METRICS)))
+    inclusion = np.zeros((len(table), len(_METRICS)))
     for place, metric in enumerate(_METRICS):
         columns = term(metric, table)
-        undefined = np.isnan(columns.numerator) | np.isnan(columns.denominator)
-        values[:, 2 * place] = np.where(undefined, 0.0, columns.numerator)
-        values[:, 2 * place + 1] = np.where(undefined, 0.0, columns.denominator)
-        inclusion[:, place] = np.where(undefined, 0.0, columns.inclusion)
-    kept = table["kept_relevant"]
-    values[:, _SERVED] = np.column_stack([table["reciprocal_rank"] == 1.0, kept > 0, kept])
+        # A denominator of 0 is a request in which the metric is not defined, such as recall
+        # without a relevant passage.
+        defined = ~np.isnan(columns.numerator) & (columns.denominator > 0.0)
+        values[defined, 2 * place] = columns.numerator[defined]
+        values[defined, 2 * place + 1] = columns.denominator[defined]
+        inclusion[defined, place] = columns.inclusion[defined]
     return ClusterTerms(values / table["probability"][:, None], inclusion)
 
 
@@ -111,87 +92,65 @@ class RatioSums:
 
 
 @dataclass(frozen=True, slots=True)
-class ControlSums:
-    """Sums over n clusters of columns that a judge gives.
+class TermSums:
+    """Sums of terms over clusters; those of two sets of clusters add up.
 
     Attributes:
         n: Number of clusters.
-        totals: Shape (p,), the sum of each column.
+        totals: Shape (p,), the sum of each column of ``ClusterTerms.values``.
         products: Shape (p, p), the sums of the products of two columns.
+        n_defined: Shape (q,), clusters in which each metric is defined.
+        n_observable: Shape (q,), as ``RatioSums.n_observable``.
     """
 
     n: int
     totals: FloatArray
     products: FloatArray
-
-    @classmethod
-    def of(cls, columns: FloatArray) -> "ControlSums":
-        """Sum columns of shape (n, p)."""
-        return cls(len(columns), columns.sum(axis=0), columns.T @ columns)
-
-    def __add__(self, other: "ControlSums") -> "ControlSums":
-        return ControlSums(
-            self.n + other.n, self.totals + other.totals, self.products + other.products
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class TermSums:
-    """The sums of every metric's terms over clusters; those of two sets of clusters add up.
-
-    Attributes:
-        values: Sums of the columns of ``ClusterTerms.values`` and of their products.
-        n_defined: Shape (8,), clusters in which each metric is defined.
-        n_observable: Shape (8,), as ``RatioSums.n_observable``.
-    """
-
-    values: ControlSums
     n_defined: NDArray[np.int64]
     n_observable: FloatArray
 
     @classmethod
     def of(cls, terms: ClusterTerms) -> "TermSums":
         """Sum the terms of some clusters."""
-        # A denominator of 0 is a cluster in which the metric is not defined, such as recall
-        # without a relevant passage.
-        defined = terms.values[:, _DENOMINATORS] > 0.0
+        values, inclusion = terms
+        defined = (inclusion > 0.0).sum(axis=0)
         return cls(
-            ControlSums.of(terms.values),
-            defined.sum(axis=0),
-            np.where(defined, terms.inclusion, 0.0).sum(axis=0),
+            len(values), values.sum(axis=0), values.T @ values, defined, inclusion.sum(axis=0)
         )
 
     def __add__(self, other: "TermSums") -> "TermSums":
         return TermSums(
-            self.values + other.values,
+            self.n + other.n,
+            self.totals + other.totals,
+            self.products + other.products,
             self.n_defined + other.n_defined,
             self.n_observable + other.n_observable,
         )
 
     def ratio(self, metric: Metric) -> RatioSums:
-        """Return the sums of one metric."""
+        """Return the sums of one metric, of terms from ``request_terms``."""
         place = _METRICS.index(metric)
-        a, b = 2 * place, 2 * place + 1
-        totals, products = self.values.totals, self.values.products
-        return RatioSums(
+        a, b = np.eye(len(self.totals))[2 * place : 2 * place + 2]
+        return replace(
+            self.combined(a, b),
             n=int(self.n_defined[place]),
-            a=float(totals[a]),
-            b=float(totals[b]),
-            aa=float(products[a, a]),
-            ab=float(products[a, b]),
-            bb=float(products[b, b]),
             n_observable=float(self.n_observable[place]),
         )
 
-    def controls(self, metric: Metric) -> ControlSums:
-        """Return the sums of the columns that may predict a metric, as ``control_columns``."""
-        chosen = control_columns(metric)
-        return ControlSums(
-            self.values.n, self.values.totals[chosen], self.values.products[np.ix_(chosen, chosen)]
+    def combined(self, numerator: FloatArray, denominator: FloatArray) -> RatioSums:
+        """Return the sums of a ratio of two linear combinations of the columns, shape (p,) each."""
+        return RatioSums(
+            self.n,
+            float(numerator @ self.totals),
+            float(denominator @ self.totals),
+            float(numerator @ self.products @ numerator),
+            float(numerator @ self.products @ denominator),
+            float(denominator @ self.products @ denominator),
+            float(self.n),
         )
 
 
-NO_TERMS = TermSums.of(ClusterTerms(np.empty((0, _WIDTH)), np.empty((0, len(_METRICS)))))
+NO_TERMS = TermSums.of(ClusterTerms(np.empty((0, 2 * len(_METRICS))), np.empty((0, len(_METRICS)))))
 """The sums over zero clusters."""
 
 
@@ -199,23 +158,28 @@ class Accumulator:
     """Adds up requests part by part; its memory grows only with the number of sessions."""
 
     def __init__(self) -> None:
-        self._alone = NO_TERMS
+        self._alone: TermSums | None = None
         self._sessions: list[tuple[NDArray[np.int64], ClusterTerms]] = []
 
-    def add(self, table: Table) -> None:
-        """Add some requests; those of one session may come in several parts."""
-        terms, session = request_terms(table), table["session"]
+    def add(self, terms: ClusterTerms, session: NDArray[np.int64]) -> None:
+        """Add n requests; those of one session may come in several parts.
+
+        Args:
+            terms: One row per request.
+            session: Shape (n,), 0 for a request by itself.
+        """
         alone = session == 0
-        self._alone += TermSums.of(ClusterTerms(*[column[alone] for column in terms]))
+        own = TermSums.of(ClusterTerms(*[column[alone] for column in terms]))
+        self._alone = own if self._alone is None else self._alone + own
         if not alone.all():
             rest = ClusterTerms(*[column[~alone] for column in terms])
             ids, cluster = np.unique(session[~alone], return_inverse=True)
             self._sessions.append((ids, by_cluster(rest, cluster)))
 
     def sums(self) -> TermSums:
-        """Return the sums over all clusters so far."""
-        if not self._sessions:
-            return self._alone
+        """Return the sums over all clusters so far; ``NO_TERMS`` without any."""
+        if self._alone is None or not self._sessions:
+            return self._alone or NO_TERMS
         ids = np.concatenate([part for part, _ in self._sessions])
         terms = ClusterTerms(
             np.concatenate([part.values for _, part in self._sessions]),
@@ -234,5 +198,5 @@ def sums_of(table: Table) -> TermSums:
     RatioSums(n=2, a=4.0, b=8.0, aa=8.0, ab=16.0, bb=32.0, n_observable=2.0)
     """
     whole = Accumulator()
-    whole.add(table)
+    whole.add(request_terms(table), table["session"])
     return whole.sums()

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ctxguard.core.metrics import precision_at_k, udcg
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import DataError
+from ctxguard.monitor.estimation.relevance import MOST_SERVED
 
 
 class Metric(StrEnum):
@@ -25,7 +26,10 @@ class Metric(StrEnum):
     RECALL = "recall"
     """Share of the pools' relevant passages that were served, all requests taken together."""
     MRR = "mrr"
-    """Mean reciprocal rank of the served passages, over requests whose pool has a relevant one."""
+    """Mean reciprocal rank of the served passages over requests that were served any; 0 where none
+    of them is relevant."""
+    ANSWERABLE = "answerable"
+    """Share of the requests whose pool has a relevant passage."""
     UDCG = "udcg"
     GAIN = "gain"
     HARM = "harm"
@@ -44,7 +48,8 @@ class JudgedRequest:
 
     Attributes:
         probability: π, the probability with which the request was sampled, in (0, 1].
-        grades: Grades of the served passages, in the order of the decision.
+        grades: Grades of the served passages, in the order of the decision; 0 for one without a
+            valid verdict.
         utilities: Utilities of the served passages, in the same order.
         dropped_relevant: Relevant passages among the dropped ones that were judged, each divided
             by its probability of being judged: an estimate of how many were dropped. None if
@@ -68,6 +73,9 @@ class JudgedRequest:
             mode was not drawn.
         arm_probability: The probability with which it was assigned its mode; None with
             ``enforced``.
+        missing: Positions in ``grades`` of the passages without a valid verdict.
+        dropped: Judged dropped passages, each divided by its probability of being judged: the
+            nearer ones that are not relevant and that are, then the same of the farther ones.
     """
 
     probability: float
@@ -86,6 +94,8 @@ class JudgedRequest:
     audited_share: float = 0.0
     enforced: bool | None = None
     arm_probability: float | None = None
+    missing: tuple[int, ...] = ()
+    dropped: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
 
     @property
     def kept_relevant(self) -> int:
@@ -114,11 +124,20 @@ class JudgedRequest:
             self.audited_share,
             self.enforced,
             self.arm_probability,
+            min(len(self.grades), MOST_SERVED),
+            *self.dropped,
         )
+        relevant = [place for place, grade in enumerate(self.grades) if grade > 0]
         return _PACKED.pack(
             *[_NAN if number is None else float(number) for number in numbers],
+            _bits(relevant),
+            _bits(self.missing),
             session_number(self.session_id),
         )
+
+
+def _bits(places: Sequence[int]) -> int:
+    return sum(1 << place for place in places if place < MOST_SERVED)
 
 
 _NUMBERS = (
@@ -140,11 +159,17 @@ _NUMBERS = (
     "audited_share",
     "enforced",
     "arm_probability",
+    "n_served",
+    *(f"{place}_{verdict}" for place in ("near", "far") for verdict in ("no", "yes")),
 )
-ROW = np.dtype([*((name, "<f8") for name in _NUMBERS), ("session", "<i8")])
-"""One judged request; NaN is None. ``session`` is a hash, 0 for a request by itself."""
+ROW = np.dtype(
+    [*((name, "<f8") for name in _NUMBERS), ("yes", "<i8"), ("missing", "<i8"), ("session", "<i8")]
+)
+"""One judged request; NaN is None. The bits of ``yes`` and ``missing`` are the served passages that
+the judge called relevant, and those without a verdict. ``session`` is a hash, 0 for a request by
+itself."""
 
-_PACKED = struct.Struct(f"<{len(_NUMBERS)}dq")
+_PACKED = struct.Struct(f"<{len(_NUMBERS)}d3q")
 _NAN = float("nan")
 _MOST = 1e9
 """Upper bound of a request's numbers and of 1 / probability; sums of squares stay finite."""
@@ -234,25 +259,23 @@ def _recall(table: Table) -> _Columns:
 
 
 def _reciprocal_rank(table: Table) -> _Columns:
-    """RR if a relevant passage was served; otherwise 0, with the weight of a judged pool.
+    served = np.where(np.isnan(table["precision"]), np.nan, 1.0)
+    return served * table["reciprocal_rank"], served, np.ones(len(table))
 
-    A context without a relevant passage has RR 0 if its pool holds one, otherwise no RR.
-    Only a fully judged pool can tell which: each stands for
-    1/full_pool_probability requests like it. Counting only those in which a dropped relevant
-    passage happened to be seen would bias the mean upwards. If verdicts are missing, a pool in
-    which a relevant one was found holds one; one in which none was found counts as if it held
-    none, which is wrong only if the sole relevant passage is among the missing.
+
+def _answerable(table: Table) -> _Columns:
+    """Whether the pool holds a relevant passage, if one was served or the whole pool was judged.
+
+    Each fully judged pool of a request that was served nothing relevant stands for
+    1/full_pool_probability requests like it. If verdicts are missing, a pool in which none was
+    found counts as if it held none, which is wrong only if the sole relevant passage is missing.
     """
     has_hit = table["kept_relevant"] > 0
-    probability = table["full_pool_probability"]
+    chance = table["full_pool_probability_if_no_hit"]
     holds_one = (table["pool_relevant"] > 0) | (table["partial_pool_relevant"] > 0)
-    judged_zero = np.where(holds_one, 1.0 / probability, 0.0)
-    without_hit = np.where(probability > 0.0, judged_zero, np.nan)
-    return (
-        np.where(has_hit, table["reciprocal_rank"], 0.0),
-        np.where(has_hit, 1.0, without_hit),
-        table["full_pool_probability_if_no_hit"],
-    )
+    holds = np.where(has_hit, 1.0, np.where(holds_one, 1.0 / table["full_pool_probability"], 0.0))
+    ones = np.ones(len(table))
+    return np.where(chance > 0.0, holds, np.nan), ones, np.where(has_hit, 1.0, chance)
 
 
 def _udcg(table: Table) -> _Columns:
@@ -270,6 +293,7 @@ def _retriever_miss(table: Table) -> _Columns:
 _TERMS: Mapping[Metric, Callable[[Table], _Columns]] = {
     Metric.RECALL: _recall,
     Metric.MRR: _reciprocal_rank,
+    Metric.ANSWERABLE: _answerable,
     Metric.UDCG: _udcg,
     Metric.GAIN: _mean("gain"),
     Metric.HARM: _mean("harm"),

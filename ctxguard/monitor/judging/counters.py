@@ -32,7 +32,7 @@ SUMS = {
     "kept_relevant": (Metric.RECALL, "a"),
     "relevant": (Metric.RECALL, "b"),
     "reciprocal_rank": (Metric.MRR, "a"),
-    "answerable_requests": (Metric.MRR, "b"),
+    "answerable_requests": (Metric.ANSWERABLE, "a"),
     "gain": (Metric.GAIN, "a"),
     "harm": (Metric.HARM, "a"),
     "estimated_requests": (Metric.UDCG, "b"),

@@ -71,7 +71,9 @@ class SampleJudge:
                 sampling alone.
         """
         verdicts = self._verdicts(record, record.served)
-        is_complete = len(verdicts) == len(record.served)
+        # Without people's grades a missing verdict would be a guess: an exact judge has none.
+        exact = getattr(self.judge, "exact", False)
+        is_complete = len(verdicts) == len(record.served) or (bool(verdicts) and not exact)
         has_hit = any(verdict.grade > 0 for verdict in verdicts.values())
         # A judge that has no verdict on anything served has none on the rest.
         is_answered = bool(verdicts) or not record.served

@@ -1,15 +1,15 @@
 """Files in which people label passages (JSONL or CSV), and files of users' reactions (JSONL).
 
-One row is one passage of one request. The rows of a request stand together: first the passages that
-are needed whatever people find, in an order that does not reveal the ranks, then those of the
-search for a relevant one, in its order. The judge's verdicts are not in it.
+One row is one passage of one request. The rows of a request stand together, in the order in which
+people take them; requests are in random order, as not all may be graded. The judge's verdicts are
+not in it.
 """
 
 import csv
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from io import StringIO, TextIOWrapper
@@ -21,13 +21,10 @@ from ctxguard._support.regular_file import open_regular
 from ctxguard.core.metrics import Negative
 from ctxguard.errors import DataError
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.labels.human import needed_positions, positions_to_label
+from ctxguard.monitor.labels.human import ALWAYS, rows_left
 from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.store import FEEDBACK_KINDS, FeedbackRow, LabelDepth, LabelRow
-
-ALWAYS = "always"
-IF_NONE_ABOVE = "if all above are 0"
+from ctxguard.monitor.store import FEEDBACK_KINDS, FeedbackRow, LabelRow, PickedPassage
 
 _ORDER = HashSampler("label rows")
 
@@ -49,8 +46,8 @@ class RowToLabel:
     """One passage to grade.
 
     Attributes:
-        when: ``ALWAYS``, or ``IF_NONE_ABOVE`` for a passage that needs a grade only if all
-            passages of its request above it are not relevant.
+        when: ``ALWAYS``, or what has to be so of the passages above it in its request
+            (``human.rows_left``).
     """
 
     when: str
@@ -80,38 +77,35 @@ class LabelsRead:
 
 
 def rows_to_label(
-    record: SampleRecord,
-    verdicts: Mapping[str, Judgment],
-    depth: LabelDepth,
-    judged: Collection[str],
+    record: SampleRecord, picked: Sequence[PickedPassage], verdicts: Mapping[str, Judgment]
 ) -> list[RowToLabel]:
-    """The passages of a sample that people may still have to grade, in the order of a file.
+    """Return the passages of a sample that people may still have to grade, as rows of a file.
 
     Args:
         record: The sample.
+        picked: What draws ask about it.
         verdicts: Those of people so far, by passage id.
-        depth: How much of the sample people grade.
-        judged: Ids of the dropped passages that the judge called relevant.
     """
-    needed = set(needed_positions(record, depth))
-    positions = positions_to_label(record, verdicts, depth, judged)
-    always = [position for position in positions if position in needed]
-    search = [position for position in positions if position not in needed]
-    ids = record.passage_ids
-    always.sort(key=lambda position: _ORDER.uniform(f"{record.request_id}\0{ids[position]}"))
-    return [
-        RowToLabel(
-            when=ALWAYS if position in needed else IF_NONE_ABOVE,
-            query=record.query or "",
-            title=record.passage(position).title,
-            text=record.passage(position).text,
-            grade=None,
-            negative=None,
-            request_id=record.request_id,
-            passage_id=ids[position],
-        )
-        for position in (*always, *search)
-    ]
+    rows = [row_of(record, *left) for left in rows_left(record, picked, verdicts)]
+    if all(row.when == ALWAYS for row in rows):
+        # Where no row depends on another, their order does not reveal the ranks.
+        rows.sort(key=lambda row: _ORDER.uniform(f"{row.request_id}\0{row.passage_id}"))
+    return rows
+
+
+def row_of(record: SampleRecord, position: int, when: str) -> RowToLabel:
+    """Return the row of one candidate of a sample."""
+    passage = record.passage(position)
+    return RowToLabel(
+        when=when,
+        query=record.query or "",
+        title=passage.title,
+        text=passage.text,
+        grade=None,
+        negative=None,
+        request_id=record.request_id,
+        passage_id=record.passage_ids[position],
+    )
 
 
 def in_file_order(request_id: str) -> float:

@@ -1,26 +1,23 @@
 """The labels of people on sampled passages: which passages they grade, and their verdicts.
 
-Human labels correct the judge, so people grade a random part of the samples, and of each sample as
-few passages as the estimates need. Where annotators disagree, ``core.adjudication`` decides. Pure:
-no I/O, no clock, no logging.
+Human labels correct the judge, so people grade a random part of the judged passages. Where
+annotators disagree, ``core.adjudication`` decides. Pure: no I/O, no clock, no logging.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ctxguard.core.adjudication import Vote, adjudicate
 from ctxguard.core.metrics import Negative
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.store import LabelDepth, LabelRow
+from ctxguard.monitor.store import LabelRow, PickedPassage, PickKind
 
-WHOLE_POOL_RATE = 0.15
-"""Share of the requests, of those in which neither the judge nor people saw a relevant passage,
-whose whole pool people grade."""
-
-_WHOLE_POOL = HashSampler("label whole pool")
+ALWAYS = "always"
+IF_NONE_ABOVE = "if all above are 0"
+IF_FIRST = "if the first is above 0"
+"""When people grade a row."""
 
 _SOURCE = "human"
 """Other sources, such as users' reactions, see only what was served."""
@@ -96,102 +93,51 @@ def _adjudicated(votes: Mapping[str, list[Vote]]) -> HumanVerdicts:
     )
 
 
-def positions_to_label(
-    record: SampleRecord,
-    verdicts: Mapping[str, Judgment],
-    depth: LabelDepth,
-    judged: Collection[str],
-) -> list[int]:
-    """Positions of the passages that people may still have to grade; none once all is graded.
+def rows_left(
+    record: SampleRecord, picked: Sequence[PickedPassage], verdicts: Mapping[str, Judgment]
+) -> list[tuple[int, str]]:
+    """List the passages that people may still have to grade, with when they grade each.
 
-    First what is needed in any case, best first. Then, where nothing relevant was served, the
-    passages of the search (see ``search``) one after the other: it ends at the first that is
-    relevant, and the rest need no grade.
+    Served passages come by rank, then dropped ones. A run goes down from the first served passage;
+    coins are graded below its end (``estimation.draw``).
 
     Args:
         record: The sample.
+        picked: What draws ask about it.
         verdicts: Those of people so far, by passage id.
-        depth: How much of the sample people grade.
-        judged: Ids of the dropped passages that the judge called relevant.
-    """
-    ids = record.passage_ids
-    needed = [
-        position for position in needed_positions(record, depth) if ids[position] not in verdicts
-    ]
-    if has_hit(record, verdicts) or first_found(record, verdicts, depth, judged) is not None:
-        return needed
-    likely, rest = search(record, depth, judged)
-    return needed + [
-        position
-        for position in (*likely, *(rest if searches_whole_pool(record) else ()))
-        if ids[position] not in verdicts and position not in needed
-    ]
-
-
-def needed_positions(record: SampleRecord, depth: LabelDepth) -> tuple[int, ...]:
-    """Positions of the passages that people grade whatever they find, best first.
-
-    All that was served; with ``LabelDepth.POOL`` also the dropped ones that were chosen when the
-    sample was taken, whatever was served.
-    """
-    if depth is LabelDepth.SERVED:
-        return record.served
-    return (*record.served, *record.to_judge(has_hit=True))
-
-
-def has_hit(record: SampleRecord, verdicts: Mapping[str, Judgment]) -> bool:
-    """Whether a served passage is relevant, as far as people have graded."""
-    return any(_is_relevant(record, verdicts, position) for position in record.served)
-
-
-def search(
-    record: SampleRecord, depth: LabelDepth, judged: Collection[str]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Where people look for a relevant passage if nothing relevant was served.
-
-    Whether such a request counts in MRR depends on whether its pool holds a relevant passage.
-    The judge says where one is likely. If people confirm none of these, the rest of the pool is
-    graded for a random part of the requests only (``searches_whole_pool``), each of which stands
-    for 1 / ``WHOLE_POOL_RATE``.
 
     Returns:
-        Positions of the dropped passages that are looked at first, those needed anyway included,
-        and of the others; each best first.
+        Pairs of position and ``ALWAYS``, ``IF_NONE_ABOVE`` or ``IF_FIRST``; empty once all is
+        graded.
     """
-    ids, needed = record.passage_ids, set(needed_positions(record, depth))
-    likely = tuple([one for one in record.dropped if one in needed or ids[one] in judged])
-    rest = tuple([one for one in record.dropped if one not in likely])
-    return likely, rest
+    always = {one.position for one in picked if one.kind is PickKind.SINGLE}
+    unless_run_stops: set[int] = set()
+    in_run: set[int] = set()
+    run = next((one for one in picked if one.kind is PickKind.RUN), None)
+    first = grade_of(record, verdicts, record.served[0]) if record.served else None
+    if run is not None and record.served:
+        always.add(record.served[0])
+        coins = {one.position for one in picked if one.kind is PickKind.COIN}
+        if run.goes_on or first:
+            always |= coins
+        elif first is None:
+            unless_run_stops = coins - always
+        if run.goes_on:
+            in_run = set(record.served)
+    rows, found_one = [], False
+    for position in (*record.served, *record.dropped):
+        grade = grade_of(record, verdicts, position)
+        if grade is None and position in always:
+            rows.append((position, ALWAYS))
+        elif grade is None and position in unless_run_stops:
+            rows.append((position, IF_FIRST))
+        elif grade is None and position in in_run and not found_one:
+            rows.append((position, IF_NONE_ABOVE))
+        found_one |= bool(grade)
+    return rows
 
 
-def searches_whole_pool(record: SampleRecord) -> bool:
-    """Whether the rest of the pool is searched too, if the likely passages are not relevant."""
-    return _WHOLE_POOL.selects(record.request_id, WHOLE_POOL_RATE)
-
-
-def first_found(
-    record: SampleRecord,
-    verdicts: Mapping[str, Judgment],
-    depth: LabelDepth,
-    judged: Collection[str],
-) -> float | None:
-    """The probability with which a relevant passage that people found by the search was found.
-
-    Returns:
-        1.0 where it is among the likely ones; ``WHOLE_POOL_RATE`` where it is among the rest, and
-        none of the likely ones is relevant; None where none was found yet.
-    """
-    likely, rest = search(record, depth, judged)
-    if any(_is_relevant(record, verdicts, position) for position in likely):
-        return 1.0
-    if not searches_whole_pool(record):
-        return None
-    if any(record.passage_ids[position] not in verdicts for position in likely):
-        return None
-    found = any(_is_relevant(record, verdicts, position) for position in rest)
-    return WHOLE_POOL_RATE if found else None
-
-
-def _is_relevant(record: SampleRecord, verdicts: Mapping[str, Judgment], position: int) -> bool:
+def grade_of(record: SampleRecord, verdicts: Mapping[str, Judgment], position: int) -> int | None:
+    """Return the grade of a candidate; None where it has none."""
     verdict = verdicts.get(record.passage_ids[position])
-    return verdict is not None and verdict.grade > 0
+    return None if verdict is None else verdict.grade

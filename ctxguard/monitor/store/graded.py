@@ -19,12 +19,13 @@ from ctxguard.monitor.store.types import (
     GradedRow,
     GradedRows,
     JudgedRows,
-    LabelDepth,
+    PickKind,
 )
 
 _judged = schema.judged.c
 _graded = schema.graded.c
 _picked = schema.picked.c
+_targeted = schema.label_queue.c.sample_id
 
 
 class Graded(StorePart):
@@ -90,9 +91,9 @@ class Graded(StorePart):
                         "series_id": own_series,
                         "time_seconds": row.time_seconds,
                         "route": row.route,
-                        "depth": "" if row.depth is None else row.depth.value,
-                        "human": row.human,
+                        "passages": row.passages,
                         "judge": row.judge,
+                        "human": row.human,
                         "disagreements": row.disagreements,
                         "last_label_id": row.last_label_id,
                     }
@@ -102,82 +103,63 @@ class Graded(StorePart):
 
     @reads
     def graded(self, connection: sa.Connection, series: str) -> GradedRows:
-        """All samples of a series that people have graded, by ascending id.
+        """Read all samples of a series that people have graded, by ascending id.
 
         Those whose text or judged row was deleted since are among them.
         """
         own_series = series_id(connection, series)
         rows = connection.execute(
-            sa.select(schema.graded)
-            .where(_graded.series_id == own_series, _graded.depth != "")
+            sa.select(
+                schema.graded,
+                sa.func.coalesce(_judged.first_pick, NO_PICK).label("first"),
+                _targeted.is_not(None).label("is_targeted"),
+            )
+            .outerjoin(schema.judged, _judged.sample_id == _graded.sample_id)
+            .outerjoin(schema.label_queue, _targeted == _graded.sample_id)
+            .where(_graded.series_id == own_series, sa.func.length(_graded.judge) > 0)
             .order_by(_graded.sample_id)
         ).all()
-        served, pool, last_pick = _probabilities(connection, own_series)
-        nothing = float("nan")
         return GradedRows(
             sample_ids=np.array([row.sample_id for row in rows], np.int64),
             time_seconds=np.array([row.time_seconds for row in rows], np.float64),
+            first_pick=np.array([row.first for row in rows], np.int64),
             routes=tuple([row.route for row in rows]),
-            is_pool=np.array([row.depth == LabelDepth.POOL.value for row in rows], np.bool_),
-            human=b"".join([row.human for row in rows]),
+            passages=tuple([row.passages for row in rows]),
             judge=b"".join([row.judge for row in rows]),
-            served_probability=np.array([served.get(row.sample_id, nothing) for row in rows]),
-            pool_probability=np.array([pool.get(row.sample_id, nothing) for row in rows]),
-            last_pick=last_pick,
+            human=tuple([row.human for row in rows]),
+            is_targeted=np.array([row.is_targeted for row in rows], np.bool_),
+            asked=_asked(connection, own_series),
             disagreements=sum(row.disagreements for row in rows),
         )
 
 
-def _probabilities(
-    connection: sa.Connection, own_series: int
-) -> tuple[dict[int, float], dict[int, float], dict[LabelDepth, int]]:
-    """By sample, the probability with which it was picked and graded to each depth; and the picks.
+def _asked(connection: sa.Connection, own_series: int) -> dict[tuple[int, PickKind, bool], int]:
+    """Count what draws asked about, of those draws of which every tenants' part has grades.
 
-    Part of a pick's samples are graded: a chance of its own, the same for all of them (weighting
-    classes: Särndal, Swensson and Wretman, "Model Assisted Survey Sampling", 1992, §15.6), since
-    people grade them in random order. Samples that an alarm has asked for as well are graded more
-    often, and those of one tenant's file apart from the others: they are classes by themselves.
-    If nothing of another tenants' part is graded, the pick stands for nothing: no label of it
-    counts until some is.
+    People grade the samples of a file in random order, so those that they got to stand for the
+    others of the same file. But one tenant's graded file says nothing of the other tenants: until
+    theirs has grades, no label of the draw counts.
     """
-    targeted = schema.label_queue.c.sample_id
+    is_graded = sa.func.length(sa.func.coalesce(_graded.passages, b"")) > 0
+    kinds = (_picked.pick_id, _picked.kind, _picked.asked)
     rows = connection.execute(
         sa.select(
-            schema.picked,
-            _graded.depth.label("graded_to"),
-            targeted.is_not(None).label("is_targeted"),
+            *kinds,
+            is_graded.label("is_graded"),
+            _targeted.is_not(None).label("is_targeted"),
+            sa.func.count().label("n"),
         )
         .join(schema.label_picks, schema.label_picks.c.pick_id == _picked.pick_id)
         .outerjoin(schema.graded, _graded.sample_id == _picked.sample_id)
-        .outerjoin(schema.label_queue, targeted == _picked.sample_id)
+        .outerjoin(schema.label_queue, _targeted == _picked.sample_id)
         .where(schema.label_picks.c.series_id == own_series)
+        .group_by(*kinds, sa.text("4"), sa.text("5"))
     ).all()
-    to_pool = [row for row in rows if row.depth == LabelDepth.POOL.value]
-    # What is graded to the pool is graded as far as what was served, too.
-    to_served = {row.sample_id: row for row in sorted(rows, key=lambda row: row.probability)}
-    served, last_served = _with_response(
-        list(to_served.values()), {each.value for each in LabelDepth}
-    )
-    pool, last_pool = _with_response(to_pool, {LabelDepth.POOL.value})
-    last_pick = {LabelDepth.SERVED: last_served, LabelDepth.POOL: last_pool}
-    return served, pool, last_pick
-
-
-def _with_response(
-    rows: Sequence[sa.Row[tuple[object, ...]]], enough: set[str]
-) -> tuple[dict[int, float], int]:
-    """Probabilities of the graded samples of picks that stand for all, and the last such pick."""
-    usable = [row for row in rows if row.graded_to in enough]
-    graded_files = {(row.pick_id, row.asked) for row in usable}
-    per_pick = Counter(row.pick_id for row in rows)
-    missed = Counter(row.pick_id for row in rows if (row.pick_id, row.asked) not in graded_files)
-    whole = {pick for pick, n in per_pick.items() if missed[pick] <= MOST_UNCOVERED * n}
-    picked = Counter((row.pick_id, row.asked, row.is_targeted) for row in rows)
-    graded = Counter((row.pick_id, row.asked, row.is_targeted) for row in usable)
-    return {
-        row.sample_id: row.probability
-        * graded[row.pick_id, row.asked, row.is_targeted]
-        / picked[row.pick_id, row.asked, row.is_targeted]
-        for row in usable
-        if row.pick_id in whole
-    }, max(whole, default=0)
+    graded_files = {(row.pick_id, row.asked) for row in rows if row.is_graded}
+    whole, missed = Counter[int](), Counter[int]()
+    asked = Counter[tuple[int, PickKind, bool]]()
+    for row in rows:
+        whole[row.pick_id] += row.n
+        missed[row.pick_id] += row.n * ((row.pick_id, row.asked) not in graded_files)
+        asked[row.pick_id, PickKind(row.kind), bool(row.is_targeted)] += row.n
+    return {key: n for key, n in asked.items() if missed[key[0]] <= MOST_UNCOVERED * whole[key[0]]}

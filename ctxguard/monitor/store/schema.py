@@ -149,33 +149,31 @@ label_queue = sa.Table(
     sa.Column("reason", sa.Text, nullable=False),
 )
 
-# An export of samples for people to grade: all eligible ones whose number, divided by its weight,
-# was below the threshold.
+# A draw of passages for people to grade.
 label_picks = sa.Table(
     "ctxguard_label_picks",
     metadata,
     sa.Column("pick_id", _Id, primary_key=True),
     sa.Column("series_id", _Id, nullable=False),
     sa.Column("time_seconds", sa.Double, nullable=False),
-    sa.Column("depth", sa.Text, nullable=False),
-    sa.Column("is_weighted", sa.Boolean, nullable=False),
-    sa.Column("threshold", sa.Double, nullable=False),
 )
 
-# The samples that were picked at random, and with what probability by all picks together.
+# What a draw asks people about; see ``PickedPassage``.
 picked = sa.Table(
     "ctxguard_picked",
     metadata,
     sa.Column("sample_id", _Id, primary_key=True, autoincrement=False),
-    sa.Column("depth", sa.Text, primary_key=True),
-    sa.Column("pick_id", _Id, nullable=False),
+    sa.Column("pick_id", _Id, primary_key=True, autoincrement=False),
+    sa.Column("kind", sa.Text, primary_key=True),
+    sa.Column("position", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("probability", sa.Double, nullable=False),
+    sa.Column("goes_on", sa.Boolean, nullable=False),
     # The tenant whose file it was written to first, or nothing for a file of all tenants; null
     # where nobody was asked to grade it so far.
     sa.Column("asked", sa.Text),
 )
 
-# What estimates need of a sample that people graded completely; it outlives the sample.
+# What estimates need of a sample that people graded; it outlives the sample.
 graded = sa.Table(
     "ctxguard_graded",
     metadata,
@@ -183,10 +181,11 @@ graded = sa.Table(
     sa.Column("series_id", _Id, nullable=False, index=True),
     sa.Column("time_seconds", sa.Double, nullable=False),
     sa.Column("route", sa.Text, nullable=False),
-    sa.Column("depth", sa.Text, nullable=False),
-    # Rows of estimates: by the grades of people, and by the judge's.
-    sa.Column("human", sa.LargeBinary, nullable=False),
+    # The picked passages that are graded, and the request by the judge's verdicts.
+    sa.Column("passages", sa.LargeBinary, nullable=False),
     sa.Column("judge", sa.LargeBinary, nullable=False),
+    # The request by the grades of people; empty unless all of it was to be graded and is.
+    sa.Column("human", sa.LargeBinary, nullable=False),
     # Passages on whose relevance annotators disagree.
     sa.Column("disagreements", sa.Integer, nullable=False),
     # The newest label in it: with a newer one the row is made again.

@@ -5,7 +5,7 @@ them.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -24,9 +24,6 @@ MOST_UNCOVERED = 0.02
 NO_PICK = 2**62
 """Greater than the number of any pick."""
 
-Weigh = Callable[[bytes], NDArray[np.float64]]
-"""From n summaries, one after the other, to the weights of their samples: shape (n,), > 0."""
-
 
 class State(StrEnum):
     """The state of a sample. A closed set: it labels a metric."""
@@ -43,16 +40,6 @@ class State(StrEnum):
     """Left out at random to keep within the judging budget: others stand for it."""
     FORCED = "forced"
     """Added by hand: stored, never claimed for judging, in no estimate."""
-
-
-class LabelDepth(StrEnum):
-    """How much of a sample people grade."""
-
-    SERVED = "served"
-    """What was served; where none of it is relevant, also whether the pool holds a relevant
-    passage. Enough for precision, MRR and UDCG."""
-    POOL = "pool"
-    """Also the dropped passages that the sample chose for judging. Recall needs these."""
 
 
 FINAL_STATES = frozenset({State.JUDGED, State.INCOMPLETE, State.FAILED, State.SKIPPED})
@@ -338,6 +325,59 @@ class JudgedRows:
         )
 
 
+class PickKind(StrEnum):
+    """Why people are asked about a passage."""
+
+    RUN = "run"
+    """The request is graded from the top down; the row is that of the request."""
+    COIN = "coin"
+    """It is graded wherever the run ends, unless that is at an irrelevant first passage."""
+    SINGLE = "single"
+    """It is graded by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class PickedPassage:
+    """A passage that a draw asks people about, or a request that it opens.
+
+    Attributes:
+        position: Among the retriever's candidates; −1 for a run.
+        probability: Of a run, that of going on below an irrelevant first passage; of a coin, with
+            which it came up; of a single passage, with which it was drawn.
+        goes_on: Whether the run goes on below an irrelevant first passage.
+        pick_id: The draw; 0 before it is saved.
+        asked: The tenant whose file it was written to first; empty for a file of all tenants, None
+            where nobody was asked so far.
+    """
+
+    sample_id: int
+    kind: PickKind
+    position: int
+    probability: float
+    goes_on: bool = False
+    pick_id: int = 0
+    asked: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToPick:
+    """The judged samples of a series whose text is kept, n of them.
+
+    Attributes:
+        sample_ids: Shape (n,), int64.
+        label_orders: Shape (n,), a hash of each request in [0, 1); the lowest are opened first.
+        is_opened: Shape (n,), whether a draw opened it before.
+        summaries: All n of them, one after the other.
+        last_pick: The last draw of any series; 0 without one.
+    """
+
+    sample_ids: NDArray[np.int64]
+    label_orders: NDArray[np.float64]
+    is_opened: NDArray[np.bool_]
+    summaries: bytes
+    last_pick: int
+
+
 @dataclass(frozen=True, slots=True)
 class GradedRow:
     """What estimates need of a sample that has labels of people.
@@ -345,10 +385,9 @@ class GradedRow:
     Attributes:
         time_seconds: When the request was answered.
         route: The stages that answered.
-        depth: How much of it people have graded; None where not even all that was served, and
-            then ``human`` and ``judge`` are empty.
-        human: The request by the grades of people.
-        judge: The same by the grades of the judge.
+        passages: The picked passages that are graded.
+        judge: The request by the grades of the judge; empty without a grade of people.
+        human: The same by the grades of people; empty unless all of it was to be graded and is.
         disagreements: Passages on whose relevance annotators disagree.
         last_label_id: The newest label in it.
     """
@@ -356,9 +395,9 @@ class GradedRow:
     sample_id: int
     time_seconds: float
     route: str
-    depth: LabelDepth | None
-    human: bytes
+    passages: bytes
     judge: bytes
+    human: bytes
     disagreements: int
     last_label_id: int
 
@@ -370,27 +409,27 @@ class GradedRows:
     Attributes:
         sample_ids: Shape (n,), int64.
         time_seconds: Shape (n,), when the requests were answered.
+        first_pick: Shape (n,), as ``JudgedRows.first_pick``.
         routes: The stages that answered each.
-        is_pool: Shape (n,), whether it is graded to ``LabelDepth.POOL``.
-        human, judge: All n rows by the grades of people and of the judge, of one size.
-        served_probability: Shape (n,), the probability with which each was picked for grading and
-            graded at least to ``LabelDepth.SERVED``; NaN where it was not picked at random.
-        pool_probability: The same for ``LabelDepth.POOL``.
-        last_pick: By depth, the last pick whose samples stand for all that it could have taken: a
-            judged request is covered by labels if a pick up to this one could have taken it. 0
-            without one.
+        passages: Of each, the picked passages that are graded.
+        judge: All n rows by the grades of the judge, of one size.
+        human: The row of each by the grades of people; empty unless all of it was graded.
+        is_targeted: Shape (n,), whether an alarm asked for each as well, so that it is graded more
+            often.
+        asked: What draws asked about that stand for all that they could have taken: the number of
+            opened requests and of single passages, by draw, kind and whether an alarm asked too.
         disagreements: Passages on whose relevance annotators disagree.
     """
 
     sample_ids: NDArray[np.int64]
     time_seconds: NDArray[np.float64]
+    first_pick: NDArray[np.int64]
     routes: tuple[str, ...]
-    is_pool: NDArray[np.bool_]
-    human: bytes
+    passages: tuple[bytes, ...]
     judge: bytes
-    served_probability: NDArray[np.float64]
-    pool_probability: NDArray[np.float64]
-    last_pick: Mapping[LabelDepth, int]
+    human: tuple[bytes, ...]
+    is_targeted: NDArray[np.bool_]
+    asked: Mapping[tuple[int, PickKind, bool], int]
     disagreements: int
 
 

@@ -10,14 +10,14 @@ from starlette.responses import Response
 
 from ctxguard.core.metrics import Negative
 from ctxguard.core.render import sanitise
-from ctxguard.monitor.estimation.plan import UNFINISHED, label_plan, usable_requests
+from ctxguard.monitor.estimation.plan import label_plan, to_label, usable_labels
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judgment
-from ctxguard.monitor.labels.files import ALWAYS, RowToLabel, in_file_order, rows_to_label
+from ctxguard.monitor.labels.files import RowToLabel, in_file_order, rows_to_label
 from ctxguard.monitor.labels.guide import EXAMPLE_QUERY, NEGATIVES, example, meanings, words
-from ctxguard.monitor.labels.human import human_verdicts
-from ctxguard.monitor.labels.samples import GradedSample, to_label, unfinished
+from ctxguard.monitor.labels.human import ALWAYS, IF_NONE_ABOVE, human_verdicts
+from ctxguard.monitor.labels.samples import GradedSample, graded_samples, unfinished
 from ctxguard.monitor.service import let_people_grade
-from ctxguard.monitor.store import LabelDepth, LabelRow, SampleStore
+from ctxguard.monitor.store import LabelRow, SampleStore
 from ctxguard.server.console.pages import Form, Pages, RefusedPage, base, go_to, whole_number
 from ctxguard.server.console.queue import LabelQueue, Place, Task
 
@@ -95,7 +95,7 @@ class Label:
             sample = self._sample(task, sample_id)
         places = self._queue.places(task)
         shown = self._shown(task, sample_id, sample)
-        still_open = sample.rows(task.depth)
+        still_open = sample.rows()
         n_needed = len([row for row in still_open if row.when == ALWAYS])
         n_open = n_needed or min(len(still_open), 1)
         others = [place for place in places if place.sample_id != sample_id]
@@ -125,11 +125,15 @@ class Label:
         n = form.get("n", "")
         if not (n.isascii() and n.isdecimal() and 0 < int(n[:9]) <= _MOST_PICKED):
             raise RefusedPage(
-                400, "How many?", f"Enter a whole number of requests from 1 to {_MOST_PICKED:,}."
+                400, "How many?", f"Enter a whole number of passages from 1 to {_MOST_PICKED:,}."
             )
         if task.series == PEOPLE_ALONE:
             let_people_grade(self._store)
-        to_label(self._store, task.series, task.depth, int(n), tenant=task.tenant or None)
+        to_label(
+            *(self._store, task.series, int(n)),
+            tenant=task.tenant or None,
+            whole=bool(form.get("whole")),
+        )
         return go_to(task.address(f"{base(request)}/label"))
 
     def grade(self, request: Request, form: Form) -> Response:
@@ -172,27 +176,23 @@ class Label:
         task = self._task(dict(request.query_params))
         if task is None:
             return go_to(f"{base(request)}/label")
-        picked = self._store.picked_samples(task.series, task.depth)
+        picked = self._store.picked_samples(task.series)
         labelled = [one.request_id for one in picked if one.n_labels]
-        usable = usable_requests(self._store, list(dict.fromkeys(labelled)))
-        places = self._queue.places(task, None)
-        still_open = [place.sample_id for place in places if not place.is_graded]
-        samples = unfinished(self._store, task.series, still_open, task.depth, len(still_open))
-        plan = label_plan(self._store, task.series, samples, task.depth, self._clock())
+        usable = usable_labels(self._store, list(dict.fromkeys(labelled)))
+        still_open = [
+            place.sample_id for place in self._queue.places(task, None) if not place.is_graded
+        ]
+        samples = unfinished(graded_samples(self._store, task.series, still_open).values())
+        plan = label_plan(self._store, task.series, samples, self._clock())
         return self._pages.page(
             request,
             "label_gains.html",
             task=task,
             n_open=len(samples),
-            n_begun=usable[UNFINISHED],
+            usable=usable,
             plan=plan,
             metrics=[
-                (
-                    _IN_WORDS.get(metric.value, metric.value),
-                    usable[metric.value],
-                    plan.widths_now[metric],
-                    width,
-                )
+                (_IN_WORDS.get(metric.value, metric.value), plan.widths_now[metric], width)
                 for metric, width in plan.widths.items()
             ],
             arms=[
@@ -233,7 +233,7 @@ class Label:
         Raises:
             RefusedPage: it was not picked, or its text is deleted.
         """
-        is_picked = sample_id in self._store.picked(task.series, task.depth)
+        is_picked = sample_id in self._store.picked(task.series, [sample_id])
         sample = self._queue.sample(task, sample_id) if is_picked else None
         if sample is None or (task.tenant and not sample.is_of_tenant(task.tenant)):
             raise RefusedPage(
@@ -255,19 +255,17 @@ class Label:
         ]
         verdicts = human_verdicts(own_labels)
         own = verdicts[sample_id].by_passage if sample_id in verdicts else {}
-        to_grade = sample.rows(task.depth)
+        to_grade = sample.rows()
         needed = [row for row in to_grade if row.when == ALWAYS]
         is_open = {row.passage_id for row in needed or to_grade[:1]}
         return [
             _Shown(
                 row,
-                place if row.when == ALWAYS else 0,
+                0 if row.when == IF_NONE_ABOVE else place,
                 _value(own.get(row.passage_id)),
                 row.passage_id in is_open,
             )
-            for place, row in enumerate(
-                rows_to_label(sample.record, {}, task.depth, sample.judged), 1
-            )
+            for place, row in enumerate(rows_to_label(sample.record, sample.picked, {}), 1)
             if row.passage_id in is_open or row.passage_id in sample.people
         ]
 
@@ -301,10 +299,7 @@ def _task(fields: Form, all_series: list[str]) -> Task | None:
     series = fields.get("judge") or all_series[-1]
     if series not in all_series:
         raise RefusedPage(404, "No such judge", f"The store has {', '.join(all_series)}.")
-    depth = fields.get("depth") or LabelDepth.SERVED.value
-    if depth not in set(LabelDepth):
-        raise RefusedPage(400, "No such depth", f"Use one of {', '.join(LabelDepth)}.")
-    return Task(annotator, series, LabelDepth(depth), fields.get("tenant", "").strip())
+    return Task(annotator, series, fields.get("tenant", "").strip())
 
 
 def _value(verdict: Judgment | None) -> str:

@@ -5,7 +5,7 @@ from urllib.parse import urlencode
 
 from ctxguard.monitor.labels.files import in_file_order
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples
-from ctxguard.monitor.store import LabelDepth, PickedSample, SampleStore
+from ctxguard.monitor.store import PickedSample, SampleStore
 
 _MOST_KNOWN = 200_000
 _MOST_READ = 50
@@ -18,13 +18,11 @@ class Task:
     Attributes:
         annotator: The person's name.
         series: The judge that the labels correct.
-        depth: How much of each request.
         tenant: As ``label export --tenant`` takes it; empty for all.
     """
 
     annotator: str
     series: str
-    depth: LabelDepth
     tenant: str
 
     def fields(self) -> dict[str, str]:
@@ -32,7 +30,6 @@ class Task:
         return {
             "annotator": self.annotator,
             "judge": self.series,
-            "depth": self.depth.value,
             "tenant": self.tenant,
         }
 
@@ -54,7 +51,7 @@ class Place:
     is_graded: bool
 
 
-_Key = tuple[int, str, LabelDepth, str]
+_Key = tuple[int, str, str]
 
 
 class LabelQueue:
@@ -82,7 +79,7 @@ class LabelQueue:
             most_read: How many samples are read at most; None for no limit. Those of a tenant
                 are known only once they are read, so then there is none.
         """
-        picked = self._store.picked_samples(task.series, task.depth)
+        picked = self._store.picked_samples(task.series)
         self._read(picked, task, None if task.tenant else most_read)
         places = [
             Place(one.sample_id, one.request_id, is_graded)
@@ -101,7 +98,7 @@ class LabelQueue:
             for place in self.places(task, most_read):
                 sample = None if place.is_graded else self.sample(task, place.sample_id)
                 # Where nothing was served, there may be nothing to grade.
-                if sample is not None and not sample.is_graded(task.depth):
+                if sample is not None and not sample.is_graded:
                     return place.sample_id, sample
         return None
 
@@ -121,9 +118,9 @@ class LabelQueue:
             is_own = not task.tenant or sample.is_of_tenant(task.tenant)
             self._known[_key(chosen[sample_id], task)] = (
                 chosen[sample_id].n_labels,
-                sample.is_graded(task.depth) if is_own else None,
+                sample.is_graded if is_own else None,
             )
 
 
 def _key(picked: PickedSample, task: Task) -> _Key:
-    return picked.sample_id, task.series, task.depth, task.tenant
+    return picked.sample_id, task.series, task.tenant

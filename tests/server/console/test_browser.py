@@ -12,7 +12,7 @@ from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.ratio import Precision
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.service import Monitor
-from ctxguard.monitor.store import LabelDepth, SampleStore
+from ctxguard.monitor.store import SampleStore
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -171,7 +171,7 @@ def test_axe_finds_no_fault_of_accessibility_on_any_page(
     """On a phone and on a desktop, light and dark."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe").Axe()
     opened = browser.new_page(bypass_csp=True)  # so that axe itself may run
-    sample = next(iter(store.picked_samples(store.series()[0], LabelDepth.SERVED)), None)
+    sample = next(iter(store.picked_samples(store.series()[0])), None)
     pages = [
         "/decisions",
         "/request?id=which-shelf-holds-tool-1",

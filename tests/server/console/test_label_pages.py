@@ -11,16 +11,18 @@ from starlette.testclient import TestClient
 
 from ctxguard.core.metadata_filter import Where
 from ctxguard.monitor.estimation.live import Window
+from ctxguard.monitor.estimation.plan import to_label
 from ctxguard.monitor.estimation.ratio import Precision
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.judges import PeopleAlone
-from ctxguard.monitor.labels.samples import to_label
+from ctxguard.monitor.labels.human import ALWAYS
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.service import Monitor
-from ctxguard.monitor.store import LabelDepth, LabelRow, SampleStore
+from ctxguard.monitor.store import LabelRow, SampleStore
 
 SERIES = "words 1"
-ANN = {"annotator": "ann", "judge": SERIES, "depth": "served", "tenant": ""}
+ANN = {"annotator": "ann", "judge": SERIES, "tenant": ""}
+WHOLE = {"whole": "yes"}
 
 
 @pytest.fixture(scope="module")
@@ -79,22 +81,17 @@ def labels(store: SampleStore) -> list[tuple[str, int | None, str | None]]:
 
 
 def test_the_page_and_a_file_are_one_sample(store: SampleStore, client: TestClient) -> None:
-    pick(client, 3)
-    in_file = to_label(store, SERIES, LabelDepth.SERVED, 3)
-    assert set(store.picked(SERIES, LabelDepth.SERVED).values()) != {0.0}
-    for sample in in_file:
-        rows = sample.rows(LabelDepth.SERVED)
-        text = page(client)
-        always = [row.passage_id for row in rows if row.when == "always"]
-        assert shown(text) == always
+    pick(client, 20)
+    for sample in to_label(store, SERIES, 20):
+        rows = sample.rows()
+        assert shown(page(client)) == [row.passage_id for row in rows if row.when == ALWAYS]
         grade_all(client, "1")
     assert "All that was picked is graded" in page(client)
-    assert to_label(store, SERIES, LabelDepth.SERVED, 1, dry_run=True)[0].people == {}
 
 
 def test_looking_picks_nothing(store: SampleStore, client: TestClient) -> None:
     assert "Nothing is picked yet" in page(client)
-    assert store.picked(SERIES, LabelDepth.SERVED) == {}
+    assert store.picked(SERIES) == {}
 
 
 @pytest.mark.parametrize(
@@ -121,10 +118,10 @@ def test_a_grade_that_is_taken_back_leaves_no_trace_in_what_counts(
     after = give(client, "", passage, sample).text
     assert 'data-own=""' in after
     assert "graded by somebody else" not in after
-    (found,) = to_label(store, SERIES, LabelDepth.SERVED, 1)
+    (found,) = to_label(store, SERIES, 1)
     assert found.people == {}
     give(client, "1", passage, sample)
-    (found,) = to_label(store, SERIES, LabelDepth.SERVED, 1)
+    (found,) = to_label(store, SERIES, 1)
     assert found.people[passage].grade == 1
 
 
@@ -136,7 +133,7 @@ def test_the_last_grade_counts_also_when_the_clock_is_set_back(
     request_id = store.request_ids([sample])[sample]
     store.add_labels([LabelRow(request_id, passage, 3, None, "ann", 9e9)])
     give(client, "1", passage, sample)
-    (found,) = to_label(store, SERIES, LabelDepth.SERVED, 1)
+    (found,) = to_label(store, SERIES, 1)
     assert found.people[passage].grade == 1
 
 
@@ -152,34 +149,18 @@ def test_another_person_sees_that_it_is_graded_but_not_how(
     assert 'aria-pressed="true"' not in theirs
 
 
-def test_the_search_ends_at_the_first_that_is_relevant(tmp_path: Path) -> None:
-    with SampleStore.open(filled(tmp_path, 1, relevant=8)) as store:
+def test_a_run_ends_at_the_first_that_is_relevant(tmp_path: Path) -> None:
+    with SampleStore.open(filled(tmp_path, 6)) as store:
         client = visitor(store)
-        text = pick(client, 1).text
-        assert "Passage 4 of 4" in text
-        sample, served = sample_on(text), shown(text)
-        for passage in served:
+        pick(client, 6)
+        picked = store.picked(SERIES)
+        sample = next(one.sample_id for [one, *_] in picked.values() if one.goes_on)
+        [first, *coins] = shown(page(client, sample=sample))
+        for passage in (first, *coins):
             after = give(client, "0", passage, sample).text
         assert "Looking further: nothing above is relevant" in after
-        assert shown(after)[:4] == served
-        [further] = shown(after)[4:]
-        after = give(client, "1", further, sample).text
-        assert "This query is graded" in after
-        assert shown(after) == [*served, further]
-
-
-def test_a_grade_of_a_passage_that_is_needed_no_more_can_be_taken_back(tmp_path: Path) -> None:
-    """The judge calls a dropped one relevant, and then a person one that was served."""
-    with SampleStore.open(filled(tmp_path, 1, relevant=8)) as store:
-        client = visitor(store)
-        text = pick(client, 1).text
-        sample, served, searched = sample_on(text), shown(text)[0], "d0-8"
-        give(client, "0", searched, sample)
-        give(client, "2", served, sample)
-        assert searched in shown(page(client, sample=sample))
-        after = give(client, "", searched, sample)
-        assert after.status_code == 200
-        assert searched not in shown(after.text)
+        [further] = set(shown(after)) - {first, *coins}
+        assert "This query is graded" in give(client, "1", further, sample).text
 
 
 def test_an_id_with_line_breaks_comes_back_from_a_form(tmp_path: Path) -> None:
@@ -191,19 +172,17 @@ def test_an_id_with_line_breaks_comes_back_from_a_form(tmp_path: Path) -> None:
         assert [row.passage_id for _, row in store.labels()] == [shown(text)[0]]
 
 
-def test_depth_pool_asks_for_dropped_passages(store: SampleStore, client: TestClient) -> None:
-    text = pick(client, 2, depth="pool").text
-    assert len(shown(text)) == 12
-    assert set(store.picked(SERIES, LabelDepth.POOL)) == set(
-        store.picked(SERIES, LabelDepth.SERVED)
-    )
+def test_whole_requests_are_graded_with_their_dropped_passages(
+    store: SampleStore, client: TestClient
+) -> None:
+    assert len(shown(pick(client, 24, **WHOLE).text)) == 12
 
 
 def test_a_tenants_page_holds_only_requests_of_that_tenant(tmp_path: Path) -> None:
     url = filled(tmp_path, 6, filters=[Where(tenant="a"), Where(tenant="b"), None])
     with SampleStore.open(url) as store:
         client = visitor(store)
-        text = pick(client, 6, tenant="a").text
+        text = pick(client, 72, tenant="a", **WHOLE).text
         assert "0 of 2 requests graded" in text
         sample = sample_on(text)
         assert store.request_ids([sample])[sample] in (REQUEST(0), REQUEST(3))
@@ -225,7 +204,6 @@ def test_a_tenants_page_holds_only_requests_of_that_tenant(tmp_path: Path) -> No
         ({"annotator": " \u200b "}, 400),
         ({"annotator": "a" * 101}, 400),
         ({"judge": "another"}, 404),
-        ({"depth": "deep"}, 400),
     ],
 )
 def test_what_cannot_be_a_grade_is_refused_in_words(
@@ -241,7 +219,7 @@ def test_what_cannot_be_a_grade_is_refused_in_words(
 
 def test_only_what_was_picked_is_graded(store: SampleStore, client: TestClient) -> None:
     pick(client, 1)
-    (picked,) = store.picked(SERIES, LabelDepth.SERVED)
+    (picked,) = store.picked(SERIES)
     other = next(one for n in range(6) for one in store.find(REQUEST(n)) if one != picked)
     assert client.get("/console/label", params={**ANN, "sample": other}).status_code == 404
 
@@ -251,7 +229,7 @@ def test_a_number_of_requests_that_is_none_is_refused(
     store: SampleStore, client: TestClient, n: str
 ) -> None:
     assert pick(client, n).status_code == 400
-    assert store.picked(SERIES, LabelDepth.SERVED) == {}
+    assert store.picked(SERIES) == {}
 
 
 def test_an_empty_store_says_that_requests_are_missing(tmp_path: Path) -> None:
@@ -265,7 +243,7 @@ def test_people_grade_requests_that_no_judge_has_seen(tmp_path: Path) -> None:
         client = visitor(store)
         assert "No judge has seen them" in client.get("/console/label").text
         task = {"judge": ""}
-        pick(client, 12, **task)
+        pick(client, 12 * 12, **task, **WHOLE)
         for _ in range(12):
             text = page(client, **task)
             sample = sample_on(text)
@@ -281,23 +259,20 @@ def test_people_grade_requests_that_no_judge_has_seen(tmp_path: Path) -> None:
 
 
 def test_what_the_labels_give_is_told(store: SampleStore, client: TestClient) -> None:
-    pick(client, 2)
+    pick(client, 24, **WHOLE)
     grade_all(client, "1")
     Monitor(store, WordJudge()).report()
     text = client.get("/console/label/gains", params=ANN).text
-    assert "when the 1 requests that are picked are graded" in text
-    assert '<th scope="row">precision</th><td>1</td><td>no data</td>' in text
-    assert "recall of the pool" not in text
-    text = client.get("/console/label/gains", params={**ANN, "depth": "pool"}).text
-    assert "recall of the pool" in text
+    assert '<th scope="row">precision</th><td>no data</td>' in text
+    assert "grades count; 1 requests are graded from the top down" in text
 
 
 def test_enforced_and_shadowed_requests_are_shown_side_by_side(tmp_path: Path) -> None:
     """The policy keeps four passages, today ten are served; people agree that one is relevant."""
     url = filled(tmp_path, 160, enforce_share=0.5)
     with SampleStore.open(url) as store:
-        store.pick_for_labels(SERIES, 160)
-        names = store.request_ids(list(store.picked(SERIES, LabelDepth.SERVED)))
+        to_label(store, SERIES, 160 * 12, whole=True)
+        names = store.request_ids(list(store.picked(SERIES)))
         records = {
             names[sample_id]: SampleRecord.from_bytes(payload)
             for sample_id, payload in store.payloads(list(names)).items()

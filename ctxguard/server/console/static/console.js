@@ -16,7 +16,7 @@ function current() {
 }
 
 // The grades that this tab gave, by person and task: the last one is undone first.
-const steps = () => `ctxguard undo ${["annotator", "judge", "depth", "tenant"]
+const steps = () => `ctxguard undo ${["annotator", "judge", "tenant"]
   .map((name) => document.getElementById("undo").elements[name].value).join("\n")}`;
 
 function undoable() {

@@ -1,0 +1,227 @@
+"""Which passages people grade, and with what probability each.
+
+One budget of grades serves every metric. Some requests are opened: people grade their first
+passage; if it is irrelevant they go on down to the first relevant one, with one coin a request;
+below that each passage, served or dropped, has a coin of its own. The rest of the budget goes to
+single passages of other requests. Coins and single passages are drawn in proportion to m, what a
+grade can change: m² = Σ over metrics of λ·(weight/bar)²·f(1 − f), where f is P(relevant) as last
+month's grades predict it. Pure: no I/O, no clock, no logging.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxguard.core.types import FloatArray
+from ctxguard.monitor.estimation.joint import KEPT, POOL, Model, Population, basis, predicted
+from ctxguard.monitor.estimation.relevance import NEAR, IntArray, rank_group
+
+BARS = {"precision": 0.05, "utility": 0.21, "recall": 0.12}
+"""Half-widths that a month of grades is to reach."""
+
+RECALL_WEIGHT = 0.8
+"""λ of recall; that of precision and UDCG is 1. Recall is what costs."""
+
+OPENED_SHARE = 0.3
+"""Requests opened, as a share of the budget."""
+GO_ON = 0.6
+SINGLE_SHARE = 0.12
+"""Share of the budget that goes to single passages of requests that are not opened."""
+MOST_COIN = 1.0
+MOST_FROM_THE_TOP = 0.45
+"""Share of the budget that runs from the top may take."""
+LONGEST_RUN = 3.5
+"""If a run costs more grades than this, whole lists are graded instead."""
+_CERTAIN = 1e9
+_LEAST_SPREAD = 0.03
+"""Floor of f(1 − f): a judge that was never seen to err may."""
+_UTILITY = 1.5
+"""Difference in utility between a relevant passage and another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a budget of grades is spent.
+
+    Attributes:
+        n_opened: Requests to open.
+        go_on: Probability of going on below an irrelevant first passage.
+        coin: Factor of m for the coins below a relevant passage.
+        n_singles: Single passages of other requests.
+        expected: Expected grades of the opened requests.
+    """
+
+    n_opened: int
+    go_on: float
+    coin: float
+    n_singles: int
+    expected: float
+
+
+class Worth(NamedTuple):
+    """What a grade of each judged passage can change, m.
+
+    Attributes:
+        served: Shape (n, k), by rank; 0 past the last.
+        dropped: Shape (n, 2, 2), of one dropped passage divided by the inverse of its probability
+            of being judged, by nearness and verdict.
+    """
+
+    served: FloatArray
+    dropped: FloatArray
+
+    def take(self, rows: NDArray[np.bool_]) -> "Worth":
+        """Return some of the requests."""
+        return Worth(self.served[rows], self.dropped[rows])
+
+
+def worth(population: Population, model: Model, recall_weight: float = RECALL_WEIGHT) -> Worth:
+    """Compute m for every judged passage of n requests."""
+    served, dropped = predicted(population, model)
+    terms = basis(population, model)
+    kept, pool = (float(population.weight @ terms[:, one]) for one in (KEPT, POOL))
+    recall = kept / pool if pool > 0.0 else 1.0
+    per_request = max(pool, 1e-9) / population.weight.sum()
+    n_served = np.maximum(population.n_served, 1)[:, None]
+    discounts = 1.0 / np.log2(np.arange(2, served.shape[1] + 2))
+    squares = (
+        (1.0 / n_served / BARS["precision"]) ** 2
+        + (_UTILITY * discounts / BARS["utility"]) ** 2
+        + recall_weight * ((1.0 - recall) / per_request / BARS["recall"]) ** 2
+    )
+    of_dropped = recall_weight * (recall / per_request / BARS["recall"]) ** 2
+    return Worth(
+        np.where(population.verdict >= 0, np.sqrt(squares * _spread(served)), 0.0),
+        np.sqrt(of_dropped * _spread(dropped)),
+    )
+
+
+def plan(
+    population: Population, model: Model, m: Worth, budget: int, *, whole: bool = False
+) -> Plan:
+    """Spend a budget of grades on n ≥ 1 requests.
+
+    Args:
+        population: The requests that can be opened.
+        model: What earlier grades predict.
+        m: What a grade of each of their passages can change.
+        budget: How many grades.
+        whole: Whether to grade all that is judged of the opened requests, and nothing else.
+    """
+    served, _ = predicted(population, model)
+    is_later = (population.verdict >= 0) & (np.arange(served.shape[1]) > 0)
+    none_above = np.where(is_later, _none_above(served), 0.0)
+    run = float(none_above.sum(axis=1).mean())
+    lists = whole or 1.0 + run > LONGEST_RUN
+    go_on = 1.0 if lists else GO_ON
+    first = served[:, :1]
+    reached = np.where(is_later, first + go_on * (1.0 - first - none_above), 0.0)
+    ended = (first + go_on * (1.0 - first)).sum(axis=1)[:, None, None] * population.dropped
+
+    def each(coin: float) -> float:
+        """Expected grades of an opened request."""
+        below = np.sum(reached * np.minimum(coin * m.served, 1.0), axis=1)
+        of_size = np.minimum(coin * m.dropped, population.chance[:, None, None])
+        below += np.sum(ended * of_size, axis=(1, 2))
+        return 1.0 + go_on * run + float(below.mean())
+
+    if lists:
+        coin = _CERTAIN if whole else 1.0
+        most = budget / each(coin)
+    else:
+        most = min(OPENED_SHARE, MOST_FROM_THE_TOP / (1.0 + go_on * run)) * budget
+        below_top = (1.0 - SINGLE_SHARE) * budget / most
+        coin = bisected(lambda coin: each(coin) - below_top, 0.0, MOST_COIN)
+    n_opened = min(max(round(most), 1), len(population.verdict))
+    expected = n_opened * each(coin)
+    n_singles = 0 if whole else max(round(budget - expected), 0)
+    return Plan(n_opened, go_on, coin, n_singles, expected)
+
+
+def bisected(rising: Callable[[float], float], low: float, high: float) -> float:
+    """Find where a rising function is 0, or the nearer end."""
+    for _ in range(30):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if rising(middle) < 0.0 else (low, middle)
+    return (low + high) / 2.0
+
+
+class Units(NamedTuple):
+    """Passages that can be drawn by themselves, u of them; dropped ones by nearness and verdict.
+
+    Attributes:
+        request: Shape (u,), the row of the population.
+        rank: Shape (u,), 1-based among those served; 0 for the dropped of a kind.
+        group: Shape (u,), the rank group.
+        verdict: Shape (u,), the judge's.
+        probability: Shape (u,), with which it is drawn; of the dropped of a kind, that of any.
+    """
+
+    request: IntArray
+    rank: IntArray
+    group: IntArray
+    verdict: IntArray
+    probability: FloatArray
+
+
+def units(population: Population, m: Worth, is_opened: NDArray[np.bool_], n_singles: int) -> Units:
+    """List the passages of requests that are not opened, with their probabilities.
+
+    They are sorted by rank group and verdict, so that a systematic sample spreads over these.
+    """
+    row, place = np.nonzero((population.verdict >= 0) & ~is_opened[:, None])
+    row, place = row[place > 0], place[place > 0]
+    kinds = np.argwhere((population.dropped > 0.0) & ~is_opened[:, None, None])
+    n_kinds = len(kinds)
+    request = np.concatenate([row, kinds[:, 0]])
+    rank = np.concatenate([place + 1, np.zeros(n_kinds, np.int64)])
+    group = np.concatenate([rank_group(place + 1), NEAR + kinds[:, 1]])
+    verdict = np.concatenate([population.verdict[row, place].astype(np.int64), kinds[:, 2]])
+    size = np.concatenate([m.served[row, place], (m.dropped * population.dropped)[tuple(kinds.T)]])
+    order = np.lexsort((request, verdict, group))
+    found = Units(*(each[order] for each in (request, rank, group, verdict, size)))
+    return found._replace(probability=_scaled(found.probability, n_singles))
+
+
+def systematic(probability: FloatArray, start: float) -> IntArray:
+    """Draw a systematic sample: one of each unit length of cumulated probability.
+
+    Args:
+        probability: Shape (u,), each at most 1.
+        start: Uniform in [0, 1).
+
+    >>> systematic(np.array([0.5, 0.5, 1.0, 0.25]), 0.6).tolist()
+    [1, 2]
+    """
+    ends = np.cumsum(probability)
+    points = np.arange(start, ends[-1] if len(ends) else 0.0)
+    return np.asarray(np.searchsorted(ends, points, side="right"), np.intp)
+
+
+def _scaled(size: FloatArray, n: int) -> FloatArray:
+    """Scale sizes to probabilities that add up to n, none above 1."""
+    if n >= len(size):
+        return np.ones(len(size))
+    chance = size * n / size.sum()
+    for _ in range(10):
+        certain = chance >= 1.0
+        rest = size[~certain].sum()
+        if not certain.any() or rest <= 0.0:
+            break
+        chance = np.where(certain, 1.0, size * (n - certain.sum()) / rest)
+    return np.asarray(np.minimum(chance, 1.0))
+
+
+def _none_above(relevance: FloatArray) -> FloatArray:
+    """Predict that no passage above each rank is relevant; shape (n, k)."""
+    if not relevance.shape[1]:
+        return relevance
+    passed = np.column_stack([np.ones(len(relevance)), 1.0 - relevance[:, :-1]])
+    return np.asarray(np.cumprod(passed, axis=1))
+
+
+def _spread(p: FloatArray) -> FloatArray:
+    return np.maximum(p * (1.0 - p), _LEAST_SPREAD)
