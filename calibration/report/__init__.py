@@ -5,7 +5,7 @@
 
 from calibration.report.data import ReportData
 from calibration.report.evidence import certificate_words, report
-from calibration.report.files import write_html, write_json
+from calibration.report.page import write_html, write_json
 from calibration.report.summary import summarise
 
 __all__ = ["ReportData", "certificate_words", "report", "summarise", "write_html", "write_json"]

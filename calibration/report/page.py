@@ -1,13 +1,18 @@
-"""The calibration report as one HTML page, from ``ReportData`` and the templates beside this file.
+"""The report as an HTML page, from ``ReportData`` and the templates beside this file, or as JSON.
 
 Everything that comes from labels, passages or settings is escaped, and the page makes no request
 and runs no script.
 """
 
+import json
+from pathlib import Path
+
 from calibration.evaluate import DESCRIPTIONS
 from calibration.report import charts
 from calibration.report.data import ReportData, RouteReport
+from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.extras import require
+from ctxguard.errors import ConfigurationError
 
 NO_DATA = "no data"
 
@@ -70,3 +75,34 @@ def number(value: float | None, digits: int = 3, *, signed: bool = False) -> str
     rounded = round(value, digits) or 0.0
     sign = "+" if signed and rounded else ""
     return f"{rounded:{sign}.{digits}f}".replace("-", "−")
+
+
+def write_html(data: ReportData, path: Path | str) -> None:
+    """Write the report as one HTML file, which needs no other file and no network.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
+        MissingExtraError: Jinja2 is not installed.
+    """
+    _write(page(data), Path(path))
+
+
+def write_json(data: ReportData, path: Path | str) -> None:
+    """Write the report's data as JSON; the same data gives the same bytes.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
+    """
+    document = data.model_dump(mode="json")
+    _write(json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n", Path(path))
+
+
+def _write(text: str, path: Path) -> None:
+    try:
+        with atomic_write(path) as stream:
+            stream.write(text.encode())
+    except OSError as error:
+        raise ConfigurationError(
+            f"the report cannot be written to {path} ({error.strerror or error}); name a file in "
+            "a folder that can be written to"
+        ) from error
