@@ -29,6 +29,7 @@ _SYNTHETIC = (
     "the questions are synthetic, written from passages: they are easier than those of people, so "
     "that figures are optimistic and the verdict stays shadow"
 )
+_REPLY_TOKENS = 10
 _HOW_TO_GRADE = (
     "column grade: 2 answers, 1 helps, 0 neither; then run this command again, which asks the "
     "judge nothing twice"
@@ -144,11 +145,16 @@ def _print_cost(questions: "list[ToJudge]", settings: "Calibrate", output: Outpu
 
 
 def _cost(what: str, calls: int, tokens: int, settings: "Calibrate") -> str:
+    from ctxguard.monitor.judges.prompt import INSTRUCTIONS
+
     line = f"{what} takes {count(calls, 'call')}"
     if settings.judge not in ("cross-encoder", "reranker"):
-        line += f" and reads about {float(f'{tokens:.2g}'):,.0f} tokens besides its instructions"
+        read = tokens + calls * len(INSTRUCTIONS) // 4
+        line += f" and reads about {float(f'{read:.2g}'):,.0f} tokens, instructions included"
         if settings.prices is not None:
-            line += f", about {tokens / 1e6 * settings.prices[0]:.2f} at the price given"
+            reading, writing = settings.prices
+            cost = (read * reading + calls * _REPLY_TOKENS * writing) / 1e6
+            line += f", about {cost:.2g} at the prices given"
     return line
 
 

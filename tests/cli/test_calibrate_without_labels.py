@@ -59,7 +59,7 @@ def test_without_a_judge_it_says_what_judging_takes(
     result = run.ok("calibrate", "--index", index, "--queries", queries, "--out", out)
     words = " ".join(result.stdout.split())
     assert re.search(r"judging [\d,]+ passages of [\d,]+ questions takes [\d,]+ calls", words)
-    assert re.search(r"reads about [\d,]+00 tokens besides its instructions", words)
+    assert re.search(r"reads about [\d,]+00 tokens, instructions included", words)
     assert "add --judge" in words
     assert not out.exists()
 
@@ -74,7 +74,7 @@ def test_from_a_log_to_a_profile_in_shadow_and_to_graded_questions(
     )
     system = {"calibrate": {"base-url": chat.url, "prices": [2.0, 8.0]}}
     first = run.ok(*asked, system=system)
-    assert "at the price given" in " ".join(first.stdout.split())
+    assert "at the prices given" in " ".join(first.stdout.split())
     assert "shadow" in first.stdout
     words = " ".join(first.stdout.split())
     assert "assumed is that it finds 0.85 of the relevant passages" in words
