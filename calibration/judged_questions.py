@@ -10,15 +10,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from calibration.data.dataset import Dataset, Query
 from calibration.data.text_files import read_records
 from calibration.judged_route import JUDGED_DEPTH, ByQuestion
 from calibration.replay import Progress
+from calibration.retrievers import Replayable
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard.core.decision import candidate_order
-from ctxguard.core.types import DEFAULT_DEPTH, Passage, Ranking
+from ctxguard.core.types import DEFAULT_DEPTH, Passage
 from ctxguard.errors import DataError, QueryError
 
 if TYPE_CHECKING:
@@ -31,12 +32,6 @@ _COLUMNS = ("query_id", "question", "passage_id", "title", "text", "source", "gr
 _CHARACTERS_PER_TOKEN = 4
 
 
-class Searching(Protocol):
-    """Finds candidates with their texts."""
-
-    def retrieve(self, query: str, *, depth: int = ...) -> Ranking: ...
-
-
 @dataclass(frozen=True)
 class ToJudge:
     """One question, and its first candidates."""
@@ -46,7 +41,7 @@ class ToJudge:
 
 
 def questions_to_judge(
-    retriever: Searching,
+    retriever: Replayable,
     queries: Iterable[Query],
     *,
     first: int = JUDGED_DEPTH,

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from calibration.calibrate_route import Settings
     from calibration.data.dataset import Dataset
     from calibration.from_verdicts import JudgedCalibration
-    from calibration.judged_questions import Searching, ToJudge
+    from calibration.judged_questions import ToJudge
+    from calibration.retrievers import Replayable
     from ctxguard.cli._system import Source
     from ctxguard.cli.calibrate import Calibrate
     from ctxguard.monitor.judges import Judge, LLMJudge
@@ -120,7 +121,7 @@ def _asked(queries: Path, to_grade: Path) -> "Dataset":
     return read_sources([queries, *graded], source="traffic").dataset(queries.name)
 
 
-def _as_served(opened: "Source") -> "Searching":
+def _as_served(opened: "Source") -> "Replayable":
     """Put the retriever in the order that calibration starts from, with texts."""
     from calibration.calibrate import MultiRoute, default_fusion
     from calibration.retrievers import RankingSource

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import pytest
 import typer
+from pydantic import field_validator
 from running import as_toml, refused
 from typer.testing import CliRunner
 
@@ -16,6 +17,7 @@ from ctxguard._support.settings import SettingsModel, key_of, setting
 from ctxguard.cli import app
 from ctxguard.cli._settings import add_command
 from ctxguard.cli._system import System
+from ctxguard.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -133,6 +135,24 @@ def shown(tmp_path: Path) -> Any:
         return CliRunner().invoke(application, ["show", "--system", str(file), *options])
 
     return run
+
+
+class EvenSettings(SettingsModel):
+    """Settings that a check of their own may refuse."""
+
+    n: int = setting("An even number.", "N")
+
+    @field_validator("n")
+    @classmethod
+    def _check(cls, n: int) -> int:
+        if n % 2:
+            raise ValueError("is odd")
+        return n
+
+
+def test_a_refused_value_is_told_in_the_words_of_the_check() -> None:
+    with pytest.raises(ConfigurationError, match=r"^n 1: is odd$"):
+        EvenSettings(n=1)
 
 
 def test_a_key_replaces_a_default_and_an_option_replaces_a_key(shown: Any) -> None:
