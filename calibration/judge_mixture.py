@@ -60,16 +60,14 @@ DEFAULT_RATES = JudgeRates()
 
 @dataclass(frozen=True)
 class Mixture:
-    """What verdicts and grades say together.
+    """The posterior of relevance, and the judge's rates.
 
     Attributes:
         relevance: Shape (n,), P(relevant) of each candidate given its features, verdict and grade.
-        prior: Shape (n,), P(relevant) given features alone, in sample.
         rates: How the judge errs.
     """
 
     relevance: FloatArray
-    prior: FloatArray
     rates: JudgeRates
 
 
@@ -100,8 +98,8 @@ def fit_mixture(
         folds = np.array([fold_of(name) for name in query_ids])
         nearness = _standardised_log_odds(x, verdicts, grades, folds, constant)
         assumed = _learned(assumed, verdicts, grades, nearness)
-    weights, relevance = _expectation_maximisation(x, verdicts, grades, assumed, nearness)
-    return Mixture(relevance, _sigmoid(x @ weights), assumed)
+    _, relevance = _expectation_maximisation(x, verdicts, grades, assumed, nearness)
+    return Mixture(relevance, assumed)
 
 
 def _standardised_log_odds(

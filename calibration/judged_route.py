@@ -54,7 +54,7 @@ DEFAULT_SETTINGS = JudgedSettings()
 
 @dataclass(frozen=True)
 class JudgedRoute:
-    """A route's policy, and what is known of it.
+    """A route's fitted policy, with its evidence.
 
     Attributes:
         policy: The policy that the guard applies.
@@ -146,7 +146,7 @@ def judged_route(
     grades: ByQuestion,
     settings: JudgedSettings = DEFAULT_SETTINGS,
 ) -> JudgedRoute:
-    """Fit a route's policy, and say what it gains.
+    """Fit a route's policy, and estimate its gain.
 
     Args:
         pools: The replay of the route.
@@ -184,7 +184,7 @@ def judged_policy(
     grades: ByQuestion,
     settings: JudgedSettings = DEFAULT_SETTINGS,
 ) -> ExpectedUtilityPolicy:
-    """The policy of `judged_route` alone, without what is known of it."""
+    """Fit the policy of `judged_route` alone, without its evidence."""
     return _fitted(_judged(pools, verdicts, grades), settings)[0]
 
 
@@ -232,7 +232,7 @@ def _mixture(judged: _JudgedPairs, rates: JudgeRates) -> Mixture:
 
 
 def _model(judged: _JudgedPairs, relevance: FloatArray) -> RelevanceModel:
-    """The model of P(relevant): every candidate counts as relevant and as not, by its posterior."""
+    """Fit P(relevant): each candidate counts as relevant and as not, by its posterior."""
     n = relevance.size
     answerable = np.zeros(len(judged.pools))
     np.maximum.at(answerable, judged.rows, relevance)
@@ -253,7 +253,7 @@ def _gains(
     fitted: JudgeRates,
     true: JudgeRates,
 ) -> tuple[FloatArray, FloatArray]:
-    """Gain of each question in strict UDCG over the first k, by models of other questions.
+    """Compute each question's gain in strict UDCG over the first k, by models of other questions.
 
     Args:
         judged: The judged candidates.

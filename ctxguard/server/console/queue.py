@@ -1,4 +1,4 @@
-"""Which of the requests that were picked for labels is graded next."""
+"""Chooses the picked request that is graded next."""
 
 from dataclasses import dataclass
 from urllib.parse import urlencode
