@@ -231,8 +231,12 @@ def label_plan(
     return LabelPlan(
         {one: scaled_width(corrected[one], 1.0, 1.0) for one in PLANNED},
         {
-            one: scaled_width(corrected[one], corrected[one].n, corrected[one].n + n)
-            or scaled_width(simulated[one], _WIDTHS_AT, n)
+            one: (
+                scaled_width(corrected[one], corrected[one].n, corrected[one].n + n)
+                or scaled_width(simulated[one], _WIDTHS_AT, n)
+            )
+            if _suffice(one, corrected[one].n, samples)
+            else None
             for one in PLANNED
         },
         round(sum(sample.expected_passages() for sample in samples)),
@@ -243,6 +247,15 @@ def label_plan(
             "difference": live.arm_differences[Window.ALL_RETAINED],
         },
     )
+
+
+def _suffice(metric: Metric, n_now: int, samples: Sequence[GradedSample]) -> bool:
+    """Tell whether an estimate will have the labels without which it is not shown."""
+    if metric is Metric.MRR:
+        samples = [
+            sample for sample in samples if any(one.kind is PickKind.RUN for one in sample.picked)
+        ]
+    return n_now + len(samples) >= DEFAULT_PRECISION.min_n
 
 
 def scaled_width(found: Estimate, n: float, n_new: float) -> float | None:

@@ -258,16 +258,15 @@ class Label:
         to_grade = sample.rows()
         needed = [row for row in to_grade if row.when == ALWAYS]
         is_open = {row.passage_id for row in needed or to_grade[:1]}
-        return [
-            _Shown(
-                row,
-                0 if row.when == IF_NONE_ABOVE else place,
-                _value(own.get(row.passage_id)),
-                row.passage_id in is_open,
-            )
-            for place, row in enumerate(rows_to_label(sample.record, sample.picked, {}), 1)
-            if row.passage_id in is_open or row.passage_id in sample.people
-        ]
+        shown, place = [], 0
+        for row in rows_to_label(sample.record, sample.picked, {}):
+            is_searched = row.when == IF_NONE_ABOVE
+            place += not is_searched
+            if row.passage_id in is_open or row.passage_id in sample.people:
+                value = _value(own.get(row.passage_id))
+                number = 0 if is_searched else place
+                shown.append(_Shown(row, number, value, row.passage_id in is_open))
+        return shown
 
     def _focus(self, task: Task, sample_id: int, passage_id: str, given: str) -> dict[str, int]:
         """Say where to go on: at a grade taken back, or at the next passage without a grade."""

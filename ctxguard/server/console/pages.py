@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from ctxguard._support.error_text import describe_error
+from ctxguard._support.words import count
 from ctxguard.core.render import reveal
 from ctxguard.errors import CtxguardError, StoreError
 from ctxguard.monitor.explanation import (
@@ -84,6 +85,7 @@ class Pages:
         self._environment.filters |= {
             "reveal": _revealed,
             "unwrap": unwrapped,
+            "counted": count,
             "time": time_in_words,
             "verdict": verdict_in_words,
             "labels": labels_in_words,

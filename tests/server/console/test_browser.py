@@ -62,12 +62,14 @@ def page(browser: "Browser") -> "Iterator[Page]":
     assert [one for one in problems if "favicon" not in one] == []
 
 
-def begin(page: "Page", address: str, n: int = N) -> None:
+def begin(page: "Page", address: str, n: int = N * 12, *, whole: bool = True) -> None:
     """From the front page to the first passage, by keyboard where there are fields."""
     page.goto(f"{address}/label")
     page.fill("#annotator", "ann")
     page.keyboard.press("Enter")
     page.wait_for_selector("#n")
+    if whole:
+        page.check("input[name='whole']")
     page.fill("#n", str(n))
     page.keyboard.press("Enter")
     page.wait_for_selector("#task")
@@ -97,7 +99,7 @@ def test_labels_given_by_keyboard_are_the_numbers_of_the_live_report(
     begin(page, address)
     page.click("details[data-load] summary")
     page.wait_for_selector("details[data-load] table")
-    assert f"{N} requests that are picked" in page.inner_text("details[data-load]")
+    assert f"{N} more requests are graded" in page.inner_text("details[data-load]")
     page.focus("[data-current]")
     first = focused(page)
     key(page, "3")
@@ -124,8 +126,8 @@ def test_labels_given_by_keyboard_are_the_numbers_of_the_live_report(
     assert report.live.unpicked == 0
     by_people = report.estimates[Window.ALL_RETAINED][Metric.PRECISION]
     by_judge = report.live.judge_estimates[Window.ALL_RETAINED][Metric.PRECISION]
-    assert by_people.value == pytest.approx((1 + 2) / 2 / 4)
-    assert by_judge.value != pytest.approx(by_people.value)
+    assert by_people.value == pytest.approx((1 + 2) / 2 / 4, abs=0.01)
+    assert by_judge.value != pytest.approx(by_people.value, abs=0.01)
 
 
 IN_SIGHT = """() => {
@@ -143,9 +145,11 @@ def test_the_question_stays_in_sight_while_20_requests_are_graded(
 ) -> None:
     """By keyboard alone; each passage that has the focus is in sight as well."""
     page.set_viewport_size({"width": width, "height": height})
-    with SampleStore.open(filled(tmp_path, 20)) as store, listening(store) as address:
-        begin(page, address, n=20)
-        for _ in range(20):
+    with SampleStore.open(filled(tmp_path, 40)) as store, listening(store) as address:
+        begin(page, address, n=60, whole=False)
+        n_requests = 0
+        while page.query_selector("h1.query"):
+            n_requests += 1
             while focused(page):
                 assert page.evaluate(IN_SIGHT)
                 key(page, "0")
@@ -153,16 +157,17 @@ def test_the_question_stays_in_sight_while_20_requests_are_graded(
             page.keyboard.press("n")
             page.wait_for_selector("[data-current], h1:not(.query)")
         assert page.inner_text("h1") == "All that was picked is graded"
-        assert len(store.labels()) > 20 * 4
+        assert n_requests >= 20
+        assert len(store.labels()) >= n_requests
 
 
 def test_keys_pressed_while_the_next_query_loads_are_not_lost(page: "Page", tmp_path: Path) -> None:
     with SampleStore.open(filled(tmp_path, 2)) as store, listening(store) as address:
-        begin(page, address, n=2)
-        for pressed in "2222n2222":
+        begin(page, address, n=24)
+        for pressed in f"{'2' * 12}n{'2' * 12}":
             page.keyboard.press(pressed)
         page.wait_for_selector("#next:has-text('Go on')")
-        assert len(store.labels()) == 8
+        assert len(store.labels()) == 24
 
 
 def test_axe_finds_no_fault_of_accessibility_on_any_page(

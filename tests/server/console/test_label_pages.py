@@ -264,7 +264,8 @@ def test_what_the_labels_give_is_told(store: SampleStore, client: TestClient) ->
     Monitor(store, WordJudge()).report()
     text = client.get("/console/label/gains", params=ANN).text
     assert '<th scope="row">precision</th><td>no data</td>' in text
-    assert "grades count; 1 requests are graded from the top down" in text
+    assert "in use; 1 request graded from the top down" in text
+    assert "<td>needs more</td>" in text, "five more are too few for an estimate"
 
 
 def test_enforced_and_shadowed_requests_are_shown_side_by_side(tmp_path: Path) -> None:
