@@ -7,6 +7,7 @@ higher probability where nothing relevant was served, and so such a request weig
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,8 @@ from ctxguard.monitor.judges.verdict_text import verdicts_from_json
 from ctxguard.monitor.labels.human import human_verdicts
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import SampleStore
-from ctxguard.profile.schema import Profile, RouteProfile
+from ctxguard.monitor.store.part import chunks
+from ctxguard.profile.schema import Profile, RouteVerdict
 
 _log = logging.getLogger(__name__)
 
@@ -91,19 +93,13 @@ def judged_pools(
     alone = series == PEOPLE_ALONE
     for page in store.judged_pages(series):
         table = table_of(page.summaries, len(page))
-        for start in range(0, len(page), _AT_ONCE):
-            rows = dict(
-                zip(
-                    page.sample_ids[start : start + _AT_ONCE].tolist(),
-                    table[start : start + _AT_ONCE],
-                    strict=True,
-                )
-            )
-            ids = [
-                sample_id
-                for sample_id, row in rows.items()
-                if sample_id not in skip and (alone or not whole_only or _is_whole(row))
-            ]
+        wanted = _is_whole(table) | (alone or not whole_only)
+        rows = {
+            sample_id: row
+            for sample_id, row in zip(page.sample_ids[wanted].tolist(), table[wanted], strict=True)
+            if sample_id not in skip
+        }
+        for ids in chunks(list(rows), _AT_ONCE):
             verdicts = store.verdicts(series, ids)
             for sample_id, payload in store.payloads(ids).items():
                 by_people = people.get(sample_id, {})
@@ -133,9 +129,9 @@ def _whole_pool_chance(record: SampleRecord, row: np.void, *, alone: bool) -> fl
     return float(row["full_pool_probability"]) if _is_whole(row) else None
 
 
-def _is_whole(row: np.void) -> bool:
-    """Whether the whole pool was to be judged."""
-    return not (np.isnan(row["pool_relevant"]) and np.isnan(row["partial_pool_relevant"]))
+def _is_whole(rows: Any) -> Any:
+    """Whether the whole pool was to be judged, of a row or of each of a table."""
+    return ~(np.isnan(rows["pool_relevant"]) & np.isnan(rows["partial_pool_relevant"]))
 
 
 def _unusable(record: SampleRecord, chance: float | None, labels: Mapping[str, Judgment]) -> str:
@@ -187,7 +183,7 @@ class ShadowedTraffic:
         self._profile_id = profile.profile_id
         self._exact = exact or series == PEOPLE_ALONE
         self._routes = {
-            route: own
+            route: (own.policy, own.verdict)
             for route, own in profile.routes.items()
             if own.verdict is not None and own.verdict.decision == "shadow"
         }
@@ -205,26 +201,24 @@ class ShadowedTraffic:
         }
         for pool in judged_pools(self._store, self._series, people, skip=known, whole_only=True):
             self._seen[pool.sample_id] = self._difference(pool)
-        return {route: self._rise(route, own) for route, own in self._routes.items()}
+        return {route: self._rise(route, verdict) for route, (_, verdict) in self._routes.items()}
 
     def _difference(self, pool: JudgedPool) -> _Difference:
         record, value, is_graded = pool.record, None, False
-        own = self._routes.get(record.route)
+        counts = record.profile_id == self._profile_id and record.route in self._routes
         relevant = {name for name, verdict in pool.labels.items() if verdict.grade}
-        if own and own.verdict and relevant and not pool.unusable:
-            ranking = record.ranking()
+        if counts and relevant and not pool.unusable:
+            ranking, (policy, verdict) = record.ranking(), self._routes[record.route]
             kept, today = (
-                {ranking.passage_ids[place] for place in decide(ranking, policy).kept}
-                for policy in (own.policy, RatioPolicy(k=own.verdict.serving_k))
+                {ranking.passage_ids[place] for place in decide(ranking, each).kept}
+                for each in (policy, RatioPolicy(k=verdict.serving_k))
             )
-            if record.profile_id == self._profile_id:
-                value = (len(relevant & kept) - len(relevant & today)) / len(relevant)
-                is_graded = kept | today <= pool.by_people.keys()
+            value = (len(relevant & kept) - len(relevant & today)) / len(relevant)
+            is_graded = kept | today <= pool.by_people.keys()
         weight, answered = pool.weight, record.time_seconds
         return _Difference(record.route, value, weight, answered, is_graded, pool.by_people)
 
-    def _rise(self, route: Route, own: RouteProfile) -> Rise:
-        assert own.verdict is not None  # noqa: S101 - of the routes in shadow
+    def _rise(self, route: Route, verdict: RouteVerdict) -> Rise:
         seen = [
             each
             for _, each in sorted(self._seen.items())
@@ -235,8 +229,8 @@ class ShadowedTraffic:
         return rise(
             np.array([each.value for each in seen], np.float64),
             weights / weights.max(initial=0.0) if seen else None,
-            tolerance=own.verdict.tolerance,
-            max_loss=own.verdict.max_loss,
+            tolerance=verdict.tolerance,
+            max_loss=verdict.max_loss,
             labelled=None
             if self._exact
             else np.array([each.value for each in seen if each.is_graded], np.float64),
