@@ -347,7 +347,9 @@ def found(traffic: JudgedTraffic, in_force: Profile) -> Recalibration:
 class TestRecalibrating:
     def test_a_bad_policy_is_replaced_by_a_better_one(self, found: Recalibration) -> None:
         for metric in ("recall", "udcg_strict"):
-            assert found.results.of("new", metric).difference.outcome == "better"
+            difference = found.results.of("new", metric).difference
+            assert difference is not None
+            assert difference.outcome == "better"
 
     def test_the_comparison_is_on_queries_that_took_no_part_in_the_choice(
         self, found: Recalibration
