@@ -51,7 +51,8 @@ _MEANING = (
     "recall: share of the pools' relevant passages that was served. precision: mean over non-empty "
     "requests of the share of served passages that is relevant. mrr: mean reciprocal rank of what "
     "was served, non-empty requests. answerable: share of requests whose pool has a relevant one. "
-    "udcg, gain, harm: discounted worth of what was served, and its two parts, per request. recall_loss: mean share lost of the relevant among the retriever's first few. "
+    "udcg, gain, harm: discounted worth of what was served, and its two parts, per request. "
+    "recall_loss: mean share lost of the relevant among the retriever's first few. "
     "retriever_miss: share of relevant passages beyond the pool."
 )
 _PARTS = (
