@@ -390,7 +390,7 @@ def filled_store(url: str) -> tuple[SampleStore, Monitor]:
         sampler.offer(guard.retrieve("q", request_id=f"r{n}"), 0.5, NOW)
     writer.flush()
     monitor.step()
-    store.pick_for_labels(monitor.series, 2)
+    to_label(store, monitor.series, 20)
     store.add_labels(
         [LabelRow(f"r{n}", name, 1, None, "me", NOW) for n in range(4) for name in "ab"]
     )
