@@ -59,7 +59,7 @@ NOW = Row(
 QUALITY = Row(
     "Quality of live traffic",
     _band("recall", "Recall of the pool", "Share of the pools' relevant passages served."),
-    _band("mrr", "MRR", "Mean reciprocal rank over requests with a relevant passage."),
+    _band("mrr", "MRR", "Mean reciprocal rank over requests that were served any passage."),
     _band("udcg", "UDCG, strict", "Gain less harm, per request; every passage counts."),
     _band(
         "precision",
