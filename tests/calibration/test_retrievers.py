@@ -11,7 +11,7 @@ from calibration.calibrate_route import Settings
 from calibration.compare.candidates import Candidate
 from calibration.compare.comparison import compare
 from calibration.data.dataset import Dataset, Query
-from calibration.data.readers import RunEntry, read_trec_qrels, read_trec_run
+from calibration.data.readers import RunEntry, read_trec_run
 from calibration.replay import replay
 from calibration.report import report
 from calibration.retrievers import RankingSource, RecordedRankings
@@ -232,17 +232,17 @@ def test_passages_are_found_again_where_they_are_kept() -> None:
 
 
 class TestRecordedRankings:
-    def test_a_trec_run_and_qrels_calibrate_without_any_retriever(self, tmp_path: Path) -> None:
-        run, qrels = tmp_path / "run.trec", tmp_path / "qrels.trec"
+    def test_a_trec_run_and_labels_calibrate_without_any_retriever(self, tmp_path: Path) -> None:
+        run = tmp_path / "run.trec"
         lines = [
             f"q{number} Q0 p{number}-{rank} {rank} {10.0 / rank:.4f} tag"
             for number in range(40)
             for rank in range(1, 11)
         ]
         run.write_text("\n".join(lines))
-        qrels.write_text("\n".join(f"q{number} 0 p{number}-1 1" for number in range(40)))
         queries = tuple(Query(f"q{number}", f"question {number}") for number in range(40))
-        dataset = Dataset("trec", queries, read_trec_qrels(qrels))
+        qrels = {f"q{number}": {f"p{number}-1": 1} for number in range(40)}
+        dataset = Dataset("trec", queries, qrels)
         recorded = RecordedRankings.of_run(read_trec_run(run), queries, ScoreKind.RATIO)
         found = calibrate(recorded, dataset, Settings(depth=10, objective="utility", held_out=0.5))
         route = found.profile.routes[Route.EXTERNAL]

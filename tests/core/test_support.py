@@ -12,7 +12,7 @@ import pytest
 
 from calibration.data.frozen_sets import read_snapshot
 from calibration.data.golden_sources import read_sources
-from calibration.data.readers import read_corpus, read_trec_qrels
+from calibration.data.readers import read_corpus
 from calibration.data.text_files import new_folder, write_lines
 from calibration.reader.answers import read_answers
 from calibration.replay import _load
@@ -179,14 +179,13 @@ class TestReadRegular:
             lambda folder: Ranker.load(folder / "snapshot.json"),
             lambda folder: _load(folder / "snapshot.json"),
             lambda folder: list(read_corpus(folder / "snapshot.json")),
-            lambda folder: read_trec_qrels(folder / "snapshot.json"),
             lambda folder: read_sources([folder / "snapshot.json"], source="human"),
             lambda folder: read_label_file(folder / "snapshot.json", "me", 1.0, 3),
             lambda folder: read_feedback_file(folder / "snapshot.json", 1.0),
             lambda folder: read_answers(folder / "snapshot.json"),
         ],
         ids=[
-            *("frozen set", "ranker", "cache of rankings", "corpus", "qrels", "golden labels"),
+            *("frozen set", "ranker", "cache of rankings", "corpus", "golden labels"),
             *("labels", "feedback", "answers"),
         ],
     )

@@ -35,7 +35,6 @@ from calibration.data.readers import (
     read_beir,
     read_corpus,
     read_jsonl,
-    read_trec_qrels,
     read_trec_run,
 )
 from calibration.fit import fit_fusion, fit_relevance, fit_temperature, out_of_fold, pool_features
@@ -171,7 +170,6 @@ READERS: Mapping[str, tuple[str, bytes, Callable[[Path], object]]] = {
         ),
         read_jsonl,
     ),
-    "qrels": ("q.txt", b"q1 0 a 1\nq1 0 b 0\n", read_trec_qrels),
     "run": ("r.txt", b"q1 Q0 a 1 2.5 tag\nq1 Q0 b 2 1.5 tag\n", read_trec_run),
     "label file": (
         "l.jsonl",
