@@ -94,11 +94,9 @@ def precision_rows(rng: np.random.Generator, shares: NDArray[np.float64]) -> Tab
 
 
 def compared(table: Table) -> Estimate:
+    table["probability"] *= _dealt(table)
     of_arm = [
-        estimate(
-            Metric.PRECISION,
-            sums_of(_dealt(table[table["enforced"] == arm])).ratio(Metric.PRECISION),
-        )
+        estimate(Metric.PRECISION, sums_of(table[table["enforced"] == arm]).ratio(Metric.PRECISION))
         for arm in (1.0, 0.0)
     ]
     return difference(*of_arm)
