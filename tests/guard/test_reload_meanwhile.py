@@ -180,6 +180,8 @@ class TestProfile:
         load = Profile.load
 
         def load_while_it_is_written(path: Path) -> Profile:
+            # Saving reads the profile that it replaces.
+            monkeypatch.setattr(Profile, "load", load)
             try:
                 return load(path)
             finally:
