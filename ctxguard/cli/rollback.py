@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ctxguard._support.settings import SettingsModel, optional, setting
-from ctxguard.cli._console import Output, table
+from ctxguard.cli import _options
+from ctxguard.cli._console import Output, print_json, table
 from ctxguard.profile.describe import describe_policy
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ class Rollback(SettingsModel):
         "ID",
         argument=True,
     )
+    as_json: _options.AsJson = False
 
 
 def rollback(settings: Rollback) -> None:
@@ -32,9 +34,12 @@ def rollback(settings: Rollback) -> None:
     from ctxguard.profile.history import former_profiles, roll_back
     from ctxguard.profile.schema import Profile
 
-    output = Output()
+    output = Output(as_json=settings.as_json)
     if settings.to is not None:
         again = roll_back(settings.profile, settings.to).profile
+        if settings.as_json:
+            print_json({"in_force": again.profile_id, "verdict": again.verdict})
+            return
         output.facts(
             [
                 ("in force", f"{settings.profile} holds profile {again.profile_id} again"),
@@ -46,6 +51,23 @@ def rollback(settings: Rollback) -> None:
     present = Profile.load(settings.profile)
     rows = table("profile", "replaced", "by", "why", "verdict", title=f"Before {settings.profile}")
     former = former_profiles(settings.profile)
+    if settings.as_json:
+        print_json(
+            {
+                "in_force": present.profile_id,
+                "former": [
+                    {
+                        "profile_id": each.profile.profile_id,
+                        "replaced_at": each.replaced_at,
+                        "replaced_by": each.replaced_by,
+                        "why": each.why,
+                        "verdict": each.profile.verdict,
+                    }
+                    for each in former
+                ],
+            }
+        )
+        return
     for each in former:
         rows.add_row(
             each.profile.profile_id,

@@ -125,7 +125,7 @@ def test_whatever_the_guard_takes_is_calibrated_compared_and_reported(name: str)
     assert route.held_out.metrics["recall"].value == 1.0
     fixed = Candidate("first 2", RatioPolicy(k=2), Route.EXTERNAL)
     comparison = compare([fixed], lambda _: retriever, DATASET, depth=5, score_kind="ratio")  # type: ignore[arg-type,return-value]
-    assert comparison.candidates[0].metrics["kept"].value == 2.0
+    assert comparison.results.of("first 2", "kept").mean.value == 2.0
     assert report(calibration, None) is not None
     guard = ContextGuard(ANYTHING[name](), score_kind="ratio", profile=calibration.profile)  # type: ignore[arg-type]
     assert asyncio.run(guard.aretrieve("question 3")).kept_ids[0] == "3-1"

@@ -84,14 +84,14 @@ def test_labels_picks_and_reactions_are_shown(run: Run, traffic: Traffic, tmp_pa
     reactions = write_jsonl(tmp_path / "f.jsonl", [{"request_id": name, "kind": "thumb_down"}])
     run("label", "feedback", reactions, "--store", traffic.url)
     (found,) = explained(run, traffic, int(str(name).rsplit("-", 1)[1]))
-    assert 0.0 < found["picked"]["served"] < 1.0
+    assert sum(found["picked"].values()) >= 1
     assert found["feedback"] == ["thumb_down"]
     labelled = [one for one in found["candidates"] if one["labels"]]
     (label,) = labelled[0]["labels"]
     assert (label["annotator"], label["grade"], label["negative"]) == ("ann", 0, "distractor")
     shown = run("explain", name, "--store", traffic.url).stdout
     assert "ann 0 distractor" in shown
-    assert "picked to depth served with probability" in shown
+    assert "picked: " in shown
 
 
 def test_it_fits_80_columns(run: Run, traffic: Traffic, tmp_path: Path) -> None:

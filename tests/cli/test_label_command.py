@@ -236,9 +236,9 @@ class TestPlan:
         assert found["requests"] < found["expected_passages"] <= found["passages"]
         assert set(found["widths"]) == {"precision", "mrr", "udcg", "gain", "harm", "recall"}
         more = json.loads(run(*command[:-1], "200", "--json").stdout)
-        ratio = found["widths"]["precision"]["then"] / more["widths"]["precision"]["then"]
-        assert ratio == pytest.approx((more["requests"] / found["requests"]) ** 0.5, rel=1e-3)
-        assert found["widths"]["precision"]["now"] is None
+        # 60 grades are too few for an estimate to be shown, so that no width is promised.
+        assert found["widths"]["precision"] == {"now": None, "then": None}
+        assert more["widths"]["precision"]["then"] > 0.0
         with SampleStore.open(made.url) as store:
             (series,) = store.series()
             assert store.picked(series) == {}

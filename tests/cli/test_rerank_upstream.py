@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from household import write_jsonl
-from running import Run
+from running import Run, figures
 
 from ctxguard.core.types import Mode
 from ctxguard.profile.schema import Profile
@@ -152,8 +152,7 @@ def test_a_file_of_labels_may_hold_the_candidates_and_documents_need_no_id(
     file = write_jsonl(tmp_path / "labelled.jsonl", rows)
     described = {"rerank-upstream": upstream.url, "candidates": str(file)}
     result = run.ok("evaluate", "--data", file, "-k", "1", "--json", system=described)
-    metrics = json.loads(result.stdout)["metrics"]
-    assert metrics["recall"]["value"] == 1.0
+    assert figures(json.loads(result.stdout))["recall"]["mean"]["value"] == 1.0
 
 
 def test_a_query_without_candidates_and_a_failing_request_are_left_out_with_a_note(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from household import write_collection
-from running import Run
+from running import Run, figures
 
 from ctxguard.guard import ContextGuard
 from ctxguard.profile.schema import Profile
@@ -121,7 +121,7 @@ def test_asynchronous_and_nested_objects_give_the_same_figures(
     def metrics(name: str) -> object:
         described = {"retriever": f"{engine}:{name}", "score-kind": "ratio"}
         result = run.ok("evaluate", "--data", collection, "--json", system=described)
-        return json.loads(result.stdout)["metrics"]
+        return figures(json.loads(result.stdout))
 
     assert metrics(name) == metrics("search")
 
@@ -132,7 +132,7 @@ def test_a_retriever_without_scores_is_cut_by_k(run: Run, engine: str, collectio
     (route,) = Profile.load(Path("p.json")).routes.values()
     assert route.score_kind.value == "rank"
     measured = run("evaluate", *named, "--data", collection, "--profile", "p.json", "--json")
-    assert json.loads(measured.stdout)["metrics"]["kept"]["value"] >= 1.0
+    assert figures(json.loads(measured.stdout))["kept"]["mean"]["value"] >= 1.0
 
 
 def test_what_a_module_prints_does_not_spoil_the_json(
@@ -251,11 +251,11 @@ class TestRuns:
         self, run: Run, engine: str, collection: Path, trec: Path
     ) -> None:
         data = ("--data", collection, "--json")
-        live = json.loads(run("evaluate", "--retriever", f"{engine}:newer", *data).stdout)
-        read = json.loads(run("evaluate", "--run", trec, *data, system=RATIO).stdout)
-        assert live["metrics"].pop("tokens")["value"] > 0
-        assert read["metrics"].pop("tokens")["value"] is None  # a run has no texts
-        assert read["metrics"] == live["metrics"]
+        live = figures(run.read("evaluate", "--retriever", f"{engine}:newer", *data))
+        read = figures(run.read("evaluate", "--run", trec, *data, system=RATIO))
+        assert live.pop("tokens")["mean"]["value"] > 0
+        assert read.pop("tokens")["mean"]["value"] is None  # a run has no texts
+        assert read == live
 
     def test_a_run_is_calibrated_with_rank_unless_its_scores_are_said(
         self, run: Run, collection: Path, trec: Path
@@ -276,7 +276,7 @@ class TestRuns:
         sources = ("--run", trec, "--retriever", f"{engine}:newer")
         document = run.read("compare", *sources, "--data", collection, "-k", "2", "--json")
         assert [each["name"] for each in document["candidates"]] == ["newer", "both"]
-        assert document["differences"]["both"]["recall"]["value"] == 0.0
+        assert figures(document, "both")["recall"]["difference"]["value"] == 0.0
 
     def test_candidates_cut_a_run_by_k_and_ratio(
         self, run: Run, collection: Path, trec: Path

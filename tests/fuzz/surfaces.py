@@ -58,7 +58,7 @@ from ctxguard.monitor.estimation.plan import to_label
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.prompt import messages
-from ctxguard.monitor.judges.reply import read_reply
+from ctxguard.monitor.judges.reply import read_grade, read_reply
 from ctxguard.monitor.labels.files import read_feedback_file, read_label_file
 from ctxguard.monitor.redaction import redact
 from ctxguard.monitor.sampling.inclusion import InclusionDesign
@@ -524,7 +524,8 @@ def _chunking(folder: Path, closing: ExitStack) -> Make:
 @_stateless("text: reply of a judge")
 def _reply(random: Random) -> Input:
     content = b'{"choices": [{"message": {"content": "{\\"grade\\": 2}"}}], "usage": {}}'
-    return _called(read_reply, changed(content, random).decode("utf-8", "replace"))
+    text = changed(content, random).decode("utf-8", "replace")
+    return _called(read_reply, text, read_grade)
 
 
 # Functions of a program.

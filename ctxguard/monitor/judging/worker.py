@@ -246,8 +246,11 @@ class JudgingWorker:
 
     def _judged(self, sample: Claimed, record: SampleRecord, probability: float) -> _Result:
         verdicts = self._judge.verdicts_on(record, sample.probability * probability)
-        outcome = JudgedAs.INCOMPLETE if verdicts.request is None else JudgedAs.JUDGED
-        finished = _finished(sample, outcome, verdicts, self._rejected(record))
+        estimated = JudgedAs.INCOMPLETE if verdicts.request is None else JudgedAs.JUDGED
+        finished = _finished(sample, estimated, verdicts, self._rejected(record))
+        # A judge that people correct keeps its incomplete samples, and they count as such too.
+        served = {record.passage_ids[position] for position in record.served}
+        outcome = estimated if served.isdisjoint(verdicts.missing) else JudgedAs.INCOMPLETE
         if self._alarms is not None:
             finished = replace(finished, loss=self._loss(sample, record, verdicts))
             # Also where it was another process, before a restart, that saw the judge fail.

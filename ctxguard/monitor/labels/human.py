@@ -52,7 +52,8 @@ def human_verdicts(labels: Iterable[tuple[int, LabelRow]]) -> dict[int, HumanVer
     votes: dict[int, dict[str, list[Vote]]] = {}
     for sample_id, label in standing(labels):
         if label.source == _SOURCE and label.grade is not None:
-            negative = Negative(label.negative) if label.negative else None
+            # Of a damaged column the grade stands, without a kind.
+            negative = Negative(label.negative) if label.negative in set(Negative) else None
             vote = Vote(label.grade, negative, label.annotator, label.time_seconds)
             votes.setdefault(sample_id, {}).setdefault(label.passage_id, []).append(vote)
     return {sample_id: _adjudicated(of_sample) for sample_id, of_sample in votes.items()}
