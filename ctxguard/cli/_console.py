@@ -41,8 +41,9 @@ BROKEN_PIPE = 141
 NO_DATA = "no data"
 DEBUG = "CTXGUARD_DEBUG"
 
-Passes = Callable[[str, int], Callable[[int], None]]
-"""Begins a pass of this name and number of steps; returns a function that adds finished steps."""
+Passes = Callable[[str, int | None], Callable[[int], None]]
+"""Begins a pass of this name and number of steps, None if unknown; returns a function that adds
+finished steps."""
 
 _DEFAULT = re.compile(r"\[default: \((.*)\)(;|\])")
 _BETWEEN = re.compile(r"(?<=[\[ ])([\d.]+)<=x<=([\d.]+)(?=[;\]])")
@@ -254,12 +255,15 @@ class Output:
             console=self.err,
         )
 
-        def begin(name: str, total: int) -> Callable[[int], None]:
+        def begin(name: str, total: int | None) -> Callable[[int], None]:
             task = progress.add_task(name, total=total)
             return lambda done: progress.advance(task, done)
 
         with progress:
             yield begin
+            for task in progress.tasks:
+                if task.total is None:
+                    progress.update(task.id, total=task.completed)
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
@@ -333,6 +337,8 @@ def one_line(text: str) -> str:
 def check_writable(file: Path, option: str) -> None:
     """Refuse a file that cannot be written, before the work instead of after it.
 
+    Says on standard error which missing folder will be made for it.
+
     Raises:
         typer.BadParameter: it is a folder, or no file can be created there.
     """
@@ -345,3 +351,5 @@ def check_writable(file: Path, option: str) -> None:
         raise typer.BadParameter(f"{existing} is not a folder", param_hint=option)
     if not os.access(existing, os.W_OK):
         raise typer.BadParameter(f"{existing} cannot be written to", param_hint=option)
+    if existing != file.absolute().parent:
+        _print_labelled("note", "yellow", f"{option}: {file.parent} is missing and will be made")

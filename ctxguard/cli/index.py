@@ -12,7 +12,7 @@ from rich.filesize import decimal
 
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, print_json
+from ctxguard.cli._console import Output, print_json, print_warning
 from ctxguard.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -94,9 +94,39 @@ class Index(SettingsModel):
 
 def index(settings: Index) -> None:
     """Index a corpus for lexical and dense search."""
+    output, before = Output(as_json=settings.as_json), _saved_at(settings.out)
+    try:
+        _index(settings, output)
+    except KeyboardInterrupt:
+        print_warning(_what_is_kept(settings, _saved_at(settings.out) != before))
+        raise
+
+
+def _saved_at(folder: Path | None) -> int | None:
+    """When an index was saved to a folder; None if there is none."""
+    manifest = None if folder is None else folder / "manifest.json"
+    return manifest.stat().st_mtime_ns if manifest is not None and manifest.exists() else None
+
+
+def _what_is_kept(settings: Index, saved: bool) -> str:
+    """Say what an interrupted run leaves, and how to go on."""
+    if settings.out is None:
+        return (
+            "interrupted: passages already written stay in the engine; run `ctxguard index "
+            "--update` on the same corpus to add the rest"
+        )
+    if saved:
+        return f"interrupted: {settings.out} is complete; the first query will compile the search"
+    return (
+        f"interrupted: {settings.out} was not changed, and nothing that was encoded is kept; "
+        "run the command again"
+    )
+
+
+def _index(settings: Index, output: Output) -> None:
     from calibration.data.readers import read_corpus
 
-    output, start = Output(as_json=settings.as_json), perf_counter()
+    start = perf_counter()
     _check_destination(settings)
     with output.doing("opening the index"):
         existing = _opened(settings) if settings.update else None
@@ -114,7 +144,8 @@ def index(settings: Index) -> None:
             if encoder is not None:
                 encoder.token_table()
     build_start, changes = perf_counter(), None
-    with _encoding(output, len(passages)) as progress:
+    # Only the index can tell how many passages of an update are to be encoded.
+    with _encoding(output, len(passages) if existing is None else None) as progress:
         if existing is None:
             retriever = _built(settings, passages, embedder, progress)
         else:
@@ -192,8 +223,8 @@ def _embedder(settings: Index, existing: "_Index | None") -> "SentenceTransforme
 
 
 @contextmanager
-def _encoding(output: Output, n_passages: int) -> "Iterator[Progress]":
-    """Show a bar of the passages encoded so far; passages already encoded count as done."""
+def _encoding(output: Output, n_passages: int | None) -> "Iterator[Progress]":
+    """Show a bar of the passages encoded so far, of a number that may be unknown."""
     with output.passes() as begin:
         advance = begin("encoding passages", n_passages)
         encoded = 0
@@ -204,7 +235,8 @@ def _encoding(output: Output, n_passages: int) -> "Iterator[Progress]":
             encoded = done
 
         yield progress
-        advance(n_passages - encoded)
+        if n_passages is not None:  # those left out count as done
+            advance(n_passages - encoded)
 
 
 def _is_chunked(retriever: "_Index", passages: "list[Passage]") -> bool:

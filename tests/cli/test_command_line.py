@@ -15,7 +15,7 @@ from running import Run, refused
 from typer.testing import CliRunner
 
 from ctxguard.cli import app
-from ctxguard.cli._console import Command, one_line
+from ctxguard.cli._console import Command, check_writable, one_line
 from tests.timing import PATIENCE_SECONDS
 
 
@@ -141,6 +141,17 @@ def test_an_error_of_the_system_names_the_file() -> None:
     error = PermissionError(13, "Permission denied", "/data/profile.json")
     result = refused(CliRunner().invoke(application(error), []))
     assert result.stderr == "error: /data/profile.json: Permission denied\n"
+
+
+def test_a_missing_folder_is_named_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "new"
+    check_writable(folder / "profile.json", "--out")
+    assert capsys.readouterr().err == f"note: --out: {folder} is missing and will be made\n"
+    folder.mkdir()
+    check_writable(folder / "profile.json", "--out")
+    assert capsys.readouterr().err == ""
 
 
 def test_an_interrupt_ends_quietly_with_130() -> None:

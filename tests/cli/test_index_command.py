@@ -72,6 +72,27 @@ def test_an_index_is_replaced_by_a_new_one_and_not_by_a_failed_build(
     assert HybridRetriever.load(tmp_path / "i").passage_ids == ("new",)
 
 
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        ("build", "was not changed, and nothing that was encoded is kept"),
+        ("warm_up", "is complete"),
+    ],
+)
+def test_an_interrupt_says_what_is_kept(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, said: str
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(HybridRetriever, step, interrupted)
+    folder = tmp_path / "i"
+    result = run("index", corpus_of(tmp_path, "a kettle"), "--out", folder)
+    assert result.exit_code == 130
+    assert f"interrupted: {folder} {said}" in result.stderr
+    assert folder.exists() == (step == "warm_up")
+
+
 def test_a_language_is_kept_with_the_index(run: Run, tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path, JAPANESE)
     result = run("index", corpus, "--out", tmp_path / "i", "--language", "cjk", "--json")
@@ -133,6 +154,7 @@ class TestUpdate:
         corpus = corpus_of(tmp_path, **now)
         result = run.ok("index", "--update", corpus, "--out", folder)
         assert "1 added, 1 changed, 1 deleted, 1 unchanged, 2 encoded" in result.stdout
+        assert "2/2" in result.stderr
         retriever = HybridRetriever.load(folder)
         assert retriever.passage_ids == ("kettle", "new", "violin")
         assert retriever.retrieve("string").passage_ids[0] == "violin"
