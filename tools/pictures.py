@@ -3,6 +3,7 @@
     python -m tools.pictures
 
 Needs Chromium (Debian's package ``chromium``) for the pages. Takes as long as the demonstration.
+Records what the pictures were made from (``picture_sources.py``).
 """
 
 import os
@@ -31,8 +32,8 @@ from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import SampleStore
+from tools.picture_sources import PICTURES, record
 
-FOLDER = Path(__file__).resolve().parent.parent / "docs" / "images"
 COLUMNS = 100
 
 
@@ -48,7 +49,7 @@ def terminal() -> None:
     with Path(os.devnull).open("w") as nowhere:
         console = Console(record=True, width=COLUMNS, file=nowhere, color_system="standard")
         console.print(Text.from_ansi(done.stdout.replace(str(Path.home()), "~")))
-    console.save_svg(str(FOLDER / "terminal.svg"), title="ctxguard demo")
+    console.save_svg(str(PICTURES / "terminal.svg"), title="ctxguard demo")
 
 
 def first_screen() -> None:
@@ -100,7 +101,7 @@ def _photograph(address: str, name: str, *, height: int) -> None:
                 *("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
                 *("--disable-background-networking", "--virtual-time-budget=10000"),
                 *(f"--window-size=1280,{height}", f"--user-data-dir={folder}/browser"),
-                *(f"--screenshot={FOLDER / name}", address),
+                *(f"--screenshot={PICTURES / name}", address),
             ],
             check=True,
             capture_output=True,
@@ -112,7 +113,7 @@ def _silent(_name: str, _total: int) -> Callable[[int], None]:
 
 
 if __name__ == "__main__":
-    FOLDER.mkdir(parents=True, exist_ok=True)
     terminal()
     first_screen()
     label_page()
+    record()
