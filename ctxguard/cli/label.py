@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ctxguard.monitor.estimation.plan import LabelPlan
     from ctxguard.monitor.labels.files import RowToLabel
 
-MaxGrade = Annotated[int, setting("Highest grade of the scale.", "N", ge=1)]
+MaxGrade = Annotated[int, setting("Highest grade of the scale, one for a store.", "N", ge=1)]
 
 
 class Export(SettingsModel):
@@ -114,13 +114,14 @@ def export(settings: Export) -> None:
                 dry_run=out is None,
             )
         plan = label_plan(opened, series, samples, time.time())
+        top_grade = opened.top_grade() or settings.max_grade
     rows = [row for sample in samples for row in sample.rows()]
     guide = None
     if out is not None:
         write_label_file(out, rows)
         guide = out.with_name(f"{out.stem}-guide.md")
         with atomic_write(guide) as stream:
-            stream.write(grading_guide(out.name, settings.max_grade).encode())
+            stream.write(grading_guide(out.name, top_grade).encode())
     notes = _export_notes(rows, alarm=alarm, guide=guide, tenant=tenant)
     if len({(sample.record.where, sample.record.where_withheld) for sample in samples}) > 1:
         notes.append(
@@ -205,7 +206,7 @@ def import_(settings: Import) -> None:
     output, annotator = Output(as_json=settings.as_json), settings.annotator
     read = read_label_file(settings.file, annotator, time.time(), settings.max_grade)
     with open_store(settings.store) as opened:
-        added = opened.add_labels(read.rows)
+        added = opened.add_labels(read.rows, settings.max_grade)
         requests = list(dict.fromkeys([row.request_id for row in read.rows] + list(read.blank)))
         unknown = opened.unknown_requests(requests)
         blank = sum(request_id not in unknown for request_id in read.blank)

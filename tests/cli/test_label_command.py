@@ -496,6 +496,18 @@ class TestImport:
         assert run(*command).exit_code == 2
         assert run(*command, "--max-grade", "5").exit_code == 0
 
+    def test_labels_on_another_scale_than_the_stores_are_refused(
+        self, run: Run, traffic: Traffic, export: Export, tmp_path: Path
+    ) -> None:
+        row = export(traffic, "-n", "12", "--whole")[0]
+        file = write_jsonl(tmp_path / "b.jsonl", [{**row, "grade": 1}])
+        command = ("label", "import", file, "--store", traffic.url, "--annotator", "ann")
+        assert run(*command, "--max-grade", "5").exit_code == 0
+        refused = run(*command, "--max-grade", "6", "--json")
+        assert refused.exit_code == 2
+        error = json.loads(refused.stdout)["error"]["message"]
+        assert "graded from 0 to 5, these from 0 to 6" in error
+
     @pytest.mark.parametrize("name", BAD_FILES)
     def test_a_file_that_cannot_be_read_is_named(self, run: Run, tmp_path: Path, name: str) -> None:
         file_name, content, said = BAD_FILES[name]

@@ -16,7 +16,7 @@ from ctxguard.core.context import Context
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.types import FloatArray
-from ctxguard.monitor.estimation.graded import update_graded
+from ctxguard.monitor.estimation.graded import PASSAGE, update_graded
 from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimates
 from ctxguard.monitor.estimation.plan import to_label
 from ctxguard.monitor.estimation.ratio import Precision
@@ -29,6 +29,7 @@ from ctxguard.monitor.sampling.sampler import Sample
 from ctxguard.monitor.store import (
     Entry,
     Finished,
+    LabelRow,
     Limits,
     SampleStore,
     State,
@@ -173,6 +174,27 @@ def test_labels_of_the_whole_window_correct_all_of_its_judgments(
         mean = sum(one.value for one in precision) / len(precision)
         assert mean == pytest.approx(expected, abs=0.02)
         assert max(one.upper - one.lower for one in precision) < 0.3
+
+
+@pytest.mark.parametrize("top_grade", [1, 3])
+@pytest.mark.parametrize("max_grade_of_judge", [1, 3])
+def test_a_grade_is_worth_what_it_is_on_the_scale_of_people_whatever_the_judges(
+    record: SampleRecord,
+    open_store: OpenStore,
+    tmp_path: Path,
+    top_grade: int,
+    max_grade_of_judge: int,
+) -> None:
+    worth = DEFAULT_UTILITIES.relevant if top_grade == 1 else DEFAULT_UTILITIES.partial
+    store = open_store(f"sqlite:///{tmp_path}/samples.db")
+    fill(store, record, {n: judged(np.ones(SERVED)) for n in range(20)})
+    rows = [row for sample in to_label(store, SERIES, 40) for row in sample.rows()]
+    store.add_labels(
+        [LabelRow(row.request_id, row.passage_id, 1, None, "ann", 1.0) for row in rows], top_grade
+    )
+    update_graded(store, SERIES, utilities=DEFAULT_UTILITIES, max_grade=max_grade_of_judge)
+    passages = [np.frombuffer(one, PASSAGE) for one in store.graded(SERIES).passages]
+    assert {float(gain) for one in passages for gain in one["gain"]} == {worth}
 
 
 def test_requests_of_one_session_count_once(

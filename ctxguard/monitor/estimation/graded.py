@@ -99,7 +99,7 @@ def update_graded(store: SampleStore, series: str, *, utilities: Utilities, max_
         store: The store of labels and judgments.
         series: The series of judgments that the labels correct.
         utilities: The utility of a passage.
-        max_grade: The judge's highest grade.
+        max_grade: The highest grade of people's scale where the labels do not say.
     """
     newest_label = store.to_grade(series)
     if not newest_label:
@@ -108,6 +108,8 @@ def update_graded(store: SampleStore, series: str, *, utilities: Utilities, max_
     judged, payloads = store.judged_samples(series, ids), store.payloads(ids)
     verdicts, people = store.verdicts(series, ids), human_verdicts(store.labels(ids))
     picked = store.picked(series, ids)
+    given = [one.grade for found in people.values() for one in found.by_passage.values()]
+    max_grade = max([store.top_grade() or max_grade, *given])
     rows = []
     for place, sample_id in enumerate(judged.sample_ids.tolist()):
         if sample_id not in payloads:
@@ -160,8 +162,7 @@ def _whole(
     positions = (*record.served, *record.to_judge(has_hit=True))
     if any(grade_of(record, verdicts, position) is None for position in positions):
         return b""
-    highest = max([max_grade, *(verdict.grade for verdict in verdicts.values())])
-    return judged_request(record, verdicts, utilities=utilities, max_grade=highest).to_row()
+    return judged_request(record, verdicts, utilities=utilities, max_grade=max_grade).to_row()
 
 
 def graded_passages(
@@ -183,16 +184,15 @@ def graded_passages(
         verdicts: The verdicts of people, by passage id.
         by_judge: The verdicts of the judge, by passage id.
         utilities: The utility of a passage.
-        max_grade: The highest grade of the scale.
+        max_grade: The highest grade of people's scale.
     """
     dropped = DroppedSize.of(record, by_judge)
-    highest = max([max_grade, *(verdict.grade for verdict in verdicts.values())])
     rows = []
     for one, position, probability, run in _asked(record, picked, verdicts):
         verdict = verdicts[record.passage_ids[position]]
         [worth] = strict_utilities(
             [verdict.grade],
-            top_grade=highest,
+            top_grade=max_grade,
             negatives=[verdict.negative],
             judged=[verdict.judged],
             utilities=utilities,

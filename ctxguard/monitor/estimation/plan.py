@@ -286,7 +286,7 @@ def usable_labels(store: SampleStore, request_ids: Sequence[str]) -> dict[str, i
                 sample.people,
                 sample.judge,
                 utilities=DEFAULT_UTILITIES,
-                max_grade=1,
+                max_grade=max([1, *(one.grade for one in sample.people.values())]),
             )
             counts[PASSAGES] += len(rows)
             counts[RUNS] += int(np.count_nonzero((rows["frame"] == RUN) & (rows["rank"] == 1)))

@@ -11,6 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.database import storable
 from ctxguard.monitor.store.part import StorePart, reads, rows_with, writes
@@ -30,22 +31,42 @@ _Verdict = tuple[int | None, str | None]
 
 _TAKEN_BACK = -1
 """The stored grade of a row that takes a label back."""
+_SCALE = "labels.top_grade"
+"""The key of the state that holds the highest grade of people's scale."""
 
 
 class Labelling(StorePart):
     """Labels, requests for labels, and feedback."""
 
     @writes
-    def add_labels(self, connection: sa.Connection, rows: Sequence[LabelRow]) -> LabelsAdded:
+    def add_labels(
+        self, connection: sa.Connection, rows: Sequence[LabelRow], top_grade: int | None = None
+    ) -> LabelsAdded:
         """Add labels of sampled requests.
 
         A label that repeats the same annotator's last label of that passage is left out. Labels
         that contradict others, or the same annotator's earlier ones, are added and counted: which
         of them holds is for those who read them to decide. A row without a grade takes the
         annotator's label of that passage back, and is added only if there is one.
+
+        Args:
+            rows: The labels.
+            top_grade: The highest grade of their scale, which the first labels set for the store:
+                the worth of a grade depends on it. None for the store's.
+
+        Raises:
+            ConfigurationError: the store's labels are on another scale.
         """
         self._lock_writers(connection, schema.labels)
         rows = [_storable(row) for row in rows]
+        scale = _top_grade(connection)
+        highest = max((row.grade or 0 for row in rows), default=0)
+        if scale is not None and (top_grade not in (None, scale) or highest > scale):
+            raise ConfigurationError(
+                f"the store's labels are graded from 0 to {scale}, these from 0 to "
+                f"{top_grade or highest}, and a grade is worth something else on each scale; "
+                f"grade from 0 to {scale} (--max-grade {scale})"
+            )
         known = _known_requests(connection, [row.request_id for row in rows])
         passages = _labelled_passages(connection, sorted(known))
         duplicates = disagreeing = 0
@@ -68,8 +89,16 @@ class Labelling(StorePart):
                     for row in new
                 ],
             )
+            if top_grade is not None and scale is None:
+                named = {"key": _SCALE, "value": str(top_grade)}
+                self._database.upsert(connection, schema.state, named, changes=None)
         unknown = dict.fromkeys(row.request_id for row in rows if row.request_id not in known)
         return LabelsAdded(len(new), duplicates, disagreeing, tuple(unknown))
+
+    @reads
+    def top_grade(self, connection: sa.Connection) -> int | None:
+        """The highest grade of the scale of people's labels; None where none was named."""
+        return _top_grade(connection)
 
     @reads
     def unknown_requests(self, connection: sa.Connection, request_ids: Sequence[str]) -> list[str]:
@@ -168,6 +197,12 @@ class Labelling(StorePart):
             )
             for row in _of_samples(connection, query, "feedback_id", sample_ids)
         ]
+
+
+def _top_grade(connection: sa.Connection) -> int | None:
+    query = sa.select(schema.state.c.value).where(schema.state.c.key == _SCALE)
+    value = connection.execute(query).scalar()
+    return None if value is None else int(value)
 
 
 _NOTHING_GIVEN: tuple[float, _Verdict] = (-math.inf, (None, None))

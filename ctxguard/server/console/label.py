@@ -53,7 +53,7 @@ class Label:
     Args:
         pages: Renders templates.
         store: Holds samples and labels.
-        max_grade: The highest grade of the scale.
+        max_grade: The highest grade of the scale where the store's labels name none.
         clock: Seconds since the epoch.
     """
 
@@ -68,11 +68,11 @@ class Label:
         self._store = store
         self._queue = LabelQueue(store)
         self._max_grade = max_grade
-        self._values = {
-            **{str(grade): (grade, None) for grade in range(max_grade + 1)},
-            **{key: (0, negative.value) for key, negative in _KEYS.items()},
-        }
         self._clock = clock
+
+    @property
+    def _top_grade(self) -> int:
+        return self._store.top_grade() or self._max_grade
 
     def grade_page(self, request: Request, _form: Form) -> Response:
         """Show the next request to grade, or without a name the form that asks for it."""
@@ -114,8 +114,8 @@ class Label:
             n_picked=len(others) + 1,
             next_sample=_after(others, sample.record.request_id),
             keys=_KEYS,
-            grades=meanings(self._max_grade),
-            words=words(self._max_grade),
+            grades=meanings(self._top_grade),
+            words=words(self._top_grade),
             **self._guide(),
         )
 
@@ -149,9 +149,14 @@ class Label:
         )
         if passage_id is None:
             raise RefusedPage(404, "No such passage", "The request has no passage of this id.")
-        if given != _TAKE_BACK and given not in self._values:
-            raise RefusedPage(400, "No such grade", f"Use one of {', '.join(self._values)}.")
-        grade, negative = self._values.get(given, (None, None))
+        top_grade = self._top_grade
+        values = {
+            **{str(grade): (grade, None) for grade in range(top_grade + 1)},
+            **{key: (0, negative.value) for key, negative in _KEYS.items()},
+        }
+        if given != _TAKE_BACK and given not in values:
+            raise RefusedPage(400, "No such grade", f"Use one of {', '.join(values)}.")
+        grade, negative = values.get(given, (None, None))
         before = [label.time_seconds for _, label in self._store.labels([int(sample_id)])]
         row = LabelRow(
             sample.record.request_id,
@@ -162,7 +167,7 @@ class Label:
             # After every label so far, or it would not count when a clock is set back.
             max([self._clock(), *(each + _LATER_SECONDS for each in before)]),
         )
-        self._store.add_labels([row])
+        self._store.add_labels([row], top_grade)
         return go_to(
             task.address(
                 f"{base(request)}/label",
@@ -210,7 +215,7 @@ class Label:
         return self._pages.page(request, "guide.html", **self._guide())
 
     def _guide(self) -> dict[str, Any]:
-        rows = [(grade, text, example(text)) for grade, text in meanings(self._max_grade).items()]
+        rows = [(grade, text, example(text)) for grade, text in meanings(self._top_grade).items()]
         return {
             "guide_rows": rows,
             "guide_query": EXAMPLE_QUERY,
