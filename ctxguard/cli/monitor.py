@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ctxguard.monitor.alarms import AlarmReport, LossMonitor
     from ctxguard.monitor.estimation.live import Estimates, Population
     from ctxguard.monitor.estimation.ratio import Estimate
+    from ctxguard.monitor.estimation.terms import Metric
     from ctxguard.monitor.judges import Judge
     from ctxguard.monitor.judging.audit import Audit
     from ctxguard.monitor.judging.settings import OnJudged
@@ -298,6 +299,7 @@ def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, objec
     monitors = () if alarms is None else alarms.losses
     return {
         "judge": report.judge,
+        "shown": live.shown,
         "estimates": live.estimates,
         "judge_estimates": live.judge_estimates,
         "arms": {
@@ -447,18 +449,19 @@ def _print_estimates(report: "Report", output: Output) -> None:
         )
     titles = {
         Window.RECENT: "recent window",
-        Window.ALL_RETAINED: "all retained",
         Window.UP_TO_LABELS: "up to labels",
+        Window.ALL_RETAINED: "all retained",
     }
-    shown = {title: window for window, title in titles.items() if window in live.populations}
-    output.facts([(title, _population(live.populations[each])) for title, each in shown.items()])
-    columns = {title: live.estimates[window] for title, window in shown.items()}
-    _print_figures("Live estimates, with 95% intervals", columns, output)
-    if live.judge_estimates:
-        title = "The judge's own figures, not corrected"
-        columns = {title: live.judge_estimates[window] for title, window in shown.items()}
-        _print_figures(title, columns, output)
-    for title, window in shown.items():
+    output.facts([(titles[each], _population(one)) for each, one in live.populations.items()])
+    windows = {metric: titles[window] for metric, window in live.shown.items()}
+    for title, by_window in (
+        ("Live estimates, with 95% intervals", live.estimates),
+        ("The judge's own figures, not corrected", live.judge_estimates),
+    ):
+        if by_window:
+            chosen = {metric: by_window[window][metric] for metric, window in live.shown.items()}
+            _print_figures(title, {"estimate": chosen}, output, windows)
+    for window, title in titles.items():
         if window in live.arm_differences:
             columns = {
                 **{arm.value: live.arms[window, arm] for arm in ARMS},
@@ -476,11 +479,20 @@ def _population(about: "Population") -> str:
     return f"{about.judged:,} judged requests{span}, {about.labelled:,} of them labelled"
 
 
-def _print_figures(title: str, columns: "Mapping[str, Estimates]", output: Output) -> None:
-    """One row for each metric."""
-    rows = table("metric", *(f"{name}>" for name in columns), title=title)
-    for metric in next(iter(columns.values())):
-        cells = (_figure(estimates[metric]) for estimates in columns.values())
+def _print_figures(
+    title: str,
+    columns: "Mapping[str, Estimates]",
+    output: Output,
+    windows: "Mapping[Metric, str] | None" = None,
+) -> None:
+    """One row for each metric, with the window and the effective requests of the first column."""
+    about = ("window", "effective>") if windows else ()
+    rows = table("metric", *(f"{name}>" for name in columns), *about, title=title)
+    for metric, first in next(iter(columns.values())).items():
+        cells = [_figure(estimates[metric]) for estimates in columns.values()]
+        if windows:
+            n = first.n_effective
+            cells += [windows[metric], NO_DATA if n is None else f"{n:,.0f}"]
         rows.add_row(IN_WORDS.get(metric.value, metric.value), *cells)
     output.out.print(rows)
     if any(each.is_borrowed for estimates in columns.values() for each in estimates.values()):

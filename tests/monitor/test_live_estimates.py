@@ -19,7 +19,7 @@ from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation.graded import PASSAGE, update_graded
 from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimates
 from ctxguard.monitor.estimation.plan import to_label
-from ctxguard.monitor.estimation.ratio import Precision
+from ctxguard.monitor.estimation.ratio import Estimate, Precision
 from ctxguard.monitor.estimation.terms import JudgedRequest, Metric
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.verdict_text import verdicts_to_json
@@ -174,6 +174,29 @@ def test_labels_of_the_whole_window_correct_all_of_its_judgments(
         mean = sum(one.value for one in precision) / len(precision)
         assert mean == pytest.approx(expected, abs=0.02)
         assert max(one.upper - one.lower for one in precision) < 0.3
+
+
+def test_the_narrowest_window_that_has_an_estimate_is_shown_of_each_metric() -> None:
+    known, too_few, none = (
+        Estimate(0.5, 0.4, 0.6, 60, "normal"),
+        Estimate(None, None, None, 20, "none", 30),
+        Estimate(None, None, None, 0, "none", 30),
+    )
+    by_window = {
+        Window.RECENT: (known, none, none, none),
+        Window.UP_TO_LABELS: (known, known, none, too_few),
+        Window.ALL_RETAINED: (known, known, known, too_few),
+    }
+    metrics = (Metric.PRECISION, Metric.UDCG, Metric.RECALL, Metric.MRR)
+    estimates = {
+        window: {**dict.fromkeys(Metric, none), **dict(zip(metrics, found, strict=True))}
+        for window, found in by_window.items()
+    }
+    live = LiveEstimates(estimates, {}, {}, {}, {}, 0, 0, 0, None)
+    assert [live.shown[metric] for metric in (*metrics, Metric.HARM)] == [
+        *(Window.RECENT, Window.UP_TO_LABELS, Window.ALL_RETAINED),
+        *(Window.UP_TO_LABELS, Window.RECENT),
+    ]
 
 
 @pytest.mark.parametrize("top_grade", [1, 3])

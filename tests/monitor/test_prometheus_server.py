@@ -267,7 +267,6 @@ def test_every_panel_of_the_dashboard_can_be_asked(live: Live) -> None:
     values = {
         "monitor": "ctxguard",
         "guard": "ctxguard",
-        "window": "all_retained",
         "__rate_interval": "1m",
     }
     answered = {}

@@ -50,8 +50,6 @@ def dashboard() -> str:
 
 
 def _variables() -> list[dict[str, Any]]:
-    windows = ["all_retained", "recent", "up_to_labels"]
-    options = [{"text": one, "value": one, "selected": one == windows[0]} for one in windows]
     return [
         {
             "type": "datasource",
@@ -61,14 +59,6 @@ def _variables() -> list[dict[str, Any]]:
         },
         _job("monitor", "Job of the monitor", "ctxguard_monitor_is_leader"),
         _job("guard", "Job of the serving processes", "ctxguard_received_requests_total"),
-        {
-            "type": "custom",
-            "name": "window",
-            "label": "Window of the estimates",
-            "query": ",".join(windows),
-            "current": options[0],
-            "options": options,
-        },
     ]
 
 

@@ -1,8 +1,8 @@
 """PromQL for rates, shares and quantiles.
 
-``$monitor`` and ``$guard`` are the jobs of the monitor and of the serving processes, ``$window``
-is the estimates' window. Nothing is filled in: no data is a gap. What every monitor of a store
-exports alike is not added up; what each process did is. Pure.
+``$monitor`` and ``$guard`` are the jobs of the monitor and of the serving processes. Nothing is
+filled in: no data is a gap. What every monitor of a store exports alike is not added up; what each
+process did is. Pure.
 """
 
 MONITOR = 'job="$monitor"'
@@ -28,6 +28,14 @@ def fleet_sum(metric: str, each: str, by: str = "") -> str:
 def fleet(metric: str, by: str = "", how: str = "max") -> str:
     """A figure that is of the whole store, whichever monitor exports it."""
     return f"{how}{_grouped(by)} ({metric}{{{MONITOR}}})"
+
+
+def shown(name: str, metric: str = "") -> str:
+    """What is exported of estimates, of the window to show of each metric, or of one metric."""
+    of_metric = f',metric="{metric}"' if metric else ""
+    chosen = f"{name}{{{MONITOR}{of_metric}}}"
+    on = "and on (job, instance, judge, metric, window)"
+    return f"{chosen} {on} ctxguard_estimate_shown{{{MONITOR}}}"
 
 
 def share(part: str, whole: str, joining: str = "") -> str:

@@ -1,32 +1,30 @@
 """The dashboard's rows on quality, alarms, samples and the judge: what the monitor exports."""
 
 from tools.dashboard.panels import ESTIMATE, LOWER, UNCORRECTED, UPPER, Panel, Row, Shape
-from tools.dashboard.promql import GUARD, MONITOR, fleet, fleet_rate, fleet_sum, rate
+from tools.dashboard.promql import GUARD, MONITOR, fleet, fleet_rate, fleet_sum, rate, shown
 
 
 def _band(metric: str, title: str, description: str) -> Panel:
-    chosen = f'{MONITOR},metric="{metric}",window="$window"'
     return Panel(
         title,
         f"{description} The band is its 95% interval; no line where the data do not suffice.",
         {
-            ESTIMATE: f"max (ctxguard_estimate{{{chosen}}})",
-            LOWER: f"min (ctxguard_estimate_lower{{{chosen}}})",
-            UPPER: f"max (ctxguard_estimate_upper{{{chosen}}})",
-            UNCORRECTED: f"max (ctxguard_judge_estimate{{{chosen}}})",
+            ESTIMATE: f"max ({shown('ctxguard_estimate', metric)})",
+            LOWER: f"min ({shown('ctxguard_estimate_lower', metric)})",
+            UPPER: f"max ({shown('ctxguard_estimate_upper', metric)})",
+            UNCORRECTED: f"max ({shown('ctxguard_judge_estimate', metric)})",
         },
         shape=Shape.BAND,
     )
 
 
-_WINDOW = f'{MONITOR},window="$window"'
 NOW = Row(
     "Now",
     *[
         Panel(
             title,
-            f"{title} of live traffic, over the window chosen above.",
-            {title: f'max (ctxguard_estimate{{{MONITOR},metric="{metric}",window="$window"}})'},
+            f"{title} of live traffic, over the narrowest window that has an estimate.",
+            {title: f"max ({shown('ctxguard_estimate', metric)})"},
             shape=Shape.FIGURE,
             width=4,
         )
@@ -75,13 +73,28 @@ QUALITY = Row(
     ),
     Panel(
         "Requests behind each estimate",
-        "n: judged requests, or labelled ones where people correct the judge.",
-        {"{{metric}}": f"max by (metric) (ctxguard_estimate_requests{{{_WINDOW}}})"},
+        "n: judged requests, or labelled ones where people correct the judge. effective: how many "
+        "of equal weight would support the estimate as well.",
+        {
+            "{{metric}}": f"max by (metric) ({shown('ctxguard_estimate_requests')})",
+            "{{metric}}, effective": "max by (metric) "
+            f"({shown('ctxguard_estimate_requests_effective')})",
+        },
+    ),
+    Panel(
+        "Window of each estimate",
+        "The narrowest one that has an estimate; without any, the one with most requests behind "
+        "it. borrowed: the judge's errors are taken from labels of other requests.",
+        {
+            "{{metric}}: {{window}}": fleet("ctxguard_estimate_shown", "metric, window"),
+            "{{metric}}: {{window}}, borrowed": "max by (metric, window) "
+            f"({shown('ctxguard_estimate_borrowed')})",
+        },
     ),
     Panel(
         "Requests still needed",
         "About how many it takes, for metrics that have no estimate yet.",
-        {"{{metric}}": f"max by (metric) (ctxguard_estimate_requests_needed{{{_WINDOW}}})"},
+        {"{{metric}}": f"max by (metric) ({shown('ctxguard_estimate_requests_needed')})"},
     ),
     Panel(
         "Age of the estimates",

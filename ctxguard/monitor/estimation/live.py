@@ -5,10 +5,12 @@ exact, or human labels correct it. The uncorrected figures of a judge that errs 
 separately, under another name.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,15 +39,15 @@ ARMS = (Mode.ENFORCE, Mode.SHADOW)
 
 
 class Window(StrEnum):
-    """The requests that an estimate covers. A closed set: it labels a metric."""
+    """The requests that an estimate covers, narrowest first. A closed set: it labels a metric."""
 
     RECENT = "recent"
     """Requests answered in the last ``window_seconds``."""
-    ALL_RETAINED = "all_retained"
-    """All requests that the store has retained."""
     UP_TO_LABELS = "up_to_labels"
     """Those of all retained that an export of labels could have picked: judged before the last
     export. Only for a judge that errs."""
+    ALL_RETAINED = "all_retained"
+    """All requests that the store has retained."""
 
 
 Estimates = Mapping[Metric, Estimate]
@@ -96,6 +98,20 @@ class LiveEstimates:
     unpicked: int
     disagreements: int
     age_seconds: float | None
+
+    @property
+    def shown(self) -> Mapping[Metric, Window]:
+        """The window to show each metric of.
+
+        The narrowest one that has an estimate; without any, the one with most requests behind it.
+        """
+
+        def shortcoming(window: Window, metric: Metric) -> float:
+            found = self.estimates[window][metric]
+            return -math.inf if found.value is not None else -found.n
+
+        windows = [window for window in Window if window in self.estimates]
+        return {metric: min(windows, key=partial(shortcoming, metric=metric)) for metric in Metric}
 
 
 def live_estimates(

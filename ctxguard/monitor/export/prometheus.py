@@ -141,6 +141,13 @@ class MonitorCollector(Collector):
             },
             *("judge", "metric", "window"),
         )
+        yield _gauge(
+            "ctxguard_estimate_shown",
+            "1 for the window to show of each metric: the narrowest one that has an estimate, or "
+            "without any the one with most requests behind it.",
+            {(report.judge, metric, window): 1.0 for metric, window in report.live.shown.items()},
+            *("judge", "metric", "window"),
+        )
         yield from _populations(report.live)
         yield from _labels(report)
         yield from _rises(report.rises)
