@@ -34,8 +34,8 @@ from ctxguard.monitor.estimation.relevance import (
     FOLDS,
     NEAR,
     NEAR_DROPPED,
-    Graded,
     IntArray,
+    PassageGrades,
     Relevance,
     rank_group,
 )
@@ -214,7 +214,7 @@ def month(case: Case, seed: int) -> Month:
 
 def _pilot(case: Case) -> Relevance:
     none = np.zeros(0, np.intp)
-    pilot = Relevance.fitted(Graded(none, none, none, none, none, np.zeros(0)))
+    pilot = Relevance.fitted(PassageGrades(none, none, none, none, none, np.zeros(0)))
     return Relevance(pilot.coefficients * np.where(case.is_misled, -1.0, 1.0))
 
 

@@ -28,7 +28,7 @@ from ctxguard.server.settings import IndexSystem
 
 if TYPE_CHECKING:
     from ctxguard.monitor.alarms import AlarmReport, LossMonitor
-    from ctxguard.monitor.estimation.live import Estimates, Population
+    from ctxguard.monitor.estimation.live import Estimates, WindowPopulation
     from ctxguard.monitor.estimation.ratio import Estimate
     from ctxguard.monitor.estimation.terms import Metric
     from ctxguard.monitor.judges import Judge
@@ -470,7 +470,7 @@ def _print_estimates(report: "Report", output: Output) -> None:
             _print_figures(f"Dealt at random, {title}", columns, output)
 
 
-def _population(about: "Population") -> str:
+def _population(about: "WindowPopulation") -> str:
     span = (
         ""
         if about.since_seconds is None or about.until_seconds is None

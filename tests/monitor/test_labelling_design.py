@@ -12,7 +12,7 @@ from ctxguard.monitor.estimation.relevance import (
     FOLDS,
     NO,
     YES,
-    Graded,
+    PassageGrades,
     Relevance,
 )
 
@@ -22,7 +22,7 @@ LEAST_COVERAGE = 1.0 - 6 / MONTHS
 
 BY_NAME = {case.name: case for case in CASES}
 NONE = np.zeros(0, np.intp)
-PRIOR = Relevance.fitted(Graded(NONE, NONE, NONE, NONE, NONE, np.zeros(0)))
+PRIOR = Relevance.fitted(PassageGrades(NONE, NONE, NONE, NONE, NONE, np.zeros(0)))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_passage_is_drawn_in_proportion_to_what_its_grade_can_change() -> None
 
 
 def test_grades_of_a_few_move_the_prediction_of_all_alike_verdicts() -> None:
-    graded = Graded(
+    graded = PassageGrades(
         verdict=np.repeat([NO, YES], 100),
         group=np.zeros(200, np.intp),
         n_served=np.full(200, 5),

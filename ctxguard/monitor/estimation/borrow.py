@@ -24,7 +24,7 @@ _LEAST_POWER = 0.3
 """Share of a difference between requests that the judge must see; 1 for an exact judge."""
 
 
-class JudgeRates(NamedTuple):
+class BorrowedRates(NamedTuple):
     """How often a judge calls passages relevant, by the grades of people.
 
     Attributes:
@@ -40,7 +40,7 @@ class JudgeRates(NamedTuple):
     n: int
 
 
-def error_rates(grades: Grades, cluster: IntArray) -> JudgeRates | None:
+def error_rates(grades: Grades, cluster: IntArray) -> BorrowedRates | None:
     """Estimate a judge's rates of calling passages relevant, linearised over clusters.
 
     Args:
@@ -63,11 +63,11 @@ def error_rates(grades: Grades, cluster: IntArray) -> JudgeRates | None:
         shares.append(own / own.sum() * (is_yes - rates[-1]))
     n = int(cluster.max(initial=-1)) + 1
     errors = np.column_stack([np.bincount(cluster[grades.request], one, n) for one in shares])
-    return JudgeRates(rates[0], rates[1], errors.T @ errors * n / max(n - 2, 1), n)
+    return BorrowedRates(rates[0], rates[1], errors.T @ errors * n / max(n - 2, 1), n)
 
 
 def borrowed_estimates(
-    sums: TermSums, rates: JudgeRates | None, model: Model, precision: Precision
+    sums: TermSums, rates: BorrowedRates | None, model: Model, precision: Precision
 ) -> dict[Metric, Estimate]:
     """Estimate metrics of some requests from the judge's verdicts and its errors in others.
 

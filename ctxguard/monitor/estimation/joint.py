@@ -25,8 +25,8 @@ from ctxguard.monitor.estimation.relevance import (
     NEAR,
     NO,
     YES,
-    Graded,
     IntArray,
+    PassageGrades,
     Relevance,
     rank_group,
 )
@@ -165,7 +165,7 @@ class Model(NamedTuple):
         return cls(np.concatenate([by_fold, by_fold.mean(axis=0, keepdims=True)]), *worths)
 
 
-class Correction(NamedTuple):
+class CorrectedQuantities(NamedTuple):
     """The quantities of requests as people would find them, and how certain that is.
 
     Attributes:
@@ -192,7 +192,7 @@ def fitted_model(
     """
     row = grades.request
     relevance = Relevance.fitted(
-        Graded(
+        PassageGrades(
             grades.verdict,
             grades.group,
             labelled.n_served[row],
@@ -296,7 +296,7 @@ def corrected(
     labelled: Population,
     fold: IntArray,
     model: Model,
-) -> Correction:
+) -> CorrectedQuantities:
     """Correct what is predicted of all judged requests by what people found in some.
 
     Args:
@@ -342,7 +342,7 @@ def corrected(
         np.add.at(by_request[:, RANK], opened.request, residuals[:, 0])
         chance = np.where(opened.first_relevant, 1.0, opened.go_on).mean()
         n_opened = float(opened.weight.sum() ** 2 / np.sum(opened.weight**2) * chance)
-    return Correction(coefficients, by_request, n_opened)
+    return CorrectedQuantities(coefficients, by_request, n_opened)
 
 
 def regressed(

@@ -54,7 +54,7 @@ Estimates = Mapping[Metric, Estimate]
 
 
 @dataclass(frozen=True, slots=True)
-class Population:
+class WindowPopulation:
     """The requests of one window.
 
     Attributes:
@@ -91,7 +91,7 @@ class LiveEstimates:
 
     estimates: Mapping[Window, Estimates]
     judge_estimates: Mapping[Window, Estimates]
-    populations: Mapping[Window, Population]
+    populations: Mapping[Window, WindowPopulation]
     arms: Mapping[tuple[Window, Mode], Estimates]
     arm_differences: Mapping[Window, Estimates]
     labelled: int
@@ -417,10 +417,10 @@ class _Judged:
             self._first = float(page.time_seconds[inside][0])
         self._last = float(page.time_seconds[inside][-1])
 
-    def population(self) -> Population:
+    def population(self) -> WindowPopulation:
         """Describe the requests that the estimates of this window cover."""
         labelled = sum(len(ids) for ids in self.labelled_ids)
-        return Population(self.n, labelled, self._first, self._last)
+        return WindowPopulation(self.n, labelled, self._first, self._last)
 
 
 def _corrected(judged: _Judged, labels: Labels, precision: Precision) -> dict[Metric, Estimate]:

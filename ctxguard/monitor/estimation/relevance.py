@@ -45,7 +45,7 @@ def rank_group(rank: NDArray[np.int64]) -> IntArray:
     return np.where(rank <= 1, 0, np.where(rank <= 3, 1, 2))
 
 
-class Graded(NamedTuple):
+class PassageGrades(NamedTuple):
     """Grades of people on m judged passages.
 
     Attributes:
@@ -76,7 +76,7 @@ class Relevance:
     coefficients: FloatArray
 
     @classmethod
-    def fitted(cls, graded: Graded, prior: "Relevance | None" = None) -> "Relevance":
+    def fitted(cls, graded: PassageGrades, prior: "Relevance | None" = None) -> "Relevance":
         """Fit the regression; without grades it is the prior, last month's where there is one."""
         start = _PRIOR if prior is None else prior.coefficients.mean(axis=0)
         columns = _columns(graded.verdict, graded.group, graded.n_served, graded.n_yes)
