@@ -203,6 +203,8 @@ def _exported(module: types.ModuleType) -> Iterator[tuple[str, object]]:
             continue
         # `concurrent.futures` lists names that only its module-level `__getattr__` can provide.
         value = vars(module)[name] if name in vars(module) else getattr(module, name)
+        # `sys` keeps what it had at first of the hooks that programs replace, such as typer.
+        value = vars(module).get(f"__{name}__", value) if module is sys else value
         if inspect.ismodule(value) or _is_builtin_class(value) or _is_foreign(value):
             continue
         if listed is None and not _is_home_of(module, value):

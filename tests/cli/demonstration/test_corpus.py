@@ -15,6 +15,14 @@ def entries() -> list[Passage]:
     return list(corpus.passages())
 
 
+def test_a_replaced_hook_of_the_interpreter_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = list(corpus.passages())
+    monkeypatch.setattr("sys.excepthook", lambda *_: None)
+    assert list(corpus.passages()) == before
+
+
 def test_it_holds_a_few_thousand_passages(entries: list[Passage]) -> None:
     assert 2_000 <= len(entries) <= 4_000
 
