@@ -338,7 +338,7 @@ def label_some(service: Service, pick: Pick) -> int:
     if pick.graded < 1.0:
         labels[-1] = labels[-1][: len(labels[-1]) // 2]
     rows = list(chain.from_iterable(labels))
-    store.add_labels(rows)
+    store.add_labels(rows, service.monitors[0].judge.max_grade)
     service.labelled += pick.n
     return len(rows)
 

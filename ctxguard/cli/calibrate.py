@@ -189,8 +189,7 @@ def calibrate(settings: Calibrate) -> None:
     ]:
         check_writable(file, option)
     if any(map(_is_page, settings.report)):
-        for library in ("jinja2", "plotly"):
-            require(library, "report")
+        require("jinja2", "report")
     output = Output(as_json=settings.as_json)
     chosen = _chosen(settings)
     if settings.data is None:
