@@ -127,9 +127,9 @@ KERNELS_core := corpus_sketch expected_utility fusion metrics policy relevance s
   sufficiency trees
 KERNELS_retrieval := dense edits filters forward hybrid kernels lexical models retriever_contract \
   runtimes scifact sentences
-KERNELS_signals := pooled ranker_file sentences text
 
 part-kernels-%: FOLDERS = $(KERNELS_$(*:kernels-%=%):%=tests/$(*:kernels-%=%)/test_%.py)
+part-kernels-signals: FOLDERS = tests/retrieval/signals
 
 test-kernels: $(VENV)/.dev
 	$(call run,$(BIN)/python -m tests.kernels,-m "not slow",$(addprefix kernels-,retrieval \
