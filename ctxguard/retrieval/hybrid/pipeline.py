@@ -5,6 +5,7 @@ searched (`LegSearch`). Settings never change: another view of a retriever has o
 """
 
 import copy
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, Self
@@ -137,11 +138,12 @@ class Pooled(Protocol):
         ...
 
 
-class Hybrid:
+class Hybrid(ABC):
     """A retriever by this pipeline, and its views; safe to use from several threads at once."""
 
     _settings: SearchSettings
 
+    @abstractmethod
     def _search(
         self,
         query: str,
@@ -150,7 +152,6 @@ class Hybrid:
         where: Where | None,
     ) -> LegSearch:
         """Begin the search of a checked query; ``depth`` is that of each leg."""
-        raise NotImplementedError
 
     def retrieve(
         self,
