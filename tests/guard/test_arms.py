@@ -1,6 +1,7 @@
 """`enforce_share`: a share of requests is enforced, the others are in shadow, dealt by a hash."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -93,7 +94,7 @@ def test_a_mode_and_a_share_contradict_each_other() -> None:
         guard_of(mode="enforce", enforce_share=0.5)
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
-def test_a_share_lies_between_0_and_1(share: float) -> None:
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), "half"])
+def test_a_share_lies_between_0_and_1(share: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"enforce_share .* must lie in"):
         guard_of(enforce_share=share)

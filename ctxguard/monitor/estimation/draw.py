@@ -28,6 +28,8 @@ RECALL_WEIGHT = 0.8
 OPENED_SHARE = 0.3
 """Requests opened, as a share of the budget."""
 GO_ON = 0.6
+"""Probability of going on below an irrelevant first passage."""
+
 SINGLE_SHARE = 0.12
 """Share of the budget that goes to single passages of requests that are not opened."""
 MOST_COIN = 1.0

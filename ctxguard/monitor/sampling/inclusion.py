@@ -51,9 +51,13 @@ def check_probability(name: str, probability: float) -> None:
     """Refuse what is no probability.
 
     Raises:
-        ConfigurationError: a value outside [0, 1].
+        ConfigurationError: no number, or one outside [0, 1].
     """
-    if not 0.0 <= probability <= 1.0:
+    try:
+        is_one = 0.0 <= probability <= 1.0
+    except TypeError:
+        is_one = False
+    if not is_one:
         raise ConfigurationError(f"{name} {probability!r} must lie in [0, 1]: it is a probability")
 
 
