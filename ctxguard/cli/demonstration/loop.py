@@ -271,8 +271,9 @@ def _truth(
         n_in_pool = sum(i in relevant for i in context.decision.ranking.passage_ids)
         n_relevant += n_in_pool
         n_kept_relevant += sum(grade > 0 for grade in grades)
-        if n_in_pool:
-            reciprocal_ranks.append(reciprocal_rank(grades, list(relevant.values())))
+        if served_ids:
+            # As it is estimated: 0 where nothing that was served is relevant.
+            reciprocal_ranks.append(reciprocal_rank(grades, list(relevant.values())) or 0.0)
         udcgs.append(_strict_udcg(served_ids, _labels(dataset, query_id)))
         precisions.append(precision_at_k(grades))
     means = {

@@ -3,14 +3,16 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from calibration.data.dataset import Query
+from calibration.data.dataset import Dataset, Query
 from ctxguard.cli import demo
 from ctxguard.cli._console import Output
+from ctxguard.cli.demonstration import loop
 from ctxguard.cli.demonstration.loop import BeforeAfter, typical
 from ctxguard.core.context import Context
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Hit, ScoreKind
 from ctxguard.guard import ContextGuard
+from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.request.telemetry import Telemetry
 
 LABELS = {"answer": 2, "lure": -1}
@@ -51,3 +53,14 @@ def test_a_question_that_the_guard_harmed_is_shown(capsys: pytest.CaptureFixture
     assert "which these questions refute: it is not served" in " ".join(shown.split())
     assert "✗lure" in shown
     assert "✓answer" in shown
+
+
+def test_the_true_mrr_is_over_all_requests_as_the_estimate_is() -> None:
+    dataset = Dataset("demo", (Query("q", "a question"),), {"q": {"answer": 2, "help": 1}})
+    served = [context("answer", "help"), context("lure")]
+    unanswerable = Dataset("demo", (Query("q", "a question"),), {"q": {}})
+
+    truth = loop._truth(served, dataset, {"a question": "q"})
+
+    assert truth[Metric.MRR] == 0.5
+    assert loop._truth(served[1:], unanswerable, {"a question": "q"})[Metric.MRR] == 0.0
