@@ -58,7 +58,7 @@ from ctxguard.monitor.estimation.plan import to_label
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.prompt import messages
-from ctxguard.monitor.judges.reply import read_grade, read_reply
+from ctxguard.monitor.judges.reply import read_grade
 from ctxguard.monitor.labels.files import read_feedback_file, read_label_file
 from ctxguard.monitor.redaction import redact
 from ctxguard.monitor.sampling.inclusion import InclusionDesign
@@ -69,6 +69,7 @@ from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import FeedbackRow, LabelRow, SampleStore, schema
 from ctxguard.profile.schema import Profile, RouteProfile
 from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.chat import read_reply
 from ctxguard.retrieval.chunks import chunked
 from ctxguard.retrieval.models.window import PassageWindow
 from ctxguard.retrieval.rerank_client import read_scores

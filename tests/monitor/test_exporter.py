@@ -14,9 +14,9 @@ from ctxguard.core.types import Passage, Route
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import Judgment, LabelJudge
-from ctxguard.monitor.judges.usage import InvalidReason, Ledger
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.store import FeedbackRow
+from ctxguard.retrieval.usage import InvalidReason, Ledger
 from tests.timing import until
 
 MakeContext = Callable[..., Context]

@@ -18,12 +18,12 @@ from ctxguard.core.context import Context
 from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, MissingExtraError, StageUnavailableError
 from ctxguard.monitor.judges import InvalidReason, Judgment, LLMJudge, TokenPrices
-from ctxguard.monitor.judges.llm import Pacer
 from ctxguard.monitor.judges.prompt import MAX_GRADE, messages
-from ctxguard.monitor.judges.reply import read_grade, read_reply
+from ctxguard.monitor.judges.reply import read_grade
 from ctxguard.monitor.redaction import Text
 from ctxguard.monitor.sampling.privacy import Privacy
 from ctxguard.monitor.service import JudgedAs
+from ctxguard.retrieval.chat import Pacer, read_reply
 from ctxguard.testing import JudgeContract
 
 pytest.importorskip("openai")

@@ -26,10 +26,10 @@ from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.judges.usage import Ledger
 from ctxguard.monitor.store import FeedbackRow
 from ctxguard.profile.schema import Evidence, Profile, RouteProfile
 from ctxguard.request.telemetry import Telemetry
+from ctxguard.retrieval.usage import Ledger
 from tests.profiles import CERTIFICATE, profile_with
 
 FOLDER = Path(prometheus.__file__).parent

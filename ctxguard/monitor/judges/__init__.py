@@ -7,11 +7,12 @@ loads no optional library: the client library (extra ``judge``) and the cross-en
 
 from ctxguard.monitor.judges.cross_encoder import CrossEncoderJudge
 from ctxguard.monitor.judges.known_labels import LabelJudge, UnjudgedAs
-from ctxguard.monitor.judges.llm import LLMJudge, TokenPrices
+from ctxguard.monitor.judges.llm import LLMJudge
 from ctxguard.monitor.judges.people_alone import PEOPLE_ALONE, PeopleAlone
 from ctxguard.monitor.judges.protocol import Judge, Judgment
 from ctxguard.monitor.judges.scores import RerankJudge
-from ctxguard.monitor.judges.usage import InvalidReason, JudgeAccounts, Ledger, RejectedReply
+from ctxguard.retrieval.chat import TokenPrices
+from ctxguard.retrieval.usage import InvalidReason, JudgeAccounts, Ledger, RejectedReply
 
 __all__ = [
     "PEOPLE_ALONE",

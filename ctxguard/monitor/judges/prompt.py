@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from ctxguard.core.render import Template
 from ctxguard.core.types import Passage
+from ctxguard.retrieval.chat import TEMPERATURE
 
 MAX_GRADE = 3
-TEMPERATURE = 0.0
 
 # Grade 1 already counts as relevant in recall and MRR, so it must be of some use: a passage
 # that merely shares the query's subject is a 0.

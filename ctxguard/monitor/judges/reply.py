@@ -5,31 +5,12 @@ guessing is not valid. Pure: no I/O, no clock, no logging.
 """
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from ctxguard.monitor.judges.prompt import MAX_GRADE
-from ctxguard.monitor.judges.usage import InvalidReason
-
-T = TypeVar("T")
+from ctxguard.retrieval.usage import InvalidReason
 
 _MOST_QUESTION_CHARS = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class Reply(Generic[T]):
-    """The verdict and the tokens of one reply.
-
-    Attributes:
-        verdict: What was asked for, such as a grade in 0..3, or why there is none.
-        input_tokens: Tokens of the prompt; None if the reply does not report them.
-        output_tokens: Tokens of the reply; None if it does not report them.
-    """
-
-    verdict: T | InvalidReason
-    input_tokens: int | None = None
-    output_tokens: int | None = None
 
 
 class _RepeatedKeyError(ValueError):
@@ -59,40 +40,6 @@ def read_question(content: str) -> str | InvalidReason:
     return text if 0 < len(text) <= _MOST_QUESTION_CHARS else InvalidReason.OFF_SCHEMA
 
 
-def read_reply(body: str, read: Callable[[str], T | InvalidReason]) -> Reply[T]:
-    """Read the body of a chat completion, whose content ``read`` reads.
-
-    >>> body = '{"choices": [{"message": {"content": "{\\\\"grade\\\\": 2}"}}]}'
-    >>> read_reply(body, read_grade).verdict
-    2
-    >>> read_reply("<html>", read_grade).verdict.value
-    'malformed'
-    """
-    try:
-        completion = json.loads(body)
-    except (ValueError, RecursionError):
-        return Reply(InvalidReason.MALFORMED)
-    usage = _field(completion, "usage")
-    return Reply(
-        _verdict(_field(completion, "choices"), read),
-        _tokens(_field(usage, "prompt_tokens")),
-        _tokens(_field(usage, "completion_tokens")),
-    )
-
-
-def _verdict(choices: object, read: Callable[[str], T | InvalidReason]) -> T | InvalidReason:
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    message = _field(choice, "message")
-    if _field(choice, "finish_reason") == "content_filter" or _field(message, "refusal"):
-        return InvalidReason.REFUSED
-    if _field(choice, "finish_reason") == "length":
-        return InvalidReason.TRUNCATED
-    content = _field(message, "content")
-    if not isinstance(content, str) or not content.strip():
-        return InvalidReason.EMPTY
-    return read(content)
-
-
 def _only_value(content: str, name: str) -> object:
     """The value of a JSON object that has this one key, or the reason why there is none."""
     try:
@@ -112,11 +59,3 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(read) < len(pairs):
         raise _RepeatedKeyError
     return read
-
-
-def _field(document: object, name: str) -> object:
-    return document.get(name) if isinstance(document, dict) else None
-
-
-def _tokens(count: object) -> int | None:
-    return count if type(count) is int and count >= 0 else None

@@ -9,12 +9,13 @@ import numpy as np
 from ctxguard.core.render import sanitise
 from ctxguard.core.types import FloatArray, Passage, ScoreKind
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.judges.llm import Pacer
 from ctxguard.monitor.judges.protocol import Judgment
-from ctxguard.monitor.judges.usage import InvalidReason, Ledger
+from ctxguard.monitor.redaction import redact
+from ctxguard.retrieval.chat import Pacer
 from ctxguard.retrieval.index.passages import searchable_text
 from ctxguard.retrieval.rerank_client import RerankClient
 from ctxguard.retrieval.rerank_forms import FORMS, Protocol
+from ctxguard.retrieval.usage import InvalidReason, Ledger
 
 
 class ScoreJudge(ABC):
@@ -37,7 +38,7 @@ class ScoreJudge(ABC):
         if not math.isfinite(min_score):
             raise ConfigurationError(f"min_score {min_score!r} must be finite")
         self.min_score = float(min_score)
-        self.ledger = Ledger()
+        self.ledger = Ledger(redact=redact)
 
     @abstractmethod
     def scores(self, query: str, texts: Sequence[str]) -> FloatArray:

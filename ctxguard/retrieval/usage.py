@@ -1,14 +1,13 @@
-"""A judge's counts: calls, verdicts, invalid ones by reason, tokens and their cost."""
+"""Counts of what a model was asked: calls, verdicts, invalid ones by reason, tokens, cost."""
 
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.errors import RedactionError
-from ctxguard.monitor.redaction import redact
 
 _MAX_REPLIES = 1000
 _MAX_CHARS = 4000
@@ -108,10 +107,17 @@ class Ledger:
 
     Args:
         prices_per_million: Prices of input and output tokens; None counts no cost.
+        redact: Redacts the replies that are kept; None keeps their reasons alone.
     """
 
-    def __init__(self, prices_per_million: tuple[float, float] | None = None) -> None:
+    def __init__(
+        self,
+        prices_per_million: tuple[float, float] | None = None,
+        *,
+        redact: Callable[[str], str] | None = None,
+    ) -> None:
         self._prices = prices_per_million
+        self._redact = redact
         self._reset_after_fork()
         reset_in_children(self)
 
@@ -130,7 +136,7 @@ class Ledger:
 
     def add_invalid(self, passage_id: str, reason: InvalidReason, reply: str) -> None:
         """Count a passage without a valid verdict, and keep the reply's beginning, redacted."""
-        kept = RejectedReply(passage_id, reason, _redacted(reply[:_MAX_CHARS]))
+        kept = RejectedReply(passage_id, reason, self._redacted(reply[:_MAX_CHARS]))
         with self._lock:
             self._invalid[reason] += 1
             self._rejected.append(kept)
@@ -157,9 +163,8 @@ class Ledger:
             cost = (counts["input_tokens"] * of_input + counts["output_tokens"] * of_output) / 1e6
         return JudgeAccounts(**counts, invalid=invalid, cost=cost)
 
-
-def _redacted(reply: str) -> str:
-    try:
-        return redact(reply)
-    except RedactionError:
-        return ""
+    def _redacted(self, reply: str) -> str:
+        try:
+            return "" if self._redact is None else self._redact(reply)
+        except RedactionError:
+            return ""
