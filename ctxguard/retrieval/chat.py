@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from ctxguard._support.extras import require
@@ -87,6 +87,23 @@ class Pacer:
             self._free_at = send_at + self._interval_seconds
         if send_at > now:
             self._sleep(send_at - now)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply(Generic[T]):
+    """What a model answered.
+
+    Attributes:
+        verdict: What was asked for, such as a grade in 0..3, or why there is none.
+        body: The body of the reply, or the failure in words; without the key.
+        input_tokens: Tokens of the prompt; None if the reply does not report them.
+        output_tokens: Tokens of the reply; None if it does not report them.
+    """
+
+    verdict: T | InvalidReason
+    body: str
+    input_tokens: int | None = None
+    output_tokens: int | None = None
 
 
 class ChatSettings(TypedDict, total=False):
@@ -191,11 +208,11 @@ class ChatClient:
         conversation: Callable[[U], Conversation],
         form: dict[str, object] | None,
         read: Callable[[str], T | InvalidReason],
-    ) -> list[tuple[T | InvalidReason, str]]:
+    ) -> list[Reply[T]]:
         """Send one conversation for each item, concurrently; see ``complete``."""
         self._connected()
 
-        def ask(item: U) -> tuple[T | InvalidReason, str]:
+        def ask(item: U) -> Reply[T]:
             return self.complete(conversation(item), form, read)
 
         return _in_threads(ask, items, self._settings["concurrency"])
@@ -270,7 +287,7 @@ class ChatClient:
         conversation: Conversation,
         form: dict[str, object] | None,
         read: Callable[[str], T | InvalidReason],
-    ) -> tuple[T | InvalidReason, str]:
+    ) -> Reply[T]:
         """Send one conversation.
 
         Args:
@@ -278,15 +295,13 @@ class ChatClient:
             form: The form of structured output; None for free text.
             read: Reads the content of the reply.
 
-        Returns:
-            What was read or why there is nothing, and the reply or the failure, without the key.
         """
         self._this_thread.called = False
         client = self._connected()
-        verdict, body = self._completed(client, conversation, form, read)
-        if isinstance(verdict, InvalidReason) and len(client.api_key) >= _SHORTEST_KEY:
-            body = body.replace(client.api_key, "[key]")
-        return verdict, body
+        reply = self._completed(client, conversation, form, read)
+        if isinstance(reply.verdict, InvalidReason) and len(client.api_key) >= _SHORTEST_KEY:
+            return replace(reply, body=reply.body.replace(client.api_key, "[key]"))
+        return reply
 
     def _completed(
         self,
@@ -294,7 +309,7 @@ class ChatClient:
         conversation: Conversation,
         form: dict[str, object] | None,
         read: Callable[[str], T | InvalidReason],
-    ) -> tuple[T | InvalidReason, str]:
+    ) -> Reply[T]:
         library = self._library
         try:
             # The raw reply, because the library coerces any reply into its own types.
@@ -306,21 +321,20 @@ class ChatClient:
                 response_format=library.NOT_GIVEN if form is None else form,
             )
         except library.APIStatusError as error:
-            return _of_status(error.status_code), _described(error.response)
+            return Reply(_of_status(error.status_code), _described(error.response))
         except library.APITimeoutError as error:
-            return InvalidReason.TIMED_OUT, repr(error.__cause__)
+            return Reply(InvalidReason.TIMED_OUT, repr(error.__cause__))
         except library.APIConnectionError as error:
-            return _of_failure(error.__cause__), repr(error.__cause__)
+            return Reply(_of_failure(error.__cause__), repr(error.__cause__))
         except (TimeoutError, _TooLongError) as error:
-            return _of_failure(error), repr(error)
-        body: str = response.http_response.text
-        reply = read_reply(body, read)
+            return Reply(_of_failure(error), repr(error))
+        reply = read_reply(response.http_response.text, read)
         self.ledger.add(
             input_tokens=reply.input_tokens or 0,
             output_tokens=reply.output_tokens or 0,
             unmetered=None in (reply.input_tokens, reply.output_tokens),
         )
-        return reply.verdict, body
+        return reply
 
 
 class _TooLongError(Exception):
@@ -389,21 +403,6 @@ def _in_threads(ask: Callable[[U], T], items: Sequence[U], n_threads: int) -> li
     return [answers[position] for position in range(len(items))]
 
 
-@dataclass(frozen=True, slots=True)
-class Reply(Generic[T]):
-    """The verdict and the tokens of one reply.
-
-    Attributes:
-        verdict: What was asked for, such as a grade in 0..3, or why there is none.
-        input_tokens: Tokens of the prompt; None if the reply does not report them.
-        output_tokens: Tokens of the reply; None if it does not report them.
-    """
-
-    verdict: T | InvalidReason
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-
-
 def read_reply(body: str, read: Callable[[str], T | InvalidReason]) -> Reply[T]:
     """Read the body of a chat completion, whose content ``read`` reads.
 
@@ -416,10 +415,11 @@ def read_reply(body: str, read: Callable[[str], T | InvalidReason]) -> Reply[T]:
     try:
         completion = json.loads(body)
     except (ValueError, RecursionError):
-        return Reply(InvalidReason.MALFORMED)
+        return Reply(InvalidReason.MALFORMED, body)
     usage = _field(completion, "usage")
     return Reply(
         _verdict(_field(completion, "choices"), read),
+        body,
         _tokens(_field(usage, "prompt_tokens")),
         _tokens(_field(usage, "completion_tokens")),
     )

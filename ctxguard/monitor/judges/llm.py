@@ -128,12 +128,12 @@ class LLMJudge:
 
         verdicts = []
         replies = self._client.complete_all(passages, converse, form, read)
-        for passage, (verdict, body) in zip(passages, replies, strict=True):
-            if isinstance(verdict, InvalidReason):
-                self.ledger.add_invalid(passage.passage_id, verdict, body)
+        for passage, reply in zip(passages, replies, strict=True):
+            if isinstance(reply.verdict, InvalidReason):
+                self.ledger.add_invalid(passage.passage_id, reply.verdict, reply.body)
             else:
                 self.ledger.add(verdicts=1)
-            verdicts.append(verdict)
+            verdicts.append(reply.verdict)
         if all(verdict in UNAVAILABLE for verdict in verdicts):
             reasons = ", ".join(sorted({str(verdict) for verdict in verdicts}))
             raise StageUnavailableError(
