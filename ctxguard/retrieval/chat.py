@@ -406,10 +406,10 @@ def _in_threads(ask: Callable[[U], T], items: Sequence[U], n_threads: int) -> li
 def read_reply(body: str, read: Callable[[str], T | InvalidReason]) -> Reply[T]:
     """Read the body of a chat completion, whose content ``read`` reads.
 
-    >>> body = '{"choices": [{"message": {"content": "{\\\\"grade\\\\": 2}"}}]}'
-    >>> read_reply(body, read_grade).verdict
-    2
-    >>> read_reply("<html>", read_grade).verdict.value
+    >>> body = '{"choices": [{"message": {"content": " yes "}}]}'
+    >>> read_reply(body, str.strip).verdict
+    'yes'
+    >>> read_reply("<html>", str.strip).verdict.value
     'malformed'
     """
     try:
