@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ctxguard._support.settings import optional
+from ctxguard._support.settings import key, optional
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, check_writable, print_json
 from ctxguard.cli._inputs import (
@@ -34,6 +34,7 @@ from ctxguard.profile.describe import describe_policy
 
 if TYPE_CHECKING:
     from calibration.evaluate import QueryMetrics
+    from calibration.results import Results
     from ctxguard.cli._inputs import Labelled
     from ctxguard.cli._system import Source
     from ctxguard.core.interval import Interval
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from ctxguard.profile.schema import Profile
 
 _WIDE = 100
+_FIRST = ("recall", "mrr", "udcg_strict", "harm", "kept", "keyword_recall", "keyword_mrr")
+"""The metrics that are shown unless all are asked for; the last two need keywords."""
 
 
 class Evaluate(System):
@@ -59,6 +62,7 @@ class Evaluate(System):
     )
     route: _options.OneRoute = None
     write_run: Path | None = optional("TREC run file to write the retrieved candidates to.", "FILE")
+    all_metrics: bool = key("Show every metric, not the first few.", "SWITCH", value=False)
     seed: _options.Seed = 0
     as_json: _options.AsJson = False
 
@@ -72,7 +76,7 @@ def evaluate(settings: Evaluate) -> None:
     their difference, paired by query. A profile that was calibrated on another system
     is refused.
     """
-    from calibration.evaluate import DESCRIPTIONS, measure
+    from calibration.evaluate import measure
     from calibration.pool_labels import unlabelled_note
     from calibration.replay import replay
     from calibration.results import tabulate
@@ -153,22 +157,33 @@ def evaluate(settings: Evaluate) -> None:
             }
         )
     else:
-        made_by = "" if profile_id is None else f" (profile {profile_id})"
         baseline_size = baseline_k(baseline)
         relative_to = "whole pool" if baseline_size is None else f"first {baseline_size}"
+        loss = [("recall loss", f"relative to the retriever's {relative_to}")]
+        made_by = "" if profile_id is None else f" (profile {profile_id})"
         output.facts(
             [
                 ("queries", labelled.described(counts)),
                 ("route", f"{route.value}, {depth} candidates a query"),
                 *[("fusion", each) for each in [source.fingerprint().get("fusion")] if each],
                 ("keeps", describe_policy(policy) + made_by),
-                ("recall loss", f"relative to the retriever's {relative_to}"),
+                *(loss if settings.all_metrics else []),
                 ("unlabelled", unlabelled_note(dataset, utilities)),
             ]
         )
-        explained = len(policies) == 1 and output.out.width >= _WIDE
-        output.out.print(by_metric(results, DESCRIPTIONS if explained else None))
+        _print(results, output, show_all=settings.all_metrics)
     output.notes(notes)
+
+
+def _print(results: "Results", output: Output, *, show_all: bool) -> None:
+    from calibration.evaluate import DESCRIPTIONS
+
+    shown = results if show_all else results.only(metrics=_FIRST)
+    explained = len(results.policies) == 1 and output.out.width >= _WIDE
+    output.out.print(by_metric(shown, DESCRIPTIONS if explained else None))
+    if not show_all:
+        n_left = len(results.metrics) - len(shown.metrics)
+        output.note(f"{n_left} more metrics: all-metrics = true in [evaluate] of a file --system")
 
 
 def _reservations(

@@ -49,14 +49,26 @@ def test_a_profile_brings_its_policy_and_its_fusion(
     assert document["depth"] == calibrated.provenance.depth
 
 
-def test_the_table_shows_each_metric_with_n(run: Run, index: Path, collection: Path) -> None:
+def shown_metrics(printed: str) -> set[str]:
+    """The metrics that stand in the first column of a table."""
+    return {words[0] for line in printed.splitlines() if (words := line.split())} & METRICS
+
+
+def test_the_table_shows_five_metrics_and_on_request_each(
+    run: Run, index: Path, collection: Path, tmp_path: Path
+) -> None:
     arguments = ("evaluate", "--index", index, "--data", collection, "--route", "lexical")
     result = run.ok(*arguments)
-    assert "route        lexical, 100 candidates a query" in result.stdout
+    assert "route       lexical, 100 candidates a query" in result.stdout
     assert "the first 5 passages" in result.stdout
-    for name in METRICS:
-        assert name in result.stdout
+    assert shown_metrics(result.stdout) == {"recall", "mrr", "udcg_strict", "harm", "kept"}
+    assert "14 more metrics: all-metrics = true in [evaluate]" in result.stdout
     assert "\x1b" not in result.stdout
+    file = tmp_path / "all.toml"
+    file.write_text("[evaluate]\nall-metrics = true\n", encoding="utf-8")
+    result = run.ok(*arguments, "--system", file)
+    assert shown_metrics(result.stdout) == METRICS
+    assert "recall loss" in result.stdout
     assert len(result.stdout.splitlines()) <= 40
 
 
