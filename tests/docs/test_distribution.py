@@ -73,6 +73,14 @@ def test_no_page_or_message_installs_the_other_project() -> None:
     assert found == []
 
 
+@pytest.mark.parametrize("page", ["postgresql", "milvus", "qdrant"])
+def test_the_page_of_an_engine_installs_what_its_commands_need(page: str) -> None:
+    text = (ROOT / f"docs/integrations/{page}.md").read_text(encoding="utf-8")
+    [extras] = re.findall(rf'pip install "{OURS}\[([a-z,]+)\]"', text)
+    assert "ctxguard index" in text
+    assert {"embedded", "model", "calibrate"} < set(extras.split(","))
+
+
 def run_beside_the_other_project(folder: Path) -> "subprocess.CompletedProcess[str]":
     """Run ``ctxguard --version`` where a folder before the checkout holds the other project."""
     metadata = folder / "ctxguard-0.1.0.dist-info" / "METADATA"
