@@ -70,8 +70,8 @@ add_command(app, demo.demo, "demo")
 add_command(app, doctor.doctor, "doctor")
 add_command(app, index.index, "index")
 add_command(app, calibrate.calibrate, "calibrate")
-add_command(app, evaluate.evaluate, "evaluate")
-add_command(app, query.query, "query", without=["run"])
+add_command(app, evaluate.evaluate, "evaluate", options=["gain"])
+add_command(app, query.query, "query", without=["run", "preset", "utility", "gain"])
 add_command(app, compare.compare, "compare")
 add_command(
     app, serve.serve, "serve", options=["rerank_upstream", "rerank_protocol", "rerank_model"]

@@ -4,10 +4,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ctxguard.cli._system import Source
-from ctxguard.core.metrics import Utilities
 from ctxguard.core.types import DEFAULT_K
 from ctxguard.errors import ConfigurationError, DataError, ProfileMismatchError
 from ctxguard.profile.comparison import SystemComparison, compare_systems
@@ -210,25 +209,6 @@ def seen_in_calibration(labelled: Labelled, profile: "Profile") -> tuple[str, ..
             )
             return (line,) if seen else ()
     return ()
-
-
-_UTILITIES = ("unjudged", "irrelevant", "hard_negative", "distractor", "partial")
-
-
-def with_utilities(base: "Utilities", changed: Mapping[str, float]) -> "Utilities":
-    """Utilities with some of them replaced.
-
-    Raises:
-        ConfigurationError: another name, or a value that the name cannot have.
-    """
-    for name in changed:
-        if name not in _UTILITIES:
-            raise ConfigurationError(
-                f"utility has no {name!r}: its keys are {', '.join(_UTILITIES)}; a relevant "
-                "passage is worth 1"
-            )
-    values: dict[str, Any] = dict(changed)
-    return replace(base, **values)
 
 
 def compared(profile: "Profile", retriever: "Source") -> "SystemComparison":

@@ -38,16 +38,6 @@ Depth = Annotated[
         ge=1,
     ),
 ]
-Utility = Annotated[
-    dict[str, float],
-    setting(
-        "Table: utilities of passages, where a relevant one is worth 1: unjudged, "
-        "irrelevant, hard_negative, distractor or partial, such as unjudged = -0.2.",
-        "TABLE",
-        default="the profile's, or the preset",
-        key=True,
-    ),
-]
 Seed = Annotated[int, setting("Random seed; equal seeds give equal results.", "N", key=True, ge=0)]
 StoreUrl = Annotated[
     str,

@@ -14,10 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pydantic import Field
-
 from ctxguard._support.settings import about, key_of, optional, optional_key
-from ctxguard.cli._options import Depth, Utility
+from ctxguard.cli._options import Depth
+from ctxguard.cli._worth import PassageWorth
 from ctxguard.core.types import ScoreKind
 from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
@@ -55,7 +54,7 @@ _UPSTREAM_SECONDS = 60.0
 """For one list: nobody waits for the answer."""
 
 
-class System(ServedSystem):
+class System(PassageWorth, ServedSystem):
     """The source of candidates, and the entries that identify it."""
 
     retriever: str | None = optional(
@@ -70,7 +69,6 @@ class System(ServedSystem):
         "FILE",
     )
     depth: Depth = None
-    utility: Utility = Field(default_factory=dict)
 
     @property
     def sources(self) -> list[str]:

@@ -14,7 +14,7 @@ from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, Output, check_writable, print_json
 from ctxguard.cli._from_questions import calibrate_from_questions
-from ctxguard.cli._inputs import Labelled, read_labelled, shared_questions, with_utilities
+from ctxguard.cli._inputs import Labelled, read_labelled, shared_questions
 from ctxguard.cli._pools import notes_on_pools
 from ctxguard.cli._results import print_summary
 from ctxguard.cli._store import JudgeModel
@@ -162,6 +162,8 @@ class Calibrate(JudgeModel, System):
             )
         if self.judge == "reranker" and self.base_url == self.rerank_upstream is not None:
             raise ConfigurationError("the reranker that is calibrated cannot judge itself")
+        if self.utilities is not None and self.preset is not None:
+            raise ConfigurationError("give utilities, those of a reader, or preset, not both")
         for name in ("segment_by", "beta"):
             if getattr(self, name) is not None and self.alpha is None:
                 raise ConfigurationError(f"{name.replace('_', '-')} needs --alpha")
@@ -228,7 +230,7 @@ def _chosen(settings: Calibrate) -> "Settings":
     from calibration.certify import Promise
 
     alpha, beta, delta = settings.alpha, settings.beta, settings.delta
-    utilities, source = _utilities(settings.utilities, settings.utility)
+    utilities, source = _utilities(settings)
     return Settings(
         policy=settings.policy,
         objective=settings.objective,
@@ -250,16 +252,14 @@ def _chosen(settings: Calibrate) -> "Settings":
     )
 
 
-def _utilities(file: Path | None, changed: Mapping[str, float]) -> "tuple[Utilities, str | None]":
-    """The worth of passages, and where that comes from; None for the preset."""
+def _utilities(settings: Calibrate) -> "tuple[Utilities, str | None]":
+    """The worth of passages, and where that comes from; None for the default preset."""
     from calibration.reader.saved_utilities import load_utilities
 
-    saved = None if file is None else load_utilities(file)
-    worth = with_utilities(DEFAULT_UTILITIES if saved is None else saved.utilities, changed)
-    by_hand = ", ".join(f"{name}={value:g}" for name, value in changed.items())
-    parts = [saved.source] if saved else []
-    parts += [f"set by hand: {by_hand}"] if changed else []
-    return worth, "; ".join(parts) or None
+    saved = None if settings.utilities is None else load_utilities(settings.utilities)
+    worth = settings.worth(DEFAULT_UTILITIES if saved is None else saved.utilities)
+    parts = [saved.source if saved else "", settings.by_hand]
+    return worth, "; ".join(filter(None, parts)) or None
 
 
 def _is_page(report: Path) -> bool:

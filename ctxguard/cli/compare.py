@@ -10,18 +10,18 @@ from pydantic import Field
 from rich.text import Text
 
 from ctxguard._support.atomic_write import atomic_write
-from ctxguard._support.settings import SettingsModel, key, optional, optional_key, setting
+from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, Output, as_json, check_writable, one_line, print_json
 from ctxguard.cli._inputs import (
     fitted,
     read_labelled,
     seen_in_calibration,
-    with_utilities,
 )
 from ctxguard.cli._results import print_checks, print_comparison
 from ctxguard.cli._settings import system_in
 from ctxguard.cli._system import System, open_index
+from ctxguard.cli._worth import PassageWorth
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
 from ctxguard.errors import ConfigurationError
 from ctxguard.server.settings import IndexFolder
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _LEXICAL = (Route.LEXICAL, Route.LEXICAL_RERANK)
 
 
-class Compare(SettingsModel):
+class Compare(PassageWorth):
     """Settings of ``ctxguard compare``."""
 
     index: IndexFolder = None
@@ -85,7 +85,6 @@ class Compare(SettingsModel):
     show_all: _options.ShowRest = False
     as_json: _options.AsJson = False
     depth: _options.Depth = None
-    utility: _options.Utility = Field(default_factory=dict)
     baseline: str | None = optional_key(
         "Candidate that differences are taken from.", "NAME", default="the first"
     )
@@ -137,7 +136,7 @@ def compare(settings: Compare) -> None:
     candidates = _candidates(settings, profiles, tuple(sources), index)
     depth, baseline, seed = settings.depth or DEFAULT_DEPTH, settings.baseline, settings.seed
     check_candidates(candidates, baseline, depth)
-    utilities = with_utilities(_utilities(profiles), settings.utility)
+    utilities = settings.worth(_utilities(profiles))
     labelled = read_labelled(settings.data, "test")
     with output.doing("opening the retrievers"):
         queries = labelled.dataset.queries

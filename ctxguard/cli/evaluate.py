@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ctxguard._support.settings import key, optional
+from ctxguard._support.settings import key, optional, optional_key
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, check_writable, print_json
 from ctxguard.cli._inputs import (
@@ -13,7 +13,6 @@ from ctxguard.cli._inputs import (
     fitted,
     read_labelled,
     seen_in_calibration,
-    with_utilities,
 )
 from ctxguard.cli._pools import (
     beyond_index,
@@ -61,7 +60,9 @@ class Evaluate(System):
         ge=1,
     )
     route: _options.OneRoute = None
-    write_run: Path | None = optional("TREC run file to write the retrieved candidates to.", "FILE")
+    write_run: Path | None = optional_key(
+        "TREC run file to write the retrieved candidates to.", "FILE"
+    )
     all_metrics: bool = key("Show every metric, not the first few.", "SWITCH", value=False)
     seed: _options.Seed = 0
     as_json: _options.AsJson = False
@@ -86,11 +87,9 @@ def evaluate(settings: Evaluate) -> None:
 
     output = Output(as_json=settings.as_json)
     if settings.write_run is not None:
-        check_writable(settings.write_run, "--write-run")
+        check_writable(settings.write_run, "write-run")
     loaded = None if settings.profile is None else Profile.load(settings.profile)
-    utilities = with_utilities(
-        DEFAULT_UTILITIES if loaded is None else loaded.utilities, settings.utility
-    )
+    utilities = settings.worth(DEFAULT_UTILITIES if loaded is None else loaded.utilities)
     labelled = for_run(read_labelled(settings.data, "test"), settings.run)
     with output.doing("opening the retriever"):
         source = settings.open(labelled.dataset.queries)
@@ -157,6 +156,8 @@ def evaluate(settings: Evaluate) -> None:
             }
         )
     else:
+        # Whoever changes what a metric is looks for that metric.
+        show_all = settings.all_metrics or bool(settings.by_hand)
         baseline_size = baseline_k(baseline)
         relative_to = "whole pool" if baseline_size is None else f"first {baseline_size}"
         loss = [("recall loss", f"relative to the retriever's {relative_to}")]
@@ -167,11 +168,12 @@ def evaluate(settings: Evaluate) -> None:
                 ("route", f"{route.value}, {depth} candidates a query"),
                 *[("fusion", each) for each in [source.fingerprint().get("fusion")] if each],
                 ("keeps", describe_policy(policy) + made_by),
-                *(loss if settings.all_metrics else []),
+                *(loss if show_all else []),
+                *([("utilities", settings.by_hand)] if settings.by_hand else []),
                 ("unlabelled", unlabelled_note(dataset, utilities)),
             ]
         )
-        _print(results, output, show_all=settings.all_metrics)
+        _print(results, output, show_all=show_all)
     output.notes(notes)
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from household import SUBJECTS, TASKS, write_collection, write_jsonl
 from running import Run, figures
 
+from ctxguard.core.metrics import STRICT_UTILITIES
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route
 from ctxguard.profile.schema import Profile
@@ -388,6 +390,23 @@ class TestUtilities:
         assert "answers of reader small to" in source
         assert "set by hand: distractor=-0.9" in source
         assert "answers of reader small to" in " ".join(result.stdout.split())
+
+    def test_a_preset_is_what_the_policy_is_chosen_by(
+        self, run: Run, index: Path, collection: Path, cache: Path, fitted: Path
+    ) -> None:
+        out = fitted.with_name("strict.json")
+        arguments = ("calibrate", "--index", index, "--data", collection, "--out", out)
+        chosen = {"preset": "strict", "gain": "exponential"}
+        result = run.ok(*arguments, system={**keys(cache=cache), **chosen})
+        profile = Profile.load(out)
+        assert profile.utilities == replace(STRICT_UTILITIES, gain="exponential")
+        assert profile.provenance.utilities_source == "the preset strict; exponential gain in nDCG"
+        assert "distractor -1 (the preset strict; exponential" in " ".join(result.stdout.split())
+        run.refused(
+            *arguments,
+            says="not both",
+            system={**keys(cache=cache, utilities=fitted), "preset": "strict"},
+        )
 
     def test_a_file_of_another_kind_is_refused(
         self, run: Run, index: Path, collection: Path, profile: Path, tmp_path: Path

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from household import write_collection, write_jsonl
@@ -268,6 +269,60 @@ RELEVANT = "q-clean-lantern-0\tclean-lantern\t2"
 NOT_RELEVANT = "q-clean-lantern-0\tstore-lantern\t0"
 
 
+GRADES = {"clean": 1, "store": 2}
+
+
+class TestWorth:
+    """What a passage is worth, and how a grade gains, is set by the keys of a file."""
+
+    def measured(self, run: Run, index: Path, data: Path, *options: str, **keys: object) -> Any:
+        arguments = ("--index", index, "--data", data, "--k", "3", *options, "--json")
+        document = run.read("evaluate", *arguments, system=keys)
+        return document["utilities"], {
+            name: row["mean"]["value"] for name, row in figures(document).items()
+        }
+
+    def test_a_preset_and_single_values_make_the_utilities(
+        self, run: Run, index: Path, collection: Path
+    ) -> None:
+        _, before = self.measured(run, index, collection)
+        strict, harsh = self.measured(run, index, collection, preset="strict")
+        assert (strict["irrelevant"], strict["score_ratio"]) == (-1.0, 0.5)
+        assert harsh["harm"] > before["harm"]
+        keys = {"preset": "relaxed", "utility": {"irrelevant": -0.3, "rank_limit": 1}}
+        relaxed, _ = self.measured(run, index, collection, **keys)
+        assert (relaxed["irrelevant"], relaxed["rank_limit"]) == (-0.3, 1)
+        assert (relaxed["score_ratio"], relaxed["unjudged"]) == (0.9, -0.08)
+
+    def test_thresholds_decide_which_passages_the_heuristic_suspects(
+        self, run: Run, index: Path, collection: Path
+    ) -> None:
+        lenient = {"score_ratio": 1.0, "rank_limit": 0}
+        _, before = self.measured(run, index, collection)
+        _, after = self.measured(run, index, collection, utility=lenient)
+        assert after["distractor_rate"] < before["distractor_rate"]
+        assert after["udcg_strict"] == before["udcg_strict"]
+
+    def test_exponential_gain_changes_ndcg_of_graded_labels_alone(
+        self, run: Run, index: Path, collection: Path, tmp_path: Path
+    ) -> None:
+        grades = (f"q-clean-lantern-0\t{name}-lantern\t{n}" for name, n in GRADES.items())
+        graded = relabelled(collection, tmp_path / "graded", *grades)
+        _, linear = self.measured(run, index, graded)
+        _, exponential = self.measured(run, index, graded, "--gain", "exponential")
+        assert self.measured(run, index, graded, gain="exponential")[1] == exponential
+        differs = {name for name in linear if linear[name] != exponential[name]}
+        assert {"ndcg"} <= differs <= {"ndcg", "ndcg_at_10"}
+
+    def test_who_changes_a_metric_is_shown_every_metric(
+        self, run: Run, index: Path, collection: Path
+    ) -> None:
+        arguments = ("--index", index, "--data", collection, "--gain", "exponential")
+        printed = run.ok("evaluate", *arguments).stdout
+        assert shown_metrics(printed) == METRICS
+        assert "exponential gain in nDCG" in printed
+
+
 class TestUnlabelled:
     """Of the first three passages one is relevant, and at most one other has a label."""
 
@@ -309,6 +364,7 @@ class TestUnlabelled:
             ({"unjudged": "little"}, "should be a valid number"),
             ({"unjudged": 0.2}, "must be ≤ 0"),
             ({"relevant": 2}, "a relevant passage is worth 1"),
+            ({"rank_limit": 1.5}, "rank_limit 1.5 must be a whole number"),
         ],
     )
     def test_a_utility_that_makes_no_sense_is_refused(

@@ -95,7 +95,7 @@ def test_a_function_is_calibrated_evaluated_and_guarded(
 
     data = ("--data", collection, "--profile", "p.json")
     measured = run.ok("evaluate", *data, system=described)
-    assert "route        external, 100 candidates a query" in measured.stdout
+    assert "route       external, 100 candidates a query" in measured.stdout
     assert "recall" in measured.stdout
     assert "not in the index" not in measured.stdout
 
@@ -239,7 +239,8 @@ class TestRuns:
             file = tmp_path / f"{split}.run"
             result = run.ok(
                 *("evaluate", "--retriever", f"{engine}:newer"),
-                *("--data", collection / f"qrels/{split}.tsv", "--write-run", file),
+                *("--data", collection / f"qrels/{split}.tsv"),
+                system={"evaluate": {"write-run": str(file)}},
             )
             assert f"{split}.run" in result.stdout
             files.append(file.read_text(encoding="utf-8"))

@@ -28,6 +28,7 @@ from ctxguard.core.metrics.relevance import (
 )
 from ctxguard.core.metrics.utility import (
     DEFAULT_UTILITIES,
+    PRESETS,
     REFERENCE_PENALTY,
     RELAXED_UTILITIES,
     STRICT_UTILITIES,
@@ -44,6 +45,7 @@ from ctxguard.core.metrics.utility import (
 
 __all__ = [
     "DEFAULT_UTILITIES",
+    "PRESETS",
     "REFERENCE_PENALTY",
     "RELAXED_UTILITIES",
     "STRICT_UTILITIES",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ctxguard.core.metrics.arithmetic import discounted_sum, share
+from ctxguard.core.metrics.relevance import Gain
 from ctxguard.errors import ConfigurationError
 
 UNDISCOUNTED_PENALTY = 0.5
@@ -46,6 +47,7 @@ class Utilities:
         rank_limit: The heuristics suspect ranks up to this, ≥ 0.
         by_grade: Utility by grade: replaces ``relevant`` and ``partial`` for the grades that it
             names, and ``irrelevant`` if it names 0 (judged not relevant).
+        gain: Of a grade in nDCG; see ``dcg``.
     """
 
     relevant: float = 1.0
@@ -57,6 +59,7 @@ class Utilities:
     score_ratio: float = 0.7
     rank_limit: int = 3
     by_grade: Mapping[int, float] | None = field(default=None, hash=False)
+    gain: Gain = "linear"
 
     def __post_init__(self) -> None:
         for name in ("relevant", "partial"):
@@ -99,6 +102,11 @@ STRICT_UTILITIES = Utilities(score_ratio=0.5, irrelevant=-1.0, unjudged=-0.4, ha
 than one that is only suspected."""
 RELAXED_UTILITIES = Utilities(score_ratio=0.9, irrelevant=-0.2, unjudged=-0.08)
 """If a stray passage hardly matters (creative writing)."""
+PRESETS: Mapping[str, Utilities] = {
+    "default": DEFAULT_UTILITIES,
+    "strict": STRICT_UTILITIES,
+    "relaxed": RELAXED_UTILITIES,
+}
 
 
 def heuristic_utilities(
