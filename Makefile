@@ -36,16 +36,25 @@ ANY_TORCH = { echo "  the CPU build of torch could not be fetched ($$(tail -n 1 
   echo "$$found" > $$($(BIN)/python -c "import site; print(site.getsitepackages()[0])")/torch_of_the_base.pth || \
   { echo "  installing PyPI's instead: on Linux that is several GB" && $(PIP) "torch>=2.6"; }; }
 
+# Before a command that runs only where no C compiler is installed.
+A_COMPILER := { command -v "$(firstword $(CC))" || command -v gcc || command -v clang; } >/dev/null ||
+
 # One environment per set of packages, made when what it is made from changes.
-$(VENV)/.run: pyproject.toml locks/torch.txt locks/all.txt
+$(VENV)/.packages: pyproject.toml hatch_build.py locks/torch.txt locks/all.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing ctxguard (a minute or two, once) …"
 	@$(LOCKED) -r locks/torch.txt 2>$(VENV)/.torch || $(ANY_TORCH)
 	@$(LOCKED) -r locks/all.txt
+	@$(A_COMPILER) $(LOCKED) -r locks/compiler.txt
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.run locks/dev.txt
+# The module in C, which every environment of this checkout shares.
+$(VENV)/.run: $(VENV)/.packages $(wildcard ctxguard/_compiled/*.[ch])
+	@$(BIN)/python hatch_build.py
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.packages locks/dev.txt | $(VENV)/.run
 	@echo "installing what the tests need …"
 	@$(LOCKED) -r locks/dev.txt
 	@touch $@
@@ -57,6 +66,7 @@ $(VENV)-clients/.made: pyproject.toml locks/clients.txt
 	@test -x $(VENV)-clients/bin/python || $(PYTHON) -m venv $(VENV)-clients
 	@echo "installing frameworks and clients of the rerank service …"
 	@$(CLIENTS) --require-hashes --only-binary :all: -r locks/clients.txt
+	@$(A_COMPILER) $(CLIENTS) --require-hashes --only-binary :all: -r locks/compiler.txt
 	@$(CLIENTS) --no-build-isolation -e .
 	@touch $@
 
@@ -191,6 +201,9 @@ lock: $(VENV)/.dev
 	    --no-emit-package torch --no-annotate --custom-compile-command "make lock" \
 	    --output-file locks/$$extra.txt || exit 1; \
 	done
+	@$(BIN)/uv pip compile --quiet $(UPGRADE) --group compiler --universal --python-version 3.11 \
+	  --default-index https://pypi.org/simple --generate-hashes --no-annotate \
+	  --custom-compile-command "make lock" --output-file locks/compiler.txt
 
 schema: $(VENV)/.run
 	$(BIN)/python -m ctxguard.profile.schema > ctxguard/profile/profile.schema.json

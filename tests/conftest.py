@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from ctxguard import _compiled
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard.errors import ConfigurationError
 from ctxguard.resilience import breaker as breaker_module
@@ -106,6 +107,16 @@ def golden() -> Path:
     if not file.is_file():
         pytest.skip("the worked examples are not beside this checkout")
     return file
+
+
+@pytest.fixture(params=["compiled", "reference"])
+def computed_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Runs a test twice: with the compiled module, and with the numpy reference."""
+    if request.param == "reference":
+        monkeypatch.setattr(_compiled, "kernels", None)
+    elif _compiled.kernels is None:
+        pytest.skip(f"the compiled module is absent: {_compiled.absent}")
+    return str(request.param)
 
 
 @pytest.fixture

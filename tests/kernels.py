@@ -19,6 +19,7 @@ PLAIN = {
     "OPENBLAS_CORETYPE": {"x86_64": "Nehalem", "aarch64": "ARMV8"}.get(platform.machine(), ""),
     "FAISS_SIMD_LEVEL": "NONE",
     "NUMBA_CPU_NAME": "generic",
+    "CTXGUARD_PROCESSOR": "plain",
     "ATEN_CPU_CAPABILITY": "default",
     NO_BFLOAT16: "1",
 }
@@ -32,11 +33,14 @@ def in_force() -> dict[str, set[str]]:
     import torch
     from threadpoolctl import threadpool_info
 
+    from ctxguard._compiled import kernels
+
     libraries = [library for library in threadpool_info() if library["internal_api"] == "openblas"]
     return {
         "OPENBLAS_CORETYPE": {library["architecture"] for library in libraries},
         "FAISS_SIMD_LEVEL": {faiss.SIMDConfig.get_level_name()},
         "NUMBA_CPU_NAME": {numba.config.CPU_NAME or "this processor"},
+        "CTXGUARD_PROCESSOR": {"none" if kernels is None else kernels.processor},
         "ATEN_CPU_CAPABILITY": {torch.backends.cpu.get_cpu_capability().lower()},
     }
 

@@ -1,0 +1,105 @@
+"""The build of the compiled module: from these sources, into a wheel, with any compiler or none."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hatch_build
+from ctxguard._compiled import kernels
+
+ROOT = Path(__file__).parents[2]
+
+needs_module = pytest.mark.skipif(kernels is None, reason="the compiled module is absent")
+
+
+def python(code: str, **environment: str) -> str:
+    """What a program prints in a process of its own."""
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env=os.environ | environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return ran.stdout.strip()
+
+
+def wheel(folder: Path, **environment: str) -> zipfile.ZipFile:
+    """The wheel of this checkout, built as `pip wheel` does."""
+    arguments = ["--no-deps", "--no-build-isolation", "-q", "-w", str(folder), str(ROOT)]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", *arguments],
+        check=True,
+        env=os.environ | environment,
+    )
+    return zipfile.ZipFile(next(folder.glob("*.whl")))
+
+
+@needs_module
+def test_the_module_is_built_from_these_sources() -> None:
+    assert kernels is not None
+    assert kernels.sources == hatch_build.sources_digest(), "run `make .venv/.run`"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (np.arange(5), np.zeros(1)),
+        (np.zeros(5, np.float32), np.zeros(1)),
+        (np.zeros((4, 4))[:, 1], np.zeros(1)),
+        (np.zeros(5), bytes(8)),
+        (np.zeros(5),),
+        (np.zeros(5), np.zeros(1), 1),
+        (None, np.zeros(1)),
+        ([0.0], np.zeros(1)),
+    ],
+)
+@needs_module
+def test_a_kernel_refuses_arrays_of_other_types(arguments: tuple[object, ...]) -> None:
+    assert kernels is not None
+    with pytest.raises((TypeError, ValueError, BufferError)):
+        kernels.total(*arguments)
+
+
+@needs_module
+def test_a_variable_limits_the_instructions_or_switches_the_module_off() -> None:
+    shown = "from ctxguard import _compiled as c; print(getattr(c.kernels, 'processor', c.absent))"
+    assert python(shown, CTXGUARD_PROCESSOR="plain") == "plain"
+    assert python(shown, CTXGUARD_PROCESSOR="none") == "switched off by CTXGUARD_PROCESSOR=none"
+
+
+@needs_module
+def test_a_wheel_brings_the_module_to_every_python_that_is_supported(tmp_path: Path) -> None:
+    made = wheel(tmp_path)
+    names = made.namelist()
+    assert "ctxguard/_compiled/_kernels.abi3.so" in names
+    assert not [name for name in names if name.endswith((".c", ".h"))]
+    assert "-cp311-abi3-" in str(made.filename)
+    made.extractall(tmp_path / "unpacked")
+    shown = "from ctxguard._compiled import kernels; print(kernels.__file__, kernels.sources)"
+    file, sources = python(shown, PYTHONPATH=str(tmp_path / "unpacked")).split()
+    assert file.startswith(str(tmp_path))
+    assert sources == hatch_build.sources_digest()
+
+
+def test_an_install_without_a_compiler_succeeds(tmp_path: Path) -> None:
+    made = wheel(tmp_path, CC="false", PATH=str(tmp_path))
+    assert not [name for name in made.namelist() if name.endswith(".so")]
+    assert "-py3-none-any" in str(made.filename)
+
+
+def test_a_build_asks_for_a_compiler_where_none_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(hatch_build, "find_spec", lambda _name: None)
+    monkeypatch.setattr(hatch_build.platform, "machine", lambda: "x86_64")
+    assert hatch_build.CustomBuildHook.dependencies(None) == [hatch_build.COMPILER]  # type: ignore[arg-type]
+    with pytest.raises(hatch_build.BuildError, match="no C compiler"):
+        hatch_build.build(tmp_path / "module.so")
