@@ -56,7 +56,7 @@ PROFILE_METRICS: Mapping[str, str] = {
     "distractor_rate": "share of the context with negative utility (heuristic)",
     "harm_undiscounted": "kept × distractor rate × 0.5 of each query, the same at every rank",
     "kept": "passages in the context",
-    "tokens": "tokens of the context's texts, one for every four characters",
+    "tokens": "tokens of the context's texts, estimated as cl100k counts them",
     "recall_loss": "share of the baseline's relevant passages that the policy drops",
     "recall_at_depth": "recall of the retriever's whole pool, before the policy",
     "ndcg_at_10": "nDCG@10 of the retriever's order, before the policy",

@@ -23,9 +23,9 @@ from calibration.retrievers import RankingSource, wrapped
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.extras import require
 from ctxguard._support.regular_file import open_regular
-from ctxguard.core.assembly import estimate_tokens
 from ctxguard.core.decision import candidate_order
 from ctxguard.core.scores import INVALID_MAGNITUDE
+from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
     Flag,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int], None]
 
-_FORMAT = 3
+_FORMAT = 4
 _MAX_CACHE_BYTES = 2**30
 
 _NO_SCORES = (

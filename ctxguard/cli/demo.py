@@ -17,7 +17,7 @@ from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, interval, number, one_line, print_json, table
 from ctxguard.cli._results import print_differences
-from ctxguard.core.assembly import estimate_tokens
+from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import Mode, Route
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from ctxguard.core.decision import Decision
 from ctxguard.core.render import DEFAULT_SEPARATOR, DEFAULT_TEMPLATE, Template
+from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import (
     DropReason,
     Flag,
@@ -37,18 +38,6 @@ _CUT_STEPS = 64
 _SENTENCE_END = re.compile(r"""(?:(?<=\w{3})\.|[!?…])["'”’»)\]]*(?=\s)|[。！？｡]|\n(?=\s*\n)""")
 
 
-def estimate_tokens(text: str) -> int:
-    """Estimate a text's tokens without a tokenizer: one for every four characters.
-
-    About right for English prose, too low for code and for scripts other than Latin. If the budget
-    is tight, give ``Assembly`` the model's own tokenizer.
-
-    >>> estimate_tokens("twelve chars")
-    3
-    """
-    return math.ceil(len(text) / _CHARACTERS_PER_TOKEN)
-
-
 @dataclass(frozen=True)
 class Assembly:
     """Settings that turn kept passages into a context.
@@ -58,9 +47,10 @@ class Assembly:
             middle (1, 3, 5, …, 6, 4, 2), where models read least.
         max_tokens: Limit of the rendered text in tokens, separators included; None disables it.
             With a limit, passages are rendered on the request path.
-        count_tokens: Counts the tokens of a text. If it raises, `estimate_tokens` is used for that
-            text. Passages are counted one by one and added up, which is never fewer than the
-            whole for `estimate_tokens`, nor in practice for a model's tokenizer.
+        count_tokens: Counts the tokens of a text; give the model's own tokenizer if the budget is
+            tight. If it raises, `estimate_tokens` is used for that text. Passages are counted one
+            by one and added up, which is never fewer than the whole for `estimate_tokens`, nor in
+            practice for a model's tokenizer.
         max_passage_chars: A passage whose title and text are longer is left out, whatever the
             budget: it is a file that slipped into the corpus, or an attack.
         truncate: If no passage is within the limits, cut the best one at the end of a sentence

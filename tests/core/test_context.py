@@ -9,11 +9,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ctxguard.core.assembly import estimate_tokens
 from ctxguard.core.context import Assembly, Context, assemble, bare_passages
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.render import Template, sanitise
+from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import (
     DropReason,
     FailureKind,
@@ -658,10 +658,6 @@ def test_a_hostile_text_costs_no_more_than_its_length(unit: str) -> None:
     text = unit * (1_000_000 // len(unit))
     assert Assembly().render([Passage("a", text)]).endswith("</passage>")
     assert Assembly().render([Passage("a", "<" + " " * 1_000_000)]).endswith("</passage>")
-
-
-def test_an_estimate_of_tokens_is_a_quarter_of_the_characters_rounded_up() -> None:
-    assert [estimate_tokens("x" * n) for n in (0, 1, 4, 5)] == [0, 1, 1, 2]
 
 
 @given(st.text(max_size=40))

