@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -21,6 +21,7 @@ from ctxguard.cli._store import IN_WORDS, JudgeSettings, open_store
 from ctxguard.cli._system import open_index
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.metrics import DEFAULT_UTILITIES
+from ctxguard.core.types import Mode
 from ctxguard.errors import ConfigurationError, CtxguardError, StoreError
 from ctxguard.profile.schema import Profile
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
@@ -59,6 +60,9 @@ class MonitorSettings(JudgeSettings, IndexSystem):
         value=False,
     )
     calls_per_day: float | None = optional("Most passages judged per UTC day.", "N", gt=0)
+    price_per_million: float | None = optional(
+        "Price of a million tokens of context, to show what is saved.", "PRICE", gt=0
+    )
     audit: float = key(
         "Share of requests searched again far deeper in --index, to see what the retriever missed.",
         "SHARE",
@@ -67,11 +71,11 @@ class MonitorSettings(JudgeSettings, IndexSystem):
         value=0.0,
     )
     host: str = setting("Address on which /metrics is served.", "ADDRESS", value="127.0.0.1")
-    port: int = setting(
-        "Port on which /metrics is served; 0 for any free.", "N", ge=0, le=65535, value=9108
-    )
     once: bool = setting("Judge the waiting samples, print the estimates, and exit.", value=False)
     as_json: bool = setting("Print the estimates of --once as JSON.", None, "--json", value=False)
+    port: int = key(
+        "Port on which /metrics is served; 0 for any free.", "N", ge=0, le=65535, value=9108
+    )
     calls_per_hour: float | None = optional_key("Most passages judged per hour.", "N", gt=0)
     cost_per_day: float | None = optional_key(
         "Most spent per UTC day, in the currency of prices.", "COST", gt=0
@@ -235,9 +239,10 @@ def _once(running: "Monitor", settings: MonitorSettings, output: Output) -> None
     if judge_failed:
         notes.append(f"the judge could not be reached; {report.waiting:,} samples wait for it")
     if settings.as_json:
-        print_json({**_document(report, alarms), "notes": notes})
+        tokens = _tokens(report, settings.price_per_million)
+        print_json({**_document(report, alarms), "tokens": tokens, "notes": notes})
     else:
-        _print(report, output)
+        _print(report, output, settings.price_per_million)
         if alarms is not None:
             _print_alarms(alarms, output)
         _print_estimates(report, output)
@@ -253,13 +258,13 @@ def _serve(running: "Monitor", settings: MonitorSettings, output: Output) -> Non
     from ctxguard.monitor.export.server import MetricsServer
 
     host, registry = settings.host, registry_for_scrape()
-    MonitorCollector(running, registry)
+    MonitorCollector(running, registry, price_per_million=settings.price_per_million)
     try:
         server = MetricsServer(host, settings.port, registry)
     except OSError as error:
         raise ConfigurationError(
             f"{host}:{settings.port} cannot be listened on ({error.strerror}); choose another "
-            "--port, or --host"
+            "--host, or port in the file --system"
         ) from error
     threading.Thread(target=server.serve_forever, name="ctxguard-metrics", daemon=True).start()
     # A signal handler may put to a queue. A judge that hangs holds up its own thread only: the
@@ -344,7 +349,35 @@ def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, objec
     }
 
 
-def _print(report: "Report", output: Output) -> None:
+def _tokens(report: "Report", price: float | None) -> "dict[Mode, dict[str, float | None]]":
+    """The traffic's tokens by mode: kept, dropped, of the bare retriever, and the price saved."""
+    from ctxguard.monitor.sampling.record import TokenAccount
+
+    found: dict[Mode, dict[str, float | None]] = {}
+    for mode in Mode:
+        *fates, _ = TokenAccount._fields
+        fate = {name: report.counts.get(("candidate_tokens", mode, name), 0.0) for name in fates}
+        today = report.counts.get(("today_tokens", mode), 0.0)
+        saved = None if price is None else (today - fate["kept"]) * price / 1e6
+        found[mode] = {**fate, "today": today, "saved_cost": saved}
+    return found
+
+
+def _tokens_in_words(report: "Report", price: float | None) -> Iterator[tuple[str, str]]:
+    for mode, found in _tokens(report, price).items():
+        kept, today, saved = found["kept"], found["today"], found["saved_cost"]
+        if mode is not Mode.OFF and today:
+            share = 1.0 - (kept or 0.0) / today
+            yield (
+                "tokens" if mode is Mode.ENFORCE else f"in {mode.value}",
+                ("" if mode is Mode.ENFORCE else "enforcing would keep ")
+                + f"about {kept:,.0f} tokens for {today:,.0f} of the bare retriever, "
+                f"{abs(share):.0%} {'more' if share < 0 else 'fewer'}"
+                + ("" if saved is None else f": {saved:,.2f} saved at {price:g} per million"),
+            )
+
+
+def _print(report: "Report", output: Output, price: float | None) -> None:
     accounts = report.accounts
     lost = ", ".join(f"{n:,} {reason.value}" for reason, n in accounts.lost.items() if n)
     outcomes = ", ".join(
@@ -364,6 +397,7 @@ def _print(report: "Report", output: Output) -> None:
     ]
     if report.waiting:
         facts.append(("waiting", f"{report.waiting:,} samples"))
+    facts += _tokens_in_words(report, price)
     facts += [("in shadow", line) for line in _in_shadow(report)]
     output.facts(facts)
     if report.waiting and report.judging_sampling_probability == 0.0:

@@ -21,6 +21,7 @@ from ctxguard.core.assembly import (
 from ctxguard.core.decision import Decision
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import (
+    DEFAULT_K,
     DropReason,
     Flag,
     Mode,
@@ -72,6 +73,7 @@ class Context:
         where: The request's filter; None without one.
         arm_probability: The probability with which the request was assigned its mode, in (0, 1],
             where a guard with ``enforce_share`` drew it; else None.
+        today_k: How many passages the bare retriever serves, which savings are compared with.
     """
 
     request_id: str
@@ -92,6 +94,7 @@ class Context:
     sufficient: bool | None = None
     where: Where | None = None
     arm_probability: float | None = None
+    today_k: int = DEFAULT_K
 
     def __len__(self) -> int:
         return len(self.passages)

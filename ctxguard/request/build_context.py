@@ -122,6 +122,7 @@ def build_context(
         sufficient=sufficient,
         where=given.where,
         arm_probability=request.arm_probability,
+        today_k=applies.today.k,
     )
 
 

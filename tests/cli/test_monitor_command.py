@@ -50,6 +50,21 @@ def once(run: Run, tmp_path: Path) -> Callable[..., Result]:
     return judge
 
 
+def test_tokens_saved_are_shown_with_their_price(
+    once: Callable[..., Result], tmp_path: Path
+) -> None:
+    traffic = serve(tmp_path, 20, profile=profile_of(RatioPolicy(k=2)))
+    said = " ".join(ok(once(traffic, "--price-per-million", "2.5")).stdout.split())
+    found = read(once(traffic, "--price-per-million", "2.5", "--json"))["tokens"]["enforce"]
+    assert 0 < found["kept"] < found["today"]
+    saved = (found["today"] - found["kept"]) * 2.5e-6
+    assert found["saved_cost"] == pytest.approx(saved)
+    assert f"about {found['kept']:,.0f} tokens for {found['today']:,.0f} of the bare" in said
+    assert "fewer: 0.00 saved at 2.5 per million" in said
+    without = read(once(traffic, "--json"))["tokens"]["enforce"]
+    assert without == {**found, "saved_cost": None}
+
+
 def mean_precision(traffic: Traffic) -> float:
     """Of what was served, by the truth."""
     found = []
@@ -478,11 +493,11 @@ class TestBadInput:
             port = taken.getsockname()[1]
             result = run(
                 *("monitor", "--store", traffic.url, "--judge", "labels", "--labels", labels),
-                *("--port", port),
+                system={"monitor": {"port": port}},
             )
         assert result.exit_code == 2
         assert f"127.0.0.1:{port} cannot be listened on" in result.stderr
-        assert "another --port" in result.stderr
+        assert "another --host, or port in the file --system" in " ".join(result.stderr.split())
         assert states(traffic) == {State.PENDING: 1}
 
     def test_a_store_of_a_newer_release_is_left_as_it_is(

@@ -28,7 +28,7 @@ START = "from ctxguard.cli import main; main()"
 def monitor(traffic: Traffic, *options: object) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [
-            *(sys.executable, "-c", START, "monitor", "--store", traffic.url, "--port", "0"),
+            *(sys.executable, "-c", START, "monitor", "--store", traffic.url),
             *map(str, options),
         ],
         stderr=subprocess.PIPE,
@@ -51,7 +51,7 @@ def test_it_says_what_is_missing_while_a_profile_is_in_shadow(tmp_path: Path) ->
     traffic = serve(tmp_path, 30, profile=profile, relevant_ranks=[4], rates=EVERYTHING)
     labels = traffic.write_labels(tmp_path / "labels.jsonl")
     system = tmp_path / "system.toml"
-    system.write_text("[monitor]\nrefresh-seconds = 0.2\n", encoding="utf-8")
+    system.write_text("[monitor]\nport = 0\nrefresh-seconds = 0.2\n", encoding="utf-8")
     options = ("--judge", "labels", "--labels", labels, "--profile", tmp_path / "profile.json")
     with monitor(traffic, *options, "--system", system) as process:
         url = url_of(process)
@@ -91,7 +91,7 @@ def test_estimates_and_alarms_are_served_until_it_is_told_to_end(tmp_path: Path)
     )
     labels = traffic.write_labels(tmp_path / "labels.jsonl")
     system = tmp_path / "system.toml"
-    system.write_text("[monitor]\nrefresh-seconds = 0.1", encoding="utf-8")
+    system.write_text("[monitor]\nport = 0\nrefresh-seconds = 0.1", encoding="utf-8")
     options = ("--judge", "labels", "--labels", labels, "--profile", tmp_path / "p.json")
     with monitor(traffic, *options, "--system", system) as process:
         url = url_of(process)
@@ -114,7 +114,7 @@ def test_a_judge_that_hangs_does_not_hold_up_the_end(tmp_path: Path) -> None:
     with closing(ChatEndpoint()) as endpoint:
         endpoint.hanging_on = "tool"
         system = tmp_path / "system.toml"
-        system.write_text(f'[monitor]\nbase-url = "{endpoint.url}"', encoding="utf-8")
+        system.write_text(f'[monitor]\nport = 0\nbase-url = "{endpoint.url}"', encoding="utf-8")
         options = ("--judge", "llm", "--model", "m", "--system", str(system))
         end_while_hanging(traffic, endpoint, options)
     assert sum(states(traffic).values()) == 3

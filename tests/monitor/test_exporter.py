@@ -10,7 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from watching import Watching
 
 from ctxguard.core.context import Context
-from ctxguard.core.types import Passage, Route
+from ctxguard.core.tokens import estimate_tokens
+from ctxguard.core.types import DEFAULT_K, Mode, Passage, Route
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import Judgment, LabelJudge
@@ -152,6 +153,27 @@ def test_counts_outlive_the_monitor_so_that_no_scrape_misses_what_was_judged(
     # The first process still says the same of the store, and what it knew did not fall.
     live.monitor.report()
     assert one(scrape(registry), "ctxguard_relevant_total", **HERE) == relevant
+
+
+def test_tokens_of_samples_stand_for_all_traffic(make_context: MakeContext) -> None:
+    live, registry = watched(make_context, [])
+    live.watch(*[make_context(POOL, 3, query="one") for _ in range(4)], probability=0.25)
+    live.watch(make_context(POOL, 2, query="one", mode=Mode.SHADOW))
+    live.monitor.report()
+    samples = scrape(registry)
+    each = estimate_tokens("p0")
+    counted = {
+        fate: one(samples, "ctxguard_candidate_tokens_total", mode="enforce", fate=fate)
+        for fate in ("kept", "dropped_in_assembly", "dropped_by_policy")
+    }
+    assert counted == {
+        "kept": 16 * 3 * each,
+        "dropped_in_assembly": 0.0,
+        "dropped_by_policy": 16 * 7 * each,
+    }
+    assert one(samples, "ctxguard_today_tokens_total", mode="enforce") == 16 * DEFAULT_K * each
+    shadowed = one(samples, "ctxguard_candidate_tokens_total", mode="shadow", fate="kept")
+    assert shadowed == 2 * each
 
 
 def test_every_route_and_outcome_begins_at_zero(make_context: MakeContext) -> None:

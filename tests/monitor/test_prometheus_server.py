@@ -166,8 +166,10 @@ def live(folder: Path) -> Iterator[Live]:
     (folder / "rules.yml").write_text(prometheus.rules(), encoding="utf-8")
     monitor_log = folder / "monitor.log"
     watching = [*COMMAND, "--store", url, "--judge", "labels", "--labels", "labels.jsonl"]
-    (folder / "system.toml").write_text("[monitor]\nrefresh-seconds = 0.5", encoding="utf-8")
-    watching += ["--port", "0", "--system", "system.toml"]
+    (folder / "system.toml").write_text(
+        "[monitor]\nrefresh-seconds = 0.5\nport = 0", encoding="utf-8"
+    )
+    watching += ["--system", "system.toml"]
     with running(watching, monitor_log, folder):
         until(lambda: "/metrics" in monitor_log.read_text(), "address of the monitor")
         target = re.search(r"http://([^/\s]+)/metrics", monitor_log.read_text())

@@ -15,21 +15,26 @@ from typing import Any
 
 import pytest
 from killing import kill_one
+from prometheus_client import CollectorRegistry
 from watching import Watching
 
-from ctxguard.core.context import Context
+from ctxguard import ContextGuard
+from ctxguard.core.context import Assembly, Context
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.types import Passage
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.tokens import estimate_tokens
+from ctxguard.core.types import DEFAULT_K, Hit, Mode, Passage, ScoreKind
 from ctxguard.errors import ConfigurationError, DataError, StoreFullError, StoreLockedError
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.redaction import Text
-from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.sampling.inclusion import InclusionDesign, JudgingRates
 from ctxguard.monitor.sampling.privacy import Privacy
-from ctxguard.monitor.sampling.record import FORMAT, SampleRecord
-from ctxguard.monitor.sampling.sampler import Sampler
+from ctxguard.monitor.sampling.record import FORMAT, SampleRecord, record_of
+from ctxguard.monitor.sampling.sampler import Sample, Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter, sample_to
 from ctxguard.monitor.service import JudgedAs
 from ctxguard.monitor.store import LostReason, SampleStore, WorkerCounts
+from ctxguard.request.telemetry import Telemetry
 from tests.timing import PATIENCE_SECONDS, until
 
 MakeContext = Callable[..., Context]
@@ -532,6 +537,33 @@ def test_a_record_is_read_as_it_was_written(make_context: MakeContext) -> None:
     assert (again.session_id, again.segment) == ("s", "de")
     assert again.scores.tolist() == record.scores.tolist() == [100.0 - i for i in range(10)]
     assert json.loads(zlib.decompress(record.to_bytes()))["format"] == FORMAT
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("max_tokens", [None, 60, 10], ids=["whole", "some dropped", "one cut"])
+def test_tokens_kept_and_dropped_add_up_to_those_retrieved(
+    mode: Mode, max_tokens: int | None
+) -> None:
+    texts = [f"It is on shelf {rank}. " * (1 + rank % 3) for rank in range(12)]
+    hits = [Hit(f"p{rank}", 1.0 - rank / 20, text) for rank, text in enumerate(texts)]
+    guard = ContextGuard(
+        policy=RatioPolicy(k=7),
+        score_kind=ScoreKind.COSINE,
+        mode=mode,
+        assembly=Assembly(max_tokens=max_tokens, template="{text}"),
+        telemetry=Telemetry(CollectorRegistry()),
+    )
+    context = guard.filter("q", hits)
+    tokens = record_of(Sample(context, 1.0, 0.0), InclusionDesign()).tokens
+    counts = [estimate_tokens(text) for text in texts]
+    assert sum(tokens[:3]) == sum(counts)
+    assert tokens.today == sum(counts[:DEFAULT_K])
+    if mode is Mode.ENFORCE:
+        served = [estimate_tokens(passage.text) for passage in context.passages]
+        assert tokens.kept == sum(served)
+    is_decided = mode is not Mode.OFF
+    assert tokens.dropped_by_policy == sum(counts[7 if is_decided else DEFAULT_K :])
+    assert bool(tokens.dropped_in_assembly) is (is_decided and max_tokens is not None)
 
 
 FILTER = Where(tenant="a", groups=["staff", "board"], level=3, is_open=True, none=[])

@@ -41,6 +41,9 @@ _COUNTS = {
     "estimated_requests": "Requests behind ctxguard_gain_total.",
     "precision_sum": "Sum of precisions (relevant shares of what was served), non-empty requests.",
     "precision_requests": "Non-empty requests, behind ctxguard_precision_sum_total.",
+    "candidate_tokens": "Tokens of the candidates retrieved, by mode and fate: kept, or dropped in "
+    "assembly or by the policy; outside enforce, as enforcing would have it.",
+    "today_tokens": "Tokens that the bare retriever would serve in their place, by mode.",
     "judge_calls": "Calls of the judge's endpoint.",
     "judge_retries": "Judge calls that were retries.",
     "judge_invalid": "Passages for which the judge gave no valid verdict, by reason.",
@@ -80,10 +83,18 @@ class MonitorCollector(Collector):
         monitor: The monitor to export. Registering a second one in a registry raises
             ``ValueError``.
         registry: Where it is registered; None registers it nowhere.
+        price_per_million: Price of a million tokens of context; None if not known.
     """
 
-    def __init__(self, monitor: Monitor, registry: CollectorRegistry | None = REGISTRY) -> None:
+    def __init__(
+        self,
+        monitor: Monitor,
+        registry: CollectorRegistry | None = REGISTRY,
+        *,
+        price_per_million: float | None = None,
+    ) -> None:
         self._monitor = monitor
+        self._price = price_per_million
         if registry is not None:
             registry.register(self)
 
@@ -101,6 +112,11 @@ class MonitorCollector(Collector):
             "1 while this monitor cannot use the sample store, by error: full, damaged, absent.",
             {} if fault is None else {fault: 1.0},
             "error",
+        )
+        yield _gauge(
+            "ctxguard_price_per_million",
+            "Price of a million tokens of context, as given; absent if not known.",
+            self._price,
         )
         report = self._monitor.latest
         if report is None:

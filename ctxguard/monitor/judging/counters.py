@@ -5,10 +5,11 @@ from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
 
-from ctxguard.core.types import Route
+from ctxguard.core.types import Mode, Route
 from ctxguard.monitor.estimation.sums import TermSums, request_terms
 from ctxguard.monitor.estimation.terms import Metric, Table
 from ctxguard.monitor.judges import Judge, Ledger
+from ctxguard.monitor.sampling.record import SampleRecord, TokenAccount
 
 Counts = Mapping[tuple[str, ...], float]
 """Counts by name and label values, in the order of ``LABELS``."""
@@ -46,6 +47,8 @@ LABELS = {
     "verdicts": ("route",),
     "invalid_verdicts": ("route",),
     **dict.fromkeys(SUMS, ("route",)),
+    "candidate_tokens": ("mode", "fate"),
+    "today_tokens": ("mode",),
     "judge_calls": (),
     "judge_retries": (),
     "judge_invalid": ("reason",),
@@ -53,6 +56,16 @@ LABELS = {
     "judge_cost": (),
 }
 """Every count, and what labels it beside the judge."""
+
+
+def token_counts(mode: Mode, tokens: TokenAccount) -> Counts:
+    """The tokens of requests in a mode, as counts."""
+    *fates, (_, today) = tokens._asdict().items()
+    counts: dict[tuple[str, ...], float] = {
+        ("candidate_tokens", mode.value, fate): float(n) for fate, n in fates
+    }
+    return {**counts, ("today_tokens", mode.value): float(today)}
+
 
 NOTHING_COUNTED: Counts = {
     **{
@@ -66,6 +79,7 @@ NOTHING_COUNTED: Counts = {
         if labels == ("route",)
         for route in Route
     },
+    **{key: 0.0 for mode in Mode for key in token_counts(mode, TokenAccount())},
 }
 """What a series begins with: a count that is first seen above 0 has no rate before."""
 
@@ -85,6 +99,12 @@ class MonitorCounters:
     def add_verdicts(self, route: Route, passages: int, invalid: int) -> None:
         """Count passages submitted to the judge, and those without a valid verdict."""
         self._add({("verdicts", route): passages, ("invalid_verdicts", route): invalid})
+
+    def add_tokens(self, record: SampleRecord) -> None:
+        """Add the tokens of a sample, weighted by 1/π: each stands for all traffic."""
+        counts = token_counts(record.mode, record.tokens)
+        weight = 1.0 / record.probability if record.probability else 0.0
+        self._add({key: weight * n for key, n in counts.items()})
 
     def add_judged(self, route: Route, table: Table) -> None:
         """Add the terms of judged requests that were stored."""

@@ -354,6 +354,7 @@ class JudgingWorker:
                 continue
             if result.request is not None:
                 rows.setdefault(record.route, []).append(result.finished.summary)
+            self._counters.add_tokens(record)
             try:
                 if self._alarms is not None:
                     self._alarms.add_sampled(record)

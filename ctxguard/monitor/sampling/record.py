@@ -11,19 +11,21 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ctxguard.core.assembly import read_passages
+from ctxguard.core.context import Context
 from ctxguard.core.metadata_filter import Scalar, Where, values_of
 from ctxguard.core.signals import OTHER_TRANSFORMS, TRANSFORMS
+from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import (
     FloatArray,
     Leg,
     Mode,
     Passage,
     PassagesBy,
-    PassageSource,
     Ranking,
     Route,
     ScoreKind,
@@ -32,13 +34,31 @@ from ctxguard.errors import DataError
 from ctxguard.monitor.sampling.inclusion import InclusionDesign, JudgingRates
 from ctxguard.monitor.sampling.sampler import Sample
 
-FORMAT = 3
+FORMAT = 4
 
 MOST_TEXT_CHARS = 50_000
 """Longest stored text of a passage; judges and people read no more."""
 
 MOST_BYTES = 64 * 2**20
 """Largest record before it is compressed. A usual one has a hundredth of one percent of it."""
+
+
+class TokenAccount(NamedTuple):
+    """Estimated tokens of one request's candidates, titles included (`estimate_tokens`).
+
+    The first three add up to all that was retrieved. Outside enforce, kept and dropped are what
+    enforcing would keep and drop.
+    """
+
+    kept: int = 0
+    dropped_in_assembly: int = 0
+    """Of passages that assembly left out, and the cut part of one that it cut."""
+    dropped_by_policy: int = 0
+    today: int = 0
+    """Tokens that the bare retriever would serve."""
+
+
+_NO_TOKENS = TokenAccount()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +97,7 @@ class SampleRecord:
         where_withheld: Whether there was a filter that could not be stored.
         arm_probability: The probability with which the request was assigned its mode, in (0, 1];
             None where that was not drawn.
+        tokens: Its tokens, kept and dropped.
     """
 
     request_id: str
@@ -106,6 +127,7 @@ class SampleRecord:
     where: Where | None = None
     where_withheld: bool = False
     arm_probability: float | None = None
+    tokens: TokenAccount = _NO_TOKENS
 
     def passage(self, position: int) -> Passage:
         """The passage at a position; without title and text where they were not stored."""
@@ -208,6 +230,7 @@ class SampleRecord:
                     for name, values in data["signals"].items()
                 },
                 "rates": JudgingRates(**data["rates"]),
+                "tokens": TokenAccount(*data["tokens"]),
                 "where": None if where is None else Where(where),
                 "passages": {
                     position: Passage(ids[position], text, title)
@@ -254,6 +277,8 @@ def _checked(record: SampleRecord) -> SampleRecord:
         raise DataError("a sample has a query or a name that is no text")
     if not (0.0 <= record.probability <= 1.0 and math.isfinite(record.time_seconds)):
         raise DataError("a sample has a probability or a time that is none")
+    if not all(type(count) is int and count >= 0 for count in record.tokens):
+        raise DataError("a sample has a number of tokens that is none")
     if record.arm_probability is not None and not 0.0 < record.arm_probability <= 1.0:
         raise DataError("a sample has a probability of its mode that is none")
     return record
@@ -281,6 +306,8 @@ def record_of(sample: Sample, design: InclusionDesign) -> SampleRecord:
     served, dropped = _pool(sample)
     # Sources outside our types number their passages, or have no title.
     passage_ids = tuple(map(str, ranking.passage_ids))
+    read = read_passages(ranking.passages, range(len(passage_ids)))
+    readable = dict(zip(read.positions, read.passages, strict=True))
     inclusion = design.choose(context.request_id, passage_ids, dropped)
     record = SampleRecord(
         request_id=context.request_id,
@@ -316,13 +343,31 @@ def record_of(sample: Sample, design: InclusionDesign) -> SampleRecord:
         profile_id=context.profile_id,
         where=context.where,
         arm_probability=context.arm_probability,
+        tokens=_token_account(context, readable),
     )
     passages = {position: as_written(passage) for position, passage in served.items()}
     for position in {*record.to_judge(has_hit=False), *record.to_judge(has_hit=True)}:
-        passage = _readable(ranking.passages, position)
-        if passage is not None:
-            passages[position] = passage
+        if position in readable:
+            passages[position] = as_written(readable[position])
     return replace(record, passages=passages)
+
+
+def _token_account(context: Context, readable: Mapping[int, Passage]) -> TokenAccount:
+    """Count a request's tokens, those of unreadable passages as 0."""
+    counts = {position: _tokens(passage) for position, passage in readable.items()}
+    decision = context.decision
+    by_policy = sum([counts.get(position, 0) for position in decision.kept])
+    if context.mode is Mode.ENFORCE:
+        kept = sum(map(_tokens, context.passages))
+    else:
+        out = [counts.get(drop.position, 0) for drop in context.dropped_in_assembly]
+        kept = by_policy - sum(out)
+    today = sum([counts.get(position, 0) for position in range(context.today_k)])
+    return TokenAccount(kept, by_policy - kept, sum(counts.values()) - by_policy, today)
+
+
+def _tokens(passage: Passage) -> int:
+    return estimate_tokens(f"{passage.title or ''}{passage.text}")
 
 
 def allowed_values(where: Where) -> dict[str, list[Scalar]]:
@@ -365,15 +410,6 @@ def _pool(sample: Sample) -> tuple[dict[int, Passage], tuple[int, ...]]:
         else:
             dropped.append(int(position))
     return served, tuple(dropped)
-
-
-def _readable(passages: PassageSource, position: int) -> Passage | None:
-    """A passage that can be written down; None where it raises, or its text is none."""
-    try:
-        passage = passages[position]
-        return as_written(passage) if isinstance(passage.text, str) else None
-    except Exception:
-        return None
 
 
 def as_written(passage: Passage) -> Passage:
