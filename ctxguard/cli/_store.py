@@ -54,6 +54,11 @@ class JudgeModel(SettingsModel):
         "SCORE",
         default="a probability of one half",
     )
+    judge_revision: str | None = optional_key(
+        "Any text, to be changed where --judge llm or reranker has changed behind the same name: "
+        "the judge begins anew, and judges again what people graded.",
+        "TEXT",
+    )
 
     def model_judge(self, kind: str, reranker: str | None) -> "Judge":
         """Make the judge that the settings describe.
@@ -72,7 +77,7 @@ class JudgeModel(SettingsModel):
                 raise ConfigurationError(
                     "--judge reranker needs its server: name it as base-url in a file --system"
                 )
-            return RerankJudge(
+            reranks = RerankJudge(
                 self.base_url,
                 model=self.model,
                 protocol=self.judge_protocol,
@@ -80,6 +85,8 @@ class JudgeModel(SettingsModel):
                 min_score=self.min_score,
                 max_calls_per_second=self.calls_per_second,
             )
+            reranks.version += self._revision
+            return reranks
         if self.model is None:
             raise ConfigurationError(
                 f"--judge {kind} needs --model: "
@@ -96,13 +103,19 @@ class JudgeModel(SettingsModel):
             )
         from ctxguard.monitor.judges import LLMJudge, TokenPrices
 
-        return LLMJudge(
+        judge = LLMJudge(
             self.model,
             base_url=self.base_url,
             api_key=os.environ.get("OPENAI_API_KEY") or ("none" if self.base_url else None),
             max_calls_per_second=self.calls_per_second,
             prices=None if self.prices is None else TokenPrices(*self.prices),
         )
+        judge.version += self._revision
+        return judge
+
+    @property
+    def _revision(self) -> str:
+        return "" if self.judge_revision is None else f" revision {self.judge_revision}"
 
 
 class JudgeSettings(JudgeModel):

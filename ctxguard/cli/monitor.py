@@ -174,8 +174,7 @@ def _other_judges(running: "Monitor") -> list[str]:
         return []
     return [
         f"{name!r} has judged {count(n, 'sample')} of this store, and people labelled "
-        f"{n_labelled:,} of them: they stay with that judge, and {running.series!r} begins with "
-        "later ones"
+        f"{n_labelled:,} of them: {running.series!r} judges these again, and begins with later ones"
         for name, (n, n_labelled) in running.store.judged_counts().items()
     ]
 

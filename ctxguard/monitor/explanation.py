@@ -153,7 +153,8 @@ def explain_sample(
     judge: dict[str, Judgment] = {}
     picked: Counter[str] = Counter()
     for series in store.series():
-        judge |= verdicts_from_json(store.verdicts(series, [sample_id]).get(sample_id, ""))
+        # A later judge may have judged it again: the first one's are those that were counted.
+        judge = verdicts_from_json(store.verdicts(series, [sample_id]).get(sample_id, "")) | judge
         of_sample = store.picked(series, [sample_id]).get(sample_id, [])
         picked.update(one.kind.value for one in of_sample)
     labels = [label for _, label in standing(store.labels([sample_id]))]

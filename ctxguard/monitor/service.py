@@ -67,6 +67,7 @@ class Report:
     Attributes:
         judge: The series of judgments that the report is about.
         live: Estimates of live traffic, from all judgments and labels in the store.
+        labelled_waiting: Labelled samples that another judge judged, and this one not yet again.
         counts: What all monitors have counted with this judge since its series began.
         outcomes: Samples that this process claimed, by outcome.
         waiting: Samples in the store that are not judged yet.
@@ -85,6 +86,7 @@ class Report:
 
     judge: str
     live: LiveEstimates
+    labelled_waiting: int
     counts: Counts
     outcomes: Mapping[JudgedAs, int]
     waiting: int
@@ -197,6 +199,7 @@ class Monitor:
             budget=self._budget,
             counters=self._counters,
             alarms=self._alarms,
+            clock=self._clock,
         )
 
     @property
@@ -236,6 +239,9 @@ class Monitor:
         self._latest = Report(
             judge=self.series,
             live=live,
+            labelled_waiting=0
+            if self.exact or self.series == PEOPLE_ALONE
+            else sum(not is_judged for is_judged in self.store.labelled(self.series).values()),
             counts=self._share_counts(),
             outcomes=self._counters.outcomes(),
             waiting=states.get(State.PENDING, 0) + states.get(State.CLAIMED, 0),

@@ -16,6 +16,7 @@ from ctxguard.core.context import Context
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.types import FloatArray
+from ctxguard.monitor.estimation.canaries import Canaries
 from ctxguard.monitor.estimation.graded import PASSAGE, update_graded
 from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimates
 from ctxguard.monitor.estimation.plan import to_label
@@ -192,7 +193,7 @@ def test_the_narrowest_window_that_has_an_estimate_is_shown_of_each_metric() -> 
         window: {**dict.fromkeys(Metric, none), **dict(zip(metrics, found, strict=True))}
         for window, found in by_window.items()
     }
-    live = LiveEstimates(estimates, {}, {}, {}, {}, 0, 0, 0, None)
+    live = LiveEstimates(estimates, {}, {}, {}, {}, 0, 0, 0, None, Canaries())
     assert [live.shown[metric] for metric in (*metrics, Metric.HARM)] == [
         *(Window.RECENT, Window.UP_TO_LABELS, Window.ALL_RETAINED),
         *(Window.UP_TO_LABELS, Window.RECENT),

@@ -24,7 +24,7 @@ from ctxguard.monitor.estimation.relevance import (
     YES,
     rank_group,
 )
-from ctxguard.monitor.estimation.terms import ROW
+from ctxguard.monitor.estimation.terms import ROW, table_of
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.verdict_text import verdicts_from_json
 from ctxguard.monitor.labels.human import HumanVerdicts, grade_of, human_verdicts, rows_left
@@ -105,9 +105,10 @@ def update_graded(store: SampleStore, series: str, *, utilities: Utilities, max_
     if not newest_label:
         return
     ids = list(newest_label)
-    judged, payloads = store.judged_samples(series, ids), store.payloads(ids)
-    verdicts, people = store.verdicts(series, ids), human_verdicts(store.labels(ids))
-    picked = store.picked(series, ids)
+    judged, payloads = store.judged_samples(ids), store.payloads(ids)
+    verdicts, first = store.verdicts(series, ids), store.first_verdicts(ids)
+    people, picked = human_verdicts(store.labels(ids)), store.picked(None, ids)
+    grades_of_judge = max_grade
     given = [one.grade for found in people.values() for one in found.by_passage.values()]
     max_grade = max([store.top_grade() or max_grade, *given])
     rows = []
@@ -124,6 +125,17 @@ def update_graded(store: SampleStore, series: str, *, utilities: Utilities, max_
         found = people.get(sample_id, HumanVerdicts({}, 0))
         by_judge = verdicts_from_json(verdicts.get(sample_id, ""))
         judge = judged.summaries[place * ROW.itemsize : (place + 1) * ROW.itemsize]
+        by_first = by_judge
+        if verdicts.get(sample_id) != first.get(sample_id):
+            # The chances with which it and its passages were judged are those of the first judge.
+            by_first = verdicts_from_json(first.get(sample_id, ""))
+            judge = judged_request(
+                record,
+                by_judge,
+                utilities=utilities,
+                max_grade=grades_of_judge,
+                probability=float(table_of(judge)["probability"][0]),
+            ).to_row()
         rows.append(
             GradedRow(
                 sample_id=sample_id,
@@ -134,6 +146,7 @@ def update_graded(store: SampleStore, series: str, *, utilities: Utilities, max_
                     picked.get(sample_id, ()),
                     found.by_passage,
                     by_judge,
+                    by_first,
                     utilities=utilities,
                     max_grade=max_grade,
                 ).tobytes(),
@@ -170,6 +183,7 @@ def graded_passages(
     picked: Sequence[PickedPassage],
     verdicts: Mapping[str, Judgment],
     by_judge: Mapping[str, Judgment],
+    by_first: Mapping[str, Judgment] | None = None,
     *,
     utilities: Utilities,
     max_grade: int,
@@ -183,10 +197,12 @@ def graded_passages(
         picked: What draws ask about it.
         verdicts: The verdicts of people, by passage id.
         by_judge: The verdicts of the judge, by passage id.
+        by_first: Those of the judge whose verdicts decided which passages were judged and drawn;
+            None where it is the same.
         utilities: The utility of a passage.
         max_grade: The highest grade of people's scale.
     """
-    dropped = DroppedSize.of(record, by_judge)
+    dropped = DroppedSize.of(record, by_judge if by_first is None else by_first)
     rows = []
     for one, position, probability, run in _asked(record, picked, verdicts):
         verdict = verdicts[record.passage_ids[position]]
@@ -200,6 +216,9 @@ def graded_passages(
         is_served = position in record.served
         rank = record.served.index(position) + 1 if is_served else 0
         if rank > MOST_SERVED or (not is_served and position not in dropped.sizes):
+            continue
+        if not is_served and record.passage_ids[position] not in by_judge:
+            # Nothing but its verdict tells a dropped passage from the others.
             continue
         rows.append(
             (

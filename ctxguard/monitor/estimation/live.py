@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ctxguard.core.types import FloatArray, Mode
 from ctxguard.monitor.estimation import joint
 from ctxguard.monitor.estimation.borrow import borrowed_estimates, error_rates
+from ctxguard.monitor.estimation.canaries import Canaries, canaries_key
 from ctxguard.monitor.estimation.graded import PASSAGE
 from ctxguard.monitor.estimation.joint import Grades, Model, Opened
 from ctxguard.monitor.estimation.ratio import (
@@ -87,6 +88,8 @@ class LiveEstimates:
         unpicked: Number of these that were not picked at random, and are in no estimate.
         disagreements: Passages on whose relevance annotators disagree.
         age_seconds: Age of the newest judged request's answer; None without judged requests.
+        canaries: What judging labelled samples again has shown. Once the judge is found to have
+            changed, nothing is borrowed from its errors on earlier ones.
     """
 
     estimates: Mapping[Window, Estimates]
@@ -98,6 +101,7 @@ class LiveEstimates:
     unpicked: int
     disagreements: int
     age_seconds: float | None
+    canaries: Canaries
 
     @property
     def shown(self) -> Mapping[Metric, Window]:
@@ -138,6 +142,8 @@ def live_estimates(
     """
     graded, stored = store.graded(series), store.stored_shares()
     labels = Labels.of(graded, stored)
+    canaries = Canaries.from_json(store.get_state(canaries_key(series)))
+    can_borrow = canaries.changed_at is None
     since = {Window.RECENT: now_seconds - window_seconds}
     covered = {Window.UP_TO_LABELS: np.unique(labels.first_pick[labels.opened])}
     windows = {
@@ -169,7 +175,7 @@ def live_estimates(
         by_judge = {each: estimate(each, sums.ratio(each), precision) for each in Metric}
         if not exact:
             of_window = labels if arm is None else labels.dealt()
-            corrected = _corrected(judged, of_window, precision)
+            corrected = _corrected(judged, of_window, precision, can_borrow=can_borrow)
         if arm is not None:
             arms[window, arm] = by_judge if exact else corrected
             continue
@@ -195,6 +201,7 @@ def live_estimates(
         unpicked=sum(not passages for passages in graded.passages),
         disagreements=graded.disagreements,
         age_seconds=None if newest is None else max(now_seconds - newest, 0.0),
+        canaries=canaries,
     )
 
 
@@ -423,13 +430,17 @@ class _Judged:
         return WindowPopulation(self.n, labelled, self._first, self._last)
 
 
-def _corrected(judged: _Judged, labels: Labels, precision: Precision) -> dict[Metric, Estimate]:
+def _corrected(
+    judged: _Judged, labels: Labels, precision: Precision, *, can_borrow: bool
+) -> dict[Metric, Estimate]:
     """Estimate every metric from the judge's verdicts, corrected by human labels.
 
     Uses the labels of the window's own requests; if they are too few, or cannot stand for all of
     its requests, the judge's error rates from all labels are used.
     """
     found = _from_own_labels(judged, labels, precision)
+    if not can_borrow:
+        return found
     borrowed = borrowed_estimates(
         judged.basis.sums(),
         error_rates(labels.grades(np.ones(len(labels.judge))), clusters(labels.judge["session"])),

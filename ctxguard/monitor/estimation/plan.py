@@ -277,19 +277,23 @@ def usable_labels(store: SampleStore, request_ids: Sequence[str]) -> dict[str, i
         more grades, and those that no draw asked about.
     """
     ids = list(chain.from_iterable(store.find(request_id) for request_id in request_ids))
-    counts: Counter[str] = Counter()
+    samples: dict[int, GradedSample] = {}
     for series in store.series():
-        for sample in graded_samples(store, series, ids).values():
-            rows = graded_passages(
-                sample.record,
-                sample.picked,
-                sample.people,
-                sample.judge,
-                utilities=DEFAULT_UTILITIES,
-                max_grade=max([1, *(one.grade for one in sample.people.values())]),
-            )
-            counts[PASSAGES] += len(rows)
-            counts[RUNS] += int(np.count_nonzero((rows["frame"] == RUN) & (rows["rank"] == 1)))
-            counts[UNFINISHED] += not sample.is_graded
-            counts[UNPICKED] += not sample.picked
+        for sample_id, sample in graded_samples(store, series, ids).items():
+            if sample.picked or sample_id not in samples:
+                samples[sample_id] = sample
+    counts: Counter[str] = Counter()
+    for sample in samples.values():
+        rows = graded_passages(
+            sample.record,
+            sample.picked,
+            sample.people,
+            sample.judge,
+            utilities=DEFAULT_UTILITIES,
+            max_grade=max([1, *(one.grade for one in sample.people.values())]),
+        )
+        counts[PASSAGES] += len(rows)
+        counts[RUNS] += int(np.count_nonzero((rows["frame"] == RUN) & (rows["rank"] == 1)))
+        counts[UNFINISHED] += not sample.is_graded
+        counts[UNPICKED] += not sample.picked
     return {name: counts[name] for name in (PASSAGES, RUNS, UNFINISHED, UNPICKED)}

@@ -44,6 +44,7 @@ _COUNTS = {
     "candidate_tokens": "Tokens of the candidates retrieved, by mode and fate: kept, or dropped in "
     "assembly or by the policy; outside enforce, as enforcing would have it.",
     "today_tokens": "Tokens that the bare retriever would serve in their place, by mode.",
+    "canary_verdicts": "Verdicts on labelled passages that were judged again, by whether the same.",
     "judge_calls": "Calls of the judge's endpoint.",
     "judge_retries": "Judge calls that were retries.",
     "judge_invalid": "Passages for which the judge gave no valid verdict, by reason.",
@@ -290,6 +291,18 @@ def _labels(report: Report) -> _Families:
         "ctxguard_labelled_requests",
         "Requests that people have graded, also such whose text was deleted since.",
         live.labelled,
+    )
+    yield _gauge(
+        "ctxguard_labelled_waiting_samples",
+        "Labelled samples of another judge that this one has yet to judge again.",
+        report.labelled_waiting,
+    )
+    yield _gauge(
+        "ctxguard_judge_changed",
+        "1 once verdicts on samples that are judged again show that the judge has changed behind "
+        "its name: nothing is borrowed from its labels then. Else 0.",
+        {report.judge: float(live.canaries.changed_at is not None)},
+        "judge",
     )
     yield _gauge(
         "ctxguard_unpicked_labelled_requests",

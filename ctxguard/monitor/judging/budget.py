@@ -85,6 +85,11 @@ class JudgingBudget:
         self._waiting = 0
         self.probability = 1.0
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is any limit."""
+        return self._limits != NO_LIMITS
+
     def refresh(self) -> float:
         """Compute ``probability`` anew, and return it. Reads the store now and then."""
         if self._limits == NO_LIMITS:

@@ -49,6 +49,7 @@ LABELS = {
     **dict.fromkeys(SUMS, ("route",)),
     "candidate_tokens": ("mode", "fate"),
     "today_tokens": ("mode",),
+    "canary_verdicts": ("same",),
     "judge_calls": (),
     "judge_retries": (),
     "judge_invalid": ("reason",),
@@ -80,6 +81,7 @@ NOTHING_COUNTED: Counts = {
         for route in Route
     },
     **{key: 0.0 for mode in Mode for key in token_counts(mode, TokenAccount())},
+    **{("canary_verdicts", same): 0.0 for same in ("yes", "no")},
 }
 """What a series begins with: a count that is first seen above 0 has no rate before."""
 
@@ -91,6 +93,11 @@ class MonitorCounters:
         self._lock = threading.Lock()
         self._counts = Counter[tuple[str, ...]]()
         self._errors = 0
+
+    def add_canary(self, n: int, n_same: int) -> None:
+        """Count the verdicts on a sample that was judged again by the same judge."""
+        same, other = ("canary_verdicts", "yes"), ("canary_verdicts", "no")
+        self._add({same: n_same, other: n - n_same})
 
     def add_outcome(self, outcome: JudgedAs, route: Route | None) -> None:
         """Count one claimed sample; ``route`` is None if it cannot be read."""

@@ -104,6 +104,10 @@ class SampleJudge:
             )
         return SampleVerdicts(request, verdicts, missing, n_wanted, n_wanted - n_valid)
 
+    def verdicts_again(self, record: SampleRecord, positions: Sequence[int]) -> dict[str, Judgment]:
+        """Judge some candidates of a sample; the valid verdicts by passage id."""
+        return self._verdicts(record, positions)
+
     def _beyond_pool(self, record: SampleRecord) -> list[str] | None:
         """What the audit judges, from one search for a sample; None where it is not audited."""
         if self._settings.audit is None:

@@ -7,19 +7,20 @@ fails does not keep the others from being judged.
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from ctxguard._support.error_text import describe_error
 from ctxguard.core.metrics import udcg
 from ctxguard.core.types import Route
-from ctxguard.errors import DataError
+from ctxguard.errors import DataError, StoreError
 from ctxguard.monitor.alarms import AlarmKind
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
 from ctxguard.monitor.estimation.terms import JudgedRequest, table_of
 from ctxguard.monitor.judges import Ledger
 from ctxguard.monitor.judges.verdict_text import verdicts_to_json
+from ctxguard.monitor.judging.again import JudgingAgain
 from ctxguard.monitor.judging.budget import JudgingBudget
 from ctxguard.monitor.judging.counters import JudgedAs, MonitorCounters
 from ctxguard.monitor.judging.lease import LEASE_SECONDS, renewed
@@ -33,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 _IN_HAND_SECONDS = 120.0
 """Claimed samples that a slow judge has not reached by then go back to the queue."""
+_AGAIN_SECONDS = 30.0
+"""How long a step judges again before it turns to fresh samples."""
 _MAX_ATTEMPTS = 5
 _FAILURES_OF_AN_OUTAGE = 2
 _ALONE_SECONDS = 3600.0
@@ -78,6 +81,7 @@ class JudgingWorker:
         budget: What judging may take.
         counters: Told the outcome of each sample.
         alarms: Told what each sample shows; None without alarms.
+        clock: Seconds since the epoch.
 
     Attributes:
         failing: Whether the judge could not be called at its last call.
@@ -92,10 +96,12 @@ class JudgingWorker:
         budget: JudgingBudget,
         counters: MonitorCounters,
         alarms: AlarmMonitor | None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._claimant = claimant
         self._judge = SampleJudge(settings)
+        self._again = JudgingAgain(store, settings, self._judge, claimant=claimant, clock=clock)
         self._budget = budget
         self._counters = counters
         self._alarms = alarms
@@ -111,10 +117,13 @@ class JudgingWorker:
         self._alone: dict[int, float] = {}
         """When a failure of a sample that waits alone last counted, by the monotonic clock."""
         self._why = ""
+        self._calls, self._again_calls = 0, 0
+        """Passages judged of fresh samples and of those judged again."""
+        self._is_idle = True
         self.failing = False
 
     def step(self, limit: int) -> int:
-        """Judge up to ``limit`` waiting samples.
+        """Judge up to ``limit`` waiting samples, and before them as many labelled ones again.
 
         Returns:
             How many were finished, skipped ones included; 0 when none waited, the budget is used
@@ -123,17 +132,54 @@ class JudgingWorker:
         self._settle_last_step()
         if self._budget.refresh() <= 0.0:
             return 0
+        n_again = self._judge_again(limit)
         claimed = self._store.claim(self._claimant, limit, lease_seconds=LEASE_SECONDS)
         # In any order, or a few samples on which the judge fails would look like an outage for
         # as long as they are the oldest.
         self._order.shuffle(claimed)
         self._in_hand = {sample.sample_id for sample in claimed}
+        self._is_idle = not claimed
         with renewed(self._store, self._claimant) if claimed else nullcontext():
             n_finished, failed = self._process_all(claimed)
         if 0 < len(failed) == len(claimed) < limit:
             self._count_alone(failed)
         self._give_back()
-        return n_finished
+        return n_finished + n_again
+
+    def _judge_again(self, limit: int) -> int:
+        """Judge what people graded again, where it is due; how many samples.
+
+        Fresh samples get as much of a budget: labels are of no use without requests to estimate.
+        """
+        n, began = 0, time.monotonic()
+        for sample_id, is_canary in self._again.due(limit):
+            if self._budget.is_limited and self._again_calls > self._calls and not self._is_idle:
+                break
+            record = self._again.record(sample_id)
+            if record is None:
+                continue
+            if not self._budget.reserve(len(self._again.positions(sample_id, record))):
+                break
+            before = self._judge.n_judged
+            try:
+                changes = self._again.judge(sample_id, record, is_canary=is_canary)
+            except StoreError:
+                raise
+            except Exception as error:
+                self._judge_failed(error, record.route)
+                break
+            finally:
+                self._rejected(record)
+                if n_judged := self._judge.n_judged - before:
+                    self._budget.spend(n_judged, self._cost_since())
+                    self._again_calls += n_judged
+            n += 1
+            if changes is not None:
+                self._counters.add_canary(changes.n, changes.n_same)
+            if time.monotonic() - began >= _AGAIN_SECONDS:
+                break
+        self._budget.settle()
+        return n
 
     def _process_all(self, claimed: Sequence[Claimed]) -> tuple[int, list[int]]:
         """How many were finished, and on which the judge failed since it last judged one."""
@@ -243,6 +289,7 @@ class JudgingWorker:
             # Also of a sample on which the judge failed: it was paid for what it judged.
             if n_judged := self._judge.n_judged - before:
                 self._budget.spend(n_judged, self._cost_since())
+                self._calls += n_judged
 
     def _judged(self, sample: Claimed, record: SampleRecord, probability: float) -> _Result:
         verdicts = self._judge.verdicts_on(record, sample.probability * probability)

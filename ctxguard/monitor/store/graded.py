@@ -24,6 +24,7 @@ from ctxguard.monitor.store.types import (
 
 _judged = schema.judged.c
 _graded = schema.graded.c
+_verdicts = schema.verdicts.c
 _picked = schema.picked.c
 _targeted = schema.label_queue.c.sample_id
 
@@ -35,36 +36,68 @@ class Graded(StorePart):
     def to_grade(self, connection: sa.Connection, series: str) -> dict[int, int]:
         """The judged samples with labels that their graded row lacks, or without such a row.
 
+        Those that another series judged first count once they were judged again.
+
         Returns:
             By sample, the id of its newest label.
         """
         newest = sa.func.max(schema.labels.c.label_id)
+        own = series_id(connection, series)
+        again = sa.and_(_verdicts.sample_id == _judged.sample_id, _verdicts.series_id == own)
+        of_sample = sa.and_(_graded.sample_id == _judged.sample_id, _graded.series_id == own)
         query = (
             sa.select(_judged.sample_id, newest.label("newest"))
             .join(schema.samples, schema.samples.c.sample_id == _judged.sample_id)
             .join(schema.labels, schema.labels.c.request_id == schema.samples.c.request_id)
-            .outerjoin(schema.graded, _graded.sample_id == _judged.sample_id)
-            .where(_judged.series_id == series_id(connection, series))
+            .outerjoin(schema.verdicts, again)
+            .outerjoin(schema.graded, of_sample)
+            .where(sa.or_(_judged.series_id == own, _verdicts.sample_id.is_not(None)))
             .group_by(_judged.sample_id, _graded.last_label_id)
             .having(newest > sa.func.coalesce(_graded.last_label_id, -1))
         )
         return {row.sample_id: row.newest for row in connection.execute(query)}
 
     @reads
-    def judged_samples(
-        self, connection: sa.Connection, series: str, sample_ids: Sequence[int]
-    ) -> JudgedRows:
-        """The judged rows of some samples, by ascending id, without those that were deleted."""
-        query = (
-            sa.select(
-                _judged.sample_id,
-                _judged.time_seconds,
-                sa.func.coalesce(_judged.first_pick, NO_PICK).label("first_pick"),
-                _judged.summary,
-            )
-            .where(_judged.series_id == series_id(connection, series))
-            .order_by(_judged.sample_id)
+    def labelled(self, connection: sa.Connection, series: str) -> dict[int, bool]:
+        """The samples that draws asked about, people labelled, and whose text is kept.
+
+        Returns:
+            By sample, whether the series has judged it, first or again.
+        """
+        own = series_id(connection, series)
+        again = sa.and_(_verdicts.sample_id == _picked.sample_id, _verdicts.series_id == own)
+        samples, labels = schema.samples.c, schema.labels.c
+        rows = connection.execute(
+            sa.select(_picked.sample_id, _verdicts.sample_id.is_not(None).label("is_judged"))
+            .join(schema.samples, samples.sample_id == _picked.sample_id)
+            .join(schema.payloads, schema.payloads.c.sample_id == _picked.sample_id)
+            .outerjoin(schema.verdicts, again)
+            .where(sa.exists().where(labels.request_id == samples.request_id))
+            .distinct()
         )
+        return {row.sample_id: bool(row.is_judged) for row in rows}
+
+    @reads
+    def first_verdicts(
+        self, connection: sa.Connection, sample_ids: Sequence[int]
+    ) -> dict[int, str]:
+        """The verdicts of the series that judged each sample first, as ``verdicts``."""
+        first = sa.and_(
+            _verdicts.sample_id == _judged.sample_id, _verdicts.series_id == _judged.series_id
+        )
+        query = sa.select(_judged.sample_id, _verdicts.verdicts).join(schema.verdicts, first)
+        rows = rows_with(connection, query, _judged.sample_id, sample_ids)
+        return {row.sample_id: row.verdicts for row in rows}
+
+    @reads
+    def judged_samples(self, connection: sa.Connection, sample_ids: Sequence[int]) -> JudgedRows:
+        """The judged rows of some samples, by ascending id, without those that were deleted."""
+        query = sa.select(
+            _judged.sample_id,
+            _judged.time_seconds,
+            sa.func.coalesce(_judged.first_pick, NO_PICK).label("first_pick"),
+            _judged.summary,
+        ).order_by(_judged.sample_id)
         wanted = sorted(set(sample_ids))
         rows = list(rows_with(connection, query, _judged.sample_id, wanted))
         return JudgedRows(
@@ -78,11 +111,12 @@ class Graded(StorePart):
     def save_graded(
         self, connection: sa.Connection, series: str, rows: Sequence[GradedRow]
     ) -> None:
-        """Save graded rows in place of the former ones of their samples."""
+        """Save a series' graded rows in place of its former ones of their samples."""
         own_series = series_id(connection, series)
         for some in chunks(rows):
             ids = [row.sample_id for row in some]
-            connection.execute(sa.delete(schema.graded).where(_graded.sample_id.in_(ids)))
+            former = sa.and_(_graded.series_id == own_series, _graded.sample_id.in_(ids))
+            connection.execute(sa.delete(schema.graded).where(former))
             connection.execute(
                 sa.insert(schema.graded),
                 [
@@ -136,7 +170,8 @@ class Graded(StorePart):
 def _asked(connection: sa.Connection, own_series: int) -> dict[tuple[int, PickKind, bool], int]:
     """Count what draws asked about, of those draws of which every tenants' part has grades.
 
-    People grade the samples of a file in random order, so those that they got to stand for the
+    A draw from what another series judged counts as far as the samples were judged again. People
+    grade the samples of a file in random order, so those that they got to stand for the
     others of the same file. But one tenant's graded file says nothing of the other tenants: until
     theirs has grades, no label of the draw counts.
     """
@@ -149,10 +184,11 @@ def _asked(connection: sa.Connection, own_series: int) -> dict[tuple[int, PickKi
             _targeted.is_not(None).label("is_targeted"),
             sa.func.count().label("n"),
         )
-        .join(schema.label_picks, schema.label_picks.c.pick_id == _picked.pick_id)
-        .outerjoin(schema.graded, _graded.sample_id == _picked.sample_id)
+        .outerjoin(
+            schema.graded,
+            sa.and_(_graded.sample_id == _picked.sample_id, _graded.series_id == own_series),
+        )
         .outerjoin(schema.label_queue, _targeted == _picked.sample_id)
-        .where(schema.label_picks.c.series_id == own_series)
         .group_by(*kinds, sa.text("4"), sa.text("5"))
     ).all()
     graded_files = {(row.pick_id, row.asked) for row in rows if row.is_graded}

@@ -105,15 +105,24 @@ class Picks(StorePart):
 
     @reads
     def picked(
-        self, connection: sa.Connection, series: str, sample_ids: Sequence[int] | None = None
+        self,
+        connection: sa.Connection,
+        series: str | None,
+        sample_ids: Sequence[int] | None = None,
     ) -> dict[int, list[PickedPassage]]:
-        """Read what people are asked about by sample, in the order of draws; None for all."""
-        query = (
-            sa.select(schema.picked)
-            .join(schema.label_picks, _picks.pick_id == _picked.pick_id)
-            .where(_picks.series_id == series_id(connection, series))
-            .order_by(_picked.pick_id, _picked.sample_id, _picked.position)
+        """Read what people are asked about by sample, in the order of draws.
+
+        Args:
+            series: From whose judged samples it was drawn; None for any.
+            sample_ids: None for all.
+        """
+        query = sa.select(schema.picked).order_by(
+            _picked.pick_id, _picked.sample_id, _picked.position
         )
+        if series is not None:
+            query = query.join(schema.label_picks, _picks.pick_id == _picked.pick_id).where(
+                _picks.series_id == series_id(connection, series)
+            )
         rows = (
             connection.execute(query)
             if sample_ids is None

@@ -3,7 +3,7 @@
 Samples wait in the order of their ids, so that no change of a clock puts one before another.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -120,7 +120,7 @@ class SampleQueue(StorePart):
         accepted = [one for one in last.values() if one.sample_id in label_orders]
         if not accepted:
             return []
-        series_id = self._series_id(connection, series, accepted)
+        series_id = self._series_id(connection, series, [one.summary for one in accepted])
         connection.execute(
             sa.update(schema.samples)
             .where(_samples.sample_id == sa.bindparam("finished_id"))
@@ -177,6 +177,24 @@ class SampleQueue(StorePart):
             ),
         )
         return [one.sample_id for one in accepted]
+
+    @writes
+    def save_again(
+        self, connection: sa.Connection, series: str, verdicts: Mapping[int, str]
+    ) -> None:
+        """Store verdicts, by sample, of a series on samples that another series judged first.
+
+        Those that are there already, or whose text was deleted, stay as they are.
+        """
+        kept = _payloads(connection, list(verdicts))
+        series_id = self._series_id(connection, series, ())
+        for sample_id in kept:
+            row = {
+                "sample_id": sample_id,
+                "series_id": series_id,
+                "verdicts": storable(verdicts[sample_id]),
+            }
+            self._database.upsert(connection, schema.verdicts, row, changes=None)
 
     @writes
     def give_back(
@@ -244,27 +262,34 @@ class SampleQueue(StorePart):
         return n
 
     @writes
-    def lead(self, connection: sa.Connection, who: str, *, lease_seconds: float) -> bool:
+    def lead(
+        self, connection: sa.Connection, who: str, *, lease_seconds: float, task: str = _LEADER
+    ) -> bool:
         """Become or stay the one monitor that leads, until the lease ends.
 
         Args:
             who: The monitor.
             lease_seconds: 0 to step down.
+            task: In which it leads: each task has its own leader.
 
         Returns:
             Whether ``who`` leads; False while another does.
         """
         now = self._database.lease_now(connection)
         lease = {"holder": storable(who), "leased_at": now, "leased_until": now + lease_seconds}
-        self._database.upsert(connection, schema.leases, {"name": _LEADER, **lease}, changes=None)
+        self._database.upsert(
+            connection, schema.leases, {"name": storable(task), **lease}, changes=None
+        )
         table = schema.leases.c
         current = connection.execute(
-            sa.select(schema.leases).where(table.name == _LEADER).with_for_update()
+            sa.select(schema.leases).where(table.name == storable(task)).with_for_update()
         ).one()
         is_held = current.leased_at - AHEAD_SECONDS <= now < current.leased_until
         if current.holder != lease["holder"] and is_held:
             return False
-        connection.execute(sa.update(schema.leases).where(table.name == _LEADER).values(lease))
+        connection.execute(
+            sa.update(schema.leases).where(table.name == storable(task)).values(lease)
+        )
         return True
 
     @reads
@@ -311,15 +336,13 @@ class SampleQueue(StorePart):
         """Payloads by sample, without those that were deleted."""
         return _payloads(connection, sample_ids)
 
-    def _series_id(
-        self, connection: sa.Connection, series: str, accepted: Sequence[Finished]
-    ) -> int:
-        """The id of a series, which begins with its first finished sample."""
+    def _series_id(self, connection: sa.Connection, series: str, summaries: Sequence[bytes]) -> int:
+        """The id of a series, which begins with its first verdicts."""
         table = schema.series
         self._database.upsert(connection, table, {"name": storable(series)}, changes=None)
         row = connection.execute(sa.select(table).where(table.c.name == storable(series))).one()
         series_id: int = row.series_id
-        for size in sorted({len(one.summary) for one in accepted if one.summary}):
+        for size in sorted({len(one) for one in summaries if one}):
             if row.summary_bytes is None:
                 own = table.c.series_id == series_id
                 row = connection.execute(

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from ctxguard.monitor.store.types import LostReason, State
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 metadata = sa.MetaData()
 
@@ -92,11 +92,12 @@ losses = sa.Table(
     sa.Index("ctxguard_losses_time", "series_id", "profile_id", "time_seconds"),
 )
 
+# Of the judge that the sample waited for, and of later ones that judged what people graded again.
 verdicts = sa.Table(
     "ctxguard_verdicts",
     metadata,
     sa.Column("sample_id", _Id, primary_key=True, autoincrement=False),
-    sa.Column("series_id", _Id, nullable=False),
+    sa.Column("series_id", _Id, primary_key=True, autoincrement=False),
     sa.Column("verdicts", sa.Text, nullable=False),
 )
 
@@ -173,12 +174,12 @@ picked = sa.Table(
     sa.Column("asked", sa.Text),
 )
 
-# What estimates need of a sample that people graded; it outlives the sample.
+# What estimates of a series need of a sample that people graded; it outlives the sample.
 graded = sa.Table(
     "ctxguard_graded",
     metadata,
+    sa.Column("series_id", _Id, primary_key=True, autoincrement=False),
     sa.Column("sample_id", _Id, primary_key=True, autoincrement=False),
-    sa.Column("series_id", _Id, nullable=False, index=True),
     sa.Column("time_seconds", sa.Double, nullable=False),
     sa.Column("route", sa.Text, nullable=False),
     # The picked passages that are graded, and the request by the judge's verdicts.

@@ -1,0 +1,252 @@
+"""What people graded is judged again: by a new judge, and now and then by the same one."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import pytest
+from people import label
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from watching import DAY_SECONDS, Watching
+
+from ctxguard.core.context import Context
+from ctxguard.core.types import Passage
+from ctxguard.monitor.estimation.canaries import PER_DAY, Canaries, Changes
+from ctxguard.monitor.estimation.live import Window
+from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.export.prometheus import MonitorCollector
+from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
+from ctxguard.monitor.service import Monitor
+from ctxguard.monitor.store import LabelRow
+
+MakeContext = Callable[..., Context]
+POOL = [f"p{rank}" for rank in range(12)]
+SERVED = 5
+
+
+def is_relevant(query: str, passage_id: str) -> bool:
+    """The truth: about half of what is served."""
+    rank = int(passage_id[1:])
+    return random.Random(f"{query} {passage_id}").random() < 0.7 - 0.08 * rank
+
+
+class ErringJudge:
+    """Is wrong about some passages, and always about these, until its rates are set anew."""
+
+    name, max_grade = "erring", 1
+
+    def __init__(self, version: str, sensitivity: float, specificity: float) -> None:
+        self.version = version
+        self.rates = sensitivity, specificity
+        self.n_judged = 0
+        self.fails_on = ""
+
+    def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment]:
+        if query == self.fails_on:
+            raise ConnectionError("not this one")
+        self.n_judged += len(passages)
+        return [Judgment(one.passage_id, self._grade(query, one.passage_id)) for one in passages]
+
+    def _grade(self, query: str, name: str) -> int:
+        sensitivity, specificity = self.rates
+        says_yes = sensitivity if is_relevant(query, name) else 1.0 - specificity
+        return int(random.Random(f"{self.version} {query} {name}").random() < says_yes)
+
+
+def contexts(make_context: MakeContext, numbers: range) -> Iterator[Context]:
+    for n in numbers:
+        yield make_context(POOL, SERVED, query=f"q{n}", request_id=f"q{n}")
+
+
+def true_precision(numbers: range) -> float:
+    return float(
+        np.mean([is_relevant(f"q{n}", f"p{rank}") for n in numbers for rank in range(SERVED)])
+    )
+
+
+def ask_people(live: Watching, passages: int = 300) -> None:
+    series = live.monitor.series
+    label(live.store, series, passages, lambda row: int(is_relevant(row.query, row.passage_id)))
+    live.monitor.report()
+
+
+def with_judge(live: Watching, judge: ErringJudge, budget: BudgetLimits = NO_LIMITS) -> Watching:
+    """Another monitor of the same store and clock, as after a restart."""
+    live.monitor = Monitor(
+        live.store,
+        judge,
+        precision=live.monitor.precision,
+        clock=lambda: live.now,
+        window_seconds=30 * DAY_SECONDS,
+        budget=budget,
+    )
+    return live
+
+
+def scraped(live: Watching) -> dict[tuple[str, ...], float]:
+    registry = CollectorRegistry()
+    MonitorCollector(live.monitor, registry)
+    live.monitor.report()
+    return {
+        (one.name, *[one.labels[name] for name in sorted(one.labels) if name != "judge"]): one.value
+        for family in text_string_to_metric_families(generate_latest(registry).decode())
+        for one in family.samples
+    }
+
+
+def precision_of(figures: Mapping[tuple[str, ...], float]) -> tuple[float, float]:
+    """The interval that is shown of the precision of the last month."""
+    place = Metric.PRECISION.value, Window.RECENT.value
+    return figures["ctxguard_estimate_lower", *place], figures["ctxguard_estimate_upper", *place]
+
+
+def watch_days(live: Watching, n: int) -> None:
+    for _ in range(n):
+        live.now += DAY_SECONDS
+        while live.monitor.step():
+            pass
+
+
+def test_labels_count_under_the_next_judge_before_anybody_grades_more(
+    make_context: MakeContext, any_store_url: str
+) -> None:
+    live = with_judge(
+        Watching(ErringJudge("1", 0.9, 0.95), url=any_store_url, min_n=30),
+        ErringJudge("1", 0.9, 0.95),
+    )
+    live.watch(*contexts(make_context, range(400)))
+    ask_people(live)
+    live.now += DAY_SECONDS
+    later = range(400, 900)
+    with_judge(live, ErringJudge("2", 0.6, 0.95)).watch(*contexts(make_context, later))
+    figures = scraped(live)
+    assert figures["ctxguard_labelled_waiting_samples",] == 0
+    assert figures["ctxguard_estimate_borrowed", "precision", "recent"] == 1
+    lower, upper = precision_of(figures)
+    assert lower < true_precision(later) < upper
+    assert upper - lower < 0.3
+    own = figures["ctxguard_judge_estimate", "precision", "recent"]
+    assert not lower < own < upper, "the judge's own figure is far off, and is not what is shown"
+    assert figures["ctxguard_window_requests", "all_retained"] == len(later)
+    live.writer.stop()
+    live.store.close()
+
+
+def test_a_judge_that_changes_behind_its_name_lends_its_errors_no_more(
+    make_context: MakeContext,
+) -> None:
+    judge = ErringJudge("1", 0.9, 0.95)
+    live = with_judge(Watching(judge, min_n=30), judge)
+    live.watch(*contexts(make_context, range(400)))
+    ask_people(live)
+    watch_days(live, 10)
+    figures = scraped(live)
+    assert figures["ctxguard_canary_verdicts_total", "yes"] > 10 * PER_DAY * SERVED
+    assert figures["ctxguard_canary_verdicts_total", "no"] == 0
+    assert figures["ctxguard_judge_changed",] == 0
+    assert precision_of(figures)
+    judge.rates = 0.6, 0.9
+    live.watch(*contexts(make_context, range(400, 800)))
+    watch_days(live, 14)
+    live.watch(*contexts(make_context, range(800, 1200)))
+    figures = scraped(live)
+    assert figures["ctxguard_canary_verdicts_total", "no"] > 0
+    assert figures["ctxguard_judge_changed",] == 1
+    assert not any(name[0] == "ctxguard_estimate_borrowed" for name in figures)
+    # With another version it begins anew, and the labels count again.
+    with_judge(live, ErringJudge("1 revised", 0.6, 0.9)).watch(
+        *contexts(make_context, range(1200, 1600))
+    )
+    figures = scraped(live)
+    assert figures["ctxguard_judge_changed",] == 0
+    lower, upper = precision_of(figures)
+    assert lower < true_precision(range(1200, 1600)) < upper
+
+
+def test_judging_again_keeps_within_the_budget_and_leaves_room_for_fresh_samples(
+    make_context: MakeContext,
+) -> None:
+    judge = ErringJudge("1", 0.9, 0.95)
+    live = with_judge(Watching(judge), judge)
+    live.watch(*contexts(make_context, range(200)))
+    ask_people(live, 150)
+    waiting = len(live.store.labelled("erring 2"))
+    live.serve(*contexts(make_context, range(200, 400)))
+    second = ErringJudge("2", 0.6, 0.9)
+    with_judge(live, second, budget=BudgetLimits(calls_per_day=300))
+    live.now += DAY_SECONDS
+    while live.monitor.step(10):
+        pass
+    assert 200 < second.n_judged <= 300
+    left = scraped(live)["ctxguard_labelled_waiting_samples",]
+    assert waiting > left > 0
+    assert scraped(live)["ctxguard_window_requests", "all_retained"] > 0
+
+
+def test_a_sample_on_which_the_judge_fails_does_not_keep_the_others_from_being_judged_again(
+    make_context: MakeContext,
+) -> None:
+    judge = ErringJudge("1", 0.9, 0.95)
+    live = with_judge(Watching(judge), judge)
+    live.watch(*contexts(make_context, range(100)))
+    ask_people(live, 60)
+    second = ErringJudge("2", 0.9, 0.95)
+    some = min(live.store.labelled("erring 2"))
+    second.fails_on = live.store.request_ids([some])[some]
+    with_judge(live, second)
+    for _ in range(3):
+        live.monitor.step()
+    assert [one for one, done in live.store.labelled("erring 2").items() if not done] == [some]
+
+
+def test_labels_that_come_after_the_judge_changed_count_too(make_context: MakeContext) -> None:
+    judge = ErringJudge("1", 0.9, 0.95)
+    live = with_judge(Watching(judge), judge)
+    live.watch(*contexts(make_context, range(100)))
+    ask_people(live, 60)
+    with_judge(live, ErringJudge("2", 0.9, 0.95))
+    live.monitor.step()
+    before = len(live.store.graded("erring 2").sample_ids)
+    live.monitor.report()
+    assert len(live.store.graded("erring 2").sample_ids) > before == 0
+    sample = min(live.store.labelled("erring 2"))
+    request = live.store.request_ids([sample])[sample]
+    live.store.add_labels([LabelRow(request, POOL[-1], 1, None, "bob", 5.0)])
+    live.monitor.report()
+    [newest] = [one for one in live.store.to_grade("erring 1") if one == sample]
+    assert newest == sample, "the former series is made again when its judge is back"
+    assert sample not in live.store.to_grade("erring 2")
+
+
+def test_a_judge_that_is_never_quite_sure_of_itself_does_not_seem_to_have_changed() -> None:
+    rng = np.random.default_rng(5)
+    rung = 0
+    for _ in range(300):
+        found = Canaries()
+        for place in range(400):
+            steps = rng.integers(-1, 2, size=(2, 3)) * (rng.random((2, 3)) < 0.3)
+            one, other = steps.sum(axis=1).tolist()
+            changes = Changes(one, other, one + other, 6, 5)
+            found = found.after(changes, place // PER_DAY, 0.0)
+        rung += found.changed_at is not None
+    assert rung <= 6
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_a_change_of_the_judge_is_seen_within_days(noise: float) -> None:
+    rng = np.random.default_rng(6)
+    days = []
+    for _ in range(40):
+        found, n = Canaries(), 0
+        while found.changed_at is None:
+            lost = 0.0 if n < 30 * PER_DAY else 0.25
+            relevant = -int(rng.binomial(2, lost)) + int(
+                rng.choice([-1, 0, 1], p=[noise, 1 - 2 * noise, noise])
+            )
+            other = -int(rng.binomial(2, lost))
+            found = found.after(Changes(relevant, 0, relevant + other, 6, 5), n // PER_DAY, 0.0)
+            n += 1
+        days.append(n / PER_DAY - 30)
+    assert 0 < np.median(days) < 10
