@@ -50,9 +50,10 @@ def error_rates(grades: Grades, cluster: IntArray) -> BorrowedRates | None:
     Returns:
         None if no passage, or every one, is relevant.
     """
-    mean = np.bincount(grades.frame, grades.weight, 2)
-    frames = mean / np.bincount(grades.frame, minlength=2).clip(1)
-    weight = grades.weight / frames[grades.frame].clip(1e-300) * (grades.verdict != MISSING)
+    # What is borrowed is about served passages; a dropped one may stand for many.
+    own = grades.weight * (grades.rank > 0)
+    frames = np.bincount(grades.frame, own, 2) / np.bincount(grades.frame, minlength=2).clip(1)
+    weight = own / frames[grades.frame].clip(1e-300) * (grades.verdict != MISSING)
     is_yes = (grades.verdict == YES) * 1.0
     shares, rates = [], []
     for is_kind in (grades.relevant > 0.0, grades.relevant <= 0.0):
