@@ -1,0 +1,199 @@
+"""The value of asking about a candidate, the update by an answer, and the fit of both."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxguard.core.asking import AnswerModel, log_odds, probability, to_ask
+from ctxguard.core.types import FloatArray
+from ctxguard.errors import ConfigurationError
+
+CHANCES = st.lists(
+    st.sampled_from([0.0, 0.01, 0.1, 0.2, 0.25, 0.5, 0.9, 1.0]) | st.floats(0.0, 1.0),
+    min_size=1,
+    max_size=12,
+)
+THRESHOLDS = st.sampled_from([0.0, 0.2, 0.25, 0.6])
+
+
+def model_with(effect: float, *, slope: float = 0.0) -> AnswerModel:
+    """Answers that are normal scores already, with a known effect."""
+    scores = tuple(np.linspace(-3.0, 3.0, 25).tolist())
+    return AnswerModel(scores, scores, -0.5 * effect, slope, effect, 1.0)
+
+
+def utility(chances: FloatArray, k: int, threshold: float) -> float:
+    """L(P): the first is kept whatever its P, the others above the threshold, at most k."""
+    ranked = sorted(chances.tolist(), reverse=True)[:k]
+    terms = (
+        (chance - threshold if rank == 1 else max(chance - threshold, 0.0)) / np.log2(rank + 1)
+        for rank, chance in enumerate(ranked, start=1)
+    )
+    return float(sum(terms))
+
+
+@given(CHANCES, st.integers(1, 8), THRESHOLDS, st.floats(0.1, 3.0))
+def test_the_value_is_the_expected_change_of_the_list_sorted_again(
+    listed: list[float], k: int, threshold: float, effect: float
+) -> None:
+    chances, model = np.array(listed), model_with(effect)
+    if_relevant, if_not, ratios = model._bins
+    expected = []
+    for position, chance in enumerate(listed):
+        change = 0.0
+        for relevant, other, ratio in zip(if_relevant, if_not, ratios, strict=True):
+            after = chances.copy()
+            after[position] = probability(log_odds(np.array([chance])) + ratio)[0]
+            weight = chance * relevant + (1.0 - chance) * other
+            change += weight * (utility(after, k, threshold) - utility(chances, k, threshold))
+        expected.append(max(change, 0.0) / (1.0 - threshold))
+    assert model.values(chances, k, threshold) == pytest.approx(expected, abs=1e-9)
+
+
+@given(st.floats(0.001, 0.999), st.floats(0.1, 4.0))
+def test_answers_leave_p_as_it_is_on_the_mean(chance: float, effect: float) -> None:
+    if_relevant, if_not, ratios = model_with(effect)._bins
+    after = probability(log_odds(np.array([chance])) + ratios)
+    assert (chance * if_relevant + (1.0 - chance) * if_not) @ after == pytest.approx(chance)
+
+
+def test_a_candidate_that_cannot_change_the_context_is_not_worth_asking_about() -> None:
+    chances = np.array([0.9, 0.5, 0.25, 1e-9, 0.0])
+    values = model_with(1.0).values(chances, 5, 0.2)
+    assert values[2] == values.max()
+    assert values[3:] == pytest.approx([0.0, 0.0], abs=1e-6)
+
+
+def test_equal_values_are_asked_in_their_order_and_zeros_never() -> None:
+    values = np.array([0.0, 0.3, 0.1, 0.3, 0.0])
+    assert to_ask(values, 0.0, 20).tolist() == [1, 3, 2]
+    assert to_ask(values, 0.1, 20).tolist() == [1, 3]
+    assert to_ask(values, 0.0, 1).tolist() == [1]
+
+
+def test_refusals_and_what_was_not_asked_keep_their_p() -> None:
+    chances = np.array([0.6, 0.3, 0.2])
+    after = model_with(1.0).updated(chances, np.array([np.nan, 2.0, np.inf]))
+    assert after[[0, 2]].tolist() == [0.6, 0.2]
+    assert after[1] > 0.3
+
+
+def test_an_update_is_the_likelihood_ratio_of_two_normals() -> None:
+    model = model_with(1.5, slope=0.2)
+    odds, z = log_odds(np.array([0.3]))[0], 0.75
+    mean = model.intercept + 0.2 * odds
+    ratio = 0.5 * ((z - mean) ** 2 - (z - mean - 1.5) ** 2)
+    assert log_odds(model.updated(np.array([0.3]), np.array([z])))[0] == pytest.approx(odds + ratio)
+
+
+def test_any_increasing_transform_of_the_answers_gives_the_same_update() -> None:
+    rng = np.random.default_rng(0)
+    chances, relevant, groups, answers = asked(rng, 60, 1.0)
+    plain, curved = (
+        AnswerModel.fit(own, chances, relevant, groups) for own in (answers, np.exp(3.0 * answers))
+    )
+    assert plain is not None
+    assert curved is not None
+    at = answers[:20]
+    assert curved.updated(chances[:20], np.exp(3.0 * at)) == pytest.approx(
+        plain.updated(chances[:20], at), abs=0.02
+    )
+
+
+def asked(
+    rng: np.random.Generator, questions: int, d: float, slope: float = 0.3
+) -> tuple[FloatArray, np.ndarray, np.ndarray, FloatArray]:
+    """Ten candidates a question with a true P, and answers of a known effect."""
+    odds = rng.normal(-1.5, 1.5, size=questions * 10)
+    relevant = rng.random(odds.size) < probability(odds)
+    answers = slope * odds + d * relevant + rng.standard_normal(odds.size)
+    return probability(odds), relevant, np.repeat(np.arange(questions), 10), answers
+
+
+def test_the_fit_recovers_the_distance_and_is_below_it() -> None:
+    found = []
+    for repeat in range(40):
+        chances, relevant, groups, answers = asked(np.random.default_rng(repeat), 100, 1.0)
+        model = AnswerModel.fit(answers, chances, relevant, groups)
+        assert model is not None
+        found.append(model.distance)
+    assert 0.7 < np.mean(found) < 1.0
+    assert np.mean(np.array(found) < 1.0) > 0.9
+
+
+@pytest.mark.parametrize("d", [0.0, -1.0])
+def test_answers_of_no_worth_are_worth_nothing(d: float) -> None:
+    effects = []
+    for repeat in range(100):
+        chances, relevant, groups, answers = asked(np.random.default_rng(repeat), 30, d)
+        model = AnswerModel.fit(answers, chances, relevant, groups)
+        assert model is not None
+        effects.append(model.effect)
+    assert np.mean(np.array(effects) > 0.0) <= 0.05
+
+
+def test_a_twentieth_of_garbage_leaves_most_of_the_effect() -> None:
+    rng = np.random.default_rng(1)
+    chances, relevant, groups, answers = asked(rng, 200, 1.0)
+    clean = AnswerModel.fit(answers, chances, relevant, groups)
+    wild = np.where(
+        rng.random(answers.size) < 0.05, 1e6 * rng.standard_cauchy(answers.size), answers
+    )
+    dirty = AnswerModel.fit(wild, chances, relevant, groups)
+    assert clean is not None
+    assert dirty is not None
+    assert dirty.distance > 0.7 * clean.distance
+
+
+def test_answers_of_few_levels_are_ranked_by_mid_ranks() -> None:
+    chances, relevant, groups, answers = asked(np.random.default_rng(2), 60, 1.5)
+    model = AnswerModel.fit((answers > 0.0).astype(float), chances, relevant, groups)
+    assert model is not None
+    assert model.answers == (0.0, 1.0)
+    assert model.effect > 0.0
+
+
+def test_nothing_is_fitted_where_one_class_has_too_few_answers() -> None:
+    chances, relevant, groups, answers = asked(np.random.default_rng(3), 20, 1.0)
+    assert AnswerModel.fit(answers, chances, relevant & (chances > 0.9), groups) is None
+    assert AnswerModel.fit(np.ones_like(answers), chances, relevant, groups) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"answers": (1.0, 0.0)},
+        {"answers": (0.0,)},
+        {"scores": (0.0, float("nan"))},
+        {"slope": float("inf")},
+        {"effect": -0.1},
+        {"deviation": 0.0},
+    ],
+)
+def test_numbers_that_form_no_model_are_refused(wrong: dict[str, object]) -> None:
+    right = dict(
+        zip(
+            ("answers", "scores", "intercept", "slope", "effect", "deviation"),
+            ((0.0, 1.0), (-1.0, 1.0), 0.0, 0.0, 1.0, 1.0),
+            strict=True,
+        )
+    )
+    with pytest.raises(ConfigurationError):
+        AnswerModel(**right | wrong)  # type: ignore[arg-type]
+
+
+def test_without_a_candidate_there_is_no_value() -> None:
+    assert model_with(1.0).values(np.zeros(0), 5, 0.2).tolist() == []
+    one = model_with(1.0).values(np.array([0.3]), 5, 0.2)
+    assert one == pytest.approx([0.0], abs=1e-12)  # it is kept in any case
+
+
+def test_the_order_of_the_candidates_does_not_matter() -> None:
+    chances = np.array([0.9, 0.3, 0.2, 0.05])
+    values = model_with(1.0).values(chances, 2, 0.2)
+    for order in itertools.permutations(range(4)):
+        shuffled = model_with(1.0).values(chances[list(order)], 2, 0.2)
+        assert shuffled == pytest.approx(values[list(order)])
