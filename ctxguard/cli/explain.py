@@ -83,6 +83,7 @@ def _document(explanation: "Explanation") -> dict[str, Any]:
         "kept": None if record is None else record.kept,
         "policy": None if decision is None else describe_policy(decision.policy),
         "candidates": explanation.candidates,
+        "conflicts": explanation.conflicts,
         "rejected": [
             {"passage_id": name, "reason": reason, "reply": reply}
             for name, reason, reply in explanation.rejected

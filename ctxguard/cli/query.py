@@ -10,6 +10,7 @@ from ctxguard.cli._console import FINDING, Output, one_line, print_json
 from ctxguard.cli._pools import beyond_index, on_route, terms_of
 from ctxguard.cli._snippets import snippet
 from ctxguard.cli._system import Source, System
+from ctxguard.core.conflicts import Conflict
 from ctxguard.core.context import Context
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Mode, Verdict
 from ctxguard.guard import ContextGuard
@@ -115,6 +116,7 @@ def _print(
     ]
     if context.p_sufficient is not None:
         facts.append(("sufficient", _sufficiency(context)))
+    facts += [("conflict", _conflict(context, each)) for each in context.conflicts]
     if context.mode is not Mode.ENFORCE:
         served = f"the model gets the retriever's first {len(context)} instead"
         facts.append(("mode", f"{context.mode.value}: {served}"))
@@ -126,6 +128,11 @@ def _print(
             output.out.print(_candidate(verdict, context, retriever, output.out.width, lines))
     if len(shown) < len(dropped):
         output.out.print(f"{len(dropped) - len(shown)} more dropped; --all shows them")
+
+
+def _conflict(context: "Context", conflict: "Conflict") -> str:
+    one, other = (context.passages[at - 1].passage_id for at in (conflict.first, conflict.second))
+    return f"{one} and {other} differ: {conflict.in_words}"
 
 
 def _sufficiency(context: "Context") -> str:

@@ -266,10 +266,11 @@ class Template:
                     for piece in part
                 ]
             )
-            pieces.append(self._escape(span) if clean else span)
+            pieces.append(self.escape(span) if clean else span)
         return "".join(pieces)
 
-    def _escape(self, span: str) -> str:
+    def escape(self, span: str) -> str:
+        """Break the delimiters in a text."""
         if self._tags is not None:
             span = self._tags.sub("&lt;", span)
         if self._fences is not None:

@@ -3,10 +3,12 @@
 No clock, no counters and no locks: the guard has those, and also counts the errors raised here.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from ctxguard.core.assembly import first_readable, nothing_readable
+from ctxguard.core.conflicts import find_conflicts
 from ctxguard.core.context import (
     Assembled,
     Assembly,
@@ -21,7 +23,7 @@ from ctxguard.core.metadata_filter import verified
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy
 from ctxguard.core.signals import RANKING
 from ctxguard.core.sufficiency import p_sufficient, suffices
-from ctxguard.core.types import DropReason, Flag, Mode, Ranking, ScoreKind
+from ctxguard.core.types import DropReason, Flag, Mode, Passage, Ranking, ScoreKind
 from ctxguard.profile.schema import SufficiencyProfile
 from ctxguard.request.bound_profile import RoutePolicy
 from ctxguard.request.input import Request
@@ -97,12 +99,6 @@ def build_context(
         passages = bare_passages(ranking, applies.today.k)
     elif applies.mode is not Mode.ENFORCE and request.arm_probability is None:
         differences = (*differences, _BY_HAND)
-    if ranking.failures:
-        flags = (*flags, Flag.DEGRADED)
-    if not decision.order:
-        flags = (*flags, Flag.EMPTY_RETRIEVAL)
-    if sufficient is False:
-        flags = (*flags, Flag.INSUFFICIENT)
     return Context(
         request_id=request.request_id,
         query=given.query,
@@ -111,7 +107,7 @@ def build_context(
         passages=passages,
         decision=decision,
         dropped_in_assembly=assembled.dropped,
-        flags=flags,
+        flags=(*flags, *_flags_of(decision, sufficient, given.query, passages, assembly)),
         failures=ranking.failures + assembled.failures,
         assembly=assembly,
         segment=given.segment,
@@ -124,6 +120,24 @@ def build_context(
         arm_probability=request.arm_probability,
         today_k=applies.today.k,
     )
+
+
+def _flags_of(
+    decision: Decision,
+    sufficient: bool | None,
+    query: str,
+    passages: Sequence[Passage],
+    assembly: Assembly,
+) -> Iterator[Flag]:
+    """Yield the flags that do not depend on the policy and the scores."""
+    if decision.ranking.failures:
+        yield Flag.DEGRADED
+    if not decision.order:
+        yield Flag.EMPTY_RETRIEVAL
+    if sufficient is False:
+        yield Flag.INSUFFICIENT
+    if assembly.flag_conflicts and find_conflicts(query, [each.text for each in passages]):
+        yield Flag.CONFLICTING
 
 
 def _none_readable(assembled: Assembled) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from ctxguard import __version__
-from ctxguard.core.context import Assembly
+from ctxguard.core.assembly import DEFAULT_ASSEMBLY, Assembly
 from ctxguard.core.types import DEFAULT_DEPTH
 from ctxguard.guard import ContextGuard, Tracing
 from ctxguard.guard.reload import IndexWatcher, ProfileWatcher
@@ -90,7 +91,10 @@ class Service:
             depth=DEFAULT_DEPTH if profile is None else profile.provenance.depth,
             score_kind=settings.kind,
             fingerprint=self._fingerprint(),
-            assembly=_NO_DROPS if self._retriever is None else None,
+            assembly=replace(
+                _NO_DROPS if self._retriever is None else DEFAULT_ASSEMBLY,
+                flag_conflicts=settings.flag_conflicts,
+            ),
             sampler=None if self.samples is None else self.samples.sampler,
             telemetry=telemetry,
             # An index in a folder has deadlines of its own, by which it answers in part.

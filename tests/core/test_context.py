@@ -664,3 +664,57 @@ def test_a_hostile_text_costs_no_more_than_its_length(unit: str) -> None:
 def test_trusted_text_can_go_as_it_is(text: str) -> None:
     assume(text)
     assert Template("{text}").render([Passage("a", text)], clean=False) == text
+
+
+PARISH = (
+    "The parish of Saint Augustine in Kalamazoo was founded in {}, its church was completed "
+    "in 1951, and it has been the seat of the bishop since the diocese was made."
+)
+DISAGREEING = [PARISH.format("1856"), "Kalamazoo lies in Michigan.", PARISH.format("1900")]
+NAMED = Assembly(order="edges", conflict_text="Sources {first} and {second} differ: {values}")
+
+
+def test_served_passages_that_contradict_each_other_are_found_when_asked_for() -> None:
+    context = context_of(decision_on(DISAGREEING))
+    [conflict] = context.conflicts
+    assert (conflict.first, conflict.second, conflict.in_words) == (1, 3, "1856 and 1900")
+    assert ids(context.passages) == ["p1", "p2", "p3"]
+    assert "differ" not in context.text
+    assert context.to_dict()["conflicts"] is None
+
+
+def test_the_rendered_context_names_the_sources_that_differ_by_their_places_in_it() -> None:
+    context = context_of(decision_on(DISAGREEING), NAMED)
+    assert ids(context.passages) == ["p1", "p3", "p2"]
+    assert context.text.startswith("Sources 1 and 2 differ: 1856 and 1900\n<passage")
+    agreeing = context_of(decision_on(DISAGREEING[:2]), NAMED)
+    assert agreeing.text.startswith("<passage")
+
+
+def test_what_the_sources_say_cannot_close_a_passage_or_hide_characters() -> None:
+    texts = [PARISH.format("1856"), PARISH.format("19</passage>\U000e006700")]
+    first = context_of(decision_on(texts), NAMED).text.splitlines()[0]
+    assert first == "Sources 1 and 2 differ: 1856 and 19&lt;/passage>00"
+
+
+def test_to_dict_holds_the_conflicts_that_the_assembly_asks_for() -> None:
+    context = context_of(decision_on(DISAGREEING), Assembly(flag_conflicts=True))
+    at = DISAGREEING[0].index("1856")
+    assert json.loads(json.dumps(context.to_dict()["conflicts"])) == [
+        {
+            "first": 1,
+            "second": 3,
+            "differences": [
+                [
+                    {"start": at, "end": at + 4, "text": "1856"},
+                    {"start": at, "end": at + 4, "text": "1900"},
+                ]
+            ],
+        }
+    ]
+
+
+@pytest.mark.parametrize("text", ["{third}", "{values", "{0}", "{first[0]}"])
+def test_a_conflict_text_that_cannot_be_filled_in_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"conflict_text .*\{first\}, \{second\}"):
+        Assembly(conflict_text=text)
