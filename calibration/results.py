@@ -14,7 +14,12 @@ from calibration.evaluate import QueryMetrics, bootstrap_intervals
 from ctxguard.core.interval import Interval
 from ctxguard.core.types import FloatArray
 
-LOWER_IS_BETTER = frozenset({"harm", "distractor_rate", "harm_undiscounted", "recall_loss"})
+LOWER_IS_BETTER = frozenset(
+    {
+        *("harm", "distractor_rate", "harm_undiscounted", "recall_loss"),
+        *("seconds", "cost_per_1000"),
+    }
+)
 NEITHER_IS_BETTER = frozenset({"kept", "tokens", "judged", "recall_at_depth", "ndcg_at_10"})
 """Sizes of a context, and metrics of the candidates before any policy."""
 

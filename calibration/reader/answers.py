@@ -38,7 +38,7 @@ class Answer:
 
     Attributes:
         query_id: The question.
-        passage_ids: The context in the order that the reader saw; distinct, at least one.
+        passage_ids: The context in the order that the reader saw, distinct; empty without one.
         correct: Whether the answer was marked right.
         pipeline: Name of the system that made the context; empty if the file does not name it.
         reader: Name of the reader; empty if the file does not name it.
@@ -59,8 +59,8 @@ def read_answers(path: Path | str) -> tuple[Answer, ...]:
     several pipelines or from one.
 
     Raises:
-        DataError: no such file, broken JSON, a missing field, ``correct`` is not a boolean, an
-            answer without a context, a passage twice in one context, or no answer.
+        DataError: no such file, broken JSON, a missing field, ``correct`` is not a boolean, a
+            passage twice in one context, or no answer.
     """
     path = Path(path)
     answers = tuple([_answer(record) for record in read_records(path, Counter())])
@@ -108,11 +108,6 @@ def of_reader(answers: Sequence[Answer], reader: str | None) -> tuple[Answer, ..
 
 def _context(record: Record) -> tuple[str, ...]:
     value = record.fields["passage_ids"]
-    if value is None or value == []:
-        raise record.error(
-            f"passage_ids is {shown(value)}: an answer without a context does not show what "
-            "passages are worth; leave the line out"
-        )
     if not isinstance(value, list):
         raise record.error(f"passage_ids is {shown(value)}; write a list of passage ids")
     ids = [
@@ -186,6 +181,8 @@ class MarkedContexts:
         n_unknown_queries: Answers left out because the labels lack their question.
         n_unanswerable: Answers left out because their question has no relevant passage, so that
             shares of relevant passages are undefined.
+        n_without_context: Answers left out because they had no context, which shows nothing of
+            what passages are worth.
     """
 
     contexts: tuple[LabelledContext, ...]
@@ -195,6 +192,7 @@ class MarkedContexts:
     top_grade: int
     n_unknown_queries: int
     n_unanswerable: int
+    n_without_context: int = 0
 
     def __len__(self) -> int:
         return len(self.contexts)
@@ -219,6 +217,7 @@ class MarkedContexts:
         left_out = (
             (self.n_unknown_queries, "of questions that the labels do not hold"),
             (self.n_unanswerable, "of questions without a relevant passage"),
+            (self.n_without_context, "without a context"),
         )
         return tuple([f"{n} answers {what} are left out" for n, what in left_out if n])
 
@@ -235,12 +234,13 @@ def mark(answers: Sequence[Answer], dataset: Dataset) -> MarkedContexts:
         )
     known = {query.query_id for query in dataset.queries}
     answerable = set(dataset.answerable)
-    usable = [answer for answer in answers if answer.query_id in answerable]
-    n_unknown = sum(answer.query_id not in known for answer in answers)
+    with_context = [answer for answer in answers if answer.passage_ids]
+    usable = [answer for answer in with_context if answer.query_id in answerable]
+    n_unknown = sum(answer.query_id not in known for answer in with_context)
     if not usable:
         raise CalibrationError(
-            f"{dataset.name}: of {len(answers)} answers, {n_unknown} are of questions that the "
-            "labels do not hold and the others of questions without a relevant passage; check "
+            f"{dataset.name}: of {len(with_context)} answers, {n_unknown} are of questions that "
+            "the labels do not hold and the others of questions without a relevant passage; check "
             "that the answers and the labels (and the split) belong together"
         )
     query_ids = tuple(sorted({answer.query_id for answer in usable}))
@@ -252,7 +252,8 @@ def mark(answers: Sequence[Answer], dataset: Dataset) -> MarkedContexts:
         query_ids=query_ids,
         top_grade=dataset.max_grade,
         n_unknown_queries=n_unknown,
-        n_unanswerable=len(answers) - len(usable) - n_unknown,
+        n_unanswerable=len(with_context) - len(usable) - n_unknown,
+        n_without_context=len(answers) - len(with_context),
     )
 
 

@@ -12,6 +12,7 @@ import typer
 import ctxguard
 from ctxguard._support.foreign_distribution import foreign_distribution
 from ctxguard.cli import (
+    answers,
     calibrate,
     compare,
     demo,
@@ -69,14 +70,27 @@ def _application(
 add_command(app, demo.demo, "demo")
 add_command(app, doctor.doctor, "doctor")
 add_command(app, index.index, "index")
-add_command(app, calibrate.calibrate, "calibrate")
-add_command(app, evaluate.evaluate, "evaluate", options=["gain"])
-add_command(app, query.query, "query", without=["run", "preset", "utility", "gain"])
+add_command(app, calibrate.calibrate, "calibrate", keys=["serving_k"])
+add_command(app, evaluate.evaluate, "evaluate", options=["gain"], keys=["route", "write_run"])
+add_command(
+    app,
+    query.query,
+    "query",
+    keys=["retriever", "route"],
+    without=["run", "preset", "utility", "gain"],
+)
 add_command(app, compare.compare, "compare")
+add_command(
+    app,
+    answers.answers,
+    "answers",
+    keys=["engine", "retriever"],
+    without=["run", "preset", "utility", "gain"],
+)
 add_command(
     app, serve.serve, "serve", options=["rerank_upstream", "rerank_protocol", "rerank_model"]
 )
-add_command(app, mcp.mcp, "mcp")
+add_command(app, mcp.mcp, "mcp", keys=["k"])
 add_command(app, monitor.monitor, "monitor")
 add_command(app, explain.explain, "explain")
 add_command(app, recalibrate.recalibrate, "recalibrate")

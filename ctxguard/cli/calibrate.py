@@ -176,7 +176,7 @@ class Calibrate(JudgeModel, System):
 def calibrate(settings: Calibrate) -> None:
     """Choose and certify a policy for each route, and measure it on held-out queries.
 
-    What you serve today, the first --serving-k passages, is shown beside the choice. It is kept
+    What you serve today, the first serving-k passages, is shown beside the choice. It is kept
     on a route where the labels show nothing better, or where no promise can be certified.
 
     Without labels a judge stands in for them, on questions of a file, of a

@@ -43,10 +43,6 @@ class Compare(PassageWorth):
     """Settings of ``ctxguard compare``."""
 
     index: IndexFolder = None
-    retriever: list[str] = setting(
-        "Retriever of your own to compare as well. Repeatable.", "MODULE:OBJECT", factory=list
-    )
-    run: list[Path] = setting("TREC run file to compare as well. Repeatable.", "FILE", factory=list)
     system: list[Path] = setting(
         "TOML file that describes a system to compare as well, under the name of the file, or "
         "the index with its reranker and ranker, as other commands read it. It may hold the "
@@ -109,8 +105,8 @@ class Compare(PassageWorth):
 def compare(settings: Compare) -> None:
     """Compare ways to rank and to cut on the same labelled queries, with paired intervals.
 
-    They rank an index, or are retrievers of your own (--retriever), TREC runs (--run) or any
-    system that a file describes (--system).
+    They rank an index, or are any systems that files describe (--system): retrievers of your own,
+    TREC runs, engines.
     Save a comparison with --out (or --json > FILE), and check a later one against it with
     --against FILE.
     """
@@ -278,23 +274,17 @@ def _systems(settings: Compare) -> tuple[System | None, dict[str, System]]:
     shared = [each for each in described.values() if not each.sources]
     systems = [(name, each) for name, each in described.items() if each.sources]
     systems += [
-        *((name, System(run=file)) for name, file in _by_name(settings.run).items()),
-        *((name.rpartition(":")[2], System(retriever=name)) for name in settings.retriever),
-        *(("index", System(index=folder)) for folder in [settings.index] if folder is not None),
+        ("index", System(index=folder)) for folder in [settings.index] if folder is not None
     ]
-    systems = [(name, each.completed(shared)) for name, each in reversed(systems)]
+    systems = [(name, each.completed(shared)) for name, each in systems]
     indexes = [each for _, each in systems if each.index is not None]
     others = [(name, each) for name, each in systems if each.index is None]
     if not indexes and not others:
-        raise typer.BadParameter(
-            "give --index, --retriever, --run or --system", param_hint="--index"
-        )
+        raise typer.BadParameter("give --index FOLDER or --system FILE", param_hint="--index")
     if len(indexes) > 1:
         raise ConfigurationError("two indexes are given: compare them in two comparisons")
     if len(dict(others)) < len(others):
-        raise ConfigurationError(
-            "two of --retriever, --run and --system have one name; rename an object or a file"
-        )
+        raise ConfigurationError("two files --system have one name; rename one")
     return next(iter(indexes), None), dict(others)
 
 

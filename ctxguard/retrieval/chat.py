@@ -98,12 +98,14 @@ class Reply(Generic[T]):
         body: The body of the reply, or the failure in words; without the key.
         input_tokens: Tokens of the prompt; None if the reply does not report them.
         output_tokens: Tokens of the reply; None if it does not report them.
+        seconds: How long the last attempt took; None if the reply was not measured.
     """
 
     verdict: T | InvalidReason
     body: str
     input_tokens: int | None = None
     output_tokens: int | None = None
+    seconds: float | None = None
 
 
 class ChatSettings(TypedDict, total=False):
@@ -254,7 +256,8 @@ class ChatClient:
         self._pacer.wait()
         self.ledger.add(calls=1, retries=self._this_thread.called)
         self._this_thread.called = True
-        self._this_thread.deadline = time.monotonic() + self._settings["timeout_seconds"]
+        self._this_thread.sent = time.monotonic()
+        self._this_thread.deadline = self._this_thread.sent + self._settings["timeout_seconds"]
         self._this_thread.bytes_left = _MAX_ANSWER_BYTES
         request.extensions["trace"] = self._bound_connection
 
@@ -297,11 +300,13 @@ class ChatClient:
 
         """
         self._this_thread.called = False
+        self._this_thread.sent = time.monotonic()
         client = self._connected()
         reply = self._completed(client, conversation, form, read)
+        body = reply.body
         if isinstance(reply.verdict, InvalidReason) and len(client.api_key) >= _SHORTEST_KEY:
-            return replace(reply, body=reply.body.replace(client.api_key, "[key]"))
-        return reply
+            body = body.replace(client.api_key, "[key]")
+        return replace(reply, body=body, seconds=time.monotonic() - self._this_thread.sent)
 
     def _completed(
         self,

@@ -112,7 +112,7 @@ def test_a_profile_without_the_route_is_refused(
     file.write_text(json.dumps(content))
     run.refused(
         *("evaluate", "--index", index, "--data", collection, "--profile", file),
-        *("--route", "lexical"),
+        system={"evaluate": {"route": "lexical"}},
         says="no policy for the route 'lexical'",
     )
 

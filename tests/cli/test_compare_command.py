@@ -42,7 +42,7 @@ def test_a_key_that_cannot_work_is_refused_with_what_mends_it(
     ("arguments", "message"),
     [
         ((), "Missing option '--data'"),
-        (("--data", "d"), "give --index, --retriever, --run or --system"),
+        (("--data", "d"), "give --index FOLDER or --system FILE"),
         (("--index", "i", "--data", "d", "--candidate", "x=lexicla"), "'lexicla' in the"),
         (("--index", "i", "--data", "d", "--against", "none.json"), "No such file"),
         (

@@ -83,8 +83,10 @@ class TestAskedForIsServed:
         (row,) = coverage(run, index, grown)["coverage"]
         document = run.read(
             *("calibrate", "--index", index, "--data", grown, "--out", tmp_path / "profile.json"),
-            *("--serving-k", K, "--json"),
-            system={"calibrate": {"held-out": 0.0, "cache": str(tmp_path / "cache")}},
+            "--json",
+            system={
+                "calibrate": {"serving-k": K, "held-out": 0.0, "cache": str(tmp_path / "cache")}
+            },
         )
         assert document["fusion"]["method"] == "ranker"
         judged = document["routes"]["hybrid"]["summary"]["judged"]["value"]

@@ -13,6 +13,7 @@ from ctxguard.profile.schema import Profile
 
 pytestmark = pytest.mark.model
 
+LEXICAL = {"evaluate": {"route": "lexical"}}
 METRICS = {
     *("recall", "precision", "mrr", "ndcg", "udcg", "udcg_strict", "harm", "distractor_rate"),
     *("harm_undiscounted", "precision_judged", "tokens"),
@@ -56,18 +57,16 @@ def shown_metrics(printed: str) -> set[str]:
 
 
 def test_the_table_shows_five_metrics_and_on_request_each(
-    run: Run, index: Path, collection: Path, tmp_path: Path
+    run: Run, index: Path, collection: Path
 ) -> None:
-    arguments = ("evaluate", "--index", index, "--data", collection, "--route", "lexical")
-    result = run.ok(*arguments)
+    arguments = ("evaluate", "--index", index, "--data", collection)
+    result = run.ok(*arguments, system=LEXICAL)
     assert "route       lexical, 100 candidates a query" in result.stdout
     assert "the first 5 passages" in result.stdout
     assert shown_metrics(result.stdout) == {"recall", "mrr", "udcg_strict", "harm", "kept"}
     assert "14 more metrics: all-metrics = true in [evaluate]" in result.stdout
     assert "\x1b" not in result.stdout
-    file = tmp_path / "all.toml"
-    file.write_text("[evaluate]\nall-metrics = true\n", encoding="utf-8")
-    result = run.ok(*arguments, "--system", file)
+    result = run.ok(*arguments, system={"evaluate": {"all-metrics": True}})
     assert shown_metrics(result.stdout) == METRICS
     assert "recall loss" in result.stdout
     assert len(result.stdout.splitlines()) <= 40
@@ -78,11 +77,11 @@ def test_queries_that_the_profile_was_calibrated_on_are_told(
 ) -> None:
     arguments = (
         *("evaluate", "--index", index, "--profile", profile),
-        *("--route", "lexical", "--json", "--data"),
+        *("--json", "--data"),
     )
-    on_train = json.loads(run(*arguments, collection / "qrels/train.tsv").stdout)
+    on_train = json.loads(run(*arguments, collection / "qrels/train.tsv", system=LEXICAL).stdout)
     assert any("calibrated on these queries" in note for note in on_train["notes"])
-    assert json.loads(run(*arguments, collection / "qrels/test.tsv").stdout)["notes"] == []
+    assert run.read(*arguments, collection / "qrels/test.tsv", system=LEXICAL)["notes"] == []
 
 
 @pytest.mark.parametrize(("added", "notes"), [(1, []), (40, ["corpus: 53% has changed"])])
@@ -181,7 +180,7 @@ def test_labels_without_a_corpus_that_find_nothing_say_so(
         {"query_id": "1", "text": "zzqx", "relevant": ["clean-piano"]},
     ]
     data = write_jsonl(tmp_path / "q.jsonl", rows)
-    result = run("evaluate", "--index", index, "--data", data, "--route", "lexical")
+    result = run("evaluate", "--index", index, "--data", data, system=LEXICAL)
     assert "no relevant passage is among the candidates of any query" in " ".join(
         result.stdout.split()
     )
@@ -202,8 +201,6 @@ def test_a_k_beyond_the_corpus_keeps_everything_and_says_so(
     ("options", "named"),
     [
         (("--k", "0"), "--k"),
-        (("--route", "sideways"), "sideways"),
-        (("--route", "hybrid+rerank"), "no reranker was given"),
         (("--frobnicate",), "--frobnicate"),
     ],
 )
@@ -211,6 +208,17 @@ def test_a_setting_that_cannot_work_is_named(
     run: Run, index: Path, collection: Path, options: tuple[str, ...], named: str
 ) -> None:
     run.refused("evaluate", "--index", index, "--data", collection, *options, says=named)
+
+
+@pytest.mark.parametrize(
+    ("route", "named"),
+    [("sideways", "sideways"), ("hybrid+rerank", "no reranker was given")],
+)
+def test_a_route_that_is_not_there_is_named(
+    run: Run, index: Path, collection: Path, route: str, named: str
+) -> None:
+    arguments = ("evaluate", "--index", index, "--data", collection)
+    run.refused(*arguments, system={"evaluate": {"route": route}}, says=named)
 
 
 def test_the_first_k_stand_beside_a_profile_under_the_same_fusion(

@@ -19,8 +19,12 @@ mcp = pytest.importorskip("mcp")
 QUERY = "what is the right way to clean my kettle"
 
 
-def words(index: Path, *more: object) -> list[str]:
-    return ["-m", "ctxguard", "mcp", "--index", str(index), *map(str, more)]
+@pytest.fixture
+def words(index: Path, tmp_path: Path) -> list[str]:
+    """A server that keeps three passages."""
+    system = tmp_path / "system.toml"
+    system.write_text("[mcp]\nk = 3", encoding="utf-8")
+    return ["-m", "ctxguard", "mcp", "--index", str(index), "--system", str(system)]
 
 
 async def searched(client: Any) -> list[str]:
@@ -32,9 +36,9 @@ async def searched(client: Any) -> list[str]:
     return [each["id"] for each in found["results"]]
 
 
-def test_an_agent_searches_over_standard_input_and_output(index: Path) -> None:
+def test_an_agent_searches_over_standard_input_and_output(words: list[str]) -> None:
     """From an index's folder to what an agent reads; nothing else is on standard output."""
-    command = mcp.StdioServerParameters(command=sys.executable, args=words(index, "-k", 3))
+    command = mcp.StdioServerParameters(command=sys.executable, args=words)
 
     async def ask() -> list[str]:
         async with mcp.Client(mcp.stdio_client(command)) as client:
@@ -46,12 +50,12 @@ def test_an_agent_searches_over_standard_input_and_output(index: Path) -> None:
 
 
 @pytest.fixture
-def served(index: Path) -> Iterator[int]:
+def served(words: list[str]) -> Iterator[int]:
     """The port of a server over HTTP."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
-    options = words(index, "-k", 3, "--http", port)
+    options = [*words, "--http", str(port)]
     process = subprocess.Popen(
         [sys.executable, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from household import write_jsonl
@@ -16,6 +17,10 @@ from tests.profiles import sufficiency_with
 pytestmark = pytest.mark.model
 
 QUESTION = "how do I clean a violin"
+
+
+def on_route(name: str) -> dict[str, Any]:
+    return {"query": {"route": name}}
 
 
 def test_kept_and_dropped_stand_with_the_reason_and_what_would_have_kept_them(
@@ -33,13 +38,13 @@ def test_kept_and_dropped_stand_with_the_reason_and_what_would_have_kept_them(
 def test_a_candidate_stands_with_what_it_was_compared_by(
     run: Run, index: Path, profile: Path
 ) -> None:
-    def figures(*options: object) -> list[str]:
-        lines = run("query", "--index", index, QUESTION, *options).stdout.splitlines()
+    def figures(*options: object, **system: Any) -> list[str]:
+        lines = run("query", "--index", index, QUESTION, *options, **system).stdout.splitlines()
         first = next(line for line in lines if line.startswith("    score "))
         return [part.split()[0] for part in first.strip().split(" · ")]
 
     assert figures() == ["score", "r"]
-    assert figures("--route", "lexical") == ["score", "r"]
+    assert figures(system=on_route("lexical")) == ["score", "r"]
     assert figures("--profile", profile)[:2] == ["score", "r"]
 
 
@@ -101,13 +106,13 @@ def test_a_profile_of_another_index_is_a_finding_and_only_its_k_applies(
 
 
 def test_one_route_can_be_asked_for(run: Run, index: Path) -> None:
-    result = run("query", "--index", index, "--route", "dense", QUESTION, "--json")
+    result = run("query", "--index", index, QUESTION, "--json", system=on_route("dense"))
     assert json.loads(result.stdout)["route"] == "dense"
 
 
 def test_unknown_words_only_are_answered_by_the_dense_leg(run: Run, index: Path) -> None:
     assert run("query", "--index", index, "zzqx wvkj").exit_code == 0
-    lexical = run.ok("query", "--index", index, "--route", "lexical", "zzqx wvkj")
+    lexical = run.ok("query", "--index", index, "zzqx wvkj", system=on_route("lexical"))
     assert "empty_retrieval" in lexical.stdout
 
 

@@ -272,9 +272,15 @@ class TestRuns:
         assert profile.fingerprint == {"engine": "2"}
 
     def test_runs_and_retrievers_are_compared_side_by_side(
-        self, run: Run, engine: str, collection: Path, trec: Path
+        self, run: Run, engine: str, collection: Path, trec: Path, tmp_path: Path
     ) -> None:
-        sources = ("--run", trec, "--retriever", f"{engine}:newer")
+        sources: list[object] = []
+        for name, source in (
+            ("newer", f'retriever = "{engine}:newer"'),
+            ("both", f'run = "{trec}"'),
+        ):
+            (tmp_path / f"{name}.toml").write_text(source, encoding="utf-8")
+            sources += ["--system", tmp_path / f"{name}.toml"]
         document = run.read("compare", *sources, "--data", collection, "-k", "2", "--json")
         assert [each["name"] for each in document["candidates"]] == ["newer", "both"]
         assert figures(document, "both")["recall"]["difference"]["value"] == 0.0

@@ -19,7 +19,7 @@ class _RepeatedKeyError(ValueError):
 
 def read_grade(content: str) -> int | InvalidReason:
     """Read a grade from the content of a reply."""
-    grade = _only_value(content, "grade")
+    grade = only_value(content, "grade")
     if isinstance(grade, InvalidReason):
         return grade
     if type(grade) is not int:  # a bool is an int to Python
@@ -33,15 +33,15 @@ def read_question(content: str) -> str | InvalidReason:
     >>> read_question('{"question": " How long? "}')
     'How long?'
     """
-    question = _only_value(content, "question")
+    question = only_value(content, "question")
     if isinstance(question, InvalidReason):
         return question
     text = " ".join(question.split()) if isinstance(question, str) else ""
     return text if 0 < len(text) <= _MOST_QUESTION_CHARS else InvalidReason.OFF_SCHEMA
 
 
-def _only_value(content: str, name: str) -> object:
-    """The value of a JSON object that has this one key, or the reason why there is none."""
+def only_value(content: str, name: str) -> object:
+    """Read the value of a JSON object that has this one key, or the reason why there is none."""
     try:
         verdict = json.loads(content, object_pairs_hook=_unrepeated)
     except _RepeatedKeyError:

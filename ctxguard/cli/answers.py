@@ -1,0 +1,244 @@
+"""``ctxguard answers``: whether the guard's contexts give better answers, on a reader of yours."""
+
+import os
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import astuple
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from rich.text import Text
+
+from ctxguard._support.settings import key, optional, optional_key, setting
+from ctxguard._support.words import count
+from ctxguard.cli import _options
+from ctxguard.cli._console import Output, check_writable, print_json
+from ctxguard.cli._inputs import read_labelled, seen_in_calibration
+from ctxguard.cli._results import by_metric
+from ctxguard.cli._system import Source, System
+from ctxguard.core.types import Mode
+from ctxguard.errors import ConfigurationError, CtxguardError
+from ctxguard.guard import ContextGuard
+from ctxguard.profile.schema import Profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from calibration.data.dataset import Dataset
+    from calibration.reader.asking import AnswerFile, ToAnswer
+    from calibration.results import Results
+    from ctxguard.retrieval.chat import ChatClient, TokenPrices
+
+_WIDE = 120
+_MEANINGS = {
+    "correct": "share of the answers that are right",
+    "kept": "passages in the context",
+    "tokens": "tokens that the reader read, as it reports them",
+    "seconds": "time of an answer",
+    "cost_per_1000": "cost of 1,000 questions at the prices",
+}
+
+
+class Answers(System):
+    """Settings of ``ctxguard answers``."""
+
+    file: Path = setting(
+        "JSONL file of the answers, as `ctxguard fit utilities` reads them; made by the first run, "
+        "and a later one goes on where it ends.",
+        "FILE",
+        argument=True,
+    )
+    data: _options.LabelledQueries
+    profile: Path = setting("Profile whose contexts are compared with today's.", "FILE")
+    reader: str | None = optional(
+        "Endpoint of the reader, with the chat completions protocol; its key is read from "
+        "OPENAI_API_KEY. Without one, what asking takes is only said.",
+        "URL",
+    )
+    model: str = setting("Dated name of the reader, as its endpoint names it.", "MODEL")
+    as_json: _options.AsJson = False
+    mark_by: Literal["contains", "exact", "judge"] = key(
+        "How answers are marked: contains or exact compare with the known answers in a question's "
+        "metadata (answers, and wrong_answers); judge asks a model, which is given the known "
+        "answers or else the relevant passages.",
+        "WAY",
+        value="contains",
+    )
+    judge_model: str | None = optional_key(
+        "Model that marks with mark-by judge.", "MODEL", default="the reader's"
+    )
+    judge_url: str | None = optional_key("Endpoint of judge-model.", "URL", default="the reader's")
+    mark: str = key(
+        "Column of the file to compare by, such as one that another tool has added: faithfulness.",
+        "COLUMN",
+        value="correct",
+    )
+    right_from: float | None = optional_key(
+        "Value of the column mark from which an answer is written as correct.", "VALUE"
+    )
+    prices: tuple[float, float] | None = optional_key(
+        "Prices of a million input and output tokens of the reader, such as [2, 8].", "LIST"
+    )
+    calls_per_second: float | None = optional_key(
+        "Most calls of the reader a second, retries included.", "N", gt=0
+    )
+    seed: _options.Seed = 0
+
+
+def answers(settings: Answers) -> None:
+    """Ask a reader each labelled question twice: with today's context and with the guard's.
+
+    Marks the answers and shows the paired difference, with tokens, cost and seconds. Today's
+    context is the retriever's first few, as shadow serves them.
+    """
+    from calibration.reader.asking import (
+        AnswerFile,
+        ask_reader,
+        compare_answers,
+        estimate,
+        questions_with_contexts,
+    )
+
+    check_writable(settings.file, "FILE")
+    output = Output(as_json=settings.as_json)
+    profile = Profile.load(settings.profile)
+    labelled = read_labelled(settings.data, "test")
+    with output.doing("opening the retriever"):
+        source = settings.open(labelled.dataset.queries)
+    labelled, _ = labelled.against(source)
+    notes = [*labelled.notes, *seen_in_calibration(labelled, profile)]
+    dataset = labelled.dataset
+    with output.passes() as begin:
+        asked = questions_with_contexts(
+            dataset.queries,
+            _guards(source, profile),
+            begin("retrieving contexts", len(dataset)),
+        )
+    file = AnswerFile(settings.file, settings.model)
+    prices = _prices(settings)
+    takes = estimate(file.waiting(asked), prices)
+    line = f"{count(takes.n_calls, 'answer')} to ask for: about {takes.tokens:,} tokens to read"
+    if takes.cost is not None:
+        line += f", about {takes.cost:.2g} at the prices given"
+    if takes.n_calls and settings.reader is None:
+        line += "; add --reader URL to ask"
+    output.note(line)
+    failed: Counter[str] = Counter()
+    with ExitStack() as stack, output.passes() as begin:
+        if takes.n_calls and settings.reader is not None:
+            client = _client(settings, settings.reader, settings.model, stack)
+            progress = begin("asking the reader", takes.n_calls)
+            failed.update(map(str, ask_reader(asked, client, file, progress).elements()))
+        if settings.mark == "correct":
+            notes += _mark(settings, asked, file, partial(_references, dataset, source), stack)
+    if takes.n_calls and settings.reader is None:
+        return
+    if settings.mark != "correct" and settings.right_from is not None:
+        file.mark_from(settings.mark, settings.right_from)
+    results = compare_answers(asked, file, column=settings.mark, prices=prices, seed=settings.seed)
+    if failed:
+        reasons = ", ".join(f"{reason} {n:,}" for reason, n in sorted(failed.items()))
+        notes.append(
+            f"{count(failed.total(), 'context')} got no valid answer ({reasons}); the next run "
+            "asks again"
+        )
+    n_left_out = len(dataset) - results.of("guard", settings.mark).mean.n
+    if n_left_out:
+        notes.append(f"{count(n_left_out, 'question')} without a mark on both sides left out")
+    _show(results, settings, output, notes)
+
+
+def _guards(source: Source, profile: Profile) -> dict[str, ContextGuard]:
+    from calibration.reader.asking import PIPELINES
+
+    depth = profile.provenance.depth
+    return {
+        name: ContextGuard(source, profile=profile, mode=mode, depth=depth)
+        for name, mode in zip(PIPELINES, (Mode.SHADOW, Mode.ENFORCE), strict=True)
+    }
+
+
+def _prices(settings: Answers) -> "TokenPrices | None":
+    from ctxguard.retrieval.chat import TokenPrices
+
+    return None if settings.prices is None else TokenPrices(*settings.prices)
+
+
+def _client(settings: Answers, url: str, model: str, stack: ExitStack) -> "ChatClient":
+    from ctxguard.retrieval.chat import ChatClient
+    from ctxguard.retrieval.usage import Ledger
+
+    prices = _prices(settings)
+    client = ChatClient(
+        model,
+        Ledger(None if prices is None else astuple(prices)),
+        base_url=url,
+        api_key=os.environ.get("OPENAI_API_KEY") or "none",
+        max_calls_per_second=settings.calls_per_second,
+    )
+    stack.callback(client.close)
+    return client
+
+
+def _mark(
+    settings: Answers,
+    asked: "list[ToAnswer]",
+    file: "AnswerFile",
+    references: "Callable[[], dict[str, str]]",
+    stack: ExitStack,
+) -> list[str]:
+    """Mark what is not marked yet, and say what could not be.
+
+    Raises:
+        ConfigurationError: a judge is named and no endpoint.
+    """
+    from calibration.reader.asking import Marker
+
+    judge, texts = None, {}
+    if settings.mark_by == "judge":
+        url = settings.judge_url or settings.reader
+        if url is None:
+            raise ConfigurationError("mark-by judge needs an endpoint: give --reader or judge-url")
+        judge = _client(settings, url, settings.judge_model or settings.model, stack)
+        texts = references()
+    n_unmarked = Marker(settings.mark_by, judge, texts).mark(asked, file)
+    if not n_unmarked:
+        return []
+    if judge is not None:
+        return [f"{count(n_unmarked, 'answer')} got no valid mark of the judge"]
+    unknown = f"{count(n_unmarked, 'answer')} without a known answer in the question's metadata"
+    return [f"{unknown}: give answers there, or mark-by judge"]
+
+
+def _references(dataset: "Dataset", source: Source) -> dict[str, str]:
+    """The texts of relevant passages by question; empty where the retriever does not hold one."""
+    from calibration.reader.asking import references
+
+    def text(passage_id: str) -> str:
+        try:
+            return source.passage(passage_id).text
+        except (KeyError, CtxguardError):
+            return ""
+
+    return references(dataset, text)
+
+
+def _show(
+    results: "Results",
+    settings: Answers,
+    output: Output,
+    notes: list[str],
+) -> None:
+    if settings.as_json:
+        print_json({"reader": settings.model, "results": results, "notes": notes})
+    else:
+        output.facts([("reader", settings.model), ("answers", str(settings.file))])
+        meanings = {settings.mark: "the mark"} | _MEANINGS if output.out.width >= _WIDE else None
+        output.out.print(by_metric(results, meanings))
+        difference = results.of("guard", settings.mark).difference
+        if difference is not None and difference.bounds is not None:
+            words = {"better": "better answers", "worse": "worse answers"}
+            outcome = words.get(difference.outcome, "no difference beyond noise")
+            output.out.print(Text(f"the guard's contexts give {outcome} on this reader"))
+    output.notes(notes)

@@ -1,0 +1,172 @@
+"""`ctxguard answers`: from labelled questions and a reader to the paired difference."""
+
+import json
+import re
+from collections.abc import Iterator
+from email.message import Message
+from pathlib import Path
+from typing import Any
+
+import pytest
+from household import SUBJECTS, TASKS, write_jsonl
+from running import Run, figures
+
+from calibration.reader.answers import read_answers
+from tests.monitor.chat_endpoint import Answer, ChatEndpoint
+
+pytestmark = pytest.mark.model
+
+READER = "reader-2026-01-01"
+
+
+class Reader(ChatEndpoint):
+    """Answers with its first source; marks by whether the reference is in the answer."""
+
+    failing = 0
+
+    def answer(self, path: str, headers: Message, request: dict[str, Any]) -> Answer:
+        scripted = bool(self.script)
+        answer = super().answer(path, headers, request)
+        if scripted:
+            return answer
+        if self.failing:
+            self.failing -= 1
+            return Answer(status=400, body='{"error": {"message": "too long"}}')
+        content = request["messages"][-1]["content"]
+        reference = re.search(r"<reference>\n(.*?)\n</reference>.*<answer>(.*)", content, re.DOTALL)
+        if reference is not None:
+            return Answer(json.dumps({"correct": reference[1] in reference[2]}))
+        return Answer(content[:300])
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    endpoint = Reader()
+    yield endpoint
+    endpoint.close()
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    """Questions whose answers are words of the passage that is relevant."""
+    return write_jsonl(
+        tmp_path / "questions.jsonl",
+        [
+            {
+                "query_id": f"{task}-{subject}",
+                "text": f"how do I {task} a {subject}",
+                "relevant": [f"{task}-{subject}"],
+                "metadata": {"answers": [TASKS[task].format(subject)], "wrong_answers": ["acid"]},
+            }
+            for task in TASKS
+            for subject in SUBJECTS[:4]
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def profile(
+    run: Run, index: Path, collection: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A profile that keeps fewer passages than are served today."""
+    file = tmp_path_factory.mktemp("calibrated") / "profile.json"
+    data = ("--index", index, "--data", collection)
+    run.ok("calibrate", *data, "--out", file, "--objective", "utility")
+    return file
+
+
+@pytest.fixture
+def asked(index: Path, profile: Path, questions: Path, tmp_path: Path) -> tuple[object, ...]:
+    return (
+        *("answers", tmp_path / "answers.jsonl", "--index", index, "--profile", profile),
+        *("--data", questions, "--model", READER),
+    )
+
+
+def test_the_answers_to_both_contexts_are_marked_and_compared(
+    run: Run, asked: tuple[object, ...], reader: Reader, tmp_path: Path
+) -> None:
+    document = run.read(*asked, "--reader", reader.url, "--json")
+    today, guard = (figures(document, name) for name in ("today", "guard"))
+    assert guard["correct"]["mean"]["n"] == guard["correct"]["difference"]["n"] == 12
+    assert today["kept"]["mean"]["value"] > guard["kept"]["mean"]["value"]
+    assert guard["tokens"]["mean"]["value"] == 300.0
+    rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    right = {(row["query_id"], row["pipeline"]): row["correct"] for row in rows}
+    assert len(right) == len(rows) == 24
+    of_guard = [mark for (_, pipeline), mark in right.items() if pipeline == "guard"]
+    assert guard["correct"]["mean"]["value"] == pytest.approx(sum(of_guard) / 12)
+    answers = read_answers(tmp_path / "answers.jsonl")
+    assert {answer.reader for answer in answers} == {READER}
+
+
+def test_a_second_run_asks_nothing_and_a_failed_answer_is_asked_again(
+    run: Run, asked: tuple[object, ...], reader: Reader
+) -> None:
+    reader.failing = 1
+    said = " ".join(run.ok(*asked, "--reader", reader.url).output.split())
+    assert "1 context got no valid answer (rejected 1); the next run asks again" in said
+    n_requests = len(reader.requests)
+    run.ok(*asked, "--reader", reader.url)
+    assert len(reader.requests) == n_requests + 1
+    result = run.ok(*asked)
+    assert len(reader.requests) == n_requests + 1
+    assert "0 answers to ask for" in result.output
+    assert "correct" in result.stdout
+
+
+def test_without_a_reader_it_says_what_asking_takes(run: Run, asked: tuple[object, ...]) -> None:
+    result = run.ok(*asked, system={"answers": {"prices": [2, 8]}})
+    said = " ".join(result.output.split())
+    assert re.search(r"\d+ answers to ask for: about [\d,]+ tokens to read, about 0\.\d+", said)
+    assert "add --reader URL" in said
+    assert "difference" not in said
+
+
+def test_a_judge_marks_by_the_relevant_passages(
+    run: Run, asked: tuple[object, ...], reader: Reader, questions: Path
+) -> None:
+    rows = [json.loads(line) for line in questions.read_text().splitlines()]
+    write_jsonl(questions, [{**row, "metadata": {}} for row in rows])
+    judged = {"answers": {"mark-by": "judge", "judge-model": "marker", "prices": [2, 8]}}
+    document = run.read(*asked, "--reader", reader.url, "--json", system=judged)
+    assert figures(document, "guard")["correct"]["mean"]["n"] == 12
+    assert figures(document, "guard")["cost_per_1000"]["mean"]["value"] == pytest.approx(
+        (2 * 300 + 8 * 8) / 1000
+    )
+    assert {request["model"] for request in reader.requests} == {READER, "marker"}
+
+
+def test_marks_of_another_tool_are_compared_and_become_right_or_wrong(
+    run: Run, asked: tuple[object, ...], reader: Reader, tmp_path: Path
+) -> None:
+    run.ok(*asked, "--reader", reader.url)
+    file = tmp_path / "answers.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    faithful = {"today": 0.7, "guard": 0.9}
+    write_jsonl(file, [{**row, "faithfulness": faithful[row["pipeline"]]} for row in rows])
+    marks = {"answers": {"mark": "faithfulness", "right-from": 0.8}}
+    document = run.read(*asked, "--json", system=marks)
+    difference = figures(document, "guard")["faithfulness"]["difference"]
+    assert (difference["value"], difference["outcome"]) == (pytest.approx(0.2), "better")
+    marked = [json.loads(line) for line in file.read_text().splitlines()]
+    assert all(row["correct"] == (row["pipeline"] == "guard") for row in marked)
+    write_jsonl(file, [{**row, "faithfulness": "high"} for row in rows])
+    run.refused(*asked, system=marks, says="faithfulness is 'high'")
+
+
+def test_questions_without_a_known_answer_cannot_be_marked_by_one(
+    run: Run, asked: tuple[object, ...], reader: Reader, questions: Path
+) -> None:
+    rows = [json.loads(line) for line in questions.read_text().splitlines()]
+    write_jsonl(questions, [{**row, "metadata": {}} for row in rows])
+    result = run(*asked, "--reader", reader.url)
+    assert result.exit_code == 1
+    assert "give known answers in the questions' metadata" in " ".join(result.stderr.split())
+
+
+def test_a_reader_that_refuses_the_key_is_one_line(
+    run: Run, asked: tuple[object, ...], reader: Reader
+) -> None:
+    reader.script.extend([Answer(status=401, body="{}")] * 24)
+    run.refused(*asked, "--reader", reader.url, says=("denied", "the next run goes on there"))
