@@ -166,9 +166,7 @@ class Service:
             )
             for _ in range(setting.monitors)
         ]
-        self._registries = [CollectorRegistry() for _ in self.monitors]
-        for monitor, registry in zip(self.monitors, self._registries, strict=True):
-            MonitorCollector(monitor, registry)
+        self.export()
         # A queue is measured by a clock that does not pass in a simulation.
         self._patch = mock.patch.object(
             budget_module, "time", SimpleNamespace(monotonic=self._clock, time=self._clock)
@@ -177,6 +175,12 @@ class Service:
 
     def _clock(self) -> float:
         return self.now
+
+    def export(self) -> None:
+        """Export the monitors, each in a registry of its own."""
+        self._registries = [CollectorRegistry() for _ in self.monitors]
+        for monitor, registry in zip(self.monitors, self._registries, strict=True):
+            MonitorCollector(monitor, registry)
 
     def close(self) -> None:
         self._patch.stop()

@@ -1,124 +1,120 @@
 """Canaries: labelled samples that a judge judges again, which show that it has changed.
 
-An endpoint may replace a model behind an unchanged name. Verdicts on the same passages then differ
-in one direction more often than in the other. Pure: no I/O, no clock, no logging.
+An endpoint may replace a model behind an unchanged name. A judge may also waver by itself, so each
+canary is judged twice more, on two days: of three verdicts on a passage that are not all the same,
+any one is as often the odd one out while the judge is the same; once it has changed, the first is.
+Pure: no I/O, no clock, no logging.
 """
 
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from itertools import product
-from typing import NamedTuple
 
 from ctxguard.monitor.judges import Judgment
 
 PER_DAY = 5
-"""Samples of a series that are judged again each day."""
-CHANGED = 100.0
-"""The e-value from which a judge counts as changed: of those that never change at most 1 in 100
-ever gets there, however long they are watched."""
+"""Samples of a series that become canaries each day."""
+TOLERATED = 0.02
+"""Share of its verdicts by which a judge may change without counting as changed."""
+CHANGED = 2e3
+"""The evidence from which a judge counts as changed: while it is the same, at least this many
+canaries (400 days) pass on average before that."""
 
-_BETS = tuple(product((1.0, -1.0), (0.5, 0.9)))
-"""Direction and size of each bet on the direction of a change."""
+_BETS = (0.5, 1.0, 1.9)
+"""Below 1 / (0.5 + TOLERATED), so that no canary takes all."""
 
 
-class Changes(NamedTuple):
-    """How the verdicts on one sample have changed since they were given first.
+def excess(first: Sequence[bool], *later: Sequence[bool]) -> float:
+    """Compare the first verdicts on some passages with two later ones on the same.
 
-    Attributes:
-        relevant: Passages that people call relevant and the judge now does too, less those that it
-            no longer does.
-        irrelevant: The same of those that people call irrelevant.
-        all: The same of all its passages, graded by people or not.
-        n: Passages with both verdicts.
-        n_same: How many of these have the same.
+    Returns:
+        The share of passages on which the first is the odd one out, less half of that on which one
+        of the others is: in [−0.5, 1], about 0 while the judge is the same; 0 without passages.
+
+    >>> excess([True, True, True, False], [False, True, True, False], [False, True, False, False])
+    0.125
     """
-
-    relevant: int
-    irrelevant: int
-    all: int
-    n: int
-    n_same: int
-
-    @classmethod
-    def of(
-        cls,
-        before: Mapping[str, Judgment],
-        now: Mapping[str, Judgment],
-        people: Mapping[str, Judgment],
-    ) -> "Changes":
-        """Compare two verdicts on each passage, by passage id.
-
-        >>> no, yes = Judgment("a", 0), Judgment("a", 1)
-        >>> Changes.of({"a": yes, "b": no}, {"a": no, "b": no}, {"a": yes})
-        Changes(relevant=-1, irrelevant=0, all=-1, n=2, n_same=1)
-        """
-        both = before.keys() & now.keys()
-        step = {one: (now[one].grade > 0) - (before[one].grade > 0) for one in both}
-        by_people = {True: 0, False: 0}
-        for one in both & people.keys():
-            by_people[people[one].grade > 0] += step[one]
-        same = sum(not each for each in step.values())
-        return cls(by_people[True], by_people[False], sum(step.values()), len(both), same)
+    found = 0.0
+    for one, second, third in zip(first, *later, strict=True):
+        if second == third != one:
+            found += 1.0
+        elif second != third:
+            found -= 0.5
+    return found / max(len(first), 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Canaries:
     """What the canaries of one series have shown so far.
 
-    While the judge is the same, its two verdicts on a sample may be swapped without anybody
-    noticing: a change to more relevant passages is as likely as one to fewer. So each direction is
-    bet on, from every moment on (the k-th change at a share of 1/(k(k+1))): a non-negative
-    martingale with mean 1 (Shafer and Vovk, "Game-Theoretic Foundations for Probability and
-    Finance", 2019), whatever share of its verdicts a judge changes by itself.
+    From every canary on, it is bet that the mean ``excess`` is above ``TOLERATED``; what these bets
+    have grown to is added up: an e-detector of Shiryaev–Roberts form (Shin, Ramdas and Rinaldo,
+    "E-detectors: a nonparametric framework for sequential change detection", NEJSDS 2024).
 
     Attributes:
-        day: Of the last canary, in days since the epoch.
+        day: Of the last new canary, in days since the epoch.
         today: How many that day had.
-        n: Samples with a change, by kind in the order of ``Changes``.
-        wealth: Of each kind and bet, what the shares that are at stake have grown to.
+        waiting: Canaries that were judged a second time and wait for a third: sample, day, and
+            whether each passage is relevant, as ``1`` or ``0``.
+        wealth: What each bet has grown to.
         changed_at: When the judge was found to have changed, in seconds since the epoch; None
             while it was not.
     """
 
     day: int = -1
     today: int = 0
-    n: tuple[int, ...] = (0, 0, 0)
-    wealth: tuple[float, ...] = (0.0,) * 3 * len(_BETS)
+    waiting: tuple[tuple[int, int, str], ...] = ()
+    wealth: tuple[float, ...] = (0.0,) * len(_BETS)
     changed_at: float | None = None
 
     @property
-    def e_value(self) -> float:
-        """Evidence that the judge has changed; about 1 or less while it has not."""
-        kept = [1.0 / (n + 1) for n in self.n for _ in _BETS]
-        return (sum(self.wealth) + sum(kept)) / len(self.wealth)
+    def evidence(self) -> float:
+        """Evidence that the judge has changed, to be compared with ``CHANGED``."""
+        return sum(self.wealth) / len(self.wealth)
 
-    def left(self, day: int) -> int:
-        """How many canaries a day still has."""
-        return PER_DAY - self.today if day == self.day else PER_DAY
+    def due(self, labelled: Sequence[int], day: int) -> list[int]:
+        """The samples to judge again now, of those labelled, in the order of preference."""
+        known, waiting = set(labelled), {one for one, _, _ in self.waiting}
+        third = [one for one, since, _ in self.waiting if since < day and one in known]
+        left = PER_DAY - self.today if day == self.day else PER_DAY
+        return third + [one for one in labelled if one not in waiting][: max(left, 0)]
 
-    def after(self, changes: Changes, day: int, now_seconds: float) -> "Canaries":
-        """The state after one more canary.
+    def after(
+        self, sample_id: int, first: Sequence[bool], now: Sequence[bool], now_seconds: float
+    ) -> "Canaries":
+        """The state after a sample was judged again.
+
+        Args:
+            sample_id: The sample.
+            first: The first verdicts on its passages.
+            now: The verdicts on the same passages now.
+            now_seconds: The present, in seconds since the epoch.
 
         >>> found = Canaries()
-        >>> for _ in range(14):
-        ...     found = found.after(Changes(-1, 0, -1, 5, 4), 1, 7.0)
+        >>> for place in range(60):
+        ...     for day in (0, 1):
+        ...         found = found.after(place, [True] * 5, [False, *[True] * 4], day * 86400.0)
         >>> found.changed_at
-        7.0
+        86400.0
         """
-        n, wealth = list(self.n), list(self.wealth)
-        for kind, change in enumerate(changes[:3]):
-            if not change:
-                continue
-            n[kind] += 1
-            share = 1.0 / (n[kind] * (n[kind] + 1))
-            for place, (direction, size) in enumerate(_BETS, kind * len(_BETS)):
-                gain = 1.0 + direction * size * math.copysign(1.0, change)
-                wealth[place] = min((wealth[place] + share) * gain, 1e100)
-        today = self.today + 1 if day == self.day else 1
-        found = replace(self, day=day, today=today, n=tuple(n), wealth=tuple(wealth))
-        is_new = found.changed_at is None and found.e_value >= CHANGED
+        day = int(now_seconds // 86_400.0)
+        second = next((said for one, _, said in self.waiting if one == sample_id), None)
+        if second is None:
+            said = "".join("01"[yes] for yes in now)
+            waiting = (*self.waiting, (sample_id, day, said))[-4 * PER_DAY :]
+            today = self.today + 1 if day == self.day else 1
+            return replace(self, day=day, today=today, waiting=waiting)
+        waiting = tuple(one for one in self.waiting if one[0] != sample_id)
+        found = replace(self, waiting=waiting)
+        if len(second) != len(now):
+            return found
+        gain = excess(first, [one == "1" for one in second], now) - TOLERATED
+        wealth = [
+            min((1.0 + held) * (1.0 + bet * gain), 1e100)
+            for held, bet in zip(self.wealth, _BETS, strict=True)
+        ]
+        found = replace(found, wealth=tuple(wealth))
+        is_new = found.changed_at is None and found.evidence >= CHANGED
         return replace(found, changed_at=now_seconds) if is_new else found
 
     def to_json(self) -> str:
@@ -133,13 +129,30 @@ class Canaries:
         (3, -1)
         """
         try:
-            day, today, n, wealth, changed_at = json.loads(text or "null")
-            found = cls(int(day), int(today), tuple(map(int, n)), tuple(map(float, wealth)))
-            is_whole = len(found.n) == 3 and len(found.wealth) == len(cls().wealth)
-            changed_at = None if changed_at is None else float(changed_at)
+            day, today, waiting, wealth, changed_at = json.loads(text or "null")
+            found = cls(
+                int(day),
+                int(today),
+                tuple((int(one), int(since), str(said)) for one, since, said in waiting),
+                tuple(map(float, wealth)),
+                None if changed_at is None else float(changed_at),
+            )
         except (TypeError, ValueError):
             return cls()
-        return replace(found, changed_at=changed_at) if is_whole else cls()
+        return found if len(found.wealth) == len(_BETS) else cls()
+
+
+def yes_or_no(
+    before: Mapping[str, Judgment], now: Mapping[str, Judgment]
+) -> tuple[list[bool], list[bool]]:
+    """Whether each passage is relevant by two verdicts, in the order of the first.
+
+    A passage without a verdict now counts as unchanged.
+    """
+    first = [one.grade > 0 for one in before.values()]
+    return first, [
+        now[name].grade > 0 if name in now else one.grade > 0 for name, one in before.items()
+    ]
 
 
 def canaries_key(series: str) -> str:

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from itertools import islice
 
 from ctxguard.errors import DataError
-from ctxguard.monitor.estimation.canaries import Canaries, Changes, canaries_key
+from ctxguard.monitor.estimation.canaries import Canaries, canaries_key, yes_or_no
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judgment
 from ctxguard.monitor.judges.verdict_text import verdicts_from_json, verdicts_to_json
 from ctxguard.monitor.judging.lease import LEASE_SECONDS
 from ctxguard.monitor.judging.sample_judge import SampleJudge
 from ctxguard.monitor.judging.settings import JudgingSettings
-from ctxguard.monitor.labels.human import HumanVerdicts, human_verdicts
 from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import SampleStore
@@ -74,9 +73,7 @@ class JudgingAgain:
         old = [one for one, is_judged in labelled.items() if is_judged]
         new.sort(key=lambda one: self._order.uniform(str(one)))
         old.sort(key=lambda one: self._of_day.uniform(f"{day} {one}"))
-        canaries = self._canaries()
-        begun = 0 if canaries.day != day else canaries.today
-        of_day = old[begun : begun + canaries.left(day)]
+        of_day = self._canaries().due(old, day)
         wanted = [*((one, True) for one in of_day), *((one, False) for one in new)]
         found = list(
             islice((one for one in wanted if now >= self._retry_at.get(one[0], now)), limit)
@@ -105,11 +102,11 @@ class JudgingAgain:
         order = (*record.served, *record.dropped)
         return [one for one in order if one in wanted or record.passage_ids[one] in before]
 
-    def judge(self, sample_id: int, record: SampleRecord, *, is_canary: bool) -> Changes | None:
+    def judge(self, sample_id: int, record: SampleRecord, *, is_canary: bool) -> tuple[int, int]:
         """Judge a sample again, and store what came of it; raises whatever the judge raises.
 
         Returns:
-            How the verdicts on a canary have changed; None for another sample.
+            Of a canary, the number of verdicts that are the same as at first, and of the others.
         """
         positions = self.positions(sample_id, record)
         verdicts = self._judge.verdicts_again(record, positions)
@@ -121,14 +118,12 @@ class JudgingAgain:
                 if name not in verdicts
             ]
             self._store.save_again(self._series, {sample_id: verdicts_to_json(verdicts, missing)})
-            return None
-        people = human_verdicts(self._store.labels([sample_id]))
-        by_people = people.get(sample_id, HumanVerdicts({}, 0)).by_passage
-        changes = Changes.of(self._before(sample_id), verdicts, by_people)
-        now = self._clock()
-        canaries = self._canaries().after(changes, int(now // _DAY_SECONDS), now)
+            return 0, 0
+        first, now = yes_or_no(self._before(sample_id), verdicts)
+        canaries = self._canaries().after(sample_id, first, now, self._clock())
         self._store.set_state(canaries_key(self._series), canaries.to_json())
-        return changes
+        same = sum(one == other for one, other in zip(first, now, strict=True))
+        return same, len(first) - same
 
     def _before(self, sample_id: int) -> dict[str, Judgment]:
         found = self._store.verdicts(self._series, [sample_id])

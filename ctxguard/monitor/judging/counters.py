@@ -94,10 +94,9 @@ class MonitorCounters:
         self._counts = Counter[tuple[str, ...]]()
         self._errors = 0
 
-    def add_canary(self, n: int, n_same: int) -> None:
+    def add_canary(self, same: int, other: int) -> None:
         """Count the verdicts on a sample that was judged again by the same judge."""
-        same, other = ("canary_verdicts", "yes"), ("canary_verdicts", "no")
-        self._add({same: n_same, other: n - n_same})
+        self._add({("canary_verdicts", "yes"): same, ("canary_verdicts", "no"): other})
 
     def add_outcome(self, outcome: JudgedAs, route: Route | None) -> None:
         """Count one claimed sample; ``route`` is None if it cannot be read."""

@@ -162,7 +162,7 @@ class JudgingWorker:
                 break
             before = self._judge.n_judged
             try:
-                changes = self._again.judge(sample_id, record, is_canary=is_canary)
+                same, other = self._again.judge(sample_id, record, is_canary=is_canary)
             except StoreError:
                 raise
             except Exception as error:
@@ -174,8 +174,8 @@ class JudgingWorker:
                     self._budget.spend(n_judged, self._cost_since())
                     self._again_calls += n_judged
             n += 1
-            if changes is not None:
-                self._counters.add_canary(changes.n, changes.n_same)
+            if is_canary:
+                self._counters.add_canary(same, other)
             if time.monotonic() - began >= _AGAIN_SECONDS:
                 break
         self._budget.settle()
