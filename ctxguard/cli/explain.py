@@ -1,28 +1,38 @@
-"""``ctxguard explain``: shows one sampled request with its verdicts and labels."""
+"""``ctxguard explain``: shows one sampled request, or the requests of a day that lost passages."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxguard._support.settings import SettingsModel, optional, setting
+from ctxguard._support.words import count
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, number, print_json, table
+from ctxguard.cli._console import NO_DATA, Output, number, print_json, table
 from ctxguard.cli._store import open_store
+from ctxguard.core.types import Mode
 from ctxguard.errors import DataError
 from ctxguard.profile.describe import describe_policy
 from ctxguard.profile.schema import Profile
 
 if TYPE_CHECKING:
     from ctxguard.monitor.explanation import ExplainedCandidate, Explanation
+    from ctxguard.monitor.mistakes import DayOfMistakes, DroppedPassage
 
 _DROPPED_SHOWN = 10
+_MISTAKES_SHOWN = 5
 
 
 class Explain(SettingsModel):
     """Settings of ``ctxguard explain``."""
 
-    request_id: str = setting("The request, as the guard knew it.", "REQUEST_ID", argument=True)
+    request_id: str = setting(
+        "The request, as the guard knew it; or a day in UTC, today, yesterday or such as "
+        "2026-11-05, for its judged requests of which relevant passages were dropped.",
+        "REQUEST_ID",
+        argument=True,
+    )
     store: _options.StoreUrl
     profile: Path | None = optional(
         "Profile that decided then: decide again by it, and show the reason of each drop.", "FILE"
@@ -36,11 +46,20 @@ def explain(settings: Explain) -> None:
 
     From the store: the query, the candidates with their scores, the judge's
     verdicts, people's labels, and the probability of its pick for labelling.
+
+    Of a day: the requests that lost most, with the passages, why each was
+    dropped, and the loss in UDCG and recall.
     """
     from ctxguard.monitor.explanation import explain_sample
+    from ctxguard.monitor.mistakes import day_named, mistakes_of
 
     output, request_id = Output(as_json=settings.as_json), settings.request_id
     loaded = None if settings.profile is None else Profile.load(settings.profile)
+    day = day_named(request_id, time.time())
+    if day is not None:
+        with open_store(settings.store) as opened:
+            _print_day(mistakes_of(opened, day, loaded), settings, output)
+        return
     with open_store(settings.store) as opened:
         explanations = [
             explain_sample(opened, one, loaded) for one in opened.samples_of(request_id)
@@ -58,6 +77,47 @@ def explain(settings: Explain) -> None:
     for explanation in explanations:
         _print(explanation, output, show_all=settings.show_all)
         output.notes(_notes(explanation, loaded))
+
+
+def _print_day(found: "DayOfMistakes", settings: Explain, output: Output) -> None:
+    notes = []
+    if settings.profile is None:
+        notes.append("with --profile drops have their reasons, and requests in shadow count too")
+    if found.unread:
+        notes.append(
+            f"{count(found.unread, 'more request')} may have lost a passage, and had less of one: "
+            "they were not read"
+        )
+    if settings.as_json:
+        print_json({**asdict(found), "notes": notes})
+        return
+    shown = found.mistakes if settings.show_all else found.mistakes[:_MISTAKES_SHOWN]
+    output.facts(
+        [
+            ("day", f"{found.day} UTC"),
+            ("judged", count(found.judged, "request")),
+            ("wrong drops", f"{count(len(found.mistakes), 'request')} lost a relevant passage"),
+        ]
+    )
+    for one in shown:
+        output.heading(one.query or one.request_id)
+        lost = f"{one.udcg_loss:.2f} UDCG, {one.recall_loss:.2f} recall"
+        in_shadow = "; in shadow: it would have been" * (one.mode is Mode.SHADOW)
+        output.facts([("request", one.request_id), ("lost", lost + in_shadow)])
+        rows = table("passage", "rank>", "P>", "grade", "why")
+        for each in one.dropped:
+            rows.add_row(
+                each.passage_id,
+                str(each.rank),
+                NO_DATA if each.probability is None else f"{each.probability:.3g}",
+                f"{each.grade} by {each.graded_by}",
+                "; kept if ".join(_why(each)),
+            )
+        output.out.print(rows)
+        output.notes([one.note] if one.note else [])
+    if len(shown) < len(found.mistakes):
+        output.note(f"{len(found.mistakes) - len(shown):,} more lost less; --all shows them")
+    output.notes(notes)
 
 
 def _notes(explanation: "Explanation", profile: "Profile | None") -> list[str]:
@@ -142,6 +202,6 @@ def _legs(legs: Mapping[str, float | None]) -> str:
     return ", ".join(f"{name} {score:.4g}" for name, score in legs.items() if score is not None)
 
 
-def _why(candidate: "ExplainedCandidate") -> list[str]:
+def _why(candidate: "ExplainedCandidate | DroppedPassage") -> list[str]:
     kept_if = " and ".join(candidate.kept_if)
     return [text for text in (candidate.reason, kept_if) if text]

@@ -9,6 +9,7 @@ In the order in which they build on each other:
     estimation   from verdicts and labels to metrics with intervals
     alarms       when a metric has left what the profile promises
     explanation  what the store knows of one request
+    mistakes     the requests of a day that lost relevant passages
     judging      the worker that has stored samples judged, and its budget
     service      Monitor, which does all of this
     export       Prometheus metrics, rules and the dashboard

@@ -173,7 +173,7 @@ def explain_sample(
         of_sample = store.picked(series, [sample_id]).get(sample_id, [])
         picked.update(one.kind.value for one in of_sample)
     labels = [label for _, label in standing(store.labels([sample_id]))]
-    decision, notes = (None, []) if record is None else _decided(record, profile)
+    decision, notes = (None, []) if record is None else decided(record, profile)
     return Explanation(
         stored,
         record,
@@ -244,8 +244,8 @@ def labels_in_words(labels: Sequence[LabelRow]) -> str:
     )
 
 
-def _decided(record: SampleRecord, profile: Profile | None) -> tuple[Decision | None, list[str]]:
-    """What the profile decides on the candidates, and what to know of that."""
+def decided(record: SampleRecord, profile: Profile | None) -> tuple[Decision | None, list[str]]:
+    """Decide on the candidates by a profile again; also return what to know of that."""
     if profile is None:
         return None, []
     policy = _policy(record, profile)
@@ -275,14 +275,14 @@ def _candidates(
     judge: Mapping[str, Judgment],
     labels: Sequence[LabelRow],
 ) -> list[ExplainedCandidate]:
-    verdicts = {} if decision is None else _by_position(decision)
+    verdicts = {} if decision is None else by_position(decision)
     served, pool = set(record.served), {*record.served, *record.dropped}
     unusable = [place for place in range(len(record.passage_ids)) if place not in pool]
     found = []
     for place in (*record.served, *record.dropped, *unusable):
         name = record.passage_ids[place]
         is_served = place in served
-        reason, kept_if = (None, ()) if is_served else _reason(verdicts.get(place))
+        why, kept_if = (None, ()) if is_served else reason(verdicts.get(place))
         outcome = "served" if is_served else "dropped" if place in pool else "unusable"
         found.append(
             ExplainedCandidate(
@@ -293,7 +293,7 @@ def _candidates(
                 legs={leg: _finite(own.scores[place]) for leg, own in record.legs.items()},
                 signals={each: _finite(own[place]) for each, own in record.signals.items()},
                 outcome=outcome,
-                reason=reason,
+                reason=why,
                 kept_if=kept_if,
                 judge=judge.get(name),
                 labels=tuple([label for label in labels if label.passage_id == name]),
@@ -302,12 +302,18 @@ def _candidates(
     return found
 
 
-def _by_position(decision: Decision) -> dict[int, Verdict]:
+def by_position(decision: Decision) -> dict[int, Verdict]:
+    """Return each candidate's verdict by its position in the ranking."""
     places = [*decision.order, *(place for place, _ in decision.set_aside)]
     return dict(zip(places, decision.verdicts, strict=True))
 
 
-def _reason(verdict: Verdict | None) -> tuple[str | None, tuple[str, ...]]:
+def reason(verdict: Verdict | None) -> tuple[str | None, tuple[str, ...]]:
+    """Say why a candidate was not served, and at which settings it would have been kept.
+
+    Returns:
+        None and nothing without a verdict.
+    """
     if verdict is None:
         return None, ()
     if verdict.reason is None:

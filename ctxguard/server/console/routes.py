@@ -12,6 +12,7 @@ from ctxguard.monitor.store import SampleStore
 from ctxguard.profile.schema import Profile
 from ctxguard.server.console.decisions import Decisions
 from ctxguard.server.console.label import Label
+from ctxguard.server.console.mistakes import WrongDrops
 from ctxguard.server.console.pages import FOLDER, Form, Pages, RefusedPage, base, go_to
 from ctxguard.server.console.sessions import Sessions
 
@@ -41,6 +42,7 @@ def console_routes(
     pages = Pages(sessions)
     decisions = Decisions(pages, store, profile)
     label = Label(pages, store, max_grade, clock)
+    wrong_drops = WrongDrops(pages, store, profile, clock)
 
     def sign_in(request: Request, form: Form) -> Response:
         home = f"{base(request)}/"
@@ -61,7 +63,9 @@ def console_routes(
         return answer
 
     def absent(_request: Request, _form: Form) -> Response:
-        raise RefusedPage(404, "No such page", "The console has two: Decisions and Label.")
+        raise RefusedPage(
+            404, "No such page", "The console has three: Decisions, Wrong drops and Label."
+        )
 
     def route(path: str, handler: Callable[[Request, Form], Response], method: str) -> Route:
         return Route(path, pages.endpoint(handler), methods=[method])
@@ -73,6 +77,7 @@ def console_routes(
         route("/", decisions.home, "GET"),
         route("/decisions", decisions.newest, "GET"),
         route("/request", decisions.one, "GET"),
+        route("/mistakes", wrong_drops.of_day, "GET"),
         route("/label", label.grade_page, "GET"),
         route("/label/pick", label.pick, "POST"),
         route("/label/grade", label.grade, "POST"),

@@ -90,12 +90,14 @@ def visitor(
 
 
 @contextmanager
-def listening(store: SampleStore) -> Iterator[str]:
+def listening(store: SampleStore, token: str | None = None) -> Iterator[str]:
     """The console's address, while a server answers there."""
     import uvicorn
 
     place = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(application(store), log_level="warning", lifespan="off"))
+    server = uvicorn.Server(
+        uvicorn.Config(application(store, token=token), log_level="warning", lifespan="off")
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [place]})
     thread.start()
     try:

@@ -1,9 +1,10 @@
 """The console in a browser: grading by keyboard, accessibility, and what a hostile passage does."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from judged_store import HOSTILE, SHOWN, WordJudge, filled, listening
@@ -38,7 +39,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SampleStore]:
     """Requests of which the judge reads a part wrongly; the passages' ids and texts are hostile."""
     folder = tmp_path_factory.mktemp("store")
     hostile = "d{}-{} ".format
-    url = filled(folder, N, misleading=0.3, ids=lambda *place: hostile(*place) + HOSTILE)
+    url = filled(folder, N, misleading=0.3, ids=lambda *place: hostile(*place) + 2 * HOSTILE)
     with SampleStore.open(url) as opened:
         yield opened
 
@@ -177,18 +178,31 @@ def test_axe_finds_no_fault_of_accessibility_on_any_page(
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe").Axe()
     opened = browser.new_page(bypass_csp=True)  # so that axe itself may run
     sample = next(iter(store.picked_samples(store.series()[0])), None)
+    day = datetime.fromtimestamp(store.newest_samples(1)[0].time_seconds, UTC).date()
     pages = [
         "/decisions",
+        "/decisions?before=1",
         "/request?id=which-shelf-holds-tool-1",
         "/request?id=none",
+        f"/mistakes?day={day}",
+        "/mistakes?day=2020-01-01&tenant=a",
+        "/mistakes?day=never",
         "/label",
-        f"/label{BEGUN}" if sample is None else f"/label{BEGUN}&sample={sample.sample_id}",
+        f"/label{BEGUN}",
+        *([] if sample is None else [f"/label{BEGUN}&sample={sample.sample_id}"]),
         f"/label/gains{BEGUN}",
         "/label/guide",
     ]
-    for one in pages:
+    with listening(store, token="a token") as closed:  # noqa: S106
+        check_with_axe(opened, axe, [closed + "/decisions", *(address + one for one in pages)])
+    opened.close()
+
+
+def check_with_axe(opened: "Page", axe: Any, addresses: Iterable[str]) -> None:
+    """Every detail of each page is opened; nothing may be wider than the window."""
+    for one in addresses:
         opened.emulate_media(color_scheme="light")
-        opened.goto(address + one)
+        opened.goto(one)
         for summary in opened.query_selector_all("summary"):
             summary.click()
         for scheme in ("light", "dark"):
@@ -199,7 +213,6 @@ def test_axe_finds_no_fault_of_accessibility_on_any_page(
                 named = [(each["id"], each["nodes"][0]["html"]) for each in found]
                 assert named == [], (one, scheme, width)
                 assert opened.evaluate("document.documentElement.scrollWidth") <= width, one
-    opened.close()
 
 
 def test_a_hostile_passage_does_nothing_in_a_browser(page: "Page", address: str) -> None:

@@ -1,0 +1,262 @@
+"""The requests of a day whose answer-bearing passages the guard dropped, largest loss first."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxguard.core.decision import Decision
+from ctxguard.core.metrics import DEFAULT_UTILITIES, strict_utilities
+from ctxguard.core.types import Mode, Verdict
+from ctxguard.errors import ConfigurationError
+from ctxguard.monitor.estimation.terms import table_of
+from ctxguard.monitor.explanation import by_position, decided, reason
+from ctxguard.monitor.labels.samples import GradedSample, graded_samples
+from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.store import SampleStore
+from ctxguard.profile.schema import Profile
+
+DAY_SECONDS = 86_400.0
+MOST_READ = 500
+"""Requests of a day, a judge and a tenant whose texts are read, those that lost most first."""
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedPassage:
+    """A relevant passage that the policy dropped.
+
+    Attributes:
+        title: Its title; empty where it has none, or none is stored.
+        text: Its text; empty where none is stored.
+        rank: In the retriever's own order, from 1.
+        grade: The grade that it got, above 0.
+        graded_by: ``people``, whose grade counts where they gave one, or the judge's series.
+        probability: P(relevant) by the profile; None without a model or a profile.
+        relative_score: Against the top of its ranking; None where scores cannot be compared, or
+            without a profile.
+        reason: Why it was dropped; None without a profile.
+        kept_if: The settings at which it would have been kept.
+    """
+
+    passage_id: str
+    title: str
+    text: str
+    rank: int
+    grade: int
+    graded_by: str
+    probability: float | None
+    relative_score: float | None
+    reason: str | None
+    kept_if: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A request with relevant passages that the policy dropped.
+
+    Attributes:
+        query: The question; None where it is not stored.
+        mode: In shadow nothing was lost: the policy would have dropped these.
+        dropped: The passages, best first.
+        n_relevant: The relevant passages among those that were judged or graded.
+        udcg_loss: Strict UDCG that the context lacks: of the same context with these at its end,
+            less its own.
+        recall_loss: Share of ``n_relevant`` that was dropped.
+        note: How the profile that gives the reasons differs from the one that decided.
+    """
+
+    request_id: str
+    time_seconds: float
+    query: str | None
+    mode: Mode
+    dropped: tuple[DroppedPassage, ...]
+    n_relevant: int
+    udcg_loss: float
+    recall_loss: float
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class DayOfMistakes:
+    """The mistakes of one day.
+
+    Attributes:
+        judged: Requests of the day that were judged, of all tenants.
+        unread: Those of them that may have lost a passage and were not read, as less is at stake.
+        mistakes: Largest loss of UDCG first, then of recall.
+    """
+
+    day: date
+    judged: int
+    unread: int
+    mistakes: tuple[Mistake, ...]
+
+
+def day_named(text: str, now_seconds: float) -> date | None:
+    """Read ``today``, ``yesterday`` or a date; None for anything else.
+
+    Args:
+        text: The name of a day in UTC.
+        now_seconds: The present, in seconds since the epoch.
+
+    >>> day_named("yesterday", 86_400.0), day_named("2026-11-05", 0.0), day_named("5.11.", 0.0)
+    (datetime.date(1970, 1, 1), datetime.date(2026, 11, 5), None)
+    """
+    today = datetime.fromtimestamp(now_seconds, UTC).date()
+    if text in ("today", "yesterday"):
+        return today - timedelta(days=text == "yesterday")
+    try:
+        return date.fromisoformat(text) if len(text) == len("2026-11-05") else None
+    except ValueError:
+        return None
+
+
+def mistakes_of(
+    store: SampleStore, day: date, profile: Profile | None, *, tenant: str | None = None
+) -> DayOfMistakes:
+    """Find the judged requests of a day whose relevant passages the policy dropped.
+
+    Requests that the guard enforced its policy on lost what it dropped. Those in shadow are decided
+    on again, and need the profile for it.
+
+    Args:
+        store: Where judgments and labels are.
+        day: In UTC.
+        profile: Gives the reasons, P(relevant) and the worth of passages; None for none.
+        tenant: As ``GradedSample.is_of_tenant`` takes it; None for all.
+
+    Raises:
+        ConfigurationError: the day lies outside of what clocks can tell.
+    """
+    try:
+        since = datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()
+    except (OverflowError, ValueError) as error:
+        raise ConfigurationError(f"{day} is no day of any clock") from error
+    judged = unread = 0
+    found: list[Mistake] = []
+    for series in store.series():
+        n_judged, ids = _suspects(store, series, since, in_shadow=profile is not None)
+        samples: list[GradedSample] = []
+        n_read = 0
+        while n_read < len(ids) and len(samples) < MOST_READ:
+            page = graded_samples(store, series, ids[n_read : n_read + MOST_READ].tolist(), {})
+            samples += [one for one in page.values() if tenant is None or one.is_of_tenant(tenant)]
+            n_read += MOST_READ
+            if tenant is None:
+                break
+        judge_top = max([1, *(one.grade for each in samples for one in each.judge.values())])
+        judged_by = _JudgedBy(series, profile, judge_top, store.top_grade() or judge_top)
+        found += filter(None, map(judged_by.mistake, samples))
+        judged, unread = judged + n_judged, unread + max(len(ids) - n_read, 0)
+    found.sort(key=lambda one: (-one.udcg_loss, -one.recall_loss, one.time_seconds))
+    return DayOfMistakes(day, judged, unread, tuple(found))
+
+
+def _suspects(
+    store: SampleStore, series: str, since: float, *, in_shadow: bool
+) -> tuple[int, NDArray[np.int64]]:
+    """Count the judged requests of a day; list those that may have lost a passage, most first."""
+    labelled = [one.sample_id for one in store.picked_samples(series) if one.n_labels]
+    n, ids, losses = 0, [np.empty(0, np.int64)], [np.empty(0)]
+    for page in store.judged_pages(series, since=since, until=since + DAY_SECONDS):
+        table = table_of(page.summaries, len(page))
+        loss = table["near_yes"] + table["far_yes"]
+        may_be = (loss > 0.0) | np.isin(page.sample_ids, labelled)
+        if in_shadow:
+            may_be |= table["yes"] != 0
+        n += len(page)
+        ids.append(page.sample_ids[may_be])
+        losses.append(loss[may_be])
+    joined = np.concatenate(ids)
+    return n, joined[np.lexsort((-joined, -np.concatenate(losses)))]
+
+
+@dataclass(frozen=True, slots=True)
+class _JudgedBy:
+    """Describes what was dropped of the samples that one judge has judged.
+
+    Attributes:
+        series: The judge's.
+        profile: As ``mistakes_of`` takes it.
+        judge_top: The highest grade of the judge's scale, as far as it was given.
+        people_top: The highest grade of people's scale.
+    """
+
+    series: str
+    profile: Profile | None
+    judge_top: int
+    people_top: int
+
+    def mistake(self, sample: GradedSample) -> Mistake | None:
+        """Describe a request; None where nothing relevant was dropped, as far as is known."""
+        record = sample.record
+        decision, notes = decided(record, self.profile)
+        parts = _kept_and_dropped(record, decision)
+        if parts is None:
+            return None
+        kept, dropped = parts
+        verdicts = {} if decision is None else by_position(decision)
+        lost = [place for place in dropped if self._grade(sample, place) > 0]
+        if not lost:
+            return None
+        n_relevant = len(lost) + sum(self._grade(sample, place) > 0 for place in kept)
+        return Mistake(
+            request_id=record.request_id,
+            time_seconds=record.time_seconds,
+            query=record.query,
+            mode=record.mode,
+            dropped=tuple([self._passage(sample, place, verdicts.get(place)) for place in lost]),
+            n_relevant=n_relevant,
+            udcg_loss=sum(
+                self._gain(sample, place) / math.log2(rank + 1)
+                for rank, place in enumerate(lost, start=len(kept) + 1)
+            ),
+            recall_loss=len(lost) / n_relevant,
+            note="; ".join(notes),
+        )
+
+    def _grade(self, sample: GradedSample, place: int) -> int:
+        """A candidate's grade, of people before the judge; 0 without one."""
+        name = sample.record.passage_ids[place]
+        verdict = sample.people.get(name) or sample.judge.get(name)
+        return 0 if verdict is None else verdict.grade
+
+    def _gain(self, sample: GradedSample, place: int) -> float:
+        """What a relevant candidate is worth."""
+        is_of_people = sample.record.passage_ids[place] in sample.people
+        [worth] = strict_utilities(
+            [self._grade(sample, place)],
+            top_grade=self.people_top if is_of_people else self.judge_top,
+            utilities=DEFAULT_UTILITIES if self.profile is None else self.profile.utilities,
+        )
+        return max(worth, 0.0)
+
+    def _passage(self, sample: GradedSample, place: int, verdict: Verdict | None) -> DroppedPassage:
+        name, passage = sample.record.passage_ids[place], sample.record.passage(place)
+        why, kept_if = reason(verdict)
+        return DroppedPassage(
+            passage_id=name,
+            title=passage.title,
+            text=passage.text,
+            rank=place + 1,
+            grade=self._grade(sample, place),
+            graded_by="people" if name in sample.people else self.series,
+            probability=None if verdict is None else verdict.probability,
+            relative_score=None if verdict is None else verdict.relative_score,
+            reason=why,
+            kept_if=kept_if,
+        )
+
+
+def _kept_and_dropped(
+    record: SampleRecord, decision: Decision | None
+) -> tuple[Sequence[int], Sequence[int]] | None:
+    """Positions that the policy kept and dropped; None where it decided nothing that is known."""
+    if record.mode is Mode.ENFORCE:
+        return record.served, record.dropped
+    if record.mode is not Mode.SHADOW or decision is None:
+        return None
+    return decision.kept, decision.order[decision.n_kept :]

@@ -1,0 +1,136 @@
+"""What the guard did wrong on a day: from served traffic to the requests that lost passages."""
+
+import time
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from live_traffic import EVERYTHING, Traffic, profile_of, serve
+from running import Run
+
+from ctxguard.core.metadata_filter import Where
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Mode
+from ctxguard.monitor import mistakes
+from ctxguard.monitor.mistakes import DayOfMistakes, mistakes_of
+from ctxguard.monitor.store import LabelRow, SampleStore
+
+PROFILE = profile_of(RatioPolicy(k=5, min_ratio=0.85))
+"""Keeps the first four of the traffic's passages."""
+YESTERDAY = datetime.now(UTC).date() - timedelta(days=1)
+REQUEST = "which-shelf-holds-tool-{}".format
+
+
+def judged(run: Run, traffic: Traffic, folder: Path) -> None:
+    labels = traffic.write_labels(folder / "truth.jsonl")
+    run.ok("monitor", "--store", traffic.url, "--judge", "labels", "--labels", labels, "--once")
+
+
+@pytest.fixture
+def traffic(run: Run, tmp_path: Path) -> Traffic:
+    """Yesterday's requests: of the first three the ranks 2, 5 and 7 are relevant, of others 2.
+
+    The guard serves the first four.
+    """
+    settings = {"profile": PROFILE, "rates": EVERYTHING, "days_ago": 1.0}
+    lost = serve(tmp_path, 3, relevant_ranks=[1, 4, 6], **settings)
+    kept = serve(tmp_path, 4, first=3, relevant_ranks=[1], **settings)
+    made = Traffic(lost.file, {**lost.relevant, **kept.relevant})
+    judged(run, made, tmp_path)
+    return made
+
+
+def of_day(traffic: Traffic, day: date = YESTERDAY, **options: object) -> DayOfMistakes:
+    with SampleStore.open(traffic.url) as store:
+        return mistakes_of(store, day, options.pop("profile", PROFILE), **options)  # type: ignore[arg-type]
+
+
+def test_requests_that_lost_relevant_passages_are_found_with_the_reason(traffic: Traffic) -> None:
+    found = of_day(traffic)
+    assert (found.judged, found.unread) == (7, 0)
+    assert {one.request_id for one in found.mistakes} == {REQUEST(n) for n in range(3)}
+    one = found.mistakes[0]
+    assert [each.rank for each in one.dropped] == [5, 7]
+    assert one.dropped[0].reason == "scored too far below the best"
+    assert one.dropped[0].kept_if == ("min_ratio ≤ 0.818",)
+    assert one.dropped[1].reason == "beyond k"
+    assert one.dropped[0].relative_score == pytest.approx(0.8187, abs=1e-3)
+    assert one.dropped[0].grade == 1
+    assert one.dropped[0].graded_by.startswith("labels ")
+    # Four were kept: these two would have stood at ranks 5 and 6.
+    assert one.udcg_loss == pytest.approx(1 / 2.585 + 1 / 2.807, abs=1e-3)
+    assert (one.n_relevant, one.recall_loss) == (3, pytest.approx(2 / 3))
+    assert of_day(traffic, YESTERDAY - timedelta(days=1)).mistakes == ()
+
+
+def test_the_grade_of_a_person_counts_before_the_judges(traffic: Traffic) -> None:
+    with SampleStore.open(traffic.url) as store:
+        for name in ("d0-4", "d0-6"):
+            store.add_labels([LabelRow(REQUEST(0), name, 0, None, "ann", time.time())], 1)
+        store.add_labels([LabelRow(REQUEST(1), "d1-4", 0, None, "ann", time.time())], 1)
+    found = of_day(traffic).mistakes
+    assert [one.request_id for one in found] == [REQUEST(2), REQUEST(1)]
+    assert [each.passage_id for each in found[1].dropped] == ["d1-6"]
+
+
+def test_a_relevant_passage_that_only_people_found_is_a_mistake(
+    run: Run, traffic: Traffic, tmp_path: Path
+) -> None:
+    out = tmp_path / "todo.jsonl"
+    run.ok("label", "export", "--store", traffic.url, "--out", out, "-n", "200", "--whole")
+    with SampleStore.open(traffic.url) as store:
+        store.add_labels([LabelRow(REQUEST(5), "d5-9", 1, None, "ann", time.time())], 1)
+    found = next(one for one in of_day(traffic).mistakes if one.request_id == REQUEST(5))
+    assert [(one.rank, one.graded_by) for one in found.dropped] == [(10, "people")]
+
+
+def test_in_shadow_the_profile_says_what_would_have_been_dropped(run: Run, tmp_path: Path) -> None:
+    made = serve(
+        *(tmp_path, 3),
+        relevant_ranks=[4],
+        rates=EVERYTHING,
+        profile=PROFILE,
+        enforce_share=1e-9,
+        days_ago=1.0,
+    )
+    judged(run, made, tmp_path)
+    found = of_day(made).mistakes
+    assert {(one.mode, one.dropped[0].rank, one.recall_loss) for one in found} == {
+        (Mode.SHADOW, 5, 1.0)
+    }
+    assert len(found) == 3
+    assert of_day(made, profile=None).mistakes == ()
+
+
+def test_of_a_tenant_only_its_own_requests_are_read(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filters = (Where(tenant="a"), Where(tenant="b"), None)
+    settings = {"profile": PROFILE, "rates": EVERYTHING, "days_ago": 1.0, "filters": filters}
+    made = serve(tmp_path, 6, relevant_ranks=[1, 4], **settings)
+    judged(run, made, tmp_path)
+    monkeypatch.setattr(mistakes, "MOST_READ", 1)
+    own = of_day(made, tenant="b")
+    assert {one.request_id for one in own.mistakes} <= {REQUEST(1), REQUEST(4)}
+    assert len(own.mistakes) == 1
+    monkeypatch.setattr(mistakes, "MOST_READ", 5)
+    assert {one.request_id for one in of_day(made, tenant="b").mistakes} == {REQUEST(1), REQUEST(4)}
+    assert (len(of_day(made).mistakes), of_day(made).unread) == (5, 1)
+
+
+def test_the_command_prints_the_day(run: Run, traffic: Traffic, tmp_path: Path) -> None:
+    PROFILE.save(tmp_path / "profile.json")
+    arguments = ("explain", "yesterday", "--store", traffic.url)
+    by_profile = ("--profile", tmp_path / "profile.json")
+    printed = run.ok(*arguments, *by_profile, columns="80").stdout
+    words = " ".join(printed.split())
+    assert "wrong drops 3 requests lost a relevant passage" in words
+    assert "which shelf holds tool 0" in words
+    assert "0.74 UDCG, 0.67 recall" in words
+    assert "scored too far below the best; kept if min_ratio ≤ 0.818" in words
+    assert max(map(len, printed.splitlines())) <= 80
+    found = run.read(*arguments, "--json")
+    assert [len(one["dropped"]) for one in found["mistakes"]] == [2, 2, 2]
+    assert "with --profile" in found["notes"][0]
+    empty = run.ok("explain", "2020-01-01", "--store", traffic.url).stdout
+    assert "0 requests lost" in " ".join(empty.split())

@@ -1,0 +1,74 @@
+"""Wrong drops: the requests of a day whose relevant passages the guard dropped."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from judged_store import HOSTILE, REQUEST, SHOWN, filled, visitor
+
+from ctxguard.core.metadata_filter import Where
+from ctxguard.monitor.store import SampleStore
+
+
+def day_of(store: SampleStore) -> str:
+    """When the traffic was served."""
+    return str(datetime.fromtimestamp(store.newest_samples(1)[0].time_seconds, UTC).date())
+
+
+def test_served_traffic_is_on_the_page_with_what_was_dropped_and_why(tmp_path: Path) -> None:
+    """The guard keeps four passages; the fifth is the relevant one."""
+    hostile = "d{}-{} ".format
+    url = filled(tmp_path, 3, relevant=4, ids=lambda *place: hostile(*place) + HOSTILE)
+    with SampleStore.open(url) as store:
+        client, day = visitor(store), day_of(store)
+        page = client.get("/console/mistakes", params={"day": day}).text
+        assert all(f"request?id={REQUEST(number)}" in page for number in range(3))
+        assert "which shelf holds tool 2" in page
+        assert "Scored too far below the best; kept if <b>min_ratio ≤ 0.818</b>." in page
+        assert '<span class="hint">rank</span> 5' in page
+        assert '<span class="hint">score / best</span> 0.819' in page
+        assert '<span class="hint">grade</span> 3 <span class="hint">by words 1</span>' in page
+        assert '<span class="hint">UDCG lost</span> 0.39' in page  # 1 / log2(6)
+        assert '<span class="hint">recall lost</span> 1.00' in page
+        assert SHOWN in page
+        assert "<img" not in page
+        yesterday = client.get("/console/mistakes").text
+        assert "No request of this day is judged" in yesterday
+        before = datetime.now(UTC).date() - timedelta(days=1)
+        assert f'value="{before}"' in yesterday
+
+
+def test_a_request_that_lost_nothing_is_not_on_the_page(tmp_path: Path) -> None:
+    with SampleStore.open(filled(tmp_path, 3, relevant=0)) as store:
+        page = visitor(store).get("/console/mistakes", params={"day": day_of(store)}).text
+    assert "None of the 3 judged requests is known to have lost one" in page
+
+
+def test_of_a_tenant_nothing_of_another_is_shown(tmp_path: Path) -> None:
+    filters = (Where(tenant="a"), Where(tenant="b"))
+    with SampleStore.open(filled(tmp_path, 4, relevant=4, filters=filters)) as store:
+        client, day = visitor(store), day_of(store)
+        asked = {"day": day, "tenant": "b"}
+        page = client.get("/console/mistakes", params=asked).text
+        assert [n for n in range(4) if REQUEST(n) in page] == [1, 3]
+        assert "&amp;tenant=b" in page or "&tenant=b" in page
+        none = client.get("/console/mistakes", params={"day": day, "tenant": "acme"}).text
+        assert "None is known of this tenant" in none
+
+
+@pytest.mark.parametrize("day", ["never", "2026-13-01", "²", "x" * 2_000])
+def test_a_day_that_is_none_is_refused(tmp_path: Path, day: str) -> None:
+    with SampleStore.open(f"sqlite:///{tmp_path / 'samples.db'}") as store:
+        page = visitor(store).get("/console/mistakes", params={"day": day})
+    assert page.status_code == 400
+    assert "Enter a date" in page.text
+
+
+@pytest.mark.parametrize("day", ["0001-01-01", "9999-12-31"])
+def test_the_first_and_the_last_day_of_the_calendar_have_no_neighbour(
+    tmp_path: Path, day: str
+) -> None:
+    with SampleStore.open(f"sqlite:///{tmp_path / 'samples.db'}") as store:
+        page = visitor(store).get("/console/mistakes", params={"day": day})
+    assert page.status_code == 200
+    assert page.text.count('class="button"') == 1
