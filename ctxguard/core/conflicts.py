@@ -23,7 +23,7 @@ MAX_ALIGNED = 20
 MAX_DIFFERENCES = 5
 """Differences that are named for a pair."""
 
-_LEAST_ALIKE = 0.4
+_LEAST_ALIKE = 0.45
 """Share of distinct words, of the passage with fewer, from which two passages are aligned."""
 
 _AROUND = 22
@@ -50,7 +50,7 @@ _LEAST_LETTERS = 4
 """Letters of a word that says what a query is about."""
 
 _COVERED = 0.75
-"""Share of those words that a passage must have to be about the query."""
+"""Share of those words, but for the ones that no passage has, from which a passage is on topic."""
 
 _REACH = 16
 """Characters between a word of the query and the number that a passage states for it."""
@@ -60,7 +60,7 @@ _MOST_STATEMENTS = 3
 
 _NUMBER = re.compile(r"\d+(?:[.,:/\u2013-]\d+)*")
 _WORD = re.compile(rf"{_NUMBER.pattern}|[^\W\d_]+")
-_DECIMAL = re.compile(r"\d+(?:\.\d+)?")
+_AMOUNT = re.compile(r"\d+(?:\.\d+)?")
 _YEAR = re.compile(r"\d{4}")
 _VERSION = re.compile(r"\d+(?:\.\d+){2,}")
 _LIST_NUMBER = re.compile(r"[ \t]*[.)](?!\d)")
@@ -136,10 +136,10 @@ def find_conflicts(query: str, texts: Sequence[str]) -> tuple[Conflict, ...]:
     """Find the pairs of texts that contradict each other.
 
     Two texts do if 22 words in a row are equal but for a number or date among them; in a near copy
-    names and other words count too. They also do if both have most of the query's words, and each
-    gives, right after the same one of them, a number that the other does not have. Numbers of
-    versions, lists and footnotes, dates on which a page was edited, numbers that are equal when
-    rounded, and spellings of one name do not count.
+    names count too, and where both have most of the query's words, others as well. They also do if
+    both have most of the query's words, and each gives, right after the same one of them, a number
+    that the other does not have. Numbers of versions, lists and footnotes, dates on which a page
+    was edited, numbers that are equal when rounded, and spellings of one name do not count.
 
     Args:
         query: The query.
@@ -155,14 +155,18 @@ def find_conflicts(query: str, texts: Sequence[str]) -> tuple[Conflict, ...]:
     words = [word for word in _WORD.findall(query.casefold()) if len(word) >= _LEAST_LETTERS]
     terms = tuple(islice(dict.fromkeys(words), _MAX_TERMS))
     passages = [_Passage(text[:MAX_CHARS], terms) for text in texts[:MAX_PASSAGES]]
+    # Words such as "when" are mostly in no passage, and say nothing of any.
+    found = len(frozenset[str]().union(*[passage.terms for passage in passages]))
+    least = max(_COVERED * found, 2)
     conflicts = []
     aligned = 0
     for (first, one), (second, other) in combinations(enumerate(passages, start=1), 2):
+        on_topic = min(len(one.terms), len(other.terms)) >= least
         differences: tuple[Difference, ...] = ()
         if aligned < MAX_ALIGNED and one.is_like(other):
             aligned += 1
-            differences = tuple(islice(_altered(one, other), MAX_DIFFERENCES))
-        if not differences and one.is_about_query and other.is_about_query:
+            differences = tuple(islice(_altered(one, other, on_topic=on_topic), MAX_DIFFERENCES))
+        if on_topic and not differences:
             differences = tuple(islice(_stated_otherwise(one, other), 1))
         if differences:
             conflicts.append(Conflict(first, second, differences))
@@ -174,9 +178,12 @@ class _Passage:
 
     def __init__(self, text: str, terms: tuple[str, ...]) -> None:
         self.text = text
-        self._terms = terms
+        # Letter by letter, so that positions stay those of the text.
+        lower = text.lower()
+        self._lower = lower if len(lower) == len(text) else text
         # White space splits text in a few passes in C, and tells whether more is worth while.
-        self._distinct = set(text.casefold().split())
+        self._distinct = set(self._lower.split())
+        self.terms = [term for term in terms if term in self._lower]
 
     def is_like(self, other: "_Passage") -> bool:
         fewer = min(len(self._distinct), len(other._distinct))
@@ -206,24 +213,13 @@ class _Passage:
         return Span(start, end, self.text[start:end])
 
     @cached_property
-    def is_about_query(self) -> bool:
-        found = sum(term in self._lower for term in self._terms)
-        return len(self._terms) > 1 and found >= _COVERED * len(self._terms)
-
-    @cached_property
     def numbers(self) -> frozenset[str]:
         return frozenset(map(_plain_number, _NUMBER.findall(self.text)))
 
     @cached_property
     def stated(self) -> dict[str, list[Span]]:
         """The numbers right after each word of the query."""
-        return {term: spans for term in self._terms if (spans := list(self._stated(term)))}
-
-    @cached_property
-    def _lower(self) -> str:
-        # Letter by letter, so that positions stay those of the text.
-        lower = self.text.lower()
-        return lower if len(lower) == len(self.text) else self.text
+        return {term: spans for term in self.terms if (spans := list(self._stated(term)))}
 
     def _stated(self, term: str) -> Iterator[Span]:
         text, at = self._lower, -1
@@ -268,6 +264,7 @@ def _stated_otherwise(one: _Passage, other: _Passage) -> Iterator[Difference]:
                 number, its_number = _plain_number(span.text), _plain_number(another.text)
                 if (
                     bool(_YEAR.fullmatch(number)) is bool(_YEAR.fullmatch(its_number))
+                    and bool(_AMOUNT.fullmatch(number)) is bool(_AMOUNT.fullmatch(its_number))
                     and number not in other.numbers
                     and its_number not in one.numbers
                     and not _rounded(number, its_number)
@@ -287,21 +284,24 @@ def _shared_runs(one: _Passage, other: _Passage) -> Iterator[_Run]:
     """Yield the runs in the order of both, each around three words that both have once."""
     words, others = one.words, other.words
     end = end_other = 0
-    for triple, start in one.triples.items():
-        first, second = start, other.triples.get(triple, -1)
+    both = one.triples.keys() & other.triples.keys()
+    for first, second in sorted([(one.triples[each], other.triples[each]) for each in both]):
         if first < end or second < end_other:
             continue
-        while first > end and second > end_other and words[first - 1] == others[second - 1]:
-            first, second = first - 1, second - 1
-        length = 0
+        back = 0
+        while first - back > end and second - back > end_other:
+            if words[first - back - 1] != others[second - back - 1]:
+                break
+            back += 1
+        length = 3
         most = min(len(words) - first, len(others) - second)
         while length < most and words[first + length] == others[second + length]:
             length += 1
-        yield _Run(first, second, length)
         end, end_other = first + length, second + length
+        yield _Run(first - back, second - back, back + length)
 
 
-def _altered(one: _Passage, other: _Passage) -> Iterator[Difference]:
+def _altered(one: _Passage, other: _Passage, *, on_topic: bool) -> Iterator[Difference]:
     """Yield where two passages that repeat each other's words contradict each other."""
     runs = list(_shared_runs(one, other))
     shared = sum(run.length for run in runs)
@@ -313,7 +313,11 @@ def _altered(one: _Passage, other: _Passage) -> Iterator[Difference]:
             before.length + after.length >= _AROUND
             and 0 < len(own) <= _MOST_WORDS
             and 0 < len(others) <= _MOST_WORDS
-            and _contradict(_Words(one, own), _Words(other, others), is_near_copy=is_near_copy)
+            and _contradict(
+                *(_Words(one, own), _Words(other, others)),
+                is_near_copy=is_near_copy,
+                on_topic=on_topic,
+            )
         ):
             yield Difference(one.span(own), other.span(others))
 
@@ -340,7 +344,7 @@ class _Words:
         self.all = self.numbers | self.names | self.others
 
 
-def _contradict(one: _Words, other: _Words, *, is_near_copy: bool) -> bool:
+def _contradict(one: _Words, other: _Words, *, is_near_copy: bool, on_topic: bool) -> bool:
     if one.numbers or other.numbers:
         own = {n for n in one.numbers if not any(_rounded(n, m) for m in other.numbers)}
         others = {n for n in other.numbers if not any(_rounded(n, m) for m in one.numbers)}
@@ -351,7 +355,9 @@ def _contradict(one: _Words, other: _Words, *, is_near_copy: bool) -> bool:
     names, other_names = one.names - other.all, other.names - one.all
     if names and other_names:
         return not _same(names, other_names)
-    if one.all & other.all or max(len(one.all), len(other.all)) > _MOST_PLAIN_WORDS:
+    if not on_topic or one.all & other.all:
+        return False
+    if max(len(one.all), len(other.all)) > _MOST_PLAIN_WORDS:
         return False
     long, other_long = ({w for w in each.all if len(w) >= _LEAST_LETTERS} for each in (one, other))
     return bool(long and other_long) and not _same(long, other_long)
@@ -375,7 +381,7 @@ def _rounded(one: str, other: str) -> bool:
     """
     if one == other:
         return True
-    if not (_DECIMAL.fullmatch(one) and _DECIMAL.fullmatch(other)):
+    if not (_AMOUNT.fullmatch(one) and _AMOUNT.fullmatch(other)):
         return False
     decimals = min(len(number.partition(".")[2]) for number in (one, other))
     return round(float(one), decimals) == round(float(other), decimals)
