@@ -50,7 +50,7 @@ $(VENV)/.packages: pyproject.toml hatch_build.py locks/torch.txt locks/all.txt
 	@touch $@
 
 # The module in C, which every environment of this checkout shares.
-$(VENV)/.run: $(VENV)/.packages $(wildcard ctxguard/_compiled/*.[ch])
+$(VENV)/.run: $(VENV)/.packages $(wildcard ctxguard/_support/_compiled/*.[ch])
 	@$(BIN)/python hatch_build.py
 	@touch $@
 

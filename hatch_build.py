@@ -1,4 +1,4 @@
-"""Builds the compiled module, ``ctxguard/_compiled``, for a wheel or in place.
+"""Builds the compiled module, ``ctxguard/_support/_compiled``, for a wheel or in place.
 
 ``python hatch_build.py`` builds it in place, as an editable install does. Compilers are tried in
 turn: ``$CC``, cc, gcc, clang, and the one that the package ziglang brings. Where none can build it,
@@ -23,7 +23,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-FOLDER = Path(__file__).parent / "ctxguard" / "_compiled"
+FOLDER = Path(__file__).parent / "ctxguard" / "_support" / "_compiled"
 NAME = "_kernels.abi3.so"
 COMPILER = "ziglang>=0.15"
 
@@ -136,7 +136,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             tag = tag if target else tag.replace(".", "_")
             build_data["tag"] = f"cp311-abi3-{tag}"
             build_data["pure_python"] = False
-            build_data["force_include"][str(into)] = f"ctxguard/_compiled/{NAME}"
+            build_data["force_include"][str(into)] = f"ctxguard/_support/_compiled/{NAME}"
 
     def finalize(self, version: str, *_: object) -> None:
         """Remove the module that the wheel holds."""

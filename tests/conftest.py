@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from ctxguard import _compiled
+from ctxguard._support import _compiled
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard.errors import ConfigurationError
 from ctxguard.resilience import breaker as breaker_module

@@ -33,7 +33,7 @@ def in_force() -> dict[str, set[str]]:
     import torch
     from threadpoolctl import threadpool_info
 
-    from ctxguard._compiled import kernels
+    from ctxguard._support._compiled import kernels
 
     libraries = [library for library in threadpool_info() if library["internal_api"] == "openblas"]
     return {

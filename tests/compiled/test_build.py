@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import hatch_build
-from ctxguard._compiled import kernels
+from ctxguard._support._compiled import kernels
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,7 +68,7 @@ def test_a_kernel_refuses_arrays_of_other_types(arguments: tuple[object, ...]) -
 
 @needs_module
 def test_a_variable_limits_the_instructions_or_switches_the_module_off() -> None:
-    shown = "from ctxguard import _compiled as c; print(getattr(c.kernels, 'processor', c.absent))"
+    shown = "from ctxguard._support import _compiled as c; print(getattr(c.kernels, 'processor', c.absent))"
     assert python(shown, CTXGUARD_PROCESSOR="plain") == "plain"
     assert python(shown, CTXGUARD_PROCESSOR="none") == "switched off by CTXGUARD_PROCESSOR=none"
 
@@ -77,11 +77,13 @@ def test_a_variable_limits_the_instructions_or_switches_the_module_off() -> None
 def test_a_wheel_brings_the_module_to_every_python_that_is_supported(tmp_path: Path) -> None:
     made = wheel(tmp_path)
     names = made.namelist()
-    assert "ctxguard/_compiled/_kernels.abi3.so" in names
+    assert "ctxguard/_support/_compiled/_kernels.abi3.so" in names
     assert not [name for name in names if name.endswith((".c", ".h"))]
     assert "-cp311-abi3-" in str(made.filename)
     made.extractall(tmp_path / "unpacked")
-    shown = "from ctxguard._compiled import kernels; print(kernels.__file__, kernels.sources)"
+    shown = (
+        "from ctxguard._support._compiled import kernels; print(kernels.__file__, kernels.sources)"
+    )
     file, sources = python(shown, PYTHONPATH=str(tmp_path / "unpacked")).split()
     assert file.startswith(str(tmp_path))
     assert sources == hatch_build.sources_digest()

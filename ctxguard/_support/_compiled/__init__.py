@@ -14,7 +14,7 @@ absent: str | None
 """Why `kernels` is None; None where it is there."""
 
 try:
-    from ctxguard._compiled import _kernels  # type: ignore[attr-defined]
+    from ctxguard._support._compiled import _kernels  # type: ignore[attr-defined]
 except ImportError as error:
     kernels, absent = None, str(error)
 else:
