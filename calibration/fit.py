@@ -18,7 +18,7 @@ from ctxguard.core.signals import (
     RANKING,
     feature_names,
     features,
-    legs_in_order,
+    legs_of,
     named_features,
 )
 from ctxguard.core.types import FloatArray, Leg, ScoreKind
@@ -208,7 +208,7 @@ def pool_features(pools: Pools) -> FloatArray:
     table = np.full((*pools.scores.shape, n_features), np.nan)
     for row, ranking in enumerate(pools.rankings()):
         n = len(ranking)
-        legs = legs_in_order(ranking, range(n))
+        legs = legs_of(ranking, range(n))
         table[row, :n] = features(legs, ranking.signals, named).T
     return table
 

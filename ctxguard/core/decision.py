@@ -6,16 +6,15 @@ P(relevant) and compares with a passage's utility (DESIGN.md §4 and §5). Pure:
 logging. It runs on every request, so verdicts are built only when they are read.
 """
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, islice, repeat
-from operator import gt, neg
+from operator import gt
 from typing import cast
 
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
-from ctxguard.core.relevance import RelevanceModel
+from ctxguard.core.relevance import ByProbability, RelevanceModel
 from ctxguard.core.scores import (
     INVALID_MAGNITUDE,
     all_valid,
@@ -25,11 +24,10 @@ from ctxguard.core.scores import (
     relative_scores,
     within_domain,
 )
-from ctxguard.core.signals import legs_in_order
+from ctxguard.core.signals import legs_of
 from ctxguard.core.types import (
     DropReason,
     Flag,
-    FloatArray,
     Ranking,
     ScoreKind,
     Threshold,
@@ -230,43 +228,34 @@ def _decide_by_utility(ranking: Ranking, policy: ExpectedUtilityPolicy) -> Decis
     # A score that is impossible for its kind is no signal of the model; it matters without one.
     garbage = problem if problem is Flag.INVALID_SCORES else None
     flags = _score_flags(set_aside, garbage) if set_aside or garbage else ()
-    probabilities = probabilities_in_order(ranking, order, policy.model) if n else None
-    if probabilities is None:
+    found = rank_by_probability(ranking, order, policy.model, policy.min_probability) if n else None
+    if found is None:
         if n:
             flags += (Flag.MISSING_SIGNALS,)
         if problem is not None and problem not in flags:  # only the scores can order them now
             flags += (problem,)
         return Decision(ranking, policy, order, min(policy.k, n), flags, set_aside)
-    # Stable, so that equal probabilities keep the order of the scores.
-    by_probability = (-probabilities).argsort(kind="stable")
-    ranked = probabilities[by_probability].tolist()
-    worthwhile = bisect_right(ranked, -policy.min_probability, key=neg)
-    n_kept = max(min(worthwhile, policy.k), min(policy.min_keep, n))
-    best_first = by_probability.tolist()
+    best_first = found.best_first.tolist()
     return Decision(
         ranking,
         policy,
         # Positions in the score order are the candidates' own if that order is as given.
         best_first if isinstance(order, range) else [order[index] for index in best_first],
-        n_kept,
+        max(min(found.n_worthwhile, policy.k), min(policy.min_keep, n)),
         flags,
         set_aside,
-        ranked,
+        found.probabilities[found.best_first].tolist(),
     )
 
 
-def probabilities_in_order(
-    ranking: Ranking, order: Sequence[int], model: RelevanceModel
-) -> FloatArray | None:
-    """Compute P(relevant) of the candidates in this order; None if the model lacks a signal."""
-    signals = ranking.signals
-    if model.signals and not isinstance(order, range):
-        rows = list(order)
-        wanted = [name for name in model.signals if name in signals]
-        if any(len(signals[name]) != len(ranking) for name in wanted):
-            return None
-        signals = {name: signals[name][rows] for name in wanted}
-    return model.probabilities(legs_in_order(ranking, order), signals)
+def rank_by_probability(
+    ranking: Ranking, order: Sequence[int], model: RelevanceModel, least: float = 0.0
+) -> ByProbability | None:
+    """Rank the candidates in this order by P(relevant); see `RelevanceModel.by_probability`."""
+    as_given = isinstance(order, range)
+    return model.by_probability(
+        legs_of(ranking, order), ranking.signals, None if as_given else order, least
+    )
 
 
 def _relative_prefix(

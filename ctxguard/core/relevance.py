@@ -1,15 +1,38 @@
-"""P(relevant) of a candidate, from a model's plain numbers. Pure; numpy alone."""
+"""P(relevant) of a candidate, from a model's plain numbers. Pure.
+
+The compiled module computes it where it is present, numpy otherwise.
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ctxguard.core.signals import NO_SIGNALS, feature_names, features, signal_of
+from ctxguard._support import _compiled
+from ctxguard.core.signals import NO_SIGNALS, feature_names, feature_rows, features, signal_of
 from ctxguard.core.trees import Trees
 from ctxguard.core.types import FloatArray, Leg, ScoreKind
 from ctxguard.errors import ConfigurationError
+
+_KINDS = dict.fromkeys(ScoreKind, 0) | {ScoreKind.RATIO: 1, ScoreKind.PROBABILITY: 2}
+"""The kinds of a leg that features put on another scale, as rank_by_probability.c numbers them."""
+
+
+class ByProbability(NamedTuple):
+    """Candidates ranked by P(relevant).
+
+    Attributes:
+        probabilities: Shape (n,), in the order in which the candidates were given.
+        best_first: Shape (n,), their indices by probability, of equal ones the first given.
+        n_worthwhile: Number of probabilities that are at least the least that was asked for.
+    """
+
+    probabilities: FloatArray
+    best_first: NDArray[np.int64]
+    n_worthwhile: int
 
 
 @dataclass(frozen=True)
@@ -76,13 +99,16 @@ class RelevanceModel:
         # The standardisation is folded into the coefficients once, not on every request.
         means, scales = np.asarray(self.means), np.asarray(self.scales)
         weights = np.asarray(self.coefficients) / scales
-        reach = None if self.clip is None else (self.clip * scales)[:, None]
+        reach = None if self.clip is None else self.clip * scales
+        bounds = None if reach is None else np.stack([means - reach, means + reach])
+        offset = float(self.intercept - weights @ means)
+        rows = feature_rows(self.legs, self.features)
         for name, value in (
             ("_signals", signals),
             ("_weights", weights),
-            ("_offset", float(self.intercept - weights @ means)),
-            ("_lowest", None if reach is None else means[:, None] - reach),
-            ("_highest", None if reach is None else means[:, None] + reach),
+            ("_offset", offset),
+            ("_bounds", bounds),
+            ("_plan", (rows, weights, offset, bounds, *Trees.plan(self.trees))),
         ):
             object.__setattr__(self, name, value)
 
@@ -95,11 +121,24 @@ class RelevanceModel:
     def probabilities(
         self, legs: Mapping[str, Leg], signals: Mapping[str, FloatArray] = NO_SIGNALS
     ) -> FloatArray | None:
-        """Compute P(relevant) of every candidate, shape (n,).
+        """Compute P(relevant) of every candidate, shape (n,); None as `by_probability`."""
+        found = self.by_probability(legs, signals)
+        return None if found is None else found.probabilities
+
+    def by_probability(
+        self,
+        legs: Mapping[str, Leg],
+        signals: Mapping[str, FloatArray] = NO_SIGNALS,
+        positions: Sequence[int] | None = None,
+        least: float = 0.0,
+    ) -> ByProbability | None:
+        """Compute P(relevant) of candidates and rank them by it.
 
         Args:
             legs: Each stage's scores, shape (n,) each.
             signals: Named signals, shape (n,) each; the model ignores those that it does not use.
+            positions: The candidates to rank, the others being no part of the list; None for all.
+            least: The least worthwhile probability.
 
         Returns:
             None if the legs are not those that the model was fitted on, carry rank only, or lack a
@@ -110,12 +149,47 @@ class RelevanceModel:
             return None
         if any(leg.kind is ScoreKind.RANK for leg in legs.values()):
             return None
-        if self.features:
-            n = len(legs[self.legs[0]].scores)
-            for name in self.signals:
-                if name not in signals or len(signals[name]) != n:
-                    return None
-        return self.from_features(features(legs, signals, self.features))
+        columns = [legs[name].scores for name in self.legs]
+        for name in self.signals:
+            if name not in signals or len(signals[name]) != len(columns[0]):
+                return None
+            columns.append(signals[name])
+        n = len(columns[0]) if positions is None else len(positions)
+        if _compiled.kernels is None or n == 0:
+            return self._by_probability(legs, signals, positions, least)
+        chosen = None if positions is None else np.array(positions, dtype=np.int64)
+        probabilities, best_first = np.empty(n), np.empty(n, dtype=np.int64)
+        kinds = bytes([_KINDS[legs[name].kind] for name in self.legs])
+        rank = _compiled.kernels.rank_by_probability
+        plan, out = self.__dict__["_plan"], (chosen, least, probabilities, best_first)
+        try:
+            n_worthwhile = rank(*plan, kinds, tuple(columns), *out)
+        except (BufferError, TypeError, ValueError):
+            # An adapter's arrays may be of another type, or a view.
+            plain = [np.ascontiguousarray(column, dtype=np.float64) for column in columns]
+            n_worthwhile = rank(*plan, kinds, tuple(plain), *out)
+        if n_worthwhile is None:
+            return None
+        return ByProbability(probabilities, best_first, n_worthwhile)
+
+    def _by_probability(
+        self,
+        legs: Mapping[str, Leg],
+        signals: Mapping[str, FloatArray],
+        positions: Sequence[int] | None,
+        least: float,
+    ) -> ByProbability | None:
+        """Compute what `by_probability` does, by numpy."""
+        if positions is not None:
+            rows = list(positions)
+            legs = {name: Leg(leg.scores[rows], leg.kind) for name, leg in legs.items()}
+            signals = {name: signals[name][rows] for name in self.signals}
+        probabilities = self.from_features(features(legs, signals, self.features))
+        if probabilities is None:
+            return None
+        # Stable, so that equal probabilities keep the order of the scores.
+        best_first = (-probabilities).argsort(kind="stable")
+        return ByProbability(probabilities, best_first, int((probabilities >= least).sum()))
 
     def from_features(self, values: FloatArray) -> FloatArray | None:
         """Compute P(relevant) of every candidate, shape (n,), from features (n_features, n).
@@ -124,7 +198,8 @@ class RelevanceModel:
             None if a feature is not finite.
         """
         own = self.__dict__
-        near = values if self.clip is None else values.clip(own["_lowest"], own["_highest"])
+        bounds = own["_bounds"]
+        near = values if bounds is None else values.clip(bounds[0, :, None], bounds[1, :, None])
         # Not a matrix product, which rounds equal candidates apart by where they stand.
         log_odds: FloatArray = np.einsum("s,sn->n", own["_weights"], near)
         log_odds += own["_offset"]

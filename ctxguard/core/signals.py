@@ -153,6 +153,16 @@ def _plan(legs: tuple[str, ...], named: tuple[str, ...]) -> _Plan:
     )
 
 
+def feature_rows(legs: tuple[str, ...], named: tuple[str, ...]) -> NDArray[np.int64]:
+    """Return the row of each feature in the block of all transforms, as the compiled module needs.
+
+    Args:
+        legs: Names of legs, sorted.
+        named: Features of named signals.
+    """
+    return _plan(legs, named).rows.astype(np.int64)
+
+
 def features(
     legs: Mapping[str, Leg],
     signals: Mapping[str, FloatArray] = NO_SIGNALS,
@@ -233,25 +243,22 @@ def _make_additive(scores: FloatArray, kind: ScoreKind) -> None:
         )
 
 
-def legs_in_order(ranking: Ranking, order: Sequence[int]) -> Mapping[str, Leg]:
+def legs_of(ranking: Ranking, order: Sequence[int]) -> Mapping[str, Leg]:
     """Return the legs of a ranking, or its own scores as the leg ``RANKING`` if it has none.
 
     If the scores carry order only, the leg is minus the logarithm of the rank.
 
     Args:
         ranking: The ranking.
-        order: Positions of the candidates to return, best first.
+        order: Positions of the usable candidates, best first.
 
     Returns:
-        Legs whose scores have the shape of ``order``.
+        Legs whose scores are in the ranking's own order.
     """
-    as_given = isinstance(order, range)
     if ranking.legs:
-        if as_given:
-            return ranking.legs
-        rows = list(order)
-        return {name: Leg(leg.scores[rows], leg.kind) for name, leg in ranking.legs.items()}
+        return ranking.legs
     if ranking.kind is ScoreKind.RANK:
-        return {RANKING: Leg(-np.log(np.arange(1, len(order) + 1)), ScoreKind.LOGIT)}
-    scores = np.array(ranking.scores, dtype=np.float64)
-    return {RANKING: Leg(scores if as_given else scores[list(order)], ranking.kind)}
+        scores = np.full(len(ranking), np.nan)
+        scores[list(order)] = -np.log(np.arange(1, len(order) + 1))
+        return {RANKING: Leg(scores, ScoreKind.LOGIT)}
+    return {RANKING: Leg(np.array(ranking.scores, dtype=np.float64), ranking.kind)}

@@ -14,7 +14,7 @@ from ctxguard.core.signals import (
     TRANSFORMS,
     feature_names,
     features,
-    legs_in_order,
+    legs_of,
     named_features,
     signal_of,
 )
@@ -165,14 +165,14 @@ class TestNamedSignals:
             features({}, {}, [name])
 
 
-class TestLegsInOrder:
+class TestLegsOf:
     def test_without_legs_the_scores_of_the_ranking_are_one(self) -> None:
         ranking = Ranking.from_hits([Hit("a", 0.2), Hit("b", 0.9)], ScoreKind.COSINE)
-        (name, own), *others = legs_in_order(ranking, [1, 0]).items()
-        assert (name, own.scores.tolist(), own.kind) == (RANKING, [0.9, 0.2], ScoreKind.COSINE)
+        (name, own), *others = legs_of(ranking, [1, 0]).items()
+        assert (name, own.scores.tolist(), own.kind) == (RANKING, [0.2, 0.9], ScoreKind.COSINE)
         assert not others
 
     def test_scores_that_carry_order_only_count_by_the_logarithm_of_their_rank(self) -> None:
         ranking = Ranking.from_hits([Hit("a"), Hit("b")], ScoreKind.RANK)
-        own = legs_in_order(ranking, range(2))[RANKING]
-        assert own.scores.tolist() == pytest.approx([0.0, -math.log(2)])
+        own = legs_of(ranking, [1, 0])[RANKING]
+        assert own.scores.tolist() == pytest.approx([-math.log(2), 0.0])

@@ -1,4 +1,4 @@
-/* What a kernel is: a function over arrays, called without the interpreter lock.
+/* What a kernel is: a function over arrays, called without the interpreter lock unless it is short.
  *
  * A kernel reads and writes the arrays that it is given and keeps nothing between calls. It takes
  * sizes from its arguments, and an array's row or a position in another array as untrusted: an index
@@ -10,19 +10,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* An argument: an array (C contiguous), an integer `n`, or a float `x`. */
-typedef struct {
+/* An argument: an array (C contiguous), a tuple of arrays, an integer `n`, or a float `x`. */
+typedef struct argument {
     union {
         void *data; /* NULL where an optional array is None */
+        const struct argument *arguments;
         int64_t n;
         double x;
     };
-    int64_t length; /* elements of the array */
+    int64_t length; /* elements of the array, or arrays of the tuple */
     int64_t width;  /* elements of a row of an array of two dimensions; 1 of one dimension */
 } argument;
 
-/* What a kernel returns instead of its result, which is not negative. */
-enum { NO_MEMORY = -1, BAD_LENGTHS = -2 };
+/* What a kernel returns instead of its result, which is not negative: a MemoryError, a ValueError,
+ * None. */
+enum { NO_MEMORY = -1, BAD_LENGTHS = -2, UNDEFINED = -3 };
 
 typedef int64_t (*kernel_function)(const argument *a);
 

@@ -6,13 +6,15 @@
 #include <string.h>
 
 /* Every kernel with the types of its arguments, one word each:
- *   f4 f8 i1 i2 i4 i8 u1 u2 u4 u8 f2   an array that is read (u1 also takes bool)
+ *   f2 f4 f8 i1 i2 i4 i8 u1 u2 u4 u8   an array that is read (u1 also takes bool)
  *   =f8 …                              an array that is written
  *   ?f8 …                              an array that is read, or None
+ *   *f8 …                              a tuple of arrays that are read
  *   n x                                an integer, a float
- * A kernel is declared where it is listed; Python calls it by its name. */
+ * A kernel of microseconds, for which giving up and taking the interpreter lock would take longer than
+ * the work, begins with `held`. Kernels are declared here, and Python calls them by their names. */
 #define KERNELS(kernel)                                                                             \
-    kernel(total, "f8 =f8")
+    kernel(rank_by_probability, "held i8 f8 x ?f8 i8 f8 u1 f8 x u1 *f8 ?i8 x =f8 =i8")
 
 #define DECLARE(name, types) int64_t name(const argument *a);
 KERNELS(DECLARE)
@@ -40,7 +42,7 @@ static int take_array(const kernel_entry *kernel, const char *type, int at, PyOb
     const int written = *type == '=';
     const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (written ? PyBUF_WRITABLE : 0);
     if (PyObject_GetBuffer(object, view, flags)) return 0;
-    type += *type == '=' || *type == '?';
+    type += !!strchr("=?*", *type);
     if (!is_type(type, view)) {
         PyErr_Format(PyExc_TypeError, "argument %d of %s has format %s of %d bytes; expected %c%c", at,
                      kernel->name, view->format ? view->format : "B", (int)view->itemsize, type[0],
@@ -55,42 +57,83 @@ static int take_array(const kernel_entry *kernel, const char *type, int at, PyOb
     return 1;
 }
 
+static const char *next_type(const char *type) {
+    type += strcspn(type, " ");
+    return type + (*type == ' ');
+}
+
+/* Room for the arrays of tuples; -1 with an error set where a tuple is none or there are too many. */
+static int64_t in_tuples(const char *type, PyObject *const *args, Py_ssize_t nargs) {
+    int64_t total = 0;
+    for (Py_ssize_t n = 0; *type && n < nargs; n++, type = next_type(type)) {
+        if (*type != '*') continue;
+        const Py_ssize_t size = PyTuple_Size(args[n]);
+        if (size < 0) {
+            PyErr_Clear();
+            PyErr_Format(PyExc_TypeError, "argument %d must be a tuple of arrays", (int)n);
+            return -1;
+        }
+        total += size;
+    }
+    return total;
+}
+
 static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     const kernel_entry *kernel = PyCapsule_GetPointer(self, NULL);
     if (!kernel) return NULL;
+    const int held = !strncmp(kernel->types, "held ", 5);
+    const char *type = kernel->types + 5 * held;
+    const int64_t room = in_tuples(type, args, nargs);
+    if (room < 0) return NULL;
     argument arguments[MOST_ARGUMENTS];
-    Py_buffer views[MOST_ARGUMENTS];
-    int n_views = 0, n = 0, taken = 1;
-    const char *type = kernel->types;
-    for (; *type && n < nargs && n < MOST_ARGUMENTS && taken; n++) {
+    Py_buffer *views = malloc((size_t)(MOST_ARGUMENTS + room) * sizeof *views);
+    argument *inner = malloc((size_t)(room + 1) * sizeof *inner), *next = inner;
+    int taken = views && inner;
+    int64_t n_views = 0, n = 0;
+    if (!taken) PyErr_NoMemory();
+    for (; taken && *type && n < nargs && n < MOST_ARGUMENTS; n++, type = next_type(type)) {
         PyObject *object = args[n];
-        arguments[n] = (argument){.length = 0};
+        argument *into = &arguments[n];
+        *into = (argument){.length = 0};
         if (*type == 'n') {
-            arguments[n].n = PyLong_AsLongLong(object);
-            taken = arguments[n].n != -1 || !PyErr_Occurred();
+            into->n = PyLong_AsLongLong(object);
+            taken = into->n != -1 || !PyErr_Occurred();
         } else if (*type == 'x') {
-            arguments[n].x = PyFloat_AsDouble(object);
-            taken = arguments[n].x != -1.0 || !PyErr_Occurred();
+            into->x = PyFloat_AsDouble(object);
+            taken = into->x != -1.0 || !PyErr_Occurred();
+        } else if (*type == '*') {
+            into->arguments = next;
+            into->length = PyTuple_Size(object);
+            for (int64_t i = 0; i < into->length && taken; i++, next++) {
+                taken = take_array(kernel, type, (int)n, PyTuple_GetItem(object, i), &views[n_views], next);
+                n_views += taken;
+            }
         } else if (*type != '?' || object != Py_None) {
-            taken = take_array(kernel, type, n, object, &views[n_views], &arguments[n]);
+            taken = take_array(kernel, type, (int)n, object, &views[n_views], into);
             n_views += taken;
         }
-        type += strcspn(type, " ");
-        type += *type == ' ';
     }
-    int64_t result = 0;
     if (taken && (*type || n < nargs)) {
         PyErr_Format(PyExc_TypeError, "%s takes (%s), and was given %d arguments", kernel->name,
                      kernel->types, (int)nargs);
         taken = 0;
     }
-    if (taken) {
+    int64_t result = 0;
+    if (taken && held) {
+        result = kernel->function(arguments);
+    } else if (taken) {
         PyThreadState *state = PyEval_SaveThread();
         result = kernel->function(arguments);
         PyEval_RestoreThread(state);
     }
     while (n_views) PyBuffer_Release(&views[--n_views]);
+    free(views);
+    free(inner);
     if (!taken) return NULL;
+    if (result == UNDEFINED) {
+        Py_IncRef(Py_None);
+        return Py_None;
+    }
     if (result == NO_MEMORY) return PyErr_NoMemory();
     if (result < 0) return PyErr_Format(PyExc_ValueError, "arrays of %s do not fit", kernel->name);
     return PyLong_FromLongLong(result);

@@ -86,6 +86,9 @@ void Py_DecRef(PyObject *object);
 int PyObject_GetBuffer(PyObject *object, Py_buffer *view, int flags);
 void PyBuffer_Release(Py_buffer *view);
 
+Py_ssize_t PyTuple_Size(PyObject *tuple);
+PyObject *PyTuple_GetItem(PyObject *tuple, Py_ssize_t at);
+
 int64_t PyLong_AsLongLong(PyObject *object);
 PyObject *PyLong_FromLongLong(long long value);
 double PyFloat_AsDouble(PyObject *object);
