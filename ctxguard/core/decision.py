@@ -37,6 +37,10 @@ from ctxguard.core.types import (
 from ctxguard.errors import ConfigurationError
 
 _UNKNOWN_RANK = 2**62
+_THRESHOLD_REASON = {
+    "ratio": DropReason.BELOW_RATIO,
+    "expected_utility": DropReason.BELOW_PROBABILITY,
+}
 _FAISS_PADDING_IDS = ("-1", -1)
 
 # Takes a third of the time of the class's own call, which is in Python.
@@ -92,14 +96,7 @@ class Decision:
         counts: dict[DropReason, int] = {}
         for _, reason in self.set_aside:
             counts[reason] = counts.get(reason, 0) + 1
-        # A prefix ends for one reason only; past k every passage is beyond k as well.
-        below = max(min(self.policy.k, len(self.order)) - self.n_kept, 0)
-        beyond = len(self.order) - self.n_kept - below
-        if below:
-            counts[self._threshold_reason] = below
-        if beyond:
-            counts[DropReason.BEYOND_K] = beyond
-        return counts
+        return counts | dropped_by_policy(self.policy, len(self.order), self.n_kept)
 
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -124,7 +121,7 @@ class Decision:
             (_threshold(("k", rank)), *others)
             for rank, others in enumerate(kept_if[within - kept :], start=within + 1)
         ]
-        reasons = (None, self._threshold_reason, DropReason.BEYOND_K)
+        reasons = (None, _THRESHOLD_REASON[policy.kind], DropReason.BEYOND_K)
         columns = zip(
             [ids[position] for position in order],
             range(1, n + 1),
@@ -150,12 +147,6 @@ class Decision:
             verdicts.append(verdict)
         return tuple(verdicts)
 
-    @property
-    def _threshold_reason(self) -> DropReason:
-        if isinstance(self.policy, ExpectedUtilityPolicy):
-            return DropReason.BELOW_PROBABILITY
-        return DropReason.BELOW_RATIO
-
     def _relative_scores(self) -> list[float] | None:
         """Compute relative scores, aligned with ``order``; None if they cannot be compared."""
         kind = self.ranking.kind
@@ -169,6 +160,14 @@ class Decision:
             return None
         temperature = self.policy.temperature if isinstance(self.policy, RatioPolicy) else 1.0
         return relative_scores(kind, scores, temperature)
+
+
+def dropped_by_policy(policy: Policy, n: int, n_kept: int) -> dict[DropReason, int]:
+    """Return how many of n usable candidates each reason dropped, if ``n_kept`` were kept."""
+    # A prefix ends for one reason only; past k every passage is beyond k as well.
+    below = max(min(policy.k, n) - n_kept, 0)
+    counts = {_THRESHOLD_REASON[policy.kind]: below, DropReason.BEYOND_K: n - n_kept - below}
+    return {reason: count for reason, count in counts.items() if count}
 
 
 def decide(ranking: Ranking, policy: Policy) -> Decision:
