@@ -8,6 +8,7 @@ columns are discrete, so a table holds every prediction. Pure: no I/O, no clock,
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -92,13 +93,18 @@ class Relevance:
         Returns:
             Shape (FOLDS, n_served, n_yes, verdict, group), the first two up to ``most_served``.
         """
-        counts = np.arange(most_served + 1)
-        n, yes, verdict, group = np.meshgrid(
-            counts, counts, np.arange(N_VERDICTS), np.arange(N_GROUPS), indexing="ij"
-        )
-        columns = _columns(*(each.ravel() for each in (verdict, group, n, yes)))
-        found: FloatArray = _logistic(columns @ self.coefficients.T).T
-        return found.reshape(len(self.coefficients), *n.shape)
+        counts = most_served + 1
+        found: FloatArray = _logistic(self.coefficients @ _all_columns(most_served).T)
+        return found.reshape(-1, counts, counts, N_VERDICTS, N_GROUPS)
+
+
+@cache
+def _all_columns(most_served: int) -> FloatArray:
+    counts = np.arange(most_served + 1)
+    n, yes, verdict, group = np.meshgrid(
+        counts, counts, np.arange(N_VERDICTS), np.arange(N_GROUPS), indexing="ij"
+    )
+    return _columns(*(each.ravel() for each in (verdict, group, n, yes)))
 
 
 def _columns(verdict: IntArray, group: IntArray, n_served: IntArray, n_yes: IntArray) -> FloatArray:

@@ -69,8 +69,12 @@ class WorkerAccounts(StorePart):
         counts, own = replace(counts, hour=present), storable(worker_id)
         if not self._add(connection, own, stored.pop(present, 0), counts, batch):
             return False
-        for hour in sorted(stored.keys() | counts.earlier.keys()):
-            self._add_earlier(connection, own, hour, counts.earlier.get(hour, 0), stored[hour])
+        earlier = [
+            {"hour": hour, "sampled": counts.earlier.get(hour, 0), "stored": stored[hour]}
+            for hour in sorted(stored.keys() | counts.earlier.keys())
+        ]
+        if earlier:
+            self._add_earlier(connection, own, earlier)
         if entries:
             self._insert(connection, entries)
         return True
@@ -162,17 +166,15 @@ class WorkerAccounts(StorePart):
         return sa.case((is_heard, _own.pending), else_=0)
 
     def _add_earlier(
-        self, connection: sa.Connection, worker_id: str, hour: int, sampled: int, stored: int
+        self, connection: sa.Connection, worker_id: str, counted: Sequence[Mapping[str, int]]
     ) -> None:
-        """Add to the row of a worker and an hour that is not the present one."""
-        zeros = {each.name: 0 for each in (*_COUNTED, _own.pending, _own.batch)}
-        counted = {"sampled": sampled, "stored": stored}
-        insert = self._database.insert(_table).values(
-            {"worker_id": worker_id, "hour": hour, **zeros, **counted}
-        )
-        added = {name: _own[name] + insert.excluded[name] for name in counted}
+        """Add to the rows of a worker and of hours that are not the present one."""
+        insert = self._database.insert(_table)
+        added = {name: _own[name] + insert.excluded[name] for name in ("sampled", "stored")}
         key = [_own.worker_id, _own.hour]
-        connection.execute(insert.on_conflict_do_update(index_elements=key, set_=added))
+        zeros = {each.name: 0 for each in (*_COUNTED, _own.pending, _own.batch)}
+        rows = [{**zeros, "worker_id": worker_id, **one} for one in counted]
+        connection.execute(insert.on_conflict_do_update(index_elements=key, set_=added), rows)
 
     def _add(
         self,
