@@ -21,7 +21,7 @@ from ctxguard.monitor.estimation.joint import RUN, SINGLE, Grades, Model, Popula
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.plan import to_label
 from ctxguard.monitor.estimation.ratio import Precision
-from ctxguard.monitor.estimation.relevance import FOLDS, Relevance
+from ctxguard.monitor.estimation.relevance import FOLDS, MISSING, YES, Relevance
 from ctxguard.monitor.estimation.sums import ClusterTerms, TermSums
 from ctxguard.monitor.estimation.terms import JudgedRequest, Metric, table_of
 from ctxguard.monitor.judges import Judgment
@@ -302,7 +302,7 @@ def test_a_labelled_sample_that_is_damaged_fails_no_report(make_context: MakeCon
 
 
 def passages(
-    verdicts: NDArray[np.bool_], truth: NDArray[np.bool_], request: NDArray[np.intp]
+    verdicts: NDArray[np.intp], truth: NDArray[np.bool_], request: NDArray[np.intp]
 ) -> Grades:
     """Passages that people graded, each by itself and with the same probability."""
     n, relevant = len(truth), truth * 1.0
@@ -312,7 +312,7 @@ def passages(
         ones,
         ones,
         ones,
-        verdicts * 1,
+        verdicts,
         relevant,
         relevant,
         0.5 - 0.5 * relevant,
@@ -322,26 +322,32 @@ def passages(
 
 def test_two_labels_are_too_few_to_borrow_from() -> None:
     """Whatever precision is asked for: the error of a rate from two is not known."""
-    says, both = np.array([True, False]), np.arange(2)
-    rates = error_rates(passages(says, says, both), both)
-    rows = joint.basis(
-        Population.of(table_of([served_row(np.array([True, False]), is_empty=False)])), MODEL
-    )
+    says, both = np.array([1, 0]), np.arange(2)
+    rates = error_rates(passages(says, says > 0, both), both)
+    rows = joint.basis(Population.of(table_of([served_row(says, is_empty=False)])), MODEL)
     sums = TermSums.of(ClusterTerms(np.repeat(rows, 50, axis=0), np.empty((50, 0))))
     assert borrowed_estimates(sums, rates, MODEL, Precision(min_n=2)) == {}
 
 
-def test_a_borrowed_precision_is_a_mean_over_requests_that_were_served_anything() -> None:
-    """Three requests in ten are served nothing; of twenty windows, three may miss the truth."""
+@pytest.mark.parametrize("refusals", [0.0, 0.25])
+def test_a_borrowed_precision_is_that_of_requests_that_were_served_anything(
+    refusals: float,
+) -> None:
+    """Three requests in ten are served nothing; of twenty windows, three may miss the truth.
+
+    The judge has no verdict on some of the passages that are not relevant.
+    """
     rng, n, held = np.random.default_rng(8), 600, 0
     for _ in range(20):
         truth = rng.random((n, 5)) < rng.beta(1.2, 0.8, n)[:, None]
         verdicts = np.where(truth, rng.random(truth.shape) < 0.85, rng.random(truth.shape) < 0.1)
+        refused = ~truth & (rng.random(truth.shape) < refusals)
+        verdict = np.where(refused, MISSING, verdicts & ~refused)
         is_empty = rng.random(n) < 0.3
         request = np.repeat(np.arange(150), 5)
-        labelled = passages(verdicts[:150].ravel(), truth[:150].ravel(), request)
+        labelled = passages(verdict[:150].ravel(), truth[:150].ravel(), request)
         rows = table_of(
-            [served_row(*row) for row in zip(verdicts[150:], is_empty[150:], strict=True)]
+            [served_row(*row) for row in zip(verdict[150:], is_empty[150:], strict=True)]
         )
         columns = joint.basis(Population.of(rows), MODEL)
         sums = TermSums.of(ClusterTerms(columns, np.empty((len(columns), 0))))
@@ -355,7 +361,10 @@ def test_a_borrowed_precision_is_a_mean_over_requests_that_were_served_anything(
 MODEL = Model.of(Relevance(np.zeros((FOLDS, 9))), 5)
 
 
-def served_row(grades: NDArray[np.bool_], is_empty: bool) -> bytes:
-    given = () if is_empty else tuple(grades.astype(int).tolist())
-    utilities = tuple(1.0 if grade else -0.5 for grade in given)
-    return JudgedRequest(1.0, given, utilities, None, 0.0, None, 0.0, 0.0).to_row()
+def served_row(verdicts: NDArray[np.intp], is_empty: bool) -> bytes:
+    given = () if is_empty else tuple(verdicts.tolist())
+    grades = tuple([int(verdict == YES) for verdict in given])
+    missing = tuple([place for place, verdict in enumerate(given) if verdict == MISSING])
+    utilities = tuple([1.0 if grade else -0.5 for grade in grades])
+    request = JudgedRequest(1.0, grades, utilities, None, 0.0, None, 0.0, 0.0, missing=missing)
+    return request.to_row()

@@ -5,6 +5,7 @@ specificity are the same. The grades that people would give may differ. Pure: no
 logging.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +13,14 @@ import numpy as np
 from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation import joint
 from ctxguard.monitor.estimation.joint import Grades, Model
-from ctxguard.monitor.estimation.ratio import BORROWED, Estimate, Precision, shown
-from ctxguard.monitor.estimation.relevance import MISSING, YES, IntArray
+from ctxguard.monitor.estimation.ratio import (
+    BORROWED,
+    Estimate,
+    Precision,
+    degrees_of_freedom,
+    shown,
+)
+from ctxguard.monitor.estimation.relevance import YES, IntArray
 from ctxguard.monitor.estimation.sums import TermSums
 from ctxguard.monitor.estimation.terms import Metric
 
@@ -27,17 +34,17 @@ _LEAST_POWER = 0.3
 class BorrowedRates(NamedTuple):
     """How often a judge calls passages relevant, by the grades of people.
 
+    A served passage that it refused to judge is one that it did not call relevant.
+
     Attributes:
         sensitivity: Share of the relevant passages that it calls relevant.
         false_yes: The same of the others.
-        covariance: Shape (2, 2), of these two.
-        n: Labelled clusters.
+        errors: Shape (n, 2), the error that each labelled cluster adds to these two.
     """
 
     sensitivity: float
     false_yes: float
-    covariance: FloatArray
-    n: int
+    errors: FloatArray
 
 
 def error_rates(grades: Grades, cluster: IntArray) -> BorrowedRates | None:
@@ -51,9 +58,10 @@ def error_rates(grades: Grades, cluster: IntArray) -> BorrowedRates | None:
         None if no passage, or every one, is relevant.
     """
     # What is borrowed is about served passages; a dropped one may stand for many.
-    own = grades.weight * (grades.rank > 0)
-    frames = np.bincount(grades.frame, own, 2) / np.bincount(grades.frame, minlength=2).clip(1)
-    weight = own / frames[grades.frame].clip(1e-300) * (grades.verdict != MISSING)
+    is_served = grades.rank > 0
+    total = np.bincount(grades.frame, grades.weight * is_served, 2)
+    frames = total / np.bincount(grades.frame[is_served], minlength=2).clip(1)
+    weight = grades.weight / frames[grades.frame].clip(1e-300) * is_served
     is_yes = (grades.verdict == YES) * 1.0
     shares, rates = [], []
     for is_kind in (grades.relevant > 0.0, grades.relevant <= 0.0):
@@ -64,7 +72,8 @@ def error_rates(grades: Grades, cluster: IntArray) -> BorrowedRates | None:
         shares.append(own / own.sum() * (is_yes - rates[-1]))
     n = int(cluster.max(initial=-1)) + 1
     errors = np.column_stack([np.bincount(cluster[grades.request], one, n) for one in shares])
-    return BorrowedRates(rates[0], rates[1], errors.T @ errors * n / max(n - 2, 1), n)
+    scale = math.sqrt(n / max(n - 2, 1))
+    return BorrowedRates(rates[0], rates[1], np.asarray(errors * scale, np.float64))
 
 
 def borrowed_estimates(
@@ -89,7 +98,7 @@ def borrowed_estimates(
         labels or judged requests, or if the judge can hardly tell relevant passages from others.
     """
     enough = max(precision.min_n, _LEAST_LABELS)
-    if rates is None or rates.n < enough or sums.n < precision.min_n:
+    if rates is None or len(rates.errors) < enough or sums.n < precision.min_n:
         return {}
     power = rates.sensitivity - rates.false_yes
     if power < _LEAST_POWER:
@@ -113,14 +122,16 @@ def borrowed_estimates(
         squares = ratio.aa - 2.0 * value * ratio.ab + value * value * ratio.bb
         y, whole = (float(one @ sums.totals) / ratio.b for one in (relevant, all_seen))
         slope = of_relevant / power * np.array([-y, y - whole])
+        errors = rates.errors @ slope
+        errors = errors[errors != 0.0]
         variance = max(squares, 0.0) * ratio.n / (ratio.n - 1) / ratio.b**2
         found[metric] = shown(
             metric,
             value,
-            variance + float(slope @ rates.covariance @ slope),
-            df=rates.n - 2.0,
-            n=rates.n,
-            effective=float(rates.n),
+            variance + float(errors @ errors),
+            df=(degrees_of_freedom(errors) if len(errors) > 1 else 0.0) - 4.0,
+            n=len(rates.errors),
+            effective=float(len(rates.errors)),
             method=BORROWED,
             precision=precision,
         )
