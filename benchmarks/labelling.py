@@ -27,8 +27,8 @@ from rich.table import Table
 from ctxguard.core.types import DEFAULT_K, FloatArray
 from ctxguard.monitor.estimation import draw, joint
 from ctxguard.monitor.estimation.joint import Grades, Model, Opened, Population
-from ctxguard.monitor.estimation.live import QUOTIENTS
-from ctxguard.monitor.estimation.ratio import Estimate, Precision, corrected_estimate
+from ctxguard.monitor.estimation.live import joint_estimates
+from ctxguard.monitor.estimation.ratio import DEFAULT_PRECISION, Estimate
 from ctxguard.monitor.estimation.relevance import (
     FAR,
     FOLDS,
@@ -51,10 +51,10 @@ _REQUESTS = 3_000
 _DROPPED_RATE, _POOL_RATE = 0.2, 0.05
 _GAIN, _HARM = 1.0, 0.5
 _IS_NEAR = np.arange(_DEPTH - DEFAULT_K) < NEAR_DROPPED
-_SHOW_ALL = Precision(min_n=2)
-"""Every interval counts, also those that a monitor would not show yet."""
-_COVERAGE_BAR = (0.92, 0.99)
-"""For 300 months; their error is 1.3 points."""
+_LEAST_COVERAGE = 0.92
+"""Of 300 months; their error is 1.3 points."""
+_LEAST_SHOWN = 0.1
+"""What fewer months show says nothing of coverage."""
 
 
 @dataclass(frozen=True)
@@ -288,25 +288,9 @@ def estimates(
     _, model = joint.fitted_model(grades, labelled, fold, DEFAULT_K)
     columns = joint.basis(population, model)
     sums = TermSums.of(ClusterTerms(columns, np.empty((len(columns), 0))))
-    correction = joint.corrected(sums.totals, (grades, runs), labelled, fold, model)
-    reach = model.gain * float(columns[:, joint.DISCOUNTED].mean())
-    found = {}
-    for metric in METRICS:
-        numerator, denominator = QUOTIENTS[metric]
-        errors, b = np.zeros(1), denominator
-        if len(denominator) == joint.N_QUANTITIES:
-            errors, b = correction.residuals @ denominator, denominator @ correction.coefficients
-        of_rank = metric is Metric.MRR
-        found[metric] = corrected_estimate(
-            metric,
-            sums.combined(numerator @ correction.coefficients, b),
-            (correction.residuals @ numerator, errors),
-            n=n,
-            effective=correction.n_opened if of_rank else n,
-            bounds=(-reach, reach) if metric is Metric.UDCG else (0.0, 1.0),
-            precision=_SHOW_ALL,
-        )
-    return found
+    return joint_estimates(
+        sums, (grades, runs), (labelled, fold, np.arange(n)), model, DEFAULT_PRECISION
+    )
 
 
 def _reciprocal_rank(served: BoolArray) -> FloatArray:
@@ -318,32 +302,48 @@ class Outcome:
     """One metric of one case over all months.
 
     Attributes:
+        shown: Share of the months with an estimate; the other numbers are of these, and None if
+            they are fewer than a tenth.
         coverage: Share of the intervals that hold the truth.
         half_width: Mean.
         deviation: Root mean square of the estimates less the truth.
         bias: Mean of the same.
+        text: Half-width and coverage for a table.
     """
 
     truth: float
-    coverage: float
-    half_width: float
-    deviation: float
-    bias: float
+    shown: float
+    coverage: float | None = None
+    half_width: float | None = None
+    deviation: float | None = None
+    bias: float | None = None
+    text: str = "–"
 
 
 def outcomes(case: Case, months: Sequence[Month]) -> dict[str, Outcome]:
     """Summarise the months of a case by metric."""
     found = {}
     for metric, truth in truths(replace(case, whole=False, is_misled=False)).items():
-        shown = [one.estimates[metric] for one in months]
-        ends = [(one.lower or 0.0, one.value or 0.0, one.upper or 0.0) for one in shown]
+        estimated = [one.estimates[metric] for one in months]
+        ends = [
+            (one.lower, one.value, one.upper)
+            for one in estimated
+            if one.lower is not None and one.value is not None and one.upper is not None
+        ]
+        found[metric.value] = Outcome(truth, share := len(ends) / len(months))
+        if share < _LEAST_SHOWN:
+            continue
         off = np.array([value - truth for _, value, _ in ends])
+        coverage = fmean(lower - 1e-9 <= truth <= upper + 1e-9 for lower, _, upper in ends)
+        half_width = fmean((upper - lower) / 2.0 for lower, _, upper in ends)
         found[metric.value] = Outcome(
-            truth=truth,
-            coverage=fmean(lower - 1e-9 <= truth <= upper + 1e-9 for lower, _, upper in ends),
-            half_width=fmean((upper - lower) / 2.0 for lower, _, upper in ends),
+            truth,
+            share,
+            coverage,
+            half_width,
             deviation=float(np.sqrt(np.mean(off**2))),
             bias=float(off.mean()),
+            text=f"{half_width:.3f} ({coverage:.0%})",
         )
     return found
 
@@ -366,7 +366,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         months = [month(case, options.seed + number) for number in range(options.months)]
         own = outcomes(case, months)
-        refuted += sum(one.coverage < _COVERAGE_BAR[0] for one in own.values())
+        refuted += sum((one.coverage or 1.0) < _LEAST_COVERAGE for one in own.values())
         grades, questions = (
             fmean(getattr(one, name) for one in months) for name in ("grades", "questions")
         )
@@ -374,17 +374,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case.name,
             f"{grades:.0f}",
             f"{questions:.0f}",
-            *(
-                f"{own[one.value].half_width:.3f} ({own[one.value].coverage:.0%})"
-                for one in METRICS
-            ),
+            *(own[one.value].text for one in METRICS),
         )
         cases[case.name] = {
             **asdict(case),
             "graded": round(grades, 1),
             "questions": round(questions, 1),
             "metrics": {
-                name: {key: round(value, 4) for key, value in asdict(one).items()}
+                name: {
+                    key: round(value, 4) if isinstance(value, float) else value
+                    for key, value in asdict(one).items()
+                }
                 for name, one in own.items()
             },
         }

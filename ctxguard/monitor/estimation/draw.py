@@ -38,6 +38,9 @@ MOST_FROM_THE_TOP = 0.45
 LONGEST_RUN = 3.5
 """If a run costs more grades than this, whole lists are graded instead."""
 _CERTAIN = 1e9
+_LEAST_DROPPED = 0.2
+"""Least share of dropped passages in what grades can change: by last month's figures, which may be
+wrong, recall may seem to need none of them."""
 _LEAST_SPREAD = 0.03
 """Floor of f(1 − f): a judge that was never seen to err may."""
 _UTILITY = 1.5
@@ -95,10 +98,11 @@ def worth(population: Population, model: Model, recall_weight: float = RECALL_WE
         + recall_weight * ((1.0 - recall) / per_request / BARS["recall"]) ** 2
     )
     of_dropped = recall_weight * (recall / per_request / BARS["recall"]) ** 2
-    return Worth(
-        np.where(population.verdict >= 0, np.sqrt(squares * _spread(served)), 0.0),
-        np.sqrt(of_dropped * _spread(dropped)),
-    )
+    m_served = np.where(population.verdict >= 0, np.sqrt(squares * _spread(served)), 0.0)
+    m_dropped = np.sqrt(of_dropped * _spread(dropped))
+    below, of_pool = float(m_served[:, 1:].sum()), float((m_dropped * population.dropped).sum())
+    least = _LEAST_DROPPED / (1.0 - _LEAST_DROPPED) * below
+    return Worth(m_served, m_dropped * (max(1.0, least / of_pool) if of_pool > 0.0 else 1.0))
 
 
 def plan(

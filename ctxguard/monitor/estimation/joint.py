@@ -171,12 +171,14 @@ class CorrectedQuantities(NamedTuple):
     Attributes:
         coefficients: Shape (N_QUANTITIES, N_COLUMNS), of the columns of ``basis``.
         residuals: Shape (l, N_QUANTITIES), the error that each labelled request adds to the totals.
-        n_opened: Effective number of requests whose reciprocal rank would have been seen.
+        n_opened: Effective number of opened requests.
+        n_seen: Those of them whose reciprocal rank would have been seen.
     """
 
     coefficients: FloatArray
     residuals: FloatArray
     n_opened: float
+    n_seen: float
 
 
 def fitted_model(
@@ -326,7 +328,7 @@ def corrected(
     coefficients[:, CELLS] = means[cell.ravel()].T
     by_request = np.zeros((len(fold), N_QUANTITIES))
     np.add.at(by_request, grades.request, residuals)
-    n_opened = 0.0
+    n_opened = n_seen = 0.0
     if len(opened.request):
         served, _ = predicted(labelled, model, fold)
         verdict = labelled.verdict[opened.request, 0].astype(np.int64)
@@ -341,8 +343,9 @@ def corrected(
         coefficients[RANK, RANK], coefficients[RANK, FIRSTS] = power[0], means[cell, 0]
         np.add.at(by_request[:, RANK], opened.request, residuals[:, 0])
         chance = np.where(opened.first_relevant, 1.0, opened.go_on).mean()
-        n_opened = float(opened.weight.sum() ** 2 / np.sum(opened.weight**2) * chance)
-    return CorrectedQuantities(coefficients, by_request, n_opened)
+        n_opened = float(opened.weight.sum() ** 2 / np.sum(opened.weight**2))
+        n_seen = n_opened * float(chance)
+    return CorrectedQuantities(coefficients, by_request, n_opened, n_seen)
 
 
 def regressed(

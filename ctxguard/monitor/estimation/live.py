@@ -20,7 +20,7 @@ from ctxguard.monitor.estimation import joint
 from ctxguard.monitor.estimation.borrow import borrowed_estimates, error_rates
 from ctxguard.monitor.estimation.canaries import Canaries, canaries_key
 from ctxguard.monitor.estimation.graded import PASSAGE
-from ctxguard.monitor.estimation.joint import Grades, Model, Opened
+from ctxguard.monitor.estimation.joint import Grades, Model, Opened, Population
 from ctxguard.monitor.estimation.ratio import (
     Estimate,
     Precision,
@@ -30,7 +30,13 @@ from ctxguard.monitor.estimation.ratio import (
     no_estimate,
 )
 from ctxguard.monitor.estimation.relevance import FOLDS, MOST_SERVED, IntArray, Relevance
-from ctxguard.monitor.estimation.sums import Accumulator, ClusterTerms, clusters, request_terms
+from ctxguard.monitor.estimation.sums import (
+    Accumulator,
+    ClusterTerms,
+    TermSums,
+    clusters,
+    request_terms,
+)
 from ctxguard.monitor.estimation.terms import Metric, Table, table_of
 from ctxguard.monitor.store import GradedRows, JudgedRows, PickKind, SampleStore, StoredShares
 from ctxguard.monitor.store.types import MOST_UNCOVERED
@@ -52,6 +58,10 @@ class Window(StrEnum):
 
 
 Estimates = Mapping[Metric, Estimate]
+
+_REQUESTS_COUNT = 1.5
+"""What a request with grades counts towards ``Precision.min_n``, where two grades count 1. So 60
+grades of 20 requests suffice for 30; MRR takes 30 runs from the top, recall 30 dropped passages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +170,7 @@ def live_estimates(
         own = request_terms(table)
         basis = None
         if not exact:
-            columns = joint.basis(joint.Population.of(table), labels.model)
+            columns = joint.basis(Population.of(table), labels.model)
             columns /= table["probability"][:, None]
             basis = ClusterTerms(columns, np.empty((len(table), 0)))
         is_labelled = np.isin(page.sample_ids, labels.sample_ids)
@@ -244,7 +254,7 @@ class Labels:
         request = np.repeat(np.arange(len(lengths)), lengths)
         relevance, model = joint.fitted_model(
             grades_of(joined, request, np.ones(len(joined))),
-            joint.Population.of(judge),
+            Population.of(judge),
             np.arange(len(judge)) % FOLDS,
             MOST_SERVED,
         )
@@ -470,45 +480,68 @@ def _from_own_labels(
     for pick in opened_picks:
         own = labels.first_pick == pick
         stands_for[own] *= judged.served_by_pick[pick] / stands_for[own].sum()
-    sums = judged.basis.sums()
-    grades, opened = labels.grades(stands_for), labels.opened_requests(stands_for)
     fold = np.flatnonzero(np.isin(all_labels.sample_ids, labels.sample_ids)) % FOLDS
-    correction = joint.corrected(
-        sums.totals, (grades, opened), joint.Population.of(labels.judge), fold, labels.model
+    return joint_estimates(
+        judged.basis.sums(),
+        (labels.grades(stands_for), labels.opened_requests(stands_for)),
+        (Population.of(labels.judge), fold, clusters(labels.judge["session"])),
+        labels.model,
+        precision,
     )
-    cluster = clusters(labels.judge["session"])
+
+
+def joint_estimates(
+    sums: TermSums,
+    found: tuple[Grades, Opened],
+    labelled: tuple[Population, IntArray, IntArray],
+    model: Model,
+    precision: Precision,
+) -> dict[Metric, Estimate]:
+    """Estimate every metric from predictions for all judged requests and people's grades.
+
+    Args:
+        sums: Sums of the columns of ``joint.basis`` over the judged requests.
+        found: The graded passages, at least one; and the requests graded from the top down.
+        labelled: The requests of both, l of them, with their folds and clusters, shape (l,) each.
+        model: The model of the predictions.
+        precision: The precision that an estimate needs.
+    """
+    (grades, opened), (population, fold, cluster) = found, labelled
+    correction = joint.corrected(sums.totals, found, population, fold, model)
     residuals = np.zeros((cluster.max() + 1, joint.N_QUANTITIES))
     np.add.at(residuals, cluster, correction.residuals)
-    n_opened = len(np.unique(cluster[opened.request]))
+    n, n_opened = len(residuals), len(np.unique(cluster[opened.request]))
+    n_grades = len(grades.request)
     counts = {
-        True: (n_opened, min(n_opened, correction.n_opened)),
-        False: (len(residuals), min(len(residuals), len(grades.request) / 2.0)),
+        True: (n_opened, correction.n_seen, min(n_opened, correction.n_opened)),
+        False: (n, n_grades / 2.0, min(n * _REQUESTS_COUNT, n_grades / 2.0)),
     }
-    most = np.array([labels.model.gain, labels.model.harm])
+    most = np.array([model.gain, model.harm])
     most *= sums.totals[joint.DISCOUNTED] / sums.totals[joint.ONE]
     bounds = {
         Metric.GAIN: (0.0, float(most[0])),
         Metric.HARM: (0.0, float(most[1])),
         Metric.UDCG: (-float(most[1]), float(most[0])),
     }
-    found = nothing
+    estimates = dict.fromkeys(Metric, no_estimate(0, 0.0, precision))
     for metric, (numerator, denominator) in QUOTIENTS.items():
         a, b = numerator @ correction.coefficients, denominator
         is_ratio = denominator.shape == numerator.shape
         errors = residuals @ numerator, residuals @ denominator if is_ratio else np.zeros(1)
-        n, effective = counts[metric is Metric.MRR]
+        n, effective, counted = counts[metric is Metric.MRR]
         if metric is Metric.RECALL:
-            effective = min(effective, int(np.count_nonzero(grades.rank == 0)))
-        found[metric] = corrected_estimate(
+            effective = counted = min(counted, float(np.count_nonzero(grades.rank == 0)))
+        estimates[metric] = corrected_estimate(
             metric,
             sums.combined(a, b @ correction.coefficients if is_ratio else b),
             errors,
             n=n,
-            effective=effective,
+            effective=min(n, effective),
+            counted=counted,
             bounds=bounds.get(metric, (0.0, 1.0)),
             precision=precision,
         )
-    return found
+    return estimates
 
 
 def _column(place: int) -> FloatArray:

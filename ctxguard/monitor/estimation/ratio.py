@@ -174,6 +174,7 @@ def corrected_estimate(
     *,
     n: int,
     effective: float,
+    counted: float,
     bounds: tuple[float, float],
     precision: Precision = DEFAULT_PRECISION,
 ) -> Estimate:
@@ -190,11 +191,12 @@ def corrected_estimate(
             denominator.
         n: Labelled clusters in which the metric is observed.
         effective: Their effective number.
+        counted: What ``precision.min_n`` is compared with.
         bounds: What the metric of a request lies between.
         precision: The precision that the estimate needs.
     """
-    if effective < precision.min_n:
-        return no_estimate(n, effective, precision)
+    if counted < precision.min_n - 1e-9:
+        return no_estimate(n, counted, precision)
     if not sums.b > 0.0 or sums.n < 2:
         return Estimate(None, None, None, n, "none", n_effective=effective)
     value = sums.a / sums.b
