@@ -109,18 +109,19 @@ class Run:
         service.maintain()
         if len(service.monitors) > 1:
             check_together(service)
-        scraped = service.scrape()
+        report = service.monitors[0].report()
         until = service.now - START
         lengths = dict.fromkeys(Window, MOST_SECONDS)
         lengths[Window.RECENT] = self.scenario.setting.window_seconds
         truths = {
             (window, metric): truth
             for window, length in lengths.items()
-            # The exporter says until when its figures are.
-            if (end := scraped.get(("ctxguard_window_end_seconds", window))) is not None
+            # Figures are of requests until the last that was judged.
+            if (about := report.live.populations.get(window)) is not None
+            and (end := about.until_seconds) is not None
             for metric, truth in self.traffic.truths(until - length, end - START).items()
         }
-        return Look(step, service.labelled, figures(scraped), truths)
+        return Look(step, service.labelled, figures(service.scrape()), truths)
 
 
 class Database(NamedTuple):

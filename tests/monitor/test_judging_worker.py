@@ -13,6 +13,7 @@ from watching import Watching
 
 from ctxguard.core.context import Context
 from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import Passage, Route, ScoreKind
 from ctxguard.errors import StoreLockedError
 from ctxguard.monitor.alarms import AlarmState
@@ -138,7 +139,8 @@ class TestQuickJudge:
         live.monitor.judge.seen = finish_elsewhere
         live.monitor.step()
         assert live.store.states()[State.JUDGED] == 4
-        assert live.monitor.report().counts["estimated_requests", "external"] == 4.0
+        tokens = sum(map(estimate_tokens, POOL))
+        assert live.monitor.report().counts["today_tokens", "enforce"] == 4.0 * tokens
 
     def test_a_monitor_that_dies_with_verdicts_in_hand_leaves_their_samples_to_another(
         self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch

@@ -15,7 +15,7 @@ from ctxguard.core.metrics import udcg
 from ctxguard.core.types import Mode, Passage
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.estimation.terms import Metric, table_of
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.judging.audit import Audit
 from ctxguard.monitor.judging.budget import BudgetLimits
@@ -193,7 +193,7 @@ def test_an_invalid_verdict_is_counted_and_never_imputed(
     report = live.monitor.report()
     assert report.outcomes[JudgedAs.INCOMPLETE] == 3
     assert report.verdicts == report.invalid_verdicts == 6
-    assert report.counts["estimated_requests", "external"] == 0.0
+    assert report.estimates[Window.ALL_RETAINED][Metric.UDCG].n == 0
 
 
 def test_dropped_passages_with_a_verdict_stand_for_those_without(
@@ -343,7 +343,8 @@ def test_the_budget_passes_samples_over_and_those_judged_stand_for_them(
     assert report.verdicts <= 300
     assert judged == pytest.approx(150, abs=30)
     assert judged + skipped == pytest.approx(1_000, abs=60)
-    stood_for = report.counts["precision_requests", "external"]
+    rows = live.store.judged(live.monitor.series)
+    stood_for = (1.0 / table_of(rows.summaries)["probability"]).sum()
     assert stood_for == pytest.approx(judged + skipped, rel=0.25)
 
 

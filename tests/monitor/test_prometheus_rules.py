@@ -30,6 +30,7 @@ from ctxguard.monitor.store import FeedbackRow
 from ctxguard.profile.schema import Evidence, Profile, RouteProfile
 from ctxguard.request.telemetry import Telemetry
 from ctxguard.retrieval.usage import Ledger
+from ctxguard.server.metrics import HttpMetrics
 from tests.profiles import CERTIFICATE, profile_with
 
 FOLDER = Path(prometheus.__file__).parent
@@ -60,6 +61,7 @@ def scrapes(make_context: Callable[..., Context], tmp_path: Path) -> list[str]:
     """A serving process, a monitor whose judge is exact, and one whose judge errs."""
     registries = [CollectorRegistry() for _ in range(3)]
     Telemetry(registries[0])
+    HttpMetrics(registries[0])
     SafeMultiProcessCollector(tmp_path, registries[0])
     state = AlarmState(_profile())
     for kind in AlarmKind:
@@ -141,6 +143,14 @@ def test_every_metric_of_rules_and_dashboard_is_exported(exported: set[str]) -> 
     recorded = {rule["record"] for rule in ALL_RULES if "record" in rule}
     used = set().union(*map(names_in, EXPRESSIONS))
     assert used <= exported | recorded
+
+
+def test_every_exported_metric_is_read_by_a_panel_or_a_rule(exported: set[str]) -> None:
+    used = set().union(*map(names_in, EXPRESSIONS))
+    histograms = {name.removesuffix("_bucket") for name in used if name.endswith("_bucket")}
+    # prometheus-client adds the time of its creation to each counter.
+    unread = {name for name in exported - used if not name.endswith("_created")}
+    assert {name for name in unread if re.sub("_(sum|count)$", "", name) not in histograms} == set()
 
 
 def test_every_label_that_is_chosen_by_has_that_value(scrape: str) -> None:

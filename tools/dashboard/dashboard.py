@@ -11,9 +11,9 @@ from typing import Any
 
 from tools.dashboard.panels import ESTIMATE, LOWER, UNCORRECTED, UPPER, Panel, Row, Shape
 from tools.dashboard.rows_of_guard import CONTEXT, STAGES, TRAFFIC
-from tools.dashboard.rows_of_monitor import ALARMS, JUDGE, NOW, QUALITY, SAMPLES
+from tools.dashboard.rows_of_monitor import ALARMS, JUDGE, OVERVIEW, QUALITY, SAMPLES, TOKENS
 
-ROWS = (NOW, QUALITY, ALARMS, CONTEXT, TRAFFIC, STAGES, SAMPLES, JUDGE)
+ROWS = (OVERVIEW, QUALITY, TOKENS, ALARMS, CONTEXT, TRAFFIC, STAGES, SAMPLES, JUDGE)
 """The page from top to bottom."""
 
 _WIDTH = 24
@@ -46,7 +46,10 @@ def dashboard() -> str:
         "templating": {"list": _variables()},
         "panels": list(_laid_out(ROWS)),
     }
-    return json.dumps(document, indent=2, sort_keys=True) + "\n"
+    # A line for each panel, for who reads a change of it.
+    panels = document.pop("panels")
+    lines = ",\n".join(json.dumps(panel, sort_keys=True) for panel in panels)
+    return json.dumps(document, sort_keys=True)[:-1] + f', "panels": [\n{lines}\n]}}\n'
 
 
 def _variables() -> list[dict[str, Any]]:
@@ -130,7 +133,7 @@ def _figure(panel: Panel) -> dict[str, Any]:
             "justifyMode": "auto",
             "orientation": "auto",
             "reduceOptions": {"calcs": ["last"]},
-            "textMode": "auto",
+            "textMode": "value_and_name" if "{{mode}}" in panel.queries else "value",
         },
     }
 

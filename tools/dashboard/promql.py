@@ -11,23 +11,24 @@ GUARD = 'job="$guard"'
 
 def rate(metric: str, job: str, by: str = "", selector: str = "") -> str:
     """What all processes of a job did each second."""
-    chosen = ",".join(part for part in (job, selector) if part)
+    chosen = ",".join(filter(None, (job, selector)))
     return f"sum{_grouped(by)} (rate({metric}{{{chosen}}}[$__rate_interval]))"
 
 
-def fleet_rate(metric: str, by: str = "") -> str:
+def fleet_rate(metric: str, by: str = "", selector: str = "") -> str:
     """A count that is of the whole store, whichever monitor exports it."""
-    return f"max{_grouped(by)} (rate({metric}{{{MONITOR}}}[$__rate_interval]))"
+    chosen = ",".join(filter(None, (MONITOR, selector)))
+    return f"max{_grouped(by)} (rate({metric}{{{chosen}}}[$__rate_interval]))"
 
 
-def fleet_sum(metric: str, each: str, by: str = "") -> str:
+def fleet_sum(metric: str, each: str, by: str = "", selector: str = "") -> str:
     """The sum over labels of counts that are of the whole store, such as over routes."""
-    return f"sum{_grouped(by)} ({fleet_rate(metric, each)})"
+    return f"sum{_grouped(by)} ({fleet_rate(metric, each, selector)})"
 
 
-def fleet(metric: str, by: str = "", how: str = "max") -> str:
+def fleet(metric: str, by: str = "", selector: str = "", how: str = "max") -> str:
     """A figure that is of the whole store, whichever monitor exports it."""
-    return f"{how}{_grouped(by)} ({metric}{{{MONITOR}}})"
+    return f"{how}{_grouped(by)} ({metric}{{{','.join(filter(None, (MONITOR, selector)))}}})"
 
 
 def shown(name: str, metric: str = "") -> str:

@@ -1,4 +1,4 @@
-"""The dashboard's rows on context, requests and stages: what the request path exports."""
+"""The dashboard's rows on context, requests and stages: what processes that serve export."""
 
 from tools.dashboard.panels import Panel, Row, Shape
 from tools.dashboard.promql import GUARD, quantiles, rate, share
@@ -80,6 +80,26 @@ TRAFFIC = Row(
             + " > 0"
         },
         unit="percentunit",
+    ),
+    Panel(
+        "HTTP requests, by outcome",
+        "Of `ctxguard serve`; received = the sum of the outcomes, once none is under way.",
+        {
+            "received": rate("ctxguard_http_received_requests_total", GUARD),
+            "{{outcome}}": rate("ctxguard_http_requests_total", GUARD, "outcome") + " > 0",
+        },
+        unit="reqps",
+    ),
+    Panel(
+        "Time of HTTP requests",
+        "By endpoint of `ctxguard serve`, 99th percentile.",
+        {
+            "{{endpoint}}": "histogram_quantile(0.99, "
+            + rate("ctxguard_http_request_seconds_bucket", GUARD, "le, endpoint")
+            + ") >= 0"
+        },
+        unit="s",
+        shape=Shape.LOGARITHMIC,
     ),
     Panel(
         "Time that the guard adds",

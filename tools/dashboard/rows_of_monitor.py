@@ -1,7 +1,16 @@
-"""The dashboard's rows on quality, alarms, samples and the judge: what the monitor exports."""
+"""The dashboard's rows on quality, tokens, alarms, samples and the judge, from the monitor."""
 
 from tools.dashboard.panels import ESTIMATE, LOWER, UNCORRECTED, UPPER, Panel, Row, Shape
-from tools.dashboard.promql import GUARD, MONITOR, fleet, fleet_rate, fleet_sum, rate, shown
+from tools.dashboard.promql import (
+    GUARD,
+    MONITOR,
+    fleet,
+    fleet_rate,
+    fleet_sum,
+    rate,
+    share,
+    shown,
+)
 
 
 def _band(metric: str, title: str, description: str) -> Panel:
@@ -18,8 +27,30 @@ def _band(metric: str, title: str, description: str) -> Panel:
     )
 
 
-NOW = Row(
-    "Now",
+_ARMS = 'metric="recall",window="all_retained"'
+_KEPT, _TODAY = (
+    fleet_sum(f"ctxguard_{metric}_total", each, "mode", selector)
+    for metric, each, selector in (
+        ("candidate_tokens", "judge, mode, fate", 'fate="kept"'),
+        ("today_tokens", "judge, mode", ""),
+    )
+)
+OVERVIEW = Row(
+    "Overview",
+    Panel(
+        "Verdict in force",
+        "Share of requests by mode: enforce, or shadow until judged requests suffice.",
+        {
+            "{{mode}}": share(
+                f"({rate('ctxguard_received_requests_total', GUARD, 'mode')} > 0)",
+                rate("ctxguard_received_requests_total", GUARD),
+                "on () group_left () ",
+            )
+        },
+        unit="percentunit",
+        shape=Shape.FIGURE,
+        width=4,
+    ),
     *[
         Panel(
             title,
@@ -28,21 +59,21 @@ NOW = Row(
             shape=Shape.FIGURE,
             width=4,
         )
-        for metric, title in (("recall", "Recall"), ("mrr", "MRR"), ("udcg", "UDCG"))
+        for metric, title in (("recall", "Recall"), ("harm", "Harm"))
     ],
     Panel(
-        "Age of the estimates",
-        "Since the newest judged request was answered.",
-        {"age": fleet("ctxguard_estimate_age_seconds", how="min")},
-        unit="s",
+        "Tokens saved",
+        "Of those that the bare retriever would serve; in shadow, what enforcing would save.",
+        {"{{mode}}": f"1 - {share(_KEPT, _TODAY)}".replace("$__rate_interval", "$__range")},
+        unit="percentunit",
         shape=Shape.FIGURE,
         width=4,
     ),
     Panel(
-        "Requests",
-        "Received each second.",
-        {"requests": rate("ctxguard_received_requests_total", GUARD)},
-        unit="reqps",
+        "Judging budget",
+        "Share of samples that it allows to judge.",
+        {"judged": fleet("ctxguard_judging_sampling_probability")},
+        unit="percentunit",
         shape=Shape.FIGURE,
         width=4,
     ),
@@ -52,6 +83,29 @@ NOW = Row(
         {"alerts": 'count (ALERTS{alertname=~"Ctxguard.+",alertstate="firing"})'},
         shape=Shape.FIGURE,
         width=4,
+    ),
+)
+TOKENS = Row(
+    "Tokens",
+    Panel(
+        "Tokens a second",
+        "Estimated from samples, each standing for 1/π requests. kept and the bare retriever's; in "
+        "shadow, what enforcing would keep.",
+        {"{{mode}}: kept": _KEPT, "{{mode}}: bare retriever": _TODAY},
+    ),
+    Panel(
+        "Candidates' tokens a second, by fate",
+        "kept + dropped in assembly + dropped by policy = all that the retriever returned.",
+        {"{{fate}}": fleet_sum("ctxguard_candidate_tokens_total", "judge, mode, fate", "fate")},
+        shape=Shape.STACKED,
+    ),
+    Panel(
+        "Money saved per hour",
+        "By the price given as --price-per-million of `ctxguard monitor`; no data without.",
+        {
+            "{{mode}}": f"3600e-6 * ({_TODAY}\n- {_KEPT})\n* on () group_left () "
+            + fleet("ctxguard_price_per_million")
+        },
     ),
 )
 QUALITY = Row(
@@ -93,8 +147,33 @@ QUALITY = Row(
     ),
     Panel(
         "Requests still needed",
-        "About how many it takes, for metrics that have no estimate yet.",
-        {"{{metric}}": f"max by (metric) ({shown('ctxguard_estimate_requests_needed')})"},
+        "About how many it takes, for metrics that have no estimate yet; and for alarms that learn "
+        "the judge's own mean.",
+        {
+            "{{metric}}": f"max by (metric) ({shown('ctxguard_estimate_requests_needed')})",
+            "alarm: {{route}} {{quantity}} {{reference}}": fleet(
+                "ctxguard_alarm_requests_needed", "route, quantity, reference"
+            ),
+        },
+    ),
+    Panel(
+        "From shadow to enforce",
+        "What judged requests lack to raise a route's verdict; may rise: 1 once they suffice.",
+        {
+            f"{{{{route}}}}: {what.replace('_', ' ')}": fleet(f"ctxguard_shadow_{what}", "route")
+            for what in ("requests_needed", "labels_needed", "days_needed", "may_rise")
+        },
+    ),
+    Panel(
+        "Two arms of the same traffic: recall",
+        "All retained requests that enforce_share dealt to each mode, and what enforcing changes.",
+        {
+            "{{arm}}": fleet("ctxguard_arm_estimate", "arm", _ARMS),
+            ESTIMATE: fleet("ctxguard_arm_difference", "", _ARMS),
+            LOWER: fleet("ctxguard_arm_difference_lower", "", _ARMS),
+            UPPER: fleet("ctxguard_arm_difference_upper", "", _ARMS),
+        },
+        shape=Shape.BAND,
     ),
     Panel(
         "Age of the estimates",

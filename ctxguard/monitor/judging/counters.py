@@ -1,4 +1,4 @@
-"""Counts of a monitoring process: samples by outcome, verdicts, calls of the judge, and sums."""
+"""Counts of a monitoring process: samples by outcome, verdicts, tokens, calls of the judge."""
 
 import threading
 from collections import Counter
@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from ctxguard.core.types import Mode, Route
-from ctxguard.monitor.estimation.sums import TermSums, request_terms
-from ctxguard.monitor.estimation.terms import Metric, Table
 from ctxguard.monitor.judges import Judge, Ledger
 from ctxguard.monitor.sampling.record import SampleRecord, TokenAccount
 
@@ -29,24 +27,10 @@ class JudgedAs(StrEnum):
     """The judge could not be called; the sample waits for another try, up to five that count."""
 
 
-SUMS = {
-    "kept_relevant": (Metric.RECALL, "a"),
-    "relevant": (Metric.RECALL, "b"),
-    "reciprocal_rank": (Metric.MRR, "a"),
-    "answerable_requests": (Metric.ANSWERABLE, "a"),
-    "gain": (Metric.GAIN, "a"),
-    "harm": (Metric.HARM, "a"),
-    "estimated_requests": (Metric.UDCG, "b"),
-    "precision_sum": (Metric.PRECISION, "a"),
-    "precision_requests": (Metric.PRECISION, "b"),
-}
-"""Sums over judged requests, each the numerator (a) or denominator (b) of a metric."""
-
 LABELS = {
     "judged_samples": ("route", "outcome"),
     "verdicts": ("route",),
     "invalid_verdicts": ("route",),
-    **dict.fromkeys(SUMS, ("route",)),
     "candidate_tokens": ("mode", "fate"),
     "today_tokens": ("mode",),
     "canary_verdicts": ("same",),
@@ -87,7 +71,7 @@ NOTHING_COUNTED: Counts = {
 
 
 class MonitorCounters:
-    """Counts and sums since the process began. Safe to use from several threads."""
+    """Counts since the process began. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -111,14 +95,6 @@ class MonitorCounters:
         counts = token_counts(record.mode, record.tokens)
         weight = 1.0 / record.probability if record.probability else 0.0
         self._add({key: weight * n for key, n in counts.items()})
-
-    def add_judged(self, route: Route, table: Table) -> None:
-        """Add the terms of judged requests that were stored."""
-        # Not clustered by session: another process may have judged the rest of one.
-        sums = TermSums.of(request_terms(table))
-        self._add(
-            {(name, route): getattr(sums.ratio(of), side) for name, (of, side) in SUMS.items()}
-        )
 
     def _add(self, more: Mapping[tuple[str, ...], float]) -> None:
         with self._lock:

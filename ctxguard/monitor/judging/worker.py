@@ -17,7 +17,7 @@ from ctxguard.core.types import Route
 from ctxguard.errors import DataError, StoreError
 from ctxguard.monitor.alarms import AlarmKind
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
-from ctxguard.monitor.estimation.terms import JudgedRequest, table_of
+from ctxguard.monitor.estimation.terms import JudgedRequest
 from ctxguard.monitor.judges import Ledger
 from ctxguard.monitor.judges.verdict_text import verdicts_to_json
 from ctxguard.monitor.judging.again import JudgingAgain
@@ -386,7 +386,6 @@ class JudgingWorker:
             return
         done = self._store.finish(self._series, [result.finished for result in self._held])
         written, self._held = self._held, []
-        rows: dict[Route, list[bytes]] = {}
         for result in written:
             sample_id, record = result.finished.sample_id, result.record
             if (refusal := done.refused.get(sample_id)) is not None:
@@ -399,8 +398,6 @@ class JudgingWorker:
             self._counters.add_outcome(result.outcome, None if record is None else record.route)
             if sample_id not in done.accepted or record is None:
                 continue
-            if result.request is not None:
-                rows.setdefault(record.route, []).append(result.finished.summary)
             self._counters.add_tokens(record)
             try:
                 if self._alarms is not None:
@@ -408,8 +405,6 @@ class JudgingWorker:
             except Exception as error:
                 self._alarm_failed(sample_id, error)
             self._tell(sample_id, record, result.request)
-        for route, summaries in rows.items():
-            self._counters.add_judged(route, table_of(summaries))
         self._count_attempts(list(done.refused))
 
     def _tell(self, sample_id: int, record: SampleRecord, request: JudgedRequest | None) -> None:
