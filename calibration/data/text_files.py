@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ctxguard._support.atomic_write import atomic_write, clear_abandoned, lock
+from ctxguard._support.error_text import reason_of
 from ctxguard._support.regular_file import open_regular, read_regular
 from ctxguard.errors import ConfigurationError, DataError
 
@@ -215,7 +216,7 @@ def read_model(form: type[Model], path: Path | str, max_bytes: int, what: str) -
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "document"
-        raise DataError(f"is not {what} ({where}: {first['msg']})", path=path) from None
+        raise DataError(f"is not {what} ({where}: {reason_of(first['msg'])})", path=path) from None
 
 
 def whole_number(value: object, path: Path, line: int, name: str) -> int:

@@ -35,6 +35,15 @@ def describe_error(error: BaseException) -> str:
     return f"{kind} at {Path(frame.f_code.co_filename).name}:{line}"
 
 
+def reason_of(message: str) -> str:
+    """Return a message of pydantic without its name for an error that a check of ours raised.
+
+    >>> reason_of("Value error, k 0 must be at least 1")
+    'k 0 must be at least 1'
+    """
+    return message.removeprefix("Value error, ")
+
+
 def drop_tracebacks(
     error: BaseException, of: type[BaseException] | tuple[type[BaseException], ...] = BaseException
 ) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
+from ctxguard._support.error_text import reason_of
 from ctxguard.errors import ConfigurationError, CtxguardError
 
 _MOST_CHARACTERS = 80
@@ -120,5 +121,5 @@ def _in_words(error: ValidationError, model: type[BaseModel]) -> CtxguardError:
     field = model.model_fields.get(str(fault["loc"][0])) if fault["loc"] else None
     value = repr(fault["input"])
     shown = field is not None and field.repr and len(value) <= _MOST_CHARACTERS
-    reason = fault["msg"].removeprefix("Input ").removeprefix("Value error, ")
+    reason = reason_of(fault["msg"].removeprefix("Input "))
     return ConfigurationError(f"{name}{f' {value}' * shown}: {reason[:1].lower()}{reason[1:]}")

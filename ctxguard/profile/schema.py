@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, with_config
 
 from ctxguard._support.atomic_write import SHARED, atomic_write
+from ctxguard._support.error_text import reason_of
 from ctxguard._support.regular_file import read_regular
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
@@ -513,7 +514,7 @@ def _first(error: ValidationError) -> str:
     """The first field that does not match, and why."""
     first = error.errors(include_url=False, include_input=False)[0]
     field = ".".join(str(part) for part in first["loc"]) or "the file"
-    return f"{field}: {first['msg']}"
+    return f"{field}: {reason_of(first['msg'])}"
 
 
 class _Distinct:

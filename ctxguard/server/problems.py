@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import to_json
 from starlette.responses import Response
 
+from ctxguard._support.error_text import reason_of
 from ctxguard.errors import FilterViolationError, OverloadedError, StageError
 
 MEDIA_TYPE = "application/problem+json"
@@ -109,11 +110,12 @@ def invalid_request(error: ValidationError) -> Problem:
     if found[0]["type"] == "json_invalid":
         return Problem(ProblemKind.INVALID_JSON, found[0]["msg"])
     errors: list[dict[str, object]] = [
-        {"loc": list(each["loc"]), "msg": each["msg"]} for each in found[:_MOST_ERRORS]
+        {"loc": list(each["loc"]), "msg": reason_of(each["msg"])} for each in found[:_MOST_ERRORS]
     ]
     first = ".".join(map(str, found[0]["loc"]))
     more = f"; {len(found) - 1:,} more" if len(found) > 1 else ""
-    return Problem(ProblemKind.INVALID_REQUEST, f"{first}: {found[0]['msg']}{more}", errors=errors)
+    text = f"{first}: {errors[0]['msg']}{more}"
+    return Problem(ProblemKind.INVALID_REQUEST, text, errors=errors)
 
 
 def problem_of(error: Exception) -> Problem:

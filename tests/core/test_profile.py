@@ -365,6 +365,11 @@ def refused(file: Path | str, message: str) -> ProfileFormatError:
 
 
 class TestRefusals:
+    def test_the_reason_stands_without_the_library_s_name_for_it(self, file: Path) -> None:
+        changed(file, lambda data: data["utilities"].update(unjudged=0.5))
+        said = str(refused(file, "utilities: utility unjudged 0.5 must be ≤ 0"))
+        assert "Value error" not in said
+
     @pytest.mark.parametrize("where", OBJECTS)
     def test_an_unknown_field_is_refused_by_its_name(self, file: Path, where: str) -> None:
         changed(file, lambda data: inside(data, where).update(min_ration=0.7))
