@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard._support.words import count
 from ctxguard.cli import _options
-from ctxguard.cli._console import NO_DATA, Output, number, print_json, table
+from ctxguard.cli._console import Output, number, print_json, table
 from ctxguard.cli._store import open_store
 from ctxguard.core.types import Mode
 from ctxguard.errors import DataError
@@ -104,16 +104,15 @@ def _print_day(found: "DayOfMistakes", settings: Explain, output: Output) -> Non
         lost = f"{one.udcg_loss:.2f} UDCG, {one.recall_loss:.2f} recall"
         in_shadow = "; in shadow: it would have been" * (one.mode is Mode.SHADOW)
         output.facts([("request", one.request_id), ("lost", lost + in_shadow)])
-        rows = table("passage", "rank>", "P>", "grade", "why")
-        for each in one.dropped:
-            rows.add_row(
-                each.passage_id,
-                str(each.rank),
-                NO_DATA if each.probability is None else f"{each.probability:.3g}",
-                f"{each.grade} by {each.graded_by}",
-                "; kept if ".join(_why(each)),
-            )
-        output.out.print(rows)
+        columns = {
+            "passage": [each.passage_id for each in one.dropped],
+            "rank>": [str(each.rank) for each in one.dropped],
+            "P>": [_figure(each.probability) for each in one.dropped],
+            "r>": [_figure(each.relative_score) for each in one.dropped],
+            "grade": [f"{each.grade} by {each.graded_by}" for each in one.dropped],
+            "why": ["; kept if ".join(_why(each)) for each in one.dropped],
+        }
+        _print_table(None, columns, output)
         output.notes([one.note] if one.note else [])
     if len(shown) < len(found.mistakes):
         output.note(f"{len(found.mistakes) - len(shown):,} more lost less; --all shows them")
@@ -191,11 +190,20 @@ def _print_candidates(
         "judge": [verdict_in_words(one.judge) for one in candidates],
         "people": [labels_in_words(one.labels) for one in candidates],
     }
+    _print_table(title, columns, output)
+
+
+def _print_table(title: str | None, columns: Mapping[str, Sequence[str]], output: Output) -> None:
+    """Print the columns in which anything stands."""
     shown = {name: cells for name, cells in columns.items() if any(cells)}
     rows = table(*shown, title=title)
     for cells in zip(*shown.values(), strict=True):
         rows.add_row(*cells)
     output.out.print(rows)
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
 
 
 def _legs(legs: Mapping[str, float | None]) -> str:

@@ -64,6 +64,16 @@ def test_without_a_judge_it_says_what_judging_takes(
     assert not out.exists()
 
 
+def test_the_cost_of_one_question_is_said_in_the_singular(
+    run: Run, index: Path, tmp_path: Path
+) -> None:
+    one = tmp_path / "one.csv"
+    one.write_text("query_id,query\nq1,how do I clean a lantern\n", encoding="utf-8")
+    result = run.ok("calibrate", "--index", index, "--queries", one, "--out", tmp_path / "p.json")
+    words = " ".join(result.stdout.split())
+    assert re.search(r"of 1 question takes \d+ calls and reads about [\d,]+ tokens", words)
+
+
 def test_from_a_log_to_a_profile_in_shadow_and_to_graded_questions(
     run: Run, index: Path, queries: Path, tmp_path: Path, chat: ChatEndpoint
 ) -> None:
