@@ -6,6 +6,7 @@ P, and an answer moves the log-odds by that likelihood ratio (DESIGN.md §5).
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
@@ -14,8 +15,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxguard.core.types import FloatArray
+from ctxguard.core.types import FloatArray, StageFailure
 from ctxguard.errors import ConfigurationError
+
+ASSESS = "assess"
+"""The stage's name in answers and metrics."""
 
 BINS = 16
 """Bins of answers over which the value of asking is averaged."""
@@ -26,9 +30,10 @@ KNOTS = 64
 FEWEST_RELEVANT = 5
 """Relevant and other asked candidates, of each, below which no effect is fitted."""
 
-CAUTION = 2.0
-"""Standard errors that are taken off the fitted effect. At 1.64 an answer of no worth was asked
-about 7% of candidates in the worst of 390 runs with 20 labels, and no gain was larger."""
+DOUBT = 2.5
+"""Standard errors up to which a fitted effect counts as none: δ = δ̂ · (1 − (DOUBT · se / δ̂)²)₊.
+With 20 labels an answer of no worth is asked about 1% of candidates in the worst of 390 runs; by a
+bound of δ̂ − 1.64 se it was 7%, and good answers weighed too little."""
 
 _LOG_ODDS = 12.0
 """The largest |log-odds| of a candidate: a probability of exactly 0 or 1 could not be moved."""
@@ -41,14 +46,16 @@ _TAIL = 2.5
 class AnswerModel:
     """What an assessor's answers say beside P, in a profile's plain numbers.
 
-    The normal score z of an answer's rank is α + β · logit P + δ · relevant + σ · noise.
+    The normal score z of an answer's rank is α + β · logit P + γ · place + δ · relevant + σ ·
+    noise.
 
     Attributes:
         answers: Distinct answers of the asked training candidates, ascending, at most ``KNOTS``.
         scores: The normal score of each one's mid-rank, ascending.
         intercept: α.
         slope: β, of the log-odds that the candidate had before it was asked about.
-        effect: δ, the lower bound of what was fitted; 0 if the answers are shown to say nothing.
+        place: γ, of the candidate's place in the call, from −½ (first) to ½ (last).
+        effect: δ, shrunk by the doubt about it; 0 if the answers are not shown to say anything.
         deviation: σ, > 0.
 
     Raises:
@@ -61,6 +68,7 @@ class AnswerModel:
     slope: float
     effect: float
     deviation: float
+    place: float = 0.0
 
     def __post_init__(self) -> None:
         for name, values in (("answers", self.answers), ("scores", self.scores)):
@@ -70,8 +78,8 @@ class AnswerModel:
             raise ConfigurationError(
                 f"answers has {len(self.answers)} numbers and scores {len(self.scores)}"
             )
-        if not np.isfinite((self.intercept, self.slope)).all():
-            raise ConfigurationError("intercept and slope must be finite numbers")
+        if not np.isfinite((self.intercept, self.slope, self.place)).all():
+            raise ConfigurationError("intercept, slope and place must be finite numbers")
         if not 0.0 <= self.effect < math.inf or not 0.0 < self.deviation < math.inf:
             raise ConfigurationError("effect must be ≥ 0, deviation > 0, and both finite")
 
@@ -102,8 +110,9 @@ class AnswerModel:
         probabilities: FloatArray,
         relevant: NDArray[np.bool_],
         groups: NDArray[np.int64],
+        places: FloatArray | None = None,
     ) -> Self | None:
-        """Fit by one regression of z on (1, logit P, relevant).
+        """Fit by one regression of z on (1, logit P, relevant, place).
 
         Args:
             answers: Shape (n,), of asked candidates; NaN where the assessor refused.
@@ -111,6 +120,7 @@ class AnswerModel:
             relevant: Shape (n,).
             groups: Shape (n,), the question of each candidate. Its candidates count as one
                 observation in the standard error of δ (Liang and Zeger, 1986).
+            places: Shape (n,), drawn at random, in [−½, ½]; None if the answers know of no place.
 
         Returns:
             None if there are too few answers about relevant or other candidates.
@@ -122,41 +132,51 @@ class AnswerModel:
             return None
         knots, scores = _knots(answers)
         z = np.interp(answers, knots, scores)
-        design = np.column_stack([np.ones(y.size), log_odds(probabilities), y])
+        columns = [np.ones(y.size), log_odds(probabilities), y]
+        if places is not None:
+            columns.append(places[answered])
+        design = np.column_stack(columns)
         inverse = np.linalg.pinv(design.T @ design)
         coefficients = inverse @ (design.T @ z)
         residuals = z - design @ coefficients
-        freedom = max(y.size - 3, 1)
+        freedom = max(y.size - len(columns), 1)
         variance = float(residuals @ residuals) / freedom
         distinct, group = np.unique(groups, return_inverse=True)
-        sums = np.zeros((distinct.size, 3))
+        sums = np.zeros((distinct.size, len(columns)))
         np.add.at(sums, group, design * residuals[:, None])
         n = distinct.size
         clustered = inverse @ (sums.T @ sums) @ inverse * (n / max(n - 1, 1))
         # Few questions can agree by chance: never below the error of independent candidates.
         error = math.sqrt(max(clustered[2, 2], variance * inverse[2, 2]))
-        effect = float(coefficients[2]) - CAUTION * error
+        effect = max(float(coefficients[2]), 0.0)
+        shown = 0.0 if effect == 0.0 else max(1.0 - (DOUBT * error / effect) ** 2, 0.0)
         return cls(
             tuple(knots.tolist()),
             tuple(scores.tolist()),
             float(coefficients[0]),
             float(coefficients[1]),
-            max(effect, 0.0),
+            shown * effect,
             math.sqrt(max(variance, 1e-6)),
+            0.0 if places is None else float(coefficients[3]),
         )
 
-    def updated(self, probabilities: FloatArray, answers: FloatArray) -> FloatArray:
+    def updated(
+        self, probabilities: FloatArray, answers: FloatArray, places: FloatArray | None = None
+    ) -> FloatArray:
         """P(relevant) after the answers, shape (n,).
 
         Args:
             probabilities: Shape (n,), before.
             answers: Shape (n,); NaN, and whatever is not finite, leaves P as it is.
+            places: Shape (n,), as for `fit`.
         """
         answered = np.isfinite(answers)
         if not answered.any() or self.effect == 0.0:
             return probabilities
         before = log_odds(probabilities[answered])
         z = np.interp(answers[answered], self.answers, self.scores)
+        if places is not None:
+            z = z - self.place * np.nan_to_num(places[answered])
         unexplained = z - self.intercept - self.slope * before - 0.5 * self.effect
         after = probabilities.copy()
         after[answered] = probability(before + self.effect / self.deviation**2 * unexplained)
@@ -275,3 +295,33 @@ def _utility_after(ranked: FloatArray, after: FloatArray, k: int, threshold: flo
     moved += weights[1] * np.minimum(np.maximum(others, after) - threshold, 0.0)
     utilities: FloatArray = moved
     return utilities
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """What an assessor was asked about the candidates of one request.
+
+    Attributes:
+        answers: By name, shape (n,), in the order of the ranking's candidates; NaN where it was not
+            asked or refused. Empty if it did not answer at all.
+        places: Shape (n,), places in the call in [−½, ½]; NaN where it was not asked.
+        asked: Candidates that it was asked about, those of ``cached`` included.
+        cached: Of these, with an answer from an earlier request.
+        refused: Of these, without any answer.
+        over_budget: Candidates worth asking about that the budget left out.
+        cost: Of the call, in the currency of the assessor's prices; 0.0 if it has none.
+        failure: Why it did not answer; None if it did.
+        applied: Whether the answers count, or are only recorded.
+        changed: Whether they change which passages are kept, or would.
+    """
+
+    answers: Mapping[str, FloatArray]
+    places: FloatArray
+    asked: int
+    cached: int = 0
+    refused: int = 0
+    over_budget: int = 0
+    cost: float = 0.0
+    failure: StageFailure | None = None
+    applied: bool = False
+    changed: bool = False

@@ -113,15 +113,14 @@ def asked(
     return probability(odds), relevant, np.repeat(np.arange(questions), 10), answers
 
 
-def test_the_fit_recovers_the_distance_and_is_below_it() -> None:
+def test_the_fit_recovers_the_distance_a_little_shrunk() -> None:
     found = []
     for repeat in range(40):
         chances, relevant, groups, answers = asked(np.random.default_rng(repeat), 100, 1.0)
         model = AnswerModel.fit(answers, chances, relevant, groups)
         assert model is not None
         found.append(model.distance)
-    assert 0.7 < np.mean(found) < 1.0
-    assert np.mean(np.array(found) < 1.0) > 0.9
+    assert 0.85 < np.mean(found) < 1.0
 
 
 @pytest.mark.parametrize("d", [0.0, -1.0])
@@ -132,7 +131,7 @@ def test_answers_of_no_worth_are_worth_nothing(d: float) -> None:
         model = AnswerModel.fit(answers, chances, relevant, groups)
         assert model is not None
         effects.append(model.effect)
-    assert np.mean(np.array(effects) > 0.0) <= 0.05
+    assert np.mean(np.array(effects) > 0.0) <= 0.02
 
 
 def test_a_twentieth_of_garbage_leaves_most_of_the_effect() -> None:
