@@ -29,6 +29,10 @@ from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index import storage
 from ctxguard.retrieval.index.passages import passage_line
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
+from ctxguard.retrieval.signals.ranker import Ranker
+
+RANKERS = Path(__file__).with_name("rankers")
+"""For each collection that the package's ranker was trained on, one trained on all the others."""
 
 DEMO = Path("demo")
 """In place of a folder: the demonstration's corpus and questions."""
@@ -68,12 +72,16 @@ class View:
 class Collection:
     """One set of labelled queries over its own corpus, by the hybrid route.
 
+    The ranker has never seen the set: it is the package's, or where that was trained on the set,
+    one that was trained on all the others.
+
     Args:
         folder: A BEIR folder; the queries of all its splits are taken together. ``demo`` for the
             demonstration's questions.
         cache: Where the index and the query vectors are kept.
         embedder: The model of the dense leg.
         depth: Candidates per query.
+        ranker: Ranks in place of the one that has not seen the set.
     """
 
     def __init__(
@@ -82,12 +90,13 @@ class Collection:
         cache: Path,
         embedder: SentenceTransformerEmbedder,
         depth: int = DEFAULT_DEPTH,
+        ranker: Ranker | None = None,
     ) -> None:
         self.dataset = all_splits(folder)
         self.name = folder.resolve().name
         self.depth = depth
         self._views: dict[tuple[Fusion, bool], View] = {}
-        self.retriever = indexed(folder, cache, embedder)
+        self.retriever = indexed(folder, cache, embedder, ranker or unseen_ranker(self.name))
         self._vectors = encoded_queries(self.dataset, cache, embedder)
 
     @cached_property
@@ -167,7 +176,15 @@ def all_splits(folder: Path) -> Dataset:
     )
 
 
-def indexed(folder: Path, cache: Path, embedder: SentenceTransformerEmbedder) -> HybridRetriever:
+def unseen_ranker(name: str) -> Ranker:
+    """A ranker that was not trained on a collection."""
+    shipped = Ranker.default()
+    return Ranker.load(RANKERS / f"{name}.json") if name in shipped.trained_on else shipped
+
+
+def indexed(
+    folder: Path, cache: Path, embedder: SentenceTransformerEmbedder, ranker: Ranker | None = None
+) -> HybridRetriever:
     """The index of a folder's whole corpus, from the cache if it is there."""
     passages = list(demo_passages() if folder == DEMO else read_corpus(folder))
     digest = hashlib.sha256()
@@ -177,8 +194,8 @@ def indexed(folder: Path, cache: Path, embedder: SentenceTransformerEmbedder) ->
     digest.update("\0".join(map(str, made_by)).encode())
     saved = cache / f"index-{digest.hexdigest()[:16]}"
     if saved.exists():
-        return HybridRetriever.load(saved, embedder=embedder)
-    retriever = HybridRetriever.build(passages, embedder=embedder)
+        return HybridRetriever.load(saved, embedder=embedder, ranker=ranker)
+    retriever = HybridRetriever.build(passages, embedder=embedder, ranker=ranker)
     saved.parent.mkdir(parents=True, exist_ok=True)
     retriever.save(saved)
     return retriever

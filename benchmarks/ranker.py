@@ -10,8 +10,9 @@ train and test is trained on by the first and measured by the second; of any oth
 used for both. Intervals are 95% paired bootstraps over queries; in the mean over families each has
 the same weight.
 
-With ``--write`` a ranker is trained on all families and written into the package; a second run then
-gives the same file.
+With ``--write`` a ranker is trained on all families and written into the package, and for each
+family one on all the others into ``benchmarks/rankers``; a second run then gives the same files.
+Every benchmark ranks a collection by the one that has not seen it (``benchmarks._collection``).
 """
 
 import argparse
@@ -28,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 import ctxguard.retrieval.signals.ranker
-from benchmarks._collection import DEMO, Collection, default_cache
+from benchmarks._collection import DEMO, RANKERS, Collection, default_cache
 from benchmarks.policies import Gain, environment, gain
 from calibration.data.dataset import Dataset
 from calibration.data.readers import read_beir, splits
@@ -65,7 +66,8 @@ class Family:
 
 def family(folder: Path, cache: Path, embedder: SentenceTransformerEmbedder) -> Family:
     """Index a folder and replay its queries, or read both from the cache."""
-    collection = Collection(folder, cache, embedder)
+    # Signals do not depend on the ranker.
+    collection = Collection(folder, cache, embedder, ranker=Ranker.default())
     view = collection.retriever.with_fusion(Fusion("ranker")).on_route(Route.HYBRID)
 
     def replayed(dataset: Dataset) -> tuple[Pools, PoolLabels]:
@@ -89,19 +91,25 @@ def on_level(pools: Pools, level: RankerLevel) -> Pools:
     )
 
 
+def unseen_rankers(families: Sequence[Family]) -> dict[str, Ranker]:
+    """For each family the ranker that is trained on all the others."""
+    return {
+        own.name: train_ranker({each.name: each.training for each in families if each is not own})
+        for own in families
+    }
+
+
 def leave_one_out(
-    families: Sequence[Family],
+    families: Sequence[Family], rankers: Mapping[str, Ranker]
 ) -> dict[RankerLevel, dict[str, dict[str, FloatArray]]]:
     """nDCG@10 of each answerable query by level, family and order, shape (n_q,)."""
     found: dict[RankerLevel, dict[str, dict[str, FloatArray]]] = {level: {} for level in INPUTS}
     for own in families:
-        others = {each.name: each.training for each in families if each is not own}
-        ranker = train_ranker(others)
         for level in INPUTS:
             pools, labels = on_level(own.test[0], level), own.test[1]
             values = {
                 "reciprocal_rank": ndcg_by_query(pools, labels, None),
-                "ranker": ndcg_by_query(pools, labels, ranker),
+                "ranker": ndcg_by_query(pools, labels, rankers[own.name]),
             }
             found[level][own.name] = {
                 order: each[~np.isnan(each)] for order, each in values.items()
@@ -174,15 +182,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"[dim]{folder.name}: {time.perf_counter() - start:.0f} s so far[/dim]")
     if len(families) < 2:
         parser.error("give at least two families, so that one can be left out")
+    rankers = unseen_rankers(families)
     results = {
         "environment": environment(),
         "shipped": Ranker.default().digest(),
-        **report(leave_one_out(families), options.seed, console),
+        **report(leave_one_out(families, rankers), options.seed, console),
     }
     if options.write:
         file = Path(ctxguard.retrieval.signals.ranker.__file__).with_name("ranker.json")
         train_ranker({each.name: each.training for each in families}).save(file)
-        console.print(f"written: {file.name}")
+        RANKERS.mkdir(exist_ok=True)
+        for name, ranker in rankers.items():
+            ranker.save(RANKERS / f"{name}.json")
+        console.print(f"written: {file.name}, and {len(rankers)} in {RANKERS.name}")
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     return 0 if all(results["bars"].values()) else 1
