@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from ctxguard._support import _compiled
 from ctxguard._support.cache_folder import cache_folder
@@ -19,7 +19,9 @@ from tests.kernels import NO_BFLOAT16
 from tests.timing import NEVER, Clock
 
 # Nothing is timed in the tests: a busy machine is no failure.
-settings.register_profile("untimed", deadline=None)
+# A fixture such as `computed_by` sets the same for every example.
+UNCHANGED = [HealthCheck.function_scoped_fixture]
+settings.register_profile("untimed", deadline=None, suppress_health_check=UNCHANGED)
 settings.load_profile("untimed")
 
 

@@ -1,7 +1,6 @@
 """``ctxguard doctor``: a line for each part of a deployment, with the mend for what is wrong."""
 
 import platform
-import sys
 import time
 import tomllib
 import urllib.request
@@ -16,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 import ctxguard
-from ctxguard._support.extras import require
+from ctxguard._support import _compiled
 from ctxguard._support.foreign_distribution import foreign_distribution
 from ctxguard._support.regular_file import read_regular
 from ctxguard._support.settings import SettingsModel, setting
@@ -131,12 +130,10 @@ def _installation() -> Iterator[Finding]:
 
 
 def _kernels() -> Iterator[Finding]:
-    require("ctxguard.retrieval.index.kernels", "embedded")
-    yield Finding("kernels", "ok", f"compiled when first used, by numba {_version('numba')}")
-
-
-def _version(module: str) -> str:
-    return str(getattr(sys.modules.get(module), "__version__", "?"))
+    if _compiled.kernels is None:
+        yield Finding("kernels", "note", f"numpy serves, more slowly: {_compiled.absent}")
+    else:
+        yield Finding("kernels", "ok", f"compiled, for {_compiled.kernels.processor}")
 
 
 @dataclass(frozen=True)

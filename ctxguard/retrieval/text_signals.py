@@ -9,26 +9,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.types import FloatArray, Hit, Passage
 from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.retrieval.analysers import as_analyser
 from ctxguard.retrieval.analysers.reading import Reading
-from ctxguard.retrieval.index.forward import (
-    NumberArray,
-    bm25_norm,
-    named_signals,
-    query_words,
-    term_cosines,
-)
-from ctxguard.retrieval.index.lexical import idf
+from ctxguard.retrieval.index.forward import NumberArray, bm25_norm, named_signals, query_words
+from ctxguard.retrieval.index.kernels import rows_with
 from ctxguard.retrieval.index.passages import searchable_text
 from ctxguard.retrieval.protocols import Analyser
+from ctxguard.retrieval.signals.text import PassageWords, renumbered
 
 MAX_WORDS = 2_000_000
 """Words that are kept, at 16 bytes each."""
@@ -114,8 +108,6 @@ class TextSignals:
     ) -> None:
         if max_words < 1:
             raise ConfigurationError(f"max_words is {max_words!r}; it must be at least 1")
-        self._kernels: Any = require("ctxguard.retrieval.signals.text", "embedded")
-        self._vectors: Any = require("ctxguard.retrieval.signals.term_vectors", "embedded")
         analyser = as_analyser(analyser)
         self._analyser = analyser.fingerprint
         self._reading = Reading.of(analyser)
@@ -132,57 +124,34 @@ class TextSignals:
         return f"{self._analyser}, counted in {counted_in}"
 
     def text_signals(self, query: str, passages: Sequence[Passage | Hit]) -> dict[str, FloatArray]:
-        """The text family of some passages, shape (n,) each; see `signals.text`."""
-        candidates, n_passages = self._candidates(passages)
-        corpus, starts = self._corpus, candidates.starts
-        words_with = partial(
-            self._known, candidates.words, starts, None if corpus is None else corpus.words_with
-        )
-        stems_with = partial(
-            self._known, candidates.stems, starts, None if corpus is None else corpus.stems_with
-        )
-        terms = query_words(self._reading, query, words_with, stems_with, n_passages)
-        return named_signals(candidates, terms)
+        """Compute the text family of some passages, shape (n,) each; see `signals.text`."""
+        read, corpus = [self._read(passage) for passage in passages], self._corpus
+        rows, starts = np.arange(len(read)), np.cumsum([0, *[each.words.size for each in read]])
+        mean = int(starts[-1]) / max(len(read), 1) if corpus is None else corpus.mean_length
+        numbered: list[tuple[NDArray[np.int32], int]] = []
 
-    def term_cosines(self, passages: Sequence[Passage | Hit]) -> FloatArray:
-        """The cosines of term vectors, shape (n, n); see `signals.term_vectors`."""
-        candidates, n_passages = self._candidates(passages)
-        stems, distinct = self._vectors.renumbered(candidates.stems)
-        if self._corpus is None:
-            with_stem = self._kernels.passages_with(candidates.stems, candidates.starts, distinct)
-        else:
-            with_stem = self._corpus.stems_with(distinct)
-        return term_cosines(candidates._replace(stems=stems), idf(with_stem, n_passages))
+        def known(
+            given: list[NumberArray], counted: _PassagesWith | None, terms: list[str]
+        ) -> tuple[NumberArray, NumberArray]:
+            """Number the terms of passages and query together; as `Known`."""
+            wanted, flat = _numbers(terms), np.concatenate([_NO_WORDS, *given])
+            both, n = renumbered(np.concatenate((np.where(flat < 0, ~flat, flat), wanted)))
+            there, asked = both[: flat.size], both[flat.size :].astype(np.int64)
+            numbered.append((np.where(flat < 0, ~there, there), n))
+            if counted is not None:
+                return asked, counted(wanted)
+            return asked, rows_with(there, starts, rows, np.arange(n, dtype=np.int32), n)[asked]
 
-    def _known(
-        self,
-        terms_there: NumberArray,
-        starts: NumberArray,
-        corpus: _PassagesWith | None,
-        terms: list[str],
-    ) -> tuple[NumberArray, NumberArray]:
-        """As `ctxguard.retrieval.index.forward.Known`."""
-        numbers = _numbers(terms)
-        if corpus is None:
-            return numbers, self._kernels.passages_with(terms_there, starts, numbers)
-        return numbers, corpus(numbers)
-
-    def _candidates(self, passages: Sequence[Passage | Hit]) -> tuple[Any, int]:
-        """The `CandidateWords` of passages, and among how many passages words are rare."""
-        read = [self._read(passage) for passage in passages]
-        lengths = np.array([each.words.size for each in read], np.int64)
-        if self._corpus is None:
-            mean, n_passages = float(lengths.sum()) / max(len(read), 1), len(read)
-        else:
-            mean, n_passages = self._corpus.mean_length, self._corpus.n_passages
-        base, per_word = bm25_norm(mean)
-        candidates = self._kernels.CandidateWords(
-            np.concatenate([_NO_WORDS, *[each.words for each in read]]),
-            np.concatenate([_NO_WORDS, *[each.stems for each in read]]),
-            np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths))),
-            base + per_word * lengths,
-        )
-        return candidates, n_passages
+        counts = (None, None) if corpus is None else (corpus.words_with, corpus.stems_with)
+        of_words = partial(known, [each.words for each in read], counts[0])
+        of_stems = partial(known, [each.stems for each in read], counts[1])
+        n_passages = len(read) if corpus is None else corpus.n_passages
+        terms = query_words(self._reading, query, of_words, of_stems, n_passages)
+        (words, n_words), (stems, n_stems) = numbered
+        stem_of = np.zeros(n_words, np.int32)
+        stem_of[np.where(words < 0, ~words, words)] = stems
+        there = PassageWords(words, starts, stem_of, n_stems, *bm25_norm(mean))
+        return named_signals(there, terms, rows)
 
     def _read(self, passage: Passage | Hit) -> _Read:
         """Its words, kept or split now."""

@@ -12,10 +12,9 @@ from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.errors import ConfigurationError
 from ctxguard.request.with_text_signals import WithTextSignals
 from ctxguard.request.wrapped_retriever import calls_of
+from ctxguard.retrieval.signals.text import NAMES
 
-pytest.importorskip("numba")
-
-NAMES = pytest.importorskip("ctxguard.retrieval.signals.text").NAMES
+pytest.importorskip("Stemmer")
 
 HITS = [
     Hit("a", 0.9, "A harbour is a place where ships land."),

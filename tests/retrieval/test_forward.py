@@ -201,8 +201,6 @@ def test_given_passages_have_the_signals_of_an_index_of_the_corpus() -> None:
         found = signals.text_signals(QUERY, [PASSAGES[row] for row in rows])
         for name, values in forward.text_signals(QUERY, rows).items():
             assert found[name] == pytest.approx(values), name
-    cosines = signals.term_cosines([PASSAGES[row] for row in rows])
-    assert cosines == pytest.approx(forward.term_cosines(rows))
 
 
 def test_without_a_corpus_the_candidates_are_counted() -> None:
@@ -212,9 +210,7 @@ def test_without_a_corpus_the_candidates_are_counted() -> None:
     signals = TextSignals()
     for name, values in signals.text_signals(QUERY, hits).items():
         assert values == pytest.approx(forward.text_signals(QUERY, rows)[name]), name
-    assert signals.term_cosines(hits) == pytest.approx(forward.term_cosines(rows))
     assert signals.text_signals(QUERY, [])["coverage"].shape == (0,)
-    assert signals.term_cosines([]).shape == (0, 0)
 
 
 def test_a_passage_with_another_text_is_read_again() -> None:

@@ -1,10 +1,10 @@
-"""The compiled loops give what the plain definitions give."""
+"""The loops of a search, compiled and by numpy, give what the plain definitions give."""
 
 import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -14,11 +14,12 @@ from ctxguard.retrieval.index.kernels import (
     FusedCandidates,
     best_first,
     fuse_candidates,
-    kernel_params,
     nearest,
     search_postings,
 )
 from tests.rankings import assert_best
+
+pytestmark = pytest.mark.usefixtures("computed_by")
 
 FUSIONS = [Fusion(), Fusion(constant=1), Fusion("convex", 0.8), Fusion("convex", 0.0)]
 
@@ -37,7 +38,6 @@ class TestBestFirst:
         st.integers(0, 250),
         few_values | st.just(-math.inf),
     )
-    @settings(deadline=None)
     def test_it_is_sorting_by_score_and_then_position(
         self, scores: list[float], k: int, above: float
     ) -> None:
@@ -45,10 +45,10 @@ class TestBestFirst:
             (position for position, score in enumerate(scores) if score > above),
             key=lambda position: (-scores[position], position),
         )
-        assert best_first(np.array(scores, np.float64), k, above).tolist() == expected[:k]
+        assert best_first(np.array(scores, np.float32), k, above).tolist() == expected[:k]
 
     def test_what_is_no_number_is_never_among_the_best(self) -> None:
-        scores = np.array([math.nan, 1.0, math.nan, 2.0])
+        scores = np.array([math.nan, 1.0, math.nan, 2.0], np.float32)
         assert best_first(scores, 3, -math.inf).tolist() == [3, 1]
 
 
@@ -108,7 +108,6 @@ class TestFuseCandidates:
         ),
         st.sampled_from(FUSIONS),
     )
-    @settings(deadline=None)
     def test_it_is_the_union_scored_in_both_legs_and_fused_by_the_pure_function(
         self,
         drawn: tuple[list[float], list[float], set[int], set[int], int],
@@ -165,5 +164,5 @@ def fused_candidates(  # noqa: PLR0917  as the kernel
         read_only(np.array([[cosine, 0.0] for cosine in cosines], np.float32)),
         np.array([1.0, 0.0], np.float32),
         k,
-        kernel_params(fusion),
+        fusion,
     )

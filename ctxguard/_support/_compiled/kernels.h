@@ -48,6 +48,11 @@ int processor(void);
 void scratch_begin(void);
 void *scratch(size_t bytes);
 
+/* A table that the thread keeps for its next call, all zeros: whoever writes into it clears what it
+ * wrote before it returns. NULL where memory is short. */
+enum { COUNTS, POSITIONS, N_TABLES };
+void *zeros(int which, size_t bytes);
+
 #define ARRAY(type, i) ((type *)a[i].data)
 #define CONST_ARRAY(type, i) ((const type *)a[i].data)
 

@@ -13,8 +13,23 @@
  *   n x                                an integer, a float
  * A kernel of microseconds, for which giving up and taking the interpreter lock would take longer than
  * the work, begins with `held`. Kernels are declared here, and Python calls them by their names. */
+#define WORDS "i4 i8 i4 n x x"
+#define QUERY "i8 f8 i8 i8 f8 f8"
+#define SENTENCES "?i2 ?i4 ?i1 ?i1 ?u1 ?u2 ?i4 ?i8"
 #define KERNELS(kernel)                                                                             \
-    kernel(rank_by_probability, "held i8 f8 x ?f8 i8 f8 u1 f8 x u1 *f8 ?i8 x =f8 =i8")
+    kernel(rank_by_probability, "held i8 f8 x ?f8 i8 f8 u1 f8 x u1 *f8 ?i8 x =f8 =i8")              \
+    kernel(best_scores, "f4 x =i8")                                                                 \
+    kernel(search_postings, "i8 f4 i4 i8 =f4 =i8 =f8")                                              \
+    kernel(add_scores, "=f4 i8 f8 u2 i4 i8 i8 f8")                                                  \
+    kernel(nearest, "f4 f4 ?i8 =i8 =f8")                                                            \
+    kernel(fuse_candidates, "i8 f4 i8 f4 f4 n x n =i8 =f8")                                         \
+    kernel(search_both, "i8 f4 i4 i8 f4 f4 ?i8 n x n =i8 =f8")                                      \
+    kernel(rows_with, "?i4 ?u2 i8 i8 i4 =i8")                                                       \
+    kernel(renumbered, "i8 =i4")                                                                    \
+    kernel(text_signals, "i8 " WORDS " " QUERY " =f8")                                              \
+    kernel(term_cosines, "i8 " WORDS " f8 =f8")                                                     \
+    kernel(sentence_signals, "i8 " SENTENCES " =f8")                                                \
+    kernel(ranked_signals, "i8 ?i8 f8 f8 " WORDS " " QUERY " f8 f4 " SENTENCES " f8 =i8 =f8")
 
 #define DECLARE(name, types) int64_t name(const argument *a);
 KERNELS(DECLARE)

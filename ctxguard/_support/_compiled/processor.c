@@ -48,7 +48,7 @@ typedef struct block {
     char *bytes;
 } block;
 
-static pthread_key_t key;
+static pthread_key_t key, table_key;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void release(void *kept) {
@@ -59,7 +59,21 @@ static void release(void *kept) {
     }
 }
 
-static void make_key(void) { pthread_key_create(&key, release); }
+/* Tables of each thread, by use; as large as the largest that was asked for. */
+typedef struct {
+    size_t size;
+    void *bytes;
+} zero_table;
+
+static void release_tables(void *kept) {
+    for (int i = 0; i < N_TABLES; i++) free(((zero_table *)kept)[i].bytes);
+    free(kept);
+}
+
+static void make_key(void) {
+    pthread_key_create(&key, release);
+    pthread_key_create(&table_key, release_tables);
+}
 
 void scratch_begin(void) {
     pthread_once(&once, make_key);
@@ -96,4 +110,23 @@ void *scratch(size_t bytes) {
     void *piece = last->bytes + last->used;
     last->used += bytes;
     return piece;
+}
+
+void *zeros(int which, size_t bytes) {
+    pthread_once(&once, make_key);
+    zero_table *tables = pthread_getspecific(table_key);
+    if (!tables) {
+        tables = calloc(N_TABLES, sizeof *tables);
+        if (!tables || pthread_setspecific(table_key, tables)) {
+            free(tables);
+            return NULL;
+        }
+    }
+    zero_table *one = &tables[which];
+    if (one->size < bytes || !one->bytes) {
+        free(one->bytes);
+        one->bytes = calloc(bytes + 1, 1);
+        one->size = one->bytes ? bytes : 0;
+    }
+    return one->bytes;
 }

@@ -5,7 +5,6 @@ Views of a retriever share the index's changes, the thread pools and the circuit
 
 import copy
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Self, TypedDict, Unpack
@@ -17,15 +16,14 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Token, Where
 from ctxguard.core.types import DEFAULT_DEPTH, Passage, Route
 from ctxguard.errors import ConfigurationError, IndexFolderError, QueryError
-from ctxguard.resilience import Deadlines, Watcher, attempt
+from ctxguard.resilience import Deadlines, Watcher
 from ctxguard.retrieval.analysers import as_analyser
 from ctxguard.retrieval.chunks import document_of, is_chunk_id
-from ctxguard.retrieval.hybrid.candidates import SIGNALS, STAGES
+from ctxguard.retrieval.hybrid.candidates import STAGES
 from ctxguard.retrieval.hybrid.live_index import LiveIndex, open_index
 from ctxguard.retrieval.hybrid.pipeline import Hybrid, SearchSettings
 from ctxguard.retrieval.hybrid.search import Search, vector_of
 from ctxguard.retrieval.index.dense import EXACT_LIMIT
-from ctxguard.retrieval.index.filters import AllowedRows
 from ctxguard.retrieval.index.hybrid_index import Changes, HybridIndex
 from ctxguard.retrieval.index.lexical import LexicalEngine
 from ctxguard.retrieval.index.part_files import require_whole
@@ -360,7 +358,7 @@ class HybridRetriever(Hybrid):
         return self.generation.passages.metadata_rows.values(field)
 
     def warm_up(self, *, filter_fields: Iterable[str] = ()) -> None:
-        """Load the models and compile the loops, so that the first query does not wait.
+        """Load the models, so that the first query does not wait.
 
         No deadline applies.
 
@@ -381,19 +379,6 @@ class HybridRetriever(Hybrid):
         index.passages.metadata_rows.prepare(filter_fields)
         query = searchable_text(index.passages[0])[: settings.max_query_chars]
         self.with_deadlines(None).retrieve(query)
-        # An edited index and a filter take other compiled loops.
-        for each in (index, index.edited()):
-            first_row = AllowedRows(np.zeros(1, np.int64), len(each.passages))
-            for allowed in (None, first_row):
-                search = replace(
-                    self._search(query, DEFAULT_DEPTH),
-                    index=each,
-                    passages=each.passages,
-                    allowed=allowed,
-                )
-                candidates, _ = search.legs(None)
-                if search.with_signals:
-                    attempt(SIGNALS, search.signalled, candidates)
 
     def encode_query(self, query: str) -> Float32Array | QueryTokens:
         """Encode a query, for callers that retrieve it more than once.

@@ -4,15 +4,14 @@ A leg that raises, hangs or gives garbage becomes a `StageFailure`; the other an
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from ctxguard._support.extras import require
 from ctxguard.core.types import (
     FailureKind,
     FloatArray,
@@ -38,6 +37,7 @@ from ctxguard.retrieval.hybrid.candidates import (
 from ctxguard.retrieval.hybrid.pipeline import SearchSettings
 from ctxguard.retrieval.index.filters import AllowedRows
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
+from ctxguard.retrieval.index.kernels import FusedCandidates
 from ctxguard.retrieval.index.passages import PassageTable
 from ctxguard.retrieval.protocols import (
     Float32Array,
@@ -46,13 +46,10 @@ from ctxguard.retrieval.protocols import (
     RowArray,
     token_encoder_of,
 )
+from ctxguard.retrieval.signals.pooled import ranked_signals
 from ctxguard.retrieval.signals.ranker import RANKER_SIGNAL
 
-if TYPE_CHECKING:
-    from ctxguard.retrieval.index.kernels import FusedCandidates
-
 _T = TypeVar("_T")
-_Step = Callable[[Mapping[str, FloatArray]], dict[str, FloatArray]]
 
 _BOTH = (LEXICAL, DENSE)
 
@@ -246,7 +243,7 @@ class Search:
         check_finite(DENSE, scores)
         return DenseHits(rows, scores, vector)
 
-    def _candidates(self, fused: "FusedCandidates") -> Candidates:
+    def _candidates(self, fused: FusedCandidates) -> Candidates:
         rows, scores, lexical_scores, cosines = fused
         if not np.isfinite(cosines).all():
             raise StageError(DENSE, "gave NaN or an infinity for a passage")
@@ -266,56 +263,63 @@ class Search:
             StageError: the index holds nothing to compute signals from.
             Exception: whatever the embedder raises.
         """
-        signals: dict[str, FloatArray] = {}
-        for _, step in self._steps(candidates):
-            signals |= step(signals)
-        signalled = replace(candidates, signals=signals)
-        scores = signals.get(RANKER_SIGNAL)
-        return signalled if scores is None else signalled.ordered_by(scores, ScoreKind.LOGIT)
-
-    def signal_milliseconds(self, candidates: Candidates) -> dict[str, float]:
-        """Time each step of `signalled`, by the first family that it computes.
-
-        Coverage and position are computed with stems, the second pass with the ranker. The query's
-        word pieces are encoded before: they come from the pass that gives its vector.
-        """
-        self.query_tokens()
-        signals: dict[str, FloatArray] = {}
-        taken = {}
-        for family, step in self._steps(candidates):
-            start = perf_counter()
-            signals |= step(signals)
-            taken[family] = 1e3 * (perf_counter() - start)
-        return taken
-
-    def _steps(self, candidates: Candidates) -> list[tuple[str, _Step]]:
-        """List the steps in their order, each from the signals before it."""
-        index, rows = self.index, candidates.rows
-        forward, sentences = index.forward, index.sentences
+        index, rows, legs = self.index, candidates.rows, candidates.legs
+        forward, sentences, vectors = index.forward, index.sentences, index.dense.vectors
         if forward is None:
             raise StageError(
                 SIGNALS, "the index holds nothing to compute signals from; build it again"
             )
-        words: list[Any] = []
-
-        def stems(_: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
-            words.append(forward.candidate_words(rows))
-            return forward.text_signals(self.query, words[0])
-
-        def ranker(signals: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
-            vectors, cosines = index.dense.vectors_at(rows), forward.term_cosines(words[0])
-            ranked: dict[str, FloatArray] = _pooled().rank_candidates(
-                candidates.legs, signals, vectors, cosines, self.settings.ranker
-            )
-            return ranked
-
-        steps: list[tuple[str, _Step]] = [("stems", stems)]
-        if len(candidates.legs) < 2:
-            return steps
+        if len(legs) < 2:
+            return replace(candidates, signals=forward.text_signals(self.query, rows))
         tokens = self.query_tokens()
-        if sentences is not None and tokens is not None:
-            steps.append(("sentences", lambda _: sentences.signals(tokens, rows)))
-        return [*steps, ("ranker", ranker)]
+        # Where rows do not lie in one segment, those of the candidates are gathered.
+        order, signals = ranked_signals(
+            rows,
+            legs,
+            forward.passage_words(rows),
+            forward.query_words(self.query),
+            forward.stem_weights,
+            index.dense.vectors_at(rows) if vectors is None else vectors,
+            None if sentences is None or tokens is None else sentences.inputs(tokens, rows),
+            self.settings.ranker,
+            None if index.rows.is_plain else np.arange(rows.size),
+        )
+        return Candidates(
+            rows[order],
+            signals[RANKER_SIGNAL],
+            ScoreKind.LOGIT,
+            candidates.answered,
+            {name: Leg(leg.scores[order], leg.kind) for name, leg in legs.items()},
+            signals,
+        )
+
+    def signal_milliseconds(self, candidates: Candidates) -> dict[str, float]:
+        """Time the steps of `signalled`, by the first family that each computes.
+
+        Coverage and position are computed with stems, the second pass with the ranker, whose time
+        is the rest of the whole. The query's word pieces are encoded before: they come from the
+        pass that gives its vector.
+        """
+        forward, sentences, tokens = self.index.forward, self.index.sentences, self.query_tokens()
+        taken = {}
+        if forward is not None:
+            taken["stems"] = _milliseconds(
+                lambda: forward.text_signals(self.query, candidates.rows)
+            )
+        if len(candidates.legs) == len(_BOTH):
+            if sentences is not None and tokens is not None:
+                taken["sentences"] = _milliseconds(
+                    lambda: sentences.signals(tokens, candidates.rows)
+                )
+            whole = _milliseconds(lambda: self.signalled(candidates))
+            taken["ranker"] = max(whole - sum(taken.values()), 0.0)
+        return taken
+
+
+def _milliseconds(work: Callable[[], object]) -> float:
+    start = perf_counter()
+    work()
+    return 1e3 * (perf_counter() - start)
 
 
 def _alone(
@@ -359,8 +363,3 @@ def _left(budget: Budget | None, stage: str) -> float | None:
 def vector_of(query_vector: Float32Array | QueryTokens) -> Float32Array:
     """Return a query's vector, without its word pieces."""
     return query_vector.vector if isinstance(query_vector, QueryTokens) else query_vector
-
-
-@cache
-def _pooled() -> Any:
-    return require("ctxguard.retrieval.signals.pooled", "embedded")

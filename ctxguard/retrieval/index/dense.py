@@ -21,6 +21,7 @@ import numpy as np
 from ctxguard._support.extras import require
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import DataError
+from ctxguard.retrieval.index import kernels
 from ctxguard.retrieval.index.filters import AllowedRows
 from ctxguard.retrieval.index.part_files import PartFiles, read_only
 from ctxguard.retrieval.index.rows import Rows
@@ -143,7 +144,6 @@ class DenseIndex:
     """
 
     def __init__(self, segments: Sequence[_Vectors], rows: Rows) -> None:
-        self._kernels = require("ctxguard.retrieval.index.kernels", "embedded")
         self._segments, self._rows = segments, rows
         self.vectors = segments[0].vectors if rows.is_plain else None
         self.dimension: int = segments[0].vectors.shape[1]
@@ -204,10 +204,7 @@ class DenseIndex:
     ) -> tuple[RowArray, FloatArray]:
         k = min(k, len(segment.vectors) if allowed is None else allowed.rows.size)
         rows = segment.rows_to_compare(vector, k, allowed)
-        nearest: tuple[RowArray, FloatArray] = self._kernels.nearest(
-            segment.vectors, vector, k, rows
-        )
-        return nearest
+        return kernels.nearest(segment.vectors, vector, k, rows)
 
     def _allowed(self, allowed: AllowedRows) -> list[AllowedRows | None]:
         """Split allowed rows into those of each segment."""

@@ -8,18 +8,18 @@ index is built or opened: edits change them.
 from array import array
 from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from functools import cache, partial
+from functools import partial
 from math import log, log1p
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
+from typing import NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxguard._support.extras import require
 from ctxguard.core.types import FloatArray
 from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.analysers.reading import Reading
+from ctxguard.retrieval.index import kernels
 from ctxguard.retrieval.index.lexical import K1, B, idf
 from ctxguard.retrieval.index.part_files import (
     PartFiles,
@@ -30,9 +30,8 @@ from ctxguard.retrieval.index.part_files import (
 )
 from ctxguard.retrieval.index.rows import Rows
 from ctxguard.retrieval.protocols import Analyser, RowArray
-
-if TYPE_CHECKING:
-    from ctxguard.retrieval.signals.text import CandidateWords, QueryWords
+from ctxguard.retrieval.signals.term_vectors import term_cosines
+from ctxguard.retrieval.signals.text import NAMES, PassageWords, QueryWords, text_signals
 
 _WORDS, _STARTS = "forward.words.npy", "forward.starts.npy"
 _VOCABULARY = "forward.vocabulary.json"
@@ -71,7 +70,6 @@ class _Words:
 
     def __init__(self, reading: Reading, vocabulary: Mapping[str, int], ordered: Ordered) -> None:
         self.vocabulary = vocabulary
-        # Read-only whether built or mapped, so that numba compiles one variant of each loop.
         self.ordered = _read_only(ordered)
         self.stems: dict[str, int] = {}
         stems = reading.stems(list(vocabulary))
@@ -83,7 +81,7 @@ class _Words:
     def passages_with(self, rows: RowArray) -> tuple[NumberArray, NumberArray]:
         """Count how many of some rows have each word, and each stem."""
         itself = read_only(np.arange(self.stem_of.size, dtype=np.int32))
-        count, (words, starts) = _kernels().rows_with, self.ordered
+        count, (words, starts) = kernels.rows_with, self.ordered
         with_word: NumberArray = count(words, starts, rows, itself, itself.size)
         return with_word, count(words, starts, rows, self.stem_of, len(self.stems))
 
@@ -105,6 +103,7 @@ class ForwardIndex:
         stems: The number of each stem.
         words_with: The number of passages that have each word, shape (n_words,).
         stems_with: The number of passages that have each stem, shape (n_stems,).
+        stem_weights: The inverse document frequency of each stem, same shape.
 
     Raises:
         MissingExtraError: a library that it needs is not installed.
@@ -123,7 +122,7 @@ class ForwardIndex:
             self._number_and_count()
         n_words = int(self._lengths(rows.stored).sum())
         self._norm = bm25_norm(n_words / len(self) if len(self) else 0.0)
-        self._stem_weights = read_only(idf(self.stems_with, len(self)))
+        self.stem_weights = read_only(idf(self.stems_with, len(self)))
 
     def _number_and_count(self) -> None:
         """Number the words of all segments as one, and count the passages that are there."""
@@ -143,7 +142,7 @@ class ForwardIndex:
             self.stems_with[stems] += segment.stems_with - stems_gone
             # The first segment, which may be mapped, keeps its numbers.
             if at:
-                renumbered = _kernels().renumbered(segment.ordered.words, words)
+                renumbered = kernels.renumbered(segment.ordered.words, words)
                 self._ordered[at] = _read_only(Ordered(renumbered, segment.ordered.starts))
         self._stem_of = read_only(stem_of)
 
@@ -177,7 +176,7 @@ class ForwardIndex:
         """Store the words as one segment, the same as one that was built from the texts."""
         words, starts = self.ordered
         # Only numbers of words: a mapped file may have been altered.
-        words = _kernels().renumbered(words, np.arange(len(self.vocabulary), dtype=np.int32))
+        words = kernels.renumbered(words, np.arange(len(self.vocabulary), dtype=np.int32))
         # Numbers by first appearance, without the words that are gone.
         there, first = np.unique(np.where(words < 0, ~words, words), return_index=True)
         there = there[np.argsort(first)]
@@ -185,7 +184,7 @@ class ForwardIndex:
         numbers[there] = np.arange(there.size)
         names = list(self.vocabulary)
         vocabulary = {names[number]: at for at, number in enumerate(there.tolist())}
-        ordered = Ordered(_kernels().renumbered(words, numbers), starts)
+        ordered = Ordered(kernels.renumbered(words, numbers), starts)
         return self._of(self.analyser, vocabulary, ordered)
 
     def __len__(self) -> int:
@@ -196,43 +195,42 @@ class ForwardIndex:
         """The words of each passage, read-only."""
         return self._ordered[0] if self._rows.is_plain else self._gathered(np.arange(len(self)))
 
-    def text_signals(self, query: str, rows: "RowArray | CandidateWords") -> dict[str, FloatArray]:
+    def text_signals(self, query: str, rows: RowArray) -> dict[str, FloatArray]:
         """Compute the text family of some rows, shape (n,) each; see `signals.text`."""
-        terms = query_words(
+        return named_signals(self.passage_words(rows), self.query_words(query), self._places(rows))
+
+    def term_cosines(self, rows: RowArray) -> FloatArray:
+        """Compute the cosines of rows' term vectors, shape (n, n); see `signals.term_vectors`."""
+        return term_cosines(self.passage_words(rows), self.stem_weights, self._places(rows))
+
+    def query_words(self, query: str) -> QueryWords:
+        """Weigh the words of a query."""
+        return query_words(
             self._reading,
             query,
             partial(_known, self.vocabulary, self.words_with),
             partial(_known, self.stems, self.stems_with),
             len(self),
         )
-        return named_signals(self.candidate_words(rows), terms)
 
-    def term_cosines(self, rows: "RowArray | CandidateWords") -> FloatArray:
-        """Compute the cosines of rows' term vectors, shape (n, n); see `signals.term_vectors`."""
-        return term_cosines(self.candidate_words(rows), self._stem_weights)
+    def passage_words(self, rows: RowArray) -> PassageWords:
+        """Return the words of some rows: of all rows where they are one plain segment."""
+        ordered = self._ordered[0] if self._rows.is_plain else self._gathered(rows)
+        return PassageWords(*ordered, self._stem_of, self.stem_weights.size, *self._norm)
 
-    def candidate_words(self, rows: "RowArray | CandidateWords") -> "CandidateWords":
-        """Gather the words of some rows, for callers that need them more than once."""
-        if isinstance(rows, tuple):
-            return rows
-        ordered = self._ordered[0]
-        if not self._rows.is_plain:
-            ordered, rows = self._gathered(rows), np.arange(rows.size)
-        candidates: CandidateWords = _text().CandidateWords(
-            *_kernels().candidate_words(rows, ordered, self._stem_of, self._norm)
-        )
-        return candidates
+    def _places(self, rows: RowArray) -> RowArray:
+        """Return where the words of rows are in `passage_words`."""
+        return rows if self._rows.is_plain else np.arange(rows.size)
 
     def _gathered(self, rows: RowArray) -> Ordered:
         """Copy the words of some rows, in their order."""
         every, taken, places = np.arange(rows.size), [], []
         for (at, stored), ordered in zip(self._rows.split(rows), self._ordered, strict=True):
-            taken.append(_kernels().taken(ordered, stored))
+            taken.append(kernels.taken(*ordered, stored))
             places.append(every[at])
         starts = np.cumsum(np.concatenate([[0], *[np.diff(starts) for _, starts in taken]]))
         words = np.concatenate([words for words, _ in taken])
-        order = np.argsort(np.concatenate(places))
-        return _read_only(Ordered(*_kernels().taken(_read_only(Ordered(words, starts)), order)))
+        return Ordered(*kernels.taken(words, starts, np.argsort(np.concatenate(places))))
 
     def _lengths(self, stored: RowArray) -> NumberArray:
         """Count the words of stored rows, same shape."""
@@ -262,7 +260,7 @@ class ForwardIndex:
 
 def query_words(
     reading: Reading, query: str, words_with: Known, stems_with: Known, n_passages: int
-) -> "QueryWords":
+) -> QueryWords:
     """Weigh the words of a query among so many passages.
 
     A word weighs its inverse document frequency; one that no passage has weighs ln(n + 1.5), and
@@ -273,7 +271,7 @@ def query_words(
     counts = Counter(reading.stems(order))
     words, with_word = words_with(list(positions))
     stems, with_stem = stems_with(list(counts))
-    terms: QueryWords = _text().QueryWords(
+    return QueryWords(
         words,
         _weights(with_word, n_passages, log(n_passages + 1.5)),
         np.array([positions[word] for word in order], np.int64),
@@ -281,19 +279,13 @@ def query_words(
         _weights(with_stem, n_passages, log1p(n_passages)),
         np.array(list(counts.values()), np.float64),
     )
-    return terms
 
 
-def named_signals(candidates: "CandidateWords", query: "QueryWords") -> dict[str, FloatArray]:
+def named_signals(
+    passages: PassageWords, query: QueryWords, rows: RowArray
+) -> dict[str, FloatArray]:
     """Compute the text family by name, shape (n,) each."""
-    text = _text()
-    return dict(zip(text.NAMES, text.text_signals(candidates, query), strict=True))
-
-
-def term_cosines(candidates: "CandidateWords", stem_weights: FloatArray) -> FloatArray:
-    """Compute the cosines of candidates' term vectors, shape (n, n)."""
-    cosines: FloatArray = _term_vectors().term_cosines(candidates, stem_weights)
-    return cosines
+    return dict(zip(NAMES, text_signals(passages, query, rows), strict=True))
 
 
 def bm25_norm(mean_length: float) -> tuple[float, float]:
@@ -330,18 +322,3 @@ def _extended(
 
 def _read_only(ordered: Ordered) -> Ordered:
     return Ordered(read_only(ordered.words), read_only(ordered.starts))
-
-
-@cache
-def _kernels() -> Any:
-    return require("ctxguard.retrieval.index.kernels", "embedded")
-
-
-@cache
-def _text() -> Any:
-    return require("ctxguard.retrieval.signals.text", "embedded")
-
-
-@cache
-def _term_vectors() -> Any:
-    return require("ctxguard.retrieval.signals.term_vectors", "embedded")

@@ -8,24 +8,22 @@ those of its segments.
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxguard._support.extras import require
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, DataError, IndexFolderError
 from ctxguard.retrieval.analysers import analyser_of_index
 from ctxguard.retrieval.analysers.english import ENGLISH
-from ctxguard.retrieval.index import storage
+from ctxguard.retrieval.index import kernels, storage
 from ctxguard.retrieval.index.dense import CODES, EXACT_LIMIT, DenseIndex, unit_rows
 from ctxguard.retrieval.index.filters import AllowedRows
 from ctxguard.retrieval.index.forward import ForwardIndex
+from ctxguard.retrieval.index.kernels import FusedCandidates
 from ctxguard.retrieval.index.lexical import Bm25sIndex, LexicalEngine
 from ctxguard.retrieval.index.part_files import Maps, PartFiles
 from ctxguard.retrieval.index.passages import (
@@ -51,10 +49,6 @@ from ctxguard.retrieval.protocols import (
     TokenEncoder,
     token_encoder_of,
 )
-
-if TYPE_CHECKING:
-    from ctxguard.retrieval.index.kernels import FusedCandidates
-
 
 MERGE_FROM = 2_000
 """Passages in later segments, or deleted, above which a change merges all segments into one."""
@@ -255,12 +249,6 @@ class HybridIndex:
             raise DataError("deleting every passage would leave nothing to search")
         return self._changed((), None, gone, self.report), Changes(deleted=len(gone))
 
-    def edited(self) -> "HybridIndex":
-        """Return this index with an edit, if it has none: its searches take other loops."""
-        if not self.rows.is_plain or len(self.passages) == 1:
-            return self
-        return self.deleted(self.passages.ids[:1])[0]
-
     def upserted(
         self,
         passages: Iterable[Passage],
@@ -418,12 +406,12 @@ class HybridIndex:
         if allowed is None:
             return hits
         scores = hits.all_scores[allowed.rows]
-        best = _kernels().best_first(scores, k, 0.0)
+        best = kernels.best_first(scores, k, 0.0)
         return LexicalHits(allowed.rows[best], scores[best].astype(np.float64), hits.all_scores)
 
     def search_both(
         self, query: str, vector: Float32Array, k: int, fusion: Fusion
-    ) -> "FusedCandidates | None":
+    ) -> FusedCandidates | None:
         """Search both legs and fuse them, in one compiled call.
 
         Concurrent clients wait for the interpreter lock whenever it is released: here once, or
@@ -438,31 +426,27 @@ class HybridIndex:
         Returns:
             None if the lexical engine, or an index that is not one plain segment, has no such call.
         """
-        lexical, dense, kernels = self.lexical, self.dense, _kernels()
-        if not isinstance(lexical, Bm25sIndex) or not self.rows.is_plain:
+        lexical, dense = self.lexical, self.dense
+        if not isinstance(lexical, Bm25sIndex) or lexical.postings is None or dense.vectors is None:
             return None
-        fused: FusedCandidates = kernels.search_both(
+        return kernels.search_both(
             lexical.words(query),
             lexical.postings,
             dense.vectors,
             vector,
             k,
             dense.candidate_rows(vector, k),
-            kernels.kernel_params(fusion),
+            fusion,
         )
-        return fused
 
     def fuse(
         self, hits: LexicalHits, dense_rows: RowArray, vector: Float32Array, k: int, fusion: Fusion
-    ) -> "FusedCandidates":
+    ) -> FusedCandidates:
         """Fuse the rows that each leg found by itself: the at most ``k`` best, scored in both."""
-        kernels, params = _kernels(), _kernels().kernel_params(fusion)
-        fused: FusedCandidates
         if self.dense.vectors is not None:
-            fused = kernels.fuse_candidates(
-                hits.rows, hits.all_scores, dense_rows, self.dense.vectors, vector, k, params
+            return kernels.fuse_candidates(
+                hits.rows, hits.all_scores, dense_rows, self.dense.vectors, vector, k, fusion
             )
-            return fused
         # The candidates' vectors alone: those of all rows do not lie in one array.
         rows = np.union1d(hits.rows, dense_rows)
         fused = kernels.fuse_candidates(
@@ -472,7 +456,7 @@ class HybridIndex:
             self.dense.vectors_at(rows),
             vector,
             k,
-            params,
+            fusion,
         )
         return rows[fused[0]], *fused[1:]
 
@@ -598,11 +582,6 @@ class HybridIndex:
 
 def _in_order(parts: Sequence[_Part]) -> Rows:
     return Rows.in_order([segment.passages.ids for segment, _ in parts], [k for _, k in parts])
-
-
-@cache
-def _kernels() -> Any:
-    return require("ctxguard.retrieval.index.kernels", "embedded")
 
 
 def _token_encoder(embedder: Embedder) -> TokenEncoder:

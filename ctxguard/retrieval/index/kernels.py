@@ -1,116 +1,44 @@
-"""The inner loops of a search, compiled by numba; they run without the interpreter lock.
+"""The inner loops of a search: compiled, or by numpy where the compiled module is absent.
 
 The BM25 scores of a word lie one after the other, as bm25s stores them: ``data`` and ``indices``
 between ``indptr[word]`` and ``indptr[word + 1]``. The search of bm25s returns passages that score
-zero, breaks ties arbitrarily and compiles again in each process; this one does not.
-
-Each step of a search is one call here instead of a dozen numpy calls. A search takes a few tenths
-of a millisecond, in which a dozen calls would show; and nearly every numpy call releases and takes
-the interpreter lock, for which concurrent clients wait longer than for the work itself.
+zero and breaks ties arbitrarily; this one does not.
 
 A row, a word or a piece that does not exist, as in a mapped file that somebody altered, is
 taken for the first: the result is wrong then, and nothing else is read or written.
-
-Import this module through `ctxguard._support.extras.require`: numba comes with an extra.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxguard._support.compiled import SUMS_REORDERED, compiled
-from ctxguard.core.fusion import Fusion
-from ctxguard.core.scores import INVALID_MAGNITUDE
-from ctxguard.core.types import FloatArray
-from ctxguard.retrieval.index.forward import Ordered
-from ctxguard.retrieval.index.lexical import Postings
+from ctxguard._support import _compiled
+from ctxguard.core.fusion import Fusion, fuse
+from ctxguard.core.types import FloatArray, Leg, ScoreKind
 from ctxguard.retrieval.protocols import Float32Array, PieceArray, RowArray
 
 WordArray = NDArray[np.int64]
 CountArray = NDArray[np.uint16]
 PostingRows = NDArray[np.int32]
-AnyFloatArray = Float32Array | FloatArray
-
-FusionParams = tuple[bool, float, int]
-"""Whether a fusion is convex, its dense weight, and its constant of reciprocal rank."""
+Postings = tuple[Float32Array, PostingRows, WordArray]
 
 FusedCandidates = tuple[RowArray, FloatArray, FloatArray, FloatArray]
 """Rows, fused scores, lexical scores and cosines, best first, ties by row; shape (n,) each."""
 
 
-@compiled()
-def _sink(heap: RowArray, scores: AnyFloatArray, at: int, size: int) -> None:
-    """Move a position down a heap until none below it is worse; of equal scores, the later is."""
-    position = heap[at]
-    score = scores[position]
-    while 2 * at + 1 < size:
-        below = 2 * at + 1
-        if below + 1 < size:
-            left, right = heap[below], heap[below + 1]
-            if scores[right] < scores[left] or (scores[right] == scores[left] and right > left):
-                below += 1
-        worst = heap[below]
-        if scores[worst] > score or (scores[worst] == score and worst < position):
-            break
-        heap[at] = worst
-        at = below
-    heap[at] = position
-
-
-@compiled()
-def _sort(positions: RowArray, scores: AnyFloatArray) -> None:
-    """Order positions best first, ties by position. Shell's sort is fastest for hundreds."""
-    gap = 1
-    while 3 * gap < positions.size:
-        gap = 3 * gap + 1
-    while gap > 0:
-        for at in range(gap, positions.size):
-            position = positions[at]
-            score = scores[position]
-            to = at
-            while to >= gap:
-                before = positions[to - gap]
-                if scores[before] > score or (scores[before] == score and before < position):
-                    break
-                positions[to] = before
-                to -= gap
-            positions[to] = position
-        gap //= 3
-
-
-@compiled()
-def best_first(scores: AnyFloatArray, k: int, above: float) -> RowArray:
+def best_first(scores: Float32Array, k: int, above: float) -> RowArray:
     """Positions of the at most k highest scores above a bound, best first, ties by position.
 
-    NaN is never among them. A heap keeps the worst of the k best so far on top; numpy's partition
-    and argsort take numba seconds to compile.
+    NaN is never among them.
     """
-    best = np.empty(min(k, scores.size), np.int64)
-    if best.size == 0:
-        return best
-    size = 0
-    is_heap = False
-    least = above
-    for position in range(scores.size):
-        if not scores[position] > least:
-            continue
-        if size < best.size:
-            best[size] = position
-            size += 1
-            continue
-        if not is_heap:
-            for at in range(size // 2 - 1, -1, -1):
-                _sink(best, scores, at, size)
-            is_heap = True
-        if scores[position] > scores[best[0]]:
-            best[0] = position
-            _sink(best, scores, 0, size)
-        least = scores[best[0]]
-    best = best[:size]
-    _sort(best, scores)
-    return best
+    if _compiled.kernels is not None:
+        best = np.empty(min(k, scores.size), np.int64)
+        return best[: _compiled.kernels.best_scores(scores, above, best)]
+    at = np.flatnonzero(scores > above)
+    if at.size > k > 0:
+        at = at[scores[at] >= np.partition(scores[at], at.size - k)[at.size - k]]
+    return at[np.argsort(-scores[at], kind="stable")][:k]
 
 
-@compiled()
 def search_postings(
     words: WordArray, postings: Postings, n_passages: int, k: int
 ) -> tuple[RowArray, FloatArray, Float32Array]:
@@ -119,23 +47,28 @@ def search_postings(
     Returns:
         The rows, their scores, and the score of every row of the index, shape (n_passages,).
     """
-    data, indices, indptr = postings
     all_scores = np.zeros(n_passages, np.float32)
-    for word in words:
-        for at in range(indptr[word], indptr[word + 1]):
-            row = indices[at]
-            all_scores[row if 0 <= row < n_passages else 0] += data[at]
+    if _compiled.kernels is not None:
+        rows, scores = np.empty(k, np.int64), np.empty(k)
+        n = _compiled.kernels.search_postings(words, *postings, all_scores, rows, scores)
+        return rows[:n], scores[:n], all_scores
+    data, indices, indptr = postings
+    for word in words.tolist():
+        part = slice(indptr[word], indptr[word + 1])
+        all_scores[_existing(indices[part], n_passages)] += data[part]
     rows = best_first(all_scores, k, 0.0)
     return rows, all_scores[rows].astype(np.float64), all_scores
 
 
-@compiled()
-def _bm25(count: int, weight: float, norm: float) -> np.float32:
-    """Score one word in one passage; one formula, so that equal numbers score equally."""
-    return np.float32(weight * (count / (count + norm)))
+def _existing(numbers: NDArray[np.integer], n: int) -> NDArray[np.integer]:
+    return np.where((numbers >= 0) & (numbers < n), numbers, 0)
 
 
-@compiled()
+def _bm25(counts: CountArray, weights: FloatArray | float, norms: FloatArray) -> Float32Array:
+    """Score words in passages; one formula, so that equal numbers score equally."""
+    return (weights * (counts / (counts + norms))).astype(np.float32)
+
+
 def posting_scores(
     counts: CountArray,
     rows: PostingRows,
@@ -153,13 +86,15 @@ def posting_scores(
         norms: The addend of a passage's length to the count, shape (n_passages,).
     """
     scores = np.empty(counts.size, np.float32)
-    for word in range(weights.size):
-        for at in range(starts[word], starts[word + 1]):
-            scores[at] = _bm25(counts[at], weights[word], norms[rows[at]])
+    # Some words at a time: numbers of eight bytes for every posting would take much memory.
+    for first in range(0, weights.size, 10_000):
+        of_words = starts[first : first + 10_001]
+        part = slice(of_words[0], of_words[-1])
+        by_posting = np.repeat(weights[first : first + 10_000], np.diff(of_words))
+        scores[part] = _bm25(counts[part], by_posting, norms[rows[part]])
     return scores
 
 
-@compiled()
 def passages_with(rows: PostingRows, starts: WordArray, new_rows: RowArray) -> WordArray:
     """Count the passages that were not deleted and have each word, shape (n_words,).
 
@@ -168,15 +103,11 @@ def passages_with(rows: PostingRows, starts: WordArray, new_rows: RowArray) -> W
         starts: As for `Counted`.
         new_rows: The row of each passage, −1 where it was deleted.
     """
-    there = np.zeros(starts.size - 1, np.int64)
-    for word in range(there.size):
-        for at in range(starts[word], starts[word + 1]):
-            row = rows[at]
-            there[word] += new_rows[row if 0 <= row < new_rows.size else 0] >= 0
-    return there
+    there = np.zeros(rows.size + 1, np.int64)
+    np.cumsum(new_rows[_existing(rows, new_rows.size)] >= 0, out=there[1:])
+    return np.diff(there[starts])
 
 
-@compiled()
 def rows_with(
     numbers: PieceArray, starts: RowArray, rows: RowArray, number_of: PostingRows, n_numbers: int
 ) -> WordArray:
@@ -190,20 +121,17 @@ def rows_with(
         n_numbers: All are below this.
     """
     found = np.zeros(n_numbers, np.int64)
-    last = np.full(n_numbers, -1, np.int64)
-    for row in rows:
-        for at in range(starts[row], starts[row + 1]):
-            number = np.int64(numbers[at])
-            number = number if number >= 0 else ~number
-            number = number_of[number if number < number_of.size else 0]
-            if last[number] != row:
-                last[number] = row
-                found[number] += 1
+    if _compiled.kernels is not None:
+        typed = (None, numbers) if numbers.dtype == np.uint16 else (numbers, None)
+        _compiled.kernels.rows_with(*typed, starts, rows, number_of, found)
+        return found
+    for row in rows.tolist():
+        own = numbers[starts[row] : starts[row + 1]].astype(np.int64)
+        found[np.unique(number_of[_existing(np.where(own < 0, ~own, own), number_of.size)])] += 1
     return found
 
 
-@compiled()
-def add_scores(  # noqa: PLR0917  compiled code takes no keywords
+def add_scores(  # noqa: PLR0917  as the compiled one
     all_scores: Float32Array,
     words: WordArray,
     weights: FloatArray,
@@ -225,54 +153,25 @@ def add_scores(  # noqa: PLR0917  compiled code takes no keywords
         new_rows: The row of each passage of the part, −1 where it was deleted.
         norms: As for `posting_scores`, by row of the edited index.
     """
-    for i in range(words.size):
-        if words[i] < 0:
-            continue
-        for at in range(starts[words[i]], starts[words[i] + 1]):
-            row = rows[at]
-            row = new_rows[row if 0 <= row < new_rows.size else 0]
-            if row >= 0:
-                all_scores[row] += _bm25(counts[at], weights[i], norms[row])
+    if _compiled.kernels is not None:
+        _compiled.kernels.add_scores(
+            all_scores, words, weights, counts, rows, starts, new_rows, norms
+        )
+        return
+    for word, weight in zip(words.tolist(), weights.tolist(), strict=True):
+        if word >= 0:
+            part = slice(starts[word], starts[word + 1])
+            there = new_rows[_existing(rows[part], new_rows.size)]
+            scores = _bm25(counts[part], weight, norms[there])
+            all_scores[there[there >= 0]] += scores[there >= 0]
 
 
-@compiled(SUMS_REORDERED)
-def _product(vectors: Float32Array, row: int, vector: Float32Array) -> np.float32:
-    """Multiply one vector of many, read where it lies, with another: their inner product."""
-    total = np.float32(0.0)
-    for i in range(vector.size):
-        total += vectors[row, i] * vector[i]
-    return total
-
-
-@compiled(SUMS_REORDERED)
 def _products(vectors: Float32Array, vector: Float32Array) -> Float32Array:
-    """`_product` of every vector, four at a time, so that no sum waits for the one before it.
-
-    The last four may overlap those before: each sum runs in the same order, so that equal vectors
-    have equal products.
-    """
-    products = np.empty(len(vectors), np.float32)
-    if products.size < 4:
-        for row in range(products.size):
-            products[row] = _product(vectors, row, vector)
-        return products
-    for start in range(0, products.size, 4):
-        row = min(start, products.size - 4)
-        first = second = third = fourth = np.float32(0.0)
-        for i in range(vector.size):
-            number = vector[i]
-            first += vectors[row, i] * number
-            second += vectors[row + 1, i] * number
-            third += vectors[row + 2, i] * number
-            fourth += vectors[row + 3, i] * number
-        products[row] = first
-        products[row + 1] = second
-        products[row + 2] = third
-        products[row + 3] = fourth
+    # Not a matrix product, in which equal vectors may have unequal products.
+    products: Float32Array = np.einsum("nd,d->n", vectors, vector)
     return products
 
 
-@compiled()
 def nearest(
     vectors: Float32Array, vector: Float32Array, k: int, candidate_rows: RowArray | None
 ) -> tuple[RowArray, FloatArray]:
@@ -284,32 +183,24 @@ def nearest(
         k: ≥ 0.
         candidate_rows: The rows to compare, each once, in any order; None for all.
     """
-    if candidate_rows is None:
-        cosines = _products(vectors, vector)
-        rows = best_first(cosines, k, -np.inf)
-        return rows, cosines[rows].astype(np.float64)
-    ascending = np.sort(candidate_rows)
-    cosines = np.empty(ascending.size, np.float32)
-    for at in range(ascending.size):
-        cosines[at] = _product(vectors, ascending[at], vector)
+    if _compiled.kernels is not None:
+        rows, scores = np.empty(k, np.int64), np.empty(k)
+        n = _compiled.kernels.nearest(vectors, vector, candidate_rows, rows, scores)
+        return rows[:n], scores[:n]
+    compared = np.arange(len(vectors)) if candidate_rows is None else np.sort(candidate_rows)
+    cosines = _products(vectors[compared], vector)
     best = best_first(cosines, k, -np.inf)
-    return ascending[best], cosines[best].astype(np.float64)
+    return compared[best], cosines[best].astype(np.float64)
 
 
-def kernel_params(fusion: Fusion) -> FusionParams:
-    """Convert a fusion for the compiled loops."""
-    return fusion.method == "convex", fusion.weight, fusion.constant
-
-
-@compiled()
-def fuse_candidates(  # noqa: PLR0917  compiled code takes no keywords
+def fuse_candidates(  # noqa: PLR0917  as the compiled one
     lexical_rows: RowArray,
     all_scores: Float32Array,
     dense_rows: RowArray,
     vectors: Float32Array,
     vector: Float32Array,
     k: int,
-    fusion: FusionParams,
+    fusion: Fusion,
 ) -> FusedCandidates:
     """Score the rows of either leg in both, and fuse as `ctxguard.core.fusion.fuse` does.
 
@@ -320,128 +211,64 @@ def fuse_candidates(  # noqa: PLR0917  compiled code takes no keywords
         vectors: The unit vector of every row.
         vector: The query's unit vector.
         k: The most candidates to return.
-        fusion: From `kernel_params`.
+        fusion: By reciprocal ranks, or convex.
     """
-    is_convex, weight, constant = fusion
-    both = np.sort(np.concatenate((lexical_rows, dense_rows)))
-    n = 0
-    for at in range(both.size):
-        if at == 0 or both[at] != both[n - 1]:
-            both[n] = both[at]
-            n += 1
-    rows = both[:n]
-    scores = np.empty(n, np.float64)
-    cosines = np.empty(n, np.float64)
-    for at in range(n):
-        scores[at] = all_scores[rows[at]]
-        cosines[at] = _product(vectors, rows[at], vector)
-    if is_convex:
-        fused = weight * _unit_interval(cosines, -1.0)
-        fused += (1.0 - weight) * _unit_interval(scores, 0.0)
-    else:
-        fused = _reciprocal_ranks(scores, 0.0, constant)
-        fused += _reciprocal_ranks(cosines, -INVALID_MAGNITUDE, constant)
-    # There are at most 2 k of them: sorting all is quicker than keeping a heap of k.
-    best = best_first(fused, n, -np.inf)[:k]
+    if _compiled.kernels is not None:
+        rows, values = np.empty(k, np.int64), np.empty((3, k))
+        n = _compiled.kernels.fuse_candidates(
+            lexical_rows, all_scores, dense_rows, vectors, vector, *_params(fusion), rows, values
+        )
+        return rows[:n], *values[:, :n]
+    rows = np.union1d(lexical_rows, dense_rows)
+    scores = all_scores[rows].astype(np.float64)
+    cosines = _products(vectors[rows], vector).astype(np.float64)
+    legs = {"lexical": Leg(scores, ScoreKind.RATIO), "dense": Leg(cosines, ScoreKind.COSINE)}
+    fused = fuse(legs, fusion)
+    best = np.lexsort((rows, -fused))[:k]
     return rows[best], fused[best], scores[best], cosines[best]
 
 
-@compiled()
-def search_both(  # noqa: PLR0917  compiled code takes no keywords
+def search_both(  # noqa: PLR0917  as the compiled one
     words: WordArray,
     postings: Postings,
     vectors: Float32Array,
     vector: Float32Array,
     k: int,
     candidate_rows: RowArray | None,
-    fusion: FusionParams,
+    fusion: Fusion,
 ) -> FusedCandidates:
-    """`search_postings`, `nearest` and `fuse_candidates` in one call; arguments as theirs."""
+    """`search_postings`, `nearest` and `fuse_candidates` in one call; arguments as theirs.
+
+    A search takes tenths of a millisecond, in which a dozen calls would show; and nearly every
+    numpy call releases and takes the interpreter lock, for which concurrent clients wait longer
+    than for the work itself.
+    """
+    if _compiled.kernels is not None:
+        rows, values = np.empty(k, np.int64), np.empty((3, k))
+        n = _compiled.kernels.search_both(
+            words, *postings, vectors, vector, candidate_rows, *_params(fusion), rows, values
+        )
+        return rows[:n], *values[:, :n]
     lexical_rows, _, all_scores = search_postings(words, postings, len(vectors), k)
     dense_rows, _ = nearest(vectors, vector, k, candidate_rows)
     return fuse_candidates(lexical_rows, all_scores, dense_rows, vectors, vector, k, fusion)
 
 
-@compiled()
-def _reciprocal_ranks(scores: FloatArray, above: float, constant: int) -> FloatArray:
-    """1 / (constant + rank), equal scores sharing the better rank; 0 for garbage and below."""
-    ranks = np.zeros(scores.size, np.float64)
-    order = best_first(scores, scores.size, above)
-    garbage = 0
-    while garbage < order.size and scores[order[garbage]] >= INVALID_MAGNITUDE:
-        garbage += 1
-    better = 0
-    for at in range(garbage, order.size):
-        if at > garbage and scores[order[at]] != scores[order[at - 1]]:
-            better = at - garbage
-        ranks[order[at]] = 1.0 / (constant + 1.0 + better)
-    return ranks
+def _params(fusion: Fusion) -> tuple[bool, float, int]:
+    return fusion.method == "convex", fusion.weight, fusion.constant
 
 
-@compiled()
-def _unit_interval(scores: FloatArray, minimum: float) -> FloatArray:
-    """Compute (score − minimum) / (highest − minimum); 0 for garbage and lower scores."""
-    shifted = np.zeros(scores.size, np.float64)
-    span = 0.0
-    for at in range(scores.size):
-        # NaN fails both comparisons.
-        if minimum < scores[at] < INVALID_MAGNITUDE:
-            shifted[at] = scores[at] - minimum
-            span = max(span, shifted[at])
-    return shifted / span if span > 0.0 else shifted
-
-
-@compiled()
 def renumbered(words: PostingRows, numbers: PostingRows) -> PostingRows:
     """Give each word its new number; complements stay complements."""
-    new = np.empty(words.size, np.int32)
-    for at in range(words.size):
-        known = words[at] if words[at] >= 0 else ~words[at]
-        number = numbers[known if known < numbers.size else 0]
-        new[at] = number if words[at] >= 0 else ~number
-    return new
+    new = numbers[_existing(np.where(words < 0, ~words, words), numbers.size)]
+    renumbered: PostingRows = np.where(words < 0, ~new, new)
+    return renumbered
 
 
-@compiled()
-def taken(ordered: Ordered, rows: RowArray) -> tuple[PostingRows, WordArray]:
+def taken(words: PostingRows, starts: WordArray, rows: RowArray) -> tuple[PostingRows, WordArray]:
     """Copy the words of some passages, in the order of ``rows``; also return their starts."""
-    starts = np.zeros(rows.size + 1, np.int64)
-    for i in range(rows.size):
-        size = ordered.starts[rows[i] + 1] - ordered.starts[rows[i]]
-        starts[i + 1] = starts[i] + size
-    words = np.empty(starts[-1], np.int32)
-    for i in range(rows.size):
-        begin = ordered.starts[rows[i]]
-        words[starts[i] : starts[i + 1]] = ordered.words[begin : ordered.starts[rows[i] + 1]]
-    return words, starts
-
-
-@compiled()
-def candidate_words(
-    rows: RowArray, ordered: Ordered, stem_of: PostingRows, norm: tuple[float, float]
-) -> tuple[PostingRows, PostingRows, WordArray, FloatArray]:
-    """Gather the fields of `CandidateWords` of some rows.
-
-    Args:
-        rows: Rows of ``ordered``.
-        ordered: The words of passages.
-        stem_of: The stem of each word.
-        norm: BM25's addend to the counts of a passage without words, and for each word.
-    """
-    starts = np.zeros(rows.size + 1, np.int64)
-    norms = np.empty(rows.size, np.float64)
-    for i in range(rows.size):
-        length = ordered.starts[rows[i] + 1] - ordered.starts[rows[i]]
-        starts[i + 1] = starts[i] + length
-        norms[i] = norm[0] + norm[1] * length
-    words = np.empty(starts[-1], np.int32)
-    stems = np.empty(starts[-1], np.int32)
-    for i in range(rows.size):
-        begin = ordered.starts[rows[i]]
-        for at in range(starts[i + 1] - starts[i]):
-            word = ordered.words[begin + at]
-            known = word if word >= 0 else ~word
-            known = known if known < stem_of.size else 0
-            words[starts[i] + at] = known if word >= 0 else ~known
-            stems[starts[i] + at] = stem_of[known]
-    return words, stems, starts, norms
+    begin, sizes = starts[rows], starts[rows + 1] - starts[rows]
+    new_starts = np.zeros(rows.size + 1, np.int64)
+    np.cumsum(sizes, out=new_starts[1:])
+    at = np.repeat(begin - new_starts[:-1], sizes) + np.arange(new_starts[-1])
+    return words[at], new_starts

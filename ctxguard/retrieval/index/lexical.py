@@ -14,6 +14,8 @@ from ctxguard._support.extras import require
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError, IndexFolderError
 from ctxguard.retrieval.analysers.english import ENGLISH
+from ctxguard.retrieval.index import kernels
+from ctxguard.retrieval.index.kernels import Postings
 from ctxguard.retrieval.index.part_files import (
     ALTERED,
     PartFiles,
@@ -26,7 +28,6 @@ from ctxguard.retrieval.index.rows import Rows
 from ctxguard.retrieval.protocols import Analyser, Float32Array, LexicalHits
 
 LexicalEngine = Literal["bm25s", "rank-bm25"]
-Postings = tuple[Float32Array, NDArray[np.int32], NDArray[np.int64]]
 
 K1 = 1.5
 B = 0.75
@@ -74,7 +75,7 @@ class _Terms(NamedTuple):
 
 
 class Bm25sIndex:
-    """BM25 in Lucene's form, as bm25s scores it, searched by this package's compiled loops.
+    """BM25 in Lucene's form, as bm25s scores it, searched by this package's loops.
 
     Lucene's form is idf · count / (count + k1 (1 − b + b · length / mean length)), with
     idf = ln(1 + (n − df + ½) / (df + ½)), where df passages of n have the word (Kamphuis et al.,
@@ -97,23 +98,21 @@ class Bm25sIndex:
     def __init__(self, analyser: Analyser, segments: Sequence[_Terms], rows: Rows) -> None:
         self.analyser = analyser
         self._segments, self._rows = segments, rows
-        self._kernels = require("ctxguard.retrieval.index.kernels", "embedded")
         self.postings = segments[0].postings if rows.is_plain else None
         if self.postings is None:
             lengths = np.concatenate([each.counted.lengths for each in segments])
             self._norms = read_only(length_norms(lengths[rows.stored]))
             self._passages_with = [
-                self._kernels.passages_with(each.counted.rows, each.counted.starts, there)
+                kernels.passages_with(each.counted.rows, each.counted.starts, there)
                 for each, there in zip(segments, rows.of_segments, strict=True)
             ]
 
     @classmethod
     def _of(cls, analyser: Analyser, vocabulary: dict[str, int], counted: Counted) -> Self:
         """Score the postings of one segment."""
-        # Read-only whether built or mapped, so that numba compiles one variant of each loop.
         counted = Counted(*[read_only(each) for each in counted])
         counts, rows, starts, lengths = counted
-        scores = require("ctxguard.retrieval.index.kernels", "embedded").posting_scores(
+        scores = kernels.posting_scores(
             counts, rows, starts, idf(np.diff(starts), lengths.size), length_norms(lengths)
         )
         segment = _Terms(vocabulary, counted, read_only(scores))
@@ -172,7 +171,7 @@ class Bm25sIndex:
         k = min(k, len(self))
         if self.postings is not None:
             return LexicalHits(
-                *self._kernels.search_postings(self.words(query), self.postings, len(self), k)
+                *kernels.search_postings(self.words(query), self.postings, len(self), k)
             )
         terms = self.analyser.analyse(query)
         frequencies = np.zeros(len(terms), np.int64)
@@ -186,10 +185,10 @@ class Bm25sIndex:
             self._segments, numbers, self._rows.of_segments, strict=True
         ):
             counts, stored, starts, _ = segment.counted
-            self._kernels.add_scores(
+            kernels.add_scores(
                 all_scores, words, weights, counts, stored, starts, rows, self._norms
             )
-        best = self._kernels.best_first(all_scores, k, 0.0)
+        best = kernels.best_first(all_scores, k, 0.0)
         return LexicalHits(best, all_scores[best].astype(np.float64), all_scores)
 
     def words(self, query: str) -> NDArray[np.int64]:

@@ -5,7 +5,6 @@ takes some 3 KB: 384 bytes a sentence, two a word piece.
 """
 
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple, Self
@@ -13,9 +12,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxguard._support.extras import require
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
+from ctxguard.retrieval.index.kernels import rows_with
 from ctxguard.retrieval.index.lexical import idf
 from ctxguard.retrieval.index.part_files import (
     PartFiles,
@@ -25,6 +24,12 @@ from ctxguard.retrieval.index.part_files import (
 )
 from ctxguard.retrieval.index.rows import Rows
 from ctxguard.retrieval.protocols import Int8Array, QueryTokens, RowArray, Sentences
+from ctxguard.retrieval.signals.sentences import (
+    NAMES,
+    SentenceInputs,
+    sentence_signals,
+    weighted_pieces,
+)
 
 _FREQUENCIES = "frequencies"
 _TABLE = "table.npy"
@@ -105,7 +110,6 @@ class SentenceIndex:
     @classmethod
     def build(cls, table: TokenTable, sentences: Sentences) -> Self:
         """Keep the sentences of every row."""
-        # Read-only whether built or mapped, so that numba compiles one variant of each loop.
         sentences = Sentences(*[read_only(each) for each in sentences])
         rows = Rows.whole(len(sentences.starts) - 1)
         frequencies = _frequencies(sentences, rows.stored, len(table.states))
@@ -142,24 +146,34 @@ class SentenceIndex:
         Raises:
             ConfigurationError: the query was encoded by another model.
         """
+        places = rows if self._rows.is_plain else np.arange(rows.size)
+        found = sentence_signals(self.inputs(query, rows), places)
+        return dict(zip(NAMES, found, strict=True))
+
+    def inputs(self, query: QueryTokens, rows: RowArray) -> SentenceInputs:
+        """Return a query's pieces with the sentences of some rows: of all in one plain segment.
+
+        Raises:
+            ConfigurationError: As for `signals`.
+        """
         n_vocabulary, d = self.table.states.shape
         pieces, states = query.pieces, query.states
-        is_known = ((pieces >= 0) & (pieces < n_vocabulary)).all()
+        is_known = not pieces.size or 0 <= pieces.min() <= pieces.max() < n_vocabulary
         if states.shape != (pieces.size, d) or not is_known:
             raise ConfigurationError(
                 f"the query's {pieces.size} word pieces, with states of shape {states.shape}, are "
                 f"not those of the index's model ({n_vocabulary} pieces, length {d}): encode the "
                 "query with the index's embedder"
             )
-        loops = _loops()
-        found = np.full((rows.size, len(loops.NAMES)), np.nan)
-        if pieces.size:
-            states, weights = loops.weighted_pieces(states, self._weights[pieces])
-            for (at, stored), part in zip(self._rows.split(rows), self._segments, strict=True):
-                found[at] = loops.sentence_signals(
-                    states, weights, self.table.states, *part.sentences, stored
-                )
-        return dict(zip(loops.NAMES, np.ascontiguousarray(found.T), strict=True))
+        own = self._segments[0].sentences if self._rows.is_plain else self.taken(rows)
+        vectors, lengths, numbers, starts = own
+        narrow: Any
+        wide: Any
+        narrow, wide = (numbers, None) if numbers.dtype == np.uint16 else (None, numbers)
+        scaled, shares = weighted_pieces(states, self._weights[pieces])
+        return SentenceInputs(
+            scaled, shares, self.table.states, vectors, lengths, narrow, wide, starts
+        )
 
     def save(self, folder: Path) -> None:
         """Write the arrays of one segment."""
@@ -191,9 +205,7 @@ class SentenceIndex:
 def _frequencies(sentences: Sentences, rows: RowArray, n_vocabulary: int) -> NDArray[np.int32]:
     itself = read_only(np.arange(n_vocabulary, dtype=np.int32))
     starts = np.ascontiguousarray(sentences.starts[:, 1])
-    count = require("ctxguard.retrieval.index.kernels", "embedded").rows_with
-    frequencies: NDArray[np.int64] = count(sentences.pieces, starts, rows, itself, n_vocabulary)
-    return frequencies.astype(np.int32)
+    return rows_with(sentences.pieces, starts, rows, itself, n_vocabulary).astype(np.int32)
 
 
 def sentences_at(sentences: Sentences, rows: RowArray) -> Sentences:
@@ -229,8 +241,3 @@ def _check(sentences: Sentences, frequencies: NDArray[np.int32]) -> None:
 
 def _file(name: str) -> str:
     return f"sentences.{name}.npy"
-
-
-@cache
-def _loops() -> Any:
-    return require("ctxguard.retrieval.signals.sentences", "embedded")

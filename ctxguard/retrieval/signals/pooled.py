@@ -1,27 +1,91 @@
-"""The pooled ranker on one pool of candidates: its inputs, its scores, the second pass.
-
-Import this module through `ctxguard._support.extras.require`: numba comes with an extra.
-"""
+"""All signals of one pool of candidates, and the pooled ranker's order of them."""
 
 from collections.abc import Mapping
 
 import numpy as np
 
-from ctxguard._support.compiled import compiled
+from ctxguard._support import _compiled
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.types import FloatArray, Leg
+from ctxguard.retrieval.signals import candidates, second_pass, sentences, text
 from ctxguard.retrieval.signals.candidates import (
+    MOST_COMPARED,
     Float32Array,
+    OrderArray,
     best_first,
-    cosines_between,
     list_signals,
 )
 from ctxguard.retrieval.signals.ranker import CLIP, INPUTS, RANKER_SIGNAL, Ranker, RankerLevel
-from ctxguard.retrieval.signals.second_pass import second_pass
+from ctxguard.retrieval.signals.sentences import SentenceInputs, sentence_signals
+from ctxguard.retrieval.signals.term_vectors import term_cosines
+from ctxguard.retrieval.signals.text import PassageWords, QueryWords, text_signals
 
 _BY_RANKS = Fusion()
 _VALUES = {level: [name.rpartition(".")[0] for name in names] for level, names in INPUTS.items()}
 _N_SCORES = {level: sum(name.endswith(".z") for name in INPUTS[level]) for level in INPUTS}
+_POOLED = (*candidates.NAMES, RANKER_SIGNAL, *second_pass.NAMES)
+_NAMES: Mapping[RankerLevel, tuple[str, ...]] = {
+    "full": (*text.NAMES, *sentences.NAMES, *_POOLED),
+    "text": (*text.NAMES, *_POOLED),
+}
+
+
+def ranked_signals(  # noqa: PLR0917  as the compiled one
+    rows: OrderArray,
+    legs: Mapping[str, Leg],
+    words: PassageWords,
+    query: QueryWords,
+    stem_weights: FloatArray,
+    vectors: Float32Array,
+    sentence_inputs: SentenceInputs | None,
+    ranker: Ranker,
+    places: OrderArray | None = None,
+) -> tuple[OrderArray, dict[str, FloatArray]]:
+    """Compute every signal of one query's candidates, in one compiled call.
+
+    Args:
+        rows: The candidates' rows, shape (n,), best first by the legs' fusion.
+        legs: ``lexical`` and ``dense``, shape (n,) each.
+        words: The passages' words.
+        query: The query's words.
+        stem_weights: As for `term_cosines`.
+        vectors: The passages' unit vectors, shape (n_rows, dimension).
+        sentence_inputs: For the sentence signals; None for none of them.
+        ranker: The weights.
+        places: The row of each candidate in ``words``, ``vectors`` and sentences, shape (n,); None
+            for ``rows``.
+
+    Returns:
+        The positions of the candidates, best first by the ranker, ties by row; and every signal by
+        name, in that order: text family, sentences if there are any, lists, ranker, second pass.
+    """
+    level: RankerLevel = "text" if sentence_inputs is None else "full"
+    if _compiled.kernels is not None:
+        order, values = np.empty(rows.size, np.int64), np.empty((len(_NAMES[level]), rows.size))
+        _compiled.kernels.ranked_signals(
+            rows,
+            places,
+            np.ascontiguousarray(legs["lexical"].scores),
+            np.ascontiguousarray(legs["dense"].scores),
+            *words,
+            *query,
+            stem_weights,
+            vectors,
+            *(sentence_inputs or (None,) * len(SentenceInputs._fields)),
+            _weights(ranker, level),
+            order,
+            values,
+        )
+        return order, dict(zip(_NAMES[level], values, strict=True))
+    places = rows if places is None else places
+    signals = dict(zip(text.NAMES, text_signals(words, query, places), strict=True))
+    if sentence_inputs is not None:
+        found = sentence_signals(sentence_inputs, places)
+        signals |= dict(zip(sentences.NAMES, found, strict=True))
+    cosines = term_cosines(words, stem_weights, places)
+    signals |= rank_candidates(legs, signals, vectors[places], cosines, ranker)
+    order = np.lexsort((rows, -signals[RANKER_SIGNAL]))
+    return order, {name: values[order] for name, values in signals.items()}
 
 
 def rank_candidates(
@@ -32,6 +96,8 @@ def rank_candidates(
     ranker: Ranker,
 ) -> dict[str, FloatArray]:
     """Score the candidates of one query, and compare each with the highest-scoring ones.
+
+    Each is compared with the `MOST_COMPARED` best by reciprocal ranks, in both passes.
 
     Args:
         legs: ``lexical`` and ``dense``, shape (n,) each.
@@ -47,11 +113,16 @@ def rank_candidates(
     Raises:
         KeyError: an input of the ranker is missing.
     """
-    cosines = cosines_between(vectors)
     fused = fuse(legs, _BY_RANKS)
-    lists = list_signals(cosines, term_cosines, best_first(fused))
+    order = best_first(fused)
+    back, compared = np.argsort(order), order[:MOST_COMPARED]
+    # Not a matrix product, in which equal vectors may have unequal cosines.
+    cosines = np.einsum("id,jd->ij", vectors[order], vectors[compared]).astype(np.float64)
+    by_terms = term_cosines[np.ix_(order, compared)]
+    lists = {name: each[back] for name, each in list_signals(cosines, by_terms).items()}
     scores = ranker_scores(legs, {**signals, **lists}, ranker, fused)
-    return {**lists, RANKER_SIGNAL: scores, **second_pass(cosines, term_cosines, scores)}
+    second = second_pass.second_pass(cosines, by_terms, scores[order])
+    return {**lists, RANKER_SIGNAL: scores, **{name: each[back] for name, each in second.items()}}
 
 
 def ranker_scores(
@@ -62,8 +133,14 @@ def ranker_scores(
 ) -> FloatArray:
     """Compute the ranker's score of every candidate, shape (n,); arguments as `ranker_inputs`."""
     level = level_of(signals)
-    weights = np.fromiter(map(ranker.weights(level).__getitem__, INPUTS[level]), np.float64)
-    return _weighted_sums(ranker_inputs(legs, signals, level, fused), weights)
+    scores: FloatArray = np.einsum(
+        "k,kn->n", _weights(ranker, level), ranker_inputs(legs, signals, level, fused)
+    )
+    return scores
+
+
+def _weights(ranker: Ranker, level: RankerLevel) -> FloatArray:
+    return np.fromiter(map(ranker.weights(level).__getitem__, INPUTS[level]), np.float64)
 
 
 def level_of(signals: Mapping[str, FloatArray]) -> RankerLevel:
@@ -97,59 +174,25 @@ def ranker_inputs(
         "lexical": np.log1p(np.maximum(legs["lexical"].scores, 0.0)),
         "reciprocal_ranks": fuse(legs, _BY_RANKS) if fused is None else fused,
     }
-    rows = np.array(list(map(values.__getitem__, _VALUES[level])))
-    _transform(rows, _N_SCORES[level], CLIP)
-    return rows
+    rows = [values[name] for name in _VALUES[level]]
+    scored, ranked = rows[: _N_SCORES[level]], rows[_N_SCORES[level] :]
+    return np.array([*map(_z_scores, scored), *map(_log_ranks, ranked)])
 
 
-@compiled()
-def _transform(rows: FloatArray, n_scores: int, most: float) -> None:
-    """Replace the first rows by clipped z-scores, and the others by half the log of their rank."""
-    for row in range(len(rows)):
-        if row < n_scores:
-            _standardise(rows[row], most)
-        else:
-            _log_ranks(rows[row])
-
-
-@compiled()
-def _standardise(values: FloatArray, most: float) -> None:
-    known, total, lowest, highest = 0, 0.0, np.inf, -np.inf
-    for value in values:
-        if not np.isnan(value):
-            known += 1
-            total += value
-            lowest, highest = min(lowest, value), max(highest, value)
+def _z_scores(values: FloatArray) -> FloatArray:
+    known = values[~np.isnan(values)]
     # Rounding alone would spread equal values.
-    if not highest > lowest:
-        values[:] = 0.0
-        return
-    mean = total / known
-    squares = 0.0
-    for value in values:
-        if not np.isnan(value):
-            squares += (value - mean) ** 2
-    spread = np.sqrt(squares / known)
-    for i in range(values.size):
-        z = (values[i] - mean) / spread
-        values[i] = 0.0 if np.isnan(z) else min(max(z, -most), most)
+    if not known.size or known.max() == known.min():
+        return np.zeros(values.size)
+    z: FloatArray = np.nan_to_num((values - known.mean()) / known.std())
+    return z.clip(-CLIP, CLIP)
 
 
-@compiled()
-def _log_ranks(values: FloatArray) -> None:
-    given = values.copy()
-    for i in range(given.size):
-        rank = 1
-        for other in given:
-            # NaN fails every comparison.
-            rank += other > given[i] or (np.isnan(given[i]) and not np.isnan(other))
-        values[i] = 0.5 * np.log(rank)
-
-
-@compiled()
-def _weighted_sums(rows: FloatArray, weights: FloatArray) -> FloatArray:
-    sums = np.zeros(rows.shape[1], np.float64)
-    for row in range(len(rows)):
-        for i in range(sums.size):
-            sums[i] += weights[row] * rows[row, i]
-    return sums
+def _log_ranks(values: FloatArray) -> FloatArray:
+    """Half the logarithm of each 1-based rank, equal values sharing the better, NaN behind all."""
+    ascending = np.sort(values[~np.isnan(values)])
+    better = np.where(
+        np.isnan(values), ascending.size, ascending.size - ascending.searchsorted(values, "right")
+    )
+    logs: FloatArray = 0.5 * np.log(1.0 + better)
+    return logs

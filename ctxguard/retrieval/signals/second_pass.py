@@ -12,13 +12,10 @@ their term vectors:
 
 This is relevance feedback from the list itself, without a second search (Lavrenko and Croft, SIGIR
 2001).
-
-Import this module through `ctxguard._support.extras.require`: numba comes with an extra.
 """
 
 import numpy as np
 
-from ctxguard._support.compiled import compiled
 from ctxguard.core.types import FloatArray
 from ctxguard.retrieval.signals.candidates import best_first, highest_to_better, mean_of_best
 
@@ -45,72 +42,36 @@ def second_pass(
     A single candidate has 0 everywhere, and its own score for the smoothed ones.
 
     Args:
-        cosines: S, shape (n, n); the diagonal is not read.
-        term_cosines: L, shape (n, n); the diagonal is not read.
+        cosines: S of each candidate with those that it is compared with, shape (n, m): the same, or
+            the first of them. Those of a candidate with itself are not read.
+        term_cosines: L, likewise.
         scores: r, shape (n,), finite.
     """
-    return dict(zip(NAMES, _second_pass(cosines, term_cosines, scores), strict=True))
-
-
-@compiled()
-def _weighted_mean(cosines: FloatArray, scores: FloatArray) -> FloatArray:
-    """Compute each candidate's mean cosine to the others, weighted by softmax(scores)."""
-    n = scores.size
-    means = np.zeros(n, np.float64)
-    if n > 1:
-        weights = np.exp(scores - scores.max())
-        for position in range(n):
-            total = weight = 0.0
-            for other in range(n):
-                if other != position:
-                    total += weights[other] * cosines[position, other]
-                    weight += weights[other]
-            # If one score is higher by hundreds, the others weigh nothing.
-            means[position] = total / weight if weight > 0.0 else 0.0
-    return means
-
-
-@compiled()
-def _smoothed_by_vectors(cosines: FloatArray, scores: FloatArray) -> FloatArray:
-    own = np.exp(-1.0 / _WIDTH)
-    totals, weights = own * scores, np.full(scores.size, own)
-    for position in range(scores.size):
-        for other in range(position):
-            # A power takes longer than everything else here: once for both.
-            weight = np.exp((cosines[position, other] - 1.0) / _WIDTH)
-            totals[position] += weight * scores[other]
-            totals[other] += weight * scores[position]
-            weights[position] += weight
-            weights[other] += weight
-    means: FloatArray = totals / weights
-    return means
-
-
-@compiled()
-def _smoothed_by_terms(cosines: FloatArray, scores: FloatArray) -> FloatArray:
-    means = np.empty(scores.size, np.float64)
-    for position in range(scores.size):
-        total, weights = _FLOOR * scores[position], _FLOOR
-        for other in range(scores.size):
-            if other != position:
-                weight = cosines[position, other] ** 2 + _FLOOR
-                total += weight * scores[other]
-                weights += weight
-        means[position] = total / weights
-    return means
-
-
-@compiled()
-def _second_pass(
-    cosines: FloatArray, term_cosines: FloatArray, scores: FloatArray
-) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
+    n, m = cosines.shape
+    itself = np.eye(n, m, dtype=np.bool_)
+    s, terms = np.where(itself, 0.0, cosines), np.where(itself, 0.0, term_cosines)
     order = best_first(scores)
-    return (
-        mean_of_best(term_cosines, order, 3),
-        _weighted_mean(term_cosines, scores),
-        mean_of_best(cosines, order, 3),
-        _smoothed_by_vectors(cosines, scores),
-        _smoothed_by_terms(term_cosines, scores),
-        highest_to_better(cosines, order),
-        highest_to_better(term_cosines, order),
+    ranks = np.argsort(order)
+    compared = order[order < m]
+    weights = np.where(itself, 0.0, np.exp(scores[:m] - scores.max(initial=-np.inf)))
+    total = weights.sum(axis=1)
+    signals = (
+        mean_of_best(terms, compared, 3),
+        # If one score is higher by hundreds, the others weigh nothing.
+        np.divide((weights * terms).sum(axis=1), total, out=np.zeros(n), where=total > 0.0),
+        mean_of_best(s, compared, 3),
+        _smoothed(np.exp((s - 1.0) / _WIDTH), np.exp(-1.0 / _WIDTH), scores),
+        _smoothed(np.square(terms) + _FLOOR, _FLOOR, scores),
+        highest_to_better(s, ranks),
+        highest_to_better(terms, ranks),
     )
+    return dict(zip(NAMES, signals, strict=True))
+
+
+def _smoothed(weights: FloatArray, own: float, scores: FloatArray) -> FloatArray:
+    """Average scores by the weights of the first m; a candidate behind them also weighs ``own``."""
+    n, m = weights.shape
+    own_weights = np.where(np.arange(n) < m, 0.0, own)
+    totals = (weights * scores[:m]).sum(axis=1) + own_weights * scores
+    smoothed: FloatArray = totals / (weights.sum(axis=1) + own_weights)
+    return smoothed

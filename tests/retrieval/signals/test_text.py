@@ -15,6 +15,8 @@ from ctxguard.retrieval.analysers import analyser_for
 from ctxguard.retrieval.index.forward import ForwardIndex
 from ctxguard.retrieval.signals.text import LEAD, NAMES, REACH
 
+pytestmark = pytest.mark.usefixtures("computed_by")
+
 Texts = Sequence[str]
 
 # Words of two letters or more; mean length (6 + 2 + 2) / 3.
