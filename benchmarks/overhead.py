@@ -34,7 +34,8 @@ from ctxguard.core.decision import decide
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
-from ctxguard.core.signals import feature_names
+from ctxguard.core.signals import TRANSFORMS, feature_names, named_features
+from ctxguard.core.trees import MAX_LEAVES, Trees
 from ctxguard.core.types import Hit, Leg, Passage, Ranking, Route, ScoreKind
 from ctxguard.guard import ContextGuard, Tracing
 from ctxguard.monitor.sampling.sampler import Sampler
@@ -45,6 +46,7 @@ K = 10
 MIN_RATIO = 0.6
 SAMPLING_RATE = 0.05
 WORDS_PER_PASSAGE = 100
+N_TREES = 80
 BAR_SIZE = 100
 """Candidates at which the bars hold."""
 
@@ -66,8 +68,10 @@ DECIDE_SHUFFLED = "decide, ratio, shuffled"
 GUARD = "guard, ratio, Ranking"
 GUARD_HITS = "guard, ratio, hits"
 GUARD_UTILITY = "guard, expected_utility"
+GUARD_SIGNALS = "guard, expected_utility, signals and trees"
 GUARD_FUSING = "union and fusion of two lists, guard, ratio"
 COMPRESSION = "LangChain ContextualCompressionRetriever, scores given"
+CUT = "LlamaIndex SimilarityPostprocessor"
 FUSION_AND_FILTER = "LlamaIndex QueryFusionRetriever, SimilarityPostprocessor"
 
 
@@ -101,15 +105,34 @@ def make_pool(n: int, seed: int) -> Pool:
     )
 
 
-def relevance_model(legs: Sequence[str]) -> RelevanceModel:
+def relevance_model(
+    legs: Sequence[str], signals: Sequence[str] = (), trees: Trees | None = None
+) -> RelevanceModel:
     """Coefficients of a plausible size; what they are changes nothing in the time."""
-    names = feature_names(legs)
+    named = named_features(signals)
+    names = feature_names(legs, named)
     return RelevanceModel(
         legs=tuple(sorted(legs)),
         coefficients=tuple([0.0 if name.endswith("log_rank") else 0.5 for name in names]),
         means=(0.0,) * len(names),
         scales=(1.0,) * len(names),
         intercept=-2.0,
+        features=named,
+        clip=None if trees is None else 4.0,
+        trees=trees,
+    )
+
+
+def random_trees(seed: int, n_features: int) -> Trees:
+    """As many trees as a calibration fits, of as many leaves: each node splits off the last one."""
+    rng = np.random.default_rng(seed)
+    n_nodes = MAX_LEAVES - 1
+    return Trees(
+        -2.0,
+        tuple(map(tuple, rng.integers(n_features, size=(N_TREES, n_nodes)).tolist())),
+        tuple(map(tuple, rng.normal(size=(N_TREES, n_nodes)).tolist())),
+        (tuple([(1 << leaves) - 1 for leaves in range(n_nodes, 0, -1)]),) * N_TREES,
+        tuple(map(tuple, rng.normal(0.0, 0.1, (N_TREES, MAX_LEAVES)).tolist())),
     )
 
 
@@ -135,6 +158,12 @@ def our_cases(pool: Pool, seed: int) -> tuple[dict[str, Case], list[Sampler]]:
     )
     ratio = RatioPolicy(k=K, min_ratio=MIN_RATIO)
     utility = ExpectedUtilityPolicy(relevance_model(tuple(both_legs.legs)), k=K)
+    rng = np.random.default_rng(seed)
+    everything = replace(both_legs, signals={name: rng.random(len(hits)) for name in TRANSFORMS})
+    n_features = len(feature_names(everything.legs, named_features(TRANSFORMS)))
+    trees = relevance_model(
+        tuple(everything.legs), tuple(TRANSFORMS), random_trees(seed, n_features)
+    )
     samplers: list[Sampler] = []
 
     def guarded(
@@ -178,6 +207,7 @@ def our_cases(pool: Pool, seed: int) -> tuple[dict[str, Case], list[Sampler]]:
             lambda: ranking, then=lambda context: context.text
         ),
         GUARD_UTILITY: guarded(lambda: both_legs, utility),
+        GUARD_SIGNALS: guarded(lambda: everything, ExpectedUtilityPolicy(trees, k=K)),
         GUARD_FUSING: guarded(partial(fused, pool)),
         **traced,
     }, samplers
@@ -366,6 +396,16 @@ def bars(rows: Mapping[str, Row]) -> dict[str, Bar]:
             share_of(COMPRESSION, GUARD, GUARD_HITS),
             1.0,
         ),
+        "ratio": Bar(
+            "guard, ratio, Ranking, to LlamaIndex's SimilarityPostprocessor at p50",
+            share_of(CUT, GUARD),
+            1.1,
+        ),
+        "signals": Bar(
+            "guard, P of signals and trees, to LlamaIndex's SimilarityPostprocessor at p50",
+            share_of(CUT, GUARD_SIGNALS),
+            2.2,
+        ),
         "llamaindex": Bar(
             "union, fusion and guard, ratio, to LlamaIndex's fusion and postprocessor at p50",
             share_of(FUSION_AND_FILTER, GUARD_FUSING),
@@ -374,7 +414,17 @@ def bars(rows: Mapping[str, Row]) -> dict[str, Bar]:
     }
 
 
-BARS = ("decide", "floor", "guard", "tail", "utility", "langchain", "llamaindex")
+BARS = (
+    "decide",
+    "floor",
+    "guard",
+    "tail",
+    "utility",
+    "langchain",
+    "ratio",
+    "signals",
+    "llamaindex",
+)
 
 
 def table(n: int, rows: Mapping[str, Row], absent: Sequence[str]) -> Table:
