@@ -125,15 +125,8 @@ def _installation() -> Iterator[Finding]:
     if absent:
         texts.append(f"not {', '.join(absent)} (pip install 'ctxguard-rag[NAME]')")
     yield Finding("extras", "ok", "; ".join(texts))
-    if "embedded" in present:
-        yield from _tried("kernels", _kernels)
-
-
-def _kernels() -> Iterator[Finding]:
-    if _compiled.kernels is None:
-        yield Finding("kernels", "note", f"numpy serves, more slowly: {_compiled.absent}")
-    else:
-        yield Finding("kernels", "ok", f"compiled, for {_compiled.kernels.processor}")
+    status: Status = "note" if _compiled.kernels is None else "ok"
+    yield Finding("computation", status, _compiled.standing())
 
 
 @dataclass(frozen=True)

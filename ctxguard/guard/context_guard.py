@@ -8,11 +8,13 @@ fails is a typed error, never an empty context (DESIGN.md §7).
 import logging
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, cast
 
+from ctxguard._support import _compiled
 from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.context import Assembly, Context
 from ctxguard.core.metadata_filter import Where
@@ -180,6 +182,7 @@ class ContextGuard:
         if strict and self.differences:
             raise ProfileMismatchError(self.differences)
         self._say_mode()
+        _say_computation()
 
     @property
     def mode(self) -> Mode:
@@ -504,6 +507,13 @@ class ContextGuard:
             max_corpus_change=self._max_corpus_change,
             lenient=lenient,
         )
+
+
+@cache
+def _say_computation() -> None:
+    """Log once in a process that the compiled module is absent."""
+    if _compiled.kernels is None:
+        _log.warning(_compiled.standing())
 
 
 def _standing(comparison: SystemComparison) -> str:

@@ -1,5 +1,6 @@
 """The build of the compiled module: from these sources, into a wheel, with any compiler or none."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,9 +8,16 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
+from typer.testing import CliRunner
 
 import hatch_build
+from ctxguard._support import _compiled
 from ctxguard._support._compiled import kernels
+from ctxguard.cli import app
+from ctxguard.guard import ContextGuard
+from ctxguard.guard.context_guard import _say_computation
+from ctxguard.request.telemetry import Telemetry
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,3 +95,20 @@ def test_a_build_asks_for_a_compiler_where_none_is_installed(
     assert hatch_build.CustomBuildHook.dependencies(None) == [hatch_build.COMPILER]  # type: ignore[arg-type]
     with pytest.raises(hatch_build.BuildError, match="no C compiler"):
         hatch_build.build(tmp_path / "module.so")
+
+
+def test_where_the_module_is_absent_that_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_compiled, "kernels", None)
+    monkeypatch.setattr(_compiled, "absent", "switched off")
+    _say_computation.cache_clear()
+    for _ in range(2):
+        ContextGuard(telemetry=Telemetry(CollectorRegistry()))
+    (said,) = caplog.messages
+    assert "numpy computes, several times more slowly" in said
+    assert "switched off" in said
+    ran = CliRunner().invoke(app, ["doctor", "--json"])
+    findings = {each["part"]: each for each in json.loads(ran.stdout)["findings"]}
+    assert findings["computation"]["status"] == "note"
+    assert findings["computation"]["text"] == said

@@ -19,3 +19,13 @@ except ImportError as error:
     kernels, absent = None, str(error)
 else:
     kernels, absent = _kernels, None
+
+
+def standing() -> str:
+    """Say what computes, for people; with the mend where the compiled module is absent."""
+    if kernels is not None:
+        return f"compiled, with the instructions of {kernels.processor}"
+    return (
+        f"numpy computes, several times more slowly: the compiled module is absent ({absent}); "
+        "install a C compiler or ziglang, then ctxguard-rag anew"
+    )
