@@ -11,7 +11,7 @@ LOCKED := $(PIP) --require-hashes --no-deps --only-binary :all:
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help demo examples test coverage test-clients test-slow test-portable test-kernels lint format schema dashboard docs figures pictures chaos fuzz lock clean
+.PHONY: help demo examples wheels test coverage test-clients test-slow test-portable test-kernels lint format schema dashboard docs figures pictures chaos fuzz lock clean
 
 help:
 	@echo "make demo          the loop on real text: index, calibrate, guard, watch"
@@ -27,6 +27,7 @@ help:
 	@echo "make docs          the documentation as a site, in build/site"
 	@echo "make chaos         every fault against the real components, with its accounting"
 	@echo "make fuzz          a million odd inputs against every surface: an hour or two"
+	@echo "make wheels        the package for every platform, in dist/"
 	@echo "make clean         remove what was made"
 
 # Where the build for processors cannot be fetched: a torch that the Python in use has, or PyPI's.
@@ -123,7 +124,7 @@ test-slow: $(VENV)/.dev
 	$(call run,,,$(PARTS) doctests)
 
 # The parts that need no model, which CI runs on macOS as well.
-PORTABLE := core guard calibration monitor
+PORTABLE := compiled core guard calibration monitor
 
 test-portable: $(VENV)/.dev
 	$(call run,,-m "not slow and not model and not shared",$(filter $(PORTABLE),$(PARTS)))
@@ -205,9 +206,24 @@ lock: $(VENV)/.dev
 	  --default-index https://pypi.org/simple --generate-hashes --no-annotate \
 	  --custom-compile-command "make lock" --output-file locks/compiler.txt
 
+# The package with its module in C for every platform, by ziglang's compiler on any of them; then what
+# an empty environment gets of them.
+WHEEL := $(BIN)/python -m pip --disable-pip-version-check --quiet wheel --no-deps --no-build-isolation
+
+wheels: $(VENV)/.packages
+	@$(LOCKED) -r locks/compiler.txt
+	@rm -rf dist $(VENV)-wheel && $(PYTHON) -m venv $(VENV)-wheel
+	@set -e; for target in $$($(BIN)/python -c "import hatch_build; print(*hatch_build.TARGETS)"); do \
+	  CTXGUARD_WHEEL_TARGET=$$target $(WHEEL) --wheel-dir dist .; \
+	done; ls -l dist
+	@$(VENV)-wheel/bin/python -m pip --disable-pip-version-check --quiet install --only-binary :all: \
+	  --find-links dist "ctxguard-rag==$$($(BIN)/python -c 'import ctxguard; print(ctxguard.__version__)')"
+	@cd dist && ../$(VENV)-wheel/bin/ctxguard doctor | tee /dev/stderr | grep -q "computation *compiled"
+
 schema: $(VENV)/.run
 	$(BIN)/python -m ctxguard.profile.schema > ctxguard/profile/profile.schema.json
 
 clean:
-	rm -rf $(VENV) $(VENV)-clients $(VENV)-docs build dist .demo .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(VENV)-clients $(VENV)-docs $(VENV)-wheel build dist .demo .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	find ctxguard -name '*.so' -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
