@@ -275,6 +275,7 @@ SAMPLES = Row(
         {
             "for the store": fleet("ctxguard_pending_samples"),
             "for a judge": fleet("ctxguard_waiting_samples"),
+            "labelled, to be judged again": fleet("ctxguard_labelled_waiting_samples"),
             "unaccounted for": fleet("ctxguard_unaccounted_samples"),
         },
     ),
@@ -362,6 +363,14 @@ JUDGE = Row(
         "Probability with which a sample is judged, as the judging budget allows.",
         {"{{instance}}": fleet("ctxguard_judging_sampling_probability", "instance")},
         unit="percentunit",
+    ),
+    Panel(
+        "Verdicts on passages judged again",
+        "Whether the judge says the same of them as before; changed: 1 once it does not.",
+        {
+            "the same: {{same}}": fleet_rate("ctxguard_canary_verdicts_total", "same"),
+            "changed": fleet("ctxguard_judge_changed"),
+        },
     ),
     Panel(
         "Users' reactions in the store",
