@@ -1,17 +1,20 @@
 """Shared by the commands on live samples: the store, the judge, and tables of estimates."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ctxguard._support.settings import SettingsModel, key, optional, optional_key, setting
 from ctxguard.cli._console import Output
 from ctxguard.cli._inputs import read_labelled
+from ctxguard.core.types import Mode
 from ctxguard.errors import ConfigurationError, DataError, StoreUnavailableError
 from ctxguard.retrieval.rerank_forms import Protocol
 
 if TYPE_CHECKING:
     from ctxguard.monitor.judges import Judge
+    from ctxguard.monitor.judging.counters import Counts
     from ctxguard.monitor.store import Limits, SampleStore
 
 IN_WORDS = {
@@ -25,6 +28,22 @@ IN_WORDS = {
     "recall_loss": "recall loss, first few",
     "retriever_miss": "missed by retriever",
 }
+
+
+def tokens_in_words(counts: "Counts", price: float | None = None) -> Iterator[tuple[str, str]]:
+    """Say how many tokens each mode saves, and what they cost at a price per million."""
+    from ctxguard.monitor.judging.counters import tokens_by_mode
+
+    for mode, tokens in tokens_by_mode(counts).items():
+        if mode is not Mode.OFF and tokens.today:
+            share, cost = 1.0 - tokens.kept / tokens.today, tokens.saved_cost(price)
+            yield (
+                "tokens" if mode is Mode.ENFORCE else f"in {mode.value}",
+                ("" if mode is Mode.ENFORCE else "enforcing would keep ")
+                + f"about {tokens.kept:,} tokens for {tokens.today:,} of the bare retriever, "
+                f"{abs(share):.0%} {'more' if share < 0 else 'fewer'}"
+                + ("" if cost is None else f": {cost:,.2f} saved at {price:g} per million"),
+            )
 
 
 class JudgeModel(SettingsModel):

@@ -17,14 +17,14 @@ from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, interval, number, one_line, print_json, table
 from ctxguard.cli._results import print_differences
+from ctxguard.cli._store import tokens_in_words
 from ctxguard.core.tokens import estimate_tokens
-from ctxguard.core.types import Mode, Route
+from ctxguard.core.types import Route
 
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
     from ctxguard.cli.demonstration.loop import BeforeAfter, MonitoredTraffic
     from ctxguard.core.context import Context
-    from ctxguard.profile.schema import RouteVerdict
 
 _SCRAPED = re.compile(r'ctxguard_estimate\{.*metric="udcg",window="recent"|ctxguard_requests_total')
 _METRICS = ("recall", "harm", "udcg_strict", "kept", "tokens")
@@ -71,7 +71,7 @@ def demo(settings: Demo) -> None:
             how = "built" if built else "opened"
             _show_setup(output, calibration, f"{len(retriever):,} passages ({how})")
             _show_questions(output, pairs, refuted=loop.refuted(calibration) is not None)
-            _show_traffic(output, traffic, _scrape(url), calibration.profile.verdict)
+            _show_traffic(output, traffic, _scrape(url))
             _show_next(output, folder)
         if settings.serve:
             output.note(f"metrics are served at {url} until Ctrl-C")
@@ -148,17 +148,11 @@ def _passages(pair: "BeforeAfter", context: "Context") -> Text:
     return Text(", ").join(names)
 
 
-def _show_traffic(
-    output: Output, traffic: "MonitoredTraffic", scraped: list[str], verdict: "RouteVerdict | None"
-) -> None:
+def _show_traffic(output: Output, traffic: "MonitoredTraffic", scraped: list[str]) -> None:
     output.heading(
         f"Monitoring: {traffic.requests} requests, {traffic.sampled} of them sampled and judged"
     )
-    if verdict is not None and verdict.mode is Mode.SHADOW:
-        output.note(
-            f"in shadow a request is served {traffic.served:.1f} passages; enforcing would serve "
-            f"{traffic.chosen:.1f}"
-        )
+    output.facts(list(tokens_in_words(traffic.counts)))
     rows = table("metric", "estimate>", "95% interval>", "true value>", "n>")
     for metric, truth in traffic.truth.items():
         estimate = traffic.estimates[metric]
@@ -183,6 +177,7 @@ def _document(
     calibration: "Calibration", pairs: "Sequence[BeforeAfter]", traffic: "MonitoredTraffic"
 ) -> dict[str, object]:
     from calibration.report import summarise
+    from ctxguard.monitor.judging.counters import tokens_by_mode
 
     return {
         "profile": calibration.profile.model_dump(mode="json"),
@@ -201,8 +196,9 @@ def _document(
         "traffic": {
             "requests": traffic.requests,
             "sampled": traffic.sampled,
-            "served": traffic.served,
-            "chosen": traffic.chosen,
+            "tokens": {
+                mode: tokens._asdict() for mode, tokens in tokens_by_mode(traffic.counts).items()
+            },
             "estimates": {
                 metric.value: {
                     "value": estimate.value,

@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -17,11 +17,10 @@ from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard._support.words import count
 from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, NO_DATA, Output, print_json, short_interval, table
-from ctxguard.cli._store import IN_WORDS, JudgeSettings, open_store
+from ctxguard.cli._store import IN_WORDS, JudgeSettings, open_store, tokens_in_words
 from ctxguard.cli._system import open_index
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.metrics import DEFAULT_UTILITIES
-from ctxguard.core.types import Mode
 from ctxguard.errors import ConfigurationError, CtxguardError, StoreError
 from ctxguard.profile.schema import Profile
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
@@ -217,6 +216,7 @@ def _close(running: "Monitor") -> None:
 
 def _once(running: "Monitor", settings: MonitorSettings, output: Output) -> None:
     from ctxguard.monitor.alarms import Severity
+    from ctxguard.monitor.judging.counters import tokens_by_mode
     from ctxguard.monitor.service import JudgedAs
     from ctxguard.monitor.store import State
 
@@ -238,7 +238,10 @@ def _once(running: "Monitor", settings: MonitorSettings, output: Output) -> None
     if judge_failed:
         notes.append(f"the judge could not be reached; {report.waiting:,} samples wait for it")
     if settings.as_json:
-        tokens = _tokens(report, settings.price_per_million)
+        tokens = {
+            mode: {**found._asdict(), "saved_cost": found.saved_cost(settings.price_per_million)}
+            for mode, found in tokens_by_mode(report.counts).items()
+        }
         print_json({**_document(report, alarms), "tokens": tokens, "notes": notes})
     else:
         _print(report, output, settings.price_per_million)
@@ -348,34 +351,6 @@ def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, objec
     }
 
 
-def _tokens(report: "Report", price: float | None) -> "dict[Mode, dict[str, float | None]]":
-    """The traffic's tokens by mode: kept, dropped, of the bare retriever, and the price saved."""
-    from ctxguard.monitor.sampling.record import TokenAccount
-
-    found: dict[Mode, dict[str, float | None]] = {}
-    for mode in Mode:
-        *fates, _ = TokenAccount._fields
-        fate = {name: report.counts.get(("candidate_tokens", mode, name), 0.0) for name in fates}
-        today = report.counts.get(("today_tokens", mode), 0.0)
-        saved = None if price is None else (today - fate["kept"]) * price / 1e6
-        found[mode] = {**fate, "today": today, "saved_cost": saved}
-    return found
-
-
-def _tokens_in_words(report: "Report", price: float | None) -> Iterator[tuple[str, str]]:
-    for mode, found in _tokens(report, price).items():
-        kept, today, saved = found["kept"], found["today"], found["saved_cost"]
-        if mode is not Mode.OFF and today:
-            share = 1.0 - (kept or 0.0) / today
-            yield (
-                "tokens" if mode is Mode.ENFORCE else f"in {mode.value}",
-                ("" if mode is Mode.ENFORCE else "enforcing would keep ")
-                + f"about {kept:,.0f} tokens for {today:,.0f} of the bare retriever, "
-                f"{abs(share):.0%} {'more' if share < 0 else 'fewer'}"
-                + ("" if saved is None else f": {saved:,.2f} saved at {price:g} per million"),
-            )
-
-
 def _print(report: "Report", output: Output, price: float | None) -> None:
     accounts = report.accounts
     lost = ", ".join(f"{n:,} {reason.value}" for reason, n in accounts.lost.items() if n)
@@ -396,7 +371,7 @@ def _print(report: "Report", output: Output, price: float | None) -> None:
     ]
     if report.waiting:
         facts.append(("waiting", f"{report.waiting:,} samples"))
-    facts += _tokens_in_words(report, price)
+    facts += tokens_in_words(report.counts, price)
     facts += [("in shadow", line) for line in _in_shadow(report)]
     output.facts(facts)
     if report.waiting and report.judging_sampling_probability == 0.0:

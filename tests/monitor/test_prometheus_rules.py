@@ -33,6 +33,7 @@ from ctxguard.retrieval.usage import Ledger
 from ctxguard.server.metrics import HttpMetrics
 from tests.profiles import CERTIFICATE, profile_with
 
+RULES_TEST = Path(__file__).with_name("rules_test.yml")
 FOLDER = Path(prometheus.__file__).parent
 RULES = yaml.safe_load(prometheus.rules())
 ALL_RULES = [rule for group in RULES["groups"] for rule in group["rules"]]
@@ -182,7 +183,7 @@ def test_the_rules_are_valid() -> None:
 
 
 def test_the_rules_do_what_they_say() -> None:
-    promtool("test", "rules", "rules_test.yml")
+    promtool("test", "rules", str(RULES_TEST))
 
 
 def test_every_recorded_ratio_is_read() -> None:
@@ -192,7 +193,7 @@ def test_every_recorded_ratio_is_read() -> None:
 
 
 def test_every_rule_is_tested() -> None:
-    tests = (FOLDER / "rules_test.yml").read_text(encoding="utf-8")
+    tests = RULES_TEST.read_text(encoding="utf-8")
     names = [rule.get("alert") or rule["record"] for rule in ALL_RULES]
     untested = [name for name in names if not re.search(rf"\b{name}\b", tests)]
     assert untested == []

@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
 from prometheus_client import CollectorRegistry
 
@@ -34,6 +33,7 @@ from ctxguard.monitor.estimation.ratio import Estimate
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
+from ctxguard.monitor.judging.counters import Counts
 from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.service import Monitor
@@ -199,16 +199,13 @@ class MonitoredTraffic:
         sampled: Number of requests sampled and judged.
         estimates: Estimates by metric, from the sampled requests.
         truth: Values by metric, from the labels of every request; unavailable in production.
-        served: Mean number of passages served by a request.
-        chosen: Mean number of passages that the policy chose; lower than ``served`` only if the
-            verdict lets it record and not serve.
+        counts: The monitor's counts, with the tokens kept and dropped.
         registry: The metrics that ``/metrics`` serves.
     """
 
     requests: int
     sampled: int
-    served: float
-    chosen: float
+    counts: Counts
     estimates: Mapping[Metric, Estimate]
     truth: Mapping[Metric, float]
     registry: CollectorRegistry
@@ -249,8 +246,7 @@ def monitor_traffic(
     return MonitoredTraffic(
         requests=requests,
         sampled=writer.accounts().sampled,
-        served=fmean(len(context.passages) for context in served),
-        chosen=fmean(len(context.decision.kept_ids) for context in served),
+        counts=report.counts,
         estimates=report.estimates[Window.ALL_RETAINED],
         truth=_truth(served, held_out, query_ids),
         registry=registry,

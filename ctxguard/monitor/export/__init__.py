@@ -1,7 +1,7 @@
 """The files for Prometheus and Grafana: rules, alerts, and a dashboard.
 
-``rules.yml`` is written by hand and tested by ``rules_test.yml``; ``dashboard.json`` is made by the
-generator in ``tools/dashboard`` (``make dashboard``).
+``rules.yml`` is written by hand; ``dashboard.json`` is made by the generator in
+``tools/dashboard`` (``make dashboard``).
 """
 
 from importlib.resources import files

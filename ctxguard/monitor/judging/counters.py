@@ -52,6 +52,15 @@ def token_counts(mode: Mode, tokens: TokenAccount) -> Counts:
     return {**counts, ("today_tokens", mode.value): float(today)}
 
 
+def tokens_by_mode(counts: Counts) -> dict[Mode, TokenAccount]:
+    """The tokens of all requests in each mode, from counts."""
+    keys = {mode: token_counts(mode, TokenAccount()) for mode in Mode}
+    return {
+        mode: TokenAccount(*[round(counts.get(key, 0.0)) for key in of_mode])
+        for mode, of_mode in keys.items()
+    }
+
+
 NOTHING_COUNTED: Counts = {
     **{
         ("judged_samples", route.value, outcome.value): 0.0

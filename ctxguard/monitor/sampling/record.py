@@ -57,6 +57,11 @@ class TokenAccount(NamedTuple):
     today: int = 0
     """Tokens that the bare retriever would serve."""
 
+    def saved_cost(self, price_per_million: float | None) -> float | None:
+        """Return what the tokens saved would have cost; None without a price."""
+        saved = self.today - self.kept
+        return None if price_per_million is None else saved * price_per_million / 1e6
+
 
 _NO_TOKENS = TokenAccount()
 
