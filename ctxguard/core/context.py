@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from ctxguard.core.asking import Assessment
 from ctxguard.core.assembly import (
     DEFAULT_ASSEMBLY,
     Assembled,
@@ -75,6 +76,7 @@ class Context:
         arm_probability: The probability with which the request was assigned its mode, in (0, 1],
             where a guard with ``enforce_share`` drew it; else None.
         today_k: How many passages the bare retriever serves, which savings are compared with.
+        assessment: What an assessor was asked about the candidates; None if it was not.
     """
 
     request_id: str
@@ -96,6 +98,7 @@ class Context:
     where: Where | None = None
     arm_probability: float | None = None
     today_k: int = DEFAULT_K
+    assessment: Assessment | None = None
 
     def __len__(self) -> int:
         return len(self.passages)

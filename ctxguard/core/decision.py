@@ -7,11 +7,13 @@ logging. It runs on every request, so verdicts are built only when they are read
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, islice, repeat
 from operator import gt
 from typing import cast
+
+import numpy as np
 
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import ByProbability, RelevanceModel
@@ -28,6 +30,7 @@ from ctxguard.core.signals import legs_of
 from ctxguard.core.types import (
     DropReason,
     Flag,
+    FloatArray,
     Ranking,
     ScoreKind,
     Threshold,
@@ -244,6 +247,25 @@ def _decide_by_utility(ranking: Ranking, policy: ExpectedUtilityPolicy) -> Decis
         flags,
         set_aside,
         found.probabilities[found.best_first].tolist(),
+    )
+
+
+def with_probabilities(decision: Decision, probabilities: FloatArray) -> Decision:
+    """Decide again by other probabilities, with the same policy.
+
+    Args:
+        decision: By an ``expected_utility`` policy.
+        probabilities: Shape (n,), aligned with ``decision.order``.
+    """
+    policy = cast(ExpectedUtilityPolicy, decision.policy)
+    # Stable, so that equal probabilities keep the order that they had.
+    best_first = (-probabilities).argsort(kind="stable").tolist()
+    worthwhile = int(np.count_nonzero(probabilities >= policy.min_probability))
+    return replace(
+        decision,
+        order=[decision.order[index] for index in best_first],
+        n_kept=max(min(worthwhile, policy.k), min(policy.min_keep, len(best_first))),
+        probabilities=probabilities[best_first].tolist(),
     )
 
 

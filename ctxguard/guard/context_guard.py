@@ -12,10 +12,11 @@ from functools import cache
 from pathlib import Path
 from threading import Lock
 from time import perf_counter, time
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ctxguard._support import _compiled
 from ctxguard._support.fork_safety import OfProcess
+from ctxguard.core.asking import Assessment
 from ctxguard.core.context import Assembly, Context
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import Policy
@@ -31,8 +32,9 @@ from ctxguard.errors import ConfigurationError, ProfileMismatchError
 from ctxguard.guard.arms import Arms
 from ctxguard.profile.comparison import DEFAULT_MAX_CORPUS_CHANGE, SystemComparison
 from ctxguard.profile.schema import Profile
+from ctxguard.request.assess import AssessorStage
 from ctxguard.request.bound_profile import BoundProfile, bind_profile
-from ctxguard.request.build_context import build_context
+from ctxguard.request.build_context import Decided, build_context, decide_request, question_of
 from ctxguard.request.input import Request, RequestInput
 from ctxguard.request.instrumentation import Instrumentation, RequestSampler, RequestSpan, Tracing
 from ctxguard.request.telemetry import Telemetry, default_telemetry
@@ -98,6 +100,7 @@ class ContextGuard:
             deadlines for each stage instead (``Deadlines``), and answers without a late one.
         max_in_flight: The most requests that may wait for the retriever at once; others are
             refused with an ``OverloadedError``.
+        assessor: Asked about candidates where the profile says that it pays; None where nobody is.
 
     Raises:
         ConfigurationError: a setting is out of range, or two contradict each other.
@@ -130,6 +133,7 @@ class ContextGuard:
         tracing: Tracing | None = None,
         deadline_seconds: float | None = None,
         max_in_flight: int = DEFAULT_MAX_IN_FLIGHT,
+        assessor: AssessorStage | None = None,
     ) -> None:
         if profile is not None and policy is not None:
             raise ConfigurationError("give a profile or a policy, not both: they would compete")
@@ -166,6 +170,9 @@ class ContextGuard:
         self._instrumentation = Instrumentation(telemetry, sampler, tracing)
         self._caller = BoundedCaller(deadline_seconds, max_in_flight)
         self._caller.watch(telemetry.circuit_changed)
+        self._assessor = assessor
+        if assessor is not None:
+            assessor.watch(telemetry.circuit_changed)
         if hasattr(retriever, "watch_stages"):
             cast(Any, retriever).watch_stages(telemetry.circuit_changed)
         self._wrapped = retriever
@@ -367,9 +374,17 @@ class ContextGuard:
                 if bound.acall is None
                 else self._caller.await_call(bound.acall, query, **options)
             )
+            asked = None
+            if self._assessor is not None:
+                received = perf_counter()
+                decided = decide_request(request, retrieved, self._score_kind)
+                decided, question = question_of(request, decided, self._assessor)
+                began = perf_counter()
+                assessment = None if question is None else await self._assessor.aask(question)
+                asked = _Asked(decided, assessment, received, perf_counter() - began)
         except BaseException as error:
             raise self._counted(request.mode, error, request.span)  # noqa: B904  it sets the cause
-        return self._finish(request, retrieved, start)
+        return self._finish(request, retrieved, start, asked)
 
     def filter(
         self,
@@ -460,20 +475,37 @@ class ContextGuard:
             )
         return rebound
 
-    def _finish(self, request: Request, retrieved: "Retrieval", start: float | None) -> Context:
-        """Build the context, sample it and count it."""
-        received = perf_counter()
-        span = request.span
+    def _finish(
+        self,
+        request: Request,
+        retrieved: "Retrieval",
+        start: float | None,
+        asked: "_Asked | None" = None,
+    ) -> Context:
+        """Build the context, sample it and count it; ask the assessor unless that was awaited."""
+        received, waited, span = perf_counter(), 0.0, request.span
         if span is not None:
             self._instrumentation.retrieved(span)
         try:
-            context = build_context(request, retrieved, self._score_kind, self._assembly)
+            if asked is not None:
+                decided, assessment, received, waited = asked
+            else:
+                decided, assessment = decide_request(request, retrieved, self._score_kind), None
+                if decided.applies.assessor is not None:
+                    decided, question = question_of(request, decided, self._assessor)
+                    if question is not None and self._assessor is not None:
+                        began = perf_counter()
+                        assessment = self._assessor.ask(question)
+                        waited = perf_counter() - began
+            context = build_context(request, decided, self._assembly, assessment)
         except BaseException as error:
             raise self._counted(request.mode, error, span)  # noqa: B904  it sets the cause
         if request.input.sample or request.probability > 0.0:
             self._instrumentation.offer(context, request.probability, time())
         self._instrumentation.answered(
-            context, None if start is None else received - start, perf_counter() - received
+            context,
+            None if start is None else received - start,
+            perf_counter() - received - waited,
         )
         if span is not None:
             self._instrumentation.end_span(span, context, request.probability)
@@ -514,6 +546,22 @@ def _say_computation() -> None:
     """Log once in a process that the compiled module is absent."""
     if _compiled.kernels is None:
         _log.warning(_compiled.standing())
+
+
+class _Asked(NamedTuple):
+    """A request that awaited its assessor.
+
+    Attributes:
+        decided: The decision by the policy alone.
+        assessment: What the assessor answered; None if nothing was asked.
+        received: When the candidates came, in seconds of `perf_counter`.
+        waited: Seconds that the assessor took.
+    """
+
+    decided: Decided
+    assessment: Assessment | None
+    received: float
+    waited: float
 
 
 def _standing(comparison: SystemComparison) -> str:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, wi
 from ctxguard._support.atomic_write import SHARED, atomic_write
 from ctxguard._support.error_text import reason_of
 from ctxguard._support.regular_file import read_regular
+from ctxguard.core.asking import AnswerModel
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.interval import Interval
@@ -43,6 +44,7 @@ _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 # The core's data classes know nothing of pydantic, whose defaults would let a misspelt setting
 # of a policy pass unread.
 for _core in (
+    AnswerModel,
     RatioPolicy,
     ExpectedUtilityPolicy,
     RelevanceModel,
@@ -293,6 +295,62 @@ class SufficiencyProfile(Frozen):
         )
 
 
+class PriceEvidence(Frozen):
+    """What asking at one price gains, over queries that took no part in the fit.
+
+    Attributes:
+        price: Strict UDCG that asking about one candidate must be worth.
+        share: Share of the first candidates that was asked about.
+        gain: Mean strict UDCG with the answers less that without.
+        forecast: The gain that the values of asking promised.
+        cost: Of 1,000 requests, in the currency of the assessor's prices; None without prices.
+    """
+
+    price: float
+    share: Annotated[float, Field(ge=0, le=1)]
+    gain: Interval
+    forecast: float
+    cost: float | None = None
+
+
+class AssessorProfile(Frozen):
+    """An assessor of one route: what its answers are worth, and when it is asked.
+
+    Attributes:
+        fingerprint: Of the assessor; another one is not asked.
+        name: Which of its answers counts: the one that tells most beside P.
+        model: What the answers say.
+        price: What asking about one candidate must be worth, in strict UDCG.
+        first: Only the first so many by P are asked about.
+        decision: ``enforce`` applies the answers; ``shadow`` only asks and records them.
+        evidence: By price, the chosen one first.
+        cost: Of an answer, in the currency of the assessor's prices; None without prices.
+    """
+
+    fingerprint: str
+    name: str
+    model: AnswerModel
+    price: Annotated[float, Field(ge=0)]
+    first: Annotated[int, Field(ge=1, le=100)]
+    decision: Literal["enforce", "shadow"]
+    evidence: Annotated[tuple[PriceEvidence, ...], FailFast()] = ()
+    cost: float | None = None
+
+    @property
+    def statement(self) -> str:
+        """What asking gains, in words."""
+        if self.model.effect == 0.0:
+            return f"{self.name}: not shown to add anything, so nothing is asked"
+        words = f"{self.decision}: {self.name} has d′ {self.model.distance:.2f} beside P"
+        if not self.evidence or self.evidence[0].gain.bounds is None:
+            return words
+        at, (lower, upper) = self.evidence[0], self.evidence[0].gain.bounds
+        return (
+            f"{words}; at the price {at.price:g} it is asked about {at.share:.0%} of the first "
+            f"{self.first}, for {at.gain.value:+.3f} strict UDCG [{lower:.3f}, {upper:.3f}]"
+        )
+
+
 class RouteProfile(Frozen):
     """The policy of one route, with its evidence.
 
@@ -311,6 +369,7 @@ class RouteProfile(Frozen):
             when that certificate no longer holds; None where nothing was calibrated.
         sufficiency: How to tell that the policy kept nothing relevant; None where that could not
             be fitted.
+        assessor: Who is asked about candidates once the policy has decided; None for nobody.
     """
 
     policy: AnyPolicy
@@ -324,6 +383,7 @@ class RouteProfile(Frozen):
     reference: dict[str, Annotated[tuple[float, ...], FailFast()]] = Field(default_factory=dict)
     safe_policy: AnyPolicy | None = None
     sufficiency: SufficiencyProfile | None = None
+    assessor: AssessorProfile | None = None
 
 
 class Provenance(Frozen):

@@ -14,7 +14,13 @@ from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import DEFAULT_K, Flag, Mode, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.comparison import SystemComparison, compare_systems
-from ctxguard.profile.schema import Profile, RouteProfile, RouteVerdict, SufficiencyProfile
+from ctxguard.profile.schema import (
+    AssessorProfile,
+    Profile,
+    RouteProfile,
+    RouteVerdict,
+    SufficiencyProfile,
+)
 from ctxguard.request.wrapped_retriever import calls_of, told_by
 
 if TYPE_CHECKING:
@@ -39,6 +45,7 @@ class RoutePolicy:
         differences: Differences from the system that the profile was calibrated on, which every
             answer by it reports.
         sufficiency: The certified threshold of sufficiency; None if not calibrated.
+        assessor: What an assessor's answers are worth; None if none is asked.
     """
 
     policy: Policy
@@ -50,6 +57,7 @@ class RoutePolicy:
     today: RatioPolicy
     mode: Mode = Mode.ENFORCE
     sufficiency: SufficiencyProfile | None = None
+    assessor: AssessorProfile | None = None
 
     @classmethod
     def of(
@@ -61,6 +69,7 @@ class RoutePolicy:
         score_kind: ScoreKind | None = None,
         differences: tuple[str, ...] = (),
         sufficiency: SufficiencyProfile | None = None,
+        assessor: AssessorProfile | None = None,
     ) -> "RoutePolicy":
         """Build the route policy of a policy."""
         return cls(
@@ -73,6 +82,7 @@ class RoutePolicy:
             today,
             Mode.ENFORCE if verdict is None else verdict.mode,
             sufficiency,
+            assessor,
         )
 
 
@@ -217,6 +227,7 @@ def _route_policies(
             score_kind=calibrated.score_kind,
             differences=lines,
             sufficiency=calibrated.sufficiency,
+            assessor=calibrated.assessor,
         )
         for route, calibrated in profile.routes.items()
     }

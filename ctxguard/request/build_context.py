@@ -5,8 +5,9 @@ No clock, no counters and no locks: the guard has those, and also counts the err
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
+from ctxguard.core.asking import ASSESS, Assessment
 from ctxguard.core.assembly import first_readable, nothing_readable
 from ctxguard.core.conflicts import find_conflicts
 from ctxguard.core.context import (
@@ -23,8 +24,17 @@ from ctxguard.core.metadata_filter import verified
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy
 from ctxguard.core.signals import RANKING
 from ctxguard.core.sufficiency import p_sufficient, suffices
-from ctxguard.core.types import DropReason, Flag, Mode, Passage, Ranking, ScoreKind
-from ctxguard.profile.schema import SufficiencyProfile
+from ctxguard.core.types import (
+    DropReason,
+    Flag,
+    Mode,
+    Passage,
+    Ranking,
+    ScoreKind,
+    StageFailure,
+)
+from ctxguard.profile.schema import AssessorProfile, SufficiencyProfile
+from ctxguard.request.assess import AssessorStage, Question, decided_again
 from ctxguard.request.bound_profile import RoutePolicy
 from ctxguard.request.input import Request
 from ctxguard.request.wrapped_retriever import ranking_of
@@ -36,43 +46,156 @@ if TYPE_CHECKING:
 _BY_HAND = "mode 'enforce' was set by hand; the profile's verdict is 'shadow'"
 
 
-def build_context(
-    request: Request,
-    retrieved: "Retrieval",
-    score_kind: ScoreKind | None,
-    assembly: Assembly,
-) -> Context:
-    """Build the context that answers a request (DESIGN.md §7).
+class Decided(NamedTuple):
+    """A request that is decided, before an assessor is asked and the context is assembled.
+
+    Attributes:
+        applies: The policy of the route, and what follows from it.
+        mode: The mode of the request.
+        decision: By the policy alone.
+        flags: Of the policy and of the scores.
+        differences: From the profile's system.
+        sufficiency: Tells when a context suffices; None if it cannot be told.
+    """
+
+    applies: RoutePolicy
+    mode: Mode
+    decision: Decision
+    flags: tuple[Flag, ...]
+    differences: tuple[str, ...]
+    sufficiency: SufficiencyProfile | None
+
+
+def decide_request(
+    request: Request, retrieved: "Retrieval", score_kind: ScoreKind | None
+) -> Decided:
+    """Check a retriever's result and decide on it by the policy of its route.
 
     Args:
         request: The request.
         retrieved: The retriever's result for it: a ``Ranking``, or hits.
         score_kind: The kind of the scores of plain hits; None if not set.
-        assembly: The settings that assemble the context from kept passages.
 
     Raises:
         ConfigurationError: ``retrieved`` is neither a ranking nor hits, or the ranking cannot be
             decided on.
         FilterViolationError: a candidate does not satisfy the request's filter.
-        StageUnavailableError: there are candidates, but none can be read.
     """
     ranking = retrieved if isinstance(retrieved, Ranking) else ranking_of(retrieved, score_kind)
     given = request.input
     if given.where is not None:
         ranking = verified(ranking, given.where)
-    bound = request.bound
-    applies = bound.applies(ranking.route, given.segment)
+    applies = request.bound.applies(ranking.route, given.segment)
     mode = applies.mode if request.follows_verdict else request.mode
-    decision, flags, differences, sufficiency = _decide(mode, ranking, applies)
-    source, most = ranking.passages, assembly.max_passage_chars
+    if mode is Mode.OFF:
+        n = len(ranking.passage_ids)
+        decision = Decision(ranking, applies.today, range(n), min(applies.today.k, n))
+        return Decided(applies, mode, decision, (), (), None)
+    route = ranking.route
+    policy, flags, differences = applies.policy, applies.flags, applies.differences
+    sufficiency = applies.sufficiency
+    if applies.score_kind is not None and applies.score_kind is not ranking.kind:
+        # The profile knows this route, but its scores have another meaning here.
+        policy, flags = applies.top_k, (*flags, Flag.PROFILE_MISMATCH)
+        sufficiency = None
+        kinds = f"{ranking.kind.value!r}, was {applies.score_kind.value!r}"
+        differences = (*differences, f"score kind of the route {route.value} is {kinds}")
+    elif ranking.kind is ScoreKind.RANK and applies.compares_scores:
+        policy, flags = applies.top_k, (*flags, Flag.RANK_ONLY)
+        sufficiency = None
+        differences = (*differences, f"scores of the route {route.value} carry rank only")
+    if policy.min_keep == 0 and ranking.failures:
+        # If a stage is missing, finding nothing relevant is no ground to abstain.
+        policy = replace(policy, min_keep=1)
+    decision = decide(ranking, policy)
+    if Flag.MISSING_SIGNALS in decision.flags:
+        differences = (*differences, _missing_signals(ranking, policy))
+    return Decided(applies, mode, decision, (*flags, *decision.flags), differences, sufficiency)
+
+
+def question_of(
+    request: Request, decided: Decided, stage: AssessorStage | None
+) -> tuple[Decided, Question | None]:
+    """What to ask the assessor about a decided request; None if nothing is worth it.
+
+    An assessor that the profile counts on, and that is absent or another one, is a missing stage.
+    """
+    profile = decided.applies.assessor
+    if profile is None or decided.mode is Mode.OFF:
+        return decided, None
+    if stage is not None and stage.fingerprint == profile.fingerprint:
+        query = request.input.query
+        return decided, stage.question(request.request_id, query, decided.decision, profile)
+    now = "absent" if stage is None else repr(stage.fingerprint)
+    difference = f"the assessor is {now}, was {profile.fingerprint!r}"
+    decided = decided._replace(differences=(*decided.differences, difference))
+    if profile.decision == "enforce":
+        failure = StageFailure(ASSESS, "not the assessor of the profile")
+        decided = decided._replace(decision=_lacking(decided.decision, failure))
+    return decided, None
+
+
+def _lacking(decision: Decision, failure: StageFailure) -> Decision:
+    ranking = replace(decision.ranking, failures=(*decision.ranking.failures, failure))
+    return replace(decision, ranking=ranking)
+
+
+def _assessed(
+    decision: Decision, assessment: Assessment, profile: AssessorProfile | None
+) -> tuple[Decision, Assessment]:
+    """Decide again with the answers, and keep them among the signals, as samples do."""
+    if profile is None:
+        return decision, assessment
+    signals = {f"answer_{name}": values for name, values in assessment.answers.items()}
+    signals["answer_place"] = assessment.places
+    ranking = decision.ranking
+    ranking = replace(ranking, signals={**ranking.signals, **signals})
+    decision, enforced = replace(decision, ranking=ranking), profile.decision == "enforce"
+    if assessment.failure is not None:
+        if enforced and assessment.failure not in ranking.failures:
+            decision = _lacking(decision, assessment.failure)
+        return decision, assessment
+    after = decided_again(decision, assessment, profile.name, profile.model)
+    changed = set(after.kept) != set(decision.kept)
+    assessment = replace(assessment, applied=enforced, changed=changed)
+    return after if enforced else decision, assessment
+
+
+def build_context(
+    request: Request,
+    decided: Decided,
+    assembly: Assembly,
+    assessment: Assessment | None = None,
+) -> Context:
+    """Build the context that answers a request (DESIGN.md §7).
+
+    Args:
+        request: The request.
+        decided: By `decide_request`.
+        assembly: The settings that assemble the context from kept passages.
+        assessment: What the assessor answered; None if it was not asked.
+
+    Raises:
+        StageUnavailableError: there are candidates, but none can be read.
+    """
+    applies, mode, decision, flags, differences, sufficiency = decided
+    given = request.input
+    if assessment is not None:
+        decision, assessment = _assessed(decision, assessment, applies.assessor)
+    source, most = decision.ranking.passages, assembly.max_passage_chars
     read = None
     if mode is not Mode.OFF:
         read = read_passages(source, decision.order[: decision.n_kept], most)
         if assembly.drop_duplicates and copies_of(read.texts):
             decision = _without_copies(decision)
+            if assessment is not None:
+                decision, assessment = _assessed(decision, assessment, applies.assessor)
             read = read_passages(source, decision.order[: decision.n_kept], most)
+    ranking = decision.ranking
+    # The threshold was certified for P without answers.
+    uncertified = assessment is not None and assessment.applied
     p_relevant, sufficient = (
-        (None, None) if sufficiency is None else _sufficiency(decision, sufficiency)
+        (None, None) if sufficiency is None or uncertified else _sufficiency(decision, sufficiency)
     )
     assembled = (
         Assembled()
@@ -92,8 +215,7 @@ def build_context(
             p_relevant = sufficient = None
         elif mode is Mode.ENFORCE:
             raise nothing_readable(assembled.failures)
-    if assembled.flags:
-        flags = (*flags, *assembled.flags)
+    flags = (*flags, *assembled.flags)
     if mode is not Mode.ENFORCE:
         # In shadow mode assembly runs for the record alone.
         passages = bare_passages(ranking, applies.today.k)
@@ -112,13 +234,14 @@ def build_context(
         assembly=assembly,
         segment=given.segment,
         session_id=given.session_id,
-        profile_id=bound.profile_id,
+        profile_id=request.bound.profile_id,
         differences=differences,
         p_sufficient=p_relevant,
         sufficient=sufficient,
         where=given.where,
         arm_probability=request.arm_probability,
         today_k=applies.today.k,
+        assessment=assessment,
     )
 
 
@@ -142,38 +265,6 @@ def _flags_of(
 
 def _none_readable(assembled: Assembled) -> bool:
     return all(drop.reason is DropReason.UNREADABLE for drop in assembled.dropped)
-
-
-def _decide(
-    mode: Mode, ranking: Ranking, applies: RoutePolicy
-) -> tuple[Decision, tuple[Flag, ...], tuple[str, ...], SufficiencyProfile | None]:
-    """Decide by the policy that applies; return flags and differences from the profile too.
-
-    The flags are those of the policy and of the scores. The last item says when a context suffices.
-    """
-    if mode is Mode.OFF:
-        n = len(ranking.passage_ids)
-        return Decision(ranking, applies.today, range(n), min(applies.today.k, n)), (), (), None
-    route = ranking.route
-    policy, flags, differences = applies.policy, applies.flags, applies.differences
-    sufficiency = applies.sufficiency
-    if applies.score_kind is not None and applies.score_kind is not ranking.kind:
-        # The profile knows this route, but its scores have another meaning here.
-        policy, flags = applies.top_k, (*flags, Flag.PROFILE_MISMATCH)
-        sufficiency = None
-        kinds = f"{ranking.kind.value!r}, was {applies.score_kind.value!r}"
-        differences = (*differences, f"score kind of the route {route.value} is {kinds}")
-    elif ranking.kind is ScoreKind.RANK and applies.compares_scores:
-        policy, flags = applies.top_k, (*flags, Flag.RANK_ONLY)
-        sufficiency = None
-        differences = (*differences, f"scores of the route {route.value} carry rank only")
-    if policy.min_keep == 0 and ranking.failures:
-        # If a stage is missing, finding nothing relevant is no ground to abstain.
-        policy = replace(policy, min_keep=1)
-    decision = decide(ranking, policy)
-    if Flag.MISSING_SIGNALS in decision.flags:
-        differences = (*differences, _missing_signals(ranking, policy))
-    return decision, (*flags, *decision.flags), differences, sufficiency
 
 
 def _sufficiency(

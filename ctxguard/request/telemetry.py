@@ -22,12 +22,15 @@ from ctxguard.core.policies import Policy
 from ctxguard.core.types import DropReason, FailureKind, Flag, Mode, Route, StageFailure
 
 if TYPE_CHECKING:
+    from ctxguard.core.asking import Assessment
     from ctxguard.core.assembly import AssemblyDrop
     from ctxguard.core.context import Context
 
 _GUARD_BUCKETS = (10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 5e-3, 20e-3, 0.1)
 _KEPT_BUCKETS = (0, 1, 2, 3, 5, 7, 10, 20, 50)
-KNOWN_STAGES = frozenset({"lexical", "dense", "rerank", "signals", "retriever", "assembly"})
+KNOWN_STAGES = frozenset(
+    {"lexical", "dense", "rerank", "signals", "retriever", "assembly", "assess"}
+)
 FAILED_CAUSES = frozenset(
     {*FailureKind, "unavailable", "filter_violation", "invalid_request", "cancelled"}
 )
@@ -38,6 +41,7 @@ answer. ``filter_violation``: the retriever returned passages that the request's
 ``invalid_request``: the query, an argument or a setting was refused. ``cancelled``: the caller
 gave up.
 """
+ASSESSED = ("answered", "cached", "refused", "failed", "over_budget")
 OBSERVERS = frozenset({"sampler", "telemetry", "tracing"})
 
 
@@ -217,6 +221,33 @@ class Telemetry:
         self._observer_failures = {
             observer: observer_failures.labels(observer) for observer in sorted(OBSERVERS)
         }
+        assessed = Counter(
+            "ctxguard_assessed_candidates",
+            "Candidates that were worth asking an assessor about, by outcome (answered, cached, "
+            "refused, failed, or over_budget: not asked).",
+            ["outcome"],
+            registry=registry,
+        )
+        self._assessed = {outcome: assessed.labels(outcome) for outcome in ASSESSED}
+        self._assessed_requests = Counter(
+            "ctxguard_assessed_requests", "Requests that asked an assessor.", registry=registry
+        )
+        changed = Counter(
+            "ctxguard_changed_decisions",
+            "Requests whose kept passages an assessor's answers changed (applied), or would change "
+            "(recorded, in shadow).",
+            ["answers"],
+            registry=registry,
+        )
+        self._changed = {
+            applied: changed.labels("applied" if applied else "recorded")
+            for applied in (True, False)
+        }
+        self._assessor_cost = Counter(
+            "ctxguard_assessor_cost",
+            "Cost of an assessor's answers, in the currency of its prices.",
+            registry=registry,
+        )
         self._filter_violations = Counter(
             "ctxguard_filter_violations",
             "Requests that failed because the retriever returned passages their filter forbids.",
@@ -304,6 +335,8 @@ class Telemetry:
                 )
             )
         )
+        if context.assessment is not None:
+            self._count_assessment(context.assessment)
         if len(self._waiting) >= self._max_waiting:
             self._count_waiting()
 
@@ -338,6 +371,21 @@ class Telemetry:
         self._guard_seconds.observe(answer.guard_seconds)
         if answer.retrieve_seconds is not None:
             self._retrieve_seconds.observe(answer.retrieve_seconds)
+
+    def _count_assessment(self, assessment: "Assessment") -> None:
+        missing = "refused" if assessment.failure is None else "failed"
+        answered = assessment.asked - assessment.cached - assessment.refused
+        for outcome, n in (
+            ("answered", answered),
+            ("cached", assessment.cached),
+            (missing, assessment.refused),
+            ("over_budget", assessment.over_budget),
+        ):
+            self._assessed[outcome].inc(n)
+        self._assessed_requests.inc(assessment.asked > 0)
+        if assessment.changed:
+            self._changed[assessment.applied].inc()
+        self._assessor_cost.inc(max(assessment.cost, 0.0))
 
     def received(self, mode: Mode) -> None:
         """Count one request received."""

@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
@@ -297,34 +297,53 @@ class ChatClient:
             conversation: Its messages.
             form: The form of structured output; None for free text.
             read: Reads the content of the reply.
-
         """
+        return self._asked(
+            # The raw reply, because the library coerces any reply into its own types.
+            lambda client: client.chat.completions.with_raw_response.create(
+                model=self.model,
+                messages=conversation,
+                temperature=TEMPERATURE,
+                max_tokens=self.max_reply_tokens,
+                response_format=self._library.NOT_GIVEN if form is None else form,
+            ),
+            lambda body: read_reply(body, read),
+        )
+
+    def post(
+        self, path: str, request: Mapping[str, object], read: Callable[[str], Reply[T]]
+    ) -> Reply[T]:
+        """Send a request of another form to the endpoint, within the same bounds and counts.
+
+        Args:
+            path: Behind the endpoint's URL, such as ``/decisions``.
+            request: The body, without the model.
+            read: Reads the body of the answer.
+        """
+        return self._asked(
+            lambda client: client.post(
+                path,
+                body={"model": self.model, **request},
+                cast_to=object,
+                options={"headers": {"X-Stainless-Raw-Response": "true"}},
+            ),
+            read,
+        )
+
+    def _asked(self, send: Callable[[Any], Any], read_body: Callable[[str], Reply[T]]) -> Reply[T]:
         self._this_thread.called = False
         self._this_thread.sent = time.monotonic()
         client = self._connected()
-        reply = self._completed(client, conversation, form, read)
+        reply = self._answered(lambda: send(client), read_body)
         body = reply.body
         if isinstance(reply.verdict, InvalidReason) and len(client.api_key) >= _SHORTEST_KEY:
             body = body.replace(client.api_key, "[key]")
         return replace(reply, body=body, seconds=time.monotonic() - self._this_thread.sent)
 
-    def _completed(
-        self,
-        client: Any,
-        conversation: Conversation,
-        form: dict[str, object] | None,
-        read: Callable[[str], T | InvalidReason],
-    ) -> Reply[T]:
+    def _answered(self, send: Callable[[], Any], read_body: Callable[[str], Reply[T]]) -> Reply[T]:
         library = self._library
         try:
-            # The raw reply, because the library coerces any reply into its own types.
-            response = client.chat.completions.with_raw_response.create(
-                model=self.model,
-                messages=conversation,
-                temperature=TEMPERATURE,
-                max_tokens=self.max_reply_tokens,
-                response_format=library.NOT_GIVEN if form is None else form,
-            )
+            response = send()
         except library.APIStatusError as error:
             return Reply(_of_status(error.status_code), _described(error.response))
         except library.APITimeoutError as error:
@@ -333,7 +352,7 @@ class ChatClient:
             return Reply(_of_failure(error.__cause__), repr(error.__cause__))
         except (TimeoutError, _TooLongError) as error:
             return Reply(_of_failure(error), repr(error))
-        reply = read_reply(response.http_response.text, read)
+        reply = read_body(response.http_response.text)
         self.ledger.add(
             input_tokens=reply.input_tokens or 0,
             output_tokens=reply.output_tokens or 0,
@@ -421,31 +440,34 @@ def read_reply(body: str, read: Callable[[str], T | InvalidReason]) -> Reply[T]:
         completion = json.loads(body)
     except (ValueError, RecursionError):
         return Reply(InvalidReason.MALFORMED, body)
-    usage = _field(completion, "usage")
+    usage = field_of(completion, "usage")
     return Reply(
-        _verdict(_field(completion, "choices"), read),
+        _verdict(field_of(completion, "choices"), read),
         body,
-        _tokens(_field(usage, "prompt_tokens")),
-        _tokens(_field(usage, "completion_tokens")),
+        tokens_of(usage, "prompt_tokens"),
+        tokens_of(usage, "completion_tokens"),
     )
 
 
 def _verdict(choices: object, read: Callable[[str], T | InvalidReason]) -> T | InvalidReason:
     choice = choices[0] if isinstance(choices, list) and choices else None
-    message = _field(choice, "message")
-    if _field(choice, "finish_reason") == "content_filter" or _field(message, "refusal"):
+    message = field_of(choice, "message")
+    if field_of(choice, "finish_reason") == "content_filter" or field_of(message, "refusal"):
         return InvalidReason.REFUSED
-    if _field(choice, "finish_reason") == "length":
+    if field_of(choice, "finish_reason") == "length":
         return InvalidReason.TRUNCATED
-    content = _field(message, "content")
+    content = field_of(message, "content")
     if not isinstance(content, str) or not content.strip():
         return InvalidReason.EMPTY
     return read(content)
 
 
-def _field(document: object, name: str) -> object:
+def field_of(document: object, name: str) -> object:
+    """A value of a JSON object; None for another document."""
     return document.get(name) if isinstance(document, dict) else None
 
 
-def _tokens(count: object) -> int | None:
+def tokens_of(usage: object, name: str) -> int | None:
+    """A count of a reply's usage; None if it is not told, or is no count."""
+    count = field_of(usage, name)
     return count if type(count) is int and count >= 0 else None

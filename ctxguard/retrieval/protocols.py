@@ -3,7 +3,7 @@
 Any object with these methods will do: nothing needs to be inherited.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -301,6 +301,33 @@ class LexicalIndex(Protocol):
 
     def save(self, folder: Path) -> None:
         """Write the index into a folder as plain files whose names start with ``lexical``."""
+        ...
+
+
+class Assessor(Protocol):
+    """Answers questions about candidates of one query. Safe to call from several threads at once.
+
+    It may have a ``ledger``, the ``Ledger`` of its calls and their cost.
+    """
+
+    @property
+    def fingerprint(self) -> str:
+        """Model, form and questions: what its answers are worth holds for these alone."""
+        ...
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its answers."""
+        ...
+
+    def assess(self, query: str, texts: Sequence[str]) -> Mapping[str, FloatArray]:
+        """Answer about all texts in one call: numbers by name, shape (n,), NaN where it refuses.
+
+        Higher means more of what the name says. Called once a request.
+
+        Raises:
+            Exception: it could not answer at all.
+        """
         ...
 
 

@@ -1,0 +1,313 @@
+"""The guard with an assessor: asked where it pays, and an answer by the deadline in any case."""
+
+import asyncio
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+from simulated_pools import Recorded, calibrated, simulate
+
+from ctxguard.core.asking import AnswerModel
+from ctxguard.core.context import Context
+from ctxguard.core.types import FailureKind, Flag, FloatArray, Passage, PassagesBy
+from ctxguard.errors import RedactionError, StageUnavailableError
+from ctxguard.guard import ContextGuard
+from ctxguard.profile.schema import AssessorProfile, Profile
+from ctxguard.request.assess import AssessorStage
+from ctxguard.request.telemetry import default_telemetry
+from tests.timing import SOON
+
+MODEL = AnswerModel((0.0, 1.0), (-1.5, 1.5), -1.0, 0.0, 2.0, 1.0)
+TEXT = "the text of a passage"
+
+
+class Oracle:
+    """Knows which passages are relevant, and notes what it was asked."""
+
+    fingerprint = "oracle 1"
+    names: tuple[str, ...] = ("relevant",)
+
+    def __init__(self, relevant: set[str]) -> None:
+        self.relevant = relevant
+        self.calls: list[tuple[str, tuple[str, ...]]] = []
+        self.fails: Callable[[], Any] = lambda: None
+
+    def assess(self, query: str, texts: Sequence[str]) -> Mapping[str, FloatArray]:
+        self.calls.append((query, tuple(texts)))
+        self.fails()
+        known = [text.split()[-1] in self.relevant for text in texts]
+        return {"relevant": np.array(known, dtype=float)}
+
+
+@pytest.fixture(scope="module")
+def system() -> tuple[Profile, Recorded, set[str]]:
+    """A calibrated profile, other queries with texts, and the relevant passages of these."""
+    own, dataset = simulate(60, seed=1, noise=0.25)
+    rankings = {
+        query: replace(
+            ranking,
+            passages=PassagesBy(
+                lambda at, ranking=ranking: Passage(  # type: ignore[misc]
+                    ranking.passage_ids[at], f"{TEXT} {ranking.passage_ids[at]}"
+                )
+            ),
+        )
+        for query, ranking in own.rankings.items()
+    }
+    profile = calibrated(600, noise=0.25, objective="utility").profile
+    relevant = {passage_id for grades in dataset.qrels.values() for passage_id in grades}
+    return profile, Recorded(rankings, {"simulated": "0"}), relevant
+
+
+class World:
+    """A calibrated system, the truth about it, an assessor, and the counts of its guards."""
+
+    def __init__(self, system: tuple[Profile, Recorded, set[str]]) -> None:
+        self.profile, self.retriever, self.relevant = system
+        self.oracle = Oracle(self.relevant)
+        self.registry = CollectorRegistry()
+        self.queries = list(self.retriever.rankings)
+
+    def guard(
+        self, stage: AssessorStage | None = None, *, decision: str = "enforce", price: float = 0.001
+    ) -> ContextGuard:
+        assessor = AssessorProfile.model_validate(
+            {
+                "fingerprint": self.oracle.fingerprint,
+                "name": "relevant",
+                "model": MODEL,
+                "price": price,
+                "first": 20,
+                "decision": decision,
+            }
+        )
+        routes = {
+            route: own.model_copy(update={"assessor": assessor})
+            for route, own in self.profile.routes.items()
+        }
+        return ContextGuard(
+            self.retriever,
+            profile=self.profile.model_copy(update={"routes": routes}),
+            telemetry=default_telemetry(self.registry),
+            mode="enforce",
+            assessor=stage,
+        )
+
+    def alone(self) -> ContextGuard:
+        """The guard of the same profile without an assessor."""
+        return ContextGuard(
+            self.retriever,
+            profile=self.profile,
+            telemetry=default_telemetry(CollectorRegistry()),
+            mode="enforce",
+        )
+
+    def contexts(self, guard: ContextGuard) -> Iterator[Context]:
+        return (guard.retrieve(query, request_id=query) for query in self.queries)
+
+    def kept(self, guard: ContextGuard) -> list[tuple[str, ...]]:
+        return [each.kept_ids for each in self.contexts(guard)]
+
+    def counted(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(f"ctxguard_{name}_total", labels) or 0.0
+
+    def outcome(self, outcome: str) -> float:
+        return self.counted("assessed_candidates", outcome=outcome)
+
+
+@pytest.fixture
+def world(system: tuple[Profile, Recorded, set[str]]) -> World:
+    return World(system)
+
+
+def test_answers_bring_relevant_passages_in_and_others_out(world: World) -> None:
+    relevant = world.relevant
+    alone = list(world.contexts(world.guard(decision="shadow")))
+    asked = list(world.contexts(world.guard(AssessorStage(world.oracle))))
+
+    def wrong(each: Context) -> int:
+        return sum(passage.passage_id not in relevant for passage in each.passages)
+
+    assert sum(map(wrong, asked)) < 0.7 * sum(map(wrong, alone))
+    right = [sum(len(each) - wrong(each) for each in some) for some in (alone, asked)]
+    assert right[1] > right[0]
+    assert not any(Flag.DEGRADED in each.flags for each in asked)
+
+
+def test_a_request_is_one_call_about_what_is_worth_it(world: World) -> None:
+    found = list(world.contexts(world.guard(AssessorStage(world.oracle))))
+    n_asked = [0 if each.assessment is None else each.assessment.asked for each in found]
+    assert len(world.oracle.calls) == sum(n > 0 for n in n_asked)
+    assert [len(texts) for _, texts in world.oracle.calls] == [n for n in n_asked if n]
+    assert 0 < sum(n_asked) < 0.8 * 20 * len(found)
+    dear = [
+        each.assessment
+        for each in world.contexts(world.guard(AssessorStage(world.oracle), price=0.05))
+    ]
+    assert sum(each.asked for each in dear if each is not None) < 0.5 * sum(n_asked)
+
+
+def test_places_in_the_call_are_drawn_by_the_request_and_recorded(world: World) -> None:
+    guard = world.guard(AssessorStage(world.oracle, cache_entries=0))
+    query = world.queries[0]
+    for request_id in ("a", "a", "b"):
+        guard.retrieve(query, request_id=request_id)
+    first, again, other = (texts for _, texts in world.oracle.calls)
+    assert first == again
+    assert first != other
+    assert sorted(first) == sorted(other)
+    context = guard.retrieve(query, request_id="b")
+    signals = context.decision.ranking.signals
+    ids = context.decision.ranking.passage_ids
+    by_place = np.argsort(signals["answer_place"])[: len(other)]
+    assert [ids[at] for at in by_place] == [text.split()[-1] for text in other]
+    assert np.isfinite(signals["answer_relevant"]).sum() == len(other)
+
+
+def test_in_shadow_the_answers_are_recorded_and_change_nothing(world: World) -> None:
+    guard = world.guard(AssessorStage(world.oracle), decision="shadow")
+    served = list(world.contexts(guard))
+    alone = world.alone()
+    assert [each.kept_ids for each in served] == world.kept(alone)
+    assert world.counted("changed_decisions", answers="recorded") > 0
+    assert world.counted("changed_decisions", answers="applied") == 0
+
+
+def broken() -> None:
+    raise StageUnavailableError("assess", "no route to host")
+
+
+@pytest.mark.parametrize("fault", ["dead", "hung", "garbage", "none given"])
+def test_a_faulty_assessor_costs_the_answers_alone(
+    world: World, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    released = threading.Event()
+    if fault == "dead":
+        world.oracle.fails = broken
+    elif fault == "hung":
+        world.oracle.fails = released.wait
+    elif fault == "garbage":
+        world.oracle.names = ("another",)
+    seconds = SOON if fault == "hung" else 60.0
+    stage = None if fault == "none given" else AssessorStage(world.oracle, deadline_seconds=seconds)
+    alone = world.alone()
+    guard = world.guard(stage)
+    query = world.queries[0]
+    with caplog.at_level(logging.DEBUG):
+        found = guard.retrieve(query)
+    assert found.kept_ids == alone.retrieve(query).kept_ids
+    assert Flag.DEGRADED in found.flags
+    assert [failure.stage for failure in found.failures] == ["assess"]
+    assert TEXT not in caplog.text
+    assert TEXT not in repr(found.failures)
+    kinds = {"hung": FailureKind.TIMEOUT, "garbage": FailureKind.GARBAGE}
+    assert found.failures[0].kind is kinds.get(fault, FailureKind.ERROR)
+    if stage is not None:
+        assert found.assessment is not None
+        assert world.counted("assessed_candidates", outcome="failed") == found.assessment.asked
+    released.set()
+
+
+def test_refusals_keep_p_and_are_counted(world: World) -> None:
+
+    class Refusing(Oracle):
+        def assess(self, query: str, texts: Sequence[str]) -> Mapping[str, FloatArray]:
+            return {"relevant": np.full(len(texts), np.nan)}
+
+    guard = world.guard(AssessorStage(Refusing(set())))
+    found = list(world.contexts(guard))
+    alone = world.alone()
+    assert [each.kept_ids for each in found] == [each.kept_ids for each in world.contexts(alone)]
+    asked = sum(each.assessment.asked for each in found if each.assessment is not None)
+    assert world.counted("assessed_candidates", outcome="refused") == asked
+    assert not any(each.failures for each in found)
+
+
+def test_another_assessor_than_the_profiles_is_not_asked(world: World) -> None:
+    other = Oracle(set())
+    other.fingerprint = "oracle 2"
+    context = world.guard(AssessorStage(other)).retrieve(world.queries[0])
+    assert other.calls == []
+    assert "the assessor is 'oracle 2', was 'oracle 1'" in context.differences
+
+
+def test_what_was_answered_is_not_asked_again(world: World) -> None:
+    guard = world.guard(AssessorStage(world.oracle))
+    first = [each.kept_ids for each in world.contexts(guard)]
+    calls = len(world.oracle.calls)
+    assert [each.kept_ids for each in world.contexts(guard)] == first
+    assert len(world.oracle.calls) == calls
+    answered, cached = (
+        world.counted("assessed_candidates", outcome=outcome) for outcome in ("answered", "cached")
+    )
+    assert answered == cached > 0
+
+
+def test_the_cache_and_the_second_have_their_bounds(world: World) -> None:
+    now = [0.0]
+    stage = AssessorStage(world.oracle, cache_entries=5, max_per_second=4.0, clock=lambda: now[0])
+    guard = world.guard(stage)
+    queries = world.queries
+    for query in queries[:10]:
+        guard.retrieve(query)
+    assert sum(len(texts) for _, texts in world.oracle.calls) == 4
+    assert world.counted("assessed_candidates", outcome="over_budget") > 0
+    now[0] = 1.0
+    for query in queries[10:20]:
+        guard.retrieve(query)
+    assert sum(len(texts) for _, texts in world.oracle.calls) == 8
+    assert len(stage._cache) == 5
+
+
+def test_what_cannot_be_redacted_does_not_leave(world: World) -> None:
+
+    def redact(text: str) -> str:
+        if text.endswith("-3"):
+            raise RedactionError("no")
+        return text.replace(TEXT, "[redacted]")
+
+    list(world.contexts(world.guard(AssessorStage(world.oracle, redact=redact))))
+    sent = [text for _, texts in world.oracle.calls for text in texts]
+    assert sent
+    assert all(text.startswith("[redacted]") and not text.endswith("-3") for text in sent)
+
+
+def test_awaited_requests_ask_without_blocking_the_loop(world: World) -> None:
+    barrier = threading.Barrier(2)
+    world.oracle.fails = barrier.wait
+    guard = world.guard(AssessorStage(world.oracle, deadline_seconds=300.0))
+    plain = world.guard(AssessorStage(Oracle(world.relevant)))
+    queries = world.queries[:2]
+
+    async def both() -> list[Context]:
+        return await asyncio.gather(*(guard.aretrieve(query) for query in queries))
+
+    found = asyncio.run(both())
+    assert [each.kept_ids for each in found] == [
+        plain.retrieve(query).kept_ids for query in queries
+    ]
+
+
+def test_accounts_are_exact(world: World) -> None:
+    faults = itertools.cycle([broken, lambda: None])
+
+    def alternate() -> None:
+        next(faults)()
+
+    world.oracle.fails = alternate
+    found = list(world.contexts(world.guard(AssessorStage(world.oracle))))
+    asked = sum(each.assessment.asked for each in found if each.assessment is not None)
+    by_outcome = {
+        outcome: world.counted("assessed_candidates", outcome=outcome)
+        for outcome in ("answered", "cached", "refused", "failed")
+    }
+    assert sum(by_outcome.values()) == asked
+    assert world.counted("assessed_requests") == sum(
+        each.assessment is not None and each.assessment.asked > 0 for each in found
+    )
