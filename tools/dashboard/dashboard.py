@@ -30,7 +30,7 @@ _BAND: dict[str, dict[str, Any]] = {
 
 def dashboard() -> str:
     """The dashboard as JSON; the same bytes each time."""
-    document = {
+    document: dict[str, Any] = {
         "uid": "ctxguard",
         "title": "Ctxguard",
         "description": (
