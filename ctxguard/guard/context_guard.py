@@ -545,7 +545,7 @@ class ContextGuard:
 def _say_computation() -> None:
     """Log once in a process that the compiled module is absent."""
     if _compiled.kernels is None:
-        _log.warning(_compiled.standing())
+        _log.warning("%s", _compiled.standing())
 
 
 class _Asked(NamedTuple):
