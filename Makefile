@@ -130,7 +130,7 @@ test-portable: $(VENV)/.dev
 	$(call run,,-m "not slow and not model and not shared",$(filter $(PORTABLE),$(PARTS)))
 
 # The files whose outcome can depend on the processor's arithmetic, again with a plainer processor's:
-# those that compare, order or choose by what an encoder, BLAS, faiss, numba or scikit-learn computed.
+# those that compare, order or choose by what an encoder, BLAS, faiss, scikit-learn or our own module computed.
 KERNELS_benchmarks := corpus_drift grid index_update ranker search
 KERNELS_calibration := calibrate calibrate_route compare evaluate fit grid named_signals objectives \
   ranker replay saved_comparison sufficiency trees

@@ -35,7 +35,7 @@ from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.protocols import Float32Array, Progress
 
 BAR_SECONDS = 0.5
-_PACKAGES = ("ctxguard-rag", "faiss-cpu", "numba", "numpy")
+_PACKAGES = ("ctxguard-rag", "faiss-cpu", "numpy")
 
 
 class KnownVectors:

@@ -47,7 +47,7 @@ from ctxguard.resilience import Deadlines
 from ctxguard.retrieval.protocols import AnyRetriever
 
 SUMMARY = "The guard in a server: many clients, dead and hung stages, a burst of requests."
-PACKAGES = ("ctxguard-rag", "numpy", "faiss-cpu", "numba", "prometheus-client")
+PACKAGES = ("ctxguard-rag", "numpy", "faiss-cpu", "prometheus-client")
 
 CLIENTS = (1, 4, 16, 64)
 SAMPLING_RATE = 0.05

@@ -48,7 +48,7 @@ RECALL_BAR = 0.98
 CLIENTS_BAR = 2.5
 MEMORY_BAR = 1.2
 _WARM_UP_QUERIES = 20
-_PACKAGES = ("ctxguard-rag", "bm25s", "faiss-cpu", "numba", "numpy")
+_PACKAGES = ("ctxguard-rag", "bm25s", "faiss-cpu", "numpy")
 
 Search = Callable[[int], object]
 

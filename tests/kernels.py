@@ -18,7 +18,6 @@ NO_BFLOAT16 = "CTXGUARD_TEST_NO_BFLOAT16"
 PLAIN = {
     "OPENBLAS_CORETYPE": {"x86_64": "Nehalem", "aarch64": "ARMV8"}.get(platform.machine(), ""),
     "FAISS_SIMD_LEVEL": "NONE",
-    "NUMBA_CPU_NAME": "generic",
     "CTXGUARD_PROCESSOR": "plain",
     "ATEN_CPU_CAPABILITY": "default",
     NO_BFLOAT16: "1",
@@ -28,7 +27,6 @@ PLAIN = {
 def in_force() -> dict[str, set[str]]:
     """What the libraries compute with in this process, by the environment variable that says so."""
     import faiss
-    import numba
     import scipy.linalg  # noqa: F401  its OpenBLAS shows only once it is loaded
     import torch
     from threadpoolctl import threadpool_info
@@ -39,7 +37,6 @@ def in_force() -> dict[str, set[str]]:
     return {
         "OPENBLAS_CORETYPE": {library["architecture"] for library in libraries},
         "FAISS_SIMD_LEVEL": {faiss.SIMDConfig.get_level_name()},
-        "NUMBA_CPU_NAME": {numba.config.CPU_NAME or "this processor"},
         "CTXGUARD_PROCESSOR": {"none" if kernels is None else kernels.processor},
         "ATEN_CPU_CAPABILITY": {torch.backends.cpu.get_cpu_capability().lower()},
     }

@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar, Literal
@@ -61,7 +62,7 @@ def passages_of(corpus: Corpus) -> list[Passage]:
 class Embedded(SearchPeer):
     """`HybridRetriever`, built by one process and opened from its folder by the one that asks."""
 
-    packages: ClassVar = ("bm25s", "rank-bm25", "faiss-cpu", "numba", "numpy")
+    packages: ClassVar = ("bm25s", "rank-bm25", "faiss-cpu", "numpy")
     reference: ClassVar[Literal["united", "fused"] | None] = "united"
 
     def __init__(self, lexical: LexicalEngine) -> None:
@@ -131,7 +132,8 @@ class DirectLexical:
     """bm25s with the lexical leg's parameters and analyser."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        self._words = bm25s.BM25(k1=1.5, b=0.75, method="lucene", backend="numba")
+        backend = "numba" if find_spec("numba") else "numpy"
+        self._words = bm25s.BM25(k1=1.5, b=0.75, method="lucene", backend=backend)
         self._words.index([ENGLISH.analyse(text) for text in texts], show_progress=False)
 
     def search(self, query: str) -> list[int]:
@@ -146,9 +148,9 @@ class DirectLexical:
 class Direct(SearchPeer):
     """bm25s and faiss with ctxguard's parameters, one after the other; nothing fuses them."""
 
-    packages: ClassVar = ("bm25s", "faiss-cpu", "numba", "numpy")
+    packages: ClassVar = ("bm25s", "faiss-cpu", "numpy")
     reference: ClassVar[Literal["united", "fused"] | None] = None
-    setting = "bm25s with numba, then faiss, as ctxguard sets them; no fusion"
+    setting = "bm25s (by numba if installed), then faiss, as ctxguard sets them; no fusion"
 
     def build(self, corpus: Corpus, around: Surroundings) -> dict[str, float]:
         started = perf_counter()

@@ -57,10 +57,6 @@ def demo(settings: Demo) -> None:
     labelled = questions()
     with output.passes() as passes:
         retriever, built = loop.open_index(folder, passes)
-        # Of one step: the first time on a machine it takes many seconds.
-        compiled = passes("compiling the search", 1)
-        retriever.warm_up()
-        compiled(1)
         calibration = loop.calibrate_demo(retriever, labelled, passes)
         pairs = loop.before_and_after(retriever, calibration)
         traffic = loop.monitor_traffic(retriever, calibration, passes)

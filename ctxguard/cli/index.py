@@ -116,7 +116,7 @@ def _what_is_kept(settings: Index, saved: bool) -> str:
             "--update` on the same corpus to add the rest"
         )
     if saved:
-        return f"interrupted: {settings.out} is complete; the first query will compile the search"
+        return f"interrupted: {settings.out} is complete"
     return (
         f"interrupted: {settings.out} was not changed, and nothing that was encoded is kept; "
         "run the command again"
@@ -319,8 +319,6 @@ def _saved(
     folder = Path(str(settings.out))
     with output.doing("saving"):
         retriever.save(folder)
-    with output.doing("compiling the search, once on this machine"):
-        retriever.warm_up()
     report, signals = retriever.report, retriever.generation.signals
     size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     search = "exact" if retriever.generation.dense.is_exact else "codes"

@@ -1,6 +1,6 @@
 """The embedded hybrid retriever, and the protocols of retrievers.
 
-Importing this package is cheap: faiss, bm25s, numba and sentence-transformers come with the
+Importing this package is cheap: faiss, bm25s and sentence-transformers come with the
 extra ``embedded`` and are imported where they are used.
 """
 

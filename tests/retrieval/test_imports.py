@@ -26,7 +26,7 @@ def test_no_optional_library_is_imported_before_it_is_used() -> None:
         """
         import sys
         import ctxguard.retrieval
-        heavy = {"faiss", "bm25s", "numba", "rank_bm25", "sentence_transformers", "torch"}
+        heavy = {"faiss", "bm25s", "rank_bm25", "sentence_transformers", "torch"}
         print(sorted(heavy & set(sys.modules)))
         """
     )

@@ -1,6 +1,7 @@
 """The loops of a search, compiled and by numpy, give what the plain definitions give."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ few_values = st.sampled_from([-1.0, -0.25, 0.0, 0.25, 0.5, 1.0, 2.0])
 """Few, so that scores are often equal."""
 
 
-def read_only(array: NDArray[np.generic]) -> NDArray[np.generic]:
+def read_only(array: NDArray[Any]) -> NDArray[Any]:
     array.flags.writeable = False
     return array
 

@@ -392,7 +392,7 @@ class EngineRetriever(Hybrid):
         return found
 
     def warm_up(self) -> None:
-        """Load the model and compile the loops, so that the first query does not wait."""
+        """Load the model, so that the first query does not wait."""
         self._settings.embedder.encode_query("warm up")
         if self._text_signals is not None:
             self._text_signals.text_signals("warm up", [Passage("warm", "up")])

@@ -114,10 +114,7 @@ def write_texts(file: Path, texts: Iterable[str]) -> None:
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """View an array, perhaps a mapped one, so that it cannot be written to.
-
-    Compiled loops have one variant for such arrays, built or mapped.
-    """
+    """View an array, perhaps a mapped one, so that it cannot be written to."""
     view = np.asarray(array).view(np.ndarray)
     view.flags.writeable = False
     return view

@@ -42,7 +42,7 @@ class Rows:
         stored = np.empty(there.size, np.int64)
         stored[rows[there]] = there
         starts = np.cumsum([0, *map(len, of_segments)], dtype=np.int64)
-        # Compiled loops have one variant for arrays that cannot be written to.
+        # Shared with every index that has the segment.
         for array in (stored, *of_segments):
             array.flags.writeable = False
         is_plain = len(of_segments) == 1 and stored.size == rows.size

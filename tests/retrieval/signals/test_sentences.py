@@ -26,7 +26,8 @@ TABLE = np.array([[127, 0], [0, 127], [76, 102]], np.int8)
 def unit_rows(rng: np.random.Generator, n: int, d: int) -> np.ndarray:
     """127 times unit vectors, rounded, as an index stores them."""
     rows = rng.standard_normal((n, d))
-    return np.rint(127.0 * rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.int8)
+    rounded: np.ndarray = np.rint(127.0 * rows / np.linalg.norm(rows, axis=1, keepdims=True))
+    return rounded.astype(np.int8)
 
 
 def random_sentences(seed: int, n_passages: int, n_pieces: int = 40, d: int = 12) -> Sentences:
@@ -62,10 +63,9 @@ def computed(
     rows: list[int],
 ) -> FloatArray:
     vectors, lengths, pieces, starts = sentences
-    typed = (pieces, None) if pieces.dtype == np.uint16 else (None, pieces)
-    inputs = SentenceInputs(
-        *weighted_pieces(states, weights), table, vectors, lengths, *typed, starts
-    )
+    narrow, wide = (pieces, None) if pieces.dtype == np.uint16 else (None, pieces)
+    scaled, shares = weighted_pieces(states, weights)
+    inputs = SentenceInputs(scaled, shares, table, vectors, lengths, narrow, wide, starts)  # type: ignore[arg-type]
     return sentence_signals(inputs, np.array(rows, np.int64)).T
 
 
