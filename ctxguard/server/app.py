@@ -17,7 +17,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ctxguard import __version__
 from ctxguard.core.assembly import DEFAULT_ASSEMBLY, Assembly
@@ -291,19 +291,52 @@ def create_app(
             Middleware(RequestAccounts, metrics=http_metrics(registry), endpoint_of=endpoint_of),
             Middleware(Access, secrets=settings.secrets),
             Middleware(RequestLimits, settings=settings),
+            Middleware(
+                _Direct,
+                endpoints={
+                    each.path: each.endpoint
+                    for each in operations
+                    if each.asks is not None and each.method == "POST" and "{" not in each.path
+                },
+            ),
         ],
     )
+
+
+_Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class _Answering:
     """The ASGI application of an endpoint that reads its body from the scope's state."""
 
-    def __init__(self, endpoint: Callable[[Request], Awaitable[Response]]) -> None:
+    def __init__(self, endpoint: _Endpoint) -> None:
         self._endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = await self._endpoint(Request(scope))
         await response(scope, receive, send)
+
+
+class _Direct:
+    """Middleware that answers what is posted to a path without parameters, unrouted.
+
+    Args:
+        app: Answers everything else.
+        endpoints: By path.
+    """
+
+    def __init__(self, app: ASGIApp, endpoints: Mapping[str, _Endpoint]) -> None:
+        self._app, self._endpoints = app, endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = None
+        if scope["type"] == "http" and scope["method"] == "POST" and not scope.get("root_path"):
+            endpoint = self._endpoints.get(scope["path"])
+        if endpoint is None:
+            await self._app(scope, receive, send)
+        else:
+            response = await endpoint(Request(scope))
+            await response(scope, receive, send)
 
 
 def _own_operations(service: Service, registry: CollectorRegistry) -> list[Operation]:

@@ -1,5 +1,7 @@
 """Decisions on candidates that the caller has: every reason, and every threshold."""
 
+import json
+import math
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from ctxguard.core.types import ScoreKind
 from ctxguard.server import filtering
 from ctxguard.server.filtering import ranking_of
 from ctxguard.server.limits import MOST_NAMES
+from ctxguard.server.wire import answer
 
 CANDIDATES = [
     {"id": "a", "score": 0.9, "text": "one", "metadata": {"tenant": "x"}},
@@ -113,3 +116,26 @@ def test_copies_share_the_verdict_of_the_better_one_and_take_no_place(
     copies = [each for each in answer["verdicts"] if each["reason"] == "duplicate_text"]
     assert [each["id"] for each in copies] == ["1", "3"]
     assert {each["relative_score"] for each in copies} == {1.0}
+
+
+def test_verdicts_are_written_with_the_fields_of_their_schema() -> None:
+    fields = filtering._VerdictAnswer.__struct_fields__
+    assert set(fields) == set(filtering.VerdictAnswer.__annotations__) | set(
+        filtering.CandidateVerdict.__annotations__
+    )
+    assert set(filtering._WouldKeep.__struct_fields__) == set(filtering.WouldKeep.__annotations__)
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (math.nan, None),
+        (-math.inf, None),
+        (2**70, 2**70),
+        ((ScoreKind.RATIO,), ["ratio"]),
+        ({"größe": 1.5}, {"größe": 1.5}),
+    ],
+)
+def test_an_answer_is_json_whatever_its_metadata_holds(value: object, written: object) -> None:
+    body = bytes(answer({"field": value}).body)
+    assert json.loads(body) == {"field": written}
