@@ -136,6 +136,7 @@ class Explanation:
                     "policy",
                     f"kept {record.kept} of {n} candidates; {len(record.served)} were served",
                 ),
+                ("tokens", record.tokens.in_words),
                 *[("flag", f"{flag}: {FLAGS[Flag(flag)]}") for flag in record.flags],
                 *[("conflict", line) for line in self.conflicts],
             ]

@@ -1,5 +1,6 @@
 """`ctxguard explain`: what the store knows of one request."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,13 @@ def explained(run: Run, traffic: Traffic, number: int, *options: object) -> list
     assert found["request_id"] == REQUEST(number)
     samples: list[dict[str, Any]] = found["samples"]
     return samples
+
+
+def test_it_shows_how_many_tokens_were_kept(run: Run, traffic: Traffic) -> None:
+    said = run("explain", REQUEST(2), "--store", traffic.url).stdout
+    (line,) = [line for line in said.splitlines() if line.startswith("tokens")]
+    kept, retrieved, today = (int(n) for n in re.findall(r"\d+", line))
+    assert 0 < kept < today < retrieved
 
 
 def test_every_candidate_has_its_scores_and_what_the_judge_said(run: Run, traffic: Traffic) -> None:

@@ -16,6 +16,7 @@ from urllib.error import URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
+import numpy as np
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
@@ -23,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from watching import DAY_SECONDS, Watching
 
 from ctxguard import ContextGuard, Hit, Mode, RatioPolicy, Route, ScoreKind
+from ctxguard.core.asking import Assessment
 from ctxguard.core.types import FailureKind, Flag, Passage, StageFailure
 from ctxguard.errors import CtxguardError
 from ctxguard.monitor import export
@@ -150,6 +152,9 @@ class Service:
                 context,
                 sufficient=sufficient,
                 flags=(*Flag,),
+                assessment=Assessment(
+                    {}, np.zeros(0), asked=5, cached=1, cost=0.1, applied=sufficient, changed=True
+                ),
                 failures=(StageFailure("dense", "slow", FailureKind.TIMEOUT),),
                 decision=replace(
                     context.decision,

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from tools.dashboard.panels import ESTIMATE, LOWER, UNCORRECTED, UPPER, Panel, Row, Shape
-from tools.dashboard.rows_of_guard import CONTEXT, STAGES, TRAFFIC
+from tools.dashboard.rows_of_guard import ASSESSOR, CONTEXT, STAGES, TRAFFIC
 from tools.dashboard.rows_of_monitor import ALARMS, JUDGE, OVERVIEW, QUALITY, SAMPLES, TOKENS
 
-ROWS = (OVERVIEW, QUALITY, TOKENS, ALARMS, CONTEXT, TRAFFIC, STAGES, SAMPLES, JUDGE)
+ROWS = (OVERVIEW, QUALITY, TOKENS, ALARMS, CONTEXT, ASSESSOR, TRAFFIC, STAGES, SAMPLES, JUDGE)
 """The page from top to bottom."""
 
 _WIDTH = 24

@@ -44,6 +44,43 @@ CONTEXT = Row(
         unit="percentunit",
     ),
 )
+_ASKED = rate("ctxguard_assessed_candidates_total", GUARD, selector='outcome!="over_budget"')
+_CANDIDATES = (
+    f"({rate('ctxguard_kept_candidates_total', GUARD)}"
+    f" + {rate('ctxguard_dropped_candidates_total', GUARD)})"
+)
+SHARE_ASKED = share(_ASKED, _CANDIDATES)
+"""Share of candidates that an assessor is asked about."""
+ASSESSOR = Row(
+    "Assessor",
+    Panel(
+        "Candidates worth asking about, by outcome",
+        "cached: answered for an earlier request. over_budget: not asked.",
+        {
+            "{{outcome}}": rate("ctxguard_assessed_candidates_total", GUARD, "outcome"),
+        },
+        unit="ops",
+        shape=Shape.STACKED,
+    ),
+    Panel(
+        "Requests that ask, and whose decision that changes",
+        "Share of requests. recorded: in shadow, the change is not served.",
+        {
+            "ask": share(rate("ctxguard_assessed_requests_total", GUARD), _REQUESTS),
+            "changed, {{answers}}": share(
+                rate("ctxguard_changed_decisions_total", GUARD, "answers"),
+                _REQUESTS,
+                "on () group_left () ",
+            ),
+        },
+        unit="percentunit",
+    ),
+    Panel(
+        "Cost of asking per hour",
+        "In the currency of the assessor's prices; 0 without prices.",
+        {"cost per hour": f"3600 * {rate('ctxguard_assessor_cost_total', GUARD)}"},
+    ),
+)
 TRAFFIC = Row(
     "Requests",
     Panel(

@@ -11,6 +11,7 @@ from tools.dashboard.promql import (
     share,
     shown,
 )
+from tools.dashboard.rows_of_guard import SHARE_ASKED
 
 
 def _band(metric: str, title: str, description: str) -> Panel:
@@ -37,53 +38,62 @@ _KEPT, _TODAY = (
 )
 OVERVIEW = Row(
     "Overview",
-    Panel(
-        "Verdict in force",
-        "Share of requests by mode: enforce, or shadow until judged requests suffice.",
-        {
-            "{{mode}}": share(
-                f"({rate('ctxguard_received_requests_total', GUARD, 'mode')} > 0)",
-                rate("ctxguard_received_requests_total", GUARD),
-                "on () group_left () ",
-            )
-        },
-        unit="percentunit",
-        shape=Shape.FIGURE,
-        width=4,
-    ),
     *[
-        Panel(
-            title,
-            f"{title} of live traffic, over the narrowest window that has an estimate.",
-            {title: f"max ({shown('ctxguard_estimate', metric)})"},
-            shape=Shape.FIGURE,
-            width=4,
+        Panel(title, description, queries, unit=unit, shape=Shape.FIGURE, width=width)
+        for width, unit, title, description, queries in (
+            (
+                4,
+                "percentunit",
+                "Verdict in force",
+                "Share of requests by mode: enforce, or shadow until judged requests suffice.",
+                {
+                    "{{mode}}": share(
+                        f"({rate('ctxguard_received_requests_total', GUARD, 'mode')} > 0)",
+                        rate("ctxguard_received_requests_total", GUARD),
+                        "on () group_left () ",
+                    )
+                },
+            ),
+            *[
+                (
+                    3,
+                    "short",
+                    title,
+                    f"{title} of live traffic, over the narrowest window that has an estimate.",
+                    {title: f"max ({shown('ctxguard_estimate', metric)})"},
+                )
+                for metric, title in (("recall", "Recall"), ("harm", "Harm"))
+            ],
+            (
+                5,
+                "percentunit",
+                "Tokens saved",
+                "Of the bare retriever's; in shadow, what enforcing would save.",
+                {"{{mode}}": f"1 - {share(_KEPT, _TODAY)}".replace("$__rate_interval", "$__range")},
+            ),
+            (
+                3,
+                "percentunit",
+                "Share asked",
+                "Share of candidates that an assessor is asked about.",
+                {"asked": SHARE_ASKED},
+            ),
+            (
+                3,
+                "percentunit",
+                "Judging budget",
+                "Share of samples that it allows to judge.",
+                {"judged": fleet("ctxguard_judging_sampling_probability")},
+            ),
+            (
+                3,
+                "short",
+                "Alerts that fire",
+                "No data where none does.",
+                {"alerts": 'count (ALERTS{alertname=~"Ctxguard.+",alertstate="firing"})'},
+            ),
         )
-        for metric, title in (("recall", "Recall"), ("harm", "Harm"))
     ],
-    Panel(
-        "Tokens saved",
-        "Of those that the bare retriever would serve; in shadow, what enforcing would save.",
-        {"{{mode}}": f"1 - {share(_KEPT, _TODAY)}".replace("$__rate_interval", "$__range")},
-        unit="percentunit",
-        shape=Shape.FIGURE,
-        width=4,
-    ),
-    Panel(
-        "Judging budget",
-        "Share of samples that it allows to judge.",
-        {"judged": fleet("ctxguard_judging_sampling_probability")},
-        unit="percentunit",
-        shape=Shape.FIGURE,
-        width=4,
-    ),
-    Panel(
-        "Alerts that fire",
-        "No data where none does.",
-        {"alerts": 'count (ALERTS{alertname=~"Ctxguard.+",alertstate="firing"})'},
-        shape=Shape.FIGURE,
-        width=4,
-    ),
 )
 TOKENS = Row(
     "Tokens",

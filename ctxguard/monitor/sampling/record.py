@@ -57,6 +57,12 @@ class TokenAccount(NamedTuple):
     today: int = 0
     """Tokens that the bare retriever would serve."""
 
+    @property
+    def in_words(self) -> str:
+        """Name the tokens kept, all that were retrieved, and the bare retriever's."""
+        retrieved = self.kept + self.dropped_in_assembly + self.dropped_by_policy
+        return f"about {self.kept:,} kept of {retrieved:,}; bare retriever: {self.today:,}"
+
     def saved_cost(self, price_per_million: float | None) -> float | None:
         """Return what the tokens saved would have cost; None without a price."""
         saved = self.today - self.kept
