@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import uvicorn
+from prometheus_client import disable_created_metrics
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 from uvicorn.config import STARTUP_FAILURE
@@ -55,6 +56,8 @@ def serve(
         if settings.workers == 1:
             from ctxguard.server.app import create_app
 
+            # A second series for each, which nobody reads; of several workers there are none.
+            disable_created_metrics()  # type: ignore[no-untyped-call]
             app = create_app(settings) if app is None else app
             announce(url)
             _spare_collector()

@@ -252,6 +252,12 @@ def test_a_head_above_its_limit_is_not_answered_though_it_comes_in_one_piece(
                 assert answers(one, 1) == answered
 
 
+def test_no_series_says_when_a_counter_was_made() -> None:
+    service = Process()
+    assert "_created" not in service.client.get("/metrics").text
+    service.stop()
+
+
 def test_what_is_no_http_is_refused_and_fills_no_log() -> None:
     service = Process()
     with connected(service.port) as one:
