@@ -334,7 +334,7 @@ def label_some(service: Service, pick: Pick) -> int:
     else:
         in_order = to_label(store, series, pick.n, whole=pick.whole)
     n = math.ceil(pick.graded * len(in_order))
-    labels = [list(_graded(service, sample.rows())) for sample in in_order[:n]]
+    labels = [list(graded_by_people(service, sample.rows())) for sample in in_order[:n]]
     if pick.graded < 1.0:
         labels[-1] = labels[-1][: len(labels[-1]) // 2]
     rows = list(chain.from_iterable(labels))
@@ -351,7 +351,7 @@ def _least_relevant(service: Service, n: int) -> list[int]:
     return sorted(samples, key=lambda one: served[question_of(samples[one].record.query or "")])[:n]
 
 
-def _graded(service: Service, rows: Sequence[RowToLabel]) -> Iterator[LabelRow]:
+def graded_by_people(service: Service, rows: Sequence[RowToLabel]) -> Iterator[LabelRow]:
     """The labels that a person gives to one request, as the guide of the file says."""
     grades: list[int] = []
     for row in rows:

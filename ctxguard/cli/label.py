@@ -156,16 +156,18 @@ def export(settings: Export) -> None:
 def _print_plan(plan: "LabelPlan", output: Output, *, alarm: bool) -> None:
     if alarm or not plan.widths:
         return
-    rows = table("metric", "now>", "then>", title="About how wide the 95% intervals are")
+    rows = table(
+        "metric", "now>", "then>", title="Width of the 95% intervals, now and with these grades"
+    )
     for metric, width in plan.widths.items():
         now = plan.widths_now[metric]
         name = IN_WORDS[metric.value].strip().removeprefix("its ")
-        rows.add_row(name, *map(_width, (now, width)))
+        rows.add_row(name, _width(now, NO_DATA), _width(width, "needs more"))
     output.out.print(rows)
 
 
-def _width(width: float | None) -> str:
-    return NO_DATA if width is None else f"{width:.2f}"
+def _width(width: float | None, none: str) -> str:
+    return none if width is None else f"{width:.2f}"
 
 
 def _export_notes(

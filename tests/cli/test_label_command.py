@@ -243,7 +243,8 @@ class TestPlan:
             (series,) = store.series()
             assert store.picked(series) == {}
         shown = run(*command, columns="80")
-        assert "About how wide the 95% intervals are" in shown.stdout
+        assert "Width of the 95% intervals, now and with these grades" in shown.stdout
+        assert "needs more" in shown.stdout
         assert f"{found['requests']} requests, about" in shown.stdout
         assert max(map(len, shown.stdout.splitlines()[:12])) <= 80
 

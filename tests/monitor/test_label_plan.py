@@ -63,6 +63,21 @@ def say(truth: Mapping[str, set[str]]) -> Callable[[RowToLabel], int]:
     return lambda row: int(row.passage_id in truth[row.query])
 
 
+@pytest.mark.parametrize("n", [40, 100, 200])
+def test_a_figure_comes_wherever_a_width_is_promised(
+    live: Watching, say: Callable[[RowToLabel], int], n: int
+) -> None:
+    """MRR needs 30 runs from the top and recall 30 dropped passages, not 30 labelled requests."""
+    store, series = live.store, live.monitor.series
+    samples = to_label(store, series, n)
+    promised = label_plan(store, series, samples, NOW).widths
+    grade(store, samples, say)
+    found = live.monitor.report().estimates[Window.ALL_RETAINED]
+    came = {metric for metric in promised if found[metric].value is not None}
+    assert {metric for metric, width in promised.items() if width is not None} <= came
+    assert (None in promised.values()) == (n < 200)
+
+
 def test_widths_and_passages_are_about_what_was_said(
     live: Watching, say: Callable[[RowToLabel], int]
 ) -> None:

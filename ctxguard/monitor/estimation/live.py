@@ -59,7 +59,7 @@ class Window(StrEnum):
 
 Estimates = Mapping[Metric, Estimate]
 
-_REQUESTS_COUNT = 1.5
+REQUESTS_COUNT = 1.5
 """What a request with grades counts towards ``Precision.min_n``, where two grades count 1. So 60
 grades of 20 requests suffice for 30; MRR takes 30 runs from the top, recall 30 dropped passages."""
 
@@ -514,7 +514,7 @@ def joint_estimates(
     n_grades = len(grades.request)
     counts = {
         True: (n_opened, correction.n_seen, min(n_opened, correction.n_opened)),
-        False: (n, n_grades / 2.0, min(n * _REQUESTS_COUNT, n_grades / 2.0)),
+        False: (n, n_grades / 2.0, min(n * REQUESTS_COUNT, n_grades / 2.0)),
     }
     most = np.array([model.gain, model.harm])
     most *= sums.totals[joint.DISCOUNTED] / sums.totals[joint.ONE]

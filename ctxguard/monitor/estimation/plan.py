@@ -17,6 +17,7 @@ from ctxguard.monitor.estimation.joint import RUN, Population
 from ctxguard.monitor.estimation.live import (
     ARMS,
     QUOTIENTS,
+    REQUESTS_COUNT,
     Estimates,
     Labels,
     Window,
@@ -25,7 +26,12 @@ from ctxguard.monitor.estimation.live import (
 from ctxguard.monitor.estimation.ratio import DEFAULT_PRECISION, Estimate
 from ctxguard.monitor.estimation.relevance import NEAR
 from ctxguard.monitor.estimation.terms import Metric, table_of
-from ctxguard.monitor.labels.samples import GradedSample, graded_samples, unfinished
+from ctxguard.monitor.labels.samples import (
+    ExpectedGrades,
+    GradedSample,
+    graded_samples,
+    unfinished,
+)
 from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.store import PickedPassage, PickKind, SampleStore, ToPick
 
@@ -35,15 +41,20 @@ PLANNED = tuple(QUOTIENTS)
 PASSAGES, RUNS, UNFINISHED, UNPICKED = "passages", "runs", "unfinished", "unpicked"
 
 _WIDTHS = {
-    Metric.PRECISION: 0.1,
-    Metric.MRR: 0.1,
-    Metric.UDCG: 0.4,
-    Metric.GAIN: 0.3,
-    Metric.HARM: 0.15,
-    Metric.RECALL: 0.24,
+    Metric.PRECISION: 0.145,
+    Metric.MRR: 0.115,
+    Metric.UDCG: 0.66,
+    Metric.GAIN: 0.42,
+    Metric.HARM: 0.265,
+    Metric.RECALL: 0.26,
 }
-"""About the widths that ``_WIDTHS_AT`` labelled requests give (benchmarks/README.md)."""
-_WIDTHS_AT = 170
+"""The widths that labels worth ``_WIDTHS_AT`` equal ones give beside a poor judge: before there are
+labels nobody knows how good it is (``benchmarks.label_promises``)."""
+_WIDTHS_AT = 100.0
+_MARGIN = 1.2
+"""With it about nine of ten of the promised widths are reached."""
+_LEAST = 0.9
+"""Share of the expected labels that comes at least."""
 
 _RUN, _COIN, _SINGLE = (HashSampler(f"label {each.value}") for each in PickKind)
 _TRIES = 5
@@ -77,7 +88,7 @@ def to_label(
     picked = store.picked(series)
     before = graded_samples(store, series, list(picked), picked)
     chosen = unfinished(before.values(), n, tenant=tenant)
-    left = n - round(sum(sample.expected_passages() for sample in chosen))
+    left = n - round(sum(sample.expected().passages for sample in chosen))
     if left > 0:
         drawn = _drawn(store, series, left, whole=whole, dry_run=dry_run)
         new = graded_samples(store, series, list(drawn), drawn if dry_run else None)
@@ -189,7 +200,8 @@ class LabelPlan:
     Attributes:
         widths_now: The width of each metric's interval over all that is retained; None without
             an estimate so far.
-        widths: Approximate width with the labels; None without labels.
+        widths: Width with the labels, reached in about nine of ten labellings; None where they may
+            not suffice for an estimate.
         expected_passages: Approximate number of passages that people grade.
         arms: Estimates over all that is retained of the requests that were dealt to each mode,
             and their difference, by name; empty where none was dealt.
@@ -206,8 +218,9 @@ def label_plan(
 ) -> LabelPlan:
     """Predict the effect and cost of grading these samples.
 
-    Widths shrink with the square root of the number of labels. If there are no labels so far, the
-    widths that simulated traffic gave stand in for those of this traffic.
+    Widths shrink with the square root of what the labels are worth, which is another number for
+    each metric. If there are no labels so far, the widths that simulated traffic gave stand in for
+    those of this traffic. No width is promised where the labels may not suffice for an estimate.
 
     Args:
         store: The store of judgments and graded samples.
@@ -223,23 +236,21 @@ def label_plan(
         window_seconds=1.0,
         precision=DEFAULT_PRECISION,
     )
-    corrected, n = live.estimates[Window.ALL_RETAINED], len(samples)
-    simulated = {
-        metric: Estimate(0.0, 0.0, width, _WIDTHS_AT, "simulated")
-        for metric, width in _WIDTHS.items()
+    corrected = live.estimates[Window.ALL_RETAINED]
+    n, none = len(samples), ExpectedGrades(0.0, 0.0, 0.0, 0.0)
+    passages, dropped, runs, seen = map(
+        sum, zip(none, *[sample.expected() for sample in samples], strict=True)
+    )
+    # As joint_estimates counts the labels of an estimate, and what they are worth.
+    counted, worth = min(n * REQUESTS_COUNT, passages / 2.0), min(n, passages / 2.0)
+    more = dict.fromkeys(PLANNED, (counted, worth)) | {
+        Metric.MRR: (runs, seen),
+        Metric.RECALL: (min(counted, dropped), min(worth, dropped)),
     }
     return LabelPlan(
         {one: scaled_width(corrected[one], 1.0, 1.0) for one in PLANNED},
-        {
-            one: (
-                scaled_width(corrected[one], corrected[one].n, corrected[one].n + n)
-                or scaled_width(simulated[one], _WIDTHS_AT, n)
-            )
-            if _suffice(one, corrected[one].n, samples)
-            else None
-            for one in PLANNED
-        },
-        round(sum(sample.expected_passages() for sample in samples)),
+        {one: _promised(one, corrected[one], *more[one]) for one in PLANNED},
+        round(passages),
         {}
         if Window.ALL_RETAINED not in live.arm_differences
         else {
@@ -249,13 +260,22 @@ def label_plan(
     )
 
 
-def _suffice(metric: Metric, n_now: int, samples: Sequence[GradedSample]) -> bool:
-    """Tell whether an estimate will have the labels without which it is not shown."""
-    if metric is Metric.MRR:
-        samples = [
-            sample for sample in samples if any(one.kind is PickKind.RUN for one in sample.picked)
-        ]
-    return n_now + len(samples) >= DEFAULT_PRECISION.min_n
+def _promised(metric: Metric, now: Estimate, counted: float, worth: float) -> float | None:
+    """Promise a width; None if the labels may not suffice for an estimate.
+
+    Args:
+        metric: The metric.
+        now: Its estimate.
+        counted: What more labels count towards the fewest that an estimate needs.
+        worth: How many equal labels they are worth.
+    """
+    before = now.n_effective or 0.0
+    if now.value is None and before + _LEAST * counted < DEFAULT_PRECISION.min_n:
+        return None
+    simulated = Estimate(0.0, 0.0, _WIDTHS[metric], round(_WIDTHS_AT), "simulated")
+    width = scaled_width(now, before, before + worth)
+    width = scaled_width(simulated, _WIDTHS_AT, before + worth) if width is None else width
+    return None if width is None else round(_MARGIN * width, 6)
 
 
 def scaled_width(found: Estimate, n: float, n_new: float) -> float | None:

@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ctxguard.errors import DataError
 from ctxguard.monitor.judges import Judgment
@@ -68,16 +69,42 @@ class GradedSample:
         """Return the rows of a file that are still to be graded; as many as it takes at most."""
         return rows_to_label(self.record, self.picked, self.people)
 
-    def expected_passages(self) -> float:
-        """Predict how many passages people still grade, from top to bottom as the guide says."""
-        passages, none_above, first = 0.0, 1.0, None
+    def expected(self) -> "ExpectedGrades":
+        """Predict what people still grade, from top to bottom as the guide says."""
+        passages, dropped, none_above, first = 0.0, 0.0, 1.0, None
+        served = {self.record.passage_ids[position] for position in self.record.served}
         for row in self.rows():
-            verdict = self.judge.get(row.passage_id)
-            likely = _LIKELY[verdict is not None and verdict.grade > 0]
+            likely = self._likely(row.passage_id)
             first = likely if first is None else first
-            passages += {ALWAYS: 1.0, IF_NONE_ABOVE: none_above, IF_FIRST: first}[row.when]
+            chance = {ALWAYS: 1.0, IF_NONE_ABOVE: none_above, IF_FIRST: first}[row.when]
+            passages += chance
+            dropped += chance * (row.passage_id not in served)
             none_above *= 1.0 - likely
-        return passages
+        run = next((one for one in self.picked if one.kind is PickKind.RUN), None)
+        if run is None or not self.record.served or not passages:
+            return ExpectedGrades(passages, dropped, 0.0, 0.0)
+        top = self._likely(self.record.passage_ids[self.record.served[0]])
+        return ExpectedGrades(passages, dropped, 1.0, top + (1.0 - top) * run.probability)
+
+    def _likely(self, passage_id: str) -> float:
+        verdict = self.judge.get(passage_id)
+        return _LIKELY[verdict is not None and verdict.grade > 0]
+
+
+class ExpectedGrades(NamedTuple):
+    """What people are expected to grade.
+
+    Attributes:
+        passages: How many passages.
+        dropped: How many of them are dropped ones.
+        runs: Runs from the top.
+        seen: Those of them that go down to the first relevant passage.
+    """
+
+    passages: float
+    dropped: float
+    runs: float
+    seen: float
 
 
 def graded_samples(
@@ -139,7 +166,7 @@ def unfinished(
         if passages >= _MOST_OVER * n:
             break
         chosen.append(sample)
-        passages += sample.expected_passages()
+        passages += sample.expected().passages
     return chosen
 
 
