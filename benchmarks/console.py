@@ -196,6 +196,7 @@ def measure(store: SampleStore, n: int, repeats: int) -> dict[str, Timed]:
         "decisions, in the middle": f"/console/decisions?before={middle}",
         "decisions, oldest": f"/console/decisions?before={oldest}",
         "one request": f"/console/request?id={request_id}",
+        "wrong drops of a day": "/console/mistakes?day=today",
         "label": f"/console/label?{asked}",
         "what the labels give": f"/console/label/gains?{asked}",
     }

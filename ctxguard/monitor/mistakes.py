@@ -20,7 +20,7 @@ from ctxguard.monitor.store import SampleStore
 from ctxguard.profile.schema import Profile
 
 DAY_SECONDS = 86_400.0
-MOST_READ = 500
+MOST_READ = 200
 """Requests of a day, a judge and a tenant whose texts are read, those that lost most first."""
 
 
