@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks._live_scenarios import Scenario
+from benchmarks._live_scenarios import Change, Scenario
 from benchmarks._live_service import START, Figure, Service, check_together, figures, label_some
-from benchmarks._live_traffic import SimulatedJudge, draw_traffic
+from benchmarks._live_traffic import JudgeErrors, SimulatedJudge, draw_traffic
 from benchmarks.store import postgresql
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.terms import Metric
@@ -49,9 +49,9 @@ class Run:
 
     def __init__(self, scenario: Scenario, urls: Iterator[str], seed: int) -> None:
         self.scenario = scenario
-        rng = np.random.default_rng([seed, 1])
+        self._rng = rng = np.random.default_rng([seed, 1])
         self.traffic = draw_traffic(scenario.shape, rng)
-        self._judge = SimulatedJudge(self.traffic, *scenario.judge, rng)
+        self._judge = SimulatedJudge(self.traffic, JudgeErrors(*scenario.judge), rng)
         self._urls = urls
         self._seed = f"run {seed}"
         parts = np.linspace(0.0, scenario.shape.seconds, scenario.steps + 1).tolist()
@@ -84,12 +84,22 @@ class Run:
 
     def _answer(self, service: Service, step: int, until: float) -> None:
         """Answer, store and judge the requests of a step, as far as nothing is down."""
+        scenario = self.scenario
+        if scenario.changed is not None and step == scenario.changed.step:
+            self._change_judge(service, scenario.changed)
         service.serve(until)
-        if step in self.scenario.locked:
+        if step in scenario.locked:
             service.write_while_locked()
-        service.write()
-        self._judge.down = step in self.scenario.down
+        service.write(late=step == scenario.steps)
+        service.judge.down = step in scenario.down
         service.judge_waiting()
+
+    def _change_judge(self, service: Service, change: Change) -> None:
+        """Let the judge err otherwise, under its name or as a new version."""
+        if change.is_silent:
+            service.judge.change(change.errors, self._rng)
+            return
+        service.monitor_with(SimulatedJudge(self.traffic, change.errors, self._rng, ", new"))
 
     def _after(self, service: Service, step: int) -> Iterator[Look]:
         """What monitors and people do after a step."""
@@ -109,18 +119,20 @@ class Run:
         service.maintain()
         if len(service.monitors) > 1:
             check_together(service)
-        report = service.monitors[0].report()
+        report = service.monitors[0].latest
+        assert report is not None
         until = service.now - START
         lengths = dict.fromkeys(Window, MOST_SECONDS)
         lengths[Window.RECENT] = self.scenario.setting.window_seconds
-        truths = {
-            (window, metric): truth
-            for window, length in lengths.items()
-            # Figures are of requests until the last that was judged.
-            if (about := report.live.populations.get(window)) is not None
-            and (end := about.until_seconds) is not None
-            for metric, truth in self.traffic.truths(until - length, end - START).items()
-        }
+        truths: dict[tuple[Window, Metric], float] = {}
+        for window, about in report.live.populations.items():
+            # Figures are of requests from the first to the last that was judged.
+            if about.since_seconds is None or about.until_seconds is None:
+                continue
+            since = max(until - lengths[window], about.since_seconds - START)
+            answered = service.picked_at if window is Window.UP_TO_LABELS else math.inf
+            found = self.traffic.truths(since, about.until_seconds - START, answered - START)
+            truths |= {(window, metric): truth for metric, truth in found.items()}
         return Look(step, service.labelled, figures(service.scrape()), truths)
 
 

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks._live_traffic import (
     DAY_SECONDS,
+    TENANTS,
     SimulatedJudge,
     Traffic,
     context_of,
@@ -80,6 +81,9 @@ class Setting:
         window_seconds: Length of the recent window.
         monitors: How many share the store.
         audit_probability: That a judged request is audited; 0 for no audits.
+        lost: Share of the samples that are lost from noon to midnight.
+        later_rate: Sampling rate in the second half of the time; None for the same.
+        rate_by_day: Sampling rate from noon to midnight; None for the same.
     """
 
     rate: float = 0.05
@@ -88,6 +92,9 @@ class Setting:
     window_seconds: float = 2 * DAY_SECONDS
     monitors: int = 1
     audit_probability: float = 0.0
+    lost: float = 0.0
+    later_rate: float | None = None
+    rate_by_day: float | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,7 @@ class Pick:
         whole: Whether requests are graded as far as they are judged.
         graded: Share of the requests that people get to; of the last one half of what is asked.
         targeted: Whether they are not picked at random: an alarm asks for the worst.
+        tenants: Whose files people grade; None for one file of all.
     """
 
     step: int
@@ -107,6 +115,7 @@ class Pick:
     whole: bool = False
     graded: float = 1.0
     targeted: bool = False
+    tenants: tuple[str, ...] | None = None
 
 
 class Figure(NamedTuple):
@@ -120,7 +129,7 @@ class Figure(NamedTuple):
 
     def holds(self, truth: float) -> bool:
         """Whether the truth lies between the ends."""
-        return self.lower <= truth <= self.upper
+        return self.lower - 1e-9 <= truth <= self.upper + 1e-9
 
 
 class Service:
@@ -138,71 +147,96 @@ class Service:
         self, url: str, traffic: Traffic, judge: SimulatedJudge, setting: Setting, seed: str
     ) -> None:
         self.now = START
-        self.judge = judge
         self.traffic = traffic
         self._seed = seed
         self._served = 0
         self.labelled = 0
-        self.sampler = Sampler(
-            setting.rate,
-            max_per_second=setting.max_per_second,
-            capacity=len(traffic.asked),
-            seed=seed,
-            clock=self._clock,
-        )
+        self.picked_at = START
+        self._setting = setting
+        self._lost = np.random.default_rng(list(seed.encode()))
         self.store = SampleStore.open(url, clock=self._clock)
-        self.writer = SampleWriter(self.sampler, self.store, privacy=_PRIVACY)
-        audit = None
-        if setting.audit_probability:
-            audit = Audit(search_beyond, probability=setting.audit_probability, seed=seed)
-        self.monitors = [
-            Monitor(
-                self.store,
-                judge,
-                window_seconds=setting.window_seconds,
-                budget=setting.budget,
-                audit=audit,
+        self.samplers = [
+            Sampler(
+                setting.rate,
+                max_per_second=setting.max_per_second,
+                capacity=len(traffic.asked),
+                seed=seed,
                 clock=self._clock,
             )
-            for _ in range(setting.monitors)
+            for _ in traffic.shape.hosts
         ]
-        self.export()
+        self.writers = [
+            SampleWriter(sampler, self.store, privacy=_PRIVACY) for sampler in self.samplers
+        ]
+        self._audit = None
+        if setting.audit_probability:
+            self._audit = Audit(search_beyond, probability=setting.audit_probability, seed=seed)
+        self.monitor_with(judge)
         # A queue is measured by a clock that does not pass in a simulation.
         self._patch = mock.patch.object(
             budget_module, "time", SimpleNamespace(monotonic=self._clock, time=self._clock)
         )
         self._patch.start()
 
-    def _clock(self) -> float:
-        return self.now
-
-    def export(self) -> None:
-        """Export the monitors, each in a registry of its own."""
+    def monitor_with(self, judge: SimulatedJudge) -> None:
+        """Start monitors anew, with this judge."""
+        self.judge = judge
+        self.monitors = [
+            Monitor(
+                self.store,
+                judge,
+                window_seconds=self._setting.window_seconds,
+                budget=self._setting.budget,
+                audit=self._audit,
+                clock=self._clock,
+            )
+            for _ in range(self._setting.monitors)
+        ]
         self._registries = [CollectorRegistry() for _ in self.monitors]
         for monitor, registry in zip(self.monitors, self._registries, strict=True):
             MonitorCollector(monitor, registry)
 
+    def _clock(self) -> float:
+        return self.now
+
     def close(self) -> None:
         self._patch.stop()
-        self.writer.stop()
+        for writer in self.writers:
+            writer.stop()
         self.store.close()
 
     def serve(self, until: float) -> None:
         """Answer the requests up to a moment, and sample them."""
-        last = int(np.searchsorted(self.traffic.seconds, until, side="right"))
+        traffic, setting = self.traffic, self._setting
+        last = int(np.searchsorted(traffic.seconds, until, side="right"))
+        stamped, hosts = (START + traffic.stamped).tolist(), traffic.host.tolist()
         for request in range(self._served, last):
-            self.now = START + float(self.traffic.seconds[request])
+            self.now = START + float(traffic.seconds[request])
+            sampler = self.samplers[hosts[request]]
+            is_day = self.now % DAY_SECONDS >= DAY_SECONDS / 2.0
+            if setting.later_rate is not None and 2.0 * (self.now - START) > traffic.shape.seconds:
+                sampler.rate = setting.later_rate
+            if setting.rate_by_day is not None:
+                sampler.rate = setting.rate_by_day if is_day else setting.rate
             request_id = f"{self._seed}-{request}"
-            probability = self.sampler.draw(request_id)
+            probability = sampler.draw(request_id)
             if probability:
-                context = context_of(self.traffic, request, request_id)
-                self.sampler.offer(context, probability, self.now)
+                is_full = is_day and self._lost.random() < setting.lost
+                sampler.capacity = 0 if is_full else len(traffic.asked)
+                context = context_of(traffic, request, request_id)
+                sampler.offer(context, probability, stamped[request])
         self._served = last
         self.now = START + until
 
-    def write(self) -> None:
-        """Store what was sampled."""
-        self.writer.flush()
+    def write(self, *, late: bool = True) -> None:
+        """Store what was sampled.
+
+        Args:
+            late: Whether hosts that are late store theirs as well.
+        """
+        for host, writer in zip(self.traffic.shape.hosts, self.writers, strict=True):
+            if late or not host.is_late:
+                writer.flush()
 
     @property
     def file(self) -> Path:
@@ -251,7 +285,7 @@ class Service:
             other.execute("BEGIN IMMEDIATE")
             with mock.patch.object(database, "BUSY_SECONDS", _LOCKED_SECONDS):
                 self.store.close()
-                self.writer.flush(2.0 * _LOCKED_SECONDS)
+                self.writers[0].flush(2.0 * _LOCKED_SECONDS)
             other.execute("ROLLBACK")
         self.store.close()
 
@@ -328,9 +362,16 @@ def label_some(service: Service, pick: Pick) -> int:
         How many passages were graded.
     """
     store, series = service.store, service.monitors[0].series
+    if not pick.targeted:
+        service.picked_at = service.now
     if pick.targeted:
         store.queue_labels(_least_relevant(service, pick.n), reason="alarm")
         in_order = unfinished(targeted_samples(store, series))
+    elif pick.tenants is not None:
+        files = {
+            tenant: to_label(store, series, pick.n, tenant=tenant) for tenant in reversed(TENANTS)
+        }
+        in_order = [sample for tenant in pick.tenants for sample in files[tenant]]
     else:
         in_order = to_label(store, series, pick.n, whole=pick.whole)
     n = math.ceil(pick.graded * len(in_order))
@@ -338,7 +379,7 @@ def label_some(service: Service, pick: Pick) -> int:
     if pick.graded < 1.0:
         labels[-1] = labels[-1][: len(labels[-1]) // 2]
     rows = list(chain.from_iterable(labels))
-    store.add_labels(rows, service.monitors[0].judge.max_grade)
+    store.add_labels(rows, service.traffic.shape.top_grade)
     service.labelled += pick.n
     return len(rows)
 

@@ -5,10 +5,12 @@ truth of a metric is over all requests of a window, sampled or not, by the defin
 ``ctxguard.core.metrics``.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from string import ascii_lowercase
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from benchmarks._traffic import BoolArray, metric_terms
 from calibration.pool_labels import IntArray
 from ctxguard.core.context import Context
 from ctxguard.core.decision import Decision, decide
+from ctxguard.core.metadata_filter import Where
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Negative
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import DEFAULT_K, FloatArray, Hit, Mode, Passage, Ranking, Route, ScoreKind
@@ -36,6 +39,37 @@ _ORDERS = 16
 """Ways in which the retriever's own order differs from that of the decision."""
 _PERIODS = 10
 """Quiet and busy times that alternate."""
+TENANTS = ("first", "second")
+_SECOND_TENANT = 0.25
+
+
+class Host(NamedTuple):
+    """A machine that answers a part of the requests.
+
+    Attributes:
+        share: Of the requests.
+        ahead_seconds: How far its clock is ahead.
+        is_late: Whether it stores nothing until all requests are answered.
+    """
+
+    share: float = 1.0
+    ahead_seconds: float = 0.0
+    is_late: bool = False
+
+
+class JudgeErrors(NamedTuple):
+    """How a judge errs.
+
+    Attributes:
+        sensitivity: Share of the relevant passages that it calls relevant.
+        specificity: Share of the others that it does not.
+        refuses_relevant, refuses_others: Share of these that it gives no verdict on.
+    """
+
+    sensitivity: float = 0.85
+    specificity: float = 0.90
+    refuses_relevant: float = 0.0
+    refuses_others: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -53,9 +87,16 @@ class Shape:
         busy: How many times as many requests arrive in busy times as in quiet ones.
         busy_precision: Mean precision in busy times; None where it is that of quiet ones.
         missed: Share of the relevant passages that lie beyond the pool.
+        abstention: Share of the questions for which nothing is served, mostly poor ones.
+        hosts: Who answers.
+        tenant_precision: Mean precision of a second tenant's requests, a quarter of all; None
+            without tenants.
+        top_grade: The highest grade of people, who grade relevant passages from 1 up.
+        quality: That of every question; None where they differ. From 1.25 on all that is served is
+            relevant.
     """
 
-    n: int = 16_000
+    n: int = 8_000
     seconds: float = 10 * DAY_SECONDS
     precision: tuple[float, float] = (0.6, 0.6)
     popular: int = 0
@@ -65,6 +106,11 @@ class Shape:
     busy: float = 1.0
     busy_precision: float | None = None
     missed: float = 0.0
+    abstention: float = 0.0
+    hosts: tuple[Host, ...] = (Host(),)
+    tenant_precision: float | None = None
+    top_grade: int = 1
+    quality: float | None = None
 
 
 @dataclass(frozen=True)
@@ -72,28 +118,48 @@ class Traffic:
     """Requests and the questions that they ask; ranks are those of the decision.
 
     Attributes:
-        relevant: Shape (q, DEPTH), by question.
+        shape: What it was drawn from.
+        grade: Shape (q, DEPTH), by question, as people grade.
         misleading: Shape (q, DEPTH), never where relevant.
         beyond: Shape (q, BEYOND), the relevant ones beyond the pool; (q, 0) where there are none.
         asked: Shape (n,), the question of each request.
         seconds: Shape (n,), when each was answered, ascending from 0.
         session: Shape (n,), 0 for none.
+        empty: Shape (q,), whether nothing is served.
+        host, tenant: Shape (n,), of each request.
     """
 
-    relevant: BoolArray
+    shape: Shape
+    grade: IntArray
     misleading: BoolArray
     beyond: BoolArray
     asked: IntArray
     seconds: FloatArray
     session: IntArray
+    empty: BoolArray
+    host: IntArray
+    tenant: IntArray
 
-    def truths(self, since: float, until: float) -> dict[Metric, float]:
-        """Every metric over the requests with since ≤ seconds ≤ until; at least one."""
-        first, last = (
-            np.searchsorted(self.seconds, since),
-            np.searchsorted(self.seconds, until, side="right"),
-        )
-        times_asked = np.bincount(self.asked[first:last], minlength=len(self.relevant))
+    @cached_property
+    def relevant(self) -> BoolArray:
+        """Shape (q, DEPTH), by question."""
+        return self.grade > 0
+
+    @cached_property
+    def stamped(self) -> FloatArray:
+        """Shape (n,), when each was answered by the clock of its host."""
+        ahead = np.array([host.ahead_seconds for host in self.shape.hosts])
+        return np.asarray(self.seconds + ahead[self.host])
+
+    def truths(self, since: float, until: float, answered: float = math.inf) -> dict[Metric, float]:
+        """Every metric over the requests with since ≤ stamped ≤ until; at least one.
+
+        Args:
+            since, until: By the hosts' clocks.
+            answered: Requests answered later are left out, whatever the clocks say.
+        """
+        inside = (self.stamped >= since) & (self.stamped <= until) & (self.seconds <= answered)
+        times_asked = np.bincount(self.asked[inside], minlength=len(self.relevant))
         found = {}
         for metric, columns in self._terms.items():
             a, b = times_asked @ columns
@@ -105,14 +171,17 @@ class Traffic:
     @cached_property
     def _terms(self) -> dict[Metric, FloatArray]:
         """Numerator and denominator that each question adds to each metric, shape (q, 2)."""
-        served, pool = self.relevant[:, :DEFAULT_K], self.relevant.sum(axis=1)
+        is_served = ~self.empty[:, None]
+        served, pool = self.relevant[:, :DEFAULT_K] & is_served, self.relevant.sum(axis=1)
         worth = DEFAULT_UTILITIES
         kept, answerable = served.sum(axis=1), pool > 0
-        utilities = np.where(
+        is_top = self.grade[:, :DEFAULT_K] == self.shape.top_grade
+        utilities: FloatArray = np.where(
             served,
-            worth.relevant,
+            np.where(is_top, worth.relevant, worth.partial),
             np.where(self.misleading[:, :DEFAULT_K], worth.distractor, worth.irrelevant),
         )
+        utilities *= is_served
         orders = np.array([_first_by_retriever(order) for order in range(_ORDERS)])
         at_first = orders[np.arange(len(pool)) % _ORDERS]
         first = (self.relevant & at_first).sum(axis=1)
@@ -120,9 +189,10 @@ class Traffic:
         missed = self.beyond.sum(axis=1)
         with np.errstate(invalid="ignore", divide="ignore"):
             loss = np.where(first > 0, 1.0 - first_kept / first, 0.0)
-        return metric_terms(
-            served, utilities, pool_weight=answerable * 1.0, dropped=pool - kept
-        ) | {
+        terms = metric_terms(served, utilities, pool_weight=answerable * 1.0, dropped=pool - kept)
+        for metric in (Metric.PRECISION, Metric.MRR):
+            terms[metric][:, 1] = is_served[:, 0]
+        return terms | {
             Metric.RECALL_LOSS: np.column_stack([loss, first > 0]),
             Metric.RETRIEVER_MISS: np.column_stack([missed, missed + pool]),
         }
@@ -137,7 +207,15 @@ def draw_traffic(shape: Shape, rng: np.random.Generator) -> Traffic:
         precision = np.where(is_busy, shape.busy_precision, precision)
     if shape.popular:
         precision = np.concatenate([precision, np.full(shape.popular, shape.popular_precision)])
+    hosts = np.array([host.share for host in shape.hosts])
+    host = rng.choice(len(hosts), shape.n, p=hosts / hosts.sum())
+    tenant = np.zeros(shape.n, np.int64)
+    if shape.tenant_precision is not None:
+        tenant = (rng.random(shape.n) < _SECOND_TENANT).astype(np.int64)
+        precision[: shape.n][tenant == 1] = shape.tenant_precision
     quality = rng.beta(_SPREAD * precision, _SPREAD * (1.0 - precision))
+    if shape.quality is not None:
+        quality = np.full(len(quality), shape.quality)
     session = np.zeros(shape.n, np.int64)
     if shape.session_length > 1:
         first = np.arange(shape.n) // shape.session_length * shape.session_length
@@ -153,7 +231,9 @@ def draw_traffic(shape: Shape, rng: np.random.Generator) -> Traffic:
     if shape.missed:
         per_pool = relevant.sum(axis=1, keepdims=True) * shape.missed / (1.0 - shape.missed)
         beyond = rng.random((len(quality), BEYOND)) < per_pool / BEYOND
-    return Traffic(relevant, misleading, beyond, asked, seconds, session)
+    grade = relevant * rng.integers(1, shape.top_grade + 1, relevant.shape)
+    empty = rng.random(len(quality)) < 2.0 * shape.abstention * (1.0 - quality.clip(0.0, 1.0))
+    return Traffic(shape, grade, misleading, beyond, asked, seconds, session, empty, host, tenant)
 
 
 def _arrivals(shape: Shape, rng: np.random.Generator) -> tuple[FloatArray, BoolArray]:
@@ -227,6 +307,9 @@ def context_of(traffic: Traffic, request: int, request_id: str) -> Context:
     """The guard's answer to one request."""
     question, session = int(traffic.asked[request]), int(traffic.session[request])
     decision, passages = _answer(question % _ORDERS)
+    if traffic.empty[question]:
+        decision, passages = replace(decision, n_kept=0), ()
+    is_shared = traffic.shape.tenant_precision is None
     return Context(
         request_id=request_id,
         query=query_of(question),
@@ -235,6 +318,7 @@ def context_of(traffic: Traffic, request: int, request_id: str) -> Context:
         passages=passages,
         decision=decision,
         session_id=f"s{session}" if session else None,
+        where=None if is_shared else Where(tenant=TENANTS[traffic.tenant[request]]),
     )
 
 
@@ -248,9 +332,9 @@ class SimulatedJudge:
 
     Args:
         traffic: Whose passages it judges.
-        sensitivity: Share of the relevant passages that it calls relevant.
-        specificity: Share of the others that it does not.
+        errors: How it errs.
         rng: Chooses the passages that it is wrong about.
+        version: Beside its errors.
 
     Attributes:
         down: Whether it cannot be called.
@@ -261,15 +345,21 @@ class SimulatedJudge:
     reads_text = False
 
     def __init__(
-        self, traffic: Traffic, sensitivity: float, specificity: float, rng: np.random.Generator
+        self, traffic: Traffic, errors: JudgeErrors, rng: np.random.Generator, version: str = ""
     ) -> None:
-        truth = np.concatenate([traffic.relevant, traffic.beyond], axis=1)
-        says = np.where(truth, sensitivity, 1.0 - specificity)
-        self._verdicts = rng.random(truth.shape) < says
-        self._misleading = traffic.misleading
-        self.version = f"{sensitivity:g}/{specificity:g}"
-        self.exact = sensitivity == specificity == 1.0
+        self._traffic = traffic
+        self.version = "{:g}/{:g}".format(*errors) + version
+        self.exact = errors == EXACT
         self.down = False
+        self.change(errors, rng)
+
+    def change(self, errors: JudgeErrors, rng: np.random.Generator) -> None:
+        """Err otherwise from now on, under the same version."""
+        truth = np.concatenate([self._traffic.relevant, self._traffic.beyond], axis=1)
+        says = np.where(truth, errors.sensitivity, 1.0 - errors.specificity)
+        self._verdicts = rng.random(truth.shape) < says
+        refuses = np.where(truth, errors.refuses_relevant, errors.refuses_others)
+        self._refused = rng.random(truth.shape) < refuses
 
     def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
         if self.down:
@@ -277,17 +367,22 @@ class SimulatedJudge:
         question = question_of(query)
         return [self._judgment(question, passage.passage_id) for passage in passages]
 
-    def _judgment(self, question: int, name: str) -> Judgment:
+    def _judgment(self, question: int, name: str) -> Judgment | None:
         place = int(name[1:])
+        if self._refused[question, place]:
+            return None
         grade = int(self._verdicts[question, place])
-        return Judgment(name, grade, _negative(self._misleading, grade, question, place))
+        return Judgment(name, grade, _negative(self._traffic.misleading, grade, question, place))
+
+
+EXACT = JudgeErrors(1.0, 1.0)
 
 
 def true_grade(traffic: Traffic, query: str, name: str) -> tuple[int, Negative | None]:
     """What a person says of a passage: the truth, as (grade, negative)."""
     question, place = question_of(query), int(name[1:])
-    relevant = int(traffic.relevant[question, place])
-    return relevant, _negative(traffic.misleading, relevant, question, place)
+    grade = int(traffic.grade[question, place])
+    return grade, _negative(traffic.misleading, grade, question, place)
 
 
 def _negative(misleading: BoolArray, given: int, question: int, place: int) -> Negative | None:

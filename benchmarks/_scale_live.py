@@ -26,9 +26,9 @@ from benchmarks._alarm_judges import (
     streams,
 )
 from benchmarks._live_runs import SQLITE
-from benchmarks._live_scenarios import EXACT, Scenario
+from benchmarks._live_scenarios import Scenario
 from benchmarks._live_service import Pick, Setting
-from benchmarks._live_traffic import DAY_SECONDS, Shape
+from benchmarks._live_traffic import DAY_SECONDS, EXACT, JudgeErrors, Shape
 from benchmarks.alarms import IN_CONTROL, TARGET
 from benchmarks.live import Cell, simulate
 from ctxguard.core.types import FloatArray, Route
@@ -38,7 +38,7 @@ from ctxguard.monitor.estimation.terms import Metric
 
 BUDGETS = (500, 2_000, 20_000, 100_000)
 """Requests judged a day."""
-ERRING = (0.90, 0.95)
+ERRING = JudgeErrors(0.90, 0.95)
 """Sensitivity and specificity of the judge that errs."""
 METRICS = (Metric.RECALL, Metric.MRR, Metric.UDCG)
 RATE = 0.05
@@ -68,7 +68,7 @@ class Day:
 
     judged: int
     traffics: int
-    judge: tuple[float, float] = EXACT
+    judge: JudgeErrors = EXACT
     labels: int = 0
     labellings: int = 1
     traffic: str = "steady"
@@ -188,8 +188,8 @@ def _estimate(day: Day, window: str, cell: Cell) -> Estimate:
     )
 
 
-def _name(judge: tuple[float, float]) -> str:
-    return "exact" if judge == EXACT else "{:g} and {:g}".format(*judge)
+def _name(judge: JudgeErrors) -> str:
+    return "exact" if judge == EXACT else "{:g} and {:g}".format(*judge[:2])
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ def alarms(repeats: int, quiet_losses: int) -> Iterator[Alarm]:
 
 
 def _of_judge(
-    quantity: Quantity, judge: tuple[float, float], repeats: int, quiet_losses: int
+    quantity: Quantity, judge: JudgeErrors, repeats: int, quiet_losses: int
 ) -> Iterator[Alarm]:
     simulate: Callable[..., Any] = SIMULATIONS[quantity]
     losses = partial(simulate, sensitivity=judge[0], specificity=judge[1])

@@ -21,7 +21,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from benchmarks._live_runs import SQLITE
 from benchmarks._live_service import Pick, Service, Setting, label_some
-from benchmarks._live_traffic import DAY_SECONDS, Shape, SimulatedJudge, draw_traffic
+from benchmarks._live_traffic import (
+    DAY_SECONDS,
+    JudgeErrors,
+    Shape,
+    SimulatedJudge,
+    draw_traffic,
+)
 from benchmarks._scale_model import Index, Queue, Units
 from benchmarks._scale_prometheus import series_bytes
 from benchmarks._search_data import DEPTH, prepare
@@ -352,7 +358,7 @@ def exported() -> Exported:
     ).retrieve("query")
     rng = np.random.default_rng(0)
     traffic = draw_traffic(Shape(n=8_000, seconds=DAY_SECONDS), rng)
-    judge = SimulatedJudge(traffic, 0.9, 0.95, rng)
+    judge = SimulatedJudge(traffic, JudgeErrors(0.9, 0.95), rng)
     with (
         SQLITE.stores() as urls,
         closing(Service(next(urls), traffic, judge, Setting(), "units")) as service,

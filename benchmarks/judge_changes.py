@@ -24,15 +24,20 @@ from rich.table import Table
 
 from benchmarks._live_runs import SQLITE
 from benchmarks._live_service import Pick, Service, Setting, figures, label_some
-from benchmarks._live_traffic import DAY_SECONDS, Shape, SimulatedJudge, draw_traffic
+from benchmarks._live_traffic import (
+    DAY_SECONDS,
+    JudgeErrors,
+    Shape,
+    SimulatedJudge,
+    draw_traffic,
+)
 from ctxguard.monitor.estimation.canaries import Canaries, canaries_key
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.terms import Metric
-from ctxguard.monitor.service import Monitor
 
 SUMMARY = "Change the judge of a simulated service, announced or behind its name."
 KINDS = ("announced", "silent", "unchanged")
-_FIRST, _SECOND = (0.9, 0.95), (0.65, 0.85)
+_FIRST, _SECOND = JudgeErrors(0.9, 0.95), JudgeErrors(0.65, 0.85)
 _DAYS = 20
 _SHAPE = Shape(n=5_000, seconds=_DAYS * DAY_SECONDS)
 _SETTING = Setting(rate=0.2, window_seconds=_DAYS / 2 * DAY_SECONDS)
@@ -59,8 +64,8 @@ def run(kind: str, url: str, seed: int) -> Ended:
     """Serve, label, change the judge, serve on."""
     rng = np.random.default_rng(seed)
     traffic = draw_traffic(_SHAPE, rng)
-    judge = SimulatedJudge(traffic, *_FIRST, rng)
-    second = SimulatedJudge(traffic, *_SECOND, rng)
+    judge = SimulatedJudge(traffic, _FIRST, rng)
+    second = SimulatedJudge(traffic, _SECOND, rng)
     rang: int | None = None
     with closing(Service(url, traffic, judge, _SETTING, f"change {seed}")) as service:
         for day in range(1, _DAYS + 1):
@@ -73,7 +78,7 @@ def run(kind: str, url: str, seed: int) -> Ended:
                 if kind == "silent":
                     second.version = judge.version
                 if kind != "unchanged":
-                    _give(service, second)
+                    service.monitor_with(second)
             saved = service.store.get_state(canaries_key(service.monitors[0].series))
             if rang is None and Canaries.from_json(saved).changed_at is not None:
                 rang = day - _DAYS // 2
@@ -84,15 +89,6 @@ def run(kind: str, url: str, seed: int) -> Ended:
     if shown is None:
         return Ended(None, 0.0, rang)
     return Ended(shown.holds(truth), shown.upper - shown.lower, rang)
-
-
-def _give(service: Service, judge: SimulatedJudge) -> None:
-    """Have another judge judge what comes, as after a restart of the monitor."""
-    monitor = service.monitors[0]
-    service.monitors = [
-        Monitor(service.store, judge, window_seconds=monitor.window_seconds, clock=monitor._clock)
-    ]
-    service.export()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

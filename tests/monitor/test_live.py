@@ -17,12 +17,22 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks._live_runs import SQLITE, Run
-from benchmarks._live_scenarios import CAPPED, EXACT, GOOD, UNEQUAL, Scenario
+from benchmarks._live_scenarios import (
+    CAPPED,
+    DRAWN,
+    GOOD,
+    SCENARIOS,
+    UNEQUAL,
+    Scenario,
+    crossed,
+)
 from benchmarks._live_service import Pick, Service, Setting, label_some
 from benchmarks._live_traffic import (
     BEYOND,
     DAY_SECONDS,
     DEPTH,
+    EXACT,
+    JudgeErrors,
     Shape,
     Traffic,
     draw_traffic,
@@ -76,7 +86,15 @@ def assert_covered(cells: Sequence[Cell], *, always_shown: bool = True) -> None:
 
 @pytest.fixture(scope="module")
 def traffic() -> Traffic:
-    shape = Shape(n=400, popular=5, session_length=3, missed=0.2, precision=(0.6, 0.3))
+    shape = Shape(
+        n=400,
+        popular=5,
+        session_length=3,
+        missed=0.2,
+        precision=(0.6, 0.3),
+        abstention=0.3,
+        top_grade=3,
+    )
     return draw_traffic(shape, np.random.default_rng(1))
 
 
@@ -90,17 +108,18 @@ def test_the_truth_of_simulated_traffic_is_what_the_library_says_of_every_reques
             true_grade(traffic, query_of(question), passage_id(place)) for place in range(DEPTH)
         ]
         grades = [grade for grade, _ in labels]
-        served = grades[:DEFAULT_K]
-        worth = strict_utilities(
-            served, top_grade=1, negatives=[negative for _, negative in labels[:DEFAULT_K]]
-        )
-        found[Metric.PRECISION].append(precision_at_k(served))
+        served = [] if traffic.empty[question] else grades[:DEFAULT_K]
+        negatives = [negative for _, negative in labels[: len(served)]]
+        worth = strict_utilities(served, top_grade=3, negatives=negatives)
+        if served:
+            found[Metric.PRECISION].append(precision_at_k(served))
+            found[Metric.MRR].append(reciprocal_rank(served, grades) or 0.0)
         found[Metric.UDCG].append(udcg(worth).value)
         found[Metric.GAIN].append(udcg(worth).gain)
         found[Metric.HARM].append(udcg(worth).harm)
-        found[Metric.MRR].append(reciprocal_rank(served, grades) or 0.0)
         found[Metric.ANSWERABLE].append(float(any(grades)))
-        kept, in_pool = kept + sum(served), in_pool + sum(grades)
+        kept += sum(grade > 0 for grade in served)
+        in_pool += sum(grade > 0 for grade in grades)
         beyond += int(traffic.beyond[question].sum())
     truths = traffic.truths(0.0, 10 * DAY_SECONDS)
     for metric, values in found.items():
@@ -109,6 +128,24 @@ def test_the_truth_of_simulated_traffic_is_what_the_library_says_of_every_reques
     assert truths[Metric.RECALL] == pytest.approx(kept / in_pool)
     assert truths[Metric.RETRIEVER_MISS] == pytest.approx(beyond / (beyond + in_pool))
     assert traffic.beyond.shape[1] == BEYOND
+
+
+@pytest.mark.parametrize("name", ["refusals", "abstention, borrowed", "both tenants graded"])
+def test_a_published_figure_covers_the_truth_whatever_the_judge_leaves_out(name: str) -> None:
+    scenario = next(one for one in SCENARIOS if one.name == name)
+    cells = cells_of(scenario, traffics=12, labellings=1)
+    assert_covered([cell for cell in cells.values() if cell.metric in MAIN], always_shown=False)
+
+
+def test_one_tenants_file_is_no_figure_for_all() -> None:
+    scenario = next(one for one in SCENARIOS if one.name == "one tenant graded")
+    cells = cells_of(scenario, traffics=1, labellings=1)
+    assert not any(cell.shown for cell in cells.values())
+
+
+def test_the_drawn_scenarios_are_the_same_every_time() -> None:
+    assert crossed(10) == DRAWN
+    assert len({one.name for one in SCENARIOS}) == len(SCENARIOS)
 
 
 def test_no_redactor_takes_a_simulated_question_for_a_persons_data() -> None:
@@ -157,13 +194,13 @@ def test_labels_of_several_days_are_one_sample() -> None:
     """
     shape = Shape(n=10_000, precision=(0.9, 0.1))
     picks = (Pick(1, 150), Pick(10, 250))
-    cells = cells_of(Scenario("two days", (0.6, 0.6), shape, picks=picks))
+    cells = cells_of(Scenario("two days", JudgeErrors(0.6, 0.6), shape, picks=picks))
     assert_covered([cells[10, 400, Window.ALL_RETAINED, metric] for metric in MAIN])
 
 
 @pytest.mark.parametrize("judge", [EXACT, GOOD])
 def test_requests_that_expired_are_in_no_estimate_though_they_have_labels(
-    judge: tuple[float, float],
+    judge: JudgeErrors,
 ) -> None:
     """People labelled while all was well; what is left of the traffic is far worse."""
     scenario = Scenario(
@@ -228,7 +265,7 @@ def test_neither_an_alarms_labels_nor_unfinished_ones_bias_an_estimate() -> None
         Pick(8, 40, targeted=True),
         Pick(10, 400, graded=0.6),
     )
-    cells = cells_of(Scenario("alarm", (0.6, 0.6), SMALL, picks=picks))
+    cells = cells_of(Scenario("alarm", JudgeErrors(0.6, 0.6), SMALL, picks=picks))
     assert_covered([cells[10, 440, Window.ALL_RETAINED, metric] for metric in MAIN])
 
 
@@ -311,12 +348,12 @@ def test_the_quick_form_prints_every_figure_in_80_columns(
     scenario = Scenario("steady", shape=replace(SMALL, n=2_000), picks=(Pick(10, 200),))
     monkeypatch.setattr("benchmarks.live.SCENARIOS", (scenario,))
     report = tmp_path / "live.json"
-    arguments = ["--repeats", "4", "--labellings", "4", "--postgresql", "0"]
-    main([*arguments, "--json", str(report)])
+    main(["--repeats", "4", "--postgresql", "0", "--json", str(report)])
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
     assert "…" not in printed
-    cells = json.loads(report.read_text(encoding="utf-8"))["cells"]
+    [found] = json.loads(report.read_text(encoding="utf-8"))["scenarios"]
+    cells = found["figures"]
     assert {(cell["window"], cell["metric"]) for cell in cells} == {
         (window.value, metric.value)
         for window in Window
