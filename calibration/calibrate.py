@@ -1,11 +1,12 @@
 """Calibrate every route of a retriever: replay, fit, choose, certify, measure."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
+from calibration.asking import Asking, calibrate_asking
 from calibration.calibrate_route import (
     RouteOutcome,
     Settings,
@@ -94,6 +95,7 @@ def calibrate(
     corpus_sketch: CorpusSketch | None = None,
     passes: Passes | None = None,
     cache: Path | None = None,
+    asking: Asking | None = None,
 ) -> Calibration:
     """Choose a policy for every route of a retriever, certify it, measure it on held-out queries.
 
@@ -111,9 +113,10 @@ def calibrate(
         corpus_sketch: The corpus sketch, if the retriever has no method for it.
         passes: Reports progress.
         cache: Folder for replayed pools; None keeps none.
+        asking: An assessor that is asked where that pays; None for none.
 
     Raises:
-        CalibrationError: the labels do not support a choice.
+        CalibrationError: the labels do not support a choice, or the assessor does not answer.
         ConfigurationError: the retriever is none, or returns neither a ranking nor hits.
     """
     settings = Settings() if settings is None else settings
@@ -152,6 +155,20 @@ def calibrate(
         route: calibrate_route(pools, dataset, chosen_on, held_out, settings)
         for route, pools in system.pools.items()
     }
+    if asking is not None:
+        for route, outcome in outcomes.items():
+            assessor = calibrate_asking(
+                system.pools[route],
+                dataset,
+                chosen_on,
+                held_out,
+                policy=outcome.profile.policy,
+                utilities=settings.utilities,
+                asking=asking,
+                progress=passes(f"asking the assessor, {route.value}", len(dataset)),
+            )
+            own = outcome.profile.model_copy(update={"assessor": assessor})
+            outcomes[route] = replace(outcome, profile=own)
     # Asked last: a reranker that is another by now refuses.
     identity = system.source.fingerprint()
     profile = Profile(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from calibration.report.summary import Summary
     from calibration.results import Difference, Results
     from ctxguard.core.interval import Interval
+    from ctxguard.profile.schema import AssessorProfile
 
 _CURVE_KS = (1, 2, 3, 4, 5, 7, 10, 15, 20)
 _OPTION_METRICS = {"recall": "recall", "harm": "harm", "udcg_strict": "UDCG", "kept": "kept"}
@@ -222,3 +223,27 @@ def print_summary(
         found = [summary.results.of(name, metric).mean.value for metric in _OPTION_METRICS]
         options.add_row(name, *map(number, found))
     output.out.print(options)
+
+
+def print_asking(assessor: "AssessorProfile | None", output: Output) -> None:
+    """What asking an assessor gains and costs at several prices; nothing without one."""
+    if assessor is None:
+        return
+    output.heading("what the assessor adds")
+    output.facts([("verdict", assessor.statement)])
+    if assessor.model.effect == 0.0:
+        return
+    rows = table(
+        "price", "asked>", "strict UDCG>", "forecast>", "net of the price>", "cost of 1,000>"
+    )
+    for at in assessor.evidence:
+        net = (at.gain.value or 0.0) - at.price * at.share * assessor.first
+        rows.add_row(
+            f"{at.price:g}",
+            f"{at.share:.0%}",
+            signed_interval(at.gain),
+            f"{at.forecast:+.3f}",
+            f"{net:+.3f}",
+            NO_DATA if at.cost is None else f"{at.cost:.3g}",
+        )
+    output.out.print(rows)

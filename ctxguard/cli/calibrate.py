@@ -1,6 +1,7 @@
 """``ctxguard calibrate``: choose a policy for each route, certify it, and report the evidence."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
@@ -16,7 +17,7 @@ from ctxguard.cli._console import FINDING, Output, check_writable, print_json
 from ctxguard.cli._from_questions import calibrate_from_questions
 from ctxguard.cli._inputs import Labelled, read_labelled, shared_questions
 from ctxguard.cli._pools import notes_on_pools
-from ctxguard.cli._results import print_summary
+from ctxguard.cli._results import print_asking, print_summary
 from ctxguard.cli._store import JudgeModel
 from ctxguard.cli._system import Source, System
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
@@ -74,7 +75,14 @@ class Calibrate(JudgeModel, System):
     tolerance: float = key(
         "Most mean recall that keep-recall may lose, in [0, 1).", "LOSS", value=0.01
     )
-    max_loss: float = setting(
+    price: float | None = optional(
+        "Ask the assessor (the key assessor) about a candidate where that is worth more than this, "
+        "in strict UDCG.",
+        "UDCG",
+        default="0.002 with an assessor",
+        ge=0,
+    )
+    max_loss: float = key(
         "How far below today's the lower bound on mean recall may lie for the verdict enforce.",
         "LOSS",
         gt=0,
@@ -162,6 +170,10 @@ class Calibrate(JudgeModel, System):
             )
         if self.judge == "reranker" and self.base_url == self.rerank_upstream is not None:
             raise ConfigurationError("the reranker that is calibrated cannot judge itself")
+        if (self.price is not None or self.assessor is not None) and self.data is None:
+            raise ConfigurationError("an assessor is calibrated on labelled queries: give --data")
+        if self.price is not None and self.assessor is None:
+            raise ConfigurationError("--price needs an assessor: name it in a file --system")
         if self.utilities is not None and self.preset is not None:
             raise ConfigurationError("give utilities, those of a reader, or preset, not both")
         for name in ("segment_by", "beta"):
@@ -183,6 +195,7 @@ def calibrate(settings: Calibrate) -> None:
     sample store, or that a language model writes from passages. People may
     grade 20 of the questions.
     """
+    from calibration.asking import DEFAULT_PRICE, Asking
     from calibration.calibrate import calibrate as calibrate_all
 
     for option, file in [
@@ -203,9 +216,16 @@ def calibrate(settings: Calibrate) -> None:
     labelled, counts = labelled.against(opened)
     # Whoever changes a retriever of their own may forget its fingerprint, and would get old pools.
     default_cache = None if settings.index is None else cache_folder() / "pools"
-    with output.passes() as begin:
+    stage = settings.assessor_stage(patient=True)
+    price = DEFAULT_PRICE if settings.price is None else settings.price
+    with output.passes() as begin, nullcontext() if stage is None else closing(stage):
         calibration = calibrate_all(
-            opened, labelled.dataset, chosen, passes=begin, cache=settings.cache or default_cache
+            opened,
+            labelled.dataset,
+            chosen,
+            passes=begin,
+            cache=settings.cache or default_cache,
+            asking=None if stage is None else Asking(stage, opened.passage, price),
         )
     calibration.profile.save(settings.out)
     with output.doing("writing the report"):
@@ -354,6 +374,7 @@ def _print(
 
     first = next(routes)
     print_summary(first, calibration, output, show_all=show_all)
+    print_asking(calibration.outcomes[first].profile.assessor, output)
     if show_all:
         sufficiency = calibration.outcomes[first].profile.sufficiency
         output.facts([("sufficiency", sufficiency_words(sufficiency))])
@@ -391,6 +412,7 @@ def _route_document(outcome: "RouteOutcome", calibration: "Calibration") -> dict
             outcome, calibration.settings, held_out=calibration.held_out is not None
         ),
         "sufficiency": chosen.sufficiency,
+        "assessor": chosen.assessor,
         "segments": {
             name: {
                 "policy": describe_policy(segment.policy),

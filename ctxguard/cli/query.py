@@ -1,5 +1,7 @@
 """``ctxguard query``: shows the kept and dropped candidates of one query, with reasons."""
 
+from contextlib import closing, nullcontext
+
 import typer
 from rich.table import Table
 from rich.text import Text
@@ -66,15 +68,16 @@ def query(settings: QuerySettings) -> None:
     loaded = None if settings.profile is None else Profile.load(settings.profile)
     depth = settings.depth or (DEFAULT_DEPTH if loaded is None else loaded.provenance.depth)
     with output.doing("opening the retriever"):
-        source = settings.open()
+        source, assessor = settings.open(), settings.assessor_stage()
         guard = ContextGuard(
             source if settings.route is None else on_route(source, settings.route),
             profile=loaded,
             k=settings.k,
             mode=settings.mode,
             depth=max(settings.k or DEFAULT_K, depth),
+            assessor=assessor,
         )
-    with output.doing("searching"):
+    with output.doing("searching"), nullcontext() if assessor is None else closing(assessor):
         context = guard.retrieve(settings.question)
     comparison = guard.comparison
     notes = beyond_index(source, settings.k or DEFAULT_K) + _notes(context)

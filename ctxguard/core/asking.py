@@ -21,6 +21,9 @@ from ctxguard.errors import ConfigurationError
 ASSESS = "assess"
 """The stage's name in answers and metrics."""
 
+DEFAULT_QUESTIONS = ("relevant", "answers")
+"""The names of what a model is asked about each candidate."""
+
 BINS = 16
 """Bins of answers over which the value of asking is averaged."""
 
@@ -37,6 +40,12 @@ bound of δ̂ − 1.64 se it was 7%, and good answers weighed too little."""
 
 _LOG_ODDS = 12.0
 """The largest |log-odds| of a candidate: a probability of exactly 0 or 1 could not be moved."""
+
+_LEAST_DEVIATION = 0.1
+"""Of the noise of an answer: labels do not show that one is never wrong."""
+
+_LEAST_MASS = 1e-12
+"""Of a bin, so that no answer is impossible."""
 
 _TAIL = 2.5
 """Standard deviations beyond the two means at which the outer bins begin."""
@@ -98,9 +107,10 @@ class AnswerModel:
         """
         edges = np.linspace(-_TAIL, self.distance + _TAIL, BINS - 1).tolist()
         masses = [
-            np.diff([0.0, *(NormalDist(mean).cdf(edge) for edge in edges), 1.0])
+            np.maximum(np.diff([0.0, *map(NormalDist(mean).cdf, edges), 1.0]), _LEAST_MASS)
             for mean in (self.distance, 0.0)
         ]
+        masses = [mass / mass.sum() for mass in masses]
         return masses[0], masses[1], np.log(masses[0] / masses[1])
 
     @classmethod
@@ -156,7 +166,7 @@ class AnswerModel:
             float(coefficients[0]),
             float(coefficients[1]),
             shown * effect,
-            math.sqrt(max(variance, 1e-6)),
+            max(math.sqrt(variance), _LEAST_DEVIATION),
             0.0 if places is None else float(coefficients[3]),
         )
 

@@ -374,17 +374,9 @@ class ContextGuard:
                 if bound.acall is None
                 else self._caller.await_call(bound.acall, query, **options)
             )
-            asked = None
-            if self._assessor is not None:
-                received = perf_counter()
-                decided = decide_request(request, retrieved, self._score_kind)
-                decided, question = question_of(request, decided, self._assessor)
-                began = perf_counter()
-                assessment = None if question is None else await self._assessor.aask(question)
-                asked = _Asked(decided, assessment, received, perf_counter() - began)
         except BaseException as error:
             raise self._counted(request.mode, error, request.span)  # noqa: B904  it sets the cause
-        return self._finish(request, retrieved, start, asked)
+        return await self._afinish(request, retrieved, start)
 
     def filter(
         self,
@@ -416,6 +408,23 @@ class ContextGuard:
         """
         request = self._begin(RequestInput(query, request_id, segment, session_id, sample, where))
         return self._finish(request, hits, None)
+
+    async def afilter(
+        self,
+        query: str,
+        hits: "Retrieval",
+        *,
+        request_id: str | None = None,
+        segment: str | None = None,
+        session_id: str | None = None,
+        sample: bool = False,
+        where: Where | None = None,
+    ) -> Context:
+        """``filter`` without blocking the event loop while an assessor is asked."""
+        request = self._begin(RequestInput(query, request_id, segment, session_id, sample, where))
+        if self._assessor is None:
+            return self._finish(request, hits, None)
+        return await self._afinish(request, hits, None)
 
     def _begin(self, given: RequestInput) -> Request:
         """Count a request, check its input, and fix the state that answers it."""
@@ -474,6 +483,23 @@ class ContextGuard:
                 len(rebound.comparison.differences),
             )
         return rebound
+
+    async def _afinish(
+        self, request: Request, retrieved: "Retrieval", start: float | None
+    ) -> Context:
+        """`_finish` without blocking the event loop while the assessor is asked."""
+        if self._assessor is None:
+            return self._finish(request, retrieved, start)
+        try:
+            received = perf_counter()
+            decided = decide_request(request, retrieved, self._score_kind)
+            decided, question = question_of(request, decided, self._assessor)
+            began = perf_counter()
+            assessment = None if question is None else await self._assessor.aask(question)
+            asked = _Asked(decided, assessment, received, perf_counter() - began)
+        except BaseException as error:
+            raise self._counted(request.mode, error, request.span)  # noqa: B904  it sets the cause
+        return self._finish(request, retrieved, start, asked)
 
     def _finish(
         self,

@@ -116,6 +116,12 @@ class AssessorStage:
         """Call ``watcher`` when the assessor's circuit opens or closes."""
         self._stage.watch(watcher)
 
+    def close(self) -> None:
+        """Close the assessor's connections; asking again opens new ones."""
+        close = getattr(self.assessor, "close", None)
+        if close is not None:
+            close()
+
     def question(
         self, request_id: str, query: str, decision: Decision, profile: AssessorProfile
     ) -> Question | None:

@@ -24,7 +24,7 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from ctxguard._support.extras import require
-from ctxguard.core.asking import ASSESS
+from ctxguard.core.asking import ASSESS, DEFAULT_QUESTIONS
 from ctxguard.core.render import Template, sanitise
 from ctxguard.core.types import FailureKind, FloatArray, Passage
 from ctxguard.errors import ConfigurationError, OverloadedError, StageError, StageUnavailableError
@@ -48,8 +48,6 @@ QUESTIONS: Mapping[str, str] = {
     "outdated": "Is what passage {number} says about the query out of date?",
 }
 """Questions by the name of their answer; ``{number}`` is the passage's place in the call."""
-
-DEFAULT_QUESTIONS = ("relevant", "answers")
 
 Form = Literal["chat", "decisions", "systemone"]
 

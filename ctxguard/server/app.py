@@ -100,6 +100,7 @@ class Service:
             # An index in a folder has deadlines of its own, by which it answers in part.
             deadline_seconds=None if settings.engine is None else settings.deadline_seconds,
             tracing=_tracing(settings) if tracing is None else tracing,
+            assessor=settings.assessor_stage(),
         )
         self.scorer = (
             None

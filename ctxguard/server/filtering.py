@@ -155,7 +155,7 @@ class FilterEndpoint:
                 "send fewer, or start the service with a larger max-documents",
             )
         ranking = ranking_of(given, self._kind)
-        context = self._guard.filter(
+        context = await self._guard.afilter(
             given["query"],
             ranking,
             request_id=request.scope["state"]["request_id"],

@@ -241,9 +241,9 @@ class RerankEndpoint:
             )
         state = request.scope["state"]
         ranking = await self._scored(query, texts, given)
-        context = self._guard.filter(query, ranking, request_id=state["request_id"])
+        context = await self._guard.afilter(query, ranking, request_id=state["request_id"])
         ranked = ranked_of(context)
-        failure = next(iter(ranking.failures), None)
+        failure = next(iter(context.decision.ranking.failures), None)
         headers = None
         if failure is not None:
             state["degraded"] = True

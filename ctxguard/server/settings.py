@@ -5,19 +5,28 @@ import json
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
 from ctxguard._support.settings import SettingsModel, key, optional, optional_key, setting
+from ctxguard.core.asking import DEFAULT_QUESTIONS
 from ctxguard.core.types import Mode, ScoreKind
 from ctxguard.errors import ConfigurationError
+from ctxguard.monitor.redaction import redact
+from ctxguard.request.assess import AssessorStage
 from ctxguard.retrieval.rerank_forms import FORMS, Protocol
+
+if TYPE_CHECKING:
+    from ctxguard.retrieval.protocols import Assessor
 
 ENVIRONMENT = "CTXGUARD_SERVE"
 """The settings but for the secrets, as JSON, for worker processes."""
 
 _LEAST_TOKEN_CHARS = 16
+
+_LOCAL_ASSESSORS = ("cross-encoder", "nli")
+_PATIENT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +121,39 @@ class ServedSystem(IndexSystem):
         "MODEL",
         default="the one that a request names, or the server's own choice",
     )
+    assessor: (
+        Literal["chat", "decisions", "systemone", "reranker", "cross-encoder", "nli"] | None
+    ) = optional_key(
+        "Asked about candidates where that pays: a model behind chat completions (chat) or an "
+        "endpoint of decisions (decisions, systemone), a reranker at a server, or a model in "
+        "this process (cross-encoder, nli).",
+        "KIND",
+    )
+    assessor_model: str | None = optional_key(
+        "The assessor's model: as its endpoint names it, or a folder.", "MODEL"
+    )
+    assessor_url: str | None = optional_key(
+        "The assessor's endpoint; its key is read from CTXGUARD_ASSESSOR_KEY, else from "
+        "OPENAI_API_KEY.",
+        "URL",
+    )
+    assessor_questions: list[str] = key(
+        "What a model is asked about each candidate: relevant, answers, contradicts, outdated.",
+        "LIST",
+        factory=lambda: list(DEFAULT_QUESTIONS),
+    )
+    assessor_prices: tuple[float, float] | None = optional_key(
+        "Prices of a million of the assessor's input and output tokens, such as [0.1, 0].", "LIST"
+    )
+    assessor_seconds: float = key(
+        "Longest wait for the assessor; the answer is then decided without it.",
+        "SECONDS",
+        gt=0,
+        value=2.0,
+    )
+    assessor_per_second: float | None = optional_key(
+        "Most candidates that a process asks the assessor about a second.", "N", gt=0
+    )
     score_kind: ScoreKind | None = optional_key(
         "Meaning of the scores that are no index's: ratio, cosine, inner_product, logit, "
         "distance, probability or rank.",
@@ -125,6 +167,63 @@ class ServedSystem(IndexSystem):
         "TABLE",
         factory=dict,
     )
+
+    def assessor_stage(self, *, patient: bool = False) -> AssessorStage | None:
+        """The stage that asks the assessor; None without one.
+
+        Args:
+            patient: Wait a minute for each answer, without limits, as calibration does.
+
+        Raises:
+            ConfigurationError: the assessor lacks a model or an endpoint.
+            MissingExtraError: the extra of its client is not installed.
+        """
+        if self.assessor is None:
+            return None
+        seconds = _PATIENT_SECONDS if patient else self.assessor_seconds
+        return AssessorStage(
+            self._assessor(self.assessor, seconds),
+            deadline_seconds=seconds,
+            max_per_second=None if patient else self.assessor_per_second,
+            # Only texts that leave the process.
+            redact=None if self.assessor in _LOCAL_ASSESSORS else redact,
+        )
+
+    def _assessor(self, kind: str, seconds: float) -> "Assessor":
+        from ctxguard.retrieval import assessors
+        from ctxguard.retrieval.chat import TokenPrices
+        from ctxguard.retrieval.models.reranker import CrossEncoderReranker
+        from ctxguard.retrieval.rerank_client import RerankClient
+
+        own_key = os.environ.get("CTXGUARD_ASSESSOR_KEY") or None
+        if kind == "reranker":
+            if self.assessor_url is None:
+                raise ConfigurationError("the assessor reranker needs its server: assessor-url")
+            return assessors.ScoreAssessor(
+                RerankClient(
+                    self.assessor_url,
+                    protocol=self.rerank_protocol,
+                    key=own_key,
+                    model=self.assessor_model,
+                    timeout_seconds=seconds,
+                )
+            )
+        if self.assessor_model is None:
+            raise ConfigurationError(f"the assessor {kind} needs assessor-model")
+        if kind == "cross-encoder":
+            return assessors.ScoreAssessor(CrossEncoderReranker(self.assessor_model))
+        if kind == "nli":
+            return assessors.NLIAssessor(self.assessor_model)
+        key_of_endpoint = own_key or os.environ.get("OPENAI_API_KEY") or None
+        return assessors.ModelAssessor(
+            self.assessor_model,
+            form=cast(assessors.Form, kind),
+            questions=self.assessor_questions,
+            prices=None if self.assessor_prices is None else TokenPrices(*self.assessor_prices),
+            base_url=self.assessor_url,
+            api_key=key_of_endpoint or ("none" if self.assessor_url else None),
+            timeout_seconds=seconds,
+        )
 
 
 class ServiceSettings(ServedSystem):

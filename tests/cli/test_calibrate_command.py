@@ -120,8 +120,7 @@ def test_the_verdict_is_the_first_line_and_a_required_one_sets_the_exit_code(
     required = run(*asked, "--require", "enforce", system=keys(cache=cache))
     assert required.exit_code == (0 if verdict.decision == "enforce" else 1)
     # Nothing may be lost: no number of queries this small shows that.
-    strictly = ("--max-loss", "0.0001", "--require", "enforce")
-    strict = run(*asked, *strictly, system=keys(cache=cache))
+    strict = run(*asked, "--require", "enforce", system=keys(cache=cache, max_loss=0.0001))
     assert strict.exit_code == 1
     assert out.exists()
 

@@ -147,6 +147,16 @@ def test_a_twentieth_of_garbage_leaves_most_of_the_effect() -> None:
     assert dirty.distance > 0.7 * clean.distance
 
 
+def test_an_assessor_that_was_never_wrong_is_not_believed_without_end() -> None:
+    chances, relevant, groups, _ = asked(np.random.default_rng(4), 60, 1.0)
+    model = AnswerModel.fit(relevant.astype(float), chances, relevant, groups)
+    assert model is not None
+    assert model.distance < 50.0
+    values = model.values(chances[:20], 5, 0.3)
+    assert np.isfinite(values).all()
+    assert values.max() > 0.0
+
+
 def test_answers_of_few_levels_are_ranked_by_mid_ranks() -> None:
     chances, relevant, groups, answers = asked(np.random.default_rng(2), 60, 1.5)
     model = AnswerModel.fit((answers > 0.0).astype(float), chances, relevant, groups)
