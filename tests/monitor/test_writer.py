@@ -566,6 +566,16 @@ def test_tokens_kept_and_dropped_add_up_to_those_retrieved(
     assert bool(tokens.dropped_in_assembly) is (is_decided and max_tokens is not None)
 
 
+@pytest.mark.parametrize("count", [-1, 0.5, 10**400, "3", None, True])
+def test_a_record_whose_tokens_are_no_numbers_is_refused(
+    make_context: MakeContext, count: object
+) -> None:
+    record = record_of(Sample(make_context(POOL, 3), 1.0, 0.0), InclusionDesign())
+    damaged = replace(record, tokens=(count, 0, 0, 0))
+    with pytest.raises(DataError):
+        SampleRecord.from_bytes(damaged.to_bytes())
+
+
 FILTER = Where(tenant="a", groups=["staff", "board"], level=3, is_open=True, none=[])
 
 

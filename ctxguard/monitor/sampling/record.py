@@ -288,7 +288,7 @@ def _checked(record: SampleRecord) -> SampleRecord:
         raise DataError("a sample has a query or a name that is no text")
     if not (0.0 <= record.probability <= 1.0 and math.isfinite(record.time_seconds)):
         raise DataError("a sample has a probability or a time that is none")
-    if not all(type(count) is int and count >= 0 for count in record.tokens):
+    if not all(type(count) is int and 0 <= count < 2**53 for count in record.tokens):
         raise DataError("a sample has a number of tokens that is none")
     if record.arm_probability is not None and not 0.0 < record.arm_probability <= 1.0:
         raise DataError("a sample has a probability of its mode that is none")
