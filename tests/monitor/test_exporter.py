@@ -174,6 +174,25 @@ def test_tokens_of_samples_stand_for_all_traffic(make_context: MakeContext) -> N
     assert shadowed == 2 * each
 
 
+def test_sampled_tokens_are_near_those_of_all_traffic(make_context: MakeContext) -> None:
+    live = Watching(LabelJudge(QRELS), rate=0.3)
+    contexts = [
+        make_context(
+            [f"p{'x' * (n % 40)}{rank}" for rank in range(8)], 1 + n % 5, request_id=f"{n}"
+        )
+        for n in range(1_000)
+    ]
+    true = sum(estimate_tokens(one.text) for context in contexts for one in context.passages)
+    drawn = [context for context in contexts if live.sampler.draw(context.request_id)]
+    for start in range(0, len(drawn), 100):
+        live.watch(*drawn[start : start + 100])
+    kept = live.monitor.report().counts["candidate_tokens", "enforce", "kept"]
+    # Four standard errors of a Horvitz-Thompson total.
+    each = [sum(estimate_tokens(one.text) for one in context.passages) for context in contexts]
+    error = (sum(n * n for n in each) * (1 - 0.3) / 0.3) ** 0.5
+    assert abs(kept - true) < 4 * error < true / 3
+
+
 def test_every_route_and_outcome_begins_at_zero(make_context: MakeContext) -> None:
     _, registry = watched(make_context, ["one"])
     samples = scrape(registry)
