@@ -66,6 +66,11 @@ INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
         else DOTS_OF(float4, N, left, right, d, products);                                          \
     } while (0)
 
+/* Asks the memory for bytes that will be read soon. */
+INLINE void expect(const void *bytes, int64_t n) {
+    for (int64_t at = 0; at < n; at += 64) __builtin_prefetch((const char *)bytes + at);
+}
+
 /* Something with a score; `at` breaks ties. */
 typedef struct {
     double score;

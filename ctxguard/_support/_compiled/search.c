@@ -118,7 +118,10 @@ INLINE void row_products_body(const float *vectors, int64_t d, const float *vect
     const float *ones[4] = {vector, vector, vector, vector}, *others[4];
     int64_t at = 0;
     for (; at + 4 <= n; at += 4) {
-        for (int r = 0; r < 4; r++) others[r] = vectors + d * (rows ? rows[at + r] : at + r);
+        for (int r = 0; r < 4; r++) {
+            others[r] = vectors + d * (rows ? rows[at + r] : at + r);
+            if (at + 8 <= n) expect(vectors + d * (rows ? rows[at + r + 4] : at + r + 4), d * sizeof(float));
+        }
         DOTS(4, ones, others, d, (products + at));
     }
     for (; at < n; at++) {

@@ -161,7 +161,7 @@ static int multiply(const int8_t *const *rows, int64_t n, int64_t d, const int16
     for (int64_t at = 0; at < n; at += BLOCK) {
         for (int r = 0; r < BLOCK; r++) {
             widen(rows[at + r], d, wide + r * pitch);
-            for (int64_t byte = 0; byte < d; byte += 64) __builtin_prefetch(rows[at + r + BLOCK] + byte);
+            expect(rows[at + r + BLOCK], d);
         }
         for (int64_t g = 0; g < groups; g += 2)
             block(states + g * pairs * LANES * 2, wide, pairs, pitch, (int)least(groups - g, 2),
@@ -265,6 +265,11 @@ int64_t read_sentences(const argument *a, const int64_t *rows, int64_t n, double
     int32_t n_read = 0;
     for (int64_t i = 0, to = 0; i < n; i++) {
         const int64_t begin = starts[2 * rows[i] + 1], size = starts[2 * rows[i] + 3] - begin;
+        if (i + 2 < n) {
+            const int64_t *later = starts + 2 * rows[i + 2] + 1;
+            if (wide) expect(wide + later[0], (later[2] - later[0]) * sizeof *wide);
+            else expect(narrow + later[0], (later[2] - later[0]) * sizeof *narrow);
+        }
         n_read = wide ? number_pieces(NULL, wide + begin, size, (uint32_t)n_known, position_of, distinct, n_read,
                                       positions + to)
                       : number_pieces(narrow + begin, NULL, size, (uint32_t)n_known, position_of, distinct, n_read,

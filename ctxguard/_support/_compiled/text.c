@@ -187,6 +187,7 @@ int64_t read_words(const passage_words *in, const int64_t *rows, int64_t n, cons
     double *pair_weights = scratch((n_order + 1) * sizeof *pair_weights);
     const table word_at = table_for(n_words), pair_at = table_for(n_order);
     hit *hits = scratch((longest + 1) * sizeof *hits);
+    uint32_t *stem_at = scratch(longest * sizeof *stem_at);
     postings all = {.stems = scratch((n_postings + 1) * sizeof(int32_t))};
     if (stem_weights) {
         all.owners = scratch(n_all * sizeof(int32_t));
@@ -200,7 +201,7 @@ int64_t read_words(const passage_words *in, const int64_t *rows, int64_t n, cons
             return NO_MEMORY;
         memset(all.row, 0, stride * sizeof(double));
     }
-    if (!pair_weights || !word_at.keys || !pair_at.keys || !hits || !all.stems) return NO_MEMORY;
+    if (!pair_weights || !word_at.keys || !pair_at.keys || !hits || !stem_at || !all.stems) return NO_MEMORY;
     int32_t n_pairs = 0;
     for (int64_t i = 0; i + 1 < n_order; i++) {
         const double *weights = query[1].data;
@@ -220,18 +221,26 @@ int64_t read_words(const passage_words *in, const int64_t *rows, int64_t n, cons
     for (int64_t i = 0; i < n; i++) {
         const int64_t begin = in->starts[rows[i]], size = in->starts[rows[i] + 1] - begin;
         int32_t *distinct = all.stems + at_posting, sentence = 0;
+        if (i + 2 < n) {
+            const int64_t *later = in->starts + rows[i + 2];
+            expect(in->words + later[0], (later[1] - later[0]) * sizeof *in->words);
+        }
         int64_t n_distinct = 0, n_stem_hits = 0, n_hits = 0, n_lead = 0;
         for (int64_t place = 0; place < size; place++) {
             int32_t word = in->words[begin + place];
-            sentence += word < 0;
             word = word < 0 ? ~word : word;
-            word = word < in->n_known ? word : 0;
-            const uint32_t stem = (uint32_t)in->stem_of[word] < in->n_stems ? (uint32_t)in->stem_of[word] : 0;
-            const uint32_t count = counts[stem].count;
+            const uint32_t stem = (uint32_t)in->stem_of[word < in->n_known ? word : 0];
+            stem_at[place] = stem < in->n_stems ? stem : 0;
+            __builtin_prefetch(&counts[stem_at[place]]);
+        }
+        for (int64_t place = 0; place < size; place++) {
+            const int32_t word = in->words[begin + place];
+            const uint32_t stem = stem_at[place], count = counts[stem].count;
+            sentence += word < 0;
             distinct[n_distinct] = (int32_t)stem;
             n_distinct += (count & ~OF_QUERY) == 0;
             counts[stem].count = count + 1;
-            hits[n_stem_hits] = (hit){word, (int32_t)place, sentence};
+            hits[n_stem_hits] = (hit){word < 0 ? ~word : word, (int32_t)place, sentence};
             n_stem_hits += count >> 31;
         }
         for (int64_t each = 0; each < n_stem_hits; each++) {
