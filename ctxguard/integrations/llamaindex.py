@@ -11,6 +11,7 @@ from ctxguard.guard import ContextGuard
 from ctxguard.integrations.documents import (
     METADATA_KEY,
     Served,
+    copied,
     ranking_of_documents,
     served,
 )
@@ -104,13 +105,13 @@ def _passage(passage_id: str, found: NodeWithScore) -> Passage:
 def _with_verdict(found: NodeWithScore, given: Served) -> NodeWithScore:
     """A copy of a node with its verdict: the node itself may be the index's own."""
     node: Any = found.node
-    node = node.model_copy(
-        update={
-            "metadata": {**node.metadata, METADATA_KEY: given.verdict},
-            "excluded_embed_metadata_keys": [*node.excluded_embed_metadata_keys, METADATA_KEY],
-            "excluded_llm_metadata_keys": [*node.excluded_llm_metadata_keys, METADATA_KEY],
-        }
+    node = copied(
+        node,
+        metadata={**node.metadata, METADATA_KEY: given.verdict},
+        excluded_embed_metadata_keys=[*node.excluded_embed_metadata_keys, METADATA_KEY],
+        excluded_llm_metadata_keys=[*node.excluded_llm_metadata_keys, METADATA_KEY],
     )
     if Flag.TRUNCATED in given.verdict["flags"]:
         node.set_content(given.passage.text)
-    return NodeWithScore(node=node, score=None if given.verdict["score"] is None else found.score)
+    score = None if given.verdict["score"] is None else found.score
+    return copied(found, node=node, score=score)
