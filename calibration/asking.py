@@ -61,7 +61,7 @@ class Asking:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _AnsweredPools:
     """Queries with P and answers, as columns; candidates as in the pools."""
 
     pools: Pools
@@ -72,7 +72,7 @@ class _Asked:
     n_asked: int
     cost: float | None
 
-    def rows(self, rows: NDArray[np.int64]) -> "_Asked":
+    def rows(self, rows: NDArray[np.int64]) -> "_AnsweredPools":
         return replace(
             self,
             pools=self.pools.subset([self.pools.query_ids[row] for row in rows]),
@@ -164,7 +164,7 @@ def _asked(
     texts: Mapping[str, str],
     asking: Asking,
     progress: Progress,
-) -> _Asked:
+) -> _AnsweredPools:
     """Ask about the first candidates by P of every query."""
     names = asking.stage.assessor.names
     answers = {name: np.full(chances.shape, np.nan) for name in names}
@@ -189,7 +189,7 @@ def _asked(
             f"the assessor gave no answer about {failed} of {len(pools)} queries; see whether it "
             "can be reached, and that it answers in time"
         )
-    return _Asked(pools, labels, chances, answers, places, n_asked, cost or None)
+    return _AnsweredPools(pools, labels, chances, answers, places, n_asked, cost or None)
 
 
 def _passage_at(passage: Callable[[str], Passage], ids: tuple[str, ...], position: int) -> Passage:
@@ -207,7 +207,7 @@ def _patiently(asking: Asking, question: Question) -> Assessment:
 
 
 def _at_price(
-    parts: list[_Asked],
+    parts: list[_AnsweredPools],
     name: str,
     model: AnswerModel,
     policy: ExpectedUtilityPolicy,
@@ -241,7 +241,7 @@ def _at_price(
 
 
 def _replayed(
-    asked: _Asked,
+    asked: _AnsweredPools,
     name: str,
     model: AnswerModel | None,
     policy: ExpectedUtilityPolicy,

@@ -33,6 +33,10 @@ REFERENCE = {
             "calibration.data.readers",
         ],
     ),
+    "assessors": (
+        "Models that are asked about candidates",
+        ["ctxguard.request.assess", "ctxguard.retrieval.assessors"],
+    ),
     "integrations": (
         "Frameworks, engines and traces",
         [

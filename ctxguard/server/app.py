@@ -82,6 +82,7 @@ class Service:
         self._scorer = _scorer(settings) if scorer is None else scorer
         self._retriever = _retriever(settings) if retriever is None else retriever
         self.samples = _samples(settings)
+        self._assessor = settings.assessor_stage()
         self.guard = ContextGuard(
             self._retriever,
             profile=profile,
@@ -100,7 +101,7 @@ class Service:
             # An index in a folder has deadlines of its own, by which it answers in part.
             deadline_seconds=None if settings.engine is None else settings.deadline_seconds,
             tracing=_tracing(settings) if tracing is None else tracing,
-            assessor=settings.assessor_stage(),
+            assessor=self._assessor,
         )
         self.scorer = (
             None
@@ -134,6 +135,8 @@ class Service:
                 stack.push_async_callback(self._scorer.aclose)
             if self.settings.engine is not None:
                 stack.callback(self._retriever.close)
+            if self._assessor is not None:
+                stack.callback(self._assessor.close)
             if self.samples is not None:
                 stack.callback(self.samples.stop)
             if self.settings.profile is not None:
