@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from benchmarks._live_service import Pick, Setting
@@ -67,15 +68,18 @@ MONTHS = replace(FALLING, seconds=60 * DAY_SECONDS)
 WEEKLY = Setting(window_seconds=6 * DAY_SECONDS)
 AHEAD = (Host(0.7), Host(0.3, ahead_seconds=3 * DAY_SECONDS))
 LATE = (Host(0.7), Host(0.3, is_late=True))
-MIDWAY_AND_LAST = (Pick(5, 300), Pick(10, 300))
+ONCE = (Pick(4, 300),)
+MIDWAY = (Pick(2, 300),)
+MIDWAY_AND_LAST = (Pick(2, 250), Pick(4, 250))
+_scenario = partial(Scenario, steps=4)
 
 _NAMED = (
-    Scenario("steady, good judge", GOOD, picks=(Pick(10, 400),)),
-    Scenario("steady", picks=(Pick(10, 400),)),
-    Scenario("steady, whole requests", picks=(Pick(10, 400, whole=True),)),
+    _scenario("steady, good judge", GOOD, picks=ONCE),
+    _scenario("steady", picks=ONCE),
+    _scenario("steady, whole requests", picks=(Pick(4, 300, whole=True),)),
     Scenario("drift", shape=FALLING, picks=(Pick(4, 250), Pick(7, 250), Pick(10, 250)), looks=(9,)),
-    Scenario("popular repeats", shape=Shape(popular=12), picks=(Pick(10, 400),)),
-    Scenario("sessions", shape=Shape(session_length=5), picks=(Pick(10, 400),)),
+    _scenario("popular repeats", shape=Shape(popular=12), picks=ONCE),
+    _scenario("sessions", shape=Shape(session_length=5), picks=ONCE),
     Scenario(
         "rate limit, few labels",
         shape=UNEQUAL,
@@ -90,7 +94,7 @@ _NAMED = (
         setting=replace(CAPPED, budget=BudgetLimits(calls_per_hour=8_000)),
         picks=(Pick(10, 400),),
     ),
-    Scenario(
+    _scenario(
         "a lower rate midway",
         shape=FALLING,
         setting=Setting(0.08, later_rate=0.02),
@@ -112,38 +116,36 @@ _NAMED = (
         down=(7, 8),
         locked=(3, 9),
     ),
-    Scenario("a third not graded", picks=(Pick(10, 500, graded=0.67),)),
+    _scenario("a third not graded", picks=(Pick(4, 450, graded=0.67),)),
     Scenario("alarm", picks=(Pick(8, 60, targeted=True), Pick(10, 400))),
-    Scenario("two monitors", setting=Setting(monitors=2), picks=(Pick(10, 400),)),
-    Scenario("abstention, borrowed", shape=Shape(abstention=0.3), picks=(Pick(5, 400),)),
-    Scenario("grades 0 to 3", shape=Shape(top_grade=3), picks=(Pick(5, 400),)),
-    Scenario("refusals", REFUSING, picks=(Pick(5, 400),)),
-    Scenario("a new judge", changed=Change(6, GOOD, False), picks=MIDWAY_AND_LAST, looks=(8,)),
-    Scenario(
+    _scenario("two monitors", setting=Setting(monitors=2), picks=ONCE),
+    _scenario("abstention, borrowed", shape=Shape(abstention=0.3), picks=MIDWAY),
+    _scenario("grades 0 to 3", shape=Shape(top_grade=3), picks=MIDWAY),
+    _scenario("refusals", REFUSING, picks=MIDWAY),
+    _scenario("a new judge", changed=Change(3, GOOD, False), picks=MIDWAY_AND_LAST, looks=(3,)),
+    _scenario(
         "a judge that changes silently",
-        changed=Change(6, WORSE, True),
+        changed=Change(3, WORSE, True),
         picks=MIDWAY_AND_LAST,
-        looks=(8,),
+        looks=(3,),
     ),
-    Scenario(
+    _scenario(
         "a clock three days ahead", shape=replace(FALLING, hosts=AHEAD), picks=MIDWAY_AND_LAST
     ),
-    Scenario("a host stored late", shape=replace(FALLING, hosts=LATE), picks=MIDWAY_AND_LAST),
-    Scenario(
+    _scenario("a host stored late", shape=replace(FALLING, hosts=LATE), picks=MIDWAY_AND_LAST),
+    _scenario(
         "both tenants graded",
         shape=Shape(tenant_precision=0.2),
-        picks=(Pick(10, 400, tenants=TENANTS),),
+        picks=(Pick(4, 300, tenants=TENANTS),),
     ),
-    Scenario(
+    _scenario(
         "one tenant graded",
         shape=Shape(tenant_precision=0.2),
-        picks=(Pick(10, 400, tenants=TENANTS[:1]),),
+        picks=(Pick(4, 300, tenants=TENANTS[:1]),),
     ),
-    Scenario(
-        "lost in bursts", shape=DAYS_AND_NIGHTS, setting=Setting(lost=0.5), picks=(Pick(10, 400),)
-    ),
-    Scenario("nearly all relevant", shape=Shape(quality=1.2), picks=(Pick(10, 60),)),
-    Scenario("all relevant", shape=Shape(quality=2.0), picks=(Pick(10, 60),)),
+    _scenario("lost in bursts", shape=DAYS_AND_NIGHTS, setting=Setting(lost=0.5), picks=ONCE),
+    _scenario("nearly all relevant", shape=Shape(quality=1.2), picks=(Pick(4, 100),)),
+    _scenario("all relevant", shape=Shape(quality=2.0), picks=(Pick(4, 100),)),
     Scenario("200 grades by day 7", picks=(Pick(7, 200),), looks=(8,)),
     Scenario("exact judge", EXACT, FALLING, looks=(3,)),
     Scenario("exact judge, retention", EXACT, MONTHS, WEEKLY),
@@ -199,14 +201,14 @@ def crossed(n: int, seed: int = CROSS_SEED) -> tuple[Scenario, ...]:
         errors, is_silent = _REFUSALS[refusal], _CHANGES[change]
         worse = errors._replace(sensitivity=0.75, specificity=0.8)
         name = ", ".join(filter(None, [*shape_name, *setting_name, refusal, change]))
-        found[name] = Scenario(
+        found[name] = _scenario(
             name,
             errors,
             Shape(**shape),
             Setting(**setting),
             picks=tuple([replace(pick, tenants=tenants) for pick in MIDWAY_AND_LAST]),
-            looks=(8,),
-            changed=None if is_silent is None else Change(6, worse, is_silent),
+            looks=(3,),
+            changed=None if is_silent is None else Change(3, worse, is_silent),
         )
     return tuple(found.values())
 

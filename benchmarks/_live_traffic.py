@@ -96,7 +96,7 @@ class Shape:
             relevant.
     """
 
-    n: int = 8_000
+    n: int = 5_000
     seconds: float = 10 * DAY_SECONDS
     precision: tuple[float, float] = (0.6, 0.6)
     popular: int = 0
