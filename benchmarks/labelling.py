@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from statistics import fmean
+from statistics import NormalDist, fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +35,7 @@ from ctxguard.monitor.estimation.relevance import (
     NEAR,
     NEAR_DROPPED,
     IntArray,
-    PassageGrades,
+    JudgedPassages,
     Relevance,
     rank_group,
 )
@@ -70,6 +70,7 @@ class Case:
         spread: How alike questions are: the sum of their beta distribution's parameters.
         is_misled: Whether the draw rests on grades that say the opposite.
         whole: Whether whole requests are graded, as before.
+        scores: Whether the judge gives probabilities, and not verdicts alone.
     """
 
     name: str
@@ -81,11 +82,14 @@ class Case:
     spread: float = 2.0
     is_misled: bool = False
     whole: bool = False
+    scores: bool = False
 
 
 CASES = (
     Case("good judge"),
     Case("20% misunderstood", misunderstood=0.2),
+    Case("good judge, scores", scores=True),
+    Case("20% misunderstood, scores", misunderstood=0.2, scores=True),
     Case("whole requests", whole=True),
     Case("whole, misunderstood", misunderstood=0.2, whole=True),
     Case("precision .97", precision=0.97, spread=20.0, grades=100),
@@ -147,8 +151,15 @@ def judged(
     seen = relevant.copy()
     wrong = rng.random(len(seen)) < case.misunderstood
     seen[wrong] = relevant[rng.permutation(len(seen))[: np.count_nonzero(wrong)]]
-    says = np.where(seen, case.sensitivity, 1.0 - case.specificity)
-    verdicts = rng.random(seen.shape) < says
+    # A normal latent, cut where it gives the judge's rates; its scores are their log-odds.
+    above, below = (
+        NormalDist().inv_cdf(min(one, 0.9999)) for one in (case.sensitivity, case.specificity)
+    )
+    latent = rng.normal(size=seen.shape) + np.where(seen, above, -below)
+    verdicts = latent > 0.0
+    scores = (
+        (above + below) * latent[:, :DEFAULT_K] if case.scores else np.zeros((len(seen), DEFAULT_K))
+    )
     has_hit = verdicts[:, :DEFAULT_K].any(axis=1)
     pool = (rng.random(len(seen)) < _POOL_RATE) | ~has_hit
     alone = rng.random((len(seen), _DEPTH - DEFAULT_K)) < _DROPPED_RATE
@@ -164,6 +175,7 @@ def judged(
         np.array(dropped).transpose(2, 0, 1),
         np.ones(len(seen)),
         chance,
+        scores,
     )
     return verdicts, population, sizes
 
@@ -173,7 +185,7 @@ def month(case: Case, seed: int) -> Month:
     rng = np.random.default_rng(seed)
     relevant = traffic(case, _REQUESTS, rng)
     verdicts, population, sizes = judged(case, relevant, rng)
-    pilot = Model.of(_pilot(case), DEFAULT_K, _GAIN, _HARM)
+    pilot = Model(_pilot(case), _GAIN, _HARM)
     m = draw.worth(population, pilot)
     plan = draw.plan(population, pilot, m, case.grades, whole=case.whole)
     opened = rng.permutation(_REQUESTS)[: plan.n_opened]
@@ -214,7 +226,8 @@ def month(case: Case, seed: int) -> Month:
 
 def _pilot(case: Case) -> Relevance:
     none = np.zeros(0, np.intp)
-    pilot = Relevance.fitted(PassageGrades(none, none, none, none, none, np.zeros(0)))
+    nothing = JudgedPassages(none, none, none, none, np.zeros(0))
+    pilot = Relevance.fitted(nothing, none, np.zeros(0))
     return Relevance(pilot.coefficients * np.where(case.is_misled, -1.0, 1.0))
 
 
@@ -285,7 +298,7 @@ def estimates(
     """Estimate every metric from a month's grades."""
     n = len(labelled.verdict)
     fold = rng.permutation(n) % FOLDS
-    _, model = joint.fitted_model(grades, labelled, fold, DEFAULT_K)
+    model = joint.fitted_model(grades, labelled, fold)
     columns = joint.basis(population, model)
     sums = TermSums.of(ClusterTerms(columns, np.empty((len(columns), 0))))
     return joint_estimates(

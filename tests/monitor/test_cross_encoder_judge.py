@@ -1,5 +1,6 @@
 """Judging by a cross-encoder: a real one, made on the spot."""
 
+import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,8 +44,12 @@ def test_the_grade_is_1_from_the_threshold_on(cross_encoder: Path) -> None:
     query, text, _ = PAIRS[0]
     logit = float(CrossEncoderReranker(cross_encoder).score(query, [text])[0])
     for min_score, grade in ((logit - 0.01, 1), (logit + 0.01, 0)):
-        judge = CrossEncoderJudge(cross_encoder, min_score=min_score)
-        assert judge.judge(query, [Passage("p", text)]) == [Judgment("p", grade)]
+        [verdict] = CrossEncoderJudge(cross_encoder, min_score=min_score).judge(
+            query, [Passage("p", text)]
+        )
+        assert verdict is not None
+        assert verdict.grade == grade
+        assert verdict.score == pytest.approx(1.0 / (1.0 + math.exp(-logit)))
 
 
 def test_the_guards_own_reranker_is_refused_as_a_judge_of_itself(cross_encoder: Path) -> None:

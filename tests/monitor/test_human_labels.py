@@ -358,7 +358,7 @@ def test_a_borrowed_precision_is_that_of_requests_that_were_served_anything(
     assert held >= 17
 
 
-MODEL = Model.of(Relevance(np.zeros((FOLDS, 9))), 5)
+MODEL = Model(Relevance(np.zeros((FOLDS, 10))))
 
 
 def served_row(verdicts: NDArray[np.intp], is_empty: bool) -> bytes:

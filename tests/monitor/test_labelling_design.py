@@ -12,7 +12,7 @@ from ctxguard.monitor.estimation.relevance import (
     FOLDS,
     NO,
     YES,
-    PassageGrades,
+    JudgedPassages,
     Relevance,
 )
 
@@ -22,7 +22,7 @@ LEAST_COVERAGE = 1.0 - 6 / MONTHS
 
 BY_NAME = {case.name: case for case in CASES}
 NONE = np.zeros(0, np.intp)
-PRIOR = Relevance.fitted(PassageGrades(NONE, NONE, NONE, NONE, NONE, np.zeros(0)))
+PRIOR = Relevance.fitted(JudgedPassages(NONE, NONE, NONE, NONE, np.zeros(0)), NONE, np.zeros(0))
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,8 @@ PRIOR = Relevance.fitted(PassageGrades(NONE, NONE, NONE, NONE, NONE, np.zeros(0)
     [
         ("good judge", {"precision": 0.05, "udcg": 0.21, "mrr": 0.05, "recall": 0.12}),
         ("20% misunderstood", {"precision": 0.06, "udcg": 0.24, "mrr": 0.06, "recall": 0.13}),
+        ("good judge, scores", {"precision": 0.045, "udcg": 0.18, "mrr": 0.05, "recall": 0.115}),
+        ("20% misunderstood, scores", {"mrr": 0.06, "recall": 0.125}),
         ("precision .97", {}),
         ("all relevant", {}),
         ("perfect judge", {"precision": 0.02, "mrr": 0.03}),
@@ -73,7 +75,7 @@ def population(n: int = 500, case: Case = CASES[0]) -> Population:
 
 
 def test_a_budget_is_spent_and_not_exceeded_by_more_than_a_twentieth() -> None:
-    requests, model = population(), Model.of(PRIOR, 5)
+    requests, model = population(), Model(PRIOR)
     m = draw.worth(requests, model)
     for budget in (20, 100, 400):
         plan = draw.plan(requests, model, m, budget)
@@ -83,15 +85,15 @@ def test_a_budget_is_spent_and_not_exceeded_by_more_than_a_twentieth() -> None:
 
 def test_where_service_is_poor_whole_lists_are_graded() -> None:
     """A run from the top that costs more than three and a half passages teaches too little."""
-    never = np.tile([-3.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], (FOLDS, 1))
-    requests, model = population(), Model.of(Relevance(never), 5)
+    never = np.tile([-3.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], (FOLDS, 1))
+    requests, model = population(), Model(Relevance(never))
     plan = draw.plan(requests, model, draw.worth(requests, model), 400)
     assert (plan.go_on, plan.coin) == (1.0, 1.0)
 
 
 def test_a_passage_is_drawn_in_proportion_to_what_its_grade_can_change() -> None:
     """A verdict that leaves more open is asked about more often."""
-    requests, model = population(), Model.of(PRIOR, 5)
+    requests, model = population(), Model(PRIOR)
     m = draw.worth(requests, model)
     units = draw.units(requests, m, np.zeros(500, np.bool_), 100)
     assert units.probability.sum() == pytest.approx(100.0)
@@ -103,17 +105,39 @@ def test_a_passage_is_drawn_in_proportion_to_what_its_grade_can_change() -> None
 
 
 def test_grades_of_a_few_move_the_prediction_of_all_alike_verdicts() -> None:
-    graded = PassageGrades(
+    graded = JudgedPassages(
         verdict=np.repeat([NO, YES], 100),
         group=np.zeros(200, np.intp),
         n_served=np.full(200, 5),
         n_yes=np.full(200, 3),
-        fold=np.arange(200) % FOLDS,
-        relevant=np.concatenate([np.arange(100) % 10 == 0, np.arange(100) % 10 > 3]) * 1.0,
+        score=np.zeros(200),
     )
-    found = Relevance.fitted(graded).table(5).mean(axis=0)
-    assert found[5, 3, NO, 0] == pytest.approx(0.1, abs=0.05)
-    assert found[5, 3, YES, 0] == pytest.approx(0.6, abs=0.05)
+    relevant = np.concatenate([np.arange(100) % 10 == 0, np.arange(100) % 10 > 3], dtype=np.float64)
+    found = Relevance.fitted(graded, np.arange(200) % FOLDS, relevant).of(graded)
+    assert found[:100] == pytest.approx(0.1, abs=0.05)
+    assert found[100:] == pytest.approx(0.6, abs=0.05)
+
+
+def test_a_prediction_without_a_fold_knows_nothing_of_its_grades() -> None:
+    rng, ones = np.random.default_rng(4), np.ones(50, np.intp)
+    graded = JudgedPassages(ones, 0 * ones, 5 * ones, 3 * ones, rng.normal(size=50))
+    fold, relevant = np.arange(50) % FOLDS, (rng.random(50) < 0.5).astype(np.float64)
+    other = np.where(fold == 2, 1.0 - relevant, relevant)
+    one, two = (Relevance.fitted(graded, fold, each).of(graded, fold) for each in (relevant, other))
+    assert one[fold == 2].tolist() == two[fold == 2].tolist()
+    assert one[fold == 1].tolist() != two[fold == 1].tolist()
+
+
+def test_the_score_of_a_judge_moves_predictions_as_far_as_people_confirm_it() -> None:
+    rng, ones = np.random.default_rng(4), np.ones(400, np.intp)
+    graded = JudgedPassages(ones, 0 * ones, 5 * ones, 3 * ones, rng.normal(2.0, 2.0, 400))
+    fold, by_score = np.arange(400) % FOLDS, rng.random(400) < 1.0 / (1.0 + np.exp(-graded.score))
+    two = graded._replace(score=np.array([0.0, 4.0] * 200))
+    low, high = Relevance.fitted(graded, fold, by_score.astype(np.float64)).of(two)[:2]
+    assert high - low > 0.3
+    by_chance = (rng.random(400) < 0.6).astype(np.float64)
+    low, high = Relevance.fitted(graded, fold, by_chance).of(two)[:2]
+    assert abs(high - low) < 0.15
 
 
 def test_without_spread_the_predictions_have_no_say() -> None:

@@ -26,11 +26,11 @@ from ctxguard.monitor.estimation.relevance import (
     NO,
     YES,
     IntArray,
-    PassageGrades,
+    JudgedPassages,
     Relevance,
     rank_group,
 )
-from ctxguard.monitor.estimation.terms import Table
+from ctxguard.monitor.estimation.terms import Table, scores_of
 
 PRECISION, RANK, GAIN, HARM, KEPT, POOL = range(6)
 """Quantities of a request: precision, reciprocal rank, gain, harm, relevant served, relevant in the
@@ -60,12 +60,14 @@ class Population(NamedTuple):
             divided by its probability of being judged.
         weight: Shape (n,), 1/π of the request.
         chance: Shape (n,), the lowest probability with which a dropped passage was judged.
+        score: Shape (n, k), the judge's log-odds of the served passages, as in ``relevance``.
     """
 
     verdict: NDArray[np.int8]
     dropped: FloatArray
     weight: FloatArray
     chance: FloatArray
+    score: FloatArray
 
     @classmethod
     def of(cls, table: Table) -> "Population":
@@ -79,6 +81,7 @@ class Population(NamedTuple):
             np.stack([table[name] for name in _DROPPED], axis=1).reshape(-1, 2, 2),
             1.0 / table["probability"],
             table["dropped_probability"],
+            scores_of(table, len(places)),
         )
 
     @property
@@ -94,7 +97,11 @@ class Population(NamedTuple):
     def take(self, rows: IntArray | NDArray[np.bool_]) -> "Population":
         """Return some of the requests."""
         return Population(
-            self.verdict[rows], self.dropped[rows], self.weight[rows], self.chance[rows]
+            self.verdict[rows],
+            self.dropped[rows],
+            self.weight[rows],
+            self.chance[rows],
+            self.score[rows],
         )
 
 
@@ -148,21 +155,14 @@ class Model(NamedTuple):
     """What is predicted of a passage.
 
     Attributes:
-        table: Shape (FOLDS + 1, n_served, n_yes, verdict, group): P(relevant) without each fold,
-            and their mean.
+        relevance: P(relevant).
         gain: Mean gain of a passage that people call relevant.
         harm: Mean harm of one that they do not.
     """
 
-    table: FloatArray
+    relevance: Relevance
     gain: float = 1.0
     harm: float = 0.5
-
-    @classmethod
-    def of(cls, relevance: Relevance, most_served: int, *worths: float) -> "Model":
-        """Tabulate a fit for requests that served up to ``most_served`` passages."""
-        by_fold = relevance.table(most_served)
-        return cls(np.concatenate([by_fold, by_fold.mean(axis=0, keepdims=True)]), *worths)
 
 
 class CorrectedQuantities(NamedTuple):
@@ -181,32 +181,33 @@ class CorrectedQuantities(NamedTuple):
     n_seen: float
 
 
-def fitted_model(
-    grades: Grades, labelled: Population, fold: IntArray, most_served: int
-) -> tuple[Relevance, Model]:
+def fitted_model(grades: Grades, labelled: Population, fold: IntArray) -> Model:
     """Fit what is predicted of passages to people's grades.
 
     Args:
         grades: The graded passages.
         labelled: Their requests, l of them.
         fold: Shape (l,), below ``FOLDS``.
-        most_served: Passages that any judged request served.
     """
-    row = grades.request
     relevance = Relevance.fitted(
-        PassageGrades(
-            grades.verdict,
-            grades.group,
-            labelled.n_served[row],
-            labelled.n_yes[row],
-            fold[row],
-            grades.relevant,
-        )
+        judged_passages(grades, labelled), fold[grades.request], grades.relevant
     )
     is_relevant = grades.relevant > 0.0
     gains, harms = grades.gain[is_relevant], grades.harm[~is_relevant]
     worths = gains.mean() if len(gains) else 1.0, harms.mean() if len(harms) else 0.5
-    return relevance, Model.of(relevance, most_served, *map(float, worths))
+    return Model(relevance, *map(float, worths))
+
+
+def judged_passages(grades: Grades, labelled: Population) -> JudgedPassages:
+    """What the judge said of the graded passages and of what else their requests served."""
+    row = grades.request
+    if not len(row):
+        return JudgedPassages(grades.verdict, grades.group, row, row, np.zeros(0))
+    place = np.maximum(grades.rank - 1, 0)
+    score = np.where(grades.rank > 0, labelled.score[row, place], 0.0)
+    return JudgedPassages(
+        grades.verdict, grades.group, labelled.n_served[row], labelled.n_yes[row], score
+    )
 
 
 def predicted(
@@ -224,12 +225,28 @@ def predicted(
         verdict.
     """
     n, k = population.verdict.shape
-    own = np.full(n, FOLDS) if fold is None else fold
-    by_request = model.table[own, population.n_served, population.n_yes]
-    groups = rank_group(np.arange(1, k + 1))
-    served = by_request[np.arange(n)[:, None], np.maximum(population.verdict, 0), groups[None, :]]
-    dropped = by_request[:, [[NO, YES], [NO, YES]], [[NEAR, NEAR], [FAR, FAR]]]
-    return np.where(population.verdict >= 0, served, 0.0), dropped
+    n_served, n_yes = population.n_served, population.n_yes
+    verdict = np.maximum(population.verdict, 0).astype(np.intp)
+    group = np.broadcast_to(rank_group(np.arange(1, k + 1)), (n, k))
+    wide = (None if fold is None else fold[:, None]), n_served[:, None], n_yes[:, None]
+    served = model.relevance.of(
+        JudgedPassages(verdict, group, *wide[1:], population.score), wide[0]
+    )
+    # Dropped passages have no scores: one prediction for all requests with as many verdicts.
+    folds = np.zeros(n, np.intp) if fold is None else fold
+    codes, of_request = np.unique((n_served * (k + 1) + n_yes) * FOLDS + folds, return_inverse=True)
+    counts, own_fold = np.divmod(codes[:, None], FOLDS)
+    shape = len(codes), 4
+    of_kind = model.relevance.of(
+        JudgedPassages(
+            np.broadcast_to([NO, YES, NO, YES], shape),
+            np.broadcast_to([NEAR, NEAR, FAR, FAR], shape),
+            *np.divmod(counts, k + 1),
+            np.zeros(shape),
+        ),
+        None if fold is None else own_fold,
+    )
+    return np.where(population.verdict >= 0, served, 0.0), of_kind[of_request].reshape(n, 2, 2)
 
 
 def basis(population: Population, model: Model) -> FloatArray:
@@ -425,8 +442,9 @@ def _contributions(
         Shape (m, N_QUANTITIES) each; 0 for reciprocal rank, to which no passage adds by itself.
     """
     row, is_served = grades.request, grades.group < NEAR
-    n_served, n_yes = labelled.n_served[row], labelled.n_yes[row]
-    p = model.table[fold[row], n_served, n_yes, grades.verdict, grades.group]
+    passages = judged_passages(grades, labelled)
+    n_served = passages.n_served
+    p = model.relevance.of(passages, fold[row])
     discount = np.where(is_served, 1.0 / np.log2(np.maximum(grades.rank, 1) + 1.0), 0.0)
 
     def columns(relevant: FloatArray, gain: FloatArray, harm: FloatArray) -> FloatArray:

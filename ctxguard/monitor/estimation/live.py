@@ -29,7 +29,7 @@ from ctxguard.monitor.estimation.ratio import (
     estimate,
     no_estimate,
 )
-from ctxguard.monitor.estimation.relevance import FOLDS, MOST_SERVED, IntArray, Relevance
+from ctxguard.monitor.estimation.relevance import FOLDS, IntArray
 from ctxguard.monitor.estimation.sums import (
     Accumulator,
     ClusterTerms,
@@ -227,8 +227,7 @@ class Labels:
         request: Shape (m,), the sample of each, below l.
         response: Shape (m,), the inverse of the share of what the draw asked about that is
             graded, of opened requests or single passages, apart where an alarm asked for them too.
-        relevance: The fit of people's grades on the judge's verdicts.
-        model: The same as a table.
+        model: The fit of people's grades on the judge's verdicts.
     """
 
     sample_ids: NDArray[np.int64]
@@ -237,7 +236,6 @@ class Labels:
     passages: NDArray[np.void]
     request: IntArray
     response: FloatArray
-    relevance: Relevance
     model: Model
 
     @classmethod
@@ -252,11 +250,10 @@ class Labels:
         lengths = [len(rows) for rows in passages if len(rows)]
         joined = np.concatenate([np.empty(0, PASSAGE), *passages])
         request = np.repeat(np.arange(len(lengths)), lengths)
-        relevance, model = joint.fitted_model(
+        model = joint.fitted_model(
             grades_of(joined, request, np.ones(len(joined))),
             Population.of(judge),
             np.arange(len(judge)) % FOLDS,
-            MOST_SERVED,
         )
         is_targeted = graded.is_targeted[used][request]
         return cls(
@@ -266,7 +263,6 @@ class Labels:
             joined,
             request,
             _response(joined, is_targeted, graded.asked),
-            relevance,
             model,
         )
 
@@ -287,7 +283,6 @@ class Labels:
             self.passages[own],
             number[self.request[own]],
             self.response[own],
-            self.relevance,
             self.model,
         )
 

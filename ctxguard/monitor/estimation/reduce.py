@@ -88,6 +88,7 @@ def judged_request(
         arm_probability=record.arm_probability,
         missing=tuple([place for place, one in enumerate(of_served) if not one.judged]),
         dropped=tuple([cell / share if is_observed else 0.0 for cell in cells]),
+        scores=tuple([verdict.score for verdict in of_served]),
     )
 
 

@@ -1,14 +1,13 @@
 """Predicts the relevance of judged passages from the grades of people.
 
-A ridge-penalised logistic regression of people's verdict on the judge's, on where the passage
-stands and on how many of the request's other served passages the judge calls relevant: a judge
-that misunderstands a question is wrong about all of its passages. It is fitted five times, each
-without a fifth of the graded requests, so that no passage is predicted by its own grade. All
-columns are discrete, so a table holds every prediction. Pure: no I/O, no clock, no logging.
+A ridge-penalised logistic regression of people's verdict on the judge's and its score, on where the
+passage stands and on how many of the request's other served passages the judge calls relevant: a
+judge that misunderstands a question is wrong about all of its passages. It is fitted five times,
+each without a fifth of the graded requests, so that no passage is predicted by its own grade. Pure:
+no I/O, no clock, no logging.
 """
 
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -31,9 +30,9 @@ FOLDS = 5
 MOST_SERVED = 62
 """Served passages of a request that are told apart; verdicts are kept as the bits of a number."""
 
-_PRIOR = np.array([-0.8, 2.2, 1.0, 0.0, 0.0, -1.5, -2.0, 1.0, 0.0])
+_PRIOR = np.array([-0.8, 2.2, 1.0, 0.0, 0.0, -1.5, -2.0, 1.0, 0.0, 0.3])
 """Coefficients before anybody graded anything: a judge of about 0.85 and 0.9."""
-_PENALTY = np.array([0.1, 0.5, 0.5, 1.0, 1.0, 0.3, 0.3, 0.5, 1.0])
+_PENALTY = np.array([0.1, 0.5, 0.5, 1.0, 1.0, 0.3, 0.3, 0.5, 1.0, 1.0])
 _ROUNDS = 12
 
 
@@ -46,73 +45,85 @@ def rank_group(rank: NDArray[np.int64]) -> IntArray:
     return np.where(rank <= 1, 0, np.where(rank <= 3, 1, 2))
 
 
-class PassageGrades(NamedTuple):
-    """Grades of people on m judged passages.
+class JudgedPassages(NamedTuple):
+    """Judged passages, m of them.
 
     Attributes:
         verdict: Shape (m,), the judge's.
         group: Shape (m,), the rank group.
         n_served: Shape (m,), passages that the request served.
         n_yes: Shape (m,), how many of these the judge calls relevant.
-        fold: Shape (m,), below ``FOLDS``, the same for all passages of a request.
-        relevant: Shape (m,), 0 or 1, by people.
+        score: Shape (m,), the judge's log-odds of a served passage; 0 where it gave none.
     """
 
     verdict: IntArray
     group: IntArray
     n_served: IntArray
     n_yes: IntArray
-    fold: IntArray
-    relevant: FloatArray
+    score: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
 class Relevance:
-    """P(relevant) by the judge's verdict, the rank group and the request's other verdicts.
+    """P(relevant) by the judge's verdict and score, the rank group and the other verdicts.
 
     Attributes:
-        coefficients: Shape (FOLDS, 9); each row was fitted without one fold.
+        coefficients: Shape (FOLDS, 10); each row was fitted without one fold.
     """
 
     coefficients: FloatArray
 
     @classmethod
-    def fitted(cls, graded: PassageGrades, prior: "Relevance | None" = None) -> "Relevance":
-        """Fit the regression; without grades it is the prior, last month's where there is one."""
-        start = _PRIOR if prior is None else prior.coefficients.mean(axis=0)
-        columns = _columns(graded.verdict, graded.group, graded.n_served, graded.n_yes)
-        rows = []
-        for fold in range(FOLDS):
-            used = graded.fold != fold
-            rows.append(_fit(columns[used], graded.relevant[used], start))
-        return cls(np.array(rows))
+    def fitted(cls, graded: JudgedPassages, fold: IntArray, relevant: FloatArray) -> "Relevance":
+        """Fit the regression; without grades it is the prior.
 
-    def table(self, most_served: int) -> FloatArray:
-        """Return every prediction.
-
-        Returns:
-            Shape (FOLDS, n_served, n_yes, verdict, group), the first two up to ``most_served``.
+        Args:
+            graded: The graded passages.
+            fold: Shape (m,), below ``FOLDS``, the same for all passages of a request.
+            relevant: Shape (m,), 0 or 1, by people.
         """
-        counts = most_served + 1
-        found: FloatArray = _logistic(self.coefficients @ _all_columns(most_served).T)
-        return found.reshape(-1, counts, counts, N_VERDICTS, N_GROUPS)
+        columns = _columns(graded)
+        used = [fold != one for one in range(FOLDS)]
+        return cls(np.array([_fit(columns[own], relevant[own], _PRIOR) for own in used]))
+
+    def of(self, passages: JudgedPassages, fold: IntArray | None = None) -> FloatArray:
+        """Predict P(relevant) of passages.
+
+        Args:
+            passages: The passages; arrays of any one shape.
+            fold: The fold that is left out of each; None for the mean of all fits.
+        """
+        verdict, group, _, _, score = passages
+        share = _share(passages)
+        of_verdict, of_group, slopes = np.split(self.coefficients, [3, 2 + N_GROUPS], axis=1)
+        constant = np.zeros((FOLDS, N_VERDICTS, N_GROUPS)) + of_verdict[:, :1, None]
+        constant[:, 1:] += of_verdict[:, 1:, None]
+        constant[:, :, 1:] += of_group[:, None, :]
+        slope = slopes[:, 0, None] + slopes[:, 1, None] * (np.arange(N_VERDICTS) == YES)
+        if fold is not None:
+            own = constant[fold, verdict, group] + slope[fold, verdict] * share
+            return _logistic(own + slopes[fold, 2] * score)
+        cell = verdict * N_GROUPS + group
+        total = np.zeros(cell.shape)
+        for one in range(FOLDS):
+            own = constant[one].ravel()[cell]
+            own += slope[one][verdict] * share
+            own += slopes[one, 2] * score
+            total += _logistic(own)
+        return np.asarray(total / FOLDS)
 
 
-@cache
-def _all_columns(most_served: int) -> FloatArray:
-    counts = np.arange(most_served + 1)
-    n, yes, verdict, group = np.meshgrid(
-        counts, counts, np.arange(N_VERDICTS), np.arange(N_GROUPS), indexing="ij"
-    )
-    return _columns(*(each.ravel() for each in (verdict, group, n, yes)))
+def _share(passages: JudgedPassages) -> FloatArray:
+    """The share of the request's other served passages that the judge calls relevant, less 1/2."""
+    verdict, group, n_served, n_yes, _ = passages
+    is_served = (group < NEAR) * 1.0
+    share = (n_yes - (verdict == YES) * is_served + 0.5) / np.maximum(n_served + 1.0 - is_served, 1)
+    return np.asarray(np.clip(share, 0.0, 1.0) - 0.5)
 
 
-def _columns(verdict: IntArray, group: IntArray, n_served: IntArray, n_yes: IntArray) -> FloatArray:
-    is_yes = (verdict == YES) * 1.0
-    is_served = group < NEAR
-    others = n_served + 1.0 - is_served
-    share = (n_yes - is_yes * is_served + 0.5) / np.maximum(others, 1.0)
-    share = np.clip(share, 0.0, 1.0) - 0.5
+def _columns(passages: JudgedPassages) -> FloatArray:
+    verdict, group, _, _, score = passages
+    is_yes, share = (verdict == YES) * 1.0, _share(passages)
     return np.column_stack(
         [
             np.ones(len(verdict)),
@@ -121,23 +132,33 @@ def _columns(verdict: IntArray, group: IntArray, n_served: IntArray, n_yes: IntA
             *[group == one for one in range(1, N_GROUPS)],
             share,
             share * is_yes,
+            score,
         ]
     )
 
 
 def _fit(columns: FloatArray, relevant: FloatArray, prior: FloatArray) -> FloatArray:
-    """Fit by Newton's method; the penalty keeps every step finite."""
+    """Fit by Newton's method, with steps halved until the penalised likelihood rises."""
+
+    def loss(coefficients: FloatArray) -> float:
+        odds = columns @ coefficients
+        apart = coefficients - prior
+        likelihood = np.logaddexp(0.0, odds).sum() - relevant @ odds
+        return float(likelihood + 0.5 * _PENALTY @ apart**2)
+
     coefficients = prior.copy()
     for _ in range(_ROUNDS):
         p = _logistic(columns @ coefficients)
         gradient = columns.T @ (relevant - p) - _PENALTY * (coefficients - prior)
         curvature = (columns.T * (p * (1.0 - p))) @ columns + np.diag(_PENALTY)
-        step = np.linalg.solve(curvature, gradient)
-        coefficients = coefficients + np.clip(step, -2.0, 2.0)
+        step, before = np.linalg.solve(curvature, gradient), loss(coefficients)
+        while loss(coefficients + step) > before and np.abs(step).max() >= 1e-6:
+            step = step / 2.0
+        coefficients = coefficients + step
         if np.abs(step).max() < 1e-6:
             break
     return coefficients
 
 
 def _logistic(x: FloatArray) -> FloatArray:
-    return 1.0 / (1.0 + np.exp(-np.clip(x, -30.0, 30.0)))
+    return np.asarray(1.0 / (1.0 + np.exp(np.clip(-x, -30.0, 30.0))))

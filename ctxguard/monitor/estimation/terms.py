@@ -4,6 +4,7 @@ A request is packed into a row once, when its verdicts are in. The store keeps t
 every estimate reads rows as columns. Pure: no I/O, no clock, no logging.
 """
 
+import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,6 +77,8 @@ class JudgedRequest:
         missing: Positions in ``grades`` of the passages without a valid verdict.
         dropped: Judged dropped passages, each divided by its probability of being judged: the
             nearer ones that are not relevant and that are, then the same of the farther ones.
+        scores: The judge's P(relevant) of the served passages, in (0, 1), None where it gave none;
+            empty of a judge that gives none.
     """
 
     probability: float
@@ -96,6 +99,7 @@ class JudgedRequest:
     arm_probability: float | None = None
     missing: tuple[int, ...] = ()
     dropped: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
+    scores: tuple[float | None, ...] = ()
 
     @property
     def kept_relevant(self) -> int:
@@ -133,12 +137,38 @@ class JudgedRequest:
             _bits(relevant),
             _bits(self.missing),
             session_number(self.session_id),
+            bytes(map(_level, self.scores[:MOST_SCORED])),
         )
+
+
+def _level(score: float | None) -> int:
+    """The level of a probability's log-odds, from 1 to 255; 0 for none."""
+    if score is None:
+        return 0
+    odds = min(max(score, 1e-6), 1.0 - 1e-6)
+    return min(max(round(_ZERO_LEVEL + _LEVELS * math.log(odds / (1.0 - odds))), 1), 255)
+
+
+def scores_of(table: "Table", k: int) -> FloatArray:
+    """Read the judge's log-odds of the first k served passages, 0 where it gave none.
+
+    >>> row = JudgedRequest(1.0, (1, 0), (1.0, 0.0), None, 0.0, None, 0.0, 0.0, scores=(0.5, 0.9))
+    >>> scores_of(table_of(row.to_row()), 3).round(1).tolist()
+    [[0.0, 2.2, 0.0]]
+    """
+    levels = table["scores"][:, :k]
+    found = np.where(levels > 0, (levels - float(_ZERO_LEVEL)) / _LEVELS, 0.0)
+    return np.pad(found, ((0, 0), (0, k - levels.shape[1])))
 
 
 def _bits(places: Sequence[int]) -> int:
     return sum(1 << place for place in places if place < MOST_SERVED)
 
+
+MOST_SCORED = 16
+"""Served passages of a request whose scores are kept."""
+_LEVELS, _ZERO_LEVEL = 16, 128
+"""Levels of a unit of log-odds, and the level of 0."""
 
 _NUMBERS = (
     "probability",
@@ -163,13 +193,17 @@ _NUMBERS = (
     *(f"{place}_{verdict}" for place in ("near", "far") for verdict in ("no", "yes")),
 )
 ROW = np.dtype(
-    [*((name, "<f8") for name in _NUMBERS), ("yes", "<i8"), ("missing", "<i8"), ("session", "<i8")]
+    [
+        *((name, "<f8") for name in _NUMBERS),
+        *((name, "<i8") for name in ("yes", "missing", "session")),
+        ("scores", "u1", (MOST_SCORED,)),
+    ]
 )
 """One judged request; NaN is None. The bits of ``yes`` and ``missing`` are the served passages that
-the judge called relevant, and those without a verdict. ``session`` is a hash, 0 for a request by
-itself."""
+the judge called relevant, and those without a verdict; ``scores`` are levels of the judge's
+log-odds of the first served passages. ``session`` is a hash, 0 for a request by itself."""
 
-_PACKED = struct.Struct(f"<{len(_NUMBERS)}d3q")
+_PACKED = struct.Struct(f"<{len(_NUMBERS)}d3q{MOST_SCORED}s")
 _NAN = float("nan")
 _MOST = 1e9
 """Upper bound of a request's numbers and of 1 / probability; sums of squares stay finite."""

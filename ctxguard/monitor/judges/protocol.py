@@ -18,12 +18,16 @@ class Judgment:
         negative: How a passage of grade 0 is known to mislead; None if it is not known to.
         judged: False if grade 0 stands for a missing label, in a set that also labels irrelevant
             passages: the passage is then worth ``Utilities.unjudged``.
+        score: The judge's own probability that the passage is relevant, in [0, 1]; None from a
+            judge that gives grades alone. It need not be calibrated: estimates learn from people
+            what it is worth.
     """
 
     passage_id: str
     grade: int
     negative: Negative | None = None
     judged: bool = True
+    score: float | None = None
 
 
 class Judge(Protocol):

@@ -27,6 +27,7 @@ class ScoreJudge(ABC):
 
     Args:
         min_score: The lowest score of a relevant passage.
+        is_logit: Whether scores are log-odds, and not from 0 to 1.
 
     Raises:
         ConfigurationError: the threshold is not finite.
@@ -34,10 +35,11 @@ class ScoreJudge(ABC):
 
     max_grade = 1
 
-    def __init__(self, min_score: float) -> None:
+    def __init__(self, min_score: float, *, is_logit: bool = True) -> None:
         if not math.isfinite(min_score):
             raise ConfigurationError(f"min_score {min_score!r} must be finite")
         self.min_score = float(min_score)
+        self._is_logit = is_logit
         self.ledger = Ledger(redact=redact)
 
     @abstractmethod
@@ -62,7 +64,10 @@ class ScoreJudge(ABC):
             self.ledger.add_invalid(passage.passage_id, InvalidReason.NOT_FINITE, repr(score))
             return None
         self.ledger.add(verdicts=1)
-        return Judgment(passage.passage_id, int(score >= self.min_score))
+        chance = 0.5 + 0.5 * math.tanh(score / 2.0) if self._is_logit else score
+        return Judgment(
+            passage.passage_id, int(score >= self.min_score), score=min(max(chance, 0.0), 1.0)
+        )
 
 
 class RerankJudge(ScoreJudge):
@@ -94,9 +99,10 @@ class RerankJudge(ScoreJudge):
         max_calls_per_second: float | None = None,
     ) -> None:
         self._client = RerankClient(url, protocol=protocol, key=key, model=model)
+        is_logit = FORMS[protocol].kind is ScoreKind.LOGIT
         if min_score is None:
-            min_score = 0.0 if FORMS[protocol].kind is ScoreKind.LOGIT else 0.5
-        super().__init__(min_score)
+            min_score = 0.0 if is_logit else 0.5
+        super().__init__(min_score, is_logit=is_logit)
         self.version = f"{self._client.fingerprint} score>={min_score:g}"
         self._pacer = Pacer(max_calls_per_second)
 

@@ -1,7 +1,8 @@
 """The verdicts on one sample as JSON, the form in which the store keeps them.
 
 For each passage a list of its grade and of how one of grade 0 misleads; a third element, false,
-follows if the grade stands for a missing label. A passage that the judge gave no verdict on has
+follows if the grade stands for a missing label, and a fourth, the judge's score, if it gave one. A
+passage that the judge gave no verdict on has
 null.
 """
 
@@ -23,13 +24,18 @@ def verdicts_to_json(verdicts: Mapping[str, Judgment], missing: Iterable[str] = 
     '{"a":[2,null],"b":null}'
     """
     return json.dumps(
-        {
-            passage_id: [verdict.grade, verdict.negative, *([] if verdict.judged else [False])]
-            for passage_id, verdict in verdicts.items()
-        }
+        {passage_id: _listed(verdict) for passage_id, verdict in verdicts.items()}
         | dict.fromkeys(missing),
         separators=(",", ":"),
     )
+
+
+def _listed(verdict: Judgment) -> list[object]:
+    listed: list[object] = [verdict.grade, verdict.negative, verdict.judged, verdict.score]
+    if verdict.score is not None:
+        listed[3] = round(verdict.score, 4)
+        return listed
+    return listed[:2] if verdict.judged else listed[:3]
 
 
 def verdicts_from_json(text: str) -> dict[str, Judgment]:
