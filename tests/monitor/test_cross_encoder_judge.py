@@ -13,7 +13,7 @@ from tiny_cross_encoder import PAIRS, make_cross_encoder
 from ctxguard.core.types import FloatArray, Passage
 from ctxguard.errors import ConfigurationError
 from ctxguard.guard import ContextGuard
-from ctxguard.monitor.judges import CrossEncoderJudge, InvalidReason, Judgment
+from ctxguard.monitor.judges import CrossEncoderJudge, InvalidReason
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 from ctxguard.testing import JudgeContract, WordHashEmbedder
@@ -97,7 +97,11 @@ def test_a_logit_that_is_not_finite_is_no_verdict(
     monkeypatch.setattr(CrossEncoderReranker, "score", garbage)
     judge = CrossEncoderJudge(cross_encoder)
     passages = [Passage(name, "") for name in "abc"]
-    assert judge.judge("q", passages) == [None, Judgment("b", 1), None]
+    assert [one and (one.passage_id, one.grade) for one in judge.judge("q", passages)] == [
+        None,
+        ("b", 1),
+        None,
+    ]
     accounts = judge.ledger.accounts()
     assert (accounts.calls, accounts.verdicts, sum(accounts.invalid.values())) == (1, 1, 2)
     assert accounts.invalid[InvalidReason.NOT_FINITE] == 2
