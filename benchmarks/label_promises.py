@@ -16,16 +16,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks._live_service import Service, Setting, graded_by_people
-from benchmarks._live_traffic import DAY_SECONDS, Shape, SimulatedJudge, draw_traffic
+from benchmarks._live_traffic import DAY_SECONDS, JudgeErrors, Shape, SimulatedJudge, draw_traffic
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.plan import PLANNED, label_plan, to_label
+from ctxguard.monitor.judges import PeopleAlone
 
 SUMMARY = "Simulate labellings through the store, and check what was promised for them."
 _DAYS = 2.0
@@ -45,6 +46,7 @@ class Case:
         precision: Mean precision of what is served.
         sensitivity, specificity: The judge's.
         whole: Whether whole requests are graded.
+        alone: Whether people grade without a judge.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Case:
     sensitivity: float = 0.85
     specificity: float = 0.9
     whole: bool = False
+    alone: bool = False
 
 
 CASES = (
@@ -61,6 +64,7 @@ CASES = (
     Case("poor judge", (400, 200), sensitivity=0.7, specificity=0.75),
     Case("precision .9", (300, 200), precision=0.9),
     Case("whole requests", (400, 400), whole=True),
+    Case("people alone", (400, 200), alone=True),
 )
 
 
@@ -86,7 +90,7 @@ def labelling(case: Case, service: Service) -> Iterator[Promise]:
         samples = to_label(store, series, n, whole=case.whole)
         plan = label_plan(store, series, samples, service.now)
         rows = [row for sample in samples for row in graded_by_people(service, sample.rows())]
-        store.add_labels(rows, service.judge.max_grade)
+        store.add_labels(rows, service.traffic.shape.top_grade)
         found = service.monitors[0].report().estimates[Window.ALL_RETAINED]
         for metric in PLANNED:
             one = found[metric]
@@ -105,7 +109,10 @@ def labellings(case: Case, n: int, seed: int, folder: Path) -> Iterator[Promise]
                 precision=(case.precision, case.precision),
             )
             traffic = draw_traffic(shape, rng)
-            judge = SimulatedJudge(traffic, case.sensitivity, case.specificity, rng)
+            errors = JudgeErrors(case.sensitivity, case.specificity)
+            judge = SimulatedJudge(traffic, errors, rng)
+            if case.alone:
+                judge = cast("SimulatedJudge", PeopleAlone())
 
             def opened(name: str) -> Service:
                 url = f"sqlite:///{folder / name}.db"

@@ -27,6 +27,6 @@ def test_a_promise_counts_as_reached_if_the_interval_is_as_narrow() -> None:
 
 def test_the_published_labellings_kept_their_promises() -> None:
     published = json.loads((RESULTS / "label_promises.json").read_text(encoding="utf-8"))
-    assert published["labellings"] == 200
+    assert published["labellings"] >= 200
     assert published["came"] == 1.0
     assert published["reached"] >= 0.9

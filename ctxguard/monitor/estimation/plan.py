@@ -41,15 +41,15 @@ PLANNED = tuple(QUOTIENTS)
 PASSAGES, RUNS, UNFINISHED, UNPICKED = "passages", "runs", "unfinished", "unpicked"
 
 _WIDTHS = {
-    Metric.PRECISION: 0.145,
-    Metric.MRR: 0.115,
-    Metric.UDCG: 0.66,
-    Metric.GAIN: 0.42,
-    Metric.HARM: 0.265,
+    Metric.PRECISION: 0.16,
+    Metric.MRR: 0.12,
+    Metric.UDCG: 0.72,
+    Metric.GAIN: 0.46,
+    Metric.HARM: 0.285,
     Metric.RECALL: 0.26,
 }
-"""The widths that labels worth ``_WIDTHS_AT`` equal ones give beside a poor judge: before there are
-labels nobody knows how good it is (``benchmarks.label_promises``)."""
+"""The widths that labels worth ``_WIDTHS_AT`` equal ones give beside a poor judge or none: before
+there are labels nobody knows how good it is (``benchmarks.label_promises``)."""
 _WIDTHS_AT = 100.0
 _MARGIN = 1.2
 """With it about nine of ten of the promised widths are reached."""
