@@ -28,16 +28,18 @@ INLINE int16_t narrowed(int32_t product) {
     return (int16_t)(all > 32767 ? 32767 : all < -32768 ? -32768 : all);
 }
 
-/* The products of BLOCK rows, widened in `wide`, with one or two groups of states. */
+/* The products of BLOCK rows, widened in `wide`, with one or two groups of states; of the last group,
+ * lanes from `lanes` on need not be computed. */
 typedef void (*block_function)(const int16_t *states, const int16_t *wide, int64_t pairs, int64_t pitch,
-                               int groups, int16_t *products, int64_t stride);
+                               int groups, int64_t lanes, int16_t *products, int64_t stride);
 
 /* The highest products of some rows, by lane. */
 typedef void (*nearest_function)(const int16_t *products, const int32_t *rows, int64_t n, int64_t stride,
                                  int16_t *nearest);
 
 static void block_plain(const int16_t *states, const int16_t *wide, int64_t pairs, int64_t pitch, int groups,
-                        int16_t *products, int64_t stride) {
+                        int64_t lanes, int16_t *products, int64_t stride) {
+    (void)lanes;
     for (int g = 0; g < groups; g++)
         for (int r = 0; r < BLOCK; r++) {
             uint32_t sums[LANES] = {0};
@@ -62,7 +64,8 @@ static void nearest_plain(const int16_t *products, const int32_t *rows, int64_t 
 
 #if HAS_AVX
 FOR_AVX2 static void block_avx2(const int16_t *states, const int16_t *wide, int64_t pairs, int64_t pitch,
-                                int groups, int16_t *products, int64_t stride) {
+                                int groups, int64_t lanes, int16_t *products, int64_t stride) {
+    (void)lanes;
     const __m256i half = _mm256_set1_epi32(1 << (SHIFT - 1));
     for (int g = 0; g < groups; g++)
         for (int b = 0; b < BLOCK; b += 4) {
@@ -99,29 +102,41 @@ FOR_AVX2 static void nearest_avx2(const int16_t *products, const int32_t *rows, 
 }
 
 FOR_AVX512 static inline __attribute__((always_inline)) void block_of(
-    const int16_t *states, const int16_t *wide, int64_t pairs, int64_t pitch, const int groups,
+    const int16_t *states, const int16_t *wide, int64_t pairs, int64_t pitch, const int whole, const int half,
     int16_t *products, int64_t stride) {
     __m512i sums[2][BLOCK];
-    for (int g = 0; g < groups; g++)
-        for (int r = 0; r < BLOCK; r++) sums[g][r] = _mm512_set1_epi32(1 << (SHIFT - 1));
+    __m256i halves[BLOCK];
+    for (int r = 0; r < BLOCK; r++) {
+        for (int g = 0; g < whole; g++) sums[g][r] = _mm512_set1_epi32(1 << (SHIFT - 1));
+        halves[r] = _mm256_set1_epi32(1 << (SHIFT - 1));
+    }
     for (int64_t k = 0; k < pairs; k++) {
         __m512i group[2];
-        for (int g = 0; g < groups; g++) group[g] = _mm512_load_si512(states + (g * pairs + k) * LANES * 2);
+        for (int g = 0; g < whole; g++) group[g] = _mm512_load_si512(states + (g * pairs + k) * LANES * 2);
+        const __m256i last = _mm256_load_si256((const __m256i *)(states + (whole * pairs * half + k) * LANES * 2));
         for (int r = 0; r < BLOCK; r++) {
             const __m512i two = _mm512_set1_epi32(*(const int32_t *)(wide + r * pitch + 2 * k));
-            for (int g = 0; g < groups; g++) sums[g][r] = _mm512_dpwssd_epi32(sums[g][r], group[g], two);
+            for (int g = 0; g < whole; g++) sums[g][r] = _mm512_dpwssd_epi32(sums[g][r], group[g], two);
+            if (half) halves[r] = _mm256_dpwssd_epi32(halves[r], last, _mm512_castsi512_si256(two));
         }
     }
-    for (int g = 0; g < groups; g++)
-        for (int r = 0; r < BLOCK; r++)
-            _mm256_storeu_si256((__m256i *)(products + r * stride + g * LANES),
-                                _mm512_cvtsepi32_epi16(_mm512_srai_epi32(sums[g][r], SHIFT)));
+    for (int r = 0; r < BLOCK; r++) {
+        __m256i *into = (__m256i *)(products + r * stride);
+        for (int g = 0; g < whole; g++)
+            _mm256_storeu_si256(into + g, _mm512_cvtsepi32_epi16(_mm512_srai_epi32(sums[g][r], SHIFT)));
+        if (half)
+            _mm256_storeu_si256(into + whole, _mm256_zextsi128_si256(_mm256_cvtsepi32_epi16(
+                                                  _mm256_srai_epi32(halves[r], SHIFT))));
+    }
 }
 
 FOR_AVX512 static void block_avx512(const int16_t *states, const int16_t *wide, int64_t pairs, int64_t pitch,
-                                    int groups, int16_t *products, int64_t stride) {
-    if (groups == 1) block_of(states, wide, pairs, pitch, 1, products, stride);
-    else block_of(states, wide, pairs, pitch, 2, products, stride);
+                                    int groups, int64_t lanes, int16_t *products, int64_t stride) {
+    const int half = lanes <= LANES / 2;
+    if (groups == 1 && half) block_of(states, wide, pairs, pitch, 0, 1, products, stride);
+    else if (groups == 1) block_of(states, wide, pairs, pitch, 1, 0, products, stride);
+    else if (half) block_of(states, wide, pairs, pitch, 1, 1, products, stride);
+    else block_of(states, wide, pairs, pitch, 2, 0, products, stride);
 }
 
 FOR_AVX512 static void nearest_avx512(const int16_t *products, const int32_t *rows, int64_t n, int64_t stride,
@@ -147,8 +162,9 @@ INLINE void widen_body(const int8_t *row, int64_t d, int16_t *into, const int le
 BY_PROCESSOR(widen, (const int8_t *row, int64_t d, int16_t *into), row, d, into)
 
 /* The products of all rows with all states, shape (n, stride); BLOCK rows more are there twice over. */
-static int multiply(const int8_t *const *rows, int64_t n, int64_t d, const int16_t *states, int64_t groups,
+static int multiply(const int8_t *const *rows, int64_t n, int64_t d, const int16_t *states, int64_t m,
                     int16_t *products) {
+    const int64_t groups = (m + LANES - 1) / LANES;
     const int64_t pairs = (d + 1) / 2, pitch = (2 * pairs + 31) / 32 * 32, stride = groups * LANES;
     int16_t *wide = scratch(BLOCK * pitch * sizeof *wide);
     if (!wide) return 0;
@@ -165,7 +181,7 @@ static int multiply(const int8_t *const *rows, int64_t n, int64_t d, const int16
         }
         for (int64_t g = 0; g < groups; g += 2)
             block(states + g * pairs * LANES * 2, wide, pairs, pitch, (int)least(groups - g, 2),
-                  products + at * stride + g * LANES, stride);
+                  least(m - (groups - 1) * LANES, LANES) + (g + 2 < groups ? LANES : 0), products + at * stride + g * LANES, stride);
     }
     return 1;
 }
@@ -284,7 +300,7 @@ int64_t read_sentences(const argument *a, const int64_t *rows, int64_t n, double
     for (int64_t i = 0; i < n; i++)
         for (int64_t s = starts[2 * rows[i]]; s < starts[2 * rows[i] + 2]; s++) read[total++] = vectors + s * d;
     for (int64_t i = 0; i < 2 * BLOCK; i++) read[total + i] = known;
-    if (!multiply(read, total, d, states, groups, products)) return NO_MEMORY;
+    if (!multiply(read, total, d, states, m, products)) return NO_MEMORY;
     nearest_function nearest_of = nearest_plain;
 #if HAS_AVX
     if (processor() == AVX2) nearest_of = nearest_avx2;

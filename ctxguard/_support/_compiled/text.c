@@ -3,9 +3,9 @@
 
 enum { LEAD = 15, REACH = 3 };
 
-/* How often a stem is in the passage being read, and in how many it is. */
+/* How often a stem is in the passage being read, and its number among those found, from 1 on. */
 typedef struct {
-    uint32_t count, passages;
+    uint32_t count, number;
 } stem_count;
 
 #define OF_QUERY 0x80000000u
@@ -103,9 +103,11 @@ BY_PROCESSOR(add_terms,
               double *cosines, int64_t m, int64_t stride),
              first, n_terms, owners, parts, row, cosines, m, stride)
 
-/* The postings of the passages' terms: `stems` and `parts` up to `ends[i]` are passage i's. */
+/* The postings of the passages' terms: `stems` and `parts` up to `ends[i]` are passage i's. Once they
+ * are weighed, `stems` are the numbers of those found, of which `distinct` has the stem and `passages`
+ * how many passages it is in. */
 typedef struct {
-    int32_t *stems, *owners, *distinct;
+    int32_t *stems, *owners, *distinct, *passages;
     double *parts, *sorted, *row;
     int64_t *ends, *first;
     int64_t n_distinct;
@@ -120,9 +122,13 @@ static void weigh(postings *in, int64_t begin, int64_t end, stem_count *counts, 
         const double count = one->count & ~OF_QUERY;
         one->count &= OF_QUERY;
         in->distinct[in->n_distinct] = in->stems[at];
-        in->n_distinct += one->passages++ == 0;
+        in->passages[in->n_distinct] = 0;
+        in->n_distinct += one->number == 0;
+        one->number = one->number ? one->number : (uint32_t)in->n_distinct;
         in->parts[at] = weights[in->stems[at]] * (count / (count + norm));
         squares += in->parts[at] * in->parts[at];
+        in->stems[at] = (int32_t)one->number - 1;
+        in->passages[in->stems[at]]++;
     }
     const double scale = squares > 0.0 ? GRID / sqrt(squares) : 0.0;
     const double rounding = 6755399441055744.0; /* 1.5 · 2⁵²: adding it leaves no fraction */
@@ -132,22 +138,22 @@ static void weigh(postings *in, int64_t begin, int64_t end, stem_count *counts, 
 static void multiply(postings *in, int64_t n, stem_count *counts, double *cosines, int64_t m, int64_t stride) {
     int64_t total = 0, n_terms = 0;
     for (int64_t i = 0; i < in->n_distinct; i++) {
-        stem_count *one = &counts[in->distinct[i]];
-        /* A term of one passage alone is in no product. */
-        one->count = one->passages > 1 ? (uint32_t)total + 1 : 0;
-        if (one->passages > 1) in->first[n_terms++] = total;
-        total += one->passages > 1 ? one->passages : 0;
-        one->passages = 0;
+        const int32_t passages = in->passages[i];
+        counts[in->distinct[i]].number = 0;
+        /* A term of one passage alone is in no product. From here on: where its next part goes. */
+        in->passages[i] = passages > 1 ? (int32_t)total : -1;
+        in->first[n_terms] = total;
+        n_terms += passages > 1;
+        total += passages > 1 ? passages : 0;
     }
     in->first[n_terms] = total;
     for (int64_t i = 0, at = 0; i < n; i++)
         for (; at < in->ends[i]; at++) {
-            stem_count *one = &counts[in->stems[at]];
-            if (!one->count) continue;
-            in->owners[one->count - 1] = (int32_t)i;
-            in->sorted[one->count++ - 1] = in->parts[at];
+            int32_t *next = &in->passages[in->stems[at]];
+            if (*next < 0) continue;
+            in->owners[*next] = (int32_t)i;
+            in->sorted[(*next)++] = in->parts[at];
         }
-    for (int64_t i = 0; i < in->n_distinct; i++) counts[in->distinct[i]].count = 0;
     memset(cosines, 0, m * stride * sizeof *cosines);
     add_terms(in->first, n_terms, in->owners, in->sorted, in->row, cosines, m, stride);
     for (int64_t j = 0; j < m; j++) {
@@ -192,12 +198,13 @@ int64_t read_words(const passage_words *in, const int64_t *rows, int64_t n, cons
     if (stem_weights) {
         all.owners = scratch(n_all * sizeof(int32_t));
         all.distinct = scratch((n_all + 1) * sizeof(int32_t));
+        all.passages = scratch((n_all + 1) * sizeof(int32_t));
         all.parts = scratch(n_all * sizeof(double));
         all.sorted = scratch(n_all * sizeof(double));
         all.ends = scratch(n * sizeof(int64_t));
         all.first = scratch((n_all + 1) * sizeof(int64_t));
         all.row = scratch(stride * sizeof(double));
-        if (!all.owners || !all.distinct || !all.parts || !all.sorted || !all.ends || !all.first || !all.row)
+        if (!all.owners || !all.distinct || !all.passages || !all.parts || !all.sorted || !all.ends || !all.first || !all.row)
             return NO_MEMORY;
         memset(all.row, 0, stride * sizeof(double));
     }
