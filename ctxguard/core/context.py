@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from ctxguard.core.asking import Assessment
 from ctxguard.core.assembly import (
@@ -20,7 +21,7 @@ from ctxguard.core.assembly import (
     read_passages,
 )
 from ctxguard.core.conflicts import Conflict, find_conflicts
-from ctxguard.core.decision import Decision
+from ctxguard.core.decision import Decision, Thresholds, thresholds, verdicts_of
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import (
     DEFAULT_K,
@@ -158,15 +159,20 @@ class Context:
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
         """The decision's verdicts, with the passages that assembly dropped marked as dropped."""
-        verdicts = self.decision.verdicts
         if not self.dropped_in_assembly:
-            return verdicts
-        overlaid = list(verdicts)
+            return self.decision.verdicts
+        return verdicts_of(self.columns(thresholds))
+
+    def columns(self, made: Thresholds) -> list[list[Any]]:
+        """Return the columns of the verdicts; see `Decision.columns`."""
+        columns = self.decision.columns(made)
+        *_, reasons, kept_if = columns
         index_of = {position: index for index, position in enumerate(self.decision.kept)}
         for drop in self.dropped_in_assembly:
             index = index_of[drop.position]
-            overlaid[index] = overlaid[index]._replace(reason=drop.reason, kept_if=drop.kept_if)
-        return tuple(overlaid)
+            reasons[index] = drop.reason
+            kept_if[index] = tuple([made(name, [value])[0] for name, value in drop.kept_if])
+        return columns
 
     def to_dict(self) -> dict[str, object]:
         """Return the answer and its record, ready for JSON.

@@ -1,6 +1,7 @@
 """``POST /v1/filter``: the decision on candidates that the caller has, with every reason."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Annotated, Any, NotRequired
 
 import msgspec
@@ -21,7 +22,6 @@ from ctxguard.core.types import (
     Ranking,
     ScoreKind,
     ScoreKindName,
-    Verdict,
 )
 from ctxguard.guard import ContextGuard
 from ctxguard.server.limits import MOST_NAME_CHARS, MOST_NAMES
@@ -250,13 +250,12 @@ def decision_of(context: Context) -> dict[str, object]:
         "differences": context.differences,
         "sufficient": context.sufficient,
         "p_sufficient": context.p_sufficient,
-        "verdicts": _written(context.verdicts),
+        "verdicts": _verdicts(context),
     }
 
 
 # A plain text is written five times as fast as the member of an enumeration.
 _NAMES = {reason: reason.value for reason in DropReason}
-_NONE: list["_WouldKeep"] = []
 
 
 class _WouldKeep(msgspec.Struct):
@@ -275,21 +274,16 @@ class _VerdictAnswer(msgspec.Struct):
     relative_score: float | None
     probability: float | None
     reason: str | None
-    kept_if: list[_WouldKeep]
+    kept_if: Sequence[_WouldKeep]
     kept: bool
 
 
-def _written(verdicts: Sequence[Verdict]) -> list[_VerdictAnswer]:
+def _would_keep(setting: str, values: Sequence[float]) -> list[_WouldKeep]:
+    return [*map(_WouldKeep, repeat(setting), values)]
+
+
+def _verdicts(context: Context) -> list[_VerdictAnswer]:
     """The verdicts from their columns: a call for each of them would take most of the request."""
-    if not verdicts:
-        return []
-    *columns, reasons, kept_if = zip(*verdicts, strict=True)
-    return [
-        *map(
-            _VerdictAnswer,
-            *columns,
-            [*map(_NAMES.get, reasons)],
-            [[_WouldKeep(*each) for each in all_of] if all_of else _NONE for all_of in kept_if],
-            [reason is None for reason in reasons],
-        )
-    ]
+    *columns, reasons, kept_if = context.columns(_would_keep)
+    names, kept = map(_NAMES.get, reasons), [reason is None for reason in reasons]
+    return [*map(_VerdictAnswer, *columns, names, kept_if, kept)]
