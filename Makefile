@@ -141,10 +141,11 @@ KERNELS_retrieval := dense edits filters forward hybrid kernels lexical models r
 
 part-kernels-%: FOLDERS = $(KERNELS_$(*:kernels-%=%):%=tests/$(*:kernels-%=%)/test_%.py)
 part-kernels-signals: FOLDERS = tests/retrieval/signals
+part-kernels-compiled: FOLDERS = tests/compiled
 
 test-kernels: $(VENV)/.dev
 	$(call run,$(BIN)/python -m tests.kernels,-m "not slow",$(addprefix kernels-,retrieval \
-	  calibration benchmarks core signals))
+	  calibration benchmarks core signals compiled))
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
