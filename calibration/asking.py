@@ -5,7 +5,7 @@ choosing queries is out of fold. k and the threshold stay those of the route's p
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,10 +17,10 @@ from calibration.evaluate import bootstrap_interval
 from calibration.fit import FOLDS, fold_of, out_of_fold, pool_features, probabilities
 from calibration.pool_labels import PoolLabels, discounts, label
 from calibration.replay import Pools, Progress
-from ctxguard.core.asking import AnswerModel, Assessment, to_ask
+from ctxguard.core.asking import ANSWER, AnswerModel, Assessment, to_ask
 from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy
-from ctxguard.core.types import FailureKind, FloatArray, Passage, PassagesBy
+from ctxguard.core.types import FailureKind, FloatArray, Passage, PassagesBy, Ranking
 from ctxguard.errors import CalibrationError
 from ctxguard.profile.schema import AssessorProfile, PriceEvidence
 from ctxguard.request.assess import AssessorStage, Question
@@ -58,6 +58,33 @@ class Asking:
     passage: Callable[[str], Passage]
     price: float = DEFAULT_PRICE
     sleep: Callable[[float], None] = time.sleep
+
+
+class RecordedAnswers:
+    """The answers that samples keep, as an assessor that is asked again about passage ids.
+
+    Args:
+        rankings: By query text.
+        former: The assessor of the profile in force, whose answers they are.
+    """
+
+    def __init__(self, rankings: Mapping[str, Ranking], former: AssessorProfile) -> None:
+        self.fingerprint = former.fingerprint
+        self.names = (former.name,)
+        self._answers = {
+            query: dict(zip(ranking.passage_ids, answers.tolist(), strict=True))
+            for query, ranking in rankings.items()
+            if (answers := ranking.signals.get(ANSWER + former.name)) is not None
+        }
+
+    def assess(self, query: str, texts: Sequence[str]) -> dict[str, FloatArray]:
+        """The answers about passages by their ids; NaN where none was asked about."""
+        known = self._answers.get(query, {})
+        return {self.names[0]: np.array([known.get(each, np.nan) for each in texts])}
+
+    def asking(self, price: float) -> Asking:
+        """Fits these answers anew at a price."""
+        return Asking(AssessorStage(self), lambda name: Passage(name, name), price)
 
 
 @dataclass(frozen=True)

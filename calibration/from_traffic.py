@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calibration.asking import RecordedAnswers
 from calibration.calibrate import Calibration, Passes, calibrate, provenance
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query, folded
@@ -359,6 +360,9 @@ def recalibrate(
         fusion=profile.fusion,
         fingerprint=profile.fingerprint,
         passes=passes,
+        asking=None
+        if before.assessor is None
+        else RecordedAnswers(traffic.rankings, before.assessor).asking(before.assessor.price),
     )
     after = calibration.profile.routes[route]
     held_out = () if calibration.held_out is None else calibration.held_out.queries

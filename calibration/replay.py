@@ -23,6 +23,7 @@ from calibration.retrievers import RankingSource, wrapped
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.extras import require
 from ctxguard._support.regular_file import open_regular
+from ctxguard.core.asking import ANSWER
 from ctxguard.core.decision import candidate_order
 from ctxguard.core.scores import INVALID_MAGNITUDE
 from ctxguard.core.tokens import estimate_tokens
@@ -316,6 +317,7 @@ def _columns(
     signals = {
         name: np.full(shape, np.nan)
         for name in sorted({name for _, ranking in answered for name in ranking.signals})
+        if not name.startswith(ANSWER)
     }
     tokens = np.full(shape, np.nan)
     all_ids, documents = [], []
@@ -330,7 +332,8 @@ def _columns(
         for name, leg in ranking.legs.items():
             legs[name][row, :n] = leg.scores[order]
         for name, values in ranking.signals.items():
-            signals[name][row, :n] = values[order]
+            if name in signals:
+                signals[name][row, :n] = values[order]
         tokens[row, :n] = [_tokens(ranking.passages, position) for position in order]
         all_ids.append(tuple(ranking.passage_ids[position] for position in order))
         documents.append(_documents(ranking, order))

@@ -24,6 +24,10 @@ ASSESS = "assess"
 DEFAULT_QUESTIONS = ("relevant", "answers")
 """The names of what a model is asked about each candidate."""
 
+ANSWER = "answer_"
+"""Before the name of an answer among a ranking's signals. No model of P sees them: it decides
+before anybody is asked."""
+
 BINS = 16
 """Bins of answers over which the value of asking is averaged."""
 

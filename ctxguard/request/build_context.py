@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from ctxguard.core.asking import ASSESS, Assessment
+from ctxguard.core.asking import ANSWER, ASSESS, Assessment
 from ctxguard.core.assembly import first_readable, nothing_readable
 from ctxguard.core.conflicts import find_conflicts
 from ctxguard.core.context import (
@@ -146,8 +146,8 @@ def _assessed(
     """Decide again with the answers, and keep them among the signals, as samples do."""
     if profile is None:
         return decision, assessment
-    signals = {f"answer_{name}": values for name, values in assessment.answers.items()}
-    signals["answer_place"] = assessment.places
+    signals = {f"{ANSWER}{name}": values for name, values in assessment.answers.items()}
+    signals[f"{ANSWER}place"] = assessment.places
     ranking = decision.ranking
     ranking = replace(ranking, signals={**ranking.signals, **signals})
     decision, enforced = replace(decision, ranking=ranking), profile.decision == "enforce"

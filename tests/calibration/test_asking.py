@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from simulated_pools import DEPTH, Recorded, simulate
 
-from calibration.asking import Asking
+from calibration.asking import Asking, RecordedAnswers
 from calibration.calibrate import calibrate
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset
+from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.types import FloatArray, Passage
 from ctxguard.errors import CalibrationError, OverloadedError
 from ctxguard.guard import ContextGuard
@@ -117,3 +118,29 @@ def test_the_profile_carries_it_to_a_guard() -> None:
     )
     found = [guard.retrieve(query) for query in list(rankings)[:20]]
     assert any(each.assessment is not None and each.assessment.applied for each in found)
+
+
+def test_answers_that_samples_keep_are_fitted_again_and_no_model_sees_them() -> None:
+    profile, _, _, retriever = asked(300, 1.5)
+    _, dataset = simulate(300, noise=0.25)
+    relevant = {each for grades in dataset.qrels.values() for each in grades}
+    rng = np.random.default_rng(6)
+    kept = {}
+    for query, ranking in retriever.rankings.items():
+        known = np.array([each in relevant for each in ranking.passage_ids], dtype=float)
+        answers = 1.5 * known + rng.standard_normal(known.size)
+        kept[query] = replace(
+            ranking, signals={"answer_relevant": np.where(answers > -1.0, answers, np.nan)}
+        )
+    again = calibrate(
+        Recorded(kept, retriever.identity),
+        dataset,
+        Settings(depth=DEPTH, objective="utility"),
+        asking=RecordedAnswers(kept, only(profile)).asking(0.002),
+    ).profile
+    found = only(again)
+    assert (found.name, found.fingerprint) == ("relevant", "simulated")
+    assert found.model.distance == pytest.approx(only(profile).model.distance, abs=0.5)
+    policy = next(iter(again.routes.values())).policy
+    assert isinstance(policy, ExpectedUtilityPolicy)
+    assert policy.model.signals == ()

@@ -18,6 +18,9 @@ from ctxguard.core.context import Context
 from ctxguard.core.types import FailureKind, Flag, FloatArray, Passage, PassagesBy
 from ctxguard.errors import RedactionError, StageUnavailableError
 from ctxguard.guard import ContextGuard
+from ctxguard.monitor.sampling.inclusion import InclusionDesign, JudgingRates
+from ctxguard.monitor.sampling.record import SampleRecord, record_of
+from ctxguard.monitor.sampling.sampler import Sample
 from ctxguard.profile.schema import AssessorProfile, Profile
 from ctxguard.request.assess import AssessorStage
 from ctxguard.request.telemetry import default_telemetry
@@ -311,3 +314,14 @@ def test_accounts_are_exact(world: World) -> None:
     assert world.counted("assessed_requests") == sum(
         each.assessment is not None and each.assessment.asked > 0 for each in found
     )
+
+
+def test_samples_keep_the_answers(world: World) -> None:
+    guard = world.guard(AssessorStage(world.oracle))
+    context = next(each for each in world.contexts(guard) if each.assessment is not None)
+    made = record_of(Sample(context, 1.0, 0.0), InclusionDesign(JudgingRates()))
+    signals = SampleRecord.from_bytes(made.to_bytes()).ranking().signals
+    assert context.assessment is not None
+    answers = context.assessment.answers["relevant"]
+    assert signals["answer_relevant"] == pytest.approx(answers, nan_ok=True)
+    assert signals["answer_place"] == pytest.approx(context.assessment.places, nan_ok=True)
