@@ -15,7 +15,7 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.interval import Interval
 from ctxguard.core.metrics import Utilities
 from ctxguard.core.types import Route, ScoreKind
-from ctxguard.profile.schema import Certificate, Frozen, Provenance
+from ctxguard.profile.schema import AssessorProfile, Certificate, Frozen, Provenance
 
 
 @dataclass(frozen=True)
@@ -210,6 +210,7 @@ class RouteReport:
         why: Why this kind of policy was chosen.
         no_certificate: Why there is no certificate; None if there is one.
         sufficiency: Whether contexts can be called insufficient, and on what evidence, in words.
+        assessor: What asking an assessor gains at several prices; None without one.
         answerable: Number of measured queries with a relevant passage.
         today, chosen: The retriever's first passages, and the policy, at every k.
         no_reliability: Why ``reliability`` is None.
@@ -231,6 +232,7 @@ class RouteReport:
     certificate: Certificate | None
     no_certificate: str | None
     sufficiency: str
+    assessor: AssessorProfile | None
     answerable: int
     today: Curve
     chosen: Curve

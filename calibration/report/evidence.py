@@ -183,6 +183,7 @@ def _route(
         certificate=certificate,
         no_certificate=None if certificate else certificate_words(outcome, settings),
         sufficiency=sufficiency_words(chosen.sufficiency),
+        assessor=chosen.assessor,
         answerable=labels.n_answerable,
         today=curve(pools, labels, RatioPolicy(k=chosen.policy.k), seed=seed),
         chosen=curve(pools, labels, chosen.policy, seed=seed),

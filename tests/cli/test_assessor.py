@@ -75,6 +75,8 @@ def calibrated(run: Run, index: Path, many: Path, cache: Path, tmp_path: Path) -
 
     def calibrate(system: dict[str, Any] | None, *others: object) -> tuple[Result, Path]:
         own = {} if system is None else system
+        if "--report" in others:
+            others = (*others, out.with_suffix(".html"))
         under = {**own, "calibrate": {**own.get("calibrate", {}), "cache": str(cache)}}
         return run(*asked, *others, system=under), out
 
@@ -84,10 +86,11 @@ def calibrated(run: Run, index: Path, many: Path, cache: Path, tmp_path: Path) -
 def test_labels_say_what_the_assessor_adds_and_a_query_asks_it(
     run: Run, index: Path, calibrated: Calibrated, endpoint: ModelEndpoint, system: dict[str, Any]
 ) -> None:
-    result, out = calibrated(system, "--price", "0.0001")
+    result, out = calibrated(system, "--price", "0.0001", "--report")
     words = " ".join(ok(result).stdout.split())
     for part in ("what the assessor adds", "beside P", "forecast", "net of the price", "0.0001"):
         assert part in words
+    assert "What the assessor adds" in out.with_suffix(".html").read_text()
     found = next(iter(Profile.load(out).routes.values())).assessor
     assert found is not None
     assert found.fingerprint.startswith("chat m-2026 ")
