@@ -22,7 +22,7 @@ from ctxguard._support.cache_folder import cache_folder
 from ctxguard.cli.demonstration.corpus import passages as demo_passages
 from ctxguard.cli.demonstration.labelled_questions import questions
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.types import DEFAULT_DEPTH, FloatArray, Route
+from ctxguard.core.types import DEFAULT_DEPTH, FloatArray, Passage, Route
 from ctxguard.errors import DataError
 from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
@@ -186,7 +186,18 @@ def indexed(
     folder: Path, cache: Path, embedder: SentenceTransformerEmbedder, ranker: Ranker | None = None
 ) -> HybridRetriever:
     """The index of a folder's whole corpus, from the cache if it is there."""
-    passages = list(demo_passages() if folder == DEMO else read_corpus(folder))
+    return indexed_passages(
+        list(demo_passages() if folder == DEMO else read_corpus(folder)), cache, embedder, ranker
+    )
+
+
+def indexed_passages(
+    passages: Sequence[Passage],
+    cache: Path,
+    embedder: SentenceTransformerEmbedder,
+    ranker: Ranker | None = None,
+) -> HybridRetriever:
+    """The index of some passages, from the cache if it is there."""
     digest = hashlib.sha256()
     for passage in passages:
         digest.update(passage_line(passage))

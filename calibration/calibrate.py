@@ -24,7 +24,9 @@ from calibration.replay import (
     replay,
 )
 from calibration.retrievers import RankingSource, Replayable, wrapped
+from calibration.signal_columns import leaks, needed, read_columns, without
 from calibration.verdict import FEWEST_HELD_OUT
+from ctxguard.core.columns import SignalColumn
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import Route, ScoreKind, ScoreKindName
@@ -147,10 +149,13 @@ def calibrate(
         fingerprint=fingerprint,
         passes=passes,
         cache=cache,
+        columns=settings.signal_columns,
     )
     if isinstance(system.source, RankingSource):
         for pools in system.pools.values():
             check_labels_are_found(pools, dataset)
+    system, said = system.without_leaks(dataset, settings)
+    why.extend(said)
     outcomes = {
         route: calibrate_route(pools, dataset, chosen_on, held_out, settings)
         for route, pools in system.pools.items()
@@ -171,13 +176,15 @@ def calibrate(
             outcomes[route] = replace(outcome, profile=own)
     # Asked last: a reranker that is another by now refuses.
     identity = system.source.fingerprint()
+    by_route = {route: outcome.profile for route, outcome in outcomes.items()}
     profile = Profile(
-        routes={route: outcome.profile for route, outcome in outcomes.items()},
+        routes=by_route,
         fusion=system.fusion,
         utilities=settings.utilities,
         fingerprint=dict(identity),
         corpus=sketch_of(retriever) if corpus_sketch is None else corpus_sketch,
         segment_by=settings.segment_by,
+        signal_columns=needed(system.columns, by_route),
         provenance=provenance(dataset, settings, system.pools, identity, why),
     )
     return Calibration(profile, system.pools, outcomes, dataset, chosen_on, held_out, settings)
@@ -191,11 +198,32 @@ class ReplayedSystem:
         source: Has the fingerprint.
         fusion: How the legs are fused.
         pools: The replay of each route.
+        columns: The columns of metadata whose signals the pools have.
     """
 
     source: RankingSource | MultiRoute
     fusion: Fusion
     pools: Mapping[Route, Pools]
+    columns: tuple[SignalColumn, ...] = ()
+
+    def without_leaks(
+        self, dataset: Dataset, settings: Settings
+    ) -> tuple["ReplayedSystem", tuple[str, ...]]:
+        """Leave out the columns that tell the labels by themselves; a line about each."""
+        pools = next(iter(self.pools.values()))
+        found = {}
+        if self.columns:
+            labels = label(pools, dataset, settings.utilities)
+            found = {column: leaks(pools, labels, column) for column in self.columns}
+        leaking = [column for column, auroc in found.items() if auroc is not None]
+        said = [
+            f"signal column {column.name!r} is left out: alone it puts {found[column]:.0%} of the "
+            "relevant candidates above the others, as a column made from the labels does"
+            for column in leaking
+        ]
+        left = {route: without(own, leaking) for route, own in self.pools.items()}
+        columns = tuple([column for column in self.columns if column not in leaking])
+        return replace(self, pools=left, columns=columns), tuple(said)
 
 
 def replay_system(
@@ -208,12 +236,14 @@ def replay_system(
     fingerprint: Mapping[str, str] | None = None,
     passes: Passes | None = None,
     cache: Path | None = None,
+    columns: Sequence[str] = (),
 ) -> ReplayedSystem:
     """Send every query through every route of a retriever; arguments as of `calibrate`.
 
     Args:
         fusion: How the legs are fused, or a function that chooses by the retriever and the queries'
             vectors; a retriever without routes needs none.
+        columns: Columns of the passages' metadata that give signals.
     """
     passes = silent if passes is None else passes
     vectors = None
@@ -230,6 +260,9 @@ def replay_system(
         source = wrapped(retriever, score_kind=score_kind, fingerprint=fingerprint)
         used = fusion if isinstance(fusion, Fusion) else Fusion()
         views = {"retriever": source}
+    read = read_columns(
+        wrapped(next(iter(views.values()))), dataset.queries, columns, depth, vectors
+    )
     replayed = [
         replay(
             view,
@@ -238,10 +271,11 @@ def replay_system(
             vectors=vectors,
             progress=passes(f"replaying {name}", len(dataset)),
             cache=cache,
+            columns=read,
         )
         for name, view in views.items()
     ]
-    return ReplayedSystem(source, used, {pools.route: pools for pools in replayed})
+    return ReplayedSystem(source, used, {pools.route: pools for pools in replayed}, read)
 
 
 def default_fusion(retriever: MultiRoute) -> Fusion:

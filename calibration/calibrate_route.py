@@ -101,6 +101,7 @@ class Settings:
         utilities: The worth of a passage.
         utilities_source: Where the utilities come from, in words; None for the preset.
         seed: Random seed of the splits, the order of tests, and the bootstrap.
+        signal_columns: Columns of the passages' metadata whose signals P(relevant) may use.
         false_alarms: The largest share of contexts with a relevant passage that may be called
             insufficient, in (0, 1); certified with probability 1 − delta.
     """
@@ -122,6 +123,7 @@ class Settings:
     utilities_source: str | None = None
     seed: int = 0
     false_alarms: float = DEFAULT_FALSE_ALARMS
+    signal_columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.held_out is not None and not 0.0 <= self.held_out < 1.0:

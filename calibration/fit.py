@@ -12,6 +12,7 @@ from calibration.replay import Pools
 from calibration.trees import fit_trees
 from calibration.weights import counted, weighted_mean, with_lost_queries
 from ctxguard._support.extras import require
+from ctxguard.core.columns import is_free
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import (
@@ -192,6 +193,11 @@ better than 1 by 0.004 to 0.009 mean strict UDCG."""
 _CLIP = 8.0
 """Standardised features count as at most this, so that no single outlier decides."""
 
+_FREE = 5.0
+"""Scale of the age of a column of metadata and of whether the query names its value, which somebody
+chose as telling: the penalty on their coefficients is a 25th. Nothing was lost by a column without
+worth (`benchmarks.stale`)."""
+
 FEWEST_FOR_TREES = 50
 """Answerable queries from which boosted trees are averaged with the regression."""
 
@@ -268,23 +274,25 @@ def fit_model(
         with_trees: Whether boosted trees are averaged with the regression.
     """
     x, means, scales = standardised(inputs)
+    legs, named = tuple(sorted(pools.legs or (RANKING,))), named_features(pools.signals)
+    free = np.array([_FREE if is_free(name) else 1.0 for name in feature_names(legs, named)])
     linear_model = require("sklearn.linear_model", "calibrate")
     regression = linear_model.LogisticRegression(C=REGULARISATION, max_iter=_MAX_ITERATIONS)
     # The number of threads changes the order of sums, and so the last digits of a coefficient.
     with require("threadpoolctl", "calibrate").threadpool_limits(1):
-        regression.fit(x, relevant, sample_weight=weights)
+        regression.fit(x * free, relevant, sample_weight=weights)
         trees = (
             fit_trees(inputs, relevant, None if (weights == 1.0).all() else weights)
             if with_trees
             else None
         )
     return RelevanceModel(
-        legs=tuple(sorted(pools.legs or (RANKING,))),
-        coefficients=_rounded(regression.coef_[0]),
+        legs=legs,
+        coefficients=_rounded(regression.coef_[0] * free),
         means=_rounded(means),
         scales=_rounded(scales),
         intercept=_rounded(regression.intercept_)[0],
-        features=named_features(pools.signals),
+        features=named,
         clip=_CLIP,
         trees=trees,
     )

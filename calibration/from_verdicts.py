@@ -24,6 +24,7 @@ from calibration.judged_route import ByQuestion, JudgedRoute, JudgedSettings, ju
 from calibration.pool_labels import label
 from calibration.replay import Pools
 from calibration.retrievers import RankingSource
+from calibration.signal_columns import needed
 from calibration.verdict import verdict
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import FloatArray, Route, ScoreKind, ScoreKindName
@@ -73,7 +74,7 @@ def calibrate_from_verdicts(
             verdicts.
         verdicts: Of the first candidates of each question (`calibration.judged_questions`).
         settings: ``serving_k``, ``depth``, ``min_keep``, ``utilities``, ``tolerance``,
-            ``max_loss``, ``held_out`` and ``seed`` are used.
+            ``max_loss``, ``held_out``, ``seed`` and ``signal_columns`` are used.
         rates: What is assumed of the judge where people graded nothing; by default it finds 0.85 of
             the relevant passages, and says yes to 0.10 of the others.
         score_kind: As for `calibrate`.
@@ -95,6 +96,7 @@ def calibrate_from_verdicts(
         fingerprint=fingerprint,
         passes=passes,
         cache=cache,
+        columns=settings.signal_columns,
     )
     grades = graded_by_people(dataset, verdicts)
     whole = graded_whole(grades, verdicts)
@@ -116,15 +118,17 @@ def calibrate_from_verdicts(
                 raise
     identity = system.source.fingerprint()
     main = next(iter(routes.values()))
+    by_route = {
+        route: _route_profile(routes.get(route), pools, dataset.subset(tested), settings)
+        for route, pools in system.pools.items()
+    }
     profile = Profile(
-        routes={
-            route: _route_profile(routes.get(route), pools, dataset.subset(tested), settings)
-            for route, pools in system.pools.items()
-        },
+        routes=by_route,
         fusion=system.fusion,
         utilities=settings.utilities,
         fingerprint=dict(identity),
         corpus=sketch_of(retriever),
+        signal_columns=needed(system.columns, by_route),
         provenance=provenance(dataset, settings, system.pools, identity, notes=[main.in_words]),
     )
     return JudgedCalibration(profile, routes, len(whole))

@@ -24,6 +24,7 @@ from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.extras import require
 from ctxguard._support.regular_file import open_regular
 from ctxguard.core.asking import ANSWER
+from ctxguard.core.columns import SignalColumn, with_columns
 from ctxguard.core.decision import candidate_order
 from ctxguard.core.scores import INVALID_MAGNITUDE
 from ctxguard.core.tokens import estimate_tokens
@@ -226,6 +227,7 @@ def replay(
     vectors: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     cache: Path | None = None,
+    columns: Sequence[SignalColumn] = (),
 ) -> Pools:
     """Retrieve every query and keep its candidates in the order that ``decide`` sees.
 
@@ -239,6 +241,7 @@ def replay(
         progress: Called with the number of queries done since the last call.
         cache: Folder for pools; None keeps none. Only pools of a retriever with a
             ``fingerprint()`` are kept, since nothing else tells two systems apart.
+        columns: Columns of the passages' metadata that give signals.
 
     Raises:
         CalibrationError: no query could be replayed.
@@ -248,14 +251,14 @@ def replay(
     if not queries:
         raise CalibrationError("there are no queries to replay")
     retriever = wrapped(retriever, score_kind=score_kind)
-    file = _cache_file(retriever, queries, depth, cache)
+    file = _cache_file(retriever, queries, depth, cache, columns)
     if file is not None:
         _make_folder(file.parent)  # an error here must come before the work
     if file is not None and (cached := _load(file)) is not None:
         if progress is not None:
             progress(len(queries))
         return cached
-    pools = _replay(retriever, queries, depth, vectors, progress)
+    pools = _replay(retriever, queries, depth, vectors=vectors, progress=progress, columns=columns)
     if file is not None:
         _save(pools, file)
     return pools
@@ -265,8 +268,10 @@ def _replay(
     retriever: RankingSource,
     queries: Sequence[Query],
     depth: int,
+    *,
     vectors: Mapping[str, Any] | None,
     progress: Progress | None,
+    columns: Sequence[SignalColumn],
 ) -> Pools:
     answered: list[tuple[str, Ranking]] = []
     skipped: list[str] = []
@@ -281,7 +286,7 @@ def _replay(
         except CtxguardError as error:
             skipped.append(f"{query.query_id}: {error}")
         else:
-            answered.append((query.query_id, ranking))
+            answered.append((query.query_id, with_columns(ranking, columns, query.text)))
         if progress is not None:
             progress(1)
     if not answered:
@@ -408,7 +413,11 @@ def _documents(ranking: Ranking, order: Sequence[int]) -> tuple[str, ...]:
 
 
 def _cache_file(
-    retriever: RankingSource, queries: Sequence[Query], depth: int, cache: Path | None
+    retriever: RankingSource,
+    queries: Sequence[Query],
+    depth: int,
+    cache: Path | None,
+    columns: Sequence[SignalColumn],
 ) -> Path | None:
     fingerprint = retriever.fingerprint() if cache is not None else {}
     if cache is None or not fingerprint:
@@ -421,6 +430,7 @@ def _cache_file(
             None if retriever.score_kind is None else retriever.score_kind.value,
             depth,
             [(query.query_id, query.text) for query in queries],
+            [repr(column) for column in columns],
         ],
         sort_keys=True,
     )

@@ -20,6 +20,7 @@ from calibration.pool_labels import PoolLabels, label, unlabelled_note
 from calibration.replay import Pools, Progress, replay
 from calibration.results import COMPARED, Results, tabulate
 from calibration.retrievers import RankingSource, wrapped
+from ctxguard.core.columns import SignalColumn
 from ctxguard.core.interval import Interval
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.types import DEFAULT_DEPTH, Ranking, ScoreKind, ScoreKindName
@@ -90,6 +91,7 @@ def compare(
     seed: int = 0,
     passes: Callable[[str, int], Progress] | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    columns: Sequence[SignalColumn] = (),
 ) -> Comparison:
     """Replay every candidate on the same queries and measure what it would serve.
 
@@ -108,6 +110,7 @@ def compare(
         passes: Called with the name and the size of each pass over the queries; returns its
             progress callback.
         clock: Returns seconds; measures latency.
+        columns: Columns of the passages' metadata whose signals the candidates need.
 
     Raises:
         ConfigurationError: names repeat, the baseline is unknown, or a k exceeds the depth.
@@ -125,7 +128,13 @@ def compare(
         advance = (
             _nothing if passes is None else passes(f"replaying {candidate.name}", len(dataset))
         )
-        pools = replay(timed, dataset.queries, depth=depth, vectors=vectors, progress=advance)
+        pools = replay(
+            *(timed, dataset.queries),
+            depth=depth,
+            vectors=vectors,
+            progress=advance,
+            columns=columns,
+        )
         replayed[candidate.stages] = pools, float(np.median(timed.seconds)) * 1000.0
         skipped += [f"{candidate.name}: {line}" for line in pools.skipped]
     answered = [set(pools.query_ids) for pools, _ in replayed.values()]

@@ -43,13 +43,13 @@ class Calibrate(JudgeModel, System):
         "such as a log. Without --judge, the command says what judging them would take.",
         "FILE",
     )
-    store: str | None = optional(
+    store: str | None = optional_key(
         "Sample store whose requests give the questions, in place of --queries. Without either, "
         "--judge llm writes some from passages of --index.",
         "URL",
     )
     questions: int = key(
-        "Most questions from --store, or written from passages.", "N", ge=1, value=100
+        "Most questions from store, or written from passages.", "N", ge=1, value=100
     )
     judge: Literal["llm", "cross-encoder", "reranker"] | None = optional(
         "Grades the first 20 passages of each question: llm (a language model), cross-encoder, or "
@@ -81,6 +81,12 @@ class Calibrate(JudgeModel, System):
         "UDCG",
         default="0.002 with an assessor",
         ge=0,
+    )
+    signal_column: list[str] = setting(
+        "Column of the passages' metadata that P(relevant) may use: when a passage was written, "
+        "its version, a number, or where it comes from. Repeatable.",
+        "COLUMN",
+        factory=list,
     )
     max_loss: float = key(
         "How far below today's the lower bound on mean recall may lie for the verdict enforce.",
@@ -160,13 +166,13 @@ class Calibrate(JudgeModel, System):
         if len(given) > 1 or not (given or self.judge == "llm"):
             raise ConfigurationError(
                 "give either --data, labelled queries, or questions without labels: --queries, "
-                "--store, or --judge llm alone, which writes some from passages"
+                "the key store, or --judge llm alone, which writes some from passages"
             )
         if self.judge is not None and self.data is not None:
             raise ConfigurationError("--judge goes with questions: labels need no judge")
         if not given and self.index is None:
             raise ConfigurationError(
-                "questions are written from the passages of --index; give --queries or --store"
+                "questions are written from the passages of --index; give it, --queries or store"
             )
         if self.judge == "reranker" and self.base_url == self.rerank_upstream is not None:
             raise ConfigurationError("the reranker that is calibrated cannot judge itself")
@@ -269,6 +275,7 @@ def _chosen(settings: Calibrate) -> "Settings":
         utilities=utilities,
         utilities_source=source,
         seed=settings.seed,
+        signal_columns=tuple(settings.signal_column),
     )
 
 

@@ -159,6 +159,7 @@ def compare(settings: Compare) -> None:
             vectors=vectors,
             seed=seed,
             passes=begin,
+            columns=[each for loaded in profiles.values() for each in loaded.signal_columns],
         )
     digest = dataset.digest()
     checks = saved and check_regressions(

@@ -108,7 +108,12 @@ def evaluate(settings: Evaluate) -> None:
         )
     with output.passes() as begin:
         progress = begin(f"replaying {route.value}", len(dataset))
-        pools = replay(on_route(source, route), dataset.queries, depth=depth, progress=progress)
+        pools = replay(
+            *(on_route(source, route), dataset.queries),
+            depth=depth,
+            progress=progress,
+            columns=() if loaded is None else loaded.signal_columns,
+        )
     check_score_kind(pools, route, loaded)
     with output.doing("measuring"):
 

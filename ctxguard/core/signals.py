@@ -56,6 +56,8 @@ TRANSFORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 OTHER_TRANSFORMS = ("raw", "z", "gap")
 """Transforms of any other signal, such as a wrapped retriever's own."""
 
+_OF_A_COLUMN = ("raw",)
+
 _SUFFIXES = ("z", "gap", "log_rank")
 _BLOCKS = {"raw": 0, "value": 0, "gap": 1, "z": 2, "log_rank": 3, "top": 4}
 _PROBABILITY_EDGE = 1e-9
@@ -75,8 +77,17 @@ def named_features(signals: Iterable[str]) -> tuple[str, ...]:
     return tuple(
         name if transform == "raw" else f"{name}.{transform}"
         for name in sorted(signals)
-        for transform in TRANSFORMS.get(name, OTHER_TRANSFORMS)
+        for transform in transforms_of(name)
     )
+
+
+def transforms_of(name: str) -> tuple[str, ...]:
+    """Return the transforms of a signal; those of metadata compare the candidates already.
+
+    >>> transforms_of("updated_at:age"), transforms_of("freshness")
+    (('raw',), ('raw', 'z', 'gap'))
+    """
+    return TRANSFORMS.get(name, _OF_A_COLUMN if ":" in name else OTHER_TRANSFORMS)
 
 
 def signal_of(feature: str) -> str:

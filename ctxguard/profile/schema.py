@@ -16,6 +16,7 @@ from ctxguard._support.atomic_write import SHARED, atomic_write
 from ctxguard._support.error_text import reason_of
 from ctxguard._support.regular_file import read_regular
 from ctxguard.core.asking import AnswerModel
+from ctxguard.core.columns import MOST_COLUMNS, SignalColumn
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.interval import Interval
@@ -417,6 +418,7 @@ class Profile(Frozen):
             None where the retriever gave none.
         provenance: How it was made; no date, so that the same labels give the same bytes.
         segment_by: The column of the queries that names their segment, if any.
+        signal_columns: The columns of the passages' metadata from which signals are computed.
     """
 
     schema_version: Literal[1] = 1
@@ -427,6 +429,9 @@ class Profile(Frozen):
     corpus: CorpusSketch | None = None
     provenance: Provenance
     segment_by: str | None = None
+    signal_columns: Annotated[
+        tuple[SignalColumn, ...], FailFast(), Field(max_length=MOST_COLUMNS)
+    ] = ()
 
     @property
     def profile_id(self) -> str:

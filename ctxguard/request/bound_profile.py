@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ctxguard.core.columns import SignalColumn
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import DEFAULT_K, Flag, Mode, Route, ScoreKind
@@ -103,6 +104,8 @@ class BoundProfile:
         can_filter: Whether the retriever takes a filter.
         route_policies: The policy of every route.
         segment_policies: Policies of certified segments, by route and segment; these come first.
+        signal_columns: The columns of metadata whose signals the policies need; none for another
+            system.
     """
 
     profile: Profile | None
@@ -117,6 +120,7 @@ class BoundProfile:
     can_filter: bool
     route_policies: Mapping[Route, RoutePolicy]
     segment_policies: Mapping[tuple[Route, str | None], RoutePolicy]
+    signal_columns: tuple[SignalColumn, ...] = ()
 
     def applies(self, route: Route, segment: str | None) -> RoutePolicy:
         """Return the policy of a route: that of the segment if it has one, else the route's."""
@@ -181,6 +185,9 @@ def bind_profile(
         can_filter=calls.can_filter,
         route_policies=_route_policies(profile, comparison, k, policy),
         segment_policies=_segment_policies(profile, comparison, k),
+        signal_columns=()
+        if profile is None or policy is not None or comparison.mismatches
+        else profile.signal_columns,
     )
 
 

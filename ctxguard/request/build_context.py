@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ctxguard.core.asking import ANSWER, ASSESS, Assessment
 from ctxguard.core.assembly import first_readable, nothing_readable
+from ctxguard.core.columns import with_columns
 from ctxguard.core.conflicts import find_conflicts
 from ctxguard.core.context import (
     Assembled,
@@ -91,6 +92,7 @@ def decide_request(
         n = len(ranking.passage_ids)
         decision = Decision(ranking, applies.today, range(n), min(applies.today.k, n))
         return Decided(applies, mode, decision, (), (), None)
+    ranking = with_columns(ranking, request.bound.signal_columns, given.query)
     route = ranking.route
     policy, flags, differences = applies.policy, applies.flags, applies.differences
     sufficiency = applies.sufficiency

@@ -146,9 +146,9 @@ def test_the_store_gives_the_questions_and_what_people_graded_of_them(
         store.add_labels([LabelRow("r0", served, 2, None, "ann", 1.0)])
     out = tmp_path / "p.json"
     document = run.read(
-        *("calibrate", "--index", index, "--store", url, "--out", out, "--json"),
+        *("calibrate", "--index", index, "--out", out, "--json"),
         *("--judge", "llm", "--model", "stand-in"),
-        system={"calibrate": {"base-url": chat.url}},
+        system={"calibrate": {"base-url": chat.url, "store": url}},
     )
     rows = read_rows(tmp_path / "p.questions.jsonl")
     questions = [row for row in rows if "passage_id" not in row]

@@ -18,7 +18,7 @@ import numpy as np
 from ctxguard.core.assembly import read_passages
 from ctxguard.core.context import Context
 from ctxguard.core.metadata_filter import Scalar, Where, values_of
-from ctxguard.core.signals import OTHER_TRANSFORMS, TRANSFORMS
+from ctxguard.core.signals import transforms_of
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import (
     FloatArray,
@@ -339,7 +339,7 @@ def record_of(sample: Sample, design: InclusionDesign) -> SampleRecord:
         signals={
             name: np.asarray(values, np.float64)
             for name, values in ranking.signals.items()
-            if TRANSFORMS.get(name, OTHER_TRANSFORMS)
+            if transforms_of(name)
         },
         served=tuple(served),
         dropped=dropped,

@@ -1,0 +1,138 @@
+"""Columns of the passages' metadata as signals: their kinds, and which ones leak the labels."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from calibration.data.dataset import Query
+from calibration.fit import REGULARISATION, fold_of, standardised
+from calibration.pool_labels import PoolLabels
+from calibration.replay import Pools
+from calibration.retrievers import RankingSource
+from ctxguard._support.extras import require
+from ctxguard.core.columns import MOST_COLUMNS, SignalColumn, metadata_of, read_column
+from ctxguard.core.policies import ExpectedUtilityPolicy
+from ctxguard.core.types import Route
+from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError
+from ctxguard.profile.schema import RouteProfile
+
+LEAKS_FROM = 0.99
+"""AUROC within queries, of a column alone, from which it was surely made from the labels."""
+
+FEWEST_FOR_LEAK = 10
+"""Queries with candidates of both kinds from which that is judged."""
+
+_QUERIES_READ = 50
+
+
+def read_columns(
+    source: RankingSource,
+    queries: Sequence[Query],
+    names: Sequence[str],
+    depth: int,
+    vectors: Mapping[str, Any] | None = None,
+) -> tuple[SignalColumn, ...]:
+    """Tell the kind of each column from the candidates of some queries.
+
+    Args:
+        source: The retriever, on the route of all stages.
+        queries: The labelled queries.
+        names: The columns.
+        depth: Candidates per query.
+        vectors: Query vectors by query id, for a retriever that takes them.
+
+    Raises:
+        ConfigurationError: too many columns, one twice, or one that gives no signal.
+        CalibrationError: no query could be answered.
+    """
+    if not names:
+        return ()
+    if len(names) > MOST_COLUMNS or len(set(names)) < len(names):
+        raise ConfigurationError(
+            f"signal columns {', '.join(names)}: give at most {MOST_COLUMNS}, each once"
+        )
+    metadata: list[Mapping[str, Any]] = []
+    for query in queries[:_QUERIES_READ]:
+        vector = None if vectors is None else vectors.get(query.query_id)
+        try:
+            ranking = source.retrieve(query.text, depth=depth, query_vector=vector)
+            metadata += metadata_of(ranking)
+        except ConfigurationError:
+            raise
+        except CtxguardError:
+            continue  # the replay meets it again and records why
+        except Exception as error:  # anyone's code may be behind a passage
+            kind = type(error).__name__
+            raise CalibrationError(f"a candidate's metadata cannot be read ({kind})") from error
+    if not metadata:
+        raise CalibrationError("no query has a candidate whose metadata could be read")
+    return tuple([read_column(name, [one.get(name) for one in metadata]) for name in names])
+
+
+def without(pools: Pools, columns: Sequence[SignalColumn]) -> Pools:
+    """The pools without the signals of some columns."""
+    out = {name for column in columns for name in of_column(pools.signals, column)}
+    return replace(pools, signals={k: v for k, v in pools.signals.items() if k not in out})
+
+
+def needed(
+    columns: Sequence[SignalColumn], routes: Mapping[Route, RouteProfile]
+) -> tuple[SignalColumn, ...]:
+    """The columns whose signals some model of a profile takes."""
+    policies = [
+        policy
+        for route in routes.values()
+        for policy in (route.policy, *[one.policy for one in route.segments.values()])
+    ]
+    models = [
+        *[each.model for each in policies if isinstance(each, ExpectedUtilityPolicy)],
+        *[one.sufficiency.model for one in routes.values() if one.sufficiency is not None],
+    ]
+    taken = {name for model in models if model is not None for name in model.signals}
+    return tuple([column for column in columns if of_column(taken, column)])
+
+
+def of_column(signals: Iterable[str], column: SignalColumn) -> list[str]:
+    """The names of a column's signals, sorted."""
+    prefix = f"{column.name}:".replace(".", "_")
+    return sorted(name for name in signals if name.startswith(prefix))
+
+
+def leaks(pools: Pools, labels: PoolLabels, column: SignalColumn) -> float | None:
+    """AUROC of a column that tells the labels by itself; None for one that does not.
+
+    Of every query's pairs of a relevant and another candidate, the share that a regression on the
+    column's signals alone puts in the right order, fitted to the queries of other folds.
+
+    Args:
+        pools: The replay of one route, with the column's signals.
+        labels: Their labels.
+        column: The column.
+    """
+    names = of_column(pools.signals, column)
+    inside = ~np.isnan(pools.scores)
+    mixed = (labels.relevant & inside).any(axis=1) & (~labels.relevant & inside).any(axis=1)
+    if not names or mixed.sum() < FEWEST_FOR_LEAK:
+        return None
+    table = np.stack([pools.signals[name] for name in names], axis=-1)
+    fold = np.array([fold_of(query_id) for query_id in pools.query_ids])
+    linear_model = require("sklearn.linear_model", "calibrate")
+    found = []
+    for number in np.unique(fold[mixed]).tolist():
+        fit_on = inside & (mixed & (fold != number))[:, None]
+        relevant = labels.relevant[fit_on]
+        if relevant.all() or not relevant.any():
+            continue
+        x, means, scales = standardised(table[fit_on])
+        model = linear_model.LogisticRegression(C=REGULARISATION, class_weight="balanced")
+        model.fit(x, relevant)
+        for row in np.flatnonzero(mixed & (fold == number)):
+            own = inside[row]
+            scores = model.decision_function((table[row, own] - means) / scales)
+            right = labels.relevant[row, own]
+            above = np.subtract.outer(scores[right], scores[~right])
+            found.append(float(np.heaviside(above.round(9), 0.5).mean()))
+    auroc = float(np.mean(found)) if found else 0.5
+    return auroc if auroc >= LEAKS_FROM else None
