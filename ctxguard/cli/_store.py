@@ -73,6 +73,12 @@ class JudgeModel(SettingsModel):
         "SCORE",
         default="a probability of one half",
     )
+    judge_form: Literal["passage", "chat", "decisions", "systemone"] = key(
+        "How --judge llm is asked: one call for each passage, or one for all of a sample by chat "
+        "completions, a decisions or a systemone endpoint.",
+        "FORM",
+        value="passage",
+    )
     judge_revision: str | None = optional_key(
         "Any text, to be changed where --judge llm or reranker has changed behind the same name: "
         "the judge begins anew, and judges again what people graded.",
@@ -120,15 +126,30 @@ class JudgeModel(SettingsModel):
                 min_score=self.min_score or 0.0,
                 reranker=None if reranker is None else CrossEncoderReranker(reranker),
             )
-        from ctxguard.monitor.judges import LLMJudge, TokenPrices
+        from ctxguard.monitor.judges import LLMJudge, PoolJudge
+        from ctxguard.retrieval.assessors import ModelAssessor
+        from ctxguard.retrieval.chat import ChatSettings, TokenPrices
 
-        judge = LLMJudge(
-            self.model,
-            base_url=self.base_url,
-            api_key=os.environ.get("OPENAI_API_KEY") or ("none" if self.base_url else None),
-            max_calls_per_second=self.calls_per_second,
-            prices=None if self.prices is None else TokenPrices(*self.prices),
-        )
+        connection: ChatSettings = {
+            "base_url": self.base_url,
+            "api_key": os.environ.get("OPENAI_API_KEY") or ("none" if self.base_url else None),
+            "max_calls_per_second": self.calls_per_second,
+            "retries": 3,
+        }
+        prices = None if self.prices is None else TokenPrices(*self.prices)
+        judge: LLMJudge | PoolJudge
+        if self.judge_form == "passage":
+            judge = LLMJudge(self.model, prices=prices, **connection)
+        else:
+            judge = PoolJudge(
+                ModelAssessor(
+                    self.model,
+                    form=self.judge_form,
+                    questions=("relevant",),
+                    prices=prices,
+                    **connection,
+                )
+            )
         judge.version += self._revision
         return judge
 

@@ -9,6 +9,7 @@ from ctxguard.monitor.judges.cross_encoder import CrossEncoderJudge
 from ctxguard.monitor.judges.known_labels import LabelJudge, UnjudgedAs
 from ctxguard.monitor.judges.llm import LLMJudge
 from ctxguard.monitor.judges.people_alone import PEOPLE_ALONE, PeopleAlone
+from ctxguard.monitor.judges.pool import PoolJudge
 from ctxguard.monitor.judges.protocol import Judge, Judgment
 from ctxguard.monitor.judges.scores import RerankJudge
 from ctxguard.retrieval.chat import TokenPrices
@@ -25,6 +26,7 @@ __all__ = [
     "LabelJudge",
     "Ledger",
     "PeopleAlone",
+    "PoolJudge",
     "RejectedReply",
     "RerankJudge",
     "TokenPrices",

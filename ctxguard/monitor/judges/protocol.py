@@ -21,6 +21,7 @@ class Judgment:
         score: The judge's own probability that the passage is relevant, in [0, 1]; None from a
             judge that gives grades alone. It need not be calibrated: estimates learn from people
             what it is worth.
+        place: Its place in the list of one call, from 1; None where each passage has a call.
     """
 
     passage_id: str
@@ -28,16 +29,18 @@ class Judgment:
     negative: Negative | None = None
     judged: bool = True
     score: float | None = None
+    place: int | None = None
 
 
 class Judge(Protocol):
     """Grades passages for a query.
 
     ``name`` and ``version`` identify the judge: another version begins another series of
-    estimates. A judge may have three more attributes: ``exact``, whether its verdicts are those of
+    estimates. A judge may have four more attributes: ``exact``, whether its verdicts are those of
     people, such as known labels (False without the attribute), ``reads_text``, whether it needs the
-    passages' texts (True without the attribute; it then gets no passage without text), and
-    ``ledger``, the ``Ledger`` of its calls and their cost.
+    passages' texts (True without the attribute; it then gets no passage without text),
+    ``judges_pools``, whether it is best given all passages of a sample at once (False without the
+    attribute), and ``ledger``, the ``Ledger`` of its calls and their cost.
     """
 
     @property

@@ -51,6 +51,7 @@ class SampleJudge:
         self.judge = judge = settings.judge
         self._settings = settings
         self._reads_text = getattr(judge, "reads_text", True)
+        self._judges_pools = bool(getattr(judge, "judges_pools", False))
         self._beyond: tuple[SampleRecord, list[str] | None] | None = None
         self.n_judged = 0
 
@@ -70,7 +71,10 @@ class SampleJudge:
             probability: With which it was sampled and then taken up for judging; None for the
                 sampling alone.
         """
-        verdicts = self._verdicts(record, record.served)
+        at_first = record.to_judge(has_hit=True) if self._judges_pools else ()
+        found = self._verdicts(record, (*record.served, *at_first))
+        names = record.passage_ids
+        verdicts = {names[one]: found[names[one]] for one in record.served if names[one] in found}
         # Without people's grades a missing verdict would be a guess: an exact judge has none.
         exact = getattr(self.judge, "exact", False)
         is_complete = len(verdicts) == len(record.served) or (bool(verdicts) and not exact)
@@ -78,8 +82,10 @@ class SampleJudge:
         # A judge that has no verdict on anything served has none on the rest.
         is_answered = bool(verdicts) or not record.served
         dropped = record.to_judge(has_hit=has_hit) if is_answered else ()
-        verdicts |= self._verdicts(record, dropped)
-        wanted = [record.passage_ids[position] for position in (*record.served, *dropped)]
+        left = [position for position in dropped if position not in at_first]
+        found |= self._verdicts(record, left)
+        wanted = [names[position] for position in (*record.served, *dropped)]
+        verdicts = {name: found[name] for name in wanted if name in found}
         missing = tuple([each for each in wanted if each not in verdicts])
         n_wanted, n_valid = len(wanted), len(verdicts)
         if not is_complete:

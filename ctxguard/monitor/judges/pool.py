@@ -1,0 +1,93 @@
+"""Judges all passages of a sample in one call, by a model that answers about a list."""
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from ctxguard.core.types import FloatArray, Passage
+from ctxguard.errors import (
+    ConfigurationError,
+    OverloadedError,
+    StageError,
+    StageUnavailableError,
+)
+from ctxguard.monitor.judges.protocol import Judgment
+from ctxguard.resilience import UnansweredError
+from ctxguard.retrieval.assessors import ModelAssessor
+from ctxguard.retrieval.index.passages import searchable_text
+
+_QUESTION = "relevant"
+_RELEVANT = 0.5
+
+
+class PoolJudge:
+    """Grades 1 if a model's probability that a passage is relevant is at least one half, else 0.
+
+    One call has up to ``most_at_once`` passages, so it costs a fraction of a call for each. In a
+    list a verdict depends on the others and on its place: the order is drawn at random for each
+    call, and the place is kept with the verdict. People correct what that does to verdicts,
+    as any error of a judge (``python -m benchmarks.pool_judge`` measures it).
+
+    Args:
+        assessor: The model and how it is asked, with the question ``relevant``.
+        most_at_once: Passages of one call, ≥ 1.
+        seed: Of the order; None draws another one each time.
+
+    Raises:
+        ConfigurationError: the assessor does not answer that question, or no passage fits a call.
+    """
+
+    name = "pool"
+    max_grade = 1
+    judges_pools = True
+
+    def __init__(
+        self, assessor: ModelAssessor, *, most_at_once: int = 50, seed: int | None = None
+    ) -> None:
+        if _QUESTION not in assessor.names:
+            raise ConfigurationError(
+                f"the assessor answers {', '.join(assessor.names)}; a judge asks {_QUESTION!r}"
+            )
+        if most_at_once < 1:
+            raise ConfigurationError(f"most_at_once {most_at_once!r} must be at least 1")
+        self.version = assessor.fingerprint
+        self.ledger = assessor.ledger
+        self._assessor = assessor
+        self._most_at_once = most_at_once
+        self._random = random.Random(seed)  # noqa: S311 - an order, not a secret
+
+    def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
+        """Return one verdict per passage, in their order; None if there is no valid answer.
+
+        Raises:
+            StageError: the endpoint could not be asked; a reply that is no answer is counted.
+        """
+        order = list(range(len(passages)))
+        self._random.shuffle(order)
+        found: dict[int, Judgment | None] = {}
+        for start in range(0, len(order), self._most_at_once):
+            some = order[start : start + self._most_at_once]
+            chances = self._chances(query, [passages[one] for one in some])
+            for place, (one, chance) in enumerate(zip(some, chances.tolist(), strict=True), 1):
+                found[one] = _judgment(passages[one].passage_id, chance, place)
+        return [found[one] for one in range(len(passages))]
+
+    def _chances(self, query: str, passages: Sequence[Passage]) -> FloatArray:
+        texts = [searchable_text(passage) for passage in passages]
+        try:
+            return self._assessor.assess(query, texts)[_QUESTION]
+        except (UnansweredError, OverloadedError, StageUnavailableError):
+            raise
+        except StageError:
+            return np.full(len(texts), np.nan)
+
+    def close(self) -> None:
+        """Close the connections; judging again opens new ones."""
+        self._assessor.close()
+
+
+def _judgment(passage_id: str, chance: float, place: int) -> Judgment | None:
+    if not 0.0 <= chance <= 1.0:
+        return None
+    return Judgment(passage_id, int(chance >= _RELEVANT), score=chance, place=place)

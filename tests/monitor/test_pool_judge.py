@@ -1,0 +1,124 @@
+"""A judge that has all passages of a sample judged in one call."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+from chat_endpoint import Answer, ChatEndpoint
+from watching import Watching
+
+from ctxguard.core.context import Context
+from ctxguard.core.types import Passage
+from ctxguard.errors import ConfigurationError, StageUnavailableError
+from ctxguard.monitor.judges import InvalidReason, Judgment, PoolJudge, TokenPrices
+from ctxguard.monitor.judges.verdict_text import verdicts_from_json, verdicts_to_json
+from ctxguard.retrieval.assessors import ModelAssessor
+
+pytest.importorskip("openai")
+
+PASSAGES = [Passage(name, f"text of {name}") for name in ("good", "bad", "fair", "poor")]
+CHANCES = {"good": 90, "bad": 5, "fair": 50, "poor": 30}
+
+
+class ListEndpoint(ChatEndpoint):
+    """Answers about each passage of a list by a table."""
+
+    def answer(self, path: str, headers: Any, request: dict[str, Any]) -> Answer:
+        if self.script:
+            return super().answer(path, headers, request)
+        self.requests.append(request)
+        return Answer(json.dumps({"answers": answers(request, CHANCES)}))
+
+
+def answers(request: Mapping[str, Any], chances: Mapping[str, int]) -> list[dict[str, int]]:
+    asked = re.findall(
+        r"<passage number=.*?>(.*?)</passage>", request["messages"][-1]["content"], re.S
+    )
+    return [
+        {"passage": place, "relevant": chances[text.split()[-1]]}
+        for place, text in enumerate(asked, 1)
+    ]
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[ListEndpoint]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    served = ListEndpoint()
+    yield served
+    served.close()
+
+
+@pytest.fixture
+def judge(endpoint: ListEndpoint) -> Iterator[PoolJudge]:
+    made = PoolJudge(
+        ModelAssessor(
+            "stand-in",
+            questions=("relevant",),
+            base_url=endpoint.url,
+            api_key="none",
+            prices=TokenPrices(1.0, 2.0),
+        )
+    )
+    yield made
+    made.close()
+
+
+def test_one_call_judges_them_all_and_keeps_probability_and_place(
+    judge: PoolJudge, endpoint: ListEndpoint
+) -> None:
+    verdicts = [one for one in judge.judge("q", PASSAGES) if one is not None]
+    assert len(endpoint.requests) == judge.ledger.accounts().calls == 1
+    assert [one.passage_id for one in verdicts] == ["good", "bad", "fair", "poor"]
+    assert [(one.grade, one.score) for one in verdicts] == [(1, 0.9), (0, 0.05), (1, 0.5), (0, 0.3)]
+    assert sorted(one.place or 0 for one in verdicts) == [1, 2, 3, 4]
+    assert judge.ledger.accounts().cost == pytest.approx((300 + 2 * 8) / 1e6)
+
+
+def test_the_order_is_another_one_each_time(judge: PoolJudge) -> None:
+    places = {
+        tuple(one.place for one in judge.judge("q", PASSAGES) if one is not None) for _ in range(10)
+    }
+    assert len(places) > 1
+
+
+def test_a_reply_that_is_no_answer_is_no_verdict_and_an_outage_is_an_error(
+    judge: PoolJudge, endpoint: ListEndpoint
+) -> None:
+    endpoint.script.append(Answer("certainly relevant, all of them"))
+    assert judge.judge("q", PASSAGES) == [None] * 4
+    assert judge.ledger.accounts().invalid[InvalidReason.MALFORMED] == 1
+    endpoint.script.append(Answer(status=503))
+    with pytest.raises(StageUnavailableError):
+        judge.judge("q", PASSAGES)
+
+
+def test_a_sample_takes_one_call_where_something_relevant_was_served(
+    make_context: Callable[..., Context], judge: PoolJudge, endpoint: ListEndpoint
+) -> None:
+    live = Watching(judge)
+    live.watch(make_context(["good", "bad", "fair", "poor"], 2, query="q"))
+    assert len(endpoint.requests) == 1
+    [sample] = live.store.find("r")
+    kept = verdicts_from_json(live.store.verdicts(live.monitor.series, [sample])[sample])
+    assert {"good", "bad"} <= kept.keys()
+    assert kept["good"].score == 0.9
+    assert kept["good"].place is not None
+
+
+def test_scores_and_places_survive_the_store() -> None:
+    verdicts = {
+        "a": Judgment("a", 1, score=0.75, place=3),
+        "b": Judgment("b", 0, judged=False),
+        "c": Judgment("c", 2),
+    }
+    text = verdicts_to_json(verdicts)
+    assert verdicts_from_json(text) == verdicts
+    assert json.loads(text)["c"] == [2, None]
+
+
+def test_an_assessor_that_is_not_asked_for_relevance_cannot_judge(endpoint: ListEndpoint) -> None:
+    assessor = ModelAssessor("m", questions=("answers",), base_url=endpoint.url, api_key="none")
+    with pytest.raises(ConfigurationError, match="relevant"):
+        PoolJudge(assessor)
