@@ -124,7 +124,7 @@ def questions_with_contexts(
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class AskingCost:
     """What asking takes, before anything is asked.
 
     Attributes:
@@ -138,7 +138,7 @@ class Estimate:
     cost: float | None
 
 
-def estimate(waiting: Iterable[ToAnswer], prices: TokenPrices | None) -> Estimate:
+def estimate(waiting: Iterable[ToAnswer], prices: TokenPrices | None) -> AskingCost:
     """Estimate what answering takes; contexts that are the same are asked once."""
     texts = {each.digest: each.conversation for each in waiting}
     tokens = sum(estimate_tokens(part["content"]) for text in texts.values() for part in text)
@@ -146,7 +146,7 @@ def estimate(waiting: Iterable[ToAnswer], prices: TokenPrices | None) -> Estimat
     if prices is not None:
         reading, writing = astuple(prices)
         cost = (tokens * reading + len(texts) * _REPLY_TOKENS * writing) / 1e6
-    return Estimate(len(texts), tokens, cost)
+    return AskingCost(len(texts), tokens, cost)
 
 
 class AnswerFile:

@@ -94,7 +94,7 @@ class Span(NamedTuple):
     text: str
 
 
-class Difference(NamedTuple):
+class Disagreement(NamedTuple):
     """A place where two passages differ.
 
     Attributes:
@@ -118,7 +118,7 @@ class Conflict(NamedTuple):
 
     first: int
     second: int
-    differences: tuple[Difference, ...]
+    differences: tuple[Disagreement, ...]
 
     @property
     def in_words(self) -> str:
@@ -162,7 +162,7 @@ def find_conflicts(query: str, texts: Sequence[str]) -> tuple[Conflict, ...]:
     aligned = 0
     for (first, one), (second, other) in combinations(enumerate(passages, start=1), 2):
         on_topic = min(len(one.terms), len(other.terms)) >= least
-        differences: tuple[Difference, ...] = ()
+        differences: tuple[Disagreement, ...] = ()
         if aligned < MAX_ALIGNED and one.is_like(other):
             aligned += 1
             differences = tuple(islice(_altered(one, other, on_topic=on_topic), MAX_DIFFERENCES))
@@ -256,7 +256,7 @@ def _states(text: str, end_of_term: int, match: re.Match[str]) -> bool:
     return len(match[0]) > 2 or (bool(month) and month[0][:1].isupper())
 
 
-def _stated_otherwise(one: _Passage, other: _Passage) -> Iterator[Difference]:
+def _stated_otherwise(one: _Passage, other: _Passage) -> Iterator[Disagreement]:
     """Yield numbers that both state for the same word, each of which the other does not have."""
     for term, spans in one.stated.items():
         for span in spans:
@@ -269,7 +269,7 @@ def _stated_otherwise(one: _Passage, other: _Passage) -> Iterator[Difference]:
                     and its_number not in one.numbers
                     and not _rounded(number, its_number)
                 ):
-                    yield Difference(span, another)
+                    yield Disagreement(span, another)
 
 
 class _Run(NamedTuple):
@@ -301,7 +301,7 @@ def _shared_runs(one: _Passage, other: _Passage) -> Iterator[_Run]:
         yield _Run(first - back, second - back, back + length)
 
 
-def _altered(one: _Passage, other: _Passage, *, on_topic: bool) -> Iterator[Difference]:
+def _altered(one: _Passage, other: _Passage, *, on_topic: bool) -> Iterator[Disagreement]:
     """Yield where two passages that repeat each other's words contradict each other."""
     runs = list(_shared_runs(one, other))
     shared = sum(run.length for run in runs)
@@ -314,15 +314,15 @@ def _altered(one: _Passage, other: _Passage, *, on_topic: bool) -> Iterator[Diff
             and 0 < len(own) <= _MOST_WORDS
             and 0 < len(others) <= _MOST_WORDS
             and _contradict(
-                *(_Words(one, own), _Words(other, others)),
+                *(_WordRuns(one, own), _WordRuns(other, others)),
                 is_near_copy=is_near_copy,
                 on_topic=on_topic,
             )
         ):
-            yield Difference(one.span(own), other.span(others))
+            yield Disagreement(one.span(own), other.span(others))
 
 
-class _Words:
+class _WordRuns:
     """Words of a passage: numbers, names and others, without case."""
 
     def __init__(self, passage: _Passage, at: range) -> None:
@@ -344,7 +344,7 @@ class _Words:
         self.all = self.numbers | self.names | self.others
 
 
-def _contradict(one: _Words, other: _Words, *, is_near_copy: bool, on_topic: bool) -> bool:
+def _contradict(one: _WordRuns, other: _WordRuns, *, is_near_copy: bool, on_topic: bool) -> bool:
     if one.numbers or other.numbers:
         own = {n for n in one.numbers if not any(_rounded(n, m) for m in other.numbers)}
         others = {n for n in other.numbers if not any(_rounded(n, m) for m in one.numbers)}
