@@ -314,7 +314,7 @@ def _altered(one: _Passage, other: _Passage, *, on_topic: bool) -> Iterator[Disa
             and 0 < len(own) <= _MOST_WORDS
             and 0 < len(others) <= _MOST_WORDS
             and _contradict(
-                *(_WordRuns(one, own), _WordRuns(other, others)),
+                *(_WordKinds(one, own), _WordKinds(other, others)),
                 is_near_copy=is_near_copy,
                 on_topic=on_topic,
             )
@@ -322,7 +322,7 @@ def _altered(one: _Passage, other: _Passage, *, on_topic: bool) -> Iterator[Disa
             yield Disagreement(one.span(own), other.span(others))
 
 
-class _WordRuns:
+class _WordKinds:
     """Words of a passage: numbers, names and others, without case."""
 
     def __init__(self, passage: _Passage, at: range) -> None:
@@ -344,7 +344,7 @@ class _WordRuns:
         self.all = self.numbers | self.names | self.others
 
 
-def _contradict(one: _WordRuns, other: _WordRuns, *, is_near_copy: bool, on_topic: bool) -> bool:
+def _contradict(one: _WordKinds, other: _WordKinds, *, is_near_copy: bool, on_topic: bool) -> bool:
     if one.numbers or other.numbers:
         own = {n for n in one.numbers if not any(_rounded(n, m) for m in other.numbers)}
         others = {n for n in other.numbers if not any(_rounded(n, m) for m in one.numbers)}
