@@ -6,8 +6,10 @@ once and kept, because a lookup costs three times an increment. All label values
 sets: modes, routes, reasons, flags, outcomes, stages.
 """
 
+from bisect import bisect_left
+from collections import Counter as Counts
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from functools import partial
 from threading import Lock
@@ -65,7 +67,7 @@ class ReloadOutcome(StrEnum):
 
 
 _MAX_WAITING = 256
-"""Answers that wait to be counted; the request that makes them so many counts them, in 1 ms."""
+"""Answers that wait to be counted; the request that makes them so many counts them."""
 
 
 class _Answer(NamedTuple):
@@ -344,33 +346,44 @@ class Telemetry:
         """Count the answers that wait, then collect a metric."""
         with self._counting:
             # As many as wait now: others may come for as long as this takes.
-            for _ in range(len(self._waiting)):
+            answers = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            tally: dict[Counter, int] = {}
+            for answer in answers:
                 try:
-                    self._count(self._waiting.popleft())
+                    added = self._counted(answer)
                 except Exception:  # such as a flag that is none of ours
                     self.observer_failed("telemetry")
+                    continue
+                for counter, count in added.items():
+                    tally[counter] = tally.get(counter, 0) + count
+            for counter, count in tally.items():
+                counter.inc(count)
+            _observe(self._context_size, [answer.passages for answer in answers])
+            _observe(self._guard_seconds, [answer.guard_seconds for answer in answers])
+            waited = [answer.retrieve_seconds for answer in answers]
+            _observe(self._retrieve_seconds, [each for each in waited if each is not None])
         return then()
 
-    def _count(self, answer: _Answer) -> None:
-        self._requests[answer.request].inc()
-        self._kept.inc(answer.kept - len(answer.in_assembly))
+    def _counted(self, answer: _Answer) -> dict[Counter, int]:
+        """Return what an answer adds to each counter."""
+        added = {
+            self._requests[answer.request]: 1,
+            self._kept: answer.kept - len(answer.in_assembly),
+        }
         by_policy = dropped_by_policy(answer.policy, answer.usable, answer.kept)
         for reason, count in by_policy.items():
-            self._dropped[reason].inc(count)
-        for _, reason in answer.set_aside:
-            self._dropped[reason].inc()
-        for drop in answer.in_assembly:
-            self._dropped[drop.reason].inc()
-        for flag in answer.flags:
-            self._flags[flag].inc()
+            added[self._dropped[reason]] = count
+        counters = [
+            *[self._dropped[reason] for _, reason in answer.set_aside],
+            *[self._dropped[drop.reason] for drop in answer.in_assembly],
+            *[self._flags[flag] for flag in answer.flags],
+            *[self._stage_failures[_stage_label(one.stage), one.kind] for one in answer.failures],
+        ]
         if answer.sufficient is not None:
-            self._sufficiency[answer.request[1], answer.sufficient].inc()
-        for failure in answer.failures:
-            self._stage_failures[_stage_label(failure.stage), failure.kind].inc()
-        self._context_size.observe(answer.passages)
-        self._guard_seconds.observe(answer.guard_seconds)
-        if answer.retrieve_seconds is not None:
-            self._retrieve_seconds.observe(answer.retrieve_seconds)
+            counters.append(self._sufficiency[answer.request[1], answer.sufficient])
+        for counter in counters:
+            added[counter] = added.get(counter, 0) + 1
+        return added
 
     def _count_assessment(self, assessment: "Assessment") -> None:
         missing = "refused" if assessment.failure is None else "failed"
@@ -422,6 +435,14 @@ class Telemetry:
     def observer_failed(self, observer: str) -> None:
         """Count one error of ``sampler`` or ``telemetry``; it never fails a request."""
         self._observer_failures[observer].inc()
+
+
+def _observe(histogram: Histogram, amounts: Sequence[float]) -> None:
+    """Observe all amounts by a step for each bucket, where ``observe`` takes several for each."""
+    buckets = Counts([bisect_left(histogram._upper_bounds, amount) for amount in amounts])
+    for at, count in buckets.items():
+        histogram._buckets[at].inc(count)
+    histogram._sum.inc(sum(amounts))
 
 
 def _stage_label(stage: str) -> str:

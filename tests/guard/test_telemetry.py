@@ -1,6 +1,7 @@
 """Answers wait to be counted: whoever reads the metrics sees every one, and memory is bounded."""
 
 import gc
+import math
 import os
 import subprocess
 import sys
@@ -105,6 +106,33 @@ def test_answers_that_nobody_reads_take_bounded_memory_and_keep_no_passage(
         guard.filter("q?", ranking())
         assert len(telemetry._waiting) < 10
     assert counted(registry, "requests_total") == 26
+
+
+def test_answers_that_were_counted_together_are_those_counted_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    guard = ContextGuard(score_kind="ratio", telemetry=Telemetry(CollectorRegistry()))
+    hits = [Hit("a", 2.0, "one"), Hit("b", 1.0, "two"), Hit("b", 0.5), Hit("c", math.nan)]
+    contexts = [guard.filter("q?", hits[:n]) for n in (0, 1, 3, 4, 4)]
+    found = []
+    for most in (1, 256):
+        monkeypatch.setattr(telemetry_module, "_MAX_WAITING", most)
+        registry = CollectorRegistry()
+        telemetry = Telemetry(registry)
+        for seconds in (1e-6, 1e-5, 3e-5, 2.0):
+            for context in contexts:
+                telemetry.answered(context, None if context.empty else seconds, seconds)
+        samples = [sample for metric in registry.collect() for sample in metric.samples]
+        found.append(
+            {
+                (sample.name, *sample.labels.values()): sample.value
+                for sample in samples
+                if not sample.name.endswith("_created")
+            }
+        )
+    assert found[0] == pytest.approx(found[1])
+    assert found[0]["ctxguard_guard_seconds_bucket", "1e-05"] == 2 * len(contexts)
+    assert found[0]["ctxguard_retrieve_seconds_count",] == 4 * (len(contexts) - 1)
 
 
 def test_an_answer_that_cannot_be_counted_is_the_telemetrys_failure() -> None:
