@@ -5,7 +5,7 @@ them, and kept by their ids, as many as fit.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
@@ -18,7 +18,14 @@ from ctxguard.core.types import FloatArray, Hit, Passage
 from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.retrieval.analysers import as_analyser
 from ctxguard.retrieval.analysers.reading import Reading
-from ctxguard.retrieval.index.forward import NumberArray, bm25_norm, named_signals, query_words
+from ctxguard.retrieval.index.forward import (
+    NumberArray,
+    bm25_norm,
+    named_signals,
+    query_words,
+    stem_weights,
+    word_weights,
+)
 from ctxguard.retrieval.index.kernels import rows_with
 from ctxguard.retrieval.index.passages import searchable_text
 from ctxguard.retrieval.protocols import Analyser
@@ -26,6 +33,8 @@ from ctxguard.retrieval.signals.text import PassageWords, renumbered
 
 MAX_WORDS = 2_000_000
 """Words that are kept, at 16 bytes each."""
+
+_Weigh = Callable[[NumberArray, int], FloatArray]
 
 _NON_NEGATIVE = np.int64(2**63 - 1)
 _NO_WORDS: NumberArray = np.zeros(0, np.int64)
@@ -130,23 +139,25 @@ class TextSignals:
         mean = int(starts[-1]) / max(len(read), 1) if corpus is None else corpus.mean_length
         numbered: list[tuple[NDArray[np.int32], int]] = []
 
+        n_passages = len(read) if corpus is None else corpus.n_passages
+
         def known(
-            given: list[NumberArray], counted: _PassagesWith | None, terms: list[str]
-        ) -> tuple[NumberArray, NumberArray]:
+            given: list[NumberArray], counted: _PassagesWith | None, weigh: _Weigh, terms: list[str]
+        ) -> tuple[NumberArray, FloatArray]:
             """Number the terms of passages and query together; as `Known`."""
             wanted, flat = _numbers(terms), np.concatenate([_NO_WORDS, *given])
             both, n = renumbered(np.concatenate((np.where(flat < 0, ~flat, flat), wanted)))
             there, asked = both[: flat.size], both[flat.size :].astype(np.int64)
             numbered.append((np.where(flat < 0, ~there, there), n))
-            if counted is not None:
-                return asked, counted(wanted)
-            return asked, rows_with(there, starts, rows, np.arange(n, dtype=np.int32), n)[asked]
+            if counted is None:
+                every = np.arange(n, dtype=np.int32)
+                return asked, weigh(rows_with(there, starts, rows, every, n)[asked], n_passages)
+            return asked, weigh(counted(wanted), n_passages)
 
         counts = (None, None) if corpus is None else (corpus.words_with, corpus.stems_with)
-        of_words = partial(known, [each.words for each in read], counts[0])
-        of_stems = partial(known, [each.stems for each in read], counts[1])
-        n_passages = len(read) if corpus is None else corpus.n_passages
-        terms = query_words(self._reading, query, of_words, of_stems, n_passages)
+        of_words = partial(known, [each.words for each in read], counts[0], word_weights)
+        of_stems = partial(known, [each.stems for each in read], counts[1], stem_weights)
+        terms = query_words(self._reading, query, of_words, of_stems)
         (words, n_words), (stems, n_stems) = numbered
         stem_of = np.zeros(n_words, np.int32)
         stem_of[np.where(words < 0, ~words, words)] = stems

@@ -38,8 +38,8 @@ _VOCABULARY = "forward.vocabulary.json"
 
 NumberArray = NDArray[np.int64]
 
-Known = Callable[[list[str]], tuple[NumberArray, NumberArray]]
-"""Gives the number of each term, −1 for none, and the number of passages that have it."""
+Known = Callable[[list[str]], tuple[NumberArray, FloatArray]]
+"""Gives the number of each term, −1 for none, and its weight."""
 
 
 class Ordered(NamedTuple):
@@ -123,6 +123,9 @@ class ForwardIndex:
         n_words = int(self._lengths(rows.stored).sum())
         self._norm = bm25_norm(n_words / len(self) if len(self) else 0.0)
         self.stem_weights = read_only(idf(self.stems_with, len(self)))
+        # Ready for queries; the last is that of an unknown one.
+        self._of_words = word_weights(np.append(self.words_with, 0), len(self))
+        self._of_stems = stem_weights(np.append(self.stems_with, 0), len(self))
 
     def _number_and_count(self) -> None:
         """Number the words of all segments as one, and count the passages that are there."""
@@ -208,9 +211,8 @@ class ForwardIndex:
         return query_words(
             self._reading,
             query,
-            partial(_known, self.vocabulary, self.words_with),
-            partial(_known, self.stems, self.stems_with),
-            len(self),
+            partial(_known, self.vocabulary, self._of_words),
+            partial(_known, self.stems, self._of_stems),
         )
 
     def passage_words(self, rows: RowArray) -> PassageWords:
@@ -258,25 +260,19 @@ class ForwardIndex:
         return cls._of(analyser, vocabulary, Ordered(words, starts))
 
 
-def query_words(
-    reading: Reading, query: str, words_with: Known, stems_with: Known, n_passages: int
-) -> QueryWords:
-    """Weigh the words of a query among so many passages.
-
-    A word weighs its inverse document frequency; one that no passage has weighs ln(n + 1.5), and
-    such a stem ln(n + 1).
-    """
+def query_words(reading: Reading, query: str, words_known: Known, stems_known: Known) -> QueryWords:
+    """Weigh the words of a query."""
     order = reading.words(query)
     positions = {word: at for at, word in enumerate(dict.fromkeys(order))}
     counts = Counter(reading.stems(order))
-    words, with_word = words_with(list(positions))
-    stems, with_stem = stems_with(list(counts))
+    words, weights = words_known(list(positions))
+    stems, of_stems = stems_known(list(counts))
     return QueryWords(
         words,
-        _weights(with_word, n_passages, log(n_passages + 1.5)),
+        weights,
         np.array([positions[word] for word in order], np.int64),
         stems,
-        _weights(with_stem, n_passages, log1p(n_passages)),
+        of_stems,
         np.array(list(counts.values()), np.float64),
     )
 
@@ -293,17 +289,21 @@ def bm25_norm(mean_length: float) -> tuple[float, float]:
     return K1 * (1.0 - B), K1 * B / (mean_length or 1.0)
 
 
-def _weights(passages_with: NumberArray, n_passages: int, unknown: float) -> FloatArray:
-    return np.where(passages_with > 0, idf(passages_with, n_passages), unknown)
+def word_weights(passages_with: NumberArray, n_passages: int) -> FloatArray:
+    """Weigh words by inverse document frequency; ln(n + 1.5) for one that no passage has."""
+    return np.where(passages_with > 0, idf(passages_with, n_passages), log(n_passages + 1.5))
+
+
+def stem_weights(passages_with: NumberArray, n_passages: int) -> FloatArray:
+    """Weigh stems by inverse document frequency; ln(n + 1) for one that no passage has."""
+    return np.where(passages_with > 0, idf(passages_with, n_passages), log1p(n_passages))
 
 
 def _known(
-    numbers: Mapping[str, int], passages_with: NumberArray, terms: list[str]
-) -> tuple[NumberArray, NumberArray]:
+    numbers: Mapping[str, int], weights: FloatArray, terms: list[str]
+) -> tuple[NumberArray, FloatArray]:
     found = np.array([numbers.get(term, -1) for term in terms], np.int64)
-    frequencies = np.zeros(found.size, np.int64)
-    frequencies[found >= 0] = passages_with[found[found >= 0]]
-    return found, frequencies
+    return found, weights[found]
 
 
 def _extended(
