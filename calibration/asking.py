@@ -283,7 +283,7 @@ def _replayed(
         possible[row] = min(n, FIRST)
         if model is None or n == 0:
             continue
-        values = model.values(chances[order], policy.k, policy.min_probability)[:FIRST]
+        values = model.values(chances[order], policy.k, policy.min_probability, FIRST)
         chosen = to_ask(values, price, FIRST)
         answers = np.full(n, np.nan)
         answers[order[chosen]] = asked.answers[name][row, order[chosen]]

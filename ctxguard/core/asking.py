@@ -196,7 +196,9 @@ class AnswerModel:
         after[answered] = probability(before + self.effect / self.deviation**2 * unexplained)
         return after
 
-    def values(self, probabilities: FloatArray, k: int, threshold: float) -> FloatArray:
+    def values(
+        self, probabilities: FloatArray, k: int, threshold: float, first: int | None = None
+    ) -> FloatArray:
         """What asking about each candidate alone is expected to add to the list's utility.
 
         V_i = (E[L(P with P_i → P_i′)] − L(P)) / (1 − t), with L(P) = Σ_r D_r · max(P_(r) − t, 0)
@@ -207,9 +209,10 @@ class AnswerModel:
             probabilities: Shape (n,), in any order.
             k: The most passages that are kept.
             threshold: t, the least P that is kept, in [0, 1).
+            first: Only the first so many by P are valued; None for all.
 
         Returns:
-            Shape (n,), ≥ 0.
+            Shape (n,), ≥ 0; 0 beyond the first.
         """
         n = probabilities.size
         if n == 0 or self.effect == 0.0:
@@ -217,12 +220,13 @@ class AnswerModel:
         order = np.argsort(-probabilities, kind="stable")
         ranked = probabilities[order]
         if_relevant, if_not, ratios = self._bins
-        after = probability(log_odds(ranked)[:, None] + ratios)
-        chance = ranked[:, None] * if_relevant + (1.0 - ranked)[:, None] * if_not
+        own = ranked[:first]
+        after = probability(log_odds(own)[:, None] + ratios)
+        chance = own[:, None] * if_relevant + (1.0 - own)[:, None] * if_not
         gains = _utility_after(ranked, after, k, threshold) - _utility(ranked, k, threshold)
         expected = (chance * gains).sum(axis=1)
-        values = np.empty(n)
-        values[order] = np.maximum(expected, 0.0) / (1.0 - threshold)
+        values = np.zeros(n)
+        values[order[:first]] = np.maximum(expected, 0.0) / (1.0 - threshold)
         return values
 
 
@@ -280,14 +284,14 @@ def _utility_after(ranked: FloatArray, after: FloatArray, k: int, threshold: flo
 
     Args:
         ranked: Shape (n,), in descending order.
-        after: Shape (n, m), new values of each.
+        after: Shape (n_first, m), new values of each of the first.
 
     Returns:
-        Shape (n, m). Sums of the list, of the list one rank up and of the list one rank down give
-        each in constant time.
+        Shape (n_first, m). Sums of the list, of the list one rank up and of the list one rank down
+        give each in constant time.
     """
     n = ranked.size
-    own = np.arange(n)[:, None]
+    own = np.arange(len(after))[:, None]
     weights = np.zeros(n + 2)
     weights[1 : min(k, n) + 1] = _discounts(min(k, n))
     worth = np.maximum(ranked - threshold, 0.0)

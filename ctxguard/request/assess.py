@@ -23,7 +23,7 @@ from ctxguard.core.assembly import read_passages
 from ctxguard.core.decision import Decision, with_probabilities
 from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.types import FloatArray, Passage, PassageSource
-from ctxguard.errors import ConfigurationError, CtxguardError, StageError
+from ctxguard.errors import ConfigurationError, StageError
 from ctxguard.profile.schema import AssessorProfile
 from ctxguard.resilience import Stage, failure_of
 from ctxguard.resilience.breaker import Watcher
@@ -134,8 +134,10 @@ class AssessorStage:
             return None
         policy = cast(ExpectedUtilityPolicy, decision.policy)
         # They are best first: those beyond k and `first` only count as what may move up.
-        values = profile.model.values(np.asarray(chances), policy.k, policy.min_probability)
-        chosen = to_ask(values[: profile.first], profile.price, profile.first).tolist()
+        values = profile.model.values(
+            np.asarray(chances), policy.k, policy.min_probability, profile.first
+        )
+        chosen = to_ask(values, profile.price, profile.first).tolist()
         if not chosen:
             return None
         positions = [decision.order[index] for index in chosen]
@@ -158,7 +160,7 @@ class AssessorStage:
         over_budget = len(keys) - len(granted)
         if not granted:
             return Question(query, (), (), (), n, over_budget) if over_budget else None
-        Random(request_id).shuffle(granted)  # noqa: S311  no secret depends on it
+        Random(request_id.encode("utf-8", "surrogatepass")).shuffle(granted)  # noqa: S311  no secret depends on it
         return Question(
             query,
             [texts[index] for index in granted],
@@ -199,17 +201,15 @@ class AssessorStage:
         """Redact what is sent; leave out what cannot be redacted."""
         if self._redact is None:
             return query, texts, positions
-        try:
-            query = self._redact(query)
-        except CtxguardError:
+        redacted = [_redacted(self._redact, text) for text in (query, *texts)]
+        if redacted[0] is None:
             return "", [], []
-        kept: list[tuple[str, int]] = []
-        for text, position in zip(texts, positions, strict=True):
-            try:
-                kept.append((self._redact(text), position))
-            except CtxguardError:
-                continue
-        return query, [text for text, _ in kept], [position for _, position in kept]
+        kept = [
+            (text, position)
+            for text, position in zip(redacted[1:], positions, strict=True)
+            if text is not None
+        ]
+        return redacted[0], [text for text, _ in kept], [position for _, position in kept]
 
     def _key(self, query: str, text: str) -> bytes:
         digest = hashlib.blake2b(digest_size=16)
@@ -327,6 +327,13 @@ class AssessorStage:
         with self._lock:
             spent, self._cost = cost - self._cost, cost
         return float(spent)
+
+
+def _redacted(redact: Callable[[str], str], text: str) -> str | None:
+    try:
+        return redact(text)
+    except Exception:  # it is the caller's, and may raise anything
+        return None
 
 
 def _searchable(passage: Passage) -> str:

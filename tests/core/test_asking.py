@@ -51,6 +51,10 @@ def test_the_value_is_the_expected_change_of_the_list_sorted_again(
             change += weight * (utility(after, k, threshold) - utility(chances, k, threshold))
         expected.append(max(change, 0.0) / (1.0 - threshold))
     assert model.values(chances, k, threshold) == pytest.approx(expected, abs=1e-9)
+    first = np.argsort(-chances, kind="stable")[:3]
+    of_first = np.zeros(chances.size)
+    of_first[first] = np.array(expected)[first]
+    assert model.values(chances, k, threshold, 3) == pytest.approx(of_first, abs=1e-9)
 
 
 @given(st.floats(0.001, 0.999), st.floats(0.1, 4.0))

