@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from ctxguard.core.asking import ANSWER, AnswerModel
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import ByProbability, RelevanceModel
 from ctxguard.core.scores import (
@@ -289,6 +290,25 @@ def with_probabilities(decision: Decision, probabilities: FloatArray) -> Decisio
         n_kept=max(min(worthwhile, policy.k), min(policy.min_keep, len(best_first))),
         probabilities=probabilities[best_first].tolist(),
     )
+
+
+def with_answers(decision: Decision, name: str, model: AnswerModel) -> Decision:
+    """Decide again by P after an assessor's answers; those without one keep theirs.
+
+    Args:
+        decision: The answers stand among its ranking's signals, as the guard and samples keep them.
+        name: The answer that counts.
+        model: What it says.
+    """
+    signals = decision.ranking.signals
+    chances, answers = decision.probabilities, signals.get(ANSWER + name)
+    if chances is None or answers is None:
+        return decision
+    order, places = list(decision.order), signals.get(f"{ANSWER}place")
+    after = model.updated(
+        np.asarray(chances), answers[order], None if places is None else places[order]
+    )
+    return with_probabilities(decision, after)
 
 
 def rank_by_probability(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from ctxguard.core.conflicts import find_conflicts
-from ctxguard.core.decision import Decision, decide
+from ctxguard.core.decision import Decision, decide, with_answers
 from ctxguard.core.policies import Policy
 from ctxguard.core.types import Flag, Verdict
 from ctxguard.errors import DataError
@@ -253,6 +253,9 @@ def decided(record: SampleRecord, profile: Profile | None) -> tuple[Decision | N
     if policy is None:
         return None, [f"the profile has no policy for the route {record.route.value}"]
     decision = decide(record.ranking(), policy)
+    answers = profile.routes[record.route].applied_answers
+    if answers is not None:
+        decision = with_answers(decision, *answers)
     notes = []
     if profile.profile_id != record.profile_id:
         then = record.profile_id or "none"

@@ -386,6 +386,13 @@ class RouteProfile(Frozen):
     sufficiency: SufficiencyProfile | None = None
     assessor: AssessorProfile | None = None
 
+    @property
+    def applied_answers(self) -> tuple[str, AnswerModel] | None:
+        """The answer that counts in a decision, and what it says; None if none does."""
+        if self.assessor is None or self.assessor.decision != "enforce":
+            return None
+        return self.assessor.name, self.assessor.model
+
 
 class Provenance(Frozen):
     """How a profile was made.

@@ -18,9 +18,9 @@ import numpy as np
 
 from ctxguard._support.error_text import drop_tracebacks
 from ctxguard._support.fork_safety import reset_in_children
-from ctxguard.core.asking import ASSESS, AnswerModel, Assessment, to_ask
+from ctxguard.core.asking import ASSESS, Assessment, to_ask
 from ctxguard.core.assembly import read_passages
-from ctxguard.core.decision import Decision, with_probabilities
+from ctxguard.core.decision import Decision
 from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.types import FloatArray, Passage, PassageSource
 from ctxguard.errors import ConfigurationError, StageError
@@ -338,16 +338,3 @@ def _redacted(redact: Callable[[str], str], text: str) -> str | None:
 
 def _searchable(passage: Passage) -> str:
     return f"{passage.title}\n{passage.text}" if passage.title else passage.text
-
-
-def decided_again(
-    decision: Decision, assessment: Assessment, name: str, model: AnswerModel
-) -> Decision:
-    """Decide again by P after the answers; those without one keep theirs."""
-    chances = decision.probabilities
-    answers = assessment.answers.get(name)
-    if chances is None or answers is None:
-        return decision
-    order = list(decision.order)
-    after = model.updated(np.asarray(chances), answers[order], assessment.places[order])
-    return with_probabilities(decision, after)

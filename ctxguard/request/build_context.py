@@ -20,7 +20,7 @@ from ctxguard.core.context import (
     read_passages,
 )
 from ctxguard.core.copies import copies_of
-from ctxguard.core.decision import Decision, decide
+from ctxguard.core.decision import Decision, decide, with_answers
 from ctxguard.core.metadata_filter import verified
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy
 from ctxguard.core.signals import RANKING
@@ -35,7 +35,7 @@ from ctxguard.core.types import (
     StageFailure,
 )
 from ctxguard.profile.schema import AssessorProfile, SufficiencyProfile
-from ctxguard.request.assess import AssessorStage, Question, decided_again
+from ctxguard.request.assess import AssessorStage, Question
 from ctxguard.request.bound_profile import RoutePolicy
 from ctxguard.request.input import Request
 from ctxguard.request.wrapped_retriever import ranking_of
@@ -157,7 +157,7 @@ def _assessed(
         if enforced and assessment.failure not in ranking.failures:
             decision = _lacking(decision, assessment.failure)
         return decision, assessment
-    after = decided_again(decision, assessment, profile.name, profile.model)
+    after = with_answers(decision, profile.name, profile.model)
     changed = set(after.kept) != set(decision.kept)
     assessment = replace(assessment, applied=enforced, changed=changed)
     return after if enforced else decision, assessment

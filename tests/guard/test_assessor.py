@@ -18,6 +18,7 @@ from ctxguard.core.context import Context
 from ctxguard.core.types import FailureKind, Flag, FloatArray, Passage, PassagesBy
 from ctxguard.errors import RedactionError, StageUnavailableError
 from ctxguard.guard import ContextGuard
+from ctxguard.monitor.explanation import decided
 from ctxguard.monitor.sampling.inclusion import InclusionDesign, JudgingRates
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import Sample
@@ -327,3 +328,17 @@ def test_samples_keep_the_answers(world: World) -> None:
     answers = context.assessment.answers["relevant"]
     assert signals["answer_relevant"] == pytest.approx(answers, nan_ok=True)
     assert signals["answer_place"] == pytest.approx(context.assessment.places, nan_ok=True)
+
+
+def test_a_sample_is_explained_by_the_decision_with_the_answers(world: World) -> None:
+    guard = world.guard(AssessorStage(world.oracle))
+    found = next(
+        each
+        for each in world.contexts(guard)
+        if each.assessment is not None and each.assessment.changed
+    )
+    made = record_of(Sample(found, 1.0, 0.0), InclusionDesign(JudgingRates()))
+    explained, notes = decided(SampleRecord.from_bytes(made.to_bytes()), guard.profile)
+    assert explained is not None
+    assert explained.kept_ids == found.decision.kept_ids
+    assert notes == []
