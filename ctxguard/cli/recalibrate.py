@@ -10,7 +10,7 @@ from pydantic import model_validator
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, check_writable, print_json
-from ctxguard.cli._results import by_metric
+from ctxguard.cli._results import by_metric, print_asking
 from ctxguard.cli._store import named_series, open_store
 from ctxguard.cli._system import open_index
 from ctxguard.core.fusion import Fusion
@@ -175,6 +175,7 @@ def _print(
     held_out = f"{recalibration.held_out:,} questions that took no part in the choice"
     output.heading(f"In shadow, on {held_out}")
     output.out.print(by_metric(recalibration.results))
+    print_asking(after.assessor, output)
 
 
 def _requests(traffic: "JudgedTraffic") -> str:
@@ -216,6 +217,7 @@ def _document(
         "verdict": after.verdict,
         "in_shadow": rises,
         "certificate": after.certificate,
+        "assessor": after.assessor,
         "results": recalibration.results,
         "notes": traffic.dataset.notes,
     }
