@@ -1,0 +1,77 @@
+"""`--signal-column`: from the metadata of an index through the profile to what is served."""
+
+import json
+from pathlib import Path
+
+import pytest
+from household import SUBJECTS, TASKS, write_jsonl
+from running import Run
+
+from ctxguard.profile.schema import Profile
+
+pytestmark = pytest.mark.model
+
+EDITIONS = {"old": "2011-03-01", "new": "2023-11-20"}
+
+
+@pytest.fixture
+def editions(tmp_path: Path) -> Path:
+    """Two editions of every page, of which the newer is right."""
+    folder = tmp_path / "editions"
+    (folder / "qrels").mkdir(parents=True)
+    pages = [(f"{task}-{subject}", task, subject) for subject in SUBJECTS for task in TASKS]
+    write_jsonl(
+        folder / "corpus.jsonl",
+        (
+            {
+                "_id": f"{page}-{edition}",
+                "text": f"To {task} the {subject}, {TASKS[task].format(subject)}. ({edition})",
+                "metadata": {"updated_at": date, "edition": edition},
+            }
+            for page, task, subject in pages
+            for edition, date in EDITIONS.items()
+        ),
+    )
+    write_jsonl(
+        folder / "queries.jsonl",
+        ({"_id": page, "text": f"how do I {task} my {subject}"} for page, task, subject in pages),
+    )
+    rows = [f"{page}\t{page}-new\t1\n{page}\t{page}-old\t0\n" for page, _, _ in pages]
+    qrels = "query-id\tcorpus-id\tscore\n" + "".join(rows)
+    for split in ("train", "test"):
+        (folder / "qrels" / f"{split}.tsv").write_text(qrels, encoding="utf-8")
+    return folder
+
+
+def test_the_newer_edition_is_served_once_its_column_is_named(
+    run: Run, editions: Path, tmp_path: Path
+) -> None:
+    index, file = tmp_path / "index", tmp_path / "profile.json"
+    run.ok("index", editions, "--out", index)
+    calibrated = ("calibrate", "--index", index, "--data", editions, "--objective", "utility")
+    run.ok(*calibrated, "--signal-column", "updated_at", "--out", file)
+    (column,) = Profile.load(file).signal_columns
+    assert (column.name, column.kind) == ("updated_at", "time")
+
+    request = ("query", "--index", index, "--profile", file, "--json")
+    answer = json.loads(run(*request, "how do I clean my piano").stdout)
+    assert "missing_signals" not in answer["flags"]
+    assert answer["verdicts"][0]["passage_id"] == "clean-piano-new"
+
+    asked = ("--index", index, "--data", editions, "--profile", file, "--json")
+    rows = run.read("evaluate", *asked)["results"]["rows"]
+    assert next(row for row in rows if row["metric"] == "precision")["mean"]["value"] == 1.0
+    rows = run.read("compare", *asked)["results"]["rows"]
+    precision = {
+        row["policy"]: row["mean"]["value"] for row in rows if row["metric"] == "precision"
+    }
+    assert max(precision.values()) == 1.0 > min(precision.values())
+
+
+def test_a_column_that_no_passage_has_is_refused(run: Run, editions: Path, tmp_path: Path) -> None:
+    run.ok("index", editions, "--out", tmp_path / "index")
+    run.refused(
+        *("calibrate", "--index", tmp_path / "index", "--data", editions),
+        *("--signal-column", "authors", "--out", tmp_path / "p.json"),
+        says="no candidate has the signal column 'authors' in its metadata",
+    )
