@@ -9,8 +9,11 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 
 from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.database import AHEAD_SECONDS, storable
@@ -36,6 +39,17 @@ _table = schema.accounts
 _own = _table.c
 _LOST = {reason: _own[f"lost_{reason.value}"] for reason in LostReason}
 _COUNTED = (_own.sampled, _own.stored, *_LOST.values())
+_SAMPLE_COLUMNS = (
+    "sample_id",
+    "request_id",
+    "time_seconds",
+    "probability",
+    "session_id",
+    "label_order",
+    "payload_bytes",
+    "state",
+    "attempts",
+)
 
 
 class WorkerAccounts(StorePart):
@@ -169,12 +183,9 @@ class WorkerAccounts(StorePart):
         self, connection: sa.Connection, worker_id: str, counted: Sequence[Mapping[str, int]]
     ) -> None:
         """Add to the rows of a worker and of hours that are not the present one."""
-        insert = self._database.insert(_table)
-        added = {name: _own[name] + insert.excluded[name] for name in ("sampled", "stored")}
-        key = [_own.worker_id, _own.hour]
         zeros = {each.name: 0 for each in (*_COUNTED, _own.pending, _own.batch)}
         rows = [{**zeros, "worker_id": worker_id, **one} for one in counted]
-        connection.execute(insert.on_conflict_do_update(index_elements=key, set_=added), rows)
+        connection.execute(_earlier(is_sqlite=self._database.is_sqlite), rows)
 
     def _add(
         self,
@@ -185,56 +196,80 @@ class WorkerAccounts(StorePart):
         batch: int | None,
     ) -> bool:
         """Add to the row of a worker and an hour; whether the batch is new."""
-        key = {"worker_id": worker_id, "hour": counts.hour}
         more = {
-            _own.sampled: counts.sampled,
-            _own.stored: stored,
-            **{column: counts.lost.get(reason, 0) for reason, column in _LOST.items()},
+            "sampled": counts.sampled,
+            "stored": stored,
+            **{column.name: counts.lost.get(reason, 0) for reason, column in _LOST.items()},
         }
-        present = {_own.pending: counts.pending, _own.heard_at: self._database.lease_clock()}
-        update = (
-            sa.update(_table)
-            .where(_own.worker_id == key["worker_id"], _own.hour == key["hour"])
-            .values({column: column + n for column, n in more.items()} | present)
-        )
-        update = (
-            update.values(batch=_own.batch + 1)
-            if batch is None
-            else update.where(_own.batch < batch).values(batch=batch)
-        )
-        if connection.execute(update).rowcount:
+        given: dict[str, object] = {f"more_{name}": n for name, n in more.items()}
+        given |= {"own_worker": worker_id, "own_hour": counts.hour, "new_pending": counts.pending}
+        if batch is not None:
+            given["new_batch"] = batch
+        now = self._database.lease_clock()
+        update = _present(is_numbered=batch is not None).values(heard_at=now)
+        if connection.execute(update, given).rowcount:
             return True
-        new = {column.name: n for column, n in {**more, **present}.items()}
-        new |= {**key, "batch": batch or 0}
+        new: dict[str, object] = {
+            **more,
+            "worker_id": worker_id,
+            "hour": counts.hour,
+            "batch": batch or 0,
+        }
+        new |= {"pending": counts.pending, "heard_at": now}
         if self._database.upsert(connection, _table, new, changes=None):
-            earlier = sa.and_(_own.worker_id == worker_id, _own.hour < key["hour"])
+            earlier = sa.and_(_own.worker_id == worker_id, _own.hour < counts.hour)
             connection.execute(sa.update(_table).where(earlier).values(pending=0))
             return True
         # Another connection of the worker may have inserted the row just now.
-        return bool(connection.execute(update).rowcount)
+        return bool(connection.execute(update, given).rowcount)
 
     def _insert(self, connection: sa.Connection, entries: Sequence[Entry]) -> None:
         """Insert samples; those of probability 0 as forced."""
         ids = self._database.new_sample_ids(connection, len(entries))
-        rows = [
-            {
-                "sample_id": sample_id,
-                "request_id": storable(entry.request_id),
-                "time_seconds": entry.time_seconds,
-                "probability": entry.probability,
-                "session_id": None if entry.session_id is None else storable(entry.session_id),
-                "label_order": entry.label_order,
-                "payload_bytes": len(entry.payload),
-                "state": (State.PENDING if entry.probability > 0.0 else State.FORCED).value,
-                "attempts": 0,
-            }
-            for sample_id, entry in zip(ids, entries, strict=True)
-        ]
-        connection.execute(sa.insert(schema.samples), rows)
-        connection.execute(
-            sa.insert(schema.payloads),
+        insert = self._database.insert_rows
+        insert(
+            connection,
+            schema.samples,
+            _SAMPLE_COLUMNS,
             [
-                {"sample_id": sample_id, "payload": entry.payload}
+                (
+                    sample_id,
+                    storable(entry.request_id),
+                    entry.time_seconds,
+                    entry.probability,
+                    None if entry.session_id is None else storable(entry.session_id),
+                    entry.label_order,
+                    len(entry.payload),
+                    (State.PENDING if entry.probability > 0.0 else State.FORCED).value,
+                    0,
+                )
                 for sample_id, entry in zip(ids, entries, strict=True)
             ],
         )
+        payloads = [
+            (sample_id, entry.payload) for sample_id, entry in zip(ids, entries, strict=True)
+        ]
+        insert(connection, schema.payloads, ("sample_id", "payload"), payloads)
+
+
+@cache
+def _earlier(*, is_sqlite: bool) -> Any:
+    """Adds rows of a worker and of hours that are not the present one; made once, for its speed."""
+    insert = (sqlite if is_sqlite else postgresql).insert(_table)
+    added = {name: _own[name] + insert.excluded[name] for name in ("sampled", "stored")}
+    return insert.on_conflict_do_update(index_elements=[_own.worker_id, _own.hour], set_=added)
+
+
+@cache
+def _present(*, is_numbered: bool) -> sa.Update:
+    """Adds to the row of a worker and the present hour; made once, for its speed."""
+    added = {each: each + sa.bindparam(f"more_{each.name}") for each in _COUNTED}
+    update = (
+        sa.update(_table)
+        .where(_own.worker_id == sa.bindparam("own_worker"), _own.hour == sa.bindparam("own_hour"))
+        .values({**added, _own.pending: sa.bindparam("new_pending")})
+    )
+    if not is_numbered:
+        return update.values(batch=_own.batch + 1)
+    number = sa.bindparam("new_batch", type_=sa.BigInteger)
+    return update.where(_own.batch < number).values(batch=number)

@@ -9,8 +9,9 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -149,6 +150,22 @@ class Database:
         options = {"preserve_rowcount": True}
         return connection.execute(upsert, execution_options=options).rowcount > 0
 
+    def insert_rows(
+        self,
+        connection: sa.Connection,
+        table: sa.Table,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+    ) -> None:
+        """Insert many rows as the driver takes them: SQLAlchemy looks at each value of each."""
+        statement = _insertion(table, tuple(columns), connection.dialect)
+        if self.is_sqlite:
+            connection.exec_driver_sql(statement, list(map(tuple, rows)))
+            return
+        connection.exec_driver_sql(
+            statement, [dict(zip(columns, row, strict=True)) for row in rows]
+        )
+
     def insert(self, table: sa.Table) -> Any:
         """An insertion that can say what happens to a row with the same key."""
         return sqlite.insert(table) if self.is_sqlite else postgresql.insert(table)
@@ -265,6 +282,11 @@ class Database:
             what = f"no table {missing[0]}" if missing else "no schema version"
             raise faults.half_made(self.name, version, f"it has {what}")
         return version
+
+
+@lru_cache(maxsize=16)
+def _insertion(table: sa.Table, columns: tuple[str, ...], dialect: sa.Dialect) -> str:
+    return str(sa.insert(table).compile(dialect=dialect, column_keys=columns))
 
 
 def _identity(file: Path) -> _Identity | None:
