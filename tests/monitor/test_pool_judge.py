@@ -1,6 +1,7 @@
 """A judge that has all passages of a sample judged in one call."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from watching import Watching
 from ctxguard.core.context import Context
 from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, StageUnavailableError
+from ctxguard.monitor.estimation.terms import scores_of, table_of
 from ctxguard.monitor.judges import InvalidReason, Judgment, PoolJudge, TokenPrices
 from ctxguard.monitor.judges.verdict_text import verdicts_from_json, verdicts_to_json
 from ctxguard.retrieval.assessors import ModelAssessor
@@ -105,6 +107,9 @@ def test_a_sample_takes_one_call_where_something_relevant_was_served(
     assert {"good", "bad"} <= kept.keys()
     assert kept["good"].score == 0.9
     assert kept["good"].place is not None
+    row = table_of(live.store.judged(live.monitor.series).summaries)
+    odds = [math.log(chance / (100 - chance)) for chance in (90, 5)]
+    assert scores_of(row, 2)[0] == pytest.approx(odds, abs=0.05)
 
 
 def test_scores_and_places_survive_the_store() -> None:
