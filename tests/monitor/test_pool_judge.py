@@ -16,6 +16,7 @@ from ctxguard.errors import ConfigurationError, StageUnavailableError
 from ctxguard.monitor.estimation.terms import scores_of, table_of
 from ctxguard.monitor.judges import InvalidReason, Judgment, PoolJudge, TokenPrices
 from ctxguard.monitor.judges.verdict_text import verdicts_from_json, verdicts_to_json
+from ctxguard.monitor.judging.counters import MonitorCounters
 from ctxguard.retrieval.assessors import ModelAssessor
 
 pytest.importorskip("openai")
@@ -110,6 +111,20 @@ def test_a_sample_takes_one_call_where_something_relevant_was_served(
     row = table_of(live.store.judged(live.monitor.series).summaries)
     odds = [math.log(chance / (100 - chance)) for chance in (90, 5)]
     assert scores_of(row, 2)[0] == pytest.approx(odds, abs=0.05)
+
+
+def test_the_effect_of_the_place_shows_in_the_halves_of_the_lists() -> None:
+    counters = MonitorCounters()
+    for first in (0, 1, 1):
+        grades = (first, 0, 1, 0, 0)
+        counters.add_places(Judgment("p", grade, place=n) for n, grade in enumerate(grades, 1))
+    counters.add_places([Judgment("p", 1)])
+    assert {key[1:]: n for key, n in counters.counts().items()} == {
+        ("first", "yes"): 2,
+        ("first", "no"): 4,
+        ("second", "yes"): 3,
+        ("second", "no"): 6,
+    }
 
 
 def test_scores_and_places_survive_the_store() -> None:

@@ -383,6 +383,15 @@ JUDGE = Row(
         },
     ),
     Panel(
+        "Verdicts by half of the list",
+        "Of a judge that is given lists in random order: alike unless the place sways it.",
+        {
+            "{{half}} half, relevant: {{relevant}}": fleet_rate(
+                "ctxguard_place_verdicts_total", "half, relevant"
+            ),
+        },
+    ),
+    Panel(
         "Users' reactions in the store",
         "They see only what was served: no judgments, and in no estimate.",
         {"{{kind}}": fleet("ctxguard_feedback", "kind")},

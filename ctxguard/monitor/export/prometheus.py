@@ -31,6 +31,8 @@ _COUNTS = {
     "assembly or by the policy; outside enforce, as enforcing would have it.",
     "today_tokens": "Tokens that the bare retriever would serve in their place, by mode.",
     "canary_verdicts": "Verdicts on labelled passages that were judged again, by whether the same.",
+    "place_verdicts": "Verdicts of a judge that is given lists, by half of the list: the order is "
+    "random, so that the shares of yes differ by what the place does to verdicts.",
     "judge_calls": "Calls of the judge's endpoint.",
     "judge_retries": "Judge calls that were retries.",
     "judge_invalid": "Passages for which the judge gave no valid verdict, by reason.",

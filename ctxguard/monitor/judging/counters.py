@@ -2,11 +2,11 @@
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from ctxguard.core.types import Mode, Route
-from ctxguard.monitor.judges import Judge, Ledger
+from ctxguard.monitor.judges import Judge, Judgment, Ledger
 from ctxguard.monitor.sampling.record import SampleRecord, TokenAccount
 
 Counts = Mapping[tuple[str, ...], float]
@@ -34,6 +34,7 @@ LABELS = {
     "candidate_tokens": ("mode", "fate"),
     "today_tokens": ("mode",),
     "canary_verdicts": ("same",),
+    "place_verdicts": ("half", "relevant"),
     "judge_calls": (),
     "judge_retries": (),
     "judge_invalid": ("reason",),
@@ -75,6 +76,11 @@ NOTHING_COUNTED: Counts = {
     },
     **{key: 0.0 for mode in Mode for key in token_counts(mode, TokenAccount())},
     **{("canary_verdicts", same): 0.0 for same in ("yes", "no")},
+    **{
+        ("place_verdicts", half, relevant): 0.0
+        for half in ("first", "second")
+        for relevant in ("yes", "no")
+    },
 }
 """What a series begins with: a count that is first seen above 0 has no rate before."""
 
@@ -90,6 +96,16 @@ class MonitorCounters:
     def add_canary(self, same: int, other: int) -> None:
         """Count the verdicts on a sample that was judged again by the same judge."""
         self._add({("canary_verdicts", "yes"): same, ("canary_verdicts", "no"): other})
+
+    def add_places(self, verdicts: Iterable[Judgment]) -> None:
+        """Count the verdicts of one list by the half of it in which the passage stood."""
+        placed = [one for one in verdicts if one.place is not None]
+        middle = (max([one.place or 0 for one in placed], default=0) + 1) / 2
+        counts = Counter[tuple[str, ...]]()
+        for one in placed:
+            half = "first" if (one.place or 0) < middle else "second"
+            counts["place_verdicts", half, "yes" if one.grade > 0 else "no"] += 1
+        self._add(counts)
 
     def add_outcome(self, outcome: JudgedAs, route: Route | None) -> None:
         """Count one claimed sample; ``route`` is None if it cannot be read."""

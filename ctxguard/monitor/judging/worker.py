@@ -304,6 +304,7 @@ class JudgingWorker:
             self._alarms.clear(AlarmKind.JUDGE_DOWN)
         self.failing = False
         self._counters.add_verdicts(record.route, verdicts.n_wanted, verdicts.n_invalid)
+        self._counters.add_places(verdicts.verdicts.values())
         return _Result(outcome, finished, record, verdicts.request)
 
     def _loss(
