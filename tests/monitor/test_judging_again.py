@@ -129,7 +129,7 @@ def test_labels_count_under_the_next_judge_before_anybody_grades_more(
     assert upper - lower < 0.3
     own = figures["ctxguard_judge_estimate", "precision", "recent"]
     assert not lower < own < upper, "the judge's own figure is far off, and is not what is shown"
-    assert figures["ctxguard_window_requests", "all_retained"] == len(later)
+    assert live.monitor.report().live.populations[Window.ALL_RETAINED].judged == len(later)
     live.writer.stop()
     live.store.close()
 
@@ -182,7 +182,7 @@ def test_judging_again_keeps_within_the_budget_and_leaves_room_for_fresh_samples
     assert 200 < second.n_judged <= 300
     left = scraped(live)["ctxguard_labelled_waiting_samples",]
     assert waiting > left > 0
-    assert scraped(live)["ctxguard_window_requests", "all_retained"] > 0
+    assert live.monitor.report().live.populations[Window.ALL_RETAINED].judged > 0
 
 
 def test_a_sample_on_which_the_judge_fails_does_not_keep_the_others_from_being_judged_again(
