@@ -73,24 +73,24 @@ class JudgeModel(SettingsModel):
         "SCORE",
         default="a probability of one half",
     )
-    judge_form: Literal["passage", "chat", "decisions", "systemone"] = key(
-        "How --judge llm is asked: one call for each passage, or one for all of a sample by chat "
-        "completions, a decisions or a systemone endpoint.",
-        "FORM",
-        value="passage",
-    )
     judge_revision: str | None = optional_key(
         "Any text, to be changed where --judge llm or reranker has changed behind the same name: "
         "the judge begins anew, and judges again what people graded.",
         "TEXT",
     )
 
-    def model_judge(self, kind: str, reranker: str | None) -> "Judge":
+    def model_judge(
+        self,
+        kind: str,
+        reranker: str | None,
+        form: Literal["passage", "chat", "decisions", "systemone"] = "passage",
+    ) -> "Judge":
         """Make the judge that the settings describe.
 
         Args:
             kind: ``llm``, ``cross-encoder`` or ``reranker``.
             reranker: The guard's, which a cross-encoder that judges must not be.
+            form: How a language model is asked: about one passage, or about a list.
 
         Raises:
             ConfigurationError: no model is named, or no reranker's server.
@@ -138,13 +138,13 @@ class JudgeModel(SettingsModel):
         }
         prices = None if self.prices is None else TokenPrices(*self.prices)
         judge: LLMJudge | PoolJudge
-        if self.judge_form == "passage":
+        if form == "passage":
             judge = LLMJudge(self.model, prices=prices, **connection)
         else:
             judge = PoolJudge(
                 ModelAssessor(
                     self.model,
-                    form=self.judge_form,
+                    form=form,
                     questions=("relevant",),
                     prices=prices,
                     **connection,
@@ -172,6 +172,13 @@ class JudgeSettings(JudgeModel):
         "PATH",
     )
 
+    judge_form: Literal["passage", "chat", "decisions", "systemone"] = key(
+        "How --judge llm is asked: one call for each passage, or one for all of a sample by chat "
+        "completions, a decisions or a systemone endpoint.",
+        "FORM",
+        value="passage",
+    )
+
     def make_judge(self, reranker: str | None, output: Output) -> "Judge":
         """The judge that the settings describe.
 
@@ -187,7 +194,7 @@ class JudgeSettings(JudgeModel):
 
             return PeopleAlone()
         if self.judge != "labels":
-            return self.model_judge(self.judge, reranker)
+            return self.model_judge(self.judge, reranker, self.judge_form)
         if self.labels is None:
             raise ConfigurationError("--judge labels needs --labels: a BEIR folder, or JSONL")
         return _label_judge(self.labels, output)

@@ -10,6 +10,7 @@ import pytest
 from chat_endpoint import Answer, ChatEndpoint
 from watching import Watching
 
+from ctxguard.cli._store import JudgeSettings
 from ctxguard.core.context import Context
 from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, StageUnavailableError
@@ -142,3 +143,22 @@ def test_an_assessor_that_is_not_asked_for_relevance_cannot_judge(endpoint: List
     assessor = ModelAssessor("m", questions=("answers",), base_url=endpoint.url, api_key="none")
     with pytest.raises(ConfigurationError, match="relevant"):
         PoolJudge(assessor)
+
+
+@pytest.mark.parametrize(("form", "begins"), [("passage", "m-1 "), ("decisions", "decisions m-1 ")])
+def test_settings_say_how_a_language_model_is_asked_and_which_revision_it_is(
+    form: str, begins: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "any")
+    settings = JudgeSettings.model_construct(
+        judge="llm",
+        model="m-1",
+        base_url="http://127.0.0.1:1/v1",
+        prices=None,
+        calls_per_second=None,
+        judge_form=form,
+        judge_revision="b",
+    )
+    judge = settings.model_judge("llm", None, settings.judge_form)
+    assert judge.version.startswith(begins)
+    assert judge.version.endswith(" revision b")
