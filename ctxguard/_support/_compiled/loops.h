@@ -71,6 +71,10 @@ INLINE void expect(const void *bytes, int64_t n) {
     for (int64_t at = 0; at < n; at += 64) __builtin_prefetch((const char *)bytes + at);
 }
 
+/* A table that is read here and there: after a search of the vectors none of it is at hand. Of a large
+ * one little may be read. */
+INLINE void expect_table(const void *table, int64_t n) { expect(table, least(n, 1 << 18)); }
+
 /* Something with a score; `at` breaks ties. */
 typedef struct {
     double score;

@@ -279,6 +279,7 @@ int64_t read_sentences(const argument *a, const int64_t *rows, int64_t n, double
     memcpy(shares, a[1].data, m * sizeof *shares);
     /* A piece is multiplied once, however many candidates have it. */
     int32_t n_read = 0;
+    expect_table(position_of, n_known * sizeof *position_of);
     for (int64_t i = 0, to = 0; i < n; i++) {
         const int64_t begin = starts[2 * rows[i] + 1], size = starts[2 * rows[i] + 3] - begin;
         if (i + 2 < n) {

@@ -224,6 +224,9 @@ int64_t read_words(const passage_words *in, const int64_t *rows, int64_t n, cons
     if (!counts) return NO_MEMORY;
     for (int64_t i = 0; i < n_stems; i++)
         if (of_stems[i] >= 0) counts[of_stems[i]].count = OF_QUERY;
+    expect_table(in->stem_of, in->n_known * sizeof *in->stem_of);
+    expect_table(counts, in->n_stems * sizeof *counts);
+    if (stem_weights) expect_table(stem_weights, in->n_stems * sizeof *stem_weights);
     int64_t at_posting = 0;
     for (int64_t i = 0; i < n; i++) {
         const int64_t begin = in->starts[rows[i]], size = in->starts[rows[i] + 1] - begin;
