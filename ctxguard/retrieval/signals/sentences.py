@@ -92,7 +92,7 @@ def sentence_signals(inputs: SentenceInputs, rows: RowArray) -> FloatArray:
     pieces = inputs.wide if inputs.narrow is None else inputs.narrow
     if pieces is None or not inputs.shares.size:
         return signals
-    states, shares = inputs.states.astype(np.int64), inputs.shares.astype(np.int64)
+    states, shares = inputs.states.astype(np.float64), inputs.shares.astype(np.float64)
     for n, row in enumerate(rows.tolist()):
         (first, at), (end, last) = inputs.starts[row], inputs.starts[row + 1]
         match, similarity, tokens = [], [], []
@@ -112,8 +112,11 @@ def sentence_signals(inputs: SentenceInputs, rows: RowArray) -> FloatArray:
     return signals
 
 
-def _products(states: NDArray[np.int64], rows: Int8Array) -> NDArray[np.int64]:
-    """Compute the inner products of all states with rows, rounded to 16 bits, shape (m, n)."""
-    exact = states @ rows.astype(np.int64).T
-    narrow: NDArray[np.int64] = ((exact + 2 ** (_SHIFT - 1)) >> _SHIFT).clip(-(2**15), 2**15 - 1)
-    return narrow
+def _products(states: FloatArray, rows: Int8Array) -> FloatArray:
+    """Compute the inner products of all states with rows, rounded to 16 bits, shape (m, n).
+
+    All are integers, and no sum needs rounding.
+    """
+    exact = states @ rows.T.astype(np.float64)
+    rounded: FloatArray = np.floor((exact + 2 ** (_SHIFT - 1)) / 2**_SHIFT)
+    return rounded.clip(-(2**15), 2**15 - 1)

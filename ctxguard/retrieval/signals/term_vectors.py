@@ -29,15 +29,17 @@ def term_cosines(passages: PassageWords, weights: FloatArray, rows: NumberArray)
     if _compiled.kernels is not None:
         _compiled.kernels.term_cosines(rows, *passages, weights, cosines)
         return cosines
-    vectors: list[dict[int, float]] = []
-    for i, row in enumerate(rows.tolist()):
-        _, stems, _, norm = passages.of(row)
-        terms, counts = np.unique(stems, return_counts=True)
+    read = [passages.of(row) for row in rows.tolist()]
+    terms, numbers = np.unique(
+        np.concatenate([np.zeros(0, np.int32), *[stems for _, stems, _, _ in read]]),
+        return_inverse=True,
+    )
+    vectors, end = np.zeros((rows.size, terms.size)), 0
+    for i, (_, stems, _, norm) in enumerate(read):
+        counts = np.bincount(numbers[end : end + stems.size], minlength=terms.size)
         parts = weights[terms] * (counts / (counts + norm))
-        parts = np.rint(parts * (_GRID / np.sqrt(np.square(parts).sum() or 1.0)))
-        vectors.append(dict(zip(terms.tolist(), parts.tolist(), strict=True)))
-        for j, other in enumerate(vectors[:i]):
-            product = sum(part * other.get(term, 0.0) for term, part in vectors[i].items())
-            cosines[i, j] = cosines[j, i] = min(product / (_GRID * _GRID), 1.0)
-        cosines[i, i] = 1.0 if terms.size else 0.0
+        vectors[i] = np.rint(parts * (_GRID / np.sqrt(np.square(parts).sum() or 1.0)))
+        end += stems.size
+    np.minimum(vectors @ vectors.T / (_GRID * _GRID), 1.0, out=cosines)
+    np.fill_diagonal(cosines, [float(stems.size > 0) for _, stems, _, _ in read])
     return cosines
