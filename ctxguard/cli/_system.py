@@ -7,8 +7,8 @@ candidates that a server reranks.
 import atexit
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from functools import reduce
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +19,7 @@ from ctxguard.cli._options import Depth
 from ctxguard.cli._worth import PassageWorth
 from ctxguard.core.types import ScoreKind
 from ctxguard.errors import ConfigurationError, DataError
+from ctxguard.request.assess import AssessorStage
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.rerank_client import RerankClient
 from ctxguard.retrieval.rerank_forms import FORMS
@@ -158,6 +159,17 @@ class System(PassageWorth, ServedSystem):
             )
         except ConfigurationError as error:
             raise ConfigurationError(f"--retriever {self.retriever}: {error}") from None
+
+
+@contextmanager
+def open_assessor(system: ServedSystem, *, patient: bool = False) -> Iterator[AssessorStage | None]:
+    """The stage that asks the system's assessor, closed at the end; None without one."""
+    stage = system.assessor_stage(patient=patient)
+    try:
+        yield stage
+    finally:
+        if stage is not None:
+            stage.close()
 
 
 def _shown(name: str) -> str:

@@ -16,7 +16,7 @@ from ctxguard.cli import _options
 from ctxguard.cli._console import Output, check_writable, print_json
 from ctxguard.cli._inputs import read_labelled, seen_in_calibration
 from ctxguard.cli._results import by_metric
-from ctxguard.cli._system import Source, System
+from ctxguard.cli._system import Source, System, open_assessor
 from ctxguard.core.types import Mode
 from ctxguard.errors import ConfigurationError, CtxguardError
 from ctxguard.guard import ContextGuard
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
     from calibration.reader.asking import AnswerFile, ToAnswer
     from calibration.results import Results
+    from ctxguard.request.assess import AssessorStage
     from ctxguard.retrieval.chat import ChatClient, TokenPrices
 
 _WIDE = 120
@@ -109,10 +110,10 @@ def answers(settings: Answers) -> None:
     labelled, _ = labelled.against(source)
     notes = [*labelled.notes, *seen_in_calibration(labelled, profile)]
     dataset = labelled.dataset
-    with output.passes() as begin:
+    with open_assessor(settings) as assessor, output.passes() as begin:
         asked = questions_with_contexts(
             dataset.queries,
-            _guards(source, profile),
+            _guards(source, profile, assessor),
             begin("retrieving contexts", len(dataset)),
         )
     file = AnswerFile(settings.file, settings.model)
@@ -149,12 +150,14 @@ def answers(settings: Answers) -> None:
     _show(results, settings, output, notes)
 
 
-def _guards(source: Source, profile: Profile) -> dict[str, ContextGuard]:
+def _guards(
+    source: Source, profile: Profile, assessor: "AssessorStage | None"
+) -> dict[str, ContextGuard]:
     from calibration.reader.asking import PIPELINES
 
     depth = profile.provenance.depth
     return {
-        name: ContextGuard(source, profile=profile, mode=mode, depth=depth)
+        name: ContextGuard(source, profile=profile, mode=mode, depth=depth, assessor=assessor)
         for name, mode in zip(PIPELINES, (Mode.SHADOW, Mode.ENFORCE), strict=True)
     }
 

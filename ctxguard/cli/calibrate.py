@@ -1,7 +1,6 @@
 """``ctxguard calibrate``: choose a policy for each route, certify it, and report the evidence."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
@@ -19,7 +18,7 @@ from ctxguard.cli._inputs import Labelled, read_labelled, shared_questions
 from ctxguard.cli._pools import notes_on_pools
 from ctxguard.cli._results import print_asking, print_summary
 from ctxguard.cli._store import JudgeModel
-from ctxguard.cli._system import Source, System
+from ctxguard.cli._system import Source, System, open_assessor
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
 from ctxguard.errors import ConfigurationError
@@ -222,9 +221,8 @@ def calibrate(settings: Calibrate) -> None:
     labelled, counts = labelled.against(opened)
     # Whoever changes a retriever of their own may forget its fingerprint, and would get old pools.
     default_cache = None if settings.index is None else cache_folder() / "pools"
-    stage = settings.assessor_stage(patient=True)
     price = DEFAULT_PRICE if settings.price is None else settings.price
-    with output.passes() as begin, nullcontext() if stage is None else closing(stage):
+    with open_assessor(settings, patient=True) as stage, output.passes() as begin:
         calibration = calibrate_all(
             opened,
             labelled.dataset,

@@ -1,7 +1,5 @@
 """``ctxguard query``: shows the kept and dropped candidates of one query, with reasons."""
 
-from contextlib import closing, nullcontext
-
 import typer
 from rich.table import Table
 from rich.text import Text
@@ -11,7 +9,7 @@ from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, Output, one_line, print_json
 from ctxguard.cli._pools import beyond_index, on_route, terms_of
 from ctxguard.cli._snippets import snippet
-from ctxguard.cli._system import Source, System
+from ctxguard.cli._system import Source, System, open_assessor
 from ctxguard.core.conflicts import Conflict
 from ctxguard.core.context import Context
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Mode, Verdict
@@ -68,7 +66,8 @@ def query(settings: QuerySettings) -> None:
     loaded = None if settings.profile is None else Profile.load(settings.profile)
     depth = settings.depth or (DEFAULT_DEPTH if loaded is None else loaded.provenance.depth)
     with output.doing("opening the retriever"):
-        source, assessor = settings.open(), settings.assessor_stage()
+        source = settings.open()
+    with open_assessor(settings) as assessor, output.doing("searching"):
         guard = ContextGuard(
             source if settings.route is None else on_route(source, settings.route),
             profile=loaded,
@@ -77,7 +76,6 @@ def query(settings: QuerySettings) -> None:
             depth=max(settings.k or DEFAULT_K, depth),
             assessor=assessor,
         )
-    with output.doing("searching"), nullcontext() if assessor is None else closing(assessor):
         context = guard.retrieve(settings.question)
     comparison = guard.comparison
     notes = beyond_index(source, settings.k or DEFAULT_K) + _notes(context)
