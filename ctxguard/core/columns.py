@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +27,7 @@ MOST_SOURCES = 20
 
 _FEWEST_OF_SOURCE = 3
 _MOST_VALUE_CHARS = 100
+_MOST_PARSED = 4_096
 _MINUTES_A_DAY = 1_440
 _DATE = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)"
@@ -33,7 +35,7 @@ _DATE = re.compile(
     re.ASCII,
 )
 _VERSION = re.compile(r"v?(\d{1,9}(?:\.\d{1,9}){0,5})(?:[-+.]?[A-Za-z][\w.+-]{0,30})?", re.ASCII)
-_ASKED_VERSION = re.compile(r"(?<![\w.])v?(\d+(?:\.\d+)+)", re.ASCII)
+_ASKED_VERSION = re.compile(r"(?<![\w.])v?(\d{1,9}(?:\.\d{1,9}){1,5})(?!\d)", re.ASCII)
 _ASKED_YEAR = re.compile(r"(?<!\d)(?:19|20)\d\d(?!\d)", re.ASCII)
 _WORD = re.compile(r"\w+")
 
@@ -188,12 +190,16 @@ def _number(value: object) -> float:
 
 
 def _days(value: object) -> float:
-    """Return the days from the year 0 to a date or time in ISO 8601; NaN for another value.
+    """Return the days from the year 0 to a date or time in ISO 8601; NaN for another value."""
+    if isinstance(value, str) and len(value) <= _MOST_VALUE_CHARS:
+        return _parsed_days(value)
+    return _parsed_days(str(value)) if hasattr(value, "isoformat") else math.nan
 
-    Offsets from UTC are less than a day, and count for nothing here.
-    """
-    is_time = isinstance(value, str) or hasattr(value, "isoformat")
-    match = _DATE.fullmatch(str(value).strip()) if is_time else None
+
+@lru_cache(maxsize=_MOST_PARSED)
+def _parsed_days(text: str) -> float:
+    """Parse a time; offsets from UTC are less than a day, and count for nothing here."""
+    match = _DATE.fullmatch(text.strip())
     if match is None:
         return math.nan
     year, month, day, hour, minute = (int(part or 0) for part in match.groups())
@@ -207,7 +213,13 @@ def _days(value: object) -> float:
 
 
 def _version(value: object) -> tuple[int, ...] | None:
-    match = _VERSION.fullmatch(value.strip()) if isinstance(value, str) else None
+    is_text = isinstance(value, str) and len(value) <= _MOST_VALUE_CHARS
+    return _parsed_version(str(value)) if is_text else None
+
+
+@lru_cache(maxsize=_MOST_PARSED)
+def _parsed_version(text: str) -> tuple[int, ...] | None:
+    match = _VERSION.fullmatch(text.strip())
     return None if match is None else tuple(int(part) for part in match[1].split("."))
 
 
@@ -220,23 +232,28 @@ def _source(value: object) -> str:
 
 def _named(kind: ColumnKind, query: str, values: Sequence[object]) -> FloatArray:
     """Return 1 for values that the query names, −1 for others beside them, else 0."""
+    named: Sequence[bool] = ()
     if kind == "version":
         asked = [tuple(map(int, text.split(".")))[:6] for text in _ASKED_VERSION.findall(query)]
-        versions = [_version(value) for value in values]
-        named = [
-            version is not None and any(_is_within(version, each) for each in asked)
-            for version in versions
-        ]
+        if asked:
+            named = [
+                version is not None and any(_is_within(version, each) for each in asked)
+                for version in map(_version, values)
+            ]
     elif kind == "time":
-        years = set(_ASKED_YEAR.findall(query))
-        named = [bool(years) and _year(value) in years for value in values]
+        if years := set(_ASKED_YEAR.findall(query)):
+            named = [_year(value) in years for value in values]
     else:
-        words = f" {' '.join(_WORD.findall(query.casefold()))} "
-        names = [" ".join(_WORD.findall(_source(value).casefold())) for value in values]
-        named = [bool(name) and f" {name} " in words for name in names]
+        words = _spaced(query)
+        named = [len(text := _spaced(_source(value))) > 2 and text in words for value in values]
     if not any(named):
         return np.zeros(len(values))
     return np.where(named, 1.0, -1.0)
+
+
+@lru_cache(maxsize=_MOST_PARSED)
+def _spaced(text: str) -> str:
+    return f" {' '.join(_WORD.findall(text.casefold()))} "
 
 
 def _is_within(version: tuple[int, ...], asked: tuple[int, ...]) -> bool:

@@ -49,6 +49,7 @@ def test_a_candidate_without_a_value_has_the_mean_and_a_list_without_any_has_no_
         ),
         ("version", "how was it in 2.1.0?", ["2.1", "2.1.3"], [1, -1]),
         ("version", "how is it, in 5 steps?", ["5", "6.1"], [0, 0]),
+        ("version", f"how is it in 1.{'9' * 5_000}?", ["1.9", "2.0"], [0, 0]),
         ("time", "what did it cost in 2021?", ["2021-05-01", "2022-05-01", None], [1, -1, -1]),
         ("time", "what does it cost?", ["2021-05-01", "2022-05-01"], [0, 0]),
         ("source", "what does the Help Centre say?", ["help-centre", "forum"], [1, -1]),
