@@ -11,6 +11,13 @@
 /* Registers wider than those of the plainest processor are passed to inlined functions alone. */
 #pragma GCC diagnostic ignored "-Wpsabi"
 
+/* Before a loop whose arrays do not overlap. */
+#if defined(__clang__)
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float float4 __attribute__((vector_size(16), aligned(4)));

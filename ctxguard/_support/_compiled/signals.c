@@ -165,16 +165,13 @@ INLINE void sums_of_body(const double *restrict vectors, const double *restrict 
     for (int64_t j = 0; j < m; j++) {
         const double *restrict s = vectors + j * stride, *restrict l = terms + j * stride;
         const double w = weights[j], score = scores[j], kept = weight[j];
-#pragma GCC ivdep
-        for (int64_t i = 0; i < n; i++) near[i] = power((s[i] - 1.0) / 0.1);
-#pragma GCC ivdep
-        for (int64_t i = 0; i < n; i++) {
+        INDEPENDENT for (int64_t i = 0; i < n; i++) near[i] = power((s[i] - 1.0) / 0.1);
+        INDEPENDENT for (int64_t i = 0; i < n; i++) {
             by_vectors[i] += near[i] * score;
             of_vectors[i] += near[i];
             weight[i] += w;
         }
-#pragma GCC ivdep
-        for (int64_t i = 0; i < n; i++) {
+        INDEPENDENT for (int64_t i = 0; i < n; i++) {
             const double like = l[i] * l[i] + 1e-6;
             support[i] += w * l[i];
             by_terms[i] += like * score;
