@@ -238,11 +238,15 @@ def totals(scenarios: Sequence[dict[str, Any]]) -> dict[str, Any]:
             pooled[key][1] += figure["shown"]
     names = refuted(scenarios)
     return {
-        "scenarios_run": len(scenarios),
+        "scenarios_run": len({one["scenario"] for one in scenarios}),
+        "scenarios_known": len(SCENARIOS),
         "figures": len(figures),
         "refuted": len(names),
         "refuted_figures": names,
         "pooled": {key: round(covered / n, 4) for key, (covered, n) in sorted(pooled.items())},
+        "lowest_unseen_change": min(
+            (one["covered"] / one["shown"] for one in shown if one["unseen_change"]), default=1.0
+        ),
         "rows": "\n".join(map(_row, scenarios)),
     }
 
