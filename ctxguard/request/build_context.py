@@ -92,7 +92,8 @@ def decide_request(
         n = len(ranking.passage_ids)
         decision = Decision(ranking, applies.today, range(n), min(applies.today.k, n))
         return Decided(applies, mode, decision, (), (), None)
-    ranking = with_columns(ranking, request.bound.signal_columns, given.query)
+    if request.bound.signal_columns:
+        ranking = with_columns(ranking, request.bound.signal_columns, given.query)
     route = ranking.route
     policy, flags, differences = applies.policy, applies.flags, applies.differences
     sufficiency = applies.sufficiency
