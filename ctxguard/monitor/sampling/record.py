@@ -374,7 +374,10 @@ def _token_account(context: Context, readable: Mapping[int, Passage]) -> TokenAc
         out = [counts.get(drop.position, 0) for drop in context.dropped_in_assembly]
         kept = by_policy - sum(out)
     today = sum([counts.get(position, 0) for position in range(context.today_k)])
-    return TokenAccount(kept, by_policy - kept, sum(counts.values()) - by_policy, today)
+    # Served in place of what could not be read, or read then and not now.
+    by_policy = max(by_policy, kept)
+    retrieved = max(sum(counts.values()), by_policy)
+    return TokenAccount(kept, by_policy - kept, retrieved - by_policy, today)
 
 
 def _tokens(passage: Passage) -> int:
