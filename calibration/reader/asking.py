@@ -40,6 +40,15 @@ KNOWN_ANSWERS = ("answers", "gold_answers", "answer")
 WRONG_ANSWERS = "wrong_answers"
 """Column with known wrong answers; an answer that holds one is wrong."""
 
+ANSWER_METRICS: Mapping[str, str] = {
+    "correct": "share of the answers that are right",
+    "kept": "passages in the context",
+    "tokens": "tokens that the reader read, as it reports them",
+    "seconds": "time of an answer",
+    "cost_per_1000": "cost of 1,000 questions at the prices",
+}
+"""The metrics of ``compare_answers`` beside another tool's mark."""
+
 MarkBy = Literal["contains", "exact", "judge"]
 Row = dict[str, object]
 

@@ -32,13 +32,6 @@ if TYPE_CHECKING:
     from ctxguard.retrieval.chat import ChatClient, TokenPrices
 
 _WIDE = 120
-_MEANINGS = {
-    "correct": "share of the answers that are right",
-    "kept": "passages in the context",
-    "tokens": "tokens that the reader read, as it reports them",
-    "seconds": "time of an answer",
-    "cost_per_1000": "cost of 1,000 questions at the prices",
-}
 
 
 class Answers(System):
@@ -233,11 +226,15 @@ def _show(
     output: Output,
     notes: list[str],
 ) -> None:
+    from calibration.reader.asking import ANSWER_METRICS
+
     if settings.as_json:
         print_json({"reader": settings.model, "results": results, "notes": notes})
     else:
         output.facts([("reader", settings.model), ("answers", str(settings.file))])
-        meanings = {settings.mark: "the mark"} | _MEANINGS if output.out.width >= _WIDE else None
+        meanings = (
+            {settings.mark: "the mark"} | ANSWER_METRICS if output.out.width >= _WIDE else None
+        )
         output.out.print(by_metric(results, meanings))
         difference = results.of("guard", settings.mark).difference
         if difference is not None and difference.bounds is not None:

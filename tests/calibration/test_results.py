@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from calibration.evaluate import DESCRIPTIONS, QueryMetrics, bootstrap_ratio
+from calibration.reader.asking import ANSWER_METRICS
 from calibration.results import (
     COMPARED,
     LOWER_IS_BETTER,
@@ -112,7 +113,7 @@ class TestTable:
         assert tabulate(measured).metrics == ("harm",)
 
     def test_every_metric_has_a_direction_or_none(self) -> None:
-        assert set(DESCRIPTIONS) >= LOWER_IS_BETTER | NEITHER_IS_BETTER
+        assert {*DESCRIPTIONS, *ANSWER_METRICS} >= LOWER_IS_BETTER | NEITHER_IS_BETTER
         assert not LOWER_IS_BETTER & NEITHER_IS_BETTER
         assert set(COMPARED) <= set(DESCRIPTIONS)
 

@@ -184,8 +184,8 @@ def test_the_evidence_is_written_as_a_page_and_as_json(
     assert data["routes"][0]["certificate"]["delta"] == 0.1
     assert data["profile_id"] == document["profile_id"]
     families = {each["family"]: each for each in data["routes"][0]["families"]}
-    assert families["stems"]["milliseconds"] > 0.0
-    assert families["ranker"]["milliseconds"] > 0.0
+    assert families["stems"]["milliseconds"] >= 0.0
+    assert families["ranker"]["milliseconds"] >= 0.0
     text = page.read_text(encoding="utf-8")
     assert data["profile_id"] in text
     assert "How to clean a" in text

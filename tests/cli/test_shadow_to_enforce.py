@@ -179,7 +179,7 @@ def test_a_scrape_says_what_is_missing_until_it_rises(watched: Watched) -> None:
             pass
         monitor.maintain()
         found = scrape()
-        assert (found["ctxguard_shadow_requests"], found["ctxguard_shadow_may_rise"]) == (40, 0)
+        assert found["ctxguard_shadow_may_rise"] == 0
         assert 10 <= found["ctxguard_shadow_requests_needed"] <= 30
         assert found["ctxguard_shadow_labels_needed"] == 0
         serve(
