@@ -232,10 +232,9 @@ def _show(
         print_json({"reader": settings.model, "results": results, "notes": notes})
     else:
         output.facts([("reader", settings.model), ("answers", str(settings.file))])
-        meanings = (
-            {settings.mark: "the mark"} | ANSWER_METRICS if output.out.width >= _WIDE else None
-        )
-        output.out.print(by_metric(results, meanings))
+        meanings = {settings.mark: "the mark", **ANSWER_METRICS}
+        is_wide = output.out.width >= _WIDE
+        output.out.print(by_metric(results, meanings if is_wide else None))
         difference = results.of("guard", settings.mark).difference
         if difference is not None and difference.bounds is not None:
             words = {"better": "better answers", "worse": "worse answers"}
