@@ -329,6 +329,16 @@ def test_two_labels_are_too_few_to_borrow_from() -> None:
     assert borrowed_estimates(sums, rates, MODEL, Precision(min_n=2)) == {}
 
 
+@pytest.mark.parametrize("n_irrelevant", [4, 5])
+def test_a_rate_is_borrowed_from_five_passages_of_each_kind(n_irrelevant: int) -> None:
+    """A judge that was right about all of four irrelevant passages may err on the next."""
+    verdicts = np.repeat([1, 0], [60, n_irrelevant])
+    request = np.arange(len(verdicts))
+    assert (error_rates(passages(verdicts, verdicts > 0, request), request) is None) == (
+        n_irrelevant < 5
+    )
+
+
 @pytest.mark.parametrize("refusals", [0.0, 0.25])
 def test_a_borrowed_precision_is_that_of_requests_that_were_served_anything(
     refusals: float,

@@ -27,6 +27,9 @@ from ctxguard.monitor.estimation.terms import Metric
 _LEAST_LABELS = 10
 """With fewer, the judge's error rates cannot be estimated, whatever precision is asked for."""
 
+_LEAST_OF_A_KIND = 5
+"""Relevant graded passages, and others: the rate of fewer seems certain when it is not."""
+
 _LEAST_POWER = 0.3
 """Share of a difference between requests that the judge must see; 1 for an exact judge."""
 
@@ -55,7 +58,7 @@ def error_rates(grades: Grades, cluster: IntArray) -> BorrowedRates | None:
         cluster: Shape (l,), the cluster of each, from 0.
 
     Returns:
-        None if no passage, or every one, is relevant.
+        None if too few passages are relevant, or too few are not.
     """
     # What is borrowed is about served passages; a dropped one may stand for many.
     is_served = grades.rank > 0
@@ -66,7 +69,7 @@ def error_rates(grades: Grades, cluster: IntArray) -> BorrowedRates | None:
     shares, rates = [], []
     for is_kind in (grades.relevant > 0.0, grades.relevant <= 0.0):
         own = weight * is_kind
-        if not own.sum() > 0.0:
+        if np.count_nonzero(own) < _LEAST_OF_A_KIND:
             return None
         rates.append(float(own @ is_yes / own.sum()))
         shares.append(own / own.sum() * (is_yes - rates[-1]))
