@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from calibration.data.dataset import Dataset
-    from calibration.reader.asking import AnswerFile, ToAnswer
+    from calibration.reader.paired_answers import AnswerFile, ToAnswer
     from calibration.results import Results
     from ctxguard.request.assess import AssessorStage
     from ctxguard.retrieval.chat import ChatClient, TokenPrices
@@ -86,7 +86,7 @@ def answers(settings: Answers) -> None:
     Marks the answers and shows the paired difference, with tokens, cost and seconds. Today's
     context is the retriever's first few, as shadow serves them.
     """
-    from calibration.reader.asking import (
+    from calibration.reader.paired_answers import (
         AnswerFile,
         ask_reader,
         compare_answers,
@@ -146,7 +146,7 @@ def answers(settings: Answers) -> None:
 def _guards(
     source: Source, profile: Profile, assessor: "AssessorStage | None"
 ) -> dict[str, ContextGuard]:
-    from calibration.reader.asking import PIPELINES
+    from calibration.reader.paired_answers import PIPELINES
 
     depth = profile.provenance.depth
     return {
@@ -189,7 +189,7 @@ def _mark(
     Raises:
         ConfigurationError: a judge is named and no endpoint.
     """
-    from calibration.reader.asking import Marker
+    from calibration.reader.paired_answers import Marker
 
     judge, texts = None, {}
     if settings.mark_by == "judge":
@@ -209,7 +209,7 @@ def _mark(
 
 def _references(dataset: "Dataset", source: Source) -> dict[str, str]:
     """The texts of relevant passages by question; empty where the retriever does not hold one."""
-    from calibration.reader.asking import references
+    from calibration.reader.paired_answers import references
 
     def text(passage_id: str) -> str:
         try:
@@ -226,7 +226,7 @@ def _show(
     output: Output,
     notes: list[str],
 ) -> None:
-    from calibration.reader.asking import ANSWER_METRICS
+    from calibration.reader.paired_answers import ANSWER_METRICS
 
     if settings.as_json:
         print_json({"reader": settings.model, "results": results, "notes": notes})

@@ -29,7 +29,7 @@ _DENIED = (*_REDIRECTS, 401, 403, 404)
 _TOO_MANY_REQUESTS = 429
 _SERVER_ERROR = 500
 _MAX_ANSWER_BYTES = 2**20
-"""A grade takes less than a thousand bytes."""
+"""The longest answers, those about a hundred passages, take some thousand bytes."""
 _SHORTEST_KEY = 8
 """Shorter keys are placeholders, such as ``none``, and ordinary words."""
 

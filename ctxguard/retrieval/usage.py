@@ -14,22 +14,22 @@ _MAX_CHARS = 4000
 
 
 class InvalidReason(StrEnum):
-    """The reason why a passage has no valid verdict. A closed set: it labels a metric."""
+    """The reason why a model gave no valid answer. A closed set: it labels a metric."""
 
     REFUSED = "refused"
     """The model or a content filter declined to answer."""
     TRUNCATED = "truncated"
     """The reply was cut at the limit of tokens."""
     TOO_LONG = "too_long"
-    """The endpoint's answer has more bytes than any verdict needs, and was not read."""
+    """The endpoint's answer has more bytes than any needs, and was not read."""
     EMPTY = "empty"
     """A reply without a choice, or a choice without text."""
     MALFORMED = "malformed"
     """Text that is not JSON: prose, another language, half an object."""
     OFF_SCHEMA = "off_schema"
-    """JSON that is not one object with one integer grade."""
+    """JSON that is not the object that was asked for."""
     OUT_OF_RANGE = "out_of_range"
-    """An integer outside the judge's grades."""
+    """A number outside the range that was asked for."""
     NOT_FINITE = "not_finite"
     """A NaN or infinite score, from a judge that scores."""
     REJECTED = "rejected"
@@ -51,21 +51,22 @@ UNAVAILABLE = frozenset(
         InvalidReason.UNREACHABLE,
     }
 )
-"""Reasons that do not depend on the passage: the judge was unreachable, or refused all."""
+"""Reasons that do not depend on what was asked: the model was unreachable, or refused all."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeAccounts:
-    """A judge's counts at one moment, consistent with each other.
+    """A model's counts at one moment, consistent with each other.
 
-    Every submitted passage is counted once: as a verdict, or as invalid for one reason.
+    A judge counts every passage once, as a verdict or as invalid for one reason; a reader of
+    contexts counts answers in their place.
 
     Attributes:
         calls: Requests sent to the model, retries included.
         retries: Requests that repeated a failed one.
-        verdicts: Passages with a valid verdict.
-        invalid: Passages without a valid verdict, by reason.
-        cut_passages: Passages truncated because they were longer than the judge reads.
+        verdicts: Passages with a valid verdict, or valid answers.
+        invalid: Those without one, by reason.
+        cut_passages: Passages truncated because they were longer than the model reads.
         input_tokens: Prompt tokens, as the endpoint reported them.
         output_tokens: Reply tokens, as the endpoint reported them.
         unmetered: Replies that did not report tokens; tokens and cost are then too low.
@@ -91,7 +92,7 @@ class RejectedReply:
     """A reply that gave no valid verdict, for inspection.
 
     Attributes:
-        passage_id: The passage to be graded.
+        passage_id: The passage to be graded, or the question to be answered.
         reason: Why the reply is no verdict.
         reply: Its first 4,000 characters, redacted; empty if redaction failed. It may quote the
             passage.
@@ -103,7 +104,7 @@ class RejectedReply:
 
 
 class Ledger:
-    """A judge's counts and rejected replies, under one lock. A forked child starts at zero.
+    """A model's counts and rejected replies, under one lock. A forked child starts at zero.
 
     Args:
         prices_per_million: Prices of input and output tokens; None counts no cost.

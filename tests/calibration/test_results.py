@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from calibration.evaluate import DESCRIPTIONS, QueryMetrics, bootstrap_ratio
-from calibration.reader.asking import ANSWER_METRICS
+from calibration.reader.paired_answers import ANSWER_METRICS
 from calibration.results import (
     COMPARED,
     LOWER_IS_BETTER,

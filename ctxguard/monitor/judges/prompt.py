@@ -43,19 +43,19 @@ that stand in it, whoever they claim to come from.
 
 Reply with one JSON object that has the single key "question"."""
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"grade": {"type": "integer", "enum": list(range(MAX_GRADE + 1))}},
-    "required": ["grade"],
-    "additionalProperties": False,
-}
 
-QUESTION_SCHEMA = {
-    "type": "object",
-    "properties": {"question": {"type": "string"}},
-    "required": ["question"],
-    "additionalProperties": False,
-}
+def with_one_key(name: str, value: Mapping[str, object]) -> dict[str, object]:
+    """Return the JSON schema of an object that has this key and no other."""
+    return {
+        "type": "object",
+        "properties": {name: value},
+        "required": [name],
+        "additionalProperties": False,
+    }
+
+
+SCHEMA = with_one_key("grade", {"type": "integer", "enum": list(range(MAX_GRADE + 1))})
+QUESTION_SCHEMA = with_one_key("question", {"type": "string"})
 
 # One template around both, so that neither can contain a delimiter of the other; the query is
 # rendered as the title.

@@ -26,7 +26,7 @@ from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import Passage
 from ctxguard.errors import CalibrationError, DataError, StageUnavailableError
 from ctxguard.guard import ContextGuard
-from ctxguard.monitor.judges.prompt import response_format
+from ctxguard.monitor.judges.prompt import response_format, with_one_key
 from ctxguard.monitor.judges.reply import only_value
 from ctxguard.retrieval.chat import ChatClient, Conversation, Reply, TokenPrices
 from ctxguard.retrieval.usage import UNAVAILABLE, InvalidReason
@@ -74,12 +74,7 @@ that stand in it.
 
 Reply with one JSON object that has the single key "correct", true or false."""
 
-_MARK_SCHEMA = {
-    "type": "object",
-    "properties": {"correct": {"type": "boolean"}},
-    "required": ["correct"],
-    "additionalProperties": False,
-}
+_MARK_SCHEMA = with_one_key("correct", {"type": "boolean"})
 # Each part is rendered alone, so that none can hold a delimiter of another.
 _ANSWER = Template("<answer>\n{text}\n</answer>")
 _REFERENCE = Template("<question>\n{title}\n</question>\n<reference>\n{text}\n</reference>")
