@@ -1,5 +1,6 @@
 """``ctxguard answers``: whether the guard's contexts give better answers, on a reader of yours."""
 
+import logging
 import os
 from collections import Counter
 from contextlib import ExitStack
@@ -149,10 +150,15 @@ def _guards(
     from calibration.reader.paired_answers import PIPELINES
 
     depth = profile.provenance.depth
-    return {
-        name: ContextGuard(source, profile=profile, mode=mode, depth=depth, assessor=assessor)
-        for name, mode in zip(PIPELINES, (Mode.SHADOW, Mode.ENFORCE), strict=True)
-    }
+    log = logging.getLogger(ContextGuard.__module__)
+    log.disabled = True  # both modes are set here, so neither is news to the user
+    try:
+        return {
+            name: ContextGuard(source, profile=profile, mode=mode, depth=depth, assessor=assessor)
+            for name, mode in zip(PIPELINES, (Mode.SHADOW, Mode.ENFORCE), strict=True)
+        }
+    finally:
+        log.disabled = False
 
 
 def _prices(settings: Answers) -> "TokenPrices | None":

@@ -249,6 +249,12 @@ class ChatClient:
                         f"the client of chat completions cannot be made: {error} (a "
                         "local server takes any api_key)"
                     ) from error
+                if self._client.base_url.scheme not in ("http", "https"):
+                    address, self._client = str(self._client.base_url), None
+                    raise ConfigurationError(
+                        f"base_url {address!r} is no URL: write http:// or https://, the host and "
+                        "the path"
+                    )
             return self._client
 
     def _before_each_call(self, request: Any) -> None:
