@@ -1,21 +1,27 @@
-"""A server of the service's benchmark: the service with scores at hand, or an echo.
+"""A server of the service's benchmark, on any free port.
 
-python -m benchmarks._serve_app service|attacked|echo
+python -m benchmarks._serve_app service|attacked|echo|upstream
+python -m benchmarks._serve_app relay|proxy|lean_proxy PORT
 
-``attacked`` is a service with an index, a console and tokens.
+``service`` has scores at hand, ``attacked`` is one with an index, a console and tokens, and
+``relay`` asks the reranker at PORT, as ``proxy`` (with httpx) and ``lean_proxy`` (with the
+service's own client) do without reading what they hand on. ``upstream`` is such a reranker, which
+reads nothing either.
 """
 
+import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+import httpx2
 import numpy as np
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as HttpRoute
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from benchmarks._serve_attacks import TOKEN
 from ctxguard.core.policies import ExpectedUtilityPolicy
@@ -54,14 +60,14 @@ class ScoresAtHand:
         """Nothing to close."""
 
 
-def profile() -> Profile:
+def profile(reranker: str = FINGERPRINT) -> Profile:
     """A calibrated P(relevant) of the scores, made by hand; at most 10 passages are kept."""
     n = len(feature_names(("ranking",)))
     model = RelevanceModel(("ranking",), (1.0,) + (0.0,) * (n - 1), (0.0,) * n, (1.0,) * n, 0.0)
     policy = ExpectedUtilityPolicy(model, k=10)
     return Profile(
         routes={Route.EXTERNAL: RouteProfile(policy=policy, score_kind=ScoreKind.PROBABILITY)},
-        fingerprint={"reranker": FINGERPRINT, "score_kind": "probability"},
+        fingerprint={"reranker": reranker, "score_kind": "probability"},
         provenance=Provenance(
             ctxguard_version="0", seed=0, dataset="none", dataset_digest="0" * 64, depth=100
         ),
@@ -72,30 +78,76 @@ async def _echo(request: Request) -> Response:
     return Response(await request.body(), media_type="application/json")
 
 
+def _posted(answer: Callable[[Request], Awaitable[Response]]) -> Starlette:
+    return Starlette(routes=[HttpRoute("/{path:path}", answer, methods=["POST"])])
+
+
+def _upstream() -> ASGIApp:
+    results = [{"index": at, "relevance_score": 0.9 - at / 100} for at in range(50)]
+    body = json.dumps({"id": "1", "results": results}).encode()
+    head = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": head})
+            await send({"type": "http.response.body", "body": body})
+        else:
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await send({"type": "lifespan.shutdown.complete"})
+
+    return answer
+
+
+def _proxy(url: str) -> ASGIApp:
+    client = httpx2.AsyncClient(timeout=10.0)
+    head = {"content-type": "application/json"}
+
+    async def forward(request: Request) -> Response:
+        answer = await client.post(url, content=await request.body(), headers=head)
+        return Response(answer.content, media_type="application/json")
+
+    return _posted(forward)
+
+
 def _announce(url: str) -> None:
     sys.stdout.write(f"{url}\n")
     sys.stdout.flush()
 
 
+def _app(what: str, folder: Path, port: str) -> tuple[ServiceSettings, ASGIApp]:
+    file = folder / "profile.json"
+    url = f"http://127.0.0.1:{port}/rerank"
+    settings = ServiceSettings(port=0, profile=file)
+    match what:
+        case "echo":
+            return settings, _posted(_echo)
+        case "upstream":
+            return settings, _upstream()
+        case "proxy":
+            return settings, _proxy(url)
+        case "service":
+            profile().save(file)
+            return settings, create_app(settings, scorer=ScoresAtHand())
+        case "relay":
+            profile("cohere (default model)").save(file)
+            settings = ServiceSettings(port=0, profile=file, rerank_upstream=url)
+            return settings, create_app(settings)
+    settings = ServiceSettings(
+        port=0,
+        store=f"sqlite:///{folder}/samples.db",
+        secrets=Secrets(token=TOKEN, console_token=TOKEN),
+    )
+    passages = [Passage(str(n), f"passage {n}", metadata={"n": n}) for n in range(1_000)]
+    return settings, create_app(settings, retriever=FaultyRetriever(passages).retriever)
+
+
 def main() -> None:
     """Serve on any free port, and print the URL."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "profile.json"
-        profile().save(file)
-        settings = ServiceSettings(port=0, profile=file)
-        app: ASGIApp
-        if sys.argv[1] == "echo":
-            app = Starlette(routes=[HttpRoute("/{path:path}", _echo, methods=["POST"])])
-        elif sys.argv[1] == "service":
-            app = create_app(settings, scorer=ScoresAtHand())
-        else:
-            settings = ServiceSettings(
-                port=0,
-                store=f"sqlite:///{folder}/samples.db",
-                secrets=Secrets(token=TOKEN, console_token=TOKEN),
-            )
-            passages = [Passage(str(n), f"passage {n}", metadata={"n": n}) for n in range(1_000)]
-            app = create_app(settings, retriever=FaultyRetriever(passages).retriever)
+        settings, app = _app(sys.argv[1], Path(folder), sys.argv[-1])
         serve(settings, _announce, app)
 
 
