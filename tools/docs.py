@@ -180,9 +180,10 @@ def public_names(module: str) -> list[str]:
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     tree = ast.parse(file.read_text(encoding="utf-8"))
     listed = dict(_literals(tree))
+    # Those that a star import leaves out are exported too.
+    exported = " ".join(listed.get("_EXPORTS", {}).values()).split()
     names = (
-        # Those that a star import leaves out are exported too.
-        sorted({*listed["__all__"], *listed.get("_LAZY_MODULES", ())})
+        sorted({*listed["__all__"], *exported})
         if "__all__" in listed
         else [
             node.name
@@ -197,7 +198,7 @@ def _literals(tree: ast.Module) -> Iterator[tuple[str, Any]]:
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name = node.targets[0].id
-            if name in ("__all__", "_LAZY_MODULES"):
+            if name in ("__all__", "_EXPORTS"):
                 yield name, ast.literal_eval(node.value)
 
 

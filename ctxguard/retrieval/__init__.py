@@ -1,22 +1,27 @@
 """The embedded hybrid retriever, and the protocols of retrievers.
 
-Importing this package is cheap: faiss, bm25s and sentence-transformers come with the
-extra ``embedded`` and are imported where they are used.
+A name is imported when it is first used. faiss, bm25s and sentence-transformers come with the extra
+``embedded`` and are imported where they are used.
 """
 
-from ctxguard.retrieval.hybrid.retriever import HybridRetriever
-from ctxguard.retrieval.protocols import (
-    Analyser,
-    AsyncRetriever,
-    Embedder,
-    FilteringRetriever,
-    LexicalIndex,
-    Reranker,
-    Retriever,
-    RetrieverFunction,
-    SwappingRetriever,
-)
-from ctxguard.retrieval.rerank_client import RerankClient
+from typing import TYPE_CHECKING
+
+from ctxguard._support.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+    from ctxguard.retrieval.protocols import (
+        Analyser,
+        AsyncRetriever,
+        Embedder,
+        FilteringRetriever,
+        LexicalIndex,
+        Reranker,
+        Retriever,
+        RetrieverFunction,
+        SwappingRetriever,
+    )
+    from ctxguard.retrieval.rerank_client import RerankClient
 
 __all__ = [
     "Analyser",
@@ -31,3 +36,15 @@ __all__ = [
     "RetrieverFunction",
     "SwappingRetriever",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        globals(),
+        {
+            "ctxguard.retrieval.hybrid.retriever": "HybridRetriever",
+            "ctxguard.retrieval.protocols": "Analyser AsyncRetriever Embedder FilteringRetriever "
+            "LexicalIndex Reranker Retriever RetrieverFunction SwappingRetriever",
+            "ctxguard.retrieval.rerank_client": "RerankClient",
+        },
+    )

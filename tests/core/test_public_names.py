@@ -92,9 +92,19 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
         _ = ctxguard.Retriver
 
 
-def test_importing_it_imports_neither_retrieval_nor_the_monitor() -> None:
+def test_importing_it_imports_nothing_more() -> None:
     run(
         "import sys, ctxguard\n"
+        "assert not {'numpy', 'pydantic', 'asyncio'} & set(sys.modules)\n"
+        "ours = {name for name in sys.modules if name.startswith('ctxguard')}\n"
+        "assert ours == {'ctxguard', 'ctxguard._support', 'ctxguard._support.lazy_names'}, ours\n"
+    )
+
+
+def test_the_guard_imports_neither_retrieval_nor_the_monitor() -> None:
+    run(
+        "import sys, ctxguard\n"
+        "ctxguard.ContextGuard\n"
         "heavy = {'ctxguard.retrieval', 'ctxguard.monitor', 'sqlalchemy', 'faiss', 'torch'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
         "assert ctxguard.HybridRetriever.__module__ in sys.modules\n"
