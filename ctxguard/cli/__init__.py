@@ -1,7 +1,7 @@
 """The command line: the application and its commands.
 
 Exit codes: 0 for success; 1 for a finding, such as a promise that cannot be certified; 2 for wrong
-usage or bad input. This module imports only what is light: each command imports what it needs.
+usage or bad input. Nothing of a command is imported before it is used.
 """
 
 import sys
@@ -11,30 +11,7 @@ import typer
 
 import ctxguard
 from ctxguard._support.foreign_distribution import foreign_distribution
-from ctxguard.cli import (
-    answers,
-    calibrate,
-    compare,
-    demo,
-    doctor,
-    evaluate,
-    explain,
-    fit_ranker,
-    golden,
-    hard_negatives,
-    index,
-    label,
-    mcp,
-    metrics,
-    monitor,
-    query,
-    recalibrate,
-    rollback,
-    serve,
-    utilities,
-)
-from ctxguard.cli._console import BAD_INPUT, Group, print_warning
-from ctxguard.cli._settings import add_command, add_group
+from ctxguard.cli._groups import Group, add_command, add_group
 
 app = typer.Typer(
     name="ctxguard",
@@ -67,54 +44,130 @@ def _application(
     pass
 
 
-add_command(app, demo.demo, "demo")
-add_command(app, doctor.doctor, "doctor")
-add_command(app, index.index, "index")
-add_command(app, calibrate.calibrate, "calibrate", keys=["serving_k"])
-add_command(app, evaluate.evaluate, "evaluate", options=["gain"], keys=["route", "write_run"])
+add_command(app, "demo", "Index, calibrate, guard and monitor on real text, in a minute or two.")
+add_command(
+    app, "doctor", "Say for each part of a deployment whether it works, and how to mend it."
+)
+add_command(app, "index", "Index a corpus for lexical and dense search.")
 add_command(
     app,
-    query.query,
+    "calibrate",
+    "Choose and certify a policy for each route, and measure it on held-out queries.",
+    keys=["serving_k"],
+)
+add_command(
+    app,
+    "evaluate",
+    "Measure a profile, or the first k passages, on labelled queries.",
+    options=["gain"],
+    keys=["route", "write_run"],
+)
+add_command(
+    app,
     "query",
+    "Show what the guard keeps and drops for one query, and why.",
     keys=["retriever", "route"],
     without=["run", "preset", "utility", "gain"],
 )
-add_command(app, compare.compare, "compare")
 add_command(
     app,
-    answers.answers,
+    "compare",
+    "Compare ways to rank and to cut on the same labelled queries, with paired intervals.",
+)
+add_command(
+    app,
     "answers",
+    "Ask a reader each labelled question twice: with today's context and with the guard's.",
     keys=["engine", "retriever"],
     without=["run", "preset", "utility", "gain"],
 )
 add_command(
-    app, serve.serve, "serve", options=["rerank_upstream", "rerank_protocol", "rerank_model"]
+    app,
+    "serve",
+    "Serve the rerank protocol with calibrated decisions, or decisions alone, over HTTP.",
+    options=["rerank_upstream", "rerank_protocol", "rerank_model"],
 )
-add_command(app, mcp.mcp, "mcp", keys=["k"])
-add_command(app, monitor.monitor, "monitor")
-add_command(app, explain.explain, "explain")
-add_command(app, recalibrate.recalibrate, "recalibrate")
-add_command(app, rollback.rollback, "rollback")
-add_command(app, metrics.metrics, "metrics")
+add_command(
+    app,
+    "mcp",
+    "Serve an index to agents over the Model Context Protocol, with the tools search and fetch.",
+    keys=["k"],
+)
+add_command(app, "monitor", "Judge sampled requests, and serve live estimates to Prometheus.")
+add_command(
+    app,
+    "explain",
+    "Show what was served and dropped for one sampled request, and how it was judged.",
+)
+add_command(
+    app, "recalibrate", "Calibrate on judged traffic, and compare with the profile in force."
+)
+add_command(app, "rollback", "List the profiles that a file held before, or return to one of them.")
+add_command(
+    app,
+    "metrics",
+    "Print the recording and alerting rules for Prometheus, or the dashboard for Grafana.",
+)
 
 _label = add_group(
     app, "label", "Export samples for people to label; import their labels, and users' feedback."
 )
-add_command(_label, label.export, "export")
-add_command(_label, label.import_, "import")
-add_command(_label, label.feedback, "feedback")
+add_command(
+    _label,
+    "export",
+    "Write a file of passages for people to grade, of judged requests picked at random.",
+    place="label:export",
+)
+add_command(_label, "import", "Import the labels of one annotator.", place="label:import_")
+add_command(
+    _label,
+    "feedback",
+    "Import users' reactions. They are counted by kind, and enter no estimate.",
+    place="label:feedback",
+)
 
 _golden = add_group(
     app, "golden", "Labels with provenance, frozen by digest; their coverage and hard negatives."
 )
-add_command(_golden, golden.freeze, "freeze")
-add_command(_golden, golden.check, "check")
-add_command(_golden, golden.coverage, "coverage", keys=["route", "profile"])
-add_command(_golden, hard_negatives.hard_negatives, "hard-negatives")
+add_command(
+    _golden,
+    "freeze",
+    "Merge the labels of all sources into one per passage, and freeze them under a digest.",
+    place="golden:freeze",
+)
+add_command(
+    _golden,
+    "check",
+    "Show what a frozen set holds, and verify that it is unchanged; exit code 1 if it is not.",
+    place="golden:check",
+)
+add_command(
+    _golden,
+    "coverage",
+    "Measure how much of what is retrieved has a label: an unlabelled passage may be relevant.",
+    place="golden:coverage",
+    keys=["route", "profile"],
+)
+add_command(
+    _golden,
+    "hard-negatives",
+    "Write passages that are ranked high but labelled not relevant, as training triplets.",
+)
 
 _fit = add_group(app, "fit", "Fit a ranker, or the utilities of a reader, to labels.")
-add_command(_fit, fit_ranker.fit_ranker, "ranker", without=["reranker", "ranker"])
-add_command(_fit, utilities.fit_utilities, "utilities")
+add_command(
+    _fit,
+    "ranker",
+    "Fit the ranker that orders an index's candidates to labelled queries.",
+    place="fit_ranker:fit_ranker",
+    without=["reranker", "ranker"],
+)
+add_command(
+    _fit,
+    "utilities",
+    "Fit the utilities of passages for one reader, from answers marked right or wrong.",
+    place="utilities:fit_utilities",
+)
 
 
 def main() -> None:
@@ -123,6 +176,8 @@ def main() -> None:
     Exits with 2 where another distribution has replaced the package's own ``__init__``.
     """
     if clash := foreign_distribution():
+        from ctxguard.cli._console import BAD_INPUT, print_warning
+
         print_warning(clash)
         if not hasattr(ctxguard, "ContextGuard"):
             sys.exit(BAD_INPUT)

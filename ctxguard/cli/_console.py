@@ -26,7 +26,7 @@ from rich.progress import (
 )
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from ctxguard.cli._tables import Column, TextTable
 from ctxguard.core.interval import Interval
@@ -109,17 +109,6 @@ class Command(TyperCommand):
             if lines:
                 with formatter.section(title):
                     formatter.write_dl(lines)
-
-
-class Group(TyperGroup):
-    """A group whose help shows the whole summary of each command, not its first words."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - overridden
-        summaries = {
-            name: (each.help or "").split("\n\n")[0] for name, each in self.commands.items()
-        }
-        with formatter.section("Commands"):
-            formatter.write_dl(list(summaries.items()))
 
 
 def in_words(help_text: str) -> str:

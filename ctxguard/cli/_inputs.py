@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import ctxguard
 from ctxguard.cli._system import Source
 from ctxguard.core.types import DEFAULT_K
 from ctxguard.errors import ConfigurationError, DataError, ProfileMismatchError
-from ctxguard.profile.comparison import SystemComparison, compare_systems
-from ctxguard.profile.schema import Profile
-from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
+    from ctxguard import HybridRetriever, Profile
     from ctxguard.integrations.engines.retriever import EngineRetriever
+    from ctxguard.profile.comparison import SystemComparison
 
 DEFAULT_BASELINE = f"k={DEFAULT_K}"
 """Baseline of recall loss, the same as in calibration."""
@@ -82,7 +82,7 @@ def _labelled_ids(
     """The ids that labels may name; of an engine, whose ids may be billions, those that they do."""
     from calibration.data.dataset import named_passages
 
-    if isinstance(retriever, HybridRetriever):
+    if isinstance(retriever, ctxguard.HybridRetriever):
         return retriever.labelled_ids
     return retriever.labelled_ids(named_passages(dataset))
 
@@ -92,7 +92,7 @@ def _passage_ids(
 ) -> frozenset[str]:
     """The ids of passages; of an engine, those among the labelled ones."""
 
-    if isinstance(retriever, HybridRetriever):
+    if isinstance(retriever, ctxguard.HybridRetriever):
         return frozenset(retriever.passage_ids)
     return retriever.known_ids(labelled)
 
@@ -213,6 +213,7 @@ def seen_in_calibration(labelled: Labelled, profile: "Profile") -> tuple[str, ..
 
 def compared(profile: "Profile", retriever: "Source") -> "SystemComparison":
     """The profile's system compared with this retriever under the profile's fusion."""
+    from ctxguard.profile.comparison import compare_systems
 
     fused = retriever.with_fusion(profile.fusion)
     return compare_systems(profile, fused.fingerprint(), fused.corpus_sketch())

@@ -9,11 +9,10 @@ from ctxguard.cli._inputs import Labelled
 from ctxguard.cli._system import Source
 from ctxguard.core.types import DEFAULT_DEPTH, Route
 from ctxguard.errors import ConfigurationError, ProfileMismatchError
-from ctxguard.profile.schema import Profile
-from ctxguard.retrieval.analysers.words import words
 
 if TYPE_CHECKING:
     from calibration.replay import Pools
+    from ctxguard import Profile
 
 
 def on_route(retriever: "Source", route: Route) -> "Source":
@@ -62,6 +61,8 @@ def terms_of(
 ) -> Callable[[str], Sequence[str]]:
     """Splits a text into the terms that an index matches; a wrapped retriever's are not known."""
     analyser = getattr(retriever, "analyser", None)
+    from ctxguard.retrieval.analysers.words import words
+
     return words if analyser is None else analyser.analyse
 
 

@@ -16,7 +16,8 @@ from pydantic.fields import FieldInfo
 
 from ctxguard._support.regular_file import read_regular
 from ctxguard._support.settings import SettingsModel, about, flags_of, key_of
-from ctxguard.cli._console import Command, Group
+from ctxguard.cli._console import Command
+from ctxguard.cli._groups import COMMANDS
 from ctxguard.cli._system import SOURCES, System
 from ctxguard.errors import DataError
 
@@ -28,23 +29,20 @@ _FILE = (
     "TOML file with the keys below, and options by their names; relative paths start from its "
     "folder. An option wins over a key."
 )
-_TABLES: set[str] = set()
 _MAX_TOML_BYTES = 2**20
 
 
-def add_command(
-    app: typer.Typer,
+def command_of(
     run: Callable[[S], None],
     name: str,
     *,
     options: Collection[str] = (),
     keys: Collection[str] = (),
     without: Collection[str] = (),
-) -> None:
-    """Add a command that runs a function of its settings.
+) -> typer.Typer:
+    """Make the application of one command, which runs a function of its settings.
 
     Args:
-        app: The application or the group.
         run: Its only parameter's annotation is the class of the settings.
         name: The command's name.
         options: Fields that are options of this command, though keys elsewhere.
@@ -64,10 +62,8 @@ def add_command(
         if each in keys or (about(field)["key"] and each not in options)
     }
     parameters = [_option(each, field) for each, field in fields.items() if each not in in_file]
-    if in_file:
-        _TABLES.add(name)
-        if _SYSTEM not in fields:
-            parameters.append(_system_option())
+    if in_file and _SYSTEM not in fields:
+        parameters.append(_system_option())
 
     def call(**given: Any) -> None:
         context = given["context"]
@@ -89,14 +85,9 @@ def add_command(
     call.__annotations__ = {each.name: each.annotation for each in parameters}
     call.__doc__ = run.__doc__
     about_command = {"keys": _sections(in_file, name), "settings": fields}
-    app.command(name, cls=type("Command", (Command,), about_command))(call)
-
-
-def add_group(app: typer.Typer, name: str, text: str) -> typer.Typer:
-    """Add a group of commands."""
-    group = typer.Typer(name=name, cls=Group, help=text, no_args_is_help=True)
-    app.add_typer(group)
-    return group
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    alone.command(name, cls=type("Command", (Command,), about_command))(call)
+    return alone
 
 
 def _bounds(field: FieldInfo) -> dict[str, Any]:
@@ -169,7 +160,7 @@ def _settings_in(file: Path, command: str, fields: Fields) -> dict[str, Any]:
         DataError: the file cannot be read, or it has a key that is unknown.
     """
     document = _read_toml(file)
-    tables = {name: document.pop(name) for name in _TABLES & document.keys()}
+    tables = {name: document.pop(name) for name in COMMANDS & document.keys()}
     system = _named(document, System.model_fields, file)
     own_sources = SOURCES if _SYSTEM in fields else fields
     for name in [each for each in SOURCES if each in system and each not in own_sources]:
@@ -192,7 +183,7 @@ def system_in(file: Path) -> System:
         ConfigurationError: a value cannot be used.
     """
     document = _read_toml(file)
-    system = {key: value for key, value in document.items() if key not in _TABLES}
+    system = {key: value for key, value in document.items() if key not in COMMANDS}
     return System(**_named(system, System.model_fields, file))
 
 

@@ -14,22 +14,21 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import ctxguard
 from ctxguard._support.settings import about, key_of, optional, optional_key
 from ctxguard.cli._options import Depth
 from ctxguard.cli._worth import PassageWorth
 from ctxguard.core.types import ScoreKind
 from ctxguard.errors import ConfigurationError, DataError
-from ctxguard.request.assess import AssessorStage
-from ctxguard.retrieval.hybrid.retriever import HybridRetriever
-from ctxguard.retrieval.rerank_client import RerankClient
 from ctxguard.retrieval.rerank_forms import FORMS
-from ctxguard.retrieval.signals.ranker import Ranker
 from ctxguard.server.settings import IndexSystem, ServedSystem
 
 if TYPE_CHECKING:
     from calibration.data.dataset import Query
     from calibration.retrievers import RankingSource
+    from ctxguard import HybridRetriever
     from ctxguard.integrations.engines.retriever import EngineRetriever
+    from ctxguard.request.assess import AssessorStage
 
 Source: TypeAlias = "HybridRetriever | EngineRetriever | RankingSource"
 """Where a command's candidates come from."""
@@ -124,6 +123,7 @@ class System(PassageWorth, ServedSystem):
     def _reranked_candidates(self, url: str, queries: "Sequence[Query]") -> "RankingSource":
         from calibration.reranked_candidates import RerankedCandidates, read_candidates
         from calibration.retrievers import RankingSource
+        from ctxguard.retrieval.rerank_client import RerankClient
 
         if self.candidates is None:
             raise ConfigurationError(
@@ -162,7 +162,9 @@ class System(PassageWorth, ServedSystem):
 
 
 @contextmanager
-def open_assessor(system: ServedSystem, *, patient: bool = False) -> Iterator[AssessorStage | None]:
+def open_assessor(
+    system: ServedSystem, *, patient: bool = False
+) -> "Iterator[AssessorStage | None]":
     """The stage that asks the system's assessor, closed at the end; None without one."""
     stage = system.assessor_stage(patient=patient)
     try:
@@ -186,10 +188,11 @@ def open_index(system: IndexSystem) -> "HybridRetriever":
         DataError: the file holds no ranker.
     """
     from ctxguard.retrieval.models.reranker import CrossEncoderReranker
+    from ctxguard.retrieval.signals.ranker import Ranker
 
     if system.index is None:
         raise ConfigurationError("give --index FOLDER, or a file --system with the key index")
-    return HybridRetriever.load(
+    return ctxguard.HybridRetriever.load(
         system.index,
         reranker=None if system.reranker is None else CrossEncoderReranker(system.reranker),
         ranker=None if system.ranker is None else Ranker.load(system.ranker),

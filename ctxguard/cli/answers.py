@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rich.text import Text
 
+import ctxguard
 from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard._support.words import count
 from ctxguard.cli import _options
@@ -20,8 +21,6 @@ from ctxguard.cli._results import by_metric
 from ctxguard.cli._system import Source, System, open_assessor
 from ctxguard.core.types import Mode
 from ctxguard.errors import ConfigurationError, CtxguardError
-from ctxguard.guard import ContextGuard
-from ctxguard.profile.schema import Profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
     from calibration.reader.paired_answers import AnswerFile, ToAnswer
     from calibration.results import Results
+    from ctxguard import ContextGuard, Profile
     from ctxguard.request.assess import AssessorStage
     from ctxguard.retrieval.chat import ChatClient, TokenPrices
 
@@ -97,7 +97,7 @@ def answers(settings: Answers) -> None:
 
     check_writable(settings.file, "FILE")
     output = Output(as_json=settings.as_json)
-    profile = Profile.load(settings.profile)
+    profile = ctxguard.Profile.load(settings.profile)
     labelled = read_labelled(settings.data, "test")
     with output.doing("opening the retriever"):
         source = settings.open(labelled.dataset.queries)
@@ -145,16 +145,17 @@ def answers(settings: Answers) -> None:
 
 
 def _guards(
-    source: Source, profile: Profile, assessor: "AssessorStage | None"
-) -> dict[str, ContextGuard]:
+    source: Source, profile: "Profile", assessor: "AssessorStage | None"
+) -> "dict[str, ContextGuard]":
     from calibration.reader.paired_answers import PIPELINES
 
     depth = profile.provenance.depth
-    log = logging.getLogger(ContextGuard.__module__)
+    guard = ctxguard.ContextGuard
+    log = logging.getLogger(guard.__module__)
     log.disabled = True  # both modes are set here, so neither is news to the user
     try:
         return {
-            name: ContextGuard(source, profile=profile, mode=mode, depth=depth, assessor=assessor)
+            name: guard(source, profile=profile, mode=mode, depth=depth, assessor=assessor)
             for name, mode in zip(PIPELINES, (Mode.SHADOW, Mode.ENFORCE), strict=True)
         }
     finally:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import typer
 from pydantic import model_validator
 
+import ctxguard
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.extras import require
 from ctxguard._support.settings import key, optional, optional_key, setting
@@ -23,7 +24,6 @@ from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.describe import describe_policy, describe_utilities
-from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
@@ -311,7 +311,7 @@ def _signal_milliseconds(
 ) -> dict[str, float] | None:
     """Times each family of signals on this machine; None for a retriever that cannot tell."""
 
-    if not isinstance(retriever, HybridRetriever):
+    if not isinstance(retriever, ctxguard.HybridRetriever):
         return None
     queries = [query.text for query in calibration.dataset.queries[:_TIMED_QUERIES]]
     view = retriever.with_fusion(calibration.profile.fusion)

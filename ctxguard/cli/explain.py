@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import ctxguard
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard._support.words import count
 from ctxguard.cli import _options
@@ -14,9 +15,9 @@ from ctxguard.cli._store import open_store
 from ctxguard.core.types import Mode
 from ctxguard.errors import DataError
 from ctxguard.profile.describe import describe_policy
-from ctxguard.profile.schema import Profile
 
 if TYPE_CHECKING:
+    from ctxguard import Profile
     from ctxguard.monitor.explanation import ExplainedCandidate, Explanation
     from ctxguard.monitor.mistakes import DayOfMistakes, DroppedPassage
 
@@ -54,7 +55,7 @@ def explain(settings: Explain) -> None:
     from ctxguard.monitor.mistakes import day_named, mistakes_of
 
     output, request_id = Output(as_json=settings.as_json), settings.request_id
-    loaded = None if settings.profile is None else Profile.load(settings.profile)
+    loaded = None if settings.profile is None else ctxguard.Profile.load(settings.profile)
     day = day_named(request_id, time.time())
     if day is not None:
         with open_store(settings.store) as opened:

@@ -15,7 +15,6 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.interval import Interval
 from ctxguard.core.types import DEFAULT_DEPTH, Route
 from ctxguard.errors import ConfigurationError
-from ctxguard.retrieval.signals.ranker import Ranker
 from ctxguard.server.settings import IndexSystem
 
 if TYPE_CHECKING:
@@ -53,6 +52,7 @@ def fit_ranker(settings: FitRanker) -> None:
     from calibration.ranker import fit
     from calibration.replay import replay
     from calibration.results import paired_differences
+    from ctxguard.retrieval.signals.ranker import Ranker
 
     out = settings.out
     if out is not None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import typer
 
+import ctxguard
 from ctxguard._support.extras import require
 from ctxguard._support.settings import optional, setting
 from ctxguard.cli import _options
@@ -12,8 +13,6 @@ from ctxguard.cli._pools import served_depth
 from ctxguard.cli._system import open_index
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import DEFAULT_K
-from ctxguard.guard import ContextGuard
-from ctxguard.profile.schema import Profile
 from ctxguard.server.settings import IndexSystem
 
 _LOOPBACK = "127.0.0.1"
@@ -56,10 +55,10 @@ def mcp(settings: Mcp) -> None:
     from ctxguard.server.mcp import create_server
 
     conditions = _where(settings.where)
-    profile = None if settings.profile is None else Profile.load(settings.profile)
+    profile = None if settings.profile is None else ctxguard.Profile.load(settings.profile)
     # Standard output is the protocol's.
     output = Output(as_json=True)
-    guard = ContextGuard(
+    guard = ctxguard.ContextGuard(
         open_index(settings),
         profile=profile,
         k=settings.k,

@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING, Self
 import typer
 from pydantic import model_validator
 
+import ctxguard
 from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard._support.words import count
 from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, NO_DATA, Output, print_json, short_interval, table
 from ctxguard.cli._store import IN_WORDS, JudgeSettings, open_store, tokens_in_words
 from ctxguard.cli._system import open_index
-from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.errors import ConfigurationError, CtxguardError, StoreError
-from ctxguard.profile.schema import Profile
-from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.server.settings import IndexSystem
 
 if TYPE_CHECKING:
+    from ctxguard import CorpusSketch, HybridRetriever
     from ctxguard.monitor.alarms import AlarmReport, LossMonitor
     from ctxguard.monitor.estimation.live import Estimates, WindowPopulation
     from ctxguard.monitor.estimation.ratio import Estimate
@@ -132,7 +131,7 @@ def monitor(settings: MonitorSettings) -> None:
     from ctxguard.monitor.store import Limits
 
     output = Output(as_json=settings.as_json)
-    loaded = None if settings.profile is None else Profile.load(settings.profile)
+    loaded = None if settings.profile is None else ctxguard.Profile.load(settings.profile)
     retriever = (
         None
         if settings.index is None

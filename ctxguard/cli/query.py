@@ -1,21 +1,24 @@
 """``ctxguard query``: shows the kept and dropped candidates of one query, with reasons."""
 
+from typing import TYPE_CHECKING
+
 import typer
 from rich.table import Table
 from rich.text import Text
 
+import ctxguard
 from ctxguard._support.settings import optional, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, Output, one_line, print_json
 from ctxguard.cli._pools import beyond_index, on_route, terms_of
 from ctxguard.cli._snippets import snippet
 from ctxguard.cli._system import Source, System, open_assessor
-from ctxguard.core.conflicts import Conflict
-from ctxguard.core.context import Context
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Mode, Verdict
-from ctxguard.guard import ContextGuard
 from ctxguard.profile.describe import FLAGS, REASONS, describe_policy, threshold_in_words
-from ctxguard.profile.schema import Profile
+
+if TYPE_CHECKING:
+    from ctxguard import Context
+    from ctxguard.core.conflicts import Conflict
 
 _DROPPED_SHOWN = 3
 _KEPT_LINES = 2
@@ -63,12 +66,12 @@ def query(settings: QuerySettings) -> None:
         raise typer.BadParameter("give --text or --json, not both", param_hint="--text")
 
     output = Output(as_json=settings.as_json or settings.as_text)
-    loaded = None if settings.profile is None else Profile.load(settings.profile)
+    loaded = None if settings.profile is None else ctxguard.Profile.load(settings.profile)
     depth = settings.depth or (DEFAULT_DEPTH if loaded is None else loaded.provenance.depth)
     with output.doing("opening the retriever"):
         source = settings.open()
     with open_assessor(settings) as assessor, output.doing("searching"):
-        guard = ContextGuard(
+        guard = ctxguard.ContextGuard(
             source if settings.route is None else on_route(source, settings.route),
             profile=loaded,
             k=settings.k,

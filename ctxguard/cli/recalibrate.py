@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 import typer
 from pydantic import model_validator
 
+import ctxguard
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, check_writable, print_json
@@ -17,14 +18,14 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import Route
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.describe import describe_policy
-from ctxguard.profile.schema import Profile, RouteProfile
-from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from ctxguard.server.settings import IndexSystem
 
 if TYPE_CHECKING:
     from calibration.from_traffic import JudgedTraffic, Recalibration
     from ctxguard.monitor.estimation.rise import Rise
     from ctxguard.monitor.store import SampleStore
+    from ctxguard.profile.schema import Profile, RouteProfile
+
 _HELD_OUT = 0.5
 """Share of the questions on which the two profiles are compared."""
 
@@ -78,6 +79,7 @@ def recalibrate(settings: Recalibrate) -> None:
     from calibration.from_traffic import judged_traffic
     from calibration.from_traffic import recalibrate as run
     from ctxguard.monitor.alarms.actions import raise_verdict
+    from ctxguard.retrieval.index.hybrid_index import HybridIndex
 
     out, profile, index = settings.out, settings.profile, settings.index
     check_writable(out, "--out")
@@ -86,7 +88,7 @@ def recalibrate(settings: Recalibrate) -> None:
             "the profile in force is not overwritten; name another file", param_hint="--out"
         )
     output = Output(as_json=settings.as_json)
-    before = None if profile is None else Profile.load(profile)
+    before = None if profile is None else ctxguard.Profile.load(profile)
     with open_store(settings.store) as store, output.doing("reading judged requests"):
         series = named_series(store, settings.judge)
         traffic = judged_traffic(store, series, route=settings.route)

@@ -13,11 +13,10 @@ from ctxguard._support.settings import SettingsModel, key, optional, optional_ke
 from ctxguard.core.asking import DEFAULT_QUESTIONS
 from ctxguard.core.types import Mode, ScoreKind
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.redaction import redact
-from ctxguard.request.assess import AssessorStage
 from ctxguard.retrieval.rerank_forms import FORMS, Protocol
 
 if TYPE_CHECKING:
+    from ctxguard.request.assess import AssessorStage
     from ctxguard.retrieval.protocols import Assessor
 
 ENVIRONMENT = "CTXGUARD_SERVE"
@@ -168,7 +167,7 @@ class ServedSystem(IndexSystem):
         factory=dict,
     )
 
-    def assessor_stage(self, *, patient: bool = False) -> AssessorStage | None:
+    def assessor_stage(self, *, patient: bool = False) -> "AssessorStage | None":
         """The stage that asks the assessor; None without one.
 
         Args:
@@ -178,6 +177,9 @@ class ServedSystem(IndexSystem):
             ConfigurationError: the assessor lacks a model or an endpoint.
             MissingExtraError: the extra of its client is not installed.
         """
+        from ctxguard.monitor.redaction import redact
+        from ctxguard.request.assess import AssessorStage
+
         if self.assessor is None:
             return None
         seconds = _PATIENT_SECONDS if patient else self.assessor_seconds

@@ -39,8 +39,8 @@ def test_help_names_every_command(run: Run) -> None:
 def every_command(group: Any, *path: str) -> Iterator[tuple[str, Any]]:
     """The application, its groups and their commands, by the words that name them."""
     yield " ".join(("ctxguard", *path)), group
-    for name, command in getattr(group, "commands", {}).items():
-        yield from every_command(command, *path, name)
+    for name in getattr(group, "commands", ()):
+        yield from every_command(group.get_command(None, name), *path, name)
 
 
 COMMANDS = dict(every_command(typer.main.get_command(app)))
@@ -87,16 +87,44 @@ def test_the_package_runs_as_a_module() -> None:
     assert done.stdout.startswith("Usage: python -m ctxguard")
 
 
-def test_help_imports_no_model_library() -> None:
-    code = (
-        "import sys; from ctxguard.cli import app\n"
-        "try: app(['--help'])\n"
-        "except SystemExit: pass\n"
-        "heavy = {'torch', 'transformers', 'sentence_transformers', 'faiss', 'sklearn', 'scipy'}\n"
-        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.strip() == "[]"
+def imported(code: str, *arguments: str) -> set[str]:
+    """What a program imports; ``app`` is the application."""
+    code = f"import sys\n{code}\nprint(*sys.modules, file=sys.stderr)"
+    command = [sys.executable, "-c", code, *arguments]
+    return set(subprocess.run(command, capture_output=True, text=True, check=True).stderr.split())
+
+
+HELP = """
+from ctxguard.cli import app
+for words in sys.argv[1:]:
+    try: app(words.split())
+    except SystemExit: pass
+"""
+
+
+def test_help_of_the_application_imports_no_command_and_nothing_that_computes() -> None:
+    names = imported(HELP, "--help")
+    assert not {"numpy", "pydantic", "rich"} & names
+    assert len([name for name in names if name.startswith("ctxguard")]) <= 6
+
+
+def test_help_of_a_command_imports_nothing_that_it_runs() -> None:
+    commands = [name.removeprefix("ctxguard").strip() for name in COMMANDS]
+    names = imported(HELP, *[f"{command} --help" for command in commands])
+    assert "ctxguard.cli.calibrate" in names
+    heavy = {"asyncio", "faiss", "httpx", "prometheus_client", "scipy", "sqlalchemy", "torch"}
+    ours = ("calibration", "guard", "integrations", "monitor.store", "profile.schema", "request")
+    heavy |= {f"ctxguard.{each}" for each in (*ours, "resilience", "retrieval.hybrid")}
+    assert not heavy & names
+    assert len([name for name in names if name.startswith("ctxguard")]) <= 80
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_summary_in_the_list_of_commands_opens_the_help_of_the_command(name: str) -> None:
+    *path, word = name.split()
+    if path and not hasattr(COMMANDS[name], "commands"):
+        listed = COMMANDS[" ".join(path)].commands[word].help
+        assert COMMANDS[name].help.split("\n\n")[0] == listed
 
 
 def test_the_version_is_printed(run: Run) -> None:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from ctxguard._support.settings import SettingsModel, key_of, setting
 from ctxguard.cli import app
-from ctxguard.cli._settings import add_command
+from ctxguard.cli._settings import command_of
 from ctxguard.cli._system import System
 from ctxguard.errors import ConfigurationError
 
@@ -29,8 +29,8 @@ def every_command(group: Any, *path: str) -> dict[str, Any]:
         return {" ".join(path): group}
     return {
         name: command
-        for word, each in group.commands.items()
-        for name, command in every_command(each, *path, word).items()
+        for word in group.commands
+        for name, command in every_command(group.get_command(None, word), *path, word).items()
     }
 
 
@@ -123,16 +123,15 @@ def show(settings: Shown) -> None:
 
 
 @pytest.fixture
-def shown(tmp_path: Path) -> Any:
+def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs the command with a file that holds a document."""
-    application = typer.Typer()
-    application.callback()(lambda: None)
-    add_command(application, show, "show")
+    application = command_of(show, "show")
+    monkeypatch.setattr("ctxguard.cli._settings.COMMANDS", {"show"})
 
     def run(document: dict[str, Any], *options: str) -> Any:
         file = tmp_path / "system.toml"
         file.write_text(as_toml(document), encoding="utf-8")
-        return CliRunner().invoke(application, ["show", "--system", str(file), *options])
+        return CliRunner().invoke(application, ["--system", str(file), *options])
 
     return run
 
