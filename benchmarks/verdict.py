@@ -35,7 +35,6 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +124,7 @@ class Splits:
         return found
 
     def _measure(self, n: int, split: int) -> dict[str, Split] | None:
-        settings = replace(Settings(), seed=split)
+        settings = Settings(seed=split)
         labelled = few_labels(self._dataset, n, split)
         chosen_on, held_out = dealt(labelled, settings)
         if len(chosen_on.answerable) < FEWEST_LABELS:

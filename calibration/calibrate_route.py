@@ -4,9 +4,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Literal
+from typing import Self
 
 import numpy as np
+from pydantic import model_validator
 
 from calibration import risk
 from calibration.certify import Certification, GridPair, Promise, certify
@@ -20,17 +21,19 @@ from calibration.fit import (
     probabilities,
 )
 from calibration.grid import Grid, GridIndex, plain_grid, ratio_grid, sizes, utility_grid
-from calibration.objectives import TOLERANCE, keep_recall
+from calibration.objectives import keep_recall
 from calibration.pool_labels import IntArray, PoolLabels, label
 from calibration.replay import Pools
-from calibration.sufficiency import DEFAULT_FALSE_ALARMS, calibrate_sufficiency
-from calibration.verdict import FEWEST_HELD_OUT, MAX_LOSS, verdict
+from calibration.settings import ChoiceSettings, Family
+from calibration.sufficiency import calibrate_sufficiency
+from calibration.verdict import FEWEST_HELD_OUT, verdict
 from calibration.weights import deciles, n_equivalent, weighted_mean
+from ctxguard._support.settings import optional, setting
 from ctxguard.core.decision import decide
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.signals import named_features, signal_of
-from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, FloatArray
+from ctxguard.core.types import DEFAULT_DEPTH, FloatArray
 from ctxguard.errors import CalibrationError, ConfigurationError
 from ctxguard.profile.schema import (
     Certificate,
@@ -54,9 +57,6 @@ TIGHT = 0.05
 ORDERING_SHARE = 0.4
 """With a promise: share of the choosing queries that fits and orders; the rest tests."""
 
-Family = Literal["auto", "ratio", "expected_utility"]
-Objective = Literal["keep-recall", "utility"]
-
 REFUTED = "chosen, then refuted"
 """The name of the option that was chosen, where held-out queries refute it."""
 
@@ -70,92 +70,31 @@ _OTHER_TOLERANCES = (0.05, 0.1)
 """Larger losses of recall, whose policies are shown beside the choice."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How to choose and certify.
+class Settings(ChoiceSettings):
+    """How to choose and certify, with what a calibration in Python alone takes."""
 
-    Attributes:
-        policy: The family of policies; ``auto`` takes the one that the labels support.
-        objective: ``keep-recall`` chooses the policy of least harm whose recall is not below that
-            of the first ``serving_k``; ``utility`` the policy of highest strict UDCG, whatever
-            recall it costs.
-        serving_k: How many passages are served today; recall is compared with theirs.
-        tolerance: How much mean recall ``keep-recall`` may lose on the choosing queries, and a
-            policy that is enforced on the held-out ones.
-        max_loss: How far the lower bound on the latter may lie below 0.
-        ladder: Test the most careful choice of ``keep-recall`` on the held-out queries first, then
-            bolder ones, and take the last that they let be enforced; from ``FEWEST_FOR_LADDER``
-            answerable queries on.
-        promise: The promise that the certificate must make of the chosen policy, then the one of
-            highest strict UDCG that keeps the promise, whatever the objective. None for a
-            certificate that says what the choice costs.
-        delta: Without a promise, the probability that the certificate is false, in (0, 1).
-        segment_by: Metadata column of the queries; its values get policies of their own.
-        held_out: Share of the queries that takes no part in any choice, in [0, 1). None for half
-            of them, or fewer where that would leave less than ``FEWEST_TO_CHOOSE`` answerable
-            ones to choose on.
-        depth: Candidates per query.
-        min_keep: The fewest passages that every policy keeps.
-        max_tokens: The token budget of a context, as in ``Assembly``: sizes of context whose mean
-            exceeds it are not tried. None for no budget.
-        utilities: The worth of a passage.
-        utilities_source: Where the utilities come from, in words; None for the preset.
-        seed: Random seed of the splits, the order of tests, and the bootstrap.
-        signal_columns: Columns of the passages' metadata whose signals P(relevant) may use.
-        false_alarms: The largest share of contexts with a relevant passage that may be called
-            insufficient, in (0, 1); certified with probability 1 − delta.
-    """
+    promise: Promise | None = optional(
+        "The promise that the certificate must make of the chosen policy, then the one of highest "
+        "strict UDCG that keeps the promise, whatever the objective. None for a certificate that "
+        "says what the choice costs."
+    )
+    depth: int = setting("Candidates per query.", ge=1, value=DEFAULT_DEPTH)
+    utilities: Utilities = setting("The worth of a passage.", value=DEFAULT_UTILITIES)
+    utilities_source: str | None = optional(
+        "Where the utilities come from, in words; None for the preset."
+    )
+    signal_columns: tuple[str, ...] = setting(
+        "Columns of the passages' metadata whose signals P(relevant) may use.", value=()
+    )
 
-    policy: Family = "auto"
-    objective: Objective = "keep-recall"
-    serving_k: int = DEFAULT_K
-    tolerance: float = TOLERANCE
-    max_loss: float = MAX_LOSS
-    ladder: bool = False
-    promise: Promise | None = None
-    delta: float = risk.DEFAULT_DELTA
-    segment_by: str | None = None
-    held_out: float | None = None
-    depth: int = DEFAULT_DEPTH
-    min_keep: int = 1
-    max_tokens: int | None = None
-    utilities: Utilities = DEFAULT_UTILITIES
-    utilities_source: str | None = None
-    seed: int = 0
-    false_alarms: float = DEFAULT_FALSE_ALARMS
-    signal_columns: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.held_out is not None and not 0.0 <= self.held_out < 1.0:
-            raise ConfigurationError(f"held_out {self.held_out!r} must lie in [0, 1): a share")
-        for name in ("delta", "false_alarms", "max_loss"):
-            if not 0.0 < getattr(self, name) < 1.0:
-                raise ConfigurationError(
-                    f"{name} {getattr(self, name)!r} must lie strictly between 0 and 1"
-                )
-        if self.seed < 0:
-            raise ConfigurationError(f"seed {self.seed!r} must be at least 0")
-        if self.depth < 1:
-            raise ConfigurationError(f"depth {self.depth!r} must be at least 1")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ConfigurationError(f"max_tokens {self.max_tokens!r} must be at least 1")
-        if self.serving_k < 1:
-            raise ConfigurationError(f"serving_k {self.serving_k!r} must be at least 1")
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if self.serving_k > self.depth:
             raise ConfigurationError(
                 f"serving_k {self.serving_k!r} is more than the {self.depth!r} candidates that are "
                 "retrieved: raise depth"
             )
-        if not 0.0 <= self.tolerance < 1.0:
-            raise ConfigurationError(f"tolerance {self.tolerance!r} must lie in [0, 1)")
-        if self.objective not in ("keep-recall", "utility"):
-            raise ConfigurationError(
-                f"objective {self.objective!r} is unknown; use 'keep-recall' or 'utility'"
-            )
-        if self.policy not in ("auto", "ratio", "expected_utility"):
-            raise ConfigurationError(
-                f"policy {self.policy!r} is unknown; use 'auto', 'ratio' or 'expected_utility'"
-            )
+        return self
 
     @property
     def baseline(self) -> str:

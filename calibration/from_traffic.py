@@ -351,8 +351,8 @@ def recalibrate(
         )
     if isinstance(before.safe_policy, RatioPolicy):
         # What was served when the profile was made, which the guard falls back to.
-        settings = replace(settings, serving_k=before.safe_policy.k)
-    settings = replace(settings, depth=profile.provenance.depth)
+        settings = settings.model_copy(update={"serving_k": before.safe_policy.k})
+    settings = settings.model_copy(update={"depth": profile.provenance.depth})
     calibration = calibrate(
         RecordedRankings(traffic.rankings),
         traffic.dataset,

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from calibration.grid import Grid, GridIndex
+from calibration.settings import TOLERANCE
 from calibration.weights import counted, with_lost_queries
-
-TOLERANCE = 0.01
-"""How much mean recall the default objective may lose on the queries that choose."""
 
 _WIDER = (1.0, 1.2, 1.6, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 20.0)
 """Sizes of context that are tried, in multiples of the serving k, as far as the depth and the

@@ -10,6 +10,7 @@ from math import ceil, floor, sqrt
 import numpy as np
 
 from calibration.objectives import LOST_QUERIES
+from calibration.settings import MAX_LOSS
 from calibration.weights import counted, weighted_mean, with_lost_queries
 from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation.ratio import t_quantile
@@ -17,9 +18,6 @@ from ctxguard.profile.schema import RouteVerdict
 
 FEWEST_HELD_OUT = 20
 """Fewer held-out queries with a relevant passage prove nothing."""
-
-MAX_LOSS = 0.05
-"""How far below today's mean recall the lower bound of a policy that is served may lie."""
 
 CONFIDENCE = 0.9
 

@@ -59,7 +59,7 @@ def calibrate_from_questions(settings: "Calibrate", chosen: "Settings") -> None:
             _find_questions(settings, files["questions"], judge, output)
         dataset = _asked(settings.queries or files["questions"], files["to_grade"])
         if is_synthetic:
-            chosen = replace(chosen, held_out=0.0)
+            chosen = chosen.model_copy(update={"held_out": 0.0})
             dataset = replace(dataset, notes=(*dataset.notes, _SYNTHETIC))
         with output.doing("opening the retriever"):
             opened = settings.open(dataset.queries)

@@ -9,6 +9,7 @@ import typer
 from pydantic import model_validator
 
 import ctxguard
+from calibration.settings import ChoiceSettings
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.extras import require
 from ctxguard._support.settings import key, optional, optional_key, setting
@@ -21,7 +22,7 @@ from ctxguard.cli._results import print_asking, print_summary
 from ctxguard.cli._store import JudgeModel
 from ctxguard.cli._system import Source, System, open_assessor
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
-from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
+from ctxguard.core.types import DEFAULT_DEPTH, Route
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.describe import describe_policy, describe_utilities
 
@@ -33,7 +34,7 @@ _TIMED_QUERIES = 20
 """Whose signals are timed for a report."""
 
 
-class Calibrate(JudgeModel, System):
+class Calibrate(JudgeModel, System, ChoiceSettings):
     """Settings of ``ctxguard calibrate``."""
 
     data: _options.LabelledQueriesIfAny = None
@@ -62,18 +63,6 @@ class Calibrate(JudgeModel, System):
         "FILE",
         factory=list,
     )
-    serving_k: int = setting(
-        "Passages that you serve today; recall is compared with them.", "N", ge=1, value=DEFAULT_K
-    )
-    objective: Literal["keep-recall", "utility"] = setting(
-        "Choose the policy of least harm that keeps the recall of what you serve today "
-        "(keep-recall), or the policy of highest strict UDCG (utility).",
-        "OBJECTIVE",
-        value="keep-recall",
-    )
-    tolerance: float = key(
-        "Most mean recall that keep-recall may lose, in [0, 1).", "LOSS", value=0.01
-    )
     price: float | None = optional(
         "Ask the assessor (the key assessor) about a candidate where that is worth more than this, "
         "in strict UDCG.",
@@ -86,19 +75,6 @@ class Calibrate(JudgeModel, System):
         "its version, a number, or where it comes from. Repeatable.",
         "COLUMN",
         factory=list,
-    )
-    max_loss: float = key(
-        "How far below today's the lower bound on mean recall may lie for the verdict enforce.",
-        "LOSS",
-        gt=0,
-        lt=1,
-        value=0.05,
-    )
-    ladder: bool = key(
-        "From 100 labelled queries on, test the most careful choice first, then bolder ones, and "
-        "take the last whose verdict is enforce.",
-        "SWITCH",
-        value=False,
     )
     required: Literal["enforce"] | None = optional(
         "Exit with 1 unless the verdict is enforce.", "VERDICT", "--require"
@@ -116,48 +92,14 @@ class Calibrate(JudgeModel, System):
     )
     show_all: _options.ShowRest = False
     as_json: _options.AsJson = False
-    policy: Literal["auto", "ratio", "expected_utility"] = key(
-        "Keep a passage by its score relative to the best (ratio), or by its calibrated "
-        "probability of relevance (expected_utility); auto chooses by the labels.",
-        "KIND",
-        value="auto",
-    )
     beta: float | None = optional_key(
         "Certify a mean harm of at most this as well; needs --alpha.", "HARM"
-    )
-    delta: float = key("Probability that the certificate is false.", "P", gt=0, lt=1, value=0.1)
-    false_alarms: float = key(
-        "Largest share of contexts with a relevant passage that may be called insufficient.",
-        "SHARE",
-        gt=0,
-        lt=1,
-        value=0.05,
-    )
-    segment_by: str | None = optional_key(
-        "Choose a policy for each value of this metadata column of the queries where it can be "
-        "certified; needs --alpha.",
-        "COLUMN",
-    )
-    held_out: float | None = optional_key(
-        "Share of the queries that are held out to measure the policy on.",
-        "SHARE",
-        default="half, or less of fewer than 60",
-        ge=0,
-        lt=1,
-    )
-    min_keep: int = key("Fewest passages to keep for each query.", "N", ge=0, value=1)
-    max_tokens: int | None = optional_key(
-        "Token budget of a context; no size whose mean exceeds it is chosen.",
-        "N",
-        default="none",
-        ge=1,
     )
     cache: Path | None = optional_key(
         "Folder that caches the retrieved candidates, by the fingerprint of the system.",
         "FOLDER",
         default="ctxguard/pools in the user's cache folder for an index, otherwise none",
     )
-    seed: _options.Seed = 0
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -253,26 +195,16 @@ def _chosen(settings: Calibrate) -> "Settings":
     from calibration.calibrate_route import Settings
     from calibration.certify import Promise
 
-    alpha, beta, delta = settings.alpha, settings.beta, settings.delta
     utilities, source = _utilities(settings)
+    promise = None
+    if settings.alpha is not None:
+        promise = Promise(settings.alpha, settings.beta, settings.delta)
     return Settings(
-        policy=settings.policy,
-        objective=settings.objective,
-        serving_k=settings.serving_k,
-        tolerance=settings.tolerance,
-        max_loss=settings.max_loss,
-        ladder=settings.ladder,
-        promise=None if alpha is None else Promise(alpha, beta, delta),
-        delta=delta,
-        false_alarms=settings.false_alarms,
-        segment_by=settings.segment_by,
-        held_out=settings.held_out,
+        **{name: getattr(settings, name) for name in ChoiceSettings.model_fields},
+        promise=promise,
         depth=settings.depth or DEFAULT_DEPTH,
-        min_keep=settings.min_keep,
-        max_tokens=settings.max_tokens,
         utilities=utilities,
         utilities_source=source,
-        seed=settings.seed,
         signal_columns=tuple(settings.signal_column),
     )
 

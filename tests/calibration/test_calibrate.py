@@ -39,7 +39,7 @@ class TestBadLabels:
         retriever, dataset = simulate(60, depth=5, relevant=5)
         with pytest.raises(CalibrationError, match="relevant; a model needs both kinds"):
             calibrate(retriever, dataset, Settings(depth=5))
-        result = calibrate(retriever, dataset, Settings("ratio", depth=5))
+        result = calibrate(retriever, dataset, Settings(policy="ratio", depth=5))
         assert result.profile.routes[Route.HYBRID].policy.k == 5
 
     def test_queries_without_a_relevant_passage_count_as_harm_and_are_counted(self) -> None:
@@ -104,7 +104,7 @@ class TestBadLabels:
         unasked = {query.text for query in calibrated(60).chosen_on.queries}
         rest = {t: ranking for t, ranking in retriever.rankings.items() if t not in unasked}
         with pytest.raises(CalibrationError, match="the retriever answered none of them"):
-            calibrate(Recorded(rest), dataset, Settings("ratio", depth=DEPTH))
+            calibrate(Recorded(rest), dataset, Settings(policy="ratio", depth=DEPTH))
 
     @pytest.mark.parametrize(
         "settings",

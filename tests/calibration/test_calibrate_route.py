@@ -155,7 +155,7 @@ class TestFamily:
         holed_retriever = Recorded({**retriever.rankings, text: holed})
         with pytest.raises(CalibrationError, match=r"lacks a leg's score.*policy = ratio"):
             calibrate(holed_retriever, dataset, Settings(depth=DEPTH, held_out=0.0))
-        asked = Settings("ratio", depth=DEPTH, held_out=0.0)
+        asked = Settings(policy="ratio", depth=DEPTH, held_out=0.0)
         calibrate(holed_retriever, dataset, asked)
 
 
@@ -337,7 +337,7 @@ class TestBudget:
             "broad", queries, {q.query_id: {f"p{i}": 1 for i in range(35)} for q in queries}
         )
         retriever = Recorded({query.text: ranking for query in queries})
-        asked = Settings("ratio", objective="utility", depth=50)
+        asked = Settings(policy="ratio", objective="utility", depth=50)
         assert outcome_of(calibrate(retriever, dataset, asked)).profile.policy.k >= 35
 
 
@@ -433,7 +433,7 @@ class TestCostOfTheChoice:
         ranking = ranking_of([10.0 - rank for rank in range(10)])
         dataset = Dataset("last", queries, {query.query_id: {"p4": 1} for query in queries})
         retriever = Recorded({query.text: ranking for query in queries})
-        asked = Settings("ratio", objective="utility", depth=10)
+        asked = Settings(policy="ratio", objective="utility", depth=10)
         outcome = outcome_of(calibrate(retriever, dataset, asked))
         route = outcome.profile
         assert route.policy.k == 1
@@ -444,7 +444,7 @@ class TestCostOfTheChoice:
         assert route.certificate.promises_nothing
         assert outcome.labels_needed is None
         # The default gives up none of it.
-        kept = outcome_of(calibrate(retriever, dataset, Settings("ratio", depth=10))).profile
+        kept = outcome_of(calibrate(retriever, dataset, Settings(policy="ratio", depth=10))).profile
         assert kept.policy == RatioPolicy(k=5)
 
     def test_where_nothing_is_held_out_nothing_is_certified(self) -> None:
@@ -454,7 +454,7 @@ class TestCostOfTheChoice:
 
     def test_where_no_held_out_query_is_answerable_nothing_is_claimed(self) -> None:
         retriever, dataset = simulate(40)
-        asked = Settings("ratio", objective="utility", depth=DEPTH, held_out=0.5)
+        asked = Settings(policy="ratio", objective="utility", depth=DEPTH, held_out=0.5)
         probe = calibrate(retriever, dataset, asked)
         answerable = {q.query_id for q in probe.chosen_on.queries}
         qrels = {q: grades for q, grades in dataset.qrels.items() if q in answerable}

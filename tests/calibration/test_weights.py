@@ -190,7 +190,9 @@ class TestCalibrating:
     def test_the_certificate_is_over_requests(self) -> None:
         retriever, dataset = simulate(400, noise=0.2)
         weights = np.where(np.arange(400) % 4 == 0, 1.0, 0.4)
-        result = calibrate(retriever, weighed(dataset, weights), Settings("ratio", depth=DEPTH))
+        result = calibrate(
+            retriever, weighed(dataset, weights), Settings(policy="ratio", depth=DEPTH)
+        )
         (route,) = result.profile.routes.values()
         assert route.certificate is not None
         assert result.held_out is not None
@@ -208,7 +210,7 @@ class TestCalibrating:
     def test_a_promise_is_over_requests_as_well(self) -> None:
         retriever, dataset = simulate(400, noise=0.2)
         weights = np.where(np.arange(400) % 4 == 0, 1.0, 0.4)
-        asked = Settings("ratio", depth=DEPTH, promise=Promise(alpha=0.15))
+        asked = Settings(policy="ratio", depth=DEPTH, promise=Promise(alpha=0.15))
         made = calibrate(retriever, weighed(dataset, weights), asked).profile
         (route,) = made.routes.values()
         assert route.certificate is not None
