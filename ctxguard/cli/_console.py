@@ -28,7 +28,6 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand
 
-from ctxguard.cli._tables import Column, TextTable
 from ctxguard.core.interval import Interval
 from ctxguard.core.render import sanitise
 from ctxguard.errors import CalibrationError, CtxguardError, DataError, ProfileMismatchError
@@ -218,15 +217,6 @@ class Output:
             grid.add_row(name, one_line(value))
         self.out.print(grid)
 
-    def items(self, lines: Iterable[str]) -> None:
-        """Print a list, one item per line."""
-        grid = Table.grid(padding=(0, 1))
-        grid.add_column(width=3, justify="right")
-        grid.add_column(overflow="fold")
-        for line in lines:
-            grid.add_row("-", one_line(line))
-        self.out.print(grid)
-
     def heading(self, text: str) -> None:
         """Print a blank line and a heading."""
         self.out.print()
@@ -279,18 +269,6 @@ def as_json(document: Mapping[str, object], indent: int | None = None) -> str:
 def print_json(document: Mapping[str, object]) -> None:
     """Print one JSON document to standard output."""
     typer.echo(as_json(document, indent=2))
-
-
-def table(*columns: str, title: str | None = None) -> TextTable:
-    """An empty table; a column whose name ends in ``>`` holds figures and is right-aligned.
-
-    It is printed with ``output.out.print``, in the form that fits the width.
-
-    >>> rows = table("metric", "mean>")
-    >>> rows.add_row("recall", "0.810")
-    """
-    named = [Column(name.removesuffix(">"), name.endswith(">")) for name in columns]
-    return TextTable(named, title)
 
 
 def number(value: float | None) -> str:

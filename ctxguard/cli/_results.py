@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from ctxguard.cli._console import NO_DATA, Output, number, one_line, short_interval, table
+from ctxguard.cli._console import NO_DATA, Output, number, one_line, short_interval
 from ctxguard.cli._tables import TextTable
 from ctxguard.core.types import Route
 from ctxguard.profile.describe import describe_policy
@@ -47,7 +47,7 @@ def by_metric(results: "Results", meanings: Mapping[str, str] | None = None) -> 
     pair = len(policies) == 2 and any(row.difference and row.difference.n for row in results.rows)
     proven = any(row.difference and row.difference.value is not None for row in results.rows)
     last = _DIFFERENCE if pair and proven else ("n>",)
-    rows = table("metric", *(f"{one_line(name)}>" for name in policies), *last, *rest)
+    rows = TextTable("metric", *(f"{one_line(name)}>" for name in policies), *last, *rest)
     for metric in results.metrics:
         found = [results.of(policy, metric) for policy in policies]
         difference = found[-1].difference
@@ -104,7 +104,7 @@ def print_comparison(
     results = comparison.results
     output.facts(facts)
     output.heading("What each candidate is worth to the reader")
-    rows = table(
+    rows = TextTable(
         "candidate", "recall>", "udcg_strict>", f"less {results.reference}>", "n>", "verdict"
     )
     for each in comparison.candidates:
@@ -134,7 +134,7 @@ def _print_sizes(comparison: "Comparison", output: Output) -> None:
     least = min(len(each.curve.points) for each in comparison.candidates)
     ks = [k for k in _CURVE_KS if k <= least]
     output.heading("udcg_strict by the size of the context (k), thresholds applied")
-    rows = table("candidate", *(f"{k}>" for k in ks), "best k>")
+    rows = TextTable("candidate", *(f"{k}>" for k in ks), "best k>")
     for each in comparison.candidates:
         size = each.curve
         points = [size.points[k - 1].udcg_strict.value for k in ks]
@@ -146,7 +146,7 @@ def _print_sizes(comparison: "Comparison", output: Output) -> None:
         )
     output.out.print(rows)
     output.out.print("best k: k of the highest (range of k within noise of it)", style="dim")
-    rows = table("candidate", "share of harm>", "ms>")
+    rows = TextTable("candidate", "share of harm>", "ms>")
     for each in comparison.candidates:
         name, harm = _name(each.candidate.name), short_interval(each.harm_share)
         rows.add_row(name, harm, f"{each.latency_ms:.2f}")
@@ -165,7 +165,7 @@ def print_checks(checks: "Sequence[RegressionCheck]", output: Output) -> None:
     if not checks:
         return
     output.heading("Against the saved comparison, paired by query")
-    rows = table("candidate", "saved", "metric", *_DIFFERENCE)
+    rows = TextTable("candidate", "saved", "metric", *_DIFFERENCE)
     for check in checks:
         if check.saved is None:
             rows.add_row(_name(check.candidate), "not saved", *[""] * 4, end_section=True)
@@ -218,7 +218,7 @@ def print_summary(
     if not show_all:
         return
     output.heading("what else could be served")
-    options = table("option", *(f"{name}>" for name in _OPTION_METRICS.values()))
+    options = TextTable("option", *(f"{name}>" for name in _OPTION_METRICS.values()))
     for name in summary.results.policies:
         found = [summary.results.of(name, metric).mean.value for metric in _OPTION_METRICS]
         options.add_row(name, *map(number, found))
@@ -233,7 +233,7 @@ def print_asking(assessor: "AssessorProfile | None", output: Output) -> None:
     output.facts([("verdict", assessor.statement)])
     if assessor.model.effect == 0.0:
         return
-    rows = table(
+    rows = TextTable(
         "price", "asked>", "strict UDCG>", "forecast>", "net of the price>", "cost of 1,000>"
     )
     for at in assessor.evidence:

@@ -15,9 +15,10 @@ from rich.text import Text
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, interval, number, one_line, print_json, table
+from ctxguard.cli._console import Output, interval, number, one_line, print_json
 from ctxguard.cli._results import print_differences
 from ctxguard.cli._store import tokens_in_words
+from ctxguard.cli._tables import TextTable
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import Route
 
@@ -149,7 +150,7 @@ def _show_traffic(output: Output, traffic: "MonitoredTraffic", scraped: list[str
         f"Monitoring: {traffic.requests} requests, {traffic.sampled} of them sampled and judged"
     )
     output.facts(list(tokens_in_words(traffic.counts)))
-    rows = table("metric", "estimate>", "95% interval>", "true value>", "n>")
+    rows = TextTable("metric", "estimate>", "95% interval>", "true value>", "n>")
     for metric, truth in traffic.truth.items():
         estimate = traffic.estimates[metric]
         figures = (number(estimate.value), interval(estimate), number(truth), str(estimate.n))

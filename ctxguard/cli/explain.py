@@ -10,8 +10,9 @@ import ctxguard
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard._support.words import count
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, number, print_json, table
+from ctxguard.cli._console import Output, number, print_json
 from ctxguard.cli._store import open_store
+from ctxguard.cli._tables import TextTable
 from ctxguard.core.types import Mode
 from ctxguard.errors import DataError
 from ctxguard.profile.describe import describe_policy
@@ -169,7 +170,7 @@ def _print(explanation: "Explanation", output: Output, *, show_all: bool) -> Non
     if len(shown) < len(dropped):
         output.note(f"{len(dropped) - len(shown):,} more dropped; --all shows them")
     if explanation.rejected:
-        rows = table("passage", "why", "reply", title="Why there is no verdict")
+        rows = TextTable("passage", "why", "reply", title="Why there is no verdict")
         for name, reason, reply in explanation.rejected:
             rows.add_row(name, reason, reply)
         output.out.print(rows)
@@ -197,7 +198,7 @@ def _print_candidates(
 def _print_table(title: str | None, columns: Mapping[str, Sequence[str]], output: Output) -> None:
     """Print the columns in which anything stands."""
     shown = {name: cells for name, cells in columns.items() if any(cells)}
-    rows = table(*shown, title=title)
+    rows = TextTable(*shown, title=title)
     for cells in zip(*shown.values(), strict=True):
         rows.add_row(*cells)
     output.out.print(rows)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ctxguard._support.settings import optional
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, check_writable, interval, number, print_json, table
+from ctxguard.cli._console import Output, check_writable, interval, number, print_json
 from ctxguard.cli._inputs import read_labelled
 from ctxguard.cli._results import signed_interval
 from ctxguard.cli._system import open_index
@@ -127,7 +127,7 @@ def _shown(
     means: "Mapping[str, Interval]", differences: "Mapping[str, Mapping[str, Difference]]"
 ) -> TextTable:
     others = [f"less {_ORDERS[other]}>" for other in _BEFORE]
-    rows = table("order", "nDCG@10>", "95% interval>", "n>", *others)
+    rows = TextTable("order", "nDCG@10>", "95% interval>", "n>", *others)
     for order, each in means.items():
         rows.add_row(
             _ORDERS[order],

@@ -11,18 +11,11 @@ from pydantic import Field
 
 from ctxguard._support.settings import SettingsModel, key, optional, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import (
-    FINDING,
-    Output,
-    check_writable,
-    interval,
-    number,
-    print_json,
-    table,
-)
+from ctxguard.cli._console import FINDING, Output, check_writable, interval, number, print_json
 from ctxguard.cli._inputs import fitted, is_split, label_notes, read_labelled
 from ctxguard.cli._pools import fusion_of, on_route, served_depth, served_route
 from ctxguard.cli._system import open_index
+from ctxguard.cli._tables import TextTable
 from ctxguard.server.settings import IndexSystem
 
 if TYPE_CHECKING:
@@ -125,7 +118,7 @@ def check(settings: Check) -> None:
         output.facts([("golden set", f"{folder}, {state}"), *_facts(snapshot)])
         _print_disputes(golden, output)
         output.heading("How the labels of a passage become one")
-        output.items(snapshot.rules)
+        output.facts([("-", rule) for rule in snapshot.rules])
         output.notes(snapshot.notes)
     for line in changed:
         output.err.print(f"finding: {line}")
@@ -245,7 +238,7 @@ def _disputes(golden: "GoldenSet") -> list[dict[str, object]]:
 def _print_disputes(golden: "GoldenSet", output: Output) -> None:
     if not golden.disputed:
         return
-    rows = table("query", "passage", "labels", "value used", title="Labels that disagree")
+    rows = TextTable("query", "passage", "labels", "value used", title="Labels that disagree")
     for label in golden.disputed[:_SHOWN_DISPUTES]:
         given = ", ".join(f"{one.value} {one.annotator or one.source}" for one in label.annotations)
         rows.add_row(label.query_id, label.passage_id, given, str(label.value))
@@ -308,7 +301,7 @@ def _print_coverage(at_each_k: "Sequence[CoverageAt]", output: Output) -> None:
     if not at_each_k:
         output.note("no query has a label yet: there is no coverage to measure")
         return
-    rows = table("k>", "judged>", "95% interval>", "n>", "fully judged>", "unjudged>")
+    rows = TextTable("k>", "judged>", "95% interval>", "n>", "fully judged>", "unjudged>")
     for at in at_each_k:
         rows.add_row(
             str(at.k),

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from ctxguard._support.settings import key, optional_key, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, check_writable, number, print_json, table
+from ctxguard.cli._console import Output, check_writable, number, print_json
 from ctxguard.cli._inputs import read_labelled
 from ctxguard.cli._system import open_index
+from ctxguard.cli._tables import TextTable
 from ctxguard.core.types import DEFAULT_DEPTH
 from ctxguard.server.settings import IndexSystem
 
@@ -120,7 +121,7 @@ def hard_negatives(settings: HardNegatives) -> None:
     )
     if worst:
         output.heading("Furthest above the best relevant passage")
-        shown = table("query", "passage", "rank>", "score above>")
+        shown = TextTable("query", "passage", "rank>", "score above>")
         for each in worst:
             shown.add_row(each.query_id, each.passage_id, f"{each.rank}", number(each.lead))
         output.out.print(shown)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import NO_DATA, Output, check_writable, print_json, table
+from ctxguard.cli._console import NO_DATA, Output, check_writable, print_json
 from ctxguard.cli._store import IN_WORDS, named_series, open_store
+from ctxguard.cli._tables import TextTable
 
 if TYPE_CHECKING:
     from ctxguard.monitor.estimation.plan import LabelPlan
@@ -156,7 +157,7 @@ def export(settings: Export) -> None:
 def _print_plan(plan: "LabelPlan", output: Output, *, alarm: bool) -> None:
     if alarm or not plan.widths:
         return
-    rows = table(
+    rows = TextTable(
         "metric", "now>", "then>", title="Width of the 95% intervals, now and with these grades"
     )
     for metric, width in plan.widths.items():

@@ -17,9 +17,10 @@ import ctxguard
 from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard._support.words import count
 from ctxguard.cli import _options
-from ctxguard.cli._console import FINDING, NO_DATA, Output, print_json, short_interval, table
+from ctxguard.cli._console import FINDING, NO_DATA, Output, print_json, short_interval
 from ctxguard.cli._store import IN_WORDS, JudgeSettings, open_store, tokens_in_words
 from ctxguard.cli._system import open_index
+from ctxguard.cli._tables import TextTable
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.errors import ConfigurationError, CtxguardError, StoreError
 from ctxguard.server.settings import IndexSystem
@@ -394,7 +395,7 @@ def _print_alarms(alarms: "AlarmReport", output: Output) -> None:
     if not alarms.losses:
         output.note(f"profile {alarms.profile_id} has no promise that could be monitored")
         return
-    promises = table(
+    promises = TextTable(
         "promise",
         "route",
         "at most>",
@@ -494,7 +495,7 @@ def _print_figures(
 ) -> None:
     """One row for each metric, with the window and the effective requests of the first column."""
     about = ("window", "effective>") if windows else ()
-    rows = table("metric", *(f"{name}>" for name in columns), *about, title=title)
+    rows = TextTable("metric", *(f"{name}>" for name in columns), *about, title=title)
     for metric, first in next(iter(columns.values())).items():
         cells = [_figure(estimates[metric]) for estimates in columns.values()]
         if windows:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, print_json, table
+from ctxguard.cli._console import Output, print_json
+from ctxguard.cli._tables import TextTable
 from ctxguard.profile.describe import describe_policy
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ def rollback(settings: Rollback) -> None:
         )
         return
     present = Profile.load(settings.profile)
-    rows = table("profile", "replaced", "by", "why", "verdict", title=f"Before {settings.profile}")
+    rows = TextTable(
+        "profile", "replaced", "by", "why", "verdict", title=f"Before {settings.profile}"
+    )
     former = former_profiles(settings.profile)
     if settings.as_json:
         print_json(

@@ -6,16 +6,9 @@ from typing import TYPE_CHECKING
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import (
-    Output,
-    as_json,
-    check_writable,
-    interval,
-    number,
-    print_json,
-    table,
-)
+from ctxguard.cli._console import Output, as_json, check_writable, interval, number, print_json
 from ctxguard.cli._inputs import read_labelled
+from ctxguard.cli._tables import TextTable
 
 if TYPE_CHECKING:
     from calibration.reader.utilities import ReaderEstimate, ReaderFit
@@ -88,7 +81,7 @@ def _print(
         f"{fit.confidence:.0%}, clustered by question"
     )
     output.notes(fit.notes)
-    terms = table("term", "value>", "interval>", "meaning, or why there is no value")
+    terms = TextTable("term", "value>", "interval>", "meaning, or why there is no value")
     for name, term in fit.terms.items():
         meaning = term.reason_if_none or utilities.DESCRIPTIONS[name]
         terms.add_row(name, number(term.value), interval(term), meaning)
@@ -112,7 +105,7 @@ def _print(
             )
     else:
         output.out.print("no cost is identified: keep a preset for this reader")
-    rows = table(
+    rows = TextTable(
         *("metric", "AUC>", "interval>", "n>", "meaning, or why no AUC"),
         title="AUC: how often a metric is higher for the right one of two answers to one question "
         "(0.5 is chance)",
@@ -122,6 +115,6 @@ def _print(
         rows.add_row(metric, number(auc.value), interval(auc), f"{auc.n:,}", meaning)
     output.out.print(rows)
     output.out.print("A term has a value where:")
-    output.items(utilities.RULES)
+    output.facts([("-", rule) for rule in utilities.RULES])
     if out is not None:
         output.facts([("wrote", str(out))])

@@ -7,7 +7,6 @@ import pytest
 from rich.console import Console
 from running import Run
 
-from ctxguard.cli._console import table
 from ctxguard.cli._tables import TextTable
 
 WIDTHS = (40, 60, 80, 100, 120)
@@ -26,7 +25,7 @@ def printed(rows: TextTable, width: int) -> str:
 
 
 def systems() -> TextTable:
-    rows = table("candidate", *(f"{metric}>" for metric in METRICS))
+    rows = TextTable("candidate", *(f"{metric}>" for metric in METRICS))
     for row, system in enumerate(SYSTEMS):
         rows.add_row(system, *(f"{row}.{column}23" for column in range(len(METRICS))))
     return rows
@@ -51,7 +50,7 @@ def test_each_record_becomes_a_block_where_neither_fits() -> None:
 
 
 def test_rows_without_a_first_cell_stay_with_the_record_above_them() -> None:
-    rows = table("candidate", "metric", "difference>", "95% interval>", "outcome")
+    rows = TextTable("candidate", "metric", "difference>", "95% interval>", "outcome")
     for system in SYSTEMS:
         rows.add_row(system, "recall", "+0.007", "[-0.060, +0.077]", "within noise")
         rows.add_row("", "harm", "-0.067", "[-0.100, -0.035]", "better", end_section=True)
@@ -66,7 +65,7 @@ def test_rows_without_a_first_cell_stay_with_the_record_above_them() -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_long_id_is_broken_but_not_cut(width: int) -> None:
     long = "0123456789" * 15
-    rows = table("query", "passage", "n>")
+    rows = TextTable("query", "passage", "n>")
     rows.add_row("q", long, "1")
     assert long in "".join(printed(rows, width).split())
 
@@ -74,7 +73,7 @@ def test_a_long_id_is_broken_but_not_cut(width: int) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_text_is_wrapped_between_words_and_in_no_narrow_column(width: int) -> None:
     meaning = "passages that are relevant to the question and were kept by the policy"
-    rows = table("metric", "mean>", "95% interval>", "n>", "meaning")
+    rows = TextTable("metric", "mean>", "95% interval>", "n>", "meaning")
     rows.add_row("recall", "0.810", "[0.758, 0.862]", "100", meaning)
     rows.add_row("kept", "5.000", "[5.000, 5.000]", "100", "passages kept")
     lines = printed(rows, width).splitlines()
@@ -84,12 +83,12 @@ def test_a_text_is_wrapped_between_words_and_in_no_narrow_column(width: int) -> 
 
 
 def test_an_empty_table_is_its_header() -> None:
-    assert "metric" in printed(table("metric", "mean>"), 60)
+    assert "metric" in printed(TextTable("metric", "mean>"), 60)
 
 
 def test_a_row_has_a_cell_for_each_column() -> None:
     with pytest.raises(ValueError, match="1 cells for 2 columns"):
-        table("metric", "mean>").add_row("recall")
+        TextTable("metric", "mean>").add_row("recall")
 
 
 @pytest.mark.model

@@ -27,92 +27,22 @@ import sys
 import types
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Final, TypeAlias
 
 from ctxguard.core.types import Passage
 
 # Present in every build on every platform from 3.11 to 3.13, and not deprecated.
-MODULES: Final[tuple[str, ...]] = (
-    "argparse",
-    "ast",
-    "asyncio",
-    "base64",
-    "bisect",
-    "calendar",
-    "collections",
-    "collections.abc",
-    "concurrent.futures",
-    "configparser",
-    "contextlib",
-    "copy",
-    "csv",
-    "dataclasses",
-    "datetime",
-    "decimal",
-    "difflib",
-    "email.message",
-    "enum",
-    "fractions",
-    "functools",
-    "glob",
-    "gzip",
-    "hashlib",
-    "heapq",
-    "hmac",
-    "html",
-    "http.client",
-    "http.server",
-    "importlib",
-    "inspect",
-    "io",
-    "ipaddress",
-    "itertools",
-    "json",
-    "logging",
-    "logging.handlers",
-    "math",
-    "multiprocessing",
-    "operator",
-    "os",
-    "os.path",
-    "pathlib",
-    "pickle",
-    "queue",
-    "random",
-    "re",
-    "secrets",
-    "shlex",
-    "shutil",
-    "signal",
-    "smtplib",
-    "socket",
-    "socketserver",
-    "sqlite3",
-    "statistics",
-    "string",
-    "struct",
-    "subprocess",
-    "sys",
-    "tarfile",
-    "tempfile",
-    "textwrap",
-    "threading",
-    "time",
-    "timeit",
-    "traceback",
-    "types",
-    "typing",
-    "unittest",
-    "unittest.mock",
-    "urllib.parse",
-    "urllib.request",
-    "uuid",
-    "warnings",
-    "weakref",
-    "xml.etree.ElementTree",
-    "zipfile",
-    "zoneinfo",
-)
+_MODULE_NAMES: Final = """
+argparse ast asyncio base64 bisect calendar collections collections.abc concurrent.futures
+configparser contextlib copy csv dataclasses datetime decimal difflib email.message enum fractions
+functools glob gzip hashlib heapq hmac html http.client http.server importlib inspect io ipaddress
+itertools json logging logging.handlers math multiprocessing operator os os.path pathlib pickle
+queue random re secrets shlex shutil signal smtplib socket socketserver sqlite3 statistics string
+struct subprocess sys tarfile tempfile textwrap threading time timeit traceback types typing
+unittest unittest.mock urllib.parse urllib.request uuid warnings weakref xml.etree.ElementTree
+zipfile zoneinfo
+"""
+MODULES: Final = tuple(_MODULE_NAMES.split())
 
 MAX_CHARACTERS: Final = 1000
 """Longest text of a passage in characters; a longer one is cut after a line or sentence."""
@@ -130,10 +60,8 @@ _BOILERPLATE: Final = (
 )
 
 
-class _Export(NamedTuple):
-    module_name: str
-    name: str
-    value: object
+Export: TypeAlias = tuple[str, str, object]
+"""The module that lists an object, its name there, and the object."""
 
 
 class _Elided:
@@ -154,38 +82,32 @@ def passages() -> Iterator[Passage]:
     """
     modules = {name: importlib.import_module(name) for name in MODULES}
     exports = _owned_exports(modules)
-    public = {
-        export.value
-        for owned in exports.values()
-        for export in owned
-        if isinstance(export.value, type)
-    }
-    seen = {id(_identity(export.value)) for owned in exports.values() for export in owned}
+    values = [value for owned in exports.values() for _, _, value in owned]
+    public = {value for value in values if isinstance(value, type)}
+    seen = {id(_identity(value)) for value in values}
     for module_name, module in modules.items():
         yield from _passage(module_name, "module", "", module.__doc__)
-        for export in exports[module_name]:
-            qualified_name = f"{module_name}.{export.name}"
-            if isinstance(export.value, type):
-                lineage = _lineage(export.value, public)
-                yield from _describe_class(qualified_name, export.value, lineage)
-                yield from _members(qualified_name, export.value, lineage, seen)
+        for _, name, value in exports[module_name]:
+            qualified_name = f"{module_name}.{name}"
+            if isinstance(value, type):
+                lineage = _lineage(value, public)
+                yield from _describe_class(qualified_name, value, lineage)
+                yield from _members(qualified_name, value, lineage, seen)
             else:
-                yield from _describe(qualified_name, export.value)
+                yield from _describe(qualified_name, value)
 
 
-def _owned_exports(modules: dict[str, types.ModuleType]) -> dict[str, list[_Export]]:
+def _owned_exports(modules: dict[str, types.ModuleType]) -> dict[str, list[Export]]:
     """Return each module's own exports, every object under exactly one module and name."""
-    claims: dict[int, list[_Export]] = {}
+    claims: dict[int, list[Export]] = {}
     for module_name, module in modules.items():
         for name, value in _exported(module):
-            claims.setdefault(id(_identity(value)), []).append(_Export(module_name, name, value))
-    owned: dict[str, list[_Export]] = {name: [] for name in modules}
+            claims.setdefault(id(_identity(value)), []).append((module_name, name, value))
+    owned: dict[str, list[Export]] = {name: [] for name in modules}
     for claim in claims.values():
         # `max` keeps the first of equals, which is the order of `MODULES` and of `__all__`.
-        owner = max(
-            claim, key=lambda export: _shared_prefix(modules[export.module_name], export.value)
-        )
-        owned[owner.module_name].append(owner)
+        owner = max(claim, key=lambda export: _shared_prefix(modules[export[0]], export[2]))
+        owned[owner[0]].append(owner)
     return owned
 
 
