@@ -8,7 +8,6 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,12 +31,8 @@ _COLUMNS = ("query_id", "question", "passage_id", "title", "text", "source", "gr
 _CHARACTERS_PER_TOKEN = 4
 
 
-@dataclass(frozen=True)
-class ToJudge:
-    """One question, and its first candidates."""
-
-    query: Query
-    passages: Sequence[Passage]
+ToJudge = tuple[Query, Sequence[Passage]]
+"""One question, and its first candidates."""
 
 
 def questions_to_judge(
@@ -56,7 +51,7 @@ def questions_to_judge(
         depth: Candidates to retrieve, as many as the guard does: they are scored relative to one
             another, so another depth is another order.
     """
-    found = []
+    found: list[ToJudge] = []
     for query in queries:
         try:
             ranking = retriever.retrieve(query.text, depth=max(first, depth))
@@ -64,16 +59,16 @@ def questions_to_judge(
             continue
         passages = [ranking.passages[row] for row in list(candidate_order(ranking)[0])[:first]]
         if passages:
-            found.append(ToJudge(query, passages))
+            found.append((query, passages))
     return found
 
 
 def tokens_of(questions: Iterable[ToJudge]) -> int:
     """Estimate the tokens that a judge reads if it is asked about one passage at a time."""
     characters = sum(
-        len(each.query.text) + len(passage.title or "") + len(passage.text)
-        for each in questions
-        for passage in each.passages
+        len(query.text) + len(passage.title or "") + len(passage.text)
+        for query, passages in questions
+        for passage in passages
     )
     return characters // _CHARACTERS_PER_TOKEN
 
@@ -100,9 +95,7 @@ def read_verdicts(file: Path, judge: str) -> dict[str, dict[str, bool]]:
             grade is None or isinstance(grade, int) for grade in grades.values()
         ):
             raise record.error("grades must be numbers, or null, by passage id")
-        found[record.identifier("query_id")] = {
-            passage_id: grade > 0 for passage_id, grade in grades.items() if grade is not None
-        }
+        found[record.identifier("query_id")] = _relevant(grades)
     return found
 
 
@@ -125,21 +118,17 @@ def judge_questions(
     _leave_out_half_a_line(file)
     found = read_verdicts(file, name)
     with file.open("a", encoding="utf-8") as stream:
-        for each in questions:
-            if each.query.query_id not in found:
-                given = judge.judge(each.query.text, each.passages)
+        for query, passages in questions:
+            if query.query_id not in found:
+                given = judge.judge(query.text, passages)
                 grades = {
                     passage.passage_id: None if verdict is None else verdict.grade
-                    for passage, verdict in zip(each.passages, given, strict=True)
+                    for passage, verdict in zip(passages, given, strict=True)
                 }
-                row = {"query_id": each.query.query_id, "judge": name, "grades": grades}
+                row = {"query_id": query.query_id, "judge": name, "grades": grades}
                 stream.write(json.dumps(row, ensure_ascii=False) + "\n")
                 stream.flush()
-                found[each.query.query_id] = {
-                    passage_id: grade > 0
-                    for passage_id, grade in grades.items()
-                    if grade is not None
-                }
+                found[query.query_id] = _relevant(grades)
             if progress is not None:
                 progress(1)
     return found
@@ -158,8 +147,8 @@ def write_to_grade(
         How many questions were added.
     """
 
-    def place(each: ToJudge) -> bytes:
-        return hashlib.sha256(f"{seed} {each.query.query_id}".encode()).digest()
+    def place(query: Query) -> bytes:
+        return hashlib.sha256(f"{seed} {query.query_id}".encode()).digest()
 
     rows: list[dict[str, str]] = []
     if file.exists():
@@ -168,14 +157,15 @@ def write_to_grade(
     if any(not (row.get("grade") or "").strip() for row in rows):
         return 0
     there = {row.get("query_id") for row in rows}
-    chosen = sorted((q for q in questions if q.query.query_id not in there), key=place)[:n]
-    for each in chosen:
-        passages = list(each.passages)
-        random.Random(f"{seed} {each.query.query_id}").shuffle(passages)  # noqa: S311
+    candidates = {query: list(own) for query, own in questions if query.query_id not in there}
+    chosen = sorted(candidates, key=place)[:n]
+    for query in chosen:
+        passages = candidates[query]
+        random.Random(f"{seed} {query.query_id}").shuffle(passages)  # noqa: S311
         rows += [
             {
-                "query_id": each.query.query_id,
-                "question": _shown_as_text(each.query.text),
+                "query_id": query.query_id,
+                "question": _shown_as_text(query.text),
                 "passage_id": passage.passage_id,
                 "title": _shown_as_text(passage.title or ""),
                 "text": _shown_as_text(passage.text),
@@ -209,6 +199,10 @@ def graded_by_people(dataset: Dataset, verdicts: ByQuestion) -> dict[str, dict[s
 def graded_whole(grades: ByQuestion, verdicts: ByQuestion) -> list[str]:
     """Return the questions of which people graded every passage that the judge was asked about."""
     return [name for name, known in grades.items() if known.keys() == verdicts[name].keys()]
+
+
+def _relevant(grades: Mapping[str, int | None]) -> dict[str, bool]:
+    return {name: grade > 0 for name, grade in grades.items() if grade is not None}
 
 
 def _shown_as_text(cell: str) -> str:

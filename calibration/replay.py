@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.data.dataset import Dataset, Query
-from calibration.data.readers import RunEntry
 from calibration.retrievers import RankingSource, wrapped
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.extras import require
@@ -32,6 +31,7 @@ from ctxguard.core.types import (
     DEFAULT_DEPTH,
     Flag,
     FloatArray,
+    Hit,
     Leg,
     Passage,
     PassagesBy,
@@ -156,12 +156,12 @@ class Pools:
                 signals={name: values[row, :n] for name, values in self.signals.items()},
             )
 
-    def run(self) -> dict[str, tuple[RunEntry, ...]]:
+    def run(self) -> dict[str, tuple[Hit, ...]]:
         """The pools as a TREC run: candidates by query id, best first."""
         return {
             query_id: tuple(
                 [
-                    RunEntry(passage_id, score, rank)
+                    Hit(passage_id, score, rank=rank)
                     for rank, (passage_id, score) in enumerate(
                         zip(ids, self.scores[row, : len(ids)].tolist(), strict=True), start=1
                     )

@@ -3,13 +3,12 @@
 import asyncio
 import atexit
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from calibration.data.dataset import Query
-from calibration.data.readers import RunEntry
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
@@ -25,8 +24,6 @@ from ctxguard.resilience.bounded_caller import RETRIEVER
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever
-
-_T = TypeVar("_T")
 
 
 class Replayable(Protocol):
@@ -104,12 +101,12 @@ class RankingSource(RetrieverAdapter):
             options["query_vector"] = query_vector
         try:
             if self._in_loop:
-                retrieved = _event_loop().run(lambda: self.calls.call(query, **options))
+                retrieved = _in_loop(lambda: self.calls.call(query, **options))
             else:
                 retrieved = self.calls.call(query, **options)
                 if inspect.isawaitable(retrieved):
                     awaitable = retrieved
-                    retrieved = _event_loop().run(lambda: awaitable)
+                    retrieved = _in_loop(lambda: awaitable)
             ranking = self.ranking(retrieved)
         except CtxguardError:
             raise
@@ -133,33 +130,30 @@ def wrapped(
     return RankingSource(retriever, score_kind=score_kind, fingerprint=fingerprint)
 
 
-class _EventLoop:
-    """An event loop that runs on a thread until the process ends."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = Thread(target=self._loop.run_forever, name="ctxguard-replay", daemon=True)
-        self._thread.start()
-        atexit.register(self._close)
-
-    def run(self, start: Callable[[], Any]) -> Any:
-        """Call ``start`` in the loop and return its result, awaited if it is awaitable."""
-        return asyncio.run_coroutine_threadsafe(_finished(start), self._loop).result()
-
-    def _close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-async def _finished(start: Callable[[], Awaitable[_T] | _T]) -> Any:
-    returned = start()
-    return await returned if inspect.isawaitable(returned) else returned
-
-
 @cache
-def _event_loop() -> _EventLoop:
-    return _EventLoop()
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """An event loop that runs on a thread until the process ends."""
+    loop = asyncio.new_event_loop()
+    thread = Thread(target=loop.run_forever, name="ctxguard-replay", daemon=True)
+    thread.start()
+
+    def close() -> None:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+    atexit.register(close)
+    return loop
+
+
+def _in_loop(start: Callable[[], Any]) -> Any:
+    """Call ``start`` in the loop and return its result, awaited if it is awaitable."""
+
+    async def finished() -> Any:
+        returned = start()
+        return await returned if inspect.isawaitable(returned) else returned
+
+    return asyncio.run_coroutine_threadsafe(finished(), _event_loop()).result()
 
 
 class RecordedRankings:
@@ -175,7 +169,7 @@ class RecordedRankings:
     @classmethod
     def of_run(
         cls,
-        run: Mapping[str, Sequence[RunEntry]],
+        run: Mapping[str, Sequence[Hit]],
         queries: Sequence[Query],
         kind: ScoreKind | ScoreKindName = ScoreKind.RANK,
     ) -> "RecordedRankings":
@@ -201,9 +195,7 @@ class RecordedRankings:
                     f"queries {other!r} and {query.query_id!r} have one text and different "
                     "candidates in the run; leave one of them out"
                 )
-            rankings[query.text] = Ranking.from_hits(
-                [Hit(entry.passage_id, entry.score, rank=entry.rank) for entry in entries], kind
-            )
+            rankings[query.text] = Ranking.from_hits(entries, kind)
         if run and not any(len(ranking) for ranking in rankings.values()):
             raise DataError(
                 f"the run holds none of the {len(rankings)} queries: its first query id is "

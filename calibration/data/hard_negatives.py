@@ -6,8 +6,8 @@ score is below that of the best relevant passage by a margin.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Literal
@@ -62,19 +62,6 @@ class Mining:
         """Return up to n negatives that score furthest above the best relevant passage."""
         ahead = [each for each in self.negatives if each.lead is not None and each.lead > 0.0]
         return tuple(sorted(ahead, key=lambda each: -(each.lead or 0.0))[:n])
-
-
-@dataclass(frozen=True, slots=True)
-class Triplet:
-    """A question, a passage that answers it, and one that only seems to."""
-
-    query_id: str
-    query: str
-    positive_id: str
-    positive: str
-    negative_id: str
-    negative: str
-    kind: str
 
 
 def mine(
@@ -151,16 +138,15 @@ def _kind(dataset: Dataset, query_id: str, passage_id: str) -> NegativeKind:
     return "irrelevant" if dataset.judged(query_id, [passage_id])[0] else "unjudged"
 
 
-def _check(kind: ScoreKind, per_query: int, near: int, unjudged_margin: float | None) -> None:
-    if per_query < 1:
-        raise ConfigurationError(f"per_query {per_query} must be at least 1")
-    if near < 0:
-        raise ConfigurationError(f"near {near} must be at least 0")
-    if unjudged_margin is None:
-        return
-    if not 0.0 <= unjudged_margin < 1.0:
-        raise ConfigurationError(f"margin {unjudged_margin} must be in [0, 1)")
-    if unjudged_margin > 0.0 and not is_relative(kind):
+def _check(kind: ScoreKind, per_query: int, near: int, margin: float | None) -> None:
+    for fault, allowed in (
+        (per_query < 1 and f"per_query {per_query}", "must be at least 1"),
+        (near < 0 and f"near {near}", "must be at least 0"),
+        (not 0.0 <= (margin or 0.0) < 1.0 and f"margin {margin}", "must be in [0, 1)"),
+    ):
+        if fault:
+            raise ConfigurationError(f"{fault} {allowed}")
+    if margin and not is_relative(kind):
         raise ConfigurationError(
             f"scores of kind {kind.value!r} carry rank only, so there is no margin between two; "
             "use convex fusion"
@@ -169,8 +155,8 @@ def _check(kind: ScoreKind, per_query: int, near: int, unjudged_margin: float | 
 
 def triplets(
     mining: Mining, dataset: Dataset, text_of: Callable[[str], str | None], counts: Counter[str]
-) -> Iterator[Triplet]:
-    """Pair the negatives of each query with its relevant passages.
+) -> Iterator[dict[str, str]]:
+    """Pair the negatives of each query with its relevant passages, one object for each pair.
 
     Each negative and each relevant passage of a query occurs at least once: the shorter list is
     repeated until the longer one ends.
@@ -200,19 +186,19 @@ def triplets(
         for (positive_id, positive), negative in islice(pairs, max(len(right), len(wrong))):
             text = text_of(negative.passage_id)
             if text is not None:
-                yield Triplet(
-                    query_id,
-                    questions[query_id],
-                    positive_id,
-                    positive,
-                    negative.passage_id,
-                    text,
-                    negative.kind,
-                )
+                yield {
+                    "query_id": query_id,
+                    "query": questions[query_id],
+                    "positive_id": positive_id,
+                    "positive": positive,
+                    "negative_id": negative.passage_id,
+                    "negative": text,
+                    "kind": negative.kind,
+                }
 
 
-def write_triplets(path: Path, rows: Iterable[Triplet]) -> int:
-    """Write triplets as JSONL, one object per line with the fields of ``Triplet``.
+def write_triplets(path: Path, rows: Iterable[Mapping[str, str]]) -> int:
+    """Write triplets as JSONL, one object per line.
 
     Returns:
         Number of written triplets.
@@ -221,7 +207,7 @@ def write_triplets(path: Path, rows: Iterable[Triplet]) -> int:
         CalibrationError: there are no triplets; no file is written.
         OSError: the file cannot be written.
     """
-    lines = [json.dumps(asdict(row), ensure_ascii=False) for row in rows]
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
     if not lines:
         raise CalibrationError(
             "no hard negative was found: label more of the retrieved passages (`ctxguard golden "

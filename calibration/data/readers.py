@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from calibration.data.dataset import Dataset, DistractorKind, Query
 from calibration.data.label_files import (
@@ -29,7 +29,7 @@ from calibration.data.text_files import (
     whole_number,
 )
 from ctxguard._support.atomic_write import atomic_write
-from ctxguard.core.types import Passage
+from ctxguard.core.types import Hit, Passage
 from ctxguard.errors import DataError
 
 _QUERY_ID = ("query_id", "_id", "id")
@@ -243,15 +243,7 @@ def read_jsonl(path: Path | str) -> Dataset:
     )
 
 
-class RunEntry(NamedTuple):
-    """One retrieved passage of a run; ``rank`` is 1-based."""
-
-    passage_id: str
-    score: float
-    rank: int
-
-
-def read_trec_run(path: Path | str) -> dict[str, tuple[RunEntry, ...]]:
+def read_trec_run(path: Path | str) -> dict[str, tuple[Hit, ...]]:
     """Read a TREC run file, ``query Q0 passage rank score [tag]``: rankings by query.
 
     Orders by score, as TREC's own tools do. The ranks of the file only break ties; they are
@@ -282,7 +274,7 @@ def read_trec_run(path: Path | str) -> dict[str, tuple[RunEntry, ...]]:
     return {
         query_id: tuple(
             [
-                RunEntry(passage_id, -negated, rank)
+                Hit(passage_id, -negated, rank=rank)
                 for rank, (negated, _, passage_id) in enumerate(sorted(entries), start=1)
             ]
         )
@@ -291,7 +283,7 @@ def read_trec_run(path: Path | str) -> dict[str, tuple[RunEntry, ...]]:
 
 
 def write_trec_run(
-    path: Path | str, run: Mapping[str, Sequence[RunEntry]], *, tag: str = "ctxguard"
+    path: Path | str, run: Mapping[str, Sequence[Hit]], *, tag: str = "ctxguard"
 ) -> None:
     """Write rankings as a TREC run file, ``query Q0 passage rank score tag``.
 

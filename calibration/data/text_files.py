@@ -26,26 +26,14 @@ _SHOWN = 80
 SURROGATES = "lone surrogates replaced by U+FFFD"
 
 
-class Line(NamedTuple):
-    """One line that is not blank.
-
-    Attributes:
-        number: Line number, 1-based.
-        text: The line without its end.
-    """
-
-    number: int
-    text: str
-
-
 def shown(value: object) -> str:
     """Format a value for an error message: quoted, and cut to 80 characters."""
     text = repr(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
-def read_lines(path: Path) -> Iterator[Line]:
-    """Read the lines of a UTF-8 file, without byte-order mark and blank lines.
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Read the lines of a UTF-8 file with their numbers, without byte-order mark and blank ones.
 
     Raises:
         DataError: the file is missing or unreadable, or one of its bytes is not UTF-8.
@@ -67,7 +55,7 @@ def read_lines(path: Path) -> Iterator[Line]:
                     ) from None
                 offset += len(raw)
                 if text and not text.isspace():
-                    yield Line(number, text.rstrip("\r\n"))
+                    yield number, text.rstrip("\r\n")
     except FileNotFoundError:
         raise DataError("there is no such file", path=path) from None
     except OSError as error:

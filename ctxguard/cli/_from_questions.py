@@ -136,7 +136,7 @@ def _as_served(opened: "Source") -> "Replayable":
 def _print_cost(questions: "list[ToJudge]", settings: "Calibrate", output: Output) -> None:
     from calibration.judged_questions import tokens_of
 
-    n_passages = sum(len(each.passages) for each in questions)
+    n_passages = sum(len(passages) for _, passages in questions)
     what = f"judging {count(n_passages, 'passage')} of {count(len(questions), 'question')}"
     calls = len(questions) if settings.judge in ("cross-encoder", "reranker") else n_passages
     line = _cost(what, calls, tokens_of(questions), settings)

@@ -199,7 +199,7 @@ def test_from_questions_to_a_guard_in_shadow(tmp_path: Path) -> None:
     retriever, queries = world()
     questions = questions_to_judge(retriever, queries)
     verdicts = judge_questions(questions, CountingJudge(), tmp_path / "verdicts.jsonl")
-    graded = {each.query.query_id: verdicts[each.query.query_id] for each in questions[:20]}
+    graded = {query.query_id: verdicts[query.query_id] for query, _ in questions[:20]}
     dataset = Dataset("asked", queries, {q: dict(said) for q, said in graded.items()})
     made = calibrate_from_verdicts(retriever, dataset, verdicts, Settings(serving_k=5, depth=10))
     (result,) = made.routes.values()

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from calibration.data.dataset import Dataset, Query
 from calibration.data.hard_negatives import (
-    Triplet,
     mine,
     triplets,
     write_triplets,
@@ -150,7 +149,7 @@ class TestTriplets:
             lambda passage_id: None if passage_id in absent else f"text of {passage_id}",
             counts,
         )
-        return [row.positive_id + row.negative_id for row in rows], +counts
+        return [row["positive_id"] + row["negative_id"] for row in rows], +counts
 
     def test_every_positive_and_every_negative_is_there(self) -> None:
         rows, _ = self.made(labels("rs", irrelevant="abc"), "abcrs")
@@ -171,7 +170,7 @@ class TestTriplets:
         file = tmp_path / "new" / "t.jsonl"
         assert write_triplets(file, rows) == 3
         lines = file.read_text(encoding="utf-8").splitlines()
-        assert [Triplet(**json.loads(line)) for line in lines] == list(rows)
+        assert [json.loads(line) for line in lines] == list(rows)
 
     def test_nothing_found_says_what_to_do(self, tmp_path: Path) -> None:
         with pytest.raises(CalibrationError, match="--unjudged-margin"):

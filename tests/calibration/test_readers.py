@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from calibration.data.dataset import Dataset, Query, same_text, split_by_query, unknown_passages
 from calibration.data.readers import (
-    RunEntry,
     read_beir,
     read_corpus,
     read_jsonl,
@@ -18,6 +17,7 @@ from calibration.data.readers import (
     splits,
     write_trec_run,
 )
+from ctxguard.core.types import Hit
 from ctxguard.errors import CalibrationError, ConfigurationError, DataError
 
 
@@ -336,7 +336,9 @@ def test_a_trec_run_is_ordered_by_score_with_ranks_from_one(tmp_path: Path) -> N
     path = tmp_path / "run.txt"
     path.write_text("1 Q0 b 1 0.5 t\n1 Q0 a 0 0.9 t\n1 Q0 d 3 0.1 t\n1 Q0 c 2 0.1 t\n2 Q0 a 0 3\n")
     run = read_trec_run(path)
-    assert run["1"] == (("a", 0.9, 1), ("b", 0.5, 2), ("c", 0.1, 3), ("d", 0.1, 4))
+    assert [(hit.passage_id, hit.score, hit.rank) for hit in run["1"]] == [
+        *(("a", 0.9, 1), ("b", 0.5, 2), ("c", 0.1, 3), ("d", 0.1, 4))
+    ]
     assert run["2"][0].rank == 1
 
 
@@ -448,11 +450,11 @@ class TestWritingRuns:
     def test_a_run_is_read_back_as_it_was_written(self, tmp_path: Path) -> None:
         run = {
             "q2": (
-                RunEntry("b", 1 / 3, 1),
-                RunEntry("größe/東京", 1 / 3, 2),
-                RunEntry("c", -2e-9, 3),
+                Hit("b", 1 / 3, rank=1),
+                Hit("größe/東京", 1 / 3, rank=2),
+                Hit("c", -2e-9, rank=3),
             ),
-            "q1": (RunEntry("b", 1e12, 1),),
+            "q1": (Hit("b", 1e12, rank=1),),
         }
         file = tmp_path / "new" / "out.run"
         write_trec_run(file, {**run, "empty": ()})
@@ -466,5 +468,5 @@ class TestWritingRuns:
         self, tmp_path: Path, query: str, passage: str
     ) -> None:
         with pytest.raises(DataError, match="cannot stand in a TREC run"):
-            write_trec_run(tmp_path / "out.run", {query: (RunEntry(passage, 1.0, 1),)})
+            write_trec_run(tmp_path / "out.run", {query: (Hit(passage, 1.0, rank=1),)})
         assert list(tmp_path.iterdir()) == []

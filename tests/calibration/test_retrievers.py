@@ -11,7 +11,7 @@ from calibration.calibrate_route import Settings
 from calibration.compare.candidates import Candidate
 from calibration.compare.comparison import compare
 from calibration.data.dataset import Dataset, Query
-from calibration.data.readers import RunEntry, read_trec_run
+from calibration.data.readers import read_trec_run
 from calibration.replay import replay
 from calibration.report import report
 from calibration.retrievers import RankingSource, RecordedRankings
@@ -255,16 +255,16 @@ class TestRecordedRankings:
         assert len(recorded.retrieve("left out")) == 0
 
     def test_a_run_of_other_queries_is_refused(self) -> None:
-        run = {"301": (RunEntry("p", 1.0, 1),)}
+        run = {"301": (Hit("p", 1.0, rank=1),)}
         with pytest.raises(DataError, match=r"holds none of the 40 queries.*'301'.*'q0'"):
             RecordedRankings.of_run(run, DATASET.queries)
 
     def test_queries_of_one_text_must_have_one_ranking(self) -> None:
         queries = (Query("a", "same"), Query("b", "same"))
-        run = {"a": (RunEntry("p", 1.0, 1),), "b": (RunEntry("p", 1.0, 1),)}
+        run = {"a": (Hit("p", 1.0, rank=1),), "b": (Hit("p", 1.0, rank=1),)}
         assert len(RecordedRankings.of_run(run, queries).retrieve("same")) == 1
         with pytest.raises(DataError, match="'a' and 'b' have one text"):
-            RecordedRankings.of_run({**run, "b": (RunEntry("x", 1.0, 1),)}, queries)
+            RecordedRankings.of_run({**run, "b": (Hit("x", 1.0, rank=1),)}, queries)
 
     def test_a_query_that_was_never_given_is_refused(self) -> None:
         with pytest.raises(QueryError, match="not among the recorded ones"):
