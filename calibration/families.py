@@ -95,10 +95,9 @@ def family_gains(
     costs = {} if milliseconds is None else milliseconds
 
     def utility(family: str | None) -> FloatArray:
-        kept = _Without(families.get(family or "", ()))
-        return _utilities(
-            kept(fitted), None if applied is None else kept(applied), utilities, min_keep
-        )
+        names = families.get(family or "", ())
+        other = None if applied is None else _without(applied, names)
+        return _utilities(_without(fitted, names), other, utilities, min_keep)
 
     whole = utility(None)
     return tuple(
@@ -122,19 +121,14 @@ def families_of(pools: Pools) -> dict[str, tuple[str, ...]]:
     return {family: names for family, names in families.items() if names}
 
 
-@dataclass(frozen=True)
-class _Without:
-    """Takes legs and signals of these names out of pools."""
-
-    names: tuple[str, ...]
-
-    def __call__(self, part: Labelled) -> Labelled:
-        pools, labels = part
-        return replace(
-            pools,
-            legs={name: values for name, values in pools.legs.items() if name not in self.names},
-            signals={name: own for name, own in pools.signals.items() if name not in self.names},
-        ), labels
+def _without(part: Labelled, names: tuple[str, ...]) -> Labelled:
+    """Take legs and signals of these names out of pools."""
+    pools, labels = part
+    return replace(
+        pools,
+        legs={name: values for name, values in pools.legs.items() if name not in names},
+        signals={name: own for name, own in pools.signals.items() if name not in names},
+    ), labels
 
 
 def _utilities(

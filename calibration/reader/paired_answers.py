@@ -23,7 +23,7 @@ from calibration.replay import Progress
 from calibration.results import Results, tabulate
 from ctxguard.core.render import Template
 from ctxguard.core.tokens import estimate_tokens
-from ctxguard.core.types import Passage
+from ctxguard.core.types import FloatArray, Passage
 from ctxguard.errors import CalibrationError, DataError, StageUnavailableError
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.judges.prompt import response_format, with_one_key
@@ -127,30 +127,22 @@ def questions_with_contexts(
     return asked
 
 
-@dataclass(frozen=True, slots=True)
-class AskingCost:
-    """What asking takes, before anything is asked.
+def estimate(
+    waiting: Iterable[ToAnswer], prices: TokenPrices | None
+) -> tuple[int, int, float | None]:
+    """Estimate what answering takes; contexts that are the same are asked once.
 
-    Attributes:
-        n_calls: Calls of the reader.
-        tokens: Tokens that it reads, instructions included.
-        cost: Of those and of 40 tokens a reply, at the prices; None without prices.
+    Returns:
+        Calls of the reader; tokens that it reads, instructions included; and the cost of those and
+        of 40 tokens a reply at the prices, None without prices.
     """
-
-    n_calls: int
-    tokens: int
-    cost: float | None
-
-
-def estimate(waiting: Iterable[ToAnswer], prices: TokenPrices | None) -> AskingCost:
-    """Estimate what answering takes; contexts that are the same are asked once."""
     texts = {each.digest: each.conversation for each in waiting}
     tokens = sum(estimate_tokens(part["content"]) for text in texts.values() for part in text)
     cost = None
     if prices is not None:
         reading, writing = astuple(prices)
         cost = (tokens * reading + len(texts) * _REPLY_TOKENS * writing) / 1e6
-    return AskingCost(len(texts), tokens, cost)
+    return len(texts), tokens, cost
 
 
 class AnswerFile:
@@ -242,7 +234,7 @@ def ask_reader(
     for first in range(0, len(waiting), _BATCH):
         batch = waiting[first : first + _BATCH]
         sent = [several[0] for several in batch]
-        replies = client.complete_all(sent, _conversation, None, _read_answer)
+        replies = client.complete_all(sent, lambda each: each.conversation, None, _read_answer)
         for several, reply in zip(batch, replies, strict=True):
             if isinstance(reply.verdict, InvalidReason):
                 failed[reply.verdict] += 1
@@ -262,10 +254,6 @@ def ask_reader(
         if progress is not None:
             progress(len(batch))
     return failed
-
-
-def _conversation(each: ToAnswer) -> Conversation:
-    return each.conversation
 
 
 def _read_answer(content: str) -> str | InvalidReason:
@@ -327,81 +315,76 @@ def is_right(answer: str, right: Iterable[str], wrong: Iterable[str], *, exact: 
     return any(map(holds, right)) and not any(map(holds, wrong))
 
 
-@dataclass(frozen=True)
-class Marker:
-    """Marks answers right or wrong.
+def mark_answers(
+    asked: Sequence[ToAnswer],
+    file: AnswerFile,
+    by: MarkBy,
+    judge: ChatClient | None = None,
+    references: Mapping[str, str] | None = None,
+) -> int:
+    """Mark the answers that have no mark by this way right or wrong, in the file.
 
-    Attributes:
+    Args:
+        asked: The questions with their contexts.
+        file: The answers.
         by: ``contains`` or ``exact`` compare with known answers; ``judge`` asks a model.
         judge: The model; None for the others.
-        references: What a question without known answers is marked by, for the judge: the texts
-            of its relevant passages, by query id.
+        references: What the judge marks a question without known answers by: the texts of its
+            relevant passages, by query id.
+
+    Returns:
+        Number of answers that could not be marked: no known answer, or no valid verdict.
+
+    Raises:
+        StageUnavailableError: the judge's endpoint answered for none of a batch.
     """
+    way = by if judge is None else f"judge {judge.model}"
+    rows = [(each, row) for each in asked if (row := file.row(each)) is not None]
+    waiting = [(each, row) for each, row in rows if row.get("marked_by") != way]
+    for first in range(0, len(waiting), _BATCH):
+        batch = waiting[first : first + _BATCH]
+        if judge is None:
+            marks = [_mark(each, str(row["answer"]), exact=by == "exact") for each, row in batch]
+        else:
+            marks = _judged(batch, judge, references or {})
+        for (_, row), mark in zip(batch, marks, strict=True):
+            row.pop("correct", None)
+            if mark is not None:
+                row |= {"correct": mark, "marked_by": way}
+        file.save()
+    return sum("correct" not in row for _, row in rows)
 
-    by: MarkBy
-    judge: ChatClient | None
-    references: Mapping[str, str]
 
-    def mark(
-        self, asked: Sequence[ToAnswer], file: AnswerFile, progress: Progress | None = None
-    ) -> int:
-        """Mark the answers that have no mark by this way, in the file.
+def _mark(asked: ToAnswer, answer: str, *, exact: bool) -> bool | None:
+    """Mark an answer by known ones; None if there is none."""
+    right, wrong = known_answers(asked.query)
+    return is_right(answer, right, wrong, exact=exact) if right else None
 
-        Returns:
-            Number of answers that could not be marked: no known answer, or no valid verdict.
 
-        Raises:
-            StageUnavailableError: the judge's endpoint answered for none of a batch.
-        """
-        way = self.by if self.judge is None else f"judge {self.judge.model}"
-        rows = [(each, row) for each in asked if (row := file.row(each)) is not None]
-        waiting = [(each, row) for each, row in rows if row.get("marked_by") != way]
-        for first in range(0, len(waiting), _BATCH):
-            batch = waiting[first : first + _BATCH]
-            for (_, row), mark in zip(batch, self._marks(batch), strict=True):
-                row.pop("correct", None)
-                if mark is not None:
-                    row |= {"correct": mark, "marked_by": way}
-            file.save()
-            if progress is not None:
-                progress(len(batch))
-        return sum("correct" not in row for _, row in rows)
+def _judged(
+    batch: Sequence[tuple[ToAnswer, Row]], judge: ChatClient, references: Mapping[str, str]
+) -> list[bool | None]:
+    """Ask a model about answers; None for one without a valid verdict."""
 
-    def _marks(self, batch: Sequence[tuple[ToAnswer, Row]]) -> list[bool | None]:
-        if self.judge is None:
-            marks: list[bool | None] = []
-            for each, row in batch:
-                right, wrong = known_answers(each.query)
-                exact = self.by == "exact"
-                answer = str(row["answer"])
-                marks.append(is_right(answer, right, wrong, exact=exact) if right else None)
-            return marks
-        replies = self.judge.complete_all(
-            batch, self._to_mark, response_format(_MARK_SCHEMA), _read_mark
-        )
-        if all(reply.verdict in UNAVAILABLE for reply in replies):
-            raise StageUnavailableError(
-                "judge", f"{self.judge.model} at {self.judge.host} marked no answer of a batch"
-            )
-        return [
-            None if isinstance(reply.verdict, InvalidReason) else reply.verdict for reply in replies
+    def conversation(item: tuple[ToAnswer, Row]) -> Conversation:
+        query, answer = item[0].query, str(item[1]["answer"])
+        reference = "\n".join(known_answers(query)[0]) or references.get(query.query_id, "")
+        data = [
+            _REFERENCE.render_one(Passage("", reference[:_MOST_REFERENCE_CHARS], query.text), 1),
+            _ANSWER.render_one(Passage("", answer), 1),
         ]
-
-    def _to_mark(self, item: tuple[ToAnswer, Row]) -> Conversation:
-        each, row = item
-        right, _ = known_answers(each.query)
-        reference = "\n".join(right) or self.references.get(each.query.query_id, "")
-        reference = reference[:_MOST_REFERENCE_CHARS]
-        data = "\n".join(
-            [
-                _REFERENCE.render_one(Passage("", reference, each.query.text), 1),
-                _ANSWER.render_one(Passage("", str(row["answer"])), 1),
-            ]
-        )
         return [
             {"role": "system", "content": MARKER_INSTRUCTIONS},
-            {"role": "user", "content": data},
+            {"role": "user", "content": "\n".join(data)},
         ]
+
+    replies = judge.complete_all(batch, conversation, response_format(_MARK_SCHEMA), _read_mark)
+    verdicts = [reply.verdict for reply in replies]
+    if all(verdict in UNAVAILABLE for verdict in verdicts):
+        raise StageUnavailableError(
+            "judge", f"{judge.model} at {judge.host} marked no answer of a batch"
+        )
+    return [None if isinstance(verdict, InvalidReason) else verdict for verdict in verdicts]
 
 
 def _read_mark(content: str) -> bool | InvalidReason:
@@ -444,41 +427,40 @@ def compare_answers(
             f"no question has an answer with the mark {column!r} to both contexts: give known "
             "answers in the questions' metadata (answers), or mark-by judge"
         )
-    measured = {
-        pipeline: QueryMetrics(
-            ids,
-            {
-                name: np.array(values)
-                for name, values in _columns(
+    return tabulate(
+        {
+            pipeline: QueryMetrics(
+                ids,
+                _columns(
                     [found[name][pipeline] for name in ids],
                     [sizes[name, pipeline] for name in ids],
                     column,
                     prices,
-                ).items()
-            },
-        )
-        for pipeline in PIPELINES
-    }
-    return tabulate(measured, seed=seed)
+                ),
+            )
+            for pipeline in PIPELINES
+        },
+        seed=seed,
+    )
 
 
 def _columns(
     rows: Sequence[Row], sizes: Sequence[int], column: str, prices: TokenPrices | None
-) -> dict[str, list[float]]:
-    values = {
-        column: [_number(row, column) for row in rows],
-        "kept": [float(size) for size in sizes],
-        "tokens": [_number(row, "input_tokens") for row in rows],
-        "seconds": [_number(row, "seconds") for row in rows],
+) -> dict[str, FloatArray]:
+    def values(name: str) -> FloatArray:
+        return np.array([_number(row, name) for row in rows])
+
+    columns = {
+        column: values(column),
+        "kept": np.array(sizes, dtype=np.float64),
+        "tokens": values("input_tokens"),
+        "seconds": values("seconds"),
     }
     if prices is not None:
         reading, writing = astuple(prices)
-        written = [_number(row, "output_tokens") for row in rows]
-        values["cost_per_1000"] = [
-            (reading * read + writing * wrote) / 1e3
-            for read, wrote in zip(values["tokens"], written, strict=True)
-        ]
-    return values
+        cost = reading * columns["tokens"] + writing * values("output_tokens")
+        columns["cost_per_1000"] = cost / 1e3
+    return columns
 
 
 def _number(row: Row, name: str) -> float:

@@ -1,11 +1,11 @@
 """The utilities of one reader as a file, which ``fit utilities`` writes and ``calibrate`` reads."""
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from calibration.data.text_files import read_model
 from calibration.reader.utilities import RULES, ReaderFit
@@ -17,13 +17,6 @@ FORMAT = "ctxguard utilities 1"
 _MAX_BYTES = 16 * 2**20
 
 
-class _Fit(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-    n_answers: Annotated[int, Field(ge=0)]
-    n_queries: Annotated[int, Field(ge=0)]
-
-
 class _File(BaseModel):
     """The fields that are read from the file; the others are for people."""
 
@@ -33,20 +26,8 @@ class _File(BaseModel):
     reader: str
     utilities: Utilities | None
     fitted: tuple[str, ...]
-    fit: _Fit
-
-
-@dataclass(frozen=True)
-class SavedUtilities:
-    """Fitted utilities and their origin.
-
-    Attributes:
-        utilities: Utilities of passages; a relevant one has 1.
-        source: The reader whose answers they were fitted to, in words, with the file's digest.
-    """
-
-    utilities: Utilities
-    source: str
+    n_answers: Annotated[int, Field(ge=0, validation_alias=AliasPath("fit", "n_answers"))]
+    n_queries: Annotated[int, Field(ge=0, validation_alias=AliasPath("fit", "n_queries"))]
 
 
 def utilities_document(fit: ReaderFit, reader: str) -> dict[str, object]:
@@ -67,8 +48,12 @@ def utilities_document(fit: ReaderFit, reader: str) -> dict[str, object]:
     }
 
 
-def load_utilities(path: Path | str) -> SavedUtilities:
+def load_utilities(path: Path | str) -> tuple[Utilities, str]:
     """Read utilities that ``ctxguard fit utilities`` wrote.
+
+    Returns:
+        The utilities of passages, a relevant one having 1; and the reader whose answers they were
+        fitted to, in words, with the file's digest.
 
     Raises:
         DataError: the file cannot be read, has another format, or gives a relevant passage another
@@ -89,8 +74,7 @@ def load_utilities(path: Path | str) -> SavedUtilities:
             path=path,
         )
     digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    return SavedUtilities(
-        saved.utilities,
-        f"fitted to {saved.fit.n_answers:,} answers of {reader} to {saved.fit.n_queries:,} "
-        f"questions ({', '.join(saved.fitted)}; file {digest[:12]})",
+    return saved.utilities, (
+        f"fitted to {saved.n_answers:,} answers of {reader} to {saved.n_queries:,} questions "
+        f"({', '.join(saved.fitted)}; file {digest[:12]})"
     )

@@ -112,22 +112,22 @@ def answers(settings: Answers) -> None:
         )
     file = AnswerFile(settings.file, settings.model)
     prices = _prices(settings)
-    takes = estimate(file.waiting(asked), prices)
-    line = f"{count(takes.n_calls, 'answer')} to ask for: about {takes.tokens:,} tokens to read"
-    if takes.cost is not None:
-        line += f", about {takes.cost:.2g} at the prices given"
-    if takes.n_calls and settings.reader is None:
+    n_calls, tokens, cost = estimate(file.waiting(asked), prices)
+    line = f"{count(n_calls, 'answer')} to ask for: about {tokens:,} tokens to read"
+    if cost is not None:
+        line += f", about {cost:.2g} at the prices given"
+    if n_calls and settings.reader is None:
         line += "; add --reader URL to ask"
     output.note(line)
     failed: Counter[str] = Counter()
     with ExitStack() as stack, output.passes() as begin:
-        if takes.n_calls and settings.reader is not None:
+        if n_calls and settings.reader is not None:
             client = _client(settings, settings.reader, settings.model, stack)
-            progress = begin("asking the reader", takes.n_calls)
+            progress = begin("asking the reader", n_calls)
             failed.update(map(str, ask_reader(asked, client, file, progress).elements()))
         if settings.mark == "correct":
             notes += _mark(settings, asked, file, partial(_references, dataset, source), stack)
-    if takes.n_calls and settings.reader is None:
+    if n_calls and settings.reader is None:
         return
     if settings.mark != "correct" and settings.right_from is not None:
         file.mark_from(settings.mark, settings.right_from)
@@ -196,7 +196,7 @@ def _mark(
     Raises:
         ConfigurationError: a judge is named and no endpoint.
     """
-    from calibration.reader.paired_answers import Marker
+    from calibration.reader.paired_answers import mark_answers
 
     judge, texts = None, {}
     if settings.mark_by == "judge":
@@ -205,7 +205,7 @@ def _mark(
             raise ConfigurationError("mark-by judge needs an endpoint: give --reader or judge-url")
         judge = _client(settings, url, settings.judge_model or settings.model, stack)
         texts = references()
-    n_unmarked = Marker(settings.mark_by, judge, texts).mark(asked, file)
+    n_unmarked = mark_answers(asked, file, settings.mark_by, judge, texts)
     if not n_unmarked:
         return []
     if judge is not None:

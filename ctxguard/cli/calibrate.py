@@ -213,9 +213,10 @@ def _utilities(settings: Calibrate) -> "tuple[Utilities, str | None]":
     """The worth of passages, and where that comes from; None for the default preset."""
     from calibration.reader.saved_utilities import load_utilities
 
-    saved = None if settings.utilities is None else load_utilities(settings.utilities)
-    worth = settings.worth(DEFAULT_UTILITIES if saved is None else saved.utilities)
-    parts = [saved.source if saved else "", settings.by_hand]
+    base, source = DEFAULT_UTILITIES, ""
+    if settings.utilities is not None:
+        base, source = load_utilities(settings.utilities)
+    worth, parts = settings.worth(base), [source, settings.by_hand]
     return worth, "; ".join(filter(None, parts)) or None
 
 

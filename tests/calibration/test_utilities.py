@@ -502,11 +502,11 @@ class TestSavedUtilities:
         return file
 
     def test_what_was_fitted_is_read_back_with_its_origin(self, folder: Path) -> None:
-        loaded = load_utilities(self.saved(folder))
+        loaded, source = load_utilities(self.saved(folder))
         found = fit(*(read_answers(folder / "answers.jsonl"), read_beir(folder)))
-        assert loaded.utilities == found.utilities()
-        assert loaded.utilities.relevant == 1.0
-        assert "600 answers of a reader without a name to 200 questions" in loaded.source
+        assert loaded == found.utilities()
+        assert loaded.relevant == 1.0
+        assert "600 answers of a reader without a name to 200 questions" in source
 
     @pytest.mark.parametrize(
         ("change", "fault"),
