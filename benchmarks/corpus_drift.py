@@ -34,11 +34,12 @@ from rich.table import Table
 from benchmarks._collection import all_splits, default_cache, encoded_queries, indexed
 from benchmarks.policies import environment, gain
 from calibration.calibrate import calibrate
-from calibration.calibrate_route import Objective, Settings
+from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.evaluate import per_query
 from calibration.pool_labels import label
 from calibration.replay import Pools, replay
+from calibration.settings import Objective
 from ctxguard.core.corpus_sketch import CorpusSketch, passage_digest
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import Policy, RatioPolicy

@@ -55,9 +55,10 @@ from calibration.calibrate_route import (
 from calibration.data.dataset import Dataset
 from calibration.fit import fit_relevance, out_of_fold, probabilities
 from calibration.grid import Grid, GridIndex, plain_grid, utility_grid
-from calibration.objectives import TOLERANCE, keep_recall
+from calibration.objectives import keep_recall
 from calibration.pool_labels import IntArray
-from calibration.verdict import CONFIDENCE, MAX_LOSS, verdict
+from calibration.settings import MAX_LOSS, TOLERANCE
+from calibration.verdict import CONFIDENCE, verdict
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.types import DEFAULT_K, FloatArray
