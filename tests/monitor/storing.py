@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import sqlalchemy as sa
+
 from ctxguard.monitor.store import (
     Entry,
     Finished,
@@ -9,6 +11,7 @@ from ctxguard.monitor.store import (
     SampleStore,
     State,
     WorkerCounts,
+    schema,
 )
 
 OpenStore = Callable[..., SampleStore]
@@ -73,3 +76,12 @@ def label(
     n: int, grade: int = 1, *, annotator: str = "ann", time_seconds: float = NOW, passage: str = "p"
 ) -> LabelRow:
     return LabelRow(f"r{n}", passage, grade, None, annotator, time_seconds)
+
+
+def replace_payload(store: SampleStore, sample_id: int, payload: bytes) -> None:
+    """Damage a sample, or its record."""
+    table = schema.payloads
+    with store.database.transaction(writes=True) as connection:
+        connection.execute(
+            sa.update(table).where(table.c.sample_id == sample_id).values(payload=payload)
+        )

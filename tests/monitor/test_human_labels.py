@@ -6,9 +6,9 @@ from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
-import sqlalchemy as sa
 from numpy.typing import NDArray
 from people import label as label_all
+from storing import replace_payload
 from watching import Watching
 
 from ctxguard.core.context import Context
@@ -34,7 +34,7 @@ from ctxguard.monitor.labels.human import (
 )
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.store import LabelRow, PickedPassage, PickKind, schema
+from ctxguard.monitor.store import LabelRow, PickedPassage, PickKind
 
 MakeContext = Callable[..., Context]
 POOL = [f"p{rank}" for rank in range(10)]
@@ -291,13 +291,7 @@ def test_a_labelled_sample_that_is_damaged_fails_no_report(make_context: MakeCon
     damaged = live.store.labels()[0][0]
     labelled = len({sample_id for sample_id, _ in live.store.labels()})
 
-    def damage(connection: sa.Connection) -> None:
-        payloads = schema.payloads
-        connection.execute(
-            sa.update(payloads).where(payloads.c.sample_id == damaged).values(payload=b"no record")
-        )
-
-    live.store._database.write(damage)
+    replace_payload(live.store, damaged, b"no record")
     assert live.monitor.report().live.labelled == labelled - 1
 
 

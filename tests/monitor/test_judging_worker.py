@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-import sqlalchemy as sa
+from storing import replace_payload
 from watching import Watching
 
 from ctxguard.core.context import Context
@@ -30,7 +30,6 @@ from ctxguard.monitor.store import (
     FinishResult,
     SampleStore,
     State,
-    schema,
 )
 from ctxguard.profile.schema import RouteProfile
 from tests.profiles import profile_with
@@ -351,15 +350,6 @@ class TestPoison:
         live = watching(make_context, 5, alarms=AlarmState(PROFILE))
         assert live.monitor.step() == 5
         assert live.monitor.errors == 1
-
-
-def replace_payload(store: SampleStore, sample_id: int, payload: bytes) -> None:
-    table = schema.payloads
-    store._database.write(
-        lambda connection: connection.execute(
-            sa.update(table).where(table.c.sample_id == sample_id).values(payload=payload)
-        )
-    )
 
 
 class TestSlowJudge:

@@ -20,13 +20,14 @@ def store(any_store_url: str, open_store: OpenStore) -> SampleStore:
 def transactions(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """One entry for each transaction that writes."""
     begun: list[None] = []
-    write = Database.write
+    transaction = Database.transaction
 
-    def counting(database: Database, work: Callable[..., object]) -> object:
-        begun.append(None)
-        return write(database, work)
+    def counting(database: Database, *, writes: bool) -> object:
+        if writes:
+            begun.append(None)
+        return transaction(database, writes=writes)
 
-    monkeypatch.setattr(Database, "write", counting)
+    monkeypatch.setattr(Database, "transaction", counting)
     return begun
 
 
@@ -91,12 +92,12 @@ def test_of_nothing_nothing_is_written(store: SampleStore, transactions: list[No
 def test_a_store_that_cannot_write_at_present_says_so_and_has_written_nothing(
     store: SampleStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def locked(database: Database, work: object) -> object:
+    def locked(*_: object, **__: object) -> object:
         raise StoreLockedError("others hold it")
 
     ids = claimed(store, 3)
     with monkeypatch.context() as patch:
-        patch.setattr(Database, "write", locked)
+        patch.setattr(Database, "transaction", locked)
         with pytest.raises(StoreError):
             store.finish("judge", [judged(one) for one in ids])
     assert store.states()[State.CLAIMED] == 3

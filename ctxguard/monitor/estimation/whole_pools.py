@@ -22,7 +22,7 @@ from ctxguard.monitor.judges.verdict_text import verdicts_from_json
 from ctxguard.monitor.labels.human import human_verdicts
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import SampleStore
-from ctxguard.monitor.store.part import chunks
+from ctxguard.monitor.store.transactions import chunks
 from ctxguard.profile.schema import Profile, RouteVerdict
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.store import BudgetPeriod, SampleStore, Spent, State
+from ctxguard.monitor.store import BudgetPeriod, SampleStore, State
 
 _SECONDS = {"hour": 3600.0, "day": 86_400.0}
 _QUEUE_SECONDS = 10.0
@@ -70,7 +70,7 @@ class JudgingBudget:
         self._store = store
         self._series = series
         self._clock = clock
-        self._spent: dict[str, Spent] = {}
+        self._spent: dict[str, BudgetPeriod] = {}
         """In the store, by kind of period; what is reserved here is part of it."""
         self._read_at = -math.inf
         self._reserved = 0.0

@@ -3,12 +3,12 @@
     types         the values that go in and come out
     schema        the tables
     database      connections and transactions      errors     database errors as the store's
-    sqlite        how SQLite is set up              part       methods that are transactions
+    sqlite        how SQLite is set up              transactions  functions that are one each
     accounts      what writers report               queue      samples claimed and finished
     judgments     judged requests, by time          labelling  labels and feedback of people
     picks         samples picked for labels         graded     what people have graded
     budgets       what judging has spent            retention  deletion
-    sample_store  SampleStore, which does all of it
+    sample_store  SampleStore, the table of all that it does
 
 The types import without SQLAlchemy, which is imported with ``SampleStore``.
 """
@@ -19,11 +19,10 @@ from ctxguard._support.extras import require
 from ctxguard.monitor.store.types import (
     FEEDBACK_KINDS,
     Accounts,
+    Added,
     BudgetPeriod,
     Claimed,
-    Cleaned,
     Entry,
-    FeedbackAdded,
     FeedbackRow,
     Finished,
     FinishResult,
@@ -31,14 +30,12 @@ from ctxguard.monitor.store.types import (
     GradedRows,
     JudgedRows,
     LabelRow,
-    LabelsAdded,
     Limits,
     LossRow,
     LostReason,
     PickedPassage,
     PickedSample,
     PickKind,
-    Spent,
     State,
     StoredSample,
     StoredShares,
@@ -52,11 +49,10 @@ if TYPE_CHECKING:
 __all__ = [
     "FEEDBACK_KINDS",
     "Accounts",
+    "Added",
     "BudgetPeriod",
     "Claimed",
-    "Cleaned",
     "Entry",
-    "FeedbackAdded",
     "FeedbackRow",
     "FinishResult",
     "Finished",
@@ -64,7 +60,6 @@ __all__ = [
     "GradedRows",
     "JudgedRows",
     "LabelRow",
-    "LabelsAdded",
     "Limits",
     "LossRow",
     "LostReason",
@@ -72,7 +67,6 @@ __all__ = [
     "PickedPassage",
     "PickedSample",
     "SampleStore",
-    "Spent",
     "State",
     "StoredSample",
     "StoredShares",

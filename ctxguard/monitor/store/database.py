@@ -9,11 +9,11 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -28,7 +28,6 @@ from ctxguard.monitor.store.schema import SCHEMA_VERSION, metadata, samples, sch
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 _Identity = tuple[int, int]
 
 BUSY_SECONDS = 5.0
@@ -82,16 +81,28 @@ class Database:
         elif self.is_sqlite:
             self._turn = ClosedAtForks(self._dispose)
 
-    def read(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run work that reads in one transaction."""
-        return self._run(work, writes=False)
+    @contextmanager
+    def transaction(self, *, writes: bool) -> Iterator[sa.Connection]:
+        """Run the block in one transaction: all that it writes is stored, or nothing.
 
-    def write(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run work that writes in one transaction: all of it is stored, or nothing.
-
-        On SQLite it holds the write lock from the start, so that it never has to be repeated.
+        On SQLite one that writes holds the write lock from the start, so that it never has to be
+        repeated. The database's errors are raised as the store's.
         """
-        return self._run(work, writes=True)
+        try:
+            with self._turn, self._current().connect() as connection:
+                connection.execution_options(**{lite.WRITES: writes})
+                with connection.begin():
+                    yield connection
+        except sa.exc.TimeoutError as error:
+            raise StoreLockedError(
+                f"{self.name}: no connection came free within {BUSY_SECONDS:g} s; use the store "
+                "from fewer threads"
+            ) from error
+        except (sa.exc.DBAPIError, sqlite3.Error) as error:
+            ours = faults.store_error(error, self.name, self.file)
+            if ours is None:
+                raise
+            raise ours from error
 
     def close(self) -> None:
         """Close the connections; the next use opens new ones."""
@@ -169,28 +180,6 @@ class Database:
     def insert(self, table: sa.Table) -> Any:
         """An insertion that can say what happens to a row with the same key."""
         return sqlite.insert(table) if self.is_sqlite else postgresql.insert(table)
-
-    def _run(self, work: Callable[[sa.Connection], T], *, writes: bool) -> T:
-        with self._translated(), self._turn, self._current().connect() as connection:
-            connection.execution_options(**{lite.WRITES: writes})
-            with connection.begin():
-                return work(connection)
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Raise the database's errors as the store's."""
-        try:
-            yield
-        except sa.exc.TimeoutError as error:
-            raise StoreLockedError(
-                f"{self.name}: no connection came free within {BUSY_SECONDS:g} s; use the store "
-                "from fewer threads"
-            ) from error
-        except (sa.exc.DBAPIError, sqlite3.Error) as error:
-            ours = faults.store_error(error, self.name, self.file)
-            if ours is None:
-                raise
-            raise ours from error
 
     def _current(self) -> sa.Engine:
         """The engine; a new one if there is none, or if the file is no longer the one it opened.

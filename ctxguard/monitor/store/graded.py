@@ -6,13 +6,14 @@ the sample.
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import numpy as np
 import sqlalchemy as sa
 
 from ctxguard.monitor.store import schema
-from ctxguard.monitor.store.judgments import series_id
-from ctxguard.monitor.store.part import StorePart, chunks, reads, rows_with, writes
+from ctxguard.monitor.store.judgments import JUDGED, judged_rows, series_id
+from ctxguard.monitor.store.transactions import StoreHandle, chunks, reads, rows_with, writes
 from ctxguard.monitor.store.types import (
     MOST_UNCOVERED,
     NO_PICK,
@@ -29,142 +30,121 @@ _picked = schema.picked.c
 _targeted = schema.label_queue.c.sample_id
 
 
-class Graded(StorePart):
-    """What monitors do with the labels of people."""
+@reads
+def to_grade(_: StoreHandle, connection: sa.Connection, series: str) -> dict[int, int]:
+    """The judged samples with labels that their graded row lacks, or without such a row.
 
-    @reads
-    def to_grade(self, connection: sa.Connection, series: str) -> dict[int, int]:
-        """The judged samples with labels that their graded row lacks, or without such a row.
+    Those that another series judged first count once they were judged again.
 
-        Those that another series judged first count once they were judged again.
+    Returns:
+        By sample, the id of its newest label.
+    """
+    newest = sa.func.max(schema.labels.c.label_id)
+    own = series_id(connection, series)
+    again = sa.and_(_verdicts.sample_id == _judged.sample_id, _verdicts.series_id == own)
+    of_sample = sa.and_(_graded.sample_id == _judged.sample_id, _graded.series_id == own)
+    query = (
+        sa.select(_judged.sample_id, newest.label("newest"))
+        .join(schema.samples, schema.samples.c.sample_id == _judged.sample_id)
+        .join(schema.labels, schema.labels.c.request_id == schema.samples.c.request_id)
+        .outerjoin(schema.verdicts, again)
+        .outerjoin(schema.graded, of_sample)
+        .where(sa.or_(_judged.series_id == own, _verdicts.sample_id.is_not(None)))
+        .group_by(_judged.sample_id, _graded.last_label_id)
+        .having(newest > sa.func.coalesce(_graded.last_label_id, -1))
+    )
+    return {row.sample_id: row.newest for row in connection.execute(query)}
 
-        Returns:
-            By sample, the id of its newest label.
-        """
-        newest = sa.func.max(schema.labels.c.label_id)
-        own = series_id(connection, series)
-        again = sa.and_(_verdicts.sample_id == _judged.sample_id, _verdicts.series_id == own)
-        of_sample = sa.and_(_graded.sample_id == _judged.sample_id, _graded.series_id == own)
-        query = (
-            sa.select(_judged.sample_id, newest.label("newest"))
-            .join(schema.samples, schema.samples.c.sample_id == _judged.sample_id)
-            .join(schema.labels, schema.labels.c.request_id == schema.samples.c.request_id)
-            .outerjoin(schema.verdicts, again)
-            .outerjoin(schema.graded, of_sample)
-            .where(sa.or_(_judged.series_id == own, _verdicts.sample_id.is_not(None)))
-            .group_by(_judged.sample_id, _graded.last_label_id)
-            .having(newest > sa.func.coalesce(_graded.last_label_id, -1))
+
+@reads
+def labelled(_: StoreHandle, connection: sa.Connection, series: str) -> dict[int, bool]:
+    """The samples that draws asked about, people labelled, and whose text is kept.
+
+    Returns:
+        By sample, whether the series has judged it, first or again.
+    """
+    own = series_id(connection, series)
+    again = sa.and_(_verdicts.sample_id == _picked.sample_id, _verdicts.series_id == own)
+    samples, labels = schema.samples.c, schema.labels.c
+    rows = connection.execute(
+        sa.select(_picked.sample_id, _verdicts.sample_id.is_not(None).label("is_judged"))
+        .join(schema.samples, samples.sample_id == _picked.sample_id)
+        .join(schema.payloads, schema.payloads.c.sample_id == _picked.sample_id)
+        .outerjoin(schema.verdicts, again)
+        .where(sa.exists().where(labels.request_id == samples.request_id))
+        .distinct()
+    )
+    return {row.sample_id: bool(row.is_judged) for row in rows}
+
+
+@reads
+def first_verdicts(
+    _: StoreHandle, connection: sa.Connection, sample_ids: Sequence[int]
+) -> dict[int, str]:
+    """The verdicts of the series that judged each sample first, as ``verdicts``."""
+    first = sa.and_(
+        _verdicts.sample_id == _judged.sample_id, _verdicts.series_id == _judged.series_id
+    )
+    query = sa.select(_judged.sample_id, _verdicts.verdicts).join(schema.verdicts, first)
+    rows = rows_with(connection, query, _judged.sample_id, sample_ids)
+    return {row.sample_id: row.verdicts for row in rows}
+
+
+@reads
+def judged_samples(
+    _: StoreHandle, connection: sa.Connection, sample_ids: Sequence[int]
+) -> JudgedRows:
+    """The judged rows of some samples, by ascending id, without those that were deleted."""
+    query = sa.select(*JUDGED).order_by(_judged.sample_id)
+    wanted = sorted(set(sample_ids))
+    return judged_rows(list(rows_with(connection, query, _judged.sample_id, wanted)))
+
+
+@writes
+def save_graded(
+    _: StoreHandle, connection: sa.Connection, series: str, rows: Sequence[GradedRow]
+) -> None:
+    """Save a series' graded rows in place of its former ones of their samples."""
+    own_series = series_id(connection, series)
+    for some in chunks(rows):
+        ids = [row.sample_id for row in some]
+        former = sa.and_(_graded.series_id == own_series, _graded.sample_id.in_(ids))
+        connection.execute(sa.delete(schema.graded).where(former))
+        connection.execute(
+            sa.insert(schema.graded), [asdict(row) | {"series_id": own_series} for row in some]
         )
-        return {row.sample_id: row.newest for row in connection.execute(query)}
 
-    @reads
-    def labelled(self, connection: sa.Connection, series: str) -> dict[int, bool]:
-        """The samples that draws asked about, people labelled, and whose text is kept.
 
-        Returns:
-            By sample, whether the series has judged it, first or again.
-        """
-        own = series_id(connection, series)
-        again = sa.and_(_verdicts.sample_id == _picked.sample_id, _verdicts.series_id == own)
-        samples, labels = schema.samples.c, schema.labels.c
-        rows = connection.execute(
-            sa.select(_picked.sample_id, _verdicts.sample_id.is_not(None).label("is_judged"))
-            .join(schema.samples, samples.sample_id == _picked.sample_id)
-            .join(schema.payloads, schema.payloads.c.sample_id == _picked.sample_id)
-            .outerjoin(schema.verdicts, again)
-            .where(sa.exists().where(labels.request_id == samples.request_id))
-            .distinct()
+@reads
+def graded(_: StoreHandle, connection: sa.Connection, series: str) -> GradedRows:
+    """Read all samples of a series that people have graded, by ascending id.
+
+    Those whose text or judged row was deleted since are among them.
+    """
+    own_series = series_id(connection, series)
+    rows = connection.execute(
+        sa.select(
+            schema.graded,
+            sa.func.coalesce(_judged.first_pick, NO_PICK).label("first"),
+            _targeted.is_not(None).label("is_targeted"),
         )
-        return {row.sample_id: bool(row.is_judged) for row in rows}
-
-    @reads
-    def first_verdicts(
-        self, connection: sa.Connection, sample_ids: Sequence[int]
-    ) -> dict[int, str]:
-        """The verdicts of the series that judged each sample first, as ``verdicts``."""
-        first = sa.and_(
-            _verdicts.sample_id == _judged.sample_id, _verdicts.series_id == _judged.series_id
-        )
-        query = sa.select(_judged.sample_id, _verdicts.verdicts).join(schema.verdicts, first)
-        rows = rows_with(connection, query, _judged.sample_id, sample_ids)
-        return {row.sample_id: row.verdicts for row in rows}
-
-    @reads
-    def judged_samples(self, connection: sa.Connection, sample_ids: Sequence[int]) -> JudgedRows:
-        """The judged rows of some samples, by ascending id, without those that were deleted."""
-        query = sa.select(
-            _judged.sample_id,
-            _judged.time_seconds,
-            sa.func.coalesce(_judged.first_pick, NO_PICK).label("first_pick"),
-            _judged.summary,
-        ).order_by(_judged.sample_id)
-        wanted = sorted(set(sample_ids))
-        rows = list(rows_with(connection, query, _judged.sample_id, wanted))
-        return JudgedRows(
-            np.array([row.sample_id for row in rows], np.int64),
-            np.array([row.time_seconds for row in rows], np.float64),
-            np.array([row.first_pick for row in rows], np.int64),
-            b"".join([row.summary for row in rows]),
-        )
-
-    @writes
-    def save_graded(
-        self, connection: sa.Connection, series: str, rows: Sequence[GradedRow]
-    ) -> None:
-        """Save a series' graded rows in place of its former ones of their samples."""
-        own_series = series_id(connection, series)
-        for some in chunks(rows):
-            ids = [row.sample_id for row in some]
-            former = sa.and_(_graded.series_id == own_series, _graded.sample_id.in_(ids))
-            connection.execute(sa.delete(schema.graded).where(former))
-            connection.execute(
-                sa.insert(schema.graded),
-                [
-                    {
-                        "sample_id": row.sample_id,
-                        "series_id": own_series,
-                        "time_seconds": row.time_seconds,
-                        "route": row.route,
-                        "passages": row.passages,
-                        "judge": row.judge,
-                        "human": row.human,
-                        "disagreements": row.disagreements,
-                        "last_label_id": row.last_label_id,
-                    }
-                    for row in some
-                ],
-            )
-
-    @reads
-    def graded(self, connection: sa.Connection, series: str) -> GradedRows:
-        """Read all samples of a series that people have graded, by ascending id.
-
-        Those whose text or judged row was deleted since are among them.
-        """
-        own_series = series_id(connection, series)
-        rows = connection.execute(
-            sa.select(
-                schema.graded,
-                sa.func.coalesce(_judged.first_pick, NO_PICK).label("first"),
-                _targeted.is_not(None).label("is_targeted"),
-            )
-            .outerjoin(schema.judged, _judged.sample_id == _graded.sample_id)
-            .outerjoin(schema.label_queue, _targeted == _graded.sample_id)
-            .where(_graded.series_id == own_series, sa.func.length(_graded.judge) > 0)
-            .order_by(_graded.sample_id)
-        ).all()
-        return GradedRows(
-            sample_ids=np.array([row.sample_id for row in rows], np.int64),
-            time_seconds=np.array([row.time_seconds for row in rows], np.float64),
-            first_pick=np.array([row.first for row in rows], np.int64),
-            routes=tuple([row.route for row in rows]),
-            passages=tuple([row.passages for row in rows]),
-            judge=b"".join([row.judge for row in rows]),
-            human=tuple([row.human for row in rows]),
-            is_targeted=np.array([row.is_targeted for row in rows], np.bool_),
-            asked=_asked(connection, own_series),
-            disagreements=sum(row.disagreements for row in rows),
-        )
+        .outerjoin(schema.judged, _judged.sample_id == _graded.sample_id)
+        .outerjoin(schema.label_queue, _targeted == _graded.sample_id)
+        .where(_graded.series_id == own_series, sa.func.length(_graded.judge) > 0)
+        .order_by(_graded.sample_id)
+    ).all()
+    return GradedRows(
+        sample_ids=np.array([row.sample_id for row in rows], np.int64),
+        time_seconds=np.array([row.time_seconds for row in rows], np.float64),
+        first_pick=np.array([row.first for row in rows], np.int64),
+        routes=tuple([row.route for row in rows]),
+        passages=tuple([row.passages for row in rows]),
+        judge=b"".join([row.judge for row in rows]),
+        human=tuple([row.human for row in rows]),
+        is_targeted=np.array([row.is_targeted for row in rows], np.bool_),
+        asked=_asked(connection, own_series),
+        disagreements=sum(row.disagreements for row in rows),
+    )
 
 
 def _asked(connection: sa.Connection, own_series: int) -> dict[tuple[int, PickKind, bool], int]:

@@ -10,206 +10,212 @@ import sqlalchemy as sa
 
 from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.database import storable
-from ctxguard.monitor.store.part import StorePart, reads, rows_with
+from ctxguard.monitor.store.transactions import StoreHandle, reads, record, rows_with
 from ctxguard.monitor.store.types import NO_PICK, JudgedRows, LossRow, State, StoredSample
 
 PAGE_ROWS = 5_000
 _samples = schema.samples.c
 _judged = schema.judged.c
+JUDGED = (
+    _judged.sample_id,
+    _judged.time_seconds,
+    sa.func.coalesce(_judged.first_pick, NO_PICK),
+    _judged.summary,
+)
+"""The columns of ``judged_rows``."""
 
 
-class Judgments(StorePart):
-    """What was judged, for estimates and for people."""
+@reads
+def series(_: StoreHandle, connection: sa.Connection) -> list[str]:
+    """Every series of judgments, in the order in which they began."""
+    table = schema.series.c
+    return list(connection.execute(sa.select(table.name).order_by(table.series_id)).scalars())
 
-    @reads
-    def series(self, connection: sa.Connection) -> list[str]:
-        """Every series of judgments, in the order in which they began."""
-        table = schema.series.c
-        return list(connection.execute(sa.select(table.name).order_by(table.series_id)).scalars())
 
-    @reads
-    def judged_counts(self, connection: sa.Connection) -> dict[str, tuple[int, int]]:
-        """Count the judged samples of each series, and those of them that people labelled."""
-        table, labels = schema.series.c, schema.labels.c
-        labelled = sa.exists().where(
-            _samples.sample_id == _judged.sample_id, labels.request_id == _samples.request_id
+@reads
+def judged_counts(_: StoreHandle, connection: sa.Connection) -> dict[str, tuple[int, int]]:
+    """Count the judged samples of each series, and those of them that people labelled."""
+    table, labels = schema.series.c, schema.labels.c
+    labelled = sa.exists().where(
+        _samples.sample_id == _judged.sample_id, labels.request_id == _samples.request_id
+    )
+    rows = connection.execute(
+        sa.select(
+            table.name,
+            sa.func.count().label("n"),
+            sa.func.count().filter(labelled).label("n_labelled"),
         )
-        rows = connection.execute(
-            sa.select(
-                table.name,
-                sa.func.count().label("n"),
-                sa.func.count().filter(labelled).label("n_labelled"),
-            )
-            .join(schema.judged, _judged.series_id == table.series_id)
-            .group_by(table.series_id, table.name)
-            .order_by(table.series_id)
-        )
-        return {row.name: (row.n, row.n_labelled) for row in rows}
+        .join(schema.judged, _judged.series_id == table.series_id)
+        .group_by(table.series_id, table.name)
+        .order_by(table.series_id)
+    )
+    return {row.name: (row.n, row.n_labelled) for row in rows}
 
-    def judged(
-        self, series: str, *, since: float | None = None, until: float | None = None
-    ) -> JudgedRows:
-        """The judged requests of a series with since ≤ time < until, ordered by time.
 
-        Args:
-            series: A series that has not begun has no rows.
-            since: Seconds since the epoch; None for the beginning.
-            until: Seconds since the epoch; None for no end.
-        """
-        return JudgedRows.joined(self.judged_pages(series, since=since, until=until))
+def judged(
+    store: StoreHandle, series: str, *, since: float | None = None, until: float | None = None
+) -> JudgedRows:
+    """The judged requests of a series with since ≤ time < until, ordered by time.
 
-    def judged_pages(
-        self, series: str, *, since: float | None = None, until: float | None = None
-    ) -> Iterator[JudgedRows]:
-        """The rows of ``judged`` page by page, each read in a transaction of its own.
+    Args:
+        series: A series that has not begun has no rows.
+        since: Seconds since the epoch; None for the beginning.
+        until: Seconds since the epoch; None for no end.
+    """
+    return JudgedRows.joined(judged_pages(store, series, since=since, until=until))
 
-        Memory holds one page. Requests that are judged meanwhile may or may not be read.
-        """
-        after: tuple[float, int] | None = None
-        while True:
-            page = self._judged_page(series, since, until, after)
-            if len(page):
-                yield page
-            if len(page) < PAGE_ROWS:
-                return
-            after = float(page.time_seconds[-1]), int(page.sample_ids[-1])
 
-    @reads
-    def _judged_page(
-        self,
-        connection: sa.Connection,
-        series: str,
-        since: float | None,
-        until: float | None,
-        after: tuple[float, int] | None,
-    ) -> JudgedRows:
-        """The first rows after the one with this time and sample id; None for the first of all."""
-        query = (
-            sa.select(
-                _judged.sample_id,
-                _judged.time_seconds,
-                sa.func.coalesce(_judged.first_pick, NO_PICK),
-                _judged.summary,
-            )
-            .where(_judged.series_id == series_id(connection, series))
-            .order_by(_judged.time_seconds, _judged.sample_id)
-            .limit(PAGE_ROWS)
-        )
-        if after is not None:
-            # One lower bound alone on the time, or SQLite may search from the other one.
-            since, last_id = after
-            is_later = sa.or_(_judged.time_seconds > since, _judged.sample_id > last_id)
-            query = query.where(is_later)
-        if since is not None:
-            query = query.where(_judged.time_seconds >= since)
-        if until is not None:
-            query = query.where(_judged.time_seconds < until)
-        rows = driver_rows(connection, query)
-        ids, times, picks, summaries = zip(*rows, strict=True) if rows else ((), (), (), ())
-        return JudgedRows(
-            np.fromiter(ids, np.int64, len(ids)),
-            np.fromiter(times, np.float64, len(times)),
-            np.fromiter(picks, np.int64, len(picks)),
-            b"".join(summaries),
-        )
+def judged_pages(
+    store: StoreHandle, series: str, *, since: float | None = None, until: float | None = None
+) -> Iterator[JudgedRows]:
+    """The rows of ``judged`` page by page, each read in a transaction of its own.
 
-    @reads
-    def losses(
-        self,
-        connection: sa.Connection,
-        series: str,
-        profile_id: str,
-        *,
-        since: float,
-        until: float,
-    ) -> list[LossRow]:
-        """The losses of requests of a profile with since ≤ time < until, in any order."""
-        table = schema.losses.c
-        query = sa.select(*[table[each.name] for each in fields(LossRow)]).where(
-            *_of_profile(connection, series, profile_id),
-            table.time_seconds >= since,
-            table.time_seconds < until,
-        )
-        return [LossRow(*row) for row in connection.execute(query)]
+    Memory holds one page. Requests that are judged meanwhile may or may not be read.
+    """
+    after: tuple[float, int] | None = None
+    while True:
+        page = _judged_page(store, series, since, until, after)
+        if len(page):
+            yield page
+        if len(page) < PAGE_ROWS:
+            return
+        after = float(page.time_seconds[-1]), int(page.sample_ids[-1])
 
-    @reads
-    def first_loss_seconds(
-        self, connection: sa.Connection, series: str, profile_id: str, *, since: float | None
-    ) -> float | None:
-        """When the first request with a loss was answered; None if there is none.
 
-        Args:
-            series: The judge's.
-            profile_id: The profile that served it.
-            since: Leave earlier ones out; None for the first of all.
-        """
-        times = schema.losses.c.time_seconds
-        query = sa.select(sa.func.min(times)).where(*_of_profile(connection, series, profile_id))
-        if since is not None:
-            query = query.where(times >= since)
-        first: float | None = connection.execute(query).scalar()
-        return first
+@reads
+def _judged_page(
+    _: StoreHandle,
+    connection: sa.Connection,
+    series: str,
+    since: float | None,
+    until: float | None,
+    after: tuple[float, int] | None,
+) -> JudgedRows:
+    """The first rows after the one with this time and sample id; None for the first of all."""
+    query = (
+        sa.select(*JUDGED)
+        .where(_judged.series_id == series_id(connection, series))
+        .order_by(_judged.time_seconds, _judged.sample_id)
+        .limit(PAGE_ROWS)
+    )
+    if after is not None:
+        # One lower bound alone on the time, or SQLite may search from the other one.
+        since, last_id = after
+        is_later = sa.or_(_judged.time_seconds > since, _judged.sample_id > last_id)
+        query = query.where(is_later)
+    if since is not None:
+        query = query.where(_judged.time_seconds >= since)
+    if until is not None:
+        query = query.where(_judged.time_seconds < until)
+    return judged_rows(driver_rows(connection, query))
 
-    @reads
-    def verdicts(
-        self, connection: sa.Connection, series: str, sample_ids: Sequence[int]
-    ) -> dict[int, str]:
-        """Verdicts by sample, without those that were deleted or never given."""
-        table = schema.verdicts.c
-        query = sa.select(table.sample_id, table.verdicts).where(
-            table.series_id == series_id(connection, series)
-        )
-        rows = rows_with(connection, query, table.sample_id, sample_ids)
-        return {row.sample_id: row.verdicts for row in rows}
 
-    @reads
-    def rejected(
-        self, connection: sa.Connection, sample_ids: Sequence[int]
-    ) -> dict[int, tuple[tuple[str, str, str], ...]]:
-        """(passage id, reason, raw reply) of each verdict that was not valid, by sample."""
-        table = schema.rejected.c
-        query = sa.select(table.sample_id, table.passage_id, table.reason, table.reply)
-        by_sample: dict[int, tuple[tuple[str, str, str], ...]] = {}
-        for row in rows_with(
-            connection, query.order_by(table.rejected_id), table.sample_id, sample_ids
-        ):
-            one = (row.passage_id, row.reason, row.reply)
-            by_sample[row.sample_id] = (*by_sample.get(row.sample_id, ()), one)
-        return by_sample
+@reads
+def losses(
+    _: StoreHandle,
+    connection: sa.Connection,
+    series: str,
+    profile_id: str,
+    *,
+    since: float,
+    until: float,
+) -> list[LossRow]:
+    """The losses of requests of a profile with since ≤ time < until, in any order."""
+    table = schema.losses.c
+    query = sa.select(*[table[each.name] for each in fields(LossRow)]).where(
+        *_of_profile(connection, series, profile_id),
+        table.time_seconds >= since,
+        table.time_seconds < until,
+    )
+    return [LossRow(*row) for row in connection.execute(query)]
 
-    @reads
-    def find(self, connection: sa.Connection, request_id: str) -> list[int]:
-        """The samples of a request, oldest first."""
-        query = sa.select(_samples.sample_id).where(_samples.request_id == storable(request_id))
-        return list(connection.execute(query.order_by(_samples.sample_id)).scalars())
 
-    @reads
-    def samples_of(self, connection: sa.Connection, request_id: str) -> list[StoredSample]:
-        """The samples of a request, oldest first, and how far each came."""
-        query = _stored().where(_samples.request_id == storable(request_id))
-        return list(map(_stored_sample, connection.execute(query.order_by(_samples.sample_id))))
+@reads
+def first_loss_seconds(
+    _: StoreHandle, connection: sa.Connection, series: str, profile_id: str, *, since: float | None
+) -> float | None:
+    """When the first request with a loss was answered; None if there is none.
 
-    @reads
-    def newest_samples(
-        self, connection: sa.Connection, n: int, *, before: int | None = None
-    ) -> list[StoredSample]:
-        """The samples that were stored last, newest first, and how far each came.
+    Args:
+        series: The judge's.
+        profile_id: The profile that served it.
+        since: Leave earlier ones out; None for the first of all.
+    """
+    times = schema.losses.c.time_seconds
+    query = sa.select(sa.func.min(times)).where(*_of_profile(connection, series, profile_id))
+    if since is not None:
+        query = query.where(times >= since)
+    first: float | None = connection.execute(query).scalar()
+    return first
 
-        Args:
-            n: How many at most.
-            before: Only samples stored before the one with this id; None for the newest of all.
-        """
-        query = _stored().order_by(_samples.sample_id.desc()).limit(n)
-        if before is not None:
-            query = query.where(_samples.sample_id < before)
-        return list(map(_stored_sample, connection.execute(query)))
 
-    @reads
-    def request_ids(self, connection: sa.Connection, sample_ids: Sequence[int]) -> dict[int, str]:
-        """The request of each sample, without samples that were deleted."""
-        query = sa.select(_samples.sample_id, _samples.request_id)
-        rows = rows_with(connection, query, _samples.sample_id, sample_ids)
-        return {row.sample_id: row.request_id for row in rows}
+@reads
+def verdicts(
+    _: StoreHandle, connection: sa.Connection, series: str, sample_ids: Sequence[int]
+) -> dict[int, str]:
+    """Verdicts by sample, without those that were deleted or never given."""
+    table = schema.verdicts.c
+    query = sa.select(table.sample_id, table.verdicts).where(
+        table.series_id == series_id(connection, series)
+    )
+    rows = rows_with(connection, query, table.sample_id, sample_ids)
+    return {row.sample_id: row.verdicts for row in rows}
+
+
+@reads
+def rejected(
+    _: StoreHandle, connection: sa.Connection, sample_ids: Sequence[int]
+) -> dict[int, tuple[tuple[str, str, str], ...]]:
+    """(passage id, reason, raw reply) of each verdict that was not valid, by sample."""
+    table = schema.rejected.c
+    query = sa.select(table.sample_id, table.passage_id, table.reason, table.reply)
+    by_sample: dict[int, tuple[tuple[str, str, str], ...]] = {}
+    for row in rows_with(
+        connection, query.order_by(table.rejected_id), table.sample_id, sample_ids
+    ):
+        one = (row.passage_id, row.reason, row.reply)
+        by_sample[row.sample_id] = (*by_sample.get(row.sample_id, ()), one)
+    return by_sample
+
+
+@reads
+def find(_: StoreHandle, connection: sa.Connection, request_id: str) -> list[int]:
+    """The samples of a request, oldest first."""
+    query = sa.select(_samples.sample_id).where(_samples.request_id == storable(request_id))
+    return list(connection.execute(query.order_by(_samples.sample_id)).scalars())
+
+
+@reads
+def samples_of(_: StoreHandle, connection: sa.Connection, request_id: str) -> list[StoredSample]:
+    """The samples of a request, oldest first, and how far each came."""
+    query = _stored().where(_samples.request_id == storable(request_id))
+    return list(map(_stored_sample, connection.execute(query.order_by(_samples.sample_id))))
+
+
+@reads
+def newest_samples(
+    _: StoreHandle, connection: sa.Connection, n: int, *, before: int | None = None
+) -> list[StoredSample]:
+    """The samples that were stored last, newest first, and how far each came.
+
+    Args:
+        n: How many at most.
+        before: Only samples stored before the one with this id; None for the newest of all.
+    """
+    query = _stored().order_by(_samples.sample_id.desc()).limit(n)
+    if before is not None:
+        query = query.where(_samples.sample_id < before)
+    return list(map(_stored_sample, connection.execute(query)))
+
+
+@reads
+def request_ids(
+    _: StoreHandle, connection: sa.Connection, sample_ids: Sequence[int]
+) -> dict[int, str]:
+    """The request of each sample, without samples that were deleted."""
+    query = sa.select(_samples.sample_id, _samples.request_id)
+    rows = rows_with(connection, query, _samples.sample_id, sample_ids)
+    return {row.sample_id: row.request_id for row in rows}
 
 
 def _of_profile(
@@ -234,16 +240,17 @@ def _stored() -> sa.Select[Any]:
 
 
 def _stored_sample(row: sa.Row[Any]) -> StoredSample:
-    return StoredSample(
-        row.sample_id,
-        row.request_id,
-        row.time_seconds,
-        row.probability,
-        row.session_id,
-        State(row.state),
-        row.attempts,
-        bool(row.has_text),
-        row.series,
+    return record(StoredSample, row, state=State(row.state), has_text=bool(row.has_text))
+
+
+def judged_rows(rows: Sequence[Any]) -> JudgedRows:
+    """Rows of the columns ``JUDGED``, in their order."""
+    ids, times, picks, summaries = zip(*rows, strict=True) if rows else ((), (), (), ())
+    return JudgedRows(
+        np.fromiter(ids, np.int64, len(ids)),
+        np.fromiter(times, np.float64, len(times)),
+        np.fromiter(picks, np.int64, len(picks)),
+        b"".join(summaries),
     )
 
 

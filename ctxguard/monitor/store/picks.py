@@ -8,7 +8,14 @@ import sqlalchemy as sa
 
 from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.judgments import driver_rows, series_id
-from ctxguard.monitor.store.part import StorePart, chunks, reads, rows_with, writes
+from ctxguard.monitor.store.transactions import (
+    StoreHandle,
+    chunks,
+    reads,
+    record,
+    rows_with,
+    writes,
+)
 from ctxguard.monitor.store.types import PickedPassage, PickedSample, PickKind, ToPick
 
 _judged = schema.judged.c
@@ -17,153 +24,141 @@ _picks = schema.label_picks.c
 _HAS_TEXT = sa.exists().where(schema.payloads.c.sample_id == _judged.sample_id)
 
 
-class Picks(StorePart):
-    """Which passages people are asked to grade."""
+@reads
+def to_pick(_: StoreHandle, connection: sa.Connection, series: str) -> ToPick:
+    """Read the judged samples that passages can be drawn from."""
+    query = sa.select(_judged.sample_id, _judged.label_order, _judged.summary).where(
+        _judged.series_id == series_id(connection, series), _HAS_TEXT
+    )
+    last_pick = connection.execute(sa.select(sa.func.max(_picks.pick_id))).scalar() or 0
+    opened = connection.execute(
+        sa.select(_picked.sample_id).where(_picked.kind == PickKind.RUN.value)
+    )
+    opened_ids = list(opened.scalars())
+    rows = driver_rows(connection, query.order_by(_judged.sample_id))
+    sample_ids = np.array([row[0] for row in rows], np.int64)
+    return ToPick(
+        sample_ids,
+        np.array([row[1] for row in rows], np.float64),
+        np.isin(sample_ids, opened_ids),
+        b"".join([row[2] for row in rows]),
+        last_pick,
+    )
 
-    @reads
-    def to_pick(self, connection: sa.Connection, series: str) -> ToPick:
-        """Read the judged samples that passages can be drawn from."""
-        query = sa.select(_judged.sample_id, _judged.label_order, _judged.summary).where(
-            _judged.series_id == series_id(connection, series), _HAS_TEXT
-        )
-        last_pick = connection.execute(sa.select(sa.func.max(_picks.pick_id))).scalar() or 0
-        opened = connection.execute(
-            sa.select(_picked.sample_id).where(_picked.kind == PickKind.RUN.value)
-        )
-        opened_ids = list(opened.scalars())
-        rows = driver_rows(connection, query.order_by(_judged.sample_id))
-        sample_ids = np.array([row[0] for row in rows], np.int64)
-        return ToPick(
-            sample_ids,
-            np.array([row[1] for row in rows], np.float64),
-            np.isin(sample_ids, opened_ids),
-            b"".join([row[2] for row in rows]),
-            last_pick,
-        )
 
-    @writes
-    def save_pick(
-        self,
-        connection: sa.Connection,
-        series: str,
-        passages: Sequence[PickedPassage],
-        last_pick: int,
-    ) -> bool:
-        """Remember a draw, and which judged samples it could have taken.
+@writes
+def save_pick(
+    store: StoreHandle,
+    connection: sa.Connection,
+    series: str,
+    passages: Sequence[PickedPassage],
+    last_pick: int,
+) -> bool:
+    """Remember a draw, and which judged samples it could have taken.
 
-        Args:
-            series: The series of the judged samples.
-            passages: The drawn passages and opened requests.
-            last_pick: From the ``ToPick`` that they were drawn from.
+    Args:
+        series: The series of the judged samples.
+        passages: The drawn passages and opened requests.
+        last_pick: From the ``ToPick`` that they were drawn from.
 
-        Returns:
-            False if another draw was saved meanwhile; nothing is written then.
-        """
-        self._lock_writers(connection, schema.picked)
-        present = connection.execute(sa.select(sa.func.max(_picks.pick_id))).scalar() or 0
-        if present != last_pick:
-            return False
-        own_series = series_id(connection, series)
-        pick_id = connection.execute(
-            sa.insert(schema.label_picks)
-            .values(series_id=own_series, time_seconds=self._clock())
-            .returning(_picks.pick_id)
-        ).scalar_one()
+    Returns:
+        False if another draw was saved meanwhile; nothing is written then.
+    """
+    store.lock_writers(connection, schema.picked)
+    present = connection.execute(sa.select(sa.func.max(_picks.pick_id))).scalar() or 0
+    if present != last_pick:
+        return False
+    own_series = series_id(connection, series)
+    pick_id = connection.execute(
+        sa.insert(schema.label_picks)
+        .values(series_id=own_series, time_seconds=store.clock())
+        .returning(_picks.pick_id)
+    ).scalar_one()
+    connection.execute(
+        sa.update(schema.judged)
+        .where(_judged.series_id == own_series, _judged.first_pick.is_(None), _HAS_TEXT)
+        .values(first_pick=pick_id)
+    )
+    rows = [asdict(one) | {"pick_id": pick_id, "kind": one.kind.value} for one in passages]
+    connection.execute(sa.insert(schema.picked), rows)
+    ids = sorted({one.sample_id for one in passages})
+    for some in chunks(ids):
+        # Grades that were there before count in this draw too.
         connection.execute(
-            sa.update(schema.judged)
-            .where(_judged.series_id == own_series, _judged.first_pick.is_(None), _HAS_TEXT)
-            .values(first_pick=pick_id)
+            sa.update(schema.graded)
+            .where(schema.graded.c.sample_id.in_(some))
+            .values(last_label_id=-1)
         )
-        rows = [asdict(one) | {"pick_id": pick_id, "kind": one.kind.value} for one in passages]
-        connection.execute(sa.insert(schema.picked), rows)
-        ids = sorted({one.sample_id for one in passages})
-        for some in chunks(ids):
-            # Grades that were there before count in this draw too.
-            connection.execute(
-                sa.update(schema.graded)
-                .where(schema.graded.c.sample_id.in_(some))
-                .values(last_label_id=-1)
-            )
-        return True
+    return True
 
-    @writes
-    def ask_for_labels(
-        self, connection: sa.Connection, sample_ids: Sequence[int], tenant: str
-    ) -> None:
-        """Remember that people are asked to grade picked samples, which is the first time.
 
-        Args:
-            sample_ids: The samples.
-            tenant: The tenant whose file they are in; empty for a file of all tenants.
-        """
-        for some in chunks(sample_ids):
-            connection.execute(
-                sa.update(schema.picked)
-                .where(_picked.sample_id.in_(some), _picked.asked.is_(None))
-                .values(asked=tenant)
-            )
+@writes
+def ask_for_labels(
+    _: StoreHandle, connection: sa.Connection, sample_ids: Sequence[int], tenant: str
+) -> None:
+    """Remember that people are asked to grade picked samples, which is the first time.
 
-    @reads
-    def picked(
-        self,
-        connection: sa.Connection,
-        series: str | None,
-        sample_ids: Sequence[int] | None = None,
-    ) -> dict[int, list[PickedPassage]]:
-        """Read what people are asked about by sample, in the order of draws.
-
-        Args:
-            series: From whose judged samples it was drawn; None for any.
-            sample_ids: None for all.
-        """
-        query = sa.select(schema.picked).order_by(
-            _picked.pick_id, _picked.sample_id, _picked.position
+    Args:
+        sample_ids: The samples.
+        tenant: The tenant whose file they are in; empty for a file of all tenants.
+    """
+    for some in chunks(sample_ids):
+        connection.execute(
+            sa.update(schema.picked)
+            .where(_picked.sample_id.in_(some), _picked.asked.is_(None))
+            .values(asked=tenant)
         )
-        if series is not None:
-            query = query.join(schema.label_picks, _picks.pick_id == _picked.pick_id).where(
-                _picks.series_id == series_id(connection, series)
-            )
-        rows = (
-            connection.execute(query)
-            if sample_ids is None
-            else rows_with(connection, query, _picked.sample_id, sorted(set(sample_ids)))
-        )
-        found: dict[int, list[PickedPassage]] = {}
-        for row in rows:
-            passage = PickedPassage(
-                row.sample_id,
-                PickKind(row.kind),
-                row.position,
-                row.probability,
-                row.goes_on,
-                row.pick_id,
-                row.asked,
-            )
-            found.setdefault(row.sample_id, []).append(passage)
-        return found
 
-    @reads
-    def picked_samples(self, connection: sa.Connection, series: str) -> list[PickedSample]:
-        """Read the picked samples whose text is kept, by sample id."""
-        labels = schema.labels.c
-        own = (
-            sa.select(_picked.sample_id)
-            .join(schema.label_picks, _picks.pick_id == _picked.pick_id)
-            .where(_picks.series_id == series_id(connection, series))
+
+@reads
+def picked(
+    _: StoreHandle,
+    connection: sa.Connection,
+    series: str | None,
+    sample_ids: Sequence[int] | None = None,
+) -> dict[int, list[PickedPassage]]:
+    """Read what people are asked about by sample, in the order of draws.
+
+    Args:
+        series: From whose judged samples it was drawn; None for any.
+        sample_ids: None for all.
+    """
+    query = sa.select(schema.picked).order_by(_picked.pick_id, _picked.sample_id, _picked.position)
+    if series is not None:
+        query = query.join(schema.label_picks, _picks.pick_id == _picked.pick_id).where(
+            _picks.series_id == series_id(connection, series)
         )
-        query = (
-            sa.select(
-                schema.samples.c.sample_id,
-                schema.samples.c.request_id,
-                sa.func.count(labels.label_id).label("n_labels"),
-            )
-            .join(schema.payloads, schema.payloads.c.sample_id == schema.samples.c.sample_id)
-            .outerjoin(schema.labels, labels.request_id == schema.samples.c.request_id)
-            .where(schema.samples.c.sample_id.in_(own))
-            .group_by(schema.samples.c.sample_id, schema.samples.c.request_id)
-            .order_by(schema.samples.c.sample_id)
+    rows = (
+        connection.execute(query)
+        if sample_ids is None
+        else rows_with(connection, query, _picked.sample_id, sorted(set(sample_ids)))
+    )
+    found: dict[int, list[PickedPassage]] = {}
+    for row in rows:
+        passage = record(PickedPassage, row, kind=PickKind(row.kind))
+        found.setdefault(row.sample_id, []).append(passage)
+    return found
+
+
+@reads
+def picked_samples(_: StoreHandle, connection: sa.Connection, series: str) -> list[PickedSample]:
+    """Read the picked samples whose text is kept, by sample id."""
+    labels = schema.labels.c
+    own = (
+        sa.select(_picked.sample_id)
+        .join(schema.label_picks, _picks.pick_id == _picked.pick_id)
+        .where(_picks.series_id == series_id(connection, series))
+    )
+    query = (
+        sa.select(
+            schema.samples.c.sample_id,
+            schema.samples.c.request_id,
+            sa.func.count(labels.label_id).label("n_labels"),
         )
-        return [
-            PickedSample(row.sample_id, row.request_id, row.n_labels)
-            for row in connection.execute(query)
-        ]
+        .join(schema.payloads, schema.payloads.c.sample_id == schema.samples.c.sample_id)
+        .outerjoin(schema.labels, labels.request_id == schema.samples.c.request_id)
+        .where(schema.samples.c.sample_id.in_(own))
+        .group_by(schema.samples.c.sample_id, schema.samples.c.request_id)
+        .order_by(schema.samples.c.sample_id)
+    )
+    return [record(PickedSample, row) for row in connection.execute(query)]

@@ -12,7 +12,14 @@ import sqlalchemy as sa
 from ctxguard.errors import ConfigurationError, StoreError
 from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.database import AHEAD_SECONDS, storable
-from ctxguard.monitor.store.part import StorePart, chunks, reads, rows_with, writes
+from ctxguard.monitor.store.transactions import (
+    StoreHandle,
+    chunks,
+    reads,
+    record,
+    rows_with,
+    writes,
+)
 from ctxguard.monitor.store.types import Claimed, Finished, FinishResult, State
 
 _samples = schema.samples.c
@@ -21,339 +28,350 @@ _LEADER = "leader"
 _LOOKED_AT = 1_000
 
 
-class SampleQueue(StorePart):
-    """What monitors do with waiting samples."""
+@writes
+def claim(
+    store: StoreHandle,
+    connection: sa.Connection,
+    claimant: str,
+    limit: int,
+    *,
+    lease_seconds: float,
+) -> list[Claimed]:
+    """Take the samples that have waited longest, until the lease ends.
 
-    @writes
-    def claim(
-        self, connection: sa.Connection, claimant: str, limit: int, *, lease_seconds: float
-    ) -> list[Claimed]:
-        """Take the samples that have waited longest, until the lease ends.
+    No other claimant gets them before the lease ends; then they wait again. Leases use a
+    clock that no change of the wall clock moves.
 
-        No other claimant gets them before the lease ends; then they wait again. Leases use a
-        clock that no change of the wall clock moves.
-
-        Args:
-            claimant: Who takes them.
-            limit: How many at most, ≥ 1.
-            lease_seconds: Longer than judging them takes.
-        """
-        if limit < 1:
-            raise ConfigurationError(f"limit {limit!r} must be at least 1")
-        now = self._database.lease_now(connection)
-        # A lease counts only between its two ends: one from before a restart or a change of the
-        # server's clock seems to begin far ahead, and must not bind until then.
-        has_ended = sa.or_(_samples.leased_until <= now, _samples.leased_at > now + AHEAD_SECONDS)
-        # One state at a time, which an index holds in order: a long queue costs no more than a
-        # short one.
-        rows = _oldest(connection, _samples.state == State.CLAIMED.value, has_ended, limit=limit)
-        if len(rows) < limit:
-            waits = _samples.state == State.PENDING.value
-            rows = [*rows, *_oldest(connection, waits, limit=limit - len(rows))]
-        if not rows:
-            return []
-        attempts = {
-            row.sample_id: row.attempts + (row.state == State.CLAIMED.value) for row in rows
-        }
-        connection.execute(
-            sa.update(schema.samples)
-            .where(_samples.sample_id == sa.bindparam("claimed_id"))
-            .values(
-                state=State.CLAIMED.value,
-                claimant=storable(claimant),
-                leased_at=now,
-                leased_until=now + lease_seconds,
-                attempts=sa.bindparam("tried"),
-            ),
-            [{"claimed_id": sample_id, "tried": tried} for sample_id, tried in attempts.items()],
+    Args:
+        claimant: Who takes them.
+        limit: How many at most, ≥ 1.
+        lease_seconds: Longer than judging them takes.
+    """
+    if limit < 1:
+        raise ConfigurationError(f"limit {limit!r} must be at least 1")
+    now = store.database.lease_now(connection)
+    # A lease counts only between its two ends: one from before a restart or a change of the
+    # server's clock seems to begin far ahead, and must not bind until then.
+    has_ended = sa.or_(_samples.leased_until <= now, _samples.leased_at > now + AHEAD_SECONDS)
+    # One state at a time, which an index holds in order: a long queue costs no more than a
+    # short one.
+    rows = _oldest(connection, _samples.state == State.CLAIMED.value, has_ended, limit=limit)
+    if len(rows) < limit:
+        waits = _samples.state == State.PENDING.value
+        rows = [*rows, *_oldest(connection, waits, limit=limit - len(rows))]
+    if not rows:
+        return []
+    attempts = {row.sample_id: row.attempts + (row.state == State.CLAIMED.value) for row in rows}
+    connection.execute(
+        sa.update(schema.samples)
+        .where(_samples.sample_id == sa.bindparam("claimed_id"))
+        .values(
+            state=State.CLAIMED.value,
+            claimant=storable(claimant),
+            leased_at=now,
+            leased_until=now + lease_seconds,
+            attempts=sa.bindparam("tried"),
+        ),
+        [{"claimed_id": sample_id, "tried": tried} for sample_id, tried in attempts.items()],
+    )
+    payload_of = _payloads(connection, list(attempts))
+    return [
+        record(
+            Claimed,
+            row,
+            payload=payload_of[row.sample_id],
+            attempts=attempts[row.sample_id],
         )
-        payload_of = _payloads(connection, list(attempts))
-        return [
-            Claimed(
-                sample_id=row.sample_id,
-                request_id=row.request_id,
-                time_seconds=row.time_seconds,
-                probability=row.probability,
-                session_id=row.session_id,
-                payload=payload_of[row.sample_id],
-                attempts=attempts[row.sample_id],
-            )
-            for row in rows
-        ]
+        for row in rows
+    ]
 
-    def finish(self, series: str, finished: Sequence[Finished]) -> FinishResult:
-        """Store the results of claimed samples, each whatever the others hold.
 
-        One transaction for all of them, or one for each where something in them cannot be stored.
+def finish(store: StoreHandle, series: str, finished: Sequence[Finished]) -> FinishResult:
+    """Store the results of claimed samples, each whatever the others hold.
 
-        Args:
-            series: The judge's pinned name and version.
-            finished: The results; samples that are finished already stay as they are.
+    One transaction for all of them, or one for each where something in them cannot be stored.
 
-        Raises:
-            StoreError: nothing can be stored at present, and nothing was.
-        """
-        if not finished:
-            return FinishResult(frozenset())
+    Args:
+        series: The judge's pinned name and version.
+        finished: The results; samples that are finished already stay as they are.
+
+    Raises:
+        StoreError: nothing can be stored at present, and nothing was.
+    """
+    if not finished:
+        return FinishResult(frozenset())
+    try:
+        return FinishResult(frozenset(_finish(store, series, finished)))
+    except StoreError:
+        raise
+    except Exception as error:
+        if len(finished) == 1:
+            return FinishResult(frozenset(), {finished[0].sample_id: error})
+    accepted, refused = set[int](), dict[int, Exception]()
+    for one in finished:
         try:
-            return FinishResult(frozenset(self._finish(series, finished)))
-        except StoreError:
-            raise
+            accepted.update(_finish(store, series, [one]))
         except Exception as error:
-            if len(finished) == 1:
-                return FinishResult(frozenset(), {finished[0].sample_id: error})
-        accepted, refused = set[int](), dict[int, Exception]()
-        for one in finished:
-            try:
-                accepted.update(self._finish(series, [one]))
-            except Exception as error:
-                refused[one.sample_id] = error
-        return FinishResult(frozenset(accepted), refused)
+            refused[one.sample_id] = error
+    return FinishResult(frozenset(accepted), refused)
 
-    @writes
-    def _finish(
-        self, connection: sa.Connection, series: str, finished: Sequence[Finished]
-    ) -> list[int]:
-        """Store results; return the samples that were not finished before."""
-        last = {one.sample_id: one for one in reversed(finished)}
-        label_orders = _unfinished(connection, list(last))
-        accepted = [one for one in last.values() if one.sample_id in label_orders]
-        if not accepted:
-            return []
-        series_id = self._series_id(connection, series, [one.summary for one in accepted])
-        connection.execute(
-            sa.update(schema.samples)
-            .where(_samples.sample_id == sa.bindparam("finished_id"))
-            .values(
-                state=sa.bindparam("outcome"), claimant=None, leased_at=None, leased_until=None
-            ),
-            [{"finished_id": one.sample_id, "outcome": one.state.value} for one in accepted],
-        )
-        _insert(
-            connection,
-            schema.judged,
-            (
-                {
-                    "series_id": series_id,
-                    "time_seconds": one.time_seconds,
-                    "sample_id": one.sample_id,
-                    "label_order": label_orders[one.sample_id],
-                    "summary": one.summary,
-                }
-                for one in accepted
-                if one.state is State.JUDGED
-            ),
-        )
-        _insert(
-            connection,
-            schema.losses,
-            ({**asdict(one.loss), "series_id": series_id} for one in accepted if one.loss),
-        )
-        _insert(
-            connection,
-            schema.verdicts,
-            (
-                {
-                    "sample_id": one.sample_id,
-                    "series_id": series_id,
-                    "verdicts": storable(one.verdicts),
-                }
-                for one in accepted
-                if one.verdicts
-            ),
-        )
-        _insert(
-            connection,
-            schema.rejected,
-            (
-                {
-                    "sample_id": one.sample_id,
-                    "passage_id": storable(passage_id),
-                    "reason": storable(reason),
-                    "reply": storable(reply),
-                }
-                for one in accepted
-                for passage_id, reason, reply in one.rejected
-            ),
-        )
-        return [one.sample_id for one in accepted]
 
-    @writes
-    def save_again(
-        self, connection: sa.Connection, series: str, verdicts: Mapping[int, str]
-    ) -> None:
-        """Store verdicts, by sample, of a series on samples that another series judged first.
-
-        Those that are there already, or whose text was deleted, stay as they are.
-        """
-        kept = _payloads(connection, list(verdicts))
-        series_id = self._series_id(connection, series, ())
-        for sample_id in kept:
-            row = {
-                "sample_id": sample_id,
+@writes
+def _finish(
+    store: StoreHandle, connection: sa.Connection, series: str, finished: Sequence[Finished]
+) -> list[int]:
+    """Store results; return the samples that were not finished before."""
+    last = {one.sample_id: one for one in reversed(finished)}
+    label_orders = _unfinished(connection, list(last))
+    accepted = [one for one in last.values() if one.sample_id in label_orders]
+    if not accepted:
+        return []
+    series_id = _begun(store, connection, series, [one.summary for one in accepted])
+    connection.execute(
+        sa.update(schema.samples)
+        .where(_samples.sample_id == sa.bindparam("finished_id"))
+        .values(state=sa.bindparam("outcome"), claimant=None, leased_at=None, leased_until=None),
+        [{"finished_id": one.sample_id, "outcome": one.state.value} for one in accepted],
+    )
+    _insert(
+        connection,
+        schema.judged,
+        (
+            {
                 "series_id": series_id,
-                "verdicts": storable(verdicts[sample_id]),
+                "time_seconds": one.time_seconds,
+                "sample_id": one.sample_id,
+                "label_order": label_orders[one.sample_id],
+                "summary": one.summary,
             }
-            self._database.upsert(connection, schema.verdicts, row, changes=None)
+            for one in accepted
+            if one.state is State.JUDGED
+        ),
+    )
+    _insert(
+        connection,
+        schema.losses,
+        ({**asdict(one.loss), "series_id": series_id} for one in accepted if one.loss),
+    )
+    _insert(
+        connection,
+        schema.verdicts,
+        (
+            {
+                "sample_id": one.sample_id,
+                "series_id": series_id,
+                "verdicts": storable(one.verdicts),
+            }
+            for one in accepted
+            if one.verdicts
+        ),
+    )
+    _insert(
+        connection,
+        schema.rejected,
+        (
+            {
+                "sample_id": one.sample_id,
+                "passage_id": storable(passage_id),
+                "reason": storable(reason),
+                "reply": storable(reply),
+            }
+            for one in accepted
+            for passage_id, reason, reply in one.rejected
+        ),
+    )
+    return [one.sample_id for one in accepted]
 
-    @writes
-    def give_back(
-        self,
-        connection: sa.Connection,
-        sample_ids: Sequence[int],
-        *,
-        max_attempts: int | None,
-        claimant: str | None = None,
-        why: str = "",
-    ) -> int:
-        """Let claimed samples wait again, because they could not be judged now.
 
-        Args:
-            sample_ids: Those that are no longer claimed stay as they are.
-            max_attempts: Samples that were tried this often fail instead, ≥ 1; None for samples
-                that were not tried at all.
-            claimant: Leave those alone that another has claimed meanwhile; None for whoever has
-                them.
-            why: Kept as the reason of those that fail.
+@writes
+def save_again(
+    store: StoreHandle, connection: sa.Connection, series: str, verdicts: Mapping[int, str]
+) -> None:
+    """Store verdicts, by sample, of a series on samples that another series judged first.
 
-        Returns:
-            How many failed.
-        """
-        failed = 0
-        is_own = sa.true() if claimant is None else _samples.claimant == storable(claimant)
-        for some in chunks(sorted(set(sample_ids))):
-            claimed = sa.and_(
-                _samples.sample_id.in_(some), _samples.state == State.CLAIMED.value, is_own
-            )
-            tried = 0 if max_attempts is None else 1
-            is_last = sa.false() if max_attempts is None else _samples.attempts + 1 >= max_attempts
-            last = connection.execute(
-                sa.select(_samples.sample_id).where(claimed, is_last).with_for_update()
-            ).scalars()
-            reason = {"passage_id": "", "reason": "judge_failed", "reply": storable(why)}
-            reasons = [{"sample_id": each, **reason} for each in last]
-            _insert(connection, schema.rejected, reasons)
-            failed += len(reasons)
-            connection.execute(
-                sa.update(schema.samples)
-                .where(claimed)
-                .values(
-                    state=sa.case((is_last, State.FAILED.value), else_=State.PENDING.value),
-                    attempts=_samples.attempts + tried,
-                    claimant=None,
-                    leased_at=None,
-                    leased_until=None,
-                )
-            )
-        return failed
+    Those that are there already, or whose text was deleted, stay as they are.
+    """
+    kept = _payloads(connection, list(verdicts))
+    series_id = _begun(store, connection, series, ())
+    for sample_id in kept:
+        row = {
+            "sample_id": sample_id,
+            "series_id": series_id,
+            "verdicts": storable(verdicts[sample_id]),
+        }
+        store.database.upsert(connection, schema.verdicts, row, changes=None)
 
-    @writes
-    def renew(self, connection: sa.Connection, claimant: str, *, lease_seconds: float) -> int:
-        """Keep what a claimant has claimed, for so long from now; the number of samples."""
-        now = self._database.lease_now(connection)
-        own = sa.and_(
-            _samples.state == State.CLAIMED.value, _samples.claimant == storable(claimant)
+
+@writes
+def give_back(
+    _: StoreHandle,
+    connection: sa.Connection,
+    sample_ids: Sequence[int],
+    *,
+    max_attempts: int | None,
+    claimant: str | None = None,
+    why: str = "",
+) -> int:
+    """Let claimed samples wait again, because they could not be judged now.
+
+    Args:
+        sample_ids: Those that are no longer claimed stay as they are.
+        max_attempts: Samples that were tried this often fail instead, ≥ 1; None for samples
+            that were not tried at all.
+        claimant: Leave those alone that another has claimed meanwhile; None for whoever has
+            them.
+        why: Kept as the reason of those that fail.
+
+    Returns:
+        How many failed.
+    """
+    failed = 0
+    is_own = sa.true() if claimant is None else _samples.claimant == storable(claimant)
+    for some in chunks(sorted(set(sample_ids))):
+        claimed = sa.and_(
+            _samples.sample_id.in_(some), _samples.state == State.CLAIMED.value, is_own
         )
-        n: int = connection.execute(
-            sa.update(schema.samples)
-            .where(own)
-            .values(leased_at=now, leased_until=now + lease_seconds)
-        ).rowcount
-        return n
-
-    @writes
-    def lead(
-        self, connection: sa.Connection, who: str, *, lease_seconds: float, task: str = _LEADER
-    ) -> bool:
-        """Become or stay the one monitor that leads, until the lease ends.
-
-        Args:
-            who: The monitor.
-            lease_seconds: 0 to step down.
-            task: In which it leads: each task has its own leader.
-
-        Returns:
-            Whether ``who`` leads; False while another does.
-        """
-        now = self._database.lease_now(connection)
-        lease = {"holder": storable(who), "leased_at": now, "leased_until": now + lease_seconds}
-        self._database.upsert(
-            connection, schema.leases, {"name": storable(task), **lease}, changes=None
-        )
-        table = schema.leases.c
-        current = connection.execute(
-            sa.select(schema.leases).where(table.name == storable(task)).with_for_update()
-        ).one()
-        is_held = current.leased_at - AHEAD_SECONDS <= now < current.leased_until
-        if current.holder != lease["holder"] and is_held:
-            return False
+        tried = 0 if max_attempts is None else 1
+        is_last = sa.false() if max_attempts is None else _samples.attempts + 1 >= max_attempts
+        last = connection.execute(
+            sa.select(_samples.sample_id).where(claimed, is_last).with_for_update()
+        ).scalars()
+        reason = {"passage_id": "", "reason": "judge_failed", "reply": storable(why)}
+        reasons = [{"sample_id": each, **reason} for each in last]
+        _insert(connection, schema.rejected, reasons)
+        failed += len(reasons)
         connection.execute(
-            sa.update(schema.leases).where(table.name == storable(task)).values(lease)
-        )
-        return True
-
-    @reads
-    def states(self, connection: sa.Connection) -> dict[State, int]:
-        """How many samples are in each state; ``PENDING`` is the judges' queue."""
-        rows = connection.execute(
-            sa.select(_samples.state, sa.func.count().label("n")).group_by(_samples.state)
-        )
-        counted = {row.state: row.n for row in rows}
-        return {state: counted.get(state.value, 0) for state in State}
-
-    @reads
-    def oldest_pending_seconds(self, connection: sa.Connection) -> float | None:
-        """Age of the first sample in the queue, ≥ 0; None where none waits."""
-        answered = connection.execute(
-            sa.select(_samples.time_seconds)
-            .where(_samples.state == State.PENDING.value)
-            .order_by(_samples.sample_id)
-            .limit(1)
-        ).scalar()
-        return None if answered is None else max(0.0, self._clock() - answered)
-
-    @reads
-    def is_unfinished(self, connection: sa.Connection, *, before: float) -> bool:
-        """Whether a sample of a request that was answered before a time waits for its judge.
-
-        Samples wait in about the order of their times, so only the first of them are looked at.
-        """
-        for state in schema.UNFINISHED:
-            first = (
-                sa.select(_samples.time_seconds)
-                .where(_samples.state == state)
-                .order_by(_samples.sample_id)
-                .limit(_LOOKED_AT)
-                .subquery()
+            sa.update(schema.samples)
+            .where(claimed)
+            .values(
+                state=sa.case((is_last, State.FAILED.value), else_=State.PENDING.value),
+                attempts=_samples.attempts + tried,
+                claimant=None,
+                leased_at=None,
+                leased_until=None,
             )
-            oldest = connection.execute(sa.select(sa.func.min(first.c.time_seconds))).scalar()
-            if oldest is not None and oldest < before:
-                return True
+        )
+    return failed
+
+
+@writes
+def renew(
+    store: StoreHandle, connection: sa.Connection, claimant: str, *, lease_seconds: float
+) -> int:
+    """Keep what a claimant has claimed, for so long from now; the number of samples."""
+    now = store.database.lease_now(connection)
+    own = sa.and_(_samples.state == State.CLAIMED.value, _samples.claimant == storable(claimant))
+    n: int = connection.execute(
+        sa.update(schema.samples).where(own).values(leased_at=now, leased_until=now + lease_seconds)
+    ).rowcount
+    return n
+
+
+@writes
+def lead(
+    store: StoreHandle,
+    connection: sa.Connection,
+    who: str,
+    *,
+    lease_seconds: float,
+    task: str = _LEADER,
+) -> bool:
+    """Become or stay the one monitor that leads, until the lease ends.
+
+    Args:
+        who: The monitor.
+        lease_seconds: 0 to step down.
+        task: In which it leads: each task has its own leader.
+
+    Returns:
+        Whether ``who`` leads; False while another does.
+    """
+    now = store.database.lease_now(connection)
+    lease = {"holder": storable(who), "leased_at": now, "leased_until": now + lease_seconds}
+    store.database.upsert(
+        connection, schema.leases, {"name": storable(task), **lease}, changes=None
+    )
+    table = schema.leases.c
+    current = connection.execute(
+        sa.select(schema.leases).where(table.name == storable(task)).with_for_update()
+    ).one()
+    is_held = current.leased_at - AHEAD_SECONDS <= now < current.leased_until
+    if current.holder != lease["holder"] and is_held:
         return False
+    connection.execute(sa.update(schema.leases).where(table.name == storable(task)).values(lease))
+    return True
 
-    @reads
-    def payloads(self, connection: sa.Connection, sample_ids: Sequence[int]) -> dict[int, bytes]:
-        """Payloads by sample, without those that were deleted."""
-        return _payloads(connection, sample_ids)
 
-    def _series_id(self, connection: sa.Connection, series: str, summaries: Sequence[bytes]) -> int:
-        """The id of a series, which begins with its first verdicts."""
-        table = schema.series
-        self._database.upsert(connection, table, {"name": storable(series)}, changes=None)
-        row = connection.execute(sa.select(table).where(table.c.name == storable(series))).one()
-        series_id: int = row.series_id
-        for size in sorted({len(one) for one in summaries if one}):
-            if row.summary_bytes is None:
-                own = table.c.series_id == series_id
-                row = connection.execute(
-                    sa.update(table).where(own).values(summary_bytes=size).returning(table)
-                ).one()
-            if size != row.summary_bytes:
-                raise ConfigurationError(
-                    f"series {series!r} holds summaries of {row.summary_bytes} bytes, not {size}: "
-                    "they are read as one array; begin a new series"
-                )
-        return series_id
+@reads
+def states(_: StoreHandle, connection: sa.Connection) -> dict[State, int]:
+    """How many samples are in each state; ``PENDING`` is the judges' queue."""
+    rows = connection.execute(
+        sa.select(_samples.state, sa.func.count().label("n")).group_by(_samples.state)
+    )
+    counted = {row.state: row.n for row in rows}
+    return {state: counted.get(state.value, 0) for state in State}
+
+
+@reads
+def oldest_pending_seconds(store: StoreHandle, connection: sa.Connection) -> float | None:
+    """Age of the first sample in the queue, ≥ 0; None where none waits."""
+    answered = connection.execute(
+        sa.select(_samples.time_seconds)
+        .where(_samples.state == State.PENDING.value)
+        .order_by(_samples.sample_id)
+        .limit(1)
+    ).scalar()
+    return None if answered is None else max(0.0, store.clock() - answered)
+
+
+@reads
+def is_unfinished(_: StoreHandle, connection: sa.Connection, *, before: float) -> bool:
+    """Whether a sample of a request that was answered before a time waits for its judge.
+
+    Samples wait in about the order of their times, so only the first of them are looked at.
+    """
+    for state in schema.UNFINISHED:
+        first = (
+            sa.select(_samples.time_seconds)
+            .where(_samples.state == state)
+            .order_by(_samples.sample_id)
+            .limit(_LOOKED_AT)
+            .subquery()
+        )
+        oldest = connection.execute(sa.select(sa.func.min(first.c.time_seconds))).scalar()
+        if oldest is not None and oldest < before:
+            return True
+    return False
+
+
+@reads
+def payloads(
+    _: StoreHandle, connection: sa.Connection, sample_ids: Sequence[int]
+) -> dict[int, bytes]:
+    """Payloads by sample, without those that were deleted."""
+    return _payloads(connection, sample_ids)
+
+
+def _begun(
+    store: StoreHandle, connection: sa.Connection, series: str, summaries: Sequence[bytes]
+) -> int:
+    """The id of a series, which begins with its first verdicts."""
+    table = schema.series
+    store.database.upsert(connection, table, {"name": storable(series)}, changes=None)
+    row = connection.execute(sa.select(table).where(table.c.name == storable(series))).one()
+    series_id: int = row.series_id
+    for size in sorted({len(one) for one in summaries if one}):
+        if row.summary_bytes is None:
+            own = table.c.series_id == series_id
+            row = connection.execute(
+                sa.update(table).where(own).values(summary_bytes=size).returning(table)
+            ).one()
+        if size != row.summary_bytes:
+            raise ConfigurationError(
+                f"series {series!r} holds summaries of {row.summary_bytes} bytes, not {size}: "
+                "they are read as one array; begin a new series"
+            )
+    return series_id
 
 
 def _oldest(

@@ -16,8 +16,8 @@ from typing import TypeVar
 import sqlalchemy as sa
 
 from ctxguard.monitor.store import schema
-from ctxguard.monitor.store.part import StorePart, reads
-from ctxguard.monitor.store.types import FINAL_STATES, Cleaned
+from ctxguard.monitor.store.transactions import StoreHandle, reads
+from ctxguard.monitor.store.types import FINAL_STATES
 
 T = TypeVar("T")
 _Row = sa.Row[int, str, int]
@@ -35,63 +35,64 @@ _WITH_TEXT = (schema.payloads, schema.verdicts, schema.rejected)
 _WITHOUT_TEXT = (schema.samples, schema.judged, schema.losses, schema.label_queue)
 
 
-class Retention(StorePart):
-    """How large the store is, and what is deleted to bound it."""
-
-    @reads
-    def size_bytes(self, connection: sa.Connection) -> int:
-        """Bytes of payload in the store, which ``Limits.max_bytes`` bounds."""
-        total = sa.select(sa.func.coalesce(sa.func.sum(_samples.payload_bytes), 0))
-        return int(connection.execute(total).scalar_one())
-
-    def clean(self) -> Cleaned:
-        """Delete what is over the limits, oldest first, in many short transactions.
-
-        By age a sample is deleted whole, with its labels; its graded row stays. By size the
-        oldest payloads and verdicts are deleted: judged rows stay for the estimates, and samples
-        that were not judged are deleted whole. A SQLite file then shrinks. PostgreSQL's own vacuum
-        frees its space.
-
-        Raises:
-            StoreFullError: the disk is full; deleting needs space too.
-        """
-        age = self.limits.max_age_seconds
-        oldest_seconds = self._clock() - (age or 0.0)
-        expired = by_size = unjudged = 0
-        while age is not None:
-            n, n_unjudged = self._delete(partial(_expire_some, oldest_seconds=oldest_seconds))
-            expired, unjudged = expired + n, unjudged + n_unjudged
-            if not n:
-                break
-        most = self.limits.max_bytes
-        excess = 0 if most is None else self.size_bytes() - most
-        while excess > 0:
-            n, n_unjudged, freed = self._delete(partial(_shrink, excess=excess))
-            by_size, unjudged = by_size + n, unjudged + n_unjudged
-            if not n:
-                break
-            excess -= freed
-        while self._database.is_sqlite and self._delete(_vacuum_some):
-            pass
-        return Cleaned(expired, by_size, unjudged)
-
-    def _delete(self, work: Callable[[sa.Connection], T]) -> T:
-        done = self._database.write(work)
-        time.sleep(_PAUSE_SECONDS)
-        return done
+@reads
+def size_bytes(_: StoreHandle, connection: sa.Connection) -> int:
+    """Bytes of payload in the store, which ``Limits.max_bytes`` bounds."""
+    total = sa.select(sa.func.coalesce(sa.func.sum(_samples.payload_bytes), 0))
+    return int(connection.execute(total).scalar_one())
 
 
-def _expire_some(connection: sa.Connection, oldest_seconds: float) -> tuple[int, int]:
-    """Delete some of the samples from before a time; how many, and how many not judged."""
+def clean(store: StoreHandle) -> tuple[int, int]:
+    """Delete what is over the limits, oldest first, in many short transactions.
+
+    By age a sample is deleted whole, with its labels; its graded row stays. By size the
+    oldest payloads and verdicts are deleted: judged rows stay for the estimates, and samples
+    that were not judged are deleted whole. A SQLite file then shrinks. PostgreSQL's own vacuum
+    frees its space.
+
+    Returns:
+        How many samples had reached the age limit, and of how many others the payload was deleted.
+
+    Raises:
+        StoreFullError: the disk is full; deleting needs space too.
+    """
+    age, most = store.limits.max_age_seconds, store.limits.max_bytes
+    expired = by_size = 0
+    if age is not None:
+        oldest_seconds = store.clock() - age
+        while n := _delete(store, partial(_expire_some, oldest_seconds=oldest_seconds)):
+            expired += n
+    excess = 0 if most is None else size_bytes(store) - most
+    while excess > 0:
+        n, freed = _delete(store, partial(_shrink, excess=excess))
+        if not n:
+            break
+        by_size += n
+        excess -= freed
+    while store.database.is_sqlite and _delete(store, _vacuum_some):
+        pass
+    return expired, by_size
+
+
+def _delete(store: StoreHandle, work: Callable[[sa.Connection], T]) -> T:
+    with store.database.transaction(writes=True) as connection:
+        done = work(connection)
+    time.sleep(_PAUSE_SECONDS)
+    return done
+
+
+def _expire_some(connection: sa.Connection, oldest_seconds: float) -> int:
+    """Delete some of the samples from before a time; how many."""
     some = _oldest(connection, _BATCH_BYTES, _samples.time_seconds < oldest_seconds)
-    return len(some), _remove(connection, some, some)
+    _remove(connection, some, some)
+    return len(some)
 
 
-def _shrink(connection: sa.Connection, excess: int) -> tuple[int, int, int]:
-    """Delete some of the oldest payloads; samples, those not judged, and bytes."""
+def _shrink(connection: sa.Connection, excess: int) -> tuple[int, int]:
+    """Delete some of the oldest payloads; how many, and bytes."""
     some = _oldest(connection, min(_BATCH_BYTES, excess), None)
-    whole = [row for row in some if row.state not in FINAL_STATES]
-    return len(some), _remove(connection, some, whole), sum(row.payload_bytes for row in some)
+    _remove(connection, some, [row for row in some if row.state not in FINAL_STATES])
+    return len(some), sum(row.payload_bytes for row in some)
 
 
 def _oldest(
@@ -111,8 +112,8 @@ def _oldest(
     ]
 
 
-def _remove(connection: sa.Connection, rows: Sequence[_Row], whole: Sequence[_Row]) -> int:
-    """Delete the text of all rows, and all else of those deleted whole; how many not judged."""
+def _remove(connection: sa.Connection, rows: Sequence[_Row], whole: Sequence[_Row]) -> None:
+    """Delete the text of all rows, and all else of those deleted whole."""
     ids, whole_ids = ([row.sample_id for row in each] for each in (rows, whole))
     for table in _WITH_TEXT:
         connection.execute(sa.delete(table).where(table.c.sample_id.in_(ids)))
@@ -122,7 +123,6 @@ def _remove(connection: sa.Connection, rows: Sequence[_Row], whole: Sequence[_Ro
         connection.execute(
             sa.update(schema.samples).where(_samples.sample_id.in_(ids)).values(payload_bytes=0)
         )
-    return sum(row.state in schema.UNFINISHED for row in rows)
 
 
 def _forget(connection: sa.Connection, sample_ids: Sequence[int]) -> None:

@@ -1,9 +1,8 @@
 """The sample store: what writers, monitors, people and exports do with it.
 
-Its methods are grouped by who uses them: ``accounts``, ``queue``, ``judgments``, ``labelling``,
-``picks``, ``graded``, ``budgets``, ``retention``. Each is one transaction, unless its docstring
-says otherwise, and may be called from any thread of any process. Errors and logs never hold a
-payload.
+Each entry is described where it is defined, grouped by who uses it. Each is one transaction, unless
+its docstring says otherwise, and may be called from any thread of any process. Errors and logs
+never hold a payload.
 """
 
 import time
@@ -11,28 +10,108 @@ from collections.abc import Callable
 
 import sqlalchemy as sa
 
-from ctxguard.monitor.store import schema
-from ctxguard.monitor.store.accounts import WorkerAccounts
-from ctxguard.monitor.store.budgets import Budgets
+from ctxguard.monitor.store import (
+    accounts,
+    budgets,
+    graded,
+    judgments,
+    labelling,
+    picks,
+    queue,
+    retention,
+    schema,
+)
 from ctxguard.monitor.store.database import Database, storable
-from ctxguard.monitor.store.graded import Graded
-from ctxguard.monitor.store.judgments import Judgments
-from ctxguard.monitor.store.labelling import Labelling
-from ctxguard.monitor.store.part import reads, writes
-from ctxguard.monitor.store.picks import Picks
-from ctxguard.monitor.store.queue import SampleQueue
-from ctxguard.monitor.store.retention import Retention
+from ctxguard.monitor.store.transactions import StoreHandle, reads, writes
 from ctxguard.monitor.store.types import DEFAULT_LIMITS, Limits
 
 
-class SampleStore(
-    WorkerAccounts, SampleQueue, Budgets, Judgments, Labelling, Picks, Graded, Retention
-):
+@reads
+def _check(_: StoreHandle, connection: sa.Connection) -> None:
+    """Raise what ``SampleStore.open`` raises where the store cannot be used at present."""
+
+
+@reads
+def _get_state(_: StoreHandle, connection: sa.Connection, key: str) -> str | None:
+    """A value that monitors keep; None where none was set."""
+    state = schema.state.c
+    query = sa.select(state.value).where(state.key == storable(key))
+    return connection.execute(query).scalar()
+
+
+@writes
+def _set_state(store: StoreHandle, connection: sa.Connection, key: str, value: str) -> None:
+    """Keep a value for this and other monitors."""
+    row = {"key": storable(key), "value": storable(value)}
+    store.database.upsert(connection, schema.state, row, changes={"value": row["value"]})
+
+
+class SampleStore(StoreHandle):
     """Samples, their judgments, and people's labels of them; opened by ``open``.
 
     On a fault of the database every method raises a ``StoreError`` that says how to mend it. Once
     it is mended the store goes on: there is room again, or a damaged file was moved away.
     """
+
+    append = accounts.append
+    stored_shares = accounts.stored_shares
+    add_counts = accounts.add_counts
+    fold_accounts = accounts.fold_accounts
+    accounts = accounts.accounts
+
+    claim = queue.claim
+    finish = queue.finish
+    save_again = queue.save_again
+    give_back = queue.give_back
+    renew = queue.renew
+    lead = queue.lead
+    states = queue.states
+    oldest_pending_seconds = queue.oldest_pending_seconds
+    is_unfinished = queue.is_unfinished
+    payloads = queue.payloads
+
+    series = judgments.series
+    judged_counts = judgments.judged_counts
+    judged = judgments.judged
+    judged_pages = judgments.judged_pages
+    losses = judgments.losses
+    first_loss_seconds = judgments.first_loss_seconds
+    verdicts = judgments.verdicts
+    rejected = judgments.rejected
+    find = judgments.find
+    samples_of = judgments.samples_of
+    newest_samples = judgments.newest_samples
+    request_ids = judgments.request_ids
+
+    add_labels = labelling.add_labels
+    top_grade = labelling.top_grade
+    unknown_requests = labelling.unknown_requests
+    labels = labelling.labels
+    queue_labels = labelling.queue_labels
+    label_queue = labelling.label_queue
+    add_feedback = labelling.add_feedback
+    feedback_counts = labelling.feedback_counts
+    feedback = labelling.feedback
+
+    to_pick = picks.to_pick
+    save_pick = picks.save_pick
+    ask_for_labels = picks.ask_for_labels
+    picked = picks.picked
+    picked_samples = picks.picked_samples
+
+    to_grade = graded.to_grade
+    labelled = graded.labelled
+    first_verdicts = graded.first_verdicts
+    judged_samples = graded.judged_samples
+    save_graded = graded.save_graded
+    graded = graded.graded
+
+    spend = budgets.spend
+
+    size_bytes = retention.size_bytes
+    clean = retention.clean
+
+    check, get_state, set_state = _check, _get_state, _set_state
 
     @classmethod
     def open(
@@ -65,34 +144,17 @@ class SampleStore(
         """A store that is opened when it is first used; see ``open``."""
         return cls(Database(url), limits, clock)
 
-    @reads
-    def check(self, connection: sa.Connection) -> None:
-        """Raise what ``open`` raises where the store cannot be used at present."""
-
     @property
     def name(self) -> str:
         """The file or URL, without a password."""
-        return self._database.name
+        return self.database.name
 
     def close(self) -> None:
         """Close its connections; it opens new ones when used again."""
-        self._database.close()
+        self.database.close()
 
     def __enter__(self) -> "SampleStore":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @reads
-    def get_state(self, connection: sa.Connection, key: str) -> str | None:
-        """A value that monitors keep; None where none was set."""
-        state = schema.state.c
-        query = sa.select(state.value).where(state.key == storable(key))
-        return connection.execute(query).scalar()
-
-    @writes
-    def set_state(self, connection: sa.Connection, key: str, value: str) -> None:
-        """Keep a value for this and other monitors."""
-        row = {"key": storable(key), "value": storable(value)}
-        self._database.upsert(connection, schema.state, row, changes={"value": row["value"]})

@@ -155,28 +155,28 @@ class StoredShares:
 
 @dataclass(frozen=True, slots=True)
 class BudgetPeriod:
-    """An hour or a day, and the most that judging may take in it; None for no limit.
+    """An hour or a day: the most that judging may take in it, and what is spent or reserved.
 
     Attributes:
         kind: ``hour`` or ``day``.
         number: How many of them have passed since the epoch.
-        max_calls: Calls of the judge.
-        max_cost: In the currency of its prices.
+        max_calls: Calls of the judge; None for no limit.
+        max_cost: In the currency of its prices; None for no limit.
+        calls, cost: What the store says of these.
     """
 
     kind: str
     number: int
     max_calls: float | None = None
     max_cost: float | None = None
+    calls: float = 0.0
+    cost: float = 0.0
 
-
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """What judging has spent or reserved in the period of a number."""
-
-    number: int
-    calls: float
-    cost: float
+    def fits(self, calls: float) -> bool:
+        """Whether the limits allow some more calls."""
+        if self.max_calls is not None and self.calls + calls > self.max_calls:
+            return False
+        return self.max_cost is None or self.cost < self.max_cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,20 +456,20 @@ class LabelRow:
 
 
 @dataclass(frozen=True, slots=True)
-class LabelsAdded:
-    """The result of adding labels.
+class Added:
+    """The result of adding labels, or feedback.
 
     Attributes:
-        added: Labels added. The others are duplicates, or of unknown requests.
+        added: How many were added. The others are duplicates, or of unknown requests.
+        unknown: Request ids without a sample in the store; theirs were left out.
         duplicates: Labels left out because the annotator's last one was the same.
         disagreeing: Added labels that contradict one that was there.
-        unknown: Request ids without a sample in the store; their labels were left out.
     """
 
     added: int
-    duplicates: int
-    disagreeing: int
     unknown: tuple[str, ...]
+    duplicates: int = 0
+    disagreeing: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -516,19 +516,6 @@ FEEDBACK_KINDS = ("thumb_up", "thumb_down", "cited")
 
 
 @dataclass(frozen=True, slots=True)
-class FeedbackAdded:
-    """The result of adding feedback.
-
-    Attributes:
-        added: Reactions added.
-        unknown: Request ids without a sample in the store; their feedback was left out.
-    """
-
-    added: int
-    unknown: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Limits:
     """How much is kept.
 
@@ -553,18 +540,3 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
-
-
-@dataclass(frozen=True, slots=True)
-class Cleaned:
-    """How much cleaning deleted.
-
-    Attributes:
-        expired: Samples that had reached the age limit.
-        by_size: Samples whose payload was deleted because of the size limit.
-        unjudged: How many of both were not judged: the judge cannot keep up.
-    """
-
-    expired: int
-    by_size: int
-    unjudged: int

@@ -1,8 +1,9 @@
-"""What the parts of the sample store share: one database, and methods that are transactions."""
+"""What the functions of the sample store share: one database, and that each is a transaction."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from functools import wraps
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
@@ -12,7 +13,6 @@ from ctxguard.monitor.store.types import Limits
 
 P = ParamSpec("P")
 T = TypeVar("T")
-S = TypeVar("S", bound="StorePart")
 
 _UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 """What a row raises that holds anything else than what was written."""
@@ -20,58 +20,58 @@ _MOST_VALUES = 1_000
 """In one statement, below every database's limit on parameters."""
 
 
-class StorePart:
-    """A group of the store's methods.
-
-    Args:
-        database: The database of all parts.
-        limits: What ``clean`` keeps.
-        clock: Seconds since the epoch.
-    """
+class StoreHandle:
+    """The database of a store, what ``clean`` keeps of it, and seconds since the epoch."""
 
     def __init__(self, database: Database, limits: Limits, clock: Callable[[], float]) -> None:
-        self._database = database
-        self._clock = clock
+        self.database = database
         self.limits = limits
+        self.clock = clock
 
-    def _lock_writers(self, connection: sa.Connection, table: sa.Table) -> None:
+    def lock_writers(self, connection: sa.Connection, table: sa.Table) -> None:
         """Exclude other writers, for a transaction that reads before it inserts."""
         # On SQLite every transaction that writes excludes the others.
-        if not self._database.is_sqlite:
+        if not self.database.is_sqlite:
             connection.exec_driver_sql(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE")
 
 
 def reads(
-    method: Callable[Concatenate[S, sa.Connection, P], T],
-) -> Callable[Concatenate[S, P], T]:
-    """Run a method in one transaction that reads, whose connection is its first argument."""
-    return _in_transaction(method, "read")
+    function: Callable[Concatenate[StoreHandle, sa.Connection, P], T],
+) -> Callable[Concatenate[StoreHandle, P], T]:
+    """Run a function in one transaction that reads, whose connection is its second argument."""
+    return _in_transaction(function, writes=False)
 
 
 def writes(
-    method: Callable[Concatenate[S, sa.Connection, P], T],
-) -> Callable[Concatenate[S, P], T]:
-    """Run a method in one transaction that writes: all of it is stored, or nothing."""
-    return _in_transaction(method, "write")
+    function: Callable[Concatenate[StoreHandle, sa.Connection, P], T],
+) -> Callable[Concatenate[StoreHandle, P], T]:
+    """Run a function in one transaction that writes: all of it is stored, or nothing."""
+    return _in_transaction(function, writes=True)
 
 
 def _in_transaction(
-    method: Callable[Concatenate[S, sa.Connection, P], T], run: Literal["read", "write"]
-) -> Callable[Concatenate[S, P], T]:
-    @wraps(method)
-    def in_transaction(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        transaction: Callable[[Callable[[sa.Connection], T]], T] = getattr(self._database, run)
+    function: Callable[Concatenate[StoreHandle, sa.Connection, P], T], *, writes: bool
+) -> Callable[Concatenate[StoreHandle, P], T]:
+    @wraps(function)
+    def in_transaction(store: StoreHandle, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return transaction(lambda connection: method(self, connection, *args, **kwargs))
+            with store.database.transaction(writes=writes) as connection:
+                return function(store, connection, *args, **kwargs)
         except CtxguardError:
             raise  # some are ValueErrors too
         except _UNREADABLE as error:
             raise DataError(
-                f"{self._database.name}: {method.__name__} met a value that ctxguard cannot have "
+                f"{store.database.name}: {function.__name__} met a value that ctxguard cannot have "
                 f"stored ({type(error).__name__}); restore a copy, or begin a new store"
             ) from error
 
     return in_transaction
+
+
+def record(kind: type[T], row: sa.Row[Any], /, **other: object) -> T:
+    """A dataclass of a row whose columns are named as its fields, but for those given."""
+    read = {each.name: getattr(row, each.name) for each in fields(kind) if each.name not in other}  # type: ignore[arg-type]
+    return kind(**read, **other)
 
 
 def rows_with(
