@@ -38,17 +38,8 @@ _table = schema.accounts
 _own = _table.c
 _LOST = {reason: _own[f"lost_{reason.value}"] for reason in LostReason}
 _COUNTED = (_own.sampled, _own.stored, *_LOST.values())
-_SAMPLE_COLUMNS = (
-    "sample_id",
-    "request_id",
-    "time_seconds",
-    "probability",
-    "session_id",
-    "label_order",
-    "payload_bytes",
-    "state",
-    "attempts",
-)
+_SAMPLE_COLUMNS = tuple(schema.samples.c.keys()[:9])
+"""All but those of claims."""
 
 
 @writes

@@ -3,7 +3,7 @@
 Samples wait in the order of their ids, so that no change of a clock puts one before another.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -133,53 +133,23 @@ def _finish(
         .values(state=sa.bindparam("outcome"), claimant=None, leased_at=None, leased_until=None),
         [{"finished_id": one.sample_id, "outcome": one.state.value} for one in accepted],
     )
-    _insert(
-        connection,
-        schema.judged,
-        (
-            {
-                "series_id": series_id,
-                "time_seconds": one.time_seconds,
-                "sample_id": one.sample_id,
-                "label_order": label_orders[one.sample_id],
-                "summary": one.summary,
-            }
-            for one in accepted
-            if one.state is State.JUDGED
-        ),
-    )
-    _insert(
-        connection,
-        schema.losses,
-        ({**asdict(one.loss), "series_id": series_id} for one in accepted if one.loss),
-    )
-    _insert(
-        connection,
-        schema.verdicts,
-        (
-            {
-                "sample_id": one.sample_id,
-                "series_id": series_id,
-                "verdicts": storable(one.verdicts),
-            }
-            for one in accepted
-            if one.verdicts
-        ),
-    )
-    _insert(
-        connection,
-        schema.rejected,
-        (
-            {
-                "sample_id": one.sample_id,
-                "passage_id": storable(passage_id),
-                "reason": storable(reason),
-                "reply": storable(reply),
-            }
-            for one in accepted
-            for passage_id, reason, reply in one.rejected
-        ),
-    )
+    judged, losses, verdicts, rejected = [], [], [], []
+    for one in accepted:
+        own = {"sample_id": one.sample_id, "series_id": series_id}
+        if one.state is State.JUDGED:
+            row = {"time_seconds": one.time_seconds, "summary": one.summary}
+            judged.append({**own, **row, "label_order": label_orders[one.sample_id]})
+        if one.loss:
+            losses.append({**asdict(one.loss), **own})
+        if one.verdicts:
+            verdicts.append({**own, "verdicts": storable(one.verdicts)})
+        for texts in one.rejected:
+            named = zip(("passage_id", "reason", "reply"), map(storable, texts), strict=True)
+            rejected.append({"sample_id": one.sample_id, **dict(named)})
+    _insert(connection, schema.judged, judged)
+    _insert(connection, schema.losses, losses)
+    _insert(connection, schema.verdicts, verdicts)
+    _insert(connection, schema.rejected, rejected)
     return [one.sample_id for one in accepted]
 
 
@@ -414,7 +384,6 @@ def _payloads(connection: sa.Connection, sample_ids: Sequence[int]) -> dict[int,
     return {row.sample_id: row.payload for row in rows}
 
 
-def _insert(connection: sa.Connection, table: sa.Table, rows: Iterable[dict[str, Any]]) -> None:
-    rows = list(rows)
+def _insert(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:
     if rows:
         connection.execute(sa.insert(table), rows)

@@ -5,6 +5,8 @@ Large columns and texts are in tables apart from those that are scanned: an esti
 ``retention`` deletes, and it deletes what belongs together.
 """
 
+from typing import Any
+
 import sqlalchemy as sa
 
 from ctxguard.monitor.store.types import LostReason, State
@@ -14,6 +16,17 @@ SCHEMA_VERSION = 4
 metadata = sa.MetaData()
 
 _Id = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+
+def _columns(kind: Any, *names: str) -> list[sa.Column[Any]]:
+    """Columns of one type, none of them null."""
+    return [sa.Column(name, kind, nullable=False) for name in names]
+
+
+def _key(*names: str, kind: Any = _Id) -> list[sa.Column[Any]]:
+    """The columns of a primary key whose values are given."""
+    return [sa.Column(name, kind, primary_key=True, autoincrement=False) for name in names]
+
 
 schema_version = sa.Table(
     "ctxguard_schema",
@@ -26,8 +39,7 @@ samples = sa.Table(
     metadata,
     sa.Column("sample_id", _Id, primary_key=True),
     sa.Column("request_id", sa.Text, nullable=False),
-    sa.Column("time_seconds", sa.Double, nullable=False),
-    sa.Column("probability", sa.Double, nullable=False),
+    *_columns(sa.Double, "time_seconds", "probability"),
     sa.Column("session_id", sa.Text),
     sa.Column("label_order", sa.Double, nullable=False),
     sa.Column("payload_bytes", sa.Integer, nullable=False),
@@ -48,7 +60,7 @@ samples = sa.Table(
 payloads = sa.Table(
     "ctxguard_payloads",
     metadata,
-    sa.Column("sample_id", _Id, primary_key=True, autoincrement=False),
+    *_key("sample_id"),
     sa.Column("payload", sa.LargeBinary, nullable=False),
 )
 
@@ -63,9 +75,9 @@ series = sa.Table(
 judged = sa.Table(
     "ctxguard_judged",
     metadata,
-    sa.Column("series_id", _Id, primary_key=True, autoincrement=False),
+    *_key("series_id"),
     sa.Column("time_seconds", sa.Double, primary_key=True),
-    sa.Column("sample_id", _Id, primary_key=True, autoincrement=False),
+    *_key("sample_id"),
     sa.Column("label_order", sa.Double, nullable=False),
     # The first pick for labels that could have taken it; none so far where it is null.
     sa.Column("first_pick", sa.BigInteger),
@@ -79,14 +91,11 @@ judged = sa.Table(
 losses = sa.Table(
     "ctxguard_losses",
     metadata,
-    sa.Column("sample_id", _Id, primary_key=True, autoincrement=False),
+    *_key("sample_id"),
     sa.Column("series_id", _Id, nullable=False),
-    sa.Column("time_seconds", sa.Double, nullable=False),
-    sa.Column("profile_id", sa.Text, nullable=False),
-    sa.Column("route", sa.Text, nullable=False),
+    *_columns(sa.Double, "time_seconds", "probability", "recall_probability"),
+    *_columns(sa.Text, "profile_id", "route"),
     sa.Column("question", sa.BigInteger, nullable=False),
-    sa.Column("probability", sa.Double, nullable=False),
-    sa.Column("recall_probability", sa.Double, nullable=False),
     sa.Column("recall_loss", sa.Double),
     sa.Column("harm", sa.Double),
     sa.Index("ctxguard_losses_time", "series_id", "profile_id", "time_seconds"),
@@ -96,8 +105,7 @@ losses = sa.Table(
 verdicts = sa.Table(
     "ctxguard_verdicts",
     metadata,
-    sa.Column("sample_id", _Id, primary_key=True, autoincrement=False),
-    sa.Column("series_id", _Id, primary_key=True, autoincrement=False),
+    *_key("sample_id", "series_id"),
     sa.Column("verdicts", sa.Text, nullable=False),
 )
 
@@ -106,9 +114,7 @@ rejected = sa.Table(
     metadata,
     sa.Column("rejected_id", _Id, primary_key=True),
     sa.Column("sample_id", _Id, nullable=False, index=True),
-    sa.Column("passage_id", sa.Text, nullable=False),
-    sa.Column("reason", sa.Text, nullable=False),
-    sa.Column("reply", sa.Text, nullable=False),
+    *_columns(sa.Text, "passage_id", "reason", "reply"),
 )
 
 # What a process sampled, stored and lost in one hour.
@@ -117,8 +123,7 @@ accounts = sa.Table(
     metadata,
     sa.Column("worker_id", sa.Text, primary_key=True),
     sa.Column("hour", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("sampled", sa.BigInteger, nullable=False),
-    sa.Column("stored", sa.BigInteger, nullable=False),
+    *_columns(sa.BigInteger, "sampled", "stored"),
     *[sa.Column(f"lost_{reason.value}", sa.BigInteger, nullable=False) for reason in LostReason],
     # In the process's memory when it last reported; 0 once it reported in a later hour.
     sa.Column("pending", sa.BigInteger, nullable=False),
@@ -132,8 +137,7 @@ labels = sa.Table(
     "ctxguard_labels",
     metadata,
     sa.Column("label_id", _Id, primary_key=True),
-    sa.Column("request_id", sa.Text, nullable=False),
-    sa.Column("passage_id", sa.Text, nullable=False),
+    *_columns(sa.Text, "request_id", "passage_id"),
     sa.Column("grade", sa.Integer, nullable=False),
     sa.Column("negative", sa.Text),
     sa.Column("annotator", sa.Text, nullable=False),
@@ -163,8 +167,7 @@ label_picks = sa.Table(
 picked = sa.Table(
     "ctxguard_picked",
     metadata,
-    sa.Column("sample_id", _Id, primary_key=True, autoincrement=False),
-    sa.Column("pick_id", _Id, primary_key=True, autoincrement=False),
+    *_key("sample_id", "pick_id"),
     sa.Column("kind", sa.Text, primary_key=True),
     sa.Column("position", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("probability", sa.Double, nullable=False),
@@ -178,13 +181,11 @@ picked = sa.Table(
 graded = sa.Table(
     "ctxguard_graded",
     metadata,
-    sa.Column("series_id", _Id, primary_key=True, autoincrement=False),
-    sa.Column("sample_id", _Id, primary_key=True, autoincrement=False),
+    *_key("series_id", "sample_id"),
     sa.Column("time_seconds", sa.Double, nullable=False),
     sa.Column("route", sa.Text, nullable=False),
     # The picked passages that are graded, and the request by the judge's verdicts.
-    sa.Column("passages", sa.LargeBinary, nullable=False),
-    sa.Column("judge", sa.LargeBinary, nullable=False),
+    *_columns(sa.LargeBinary, "passages", "judge"),
     # The request by the grades of people; empty unless all of it was to be graded and is.
     sa.Column("human", sa.LargeBinary, nullable=False),
     # Passages on whose relevance annotators disagree.
@@ -197,18 +198,15 @@ graded = sa.Table(
 budgets = sa.Table(
     "ctxguard_budgets",
     metadata,
-    sa.Column("name", sa.Text, primary_key=True),
-    sa.Column("period", sa.Text, primary_key=True),
-    sa.Column("calls", sa.Double, nullable=False),
-    sa.Column("cost", sa.Double, nullable=False),
+    *_key("name", "period", kind=sa.Text),
+    *_columns(sa.Double, "calls", "cost"),
 )
 
 # What monitors have counted in a series since it began; the key is JSON of name and label values.
 counts = sa.Table(
     "ctxguard_counts",
     metadata,
-    sa.Column("series", sa.Text, primary_key=True),
-    sa.Column("key", sa.Text, primary_key=True),
+    *_key("series", "key", kind=sa.Text),
     sa.Column("n", sa.Double, nullable=False),
 )
 
@@ -217,8 +215,7 @@ feedback = sa.Table(
     metadata,
     sa.Column("feedback_id", _Id, primary_key=True),
     sa.Column("request_id", sa.Text, nullable=False, index=True),
-    sa.Column("kind", sa.Text, nullable=False),
-    sa.Column("passage_ids", sa.Text, nullable=False),
+    *_columns(sa.Text, "kind", "passage_ids"),
     sa.Column("time_seconds", sa.Double, nullable=False),
 )
 
@@ -234,8 +231,7 @@ leases = sa.Table(
     metadata,
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("holder", sa.Text, nullable=False),
-    sa.Column("leased_at", sa.Double, nullable=False),
-    sa.Column("leased_until", sa.Double, nullable=False),
+    *_columns(sa.Double, "leased_at", "leased_until"),
 )
 
 UNFINISHED = (State.PENDING.value, State.CLAIMED.value)
