@@ -7,9 +7,11 @@ fails does not keep the others from being judged.
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 from ctxguard._support.error_text import describe_error
 from ctxguard.core.metrics import udcg
@@ -31,6 +33,8 @@ from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import Claimed, Finished, LossRow, SampleStore, State
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _IN_HAND_SECONDS = 120.0
 """Claimed samples that a slow judge has not reached by then go back to the queue."""
@@ -101,6 +105,7 @@ class JudgingWorker:
         self._store = store
         self._claimant = claimant
         self._judge = SampleJudge(settings)
+        self._ledger: Ledger | None = getattr(settings.judge, "ledger", None)
         self._again = JudgingAgain(store, settings, self._judge, claimant=claimant, clock=clock)
         self._budget = budget
         self._counters = counters
@@ -117,7 +122,7 @@ class JudgingWorker:
         self._alone: dict[int, float] = {}
         """When a failure of a sample that waits alone last counted, by the monotonic clock."""
         self._why = ""
-        self._calls, self._again_calls = 0, 0
+        self._n_judged = {"fresh": 0, "again": 0}
         """Passages judged of fresh samples and of those judged again."""
         self._is_idle = True
         self.failing = False
@@ -129,7 +134,10 @@ class JudgingWorker:
             How many were finished, skipped ones included; 0 when none waited, the budget is used
             up, or the judge could not be called.
         """
-        self._settle_last_step()
+        # What an outage of the store, or another error, left in hand in the last step: its samples
+        # would otherwise wait until their leases end, and be judged and paid for again.
+        self._write()
+        self._give_back()
         if self._budget.refresh() <= 0.0:
             return 0
         n_again = self._judge_again(limit)
@@ -153,16 +161,17 @@ class JudgingWorker:
         """
         n, began = 0, time.monotonic()
         for sample_id, is_canary in self._again.due(limit):
-            if self._budget.is_limited and self._again_calls > self._calls and not self._is_idle:
+            is_ahead = self._n_judged["again"] > self._n_judged["fresh"]
+            if self._budget.is_limited and is_ahead and not self._is_idle:
                 break
             record = self._again.record(sample_id)
             if record is None:
                 continue
             if not self._budget.reserve(len(self._again.positions(sample_id, record))):
                 break
-            before = self._judge.n_judged
             try:
-                same, other = self._again.judge(sample_id, record, is_canary=is_canary)
+                with self._paid("again"):
+                    same, other = self._again.judge(sample_id, record, is_canary=is_canary)
             except StoreError:
                 raise
             except Exception as error:
@@ -170,9 +179,6 @@ class JudgingWorker:
                 break
             finally:
                 self._rejected(record)
-                if n_judged := self._judge.n_judged - before:
-                    self._budget.spend(n_judged, self._cost_since())
-                    self._again_calls += n_judged
             n += 1
             if is_canary:
                 self._counters.add_canary(same, other)
@@ -217,14 +223,6 @@ class JudgingWorker:
         self._alone = {**last, **dict.fromkeys(due, now)}
         self._count_attempts(due)
 
-    def _settle_last_step(self) -> None:
-        """Write and give back what an outage of the store, or another error, left in hand.
-
-        Its samples would otherwise wait until their leases end, and be judged and paid for again.
-        """
-        self._write()
-        self._give_back()
-
     def _give_back(self) -> None:
         """Let claimed samples that were not judged wait again, with the attempts that they had.
 
@@ -241,14 +239,14 @@ class JudgingWorker:
             return None
         began = time.monotonic()
         try:
-            record = _readable(sample)
+            if sample.attempts >= _MAX_ATTEMPTS:
+                raise DataError(f"judging it was begun {sample.attempts} times and never ended")
+            record = SampleRecord.from_bytes(sample.payload)
         except DataError as error:
             _log.warning("sample %d is left out: %s", sample.sample_id, error)
             why = (("", JudgedAs.UNREADABLE.value, str(error)),)
-            result = _Result(
-                JudgedAs.UNREADABLE,
-                _finished(sample, JudgedAs.UNREADABLE, rejected=why),
-            )
+            finished = _finished(sample, JudgedAs.UNREADABLE, rejected=why)
+            result = _Result(JudgedAs.UNREADABLE, finished)
         else:
             if not self._sampler.selects(sample.request_id, probability):
                 result = _Result(JudgedAs.SKIPPED, _finished(sample, JudgedAs.SKIPPED), record)
@@ -280,16 +278,24 @@ class JudgingWorker:
             return self._judge_failed(error, record.route)
         if not self._budget.reserve(most):
             return None
-        before = self._judge.n_judged
         try:
-            return self._judged(sample, record, probability)
+            with self._paid("fresh"):
+                return self._judged(sample, record, probability)
         except Exception as error:
             return self._judge_failed(error, record.route)
+
+    @contextmanager
+    def _paid(self, kind: str) -> Iterator[None]:
+        """Count what the judge judges, also of a sample on which it failed: it was paid for it."""
+        before = self._judge.n_judged
+        try:
+            yield
         finally:
-            # Also of a sample on which the judge failed: it was paid for what it judged.
             if n_judged := self._judge.n_judged - before:
-                self._budget.spend(n_judged, self._cost_since())
-                self._calls += n_judged
+                known, ledger = self._cost, self._ledger
+                self._cost = (None if ledger is None else ledger.accounts().cost) or 0.0
+                self._budget.spend(n_judged, self._cost - known)
+                self._n_judged[kind] += n_judged
 
     def _judged(self, sample: Claimed, record: SampleRecord, probability: float) -> _Result:
         verdicts = self._judge.verdicts_on(record, sample.probability * probability)
@@ -299,7 +305,8 @@ class JudgingWorker:
         served = {record.passage_ids[position] for position in record.served}
         outcome = estimated if served.isdisjoint(verdicts.missing) else JudgedAs.INCOMPLETE
         if self._alarms is not None:
-            finished = replace(finished, loss=self._loss(sample, record, verdicts))
+            loss = self._safely("the alarms", sample, partial(self._loss, sample, record, verdicts))
+            finished = replace(finished, loss=loss)
             # Also where it was another process, before a restart, that saw the judge fail.
             self._alarms.clear(AlarmKind.JUDGE_DOWN)
         self.failing = False
@@ -313,31 +320,22 @@ class JudgingWorker:
         """What the alarms compare; None for a request without all its verdicts."""
         if self._alarms is None or verdicts.request is None:
             return None
+        return self._alarms.loss_row(
+            sample,
+            record,
+            verdicts.verdicts,
+            harm=udcg(verdicts.request.utilities).harm,
+            probability=verdicts.request.probability,
+        )
+
+    def _safely(self, who: str, sample: Claimed | Finished, work: Callable[[], T]) -> T | None:
+        """The result of work that a sample must not depend on; None where it failed."""
         try:
-            return self._alarms.loss_row(
-                sample,
-                record,
-                verdicts.verdicts,
-                harm=udcg(verdicts.request.utilities).harm,
-                probability=verdicts.request.probability,
-            )
+            return work()
         except Exception as error:
-            self._alarm_failed(sample.sample_id, error)
+            self._counters.add_error()
+            _log.warning("%s failed on sample %d: %s", who, sample.sample_id, describe_error(error))
             return None
-
-    def _alarm_failed(self, sample_id: int, error: Exception) -> None:
-        self._counters.add_error()
-        _log.warning("no alarm saw sample %d: %s", sample_id, describe_error(error))
-
-    def _ledger(self) -> Ledger | None:
-        ledger: Ledger | None = getattr(self._judge.judge, "ledger", None)
-        return ledger
-
-    def _cost_since(self) -> float:
-        """What the judge has cost since this was last called; 0.0 for one without prices."""
-        ledger, before = self._ledger(), self._cost
-        self._cost = (None if ledger is None else ledger.accounts().cost) or 0.0
-        return self._cost - before
 
     def _judge_failed(self, error: Exception, route: Route) -> JudgedAs:
         self._counters.add_outcome(JudgedAs.JUDGE_FAILED, route)
@@ -368,12 +366,11 @@ class JudgingWorker:
 
     def _rejected(self, record: SampleRecord) -> tuple[tuple[str, str, str], ...]:
         """Replies that were no verdict; they may quote a passage whose text is not stored."""
-        ledger = self._ledger()
         stored = {passage.passage_id for passage in record.passages.values() if passage.text}
         return tuple(
             [
                 (one.passage_id, one.reason.value, one.reply if one.passage_id in stored else "")
-                for one in (() if ledger is None else ledger.take_rejected())
+                for one in (() if self._ledger is None else self._ledger.take_rejected())
             ]
         )
 
@@ -400,34 +397,13 @@ class JudgingWorker:
             if sample_id not in done.accepted or record is None:
                 continue
             self._counters.add_tokens(record)
-            try:
-                if self._alarms is not None:
-                    self._alarms.add_sampled(record)
-            except Exception as error:
-                self._alarm_failed(sample_id, error)
-            self._tell(sample_id, record, result.request)
+            if self._alarms is not None:
+                told = partial(self._alarms.add_sampled, record)
+                self._safely("the alarms", result.finished, told)
+            if self._on_judged is not None and result.request is not None:
+                told = partial(self._on_judged, record, result.request)
+                self._safely("on_judged", result.finished, told)
         self._count_attempts(list(done.refused))
-
-    def _tell(self, sample_id: int, record: SampleRecord, request: JudgedRequest | None) -> None:
-        """Hand a judged sample to whoever wants to know of it."""
-        if self._on_judged is None or request is None:
-            return
-        try:
-            self._on_judged(record, request)
-        except Exception as error:
-            self._counters.add_error()
-            _log.warning("on_judged failed on sample %d: %s", sample_id, describe_error(error))
-
-
-def _readable(sample: Claimed) -> SampleRecord:
-    """The record of a claimed sample.
-
-    Raises:
-        DataError: it cannot be read, or every monitor that tried to judge it has died.
-    """
-    if sample.attempts >= _MAX_ATTEMPTS:
-        raise DataError(f"judging it was begun {sample.attempts} times and never ended")
-    return SampleRecord.from_bytes(sample.payload)
 
 
 def _finished(
