@@ -1,6 +1,6 @@
 """Contexts as the guard would leave them, and the databases that samples are kept in."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -8,40 +8,7 @@ from typing import Any
 import pytest
 from storing import Clock, OpenStore
 
-from ctxguard.core.context import Context
-from ctxguard.core.decision import decide
-from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import Hit, Mode, Ranking, Route, ScoreKind
 from ctxguard.monitor.store import SampleStore
-
-
-@pytest.fixture(scope="session")
-def make_context() -> Callable[..., Context]:
-    """Builds a context whose first ``n_kept`` candidates were kept."""
-    return _context
-
-
-def _context(
-    passage_ids: Sequence[str],
-    n_kept: int,
-    *,
-    request_id: str = "r",
-    query: str = "q",
-    mode: Mode = Mode.ENFORCE,
-) -> Context:
-    hits = [Hit(name, 100.0 - rank, text=name) for rank, name in enumerate(passage_ids)]
-    ranking = Ranking.from_hits(hits, ScoreKind.RATIO)
-    decision = decide(ranking, RatioPolicy(k=max(n_kept, 1), min_keep=min(n_kept, 1)))
-    kept = decision.order[:n_kept]
-    return Context(
-        request_id=request_id,
-        query=query,
-        route=Route.EXTERNAL,
-        mode=mode,
-        passages=tuple([ranking.passages[position] for position in kept]),
-        decision=decision,
-    )
-
 
 _schema_numbers = count(1)
 

@@ -1,12 +1,12 @@
 """From judged samples to alarms: what counts against a promise, and what happens when it rings."""
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from contexts import make_context
 from prometheus_client import CollectorRegistry
 from watching import DAY_SECONDS, Watching
 
@@ -23,7 +23,6 @@ from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.profile.schema import Profile, RouteProfile
 from tests.profiles import CERTIFICATE, profile_with
 
-MakeContext = Callable[..., Context]
 POOL = [f"p{rank}" for rank in range(10)]
 LOST = {f"lost {n}": {"p4": 1} for n in range(400)}
 FOUND = {f"found {n}": {"p0": 1} for n in range(400)}
@@ -55,7 +54,6 @@ def watching(
 
 
 def served(
-    make_context: MakeContext,
     n: int,
     profile_id: str | None = PROFILE.profile_id,
     *,
@@ -74,11 +72,9 @@ def kinds(live: Watching) -> list[AlarmKind]:
     return [alarm.kind for alarm in live.monitor.alarms.active()]
 
 
-def test_a_broken_promise_rings_once_the_day_is_over_and_asks_for_labels(
-    make_context: MakeContext,
-) -> None:
+def test_a_broken_promise_rings_once_the_day_is_over_and_asks_for_labels() -> None:
     live = watching()
-    live.watch(*served(make_context, 60))
+    live.watch(*served(60))
     live.monitor.maintain()
     assert kinds(live) == []
     live.end_day()
@@ -88,9 +84,9 @@ def test_a_broken_promise_rings_once_the_day_is_over_and_asks_for_labels(
     assert 0 < len(reasons) <= 30
 
 
-def test_a_day_is_compared_once_none_of_its_samples_waits(make_context: MakeContext) -> None:
+def test_a_day_is_compared_once_none_of_its_samples_waits() -> None:
     live = watching()
-    live.serve(*served(make_context, 80))
+    live.serve(*served(80))
     live.monitor.step(60)
     live.end_day()
     assert kinds(live) == []
@@ -99,19 +95,19 @@ def test_a_day_is_compared_once_none_of_its_samples_waits(make_context: MakeCont
     assert kinds(live) == [AlarmKind.RECALL_LOSS]
 
 
-def test_the_first_hours_of_a_day_alone_raise_no_alarm(make_context: MakeContext) -> None:
+def test_the_first_hours_of_a_day_alone_raise_no_alarm() -> None:
     live = watching()
-    live.watch(*served(make_context, 60))
+    live.watch(*served(60))
     live.now += 80_000.0
-    live.watch(*served(make_context, 400, query="found {}"))
+    live.watch(*served(400, query="found {}"))
     for _ in range(2):
         live.end_day()
     assert kinds(live) == []
 
 
-def test_what_other_monitors_judged_counts(make_context: MakeContext) -> None:
+def test_what_other_monitors_judged_counts() -> None:
     one = watching()
-    one.watch(*served(make_context, 30))
+    one.watch(*served(30))
     other = Watching(LabelJudge(LOST | FOUND), store=one.store, alarms=AlarmState(PROFILE))
     other.end_day()
     assert kinds(other) == [AlarmKind.RECALL_LOSS]
@@ -127,7 +123,7 @@ def scraped(live: Watching) -> float | None:
 
 @pytest.mark.parametrize(("busy_loss", "active"), [(0.02, None), (0.5, 1.0)])
 def test_a_rate_limit_breaks_no_promise_and_hides_no_broken_one(
-    make_context: MakeContext, busy_loss: float, active: float | None
+    busy_loss: float, active: float | None
 ) -> None:
     """Quiet, bad hours are sampled wholly, busy, good ones a tenth as often; promised is 0.12."""
     live = watching(max_per_second=4.0)
@@ -151,7 +147,7 @@ def test_a_rate_limit_breaks_no_promise_and_hides_no_broken_one(
 
 @pytest.mark.parametrize(("late_loss", "active"), [(0.0, None), (0.6, 1.0)])
 def test_a_judging_budget_breaks_no_promise_and_hides_no_broken_one(
-    make_context: MakeContext, late_loss: float, active: float | None
+    late_loss: float, active: float | None
 ) -> None:
     """What comes early is judged wholly, what comes later in part, as the budget allows."""
     live = watching(budget=BudgetLimits(calls_per_day=1_500))
@@ -176,58 +172,52 @@ def test_a_judging_budget_breaks_no_promise_and_hides_no_broken_one(
     assert scraped(live) == active
 
 
-def test_the_samples_to_label_are_those_of_the_route_with_the_largest_losses(
-    make_context: MakeContext,
-) -> None:
+def test_the_samples_to_label_are_those_of_the_route_with_the_largest_losses() -> None:
     live = watching()
-    live.watch(*served(make_context, 40, query="found {}"))
-    live.watch(*served(make_context, 60))
+    live.watch(*served(40, query="found {}"))
+    live.watch(*served(60))
     live.end_day()
     requested = [sample_id for sample_id, _ in live.store.label_queue()]
     assert len(requested) == 30
     assert min(requested) > 40
 
 
-def test_the_profile_file_is_switched_to_its_safe_policy(
-    make_context: MakeContext, tmp_path: Path
-) -> None:
+def test_the_profile_file_is_switched_to_its_safe_policy(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     PROFILE.save(path)
     live = watching(path=path)
-    live.watch(*served(make_context, 60))
+    live.watch(*served(60))
     live.end_day()
     assert Profile.load(path).routes[Route.EXTERNAL].policy == RatioPolicy(k=10)
 
 
 @pytest.mark.parametrize("profile_id", [None, "another"])
-def test_what_another_profile_served_does_not_count(
-    make_context: MakeContext, profile_id: str | None
-) -> None:
+def test_what_another_profile_served_does_not_count(profile_id: str | None) -> None:
     live = watching()
-    live.watch(*served(make_context, 60, profile_id))
+    live.watch(*served(60, profile_id))
     live.end_day()
     assert kinds(live) == []
 
 
-def test_what_was_served_in_shadow_does_not_count(make_context: MakeContext) -> None:
+def test_what_was_served_in_shadow_does_not_count() -> None:
     live = watching()
-    live.watch(*[replace(one, mode=Mode.SHADOW) for one in served(make_context, 60)])
+    live.watch(*[replace(one, mode=Mode.SHADOW) for one in served(60)])
     live.end_day()
     assert kinds(live) == []
 
 
-def test_pools_judged_because_nothing_was_served_do_not_count(make_context: MakeContext) -> None:
+def test_pools_judged_because_nothing_was_served_do_not_count() -> None:
     live = watching(
         rates=JudgingRates(baseline_rate=0.0, full_pool_rate=0.0, full_pool_rate_if_no_hit=1.0)
     )
-    live.watch(*served(make_context, 60))
+    live.watch(*served(60))
     live.end_day()
     assert AlarmKind.RECALL_LOSS not in kinds(live)
 
 
-def test_alarms_outlive_the_monitor(make_context: MakeContext) -> None:
+def test_alarms_outlive_the_monitor() -> None:
     live = watching()
-    live.watch(*served(make_context, 60))
+    live.watch(*served(60))
     live.end_day()
 
     again = Watching(LabelJudge(LOST | FOUND), store=live.store, alarms=AlarmState(PROFILE))
@@ -253,12 +243,12 @@ def test_a_changed_corpus_warns_once_until_it_is_the_former_again() -> None:
     assert kinds(live) == []
 
 
-def test_a_judge_that_is_down_warns_until_it_is_back(make_context: MakeContext) -> None:
+def test_a_judge_that_is_down_warns_until_it_is_back() -> None:
     live = watching()
     judge = live.monitor.judge
     broken = lambda *_: (_ for _ in ()).throw(OSError("down"))  # noqa: E731
     judge.judge = broken
-    live.watch(*served(make_context, 2))
+    live.watch(*served(2))
     assert kinds(live) == [AlarmKind.JUDGE_DOWN]
     del judge.judge
     live.watch()

@@ -2,17 +2,17 @@
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from contexts import make_context
 from people import grade
 from prometheus_client import CollectorRegistry
 from watching import Watching
 
-from ctxguard.core.context import Context
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import FloatArray, Passage, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
@@ -32,7 +32,6 @@ from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.profile.schema import Profile, RouteProfile
 from tests.profiles import CERTIFICATE, profile_with
 
-MakeContext = Callable[..., Context]
 POOL = [f"p{rank}" for rank in range(5)]
 KEPT, LOST = "p0", "p4"
 RATES = JudgingRates(baseline_rate=1.0)
@@ -67,10 +66,7 @@ class ErringJudge:
 class Traffic:
     """Requests of which a share lose their only relevant passage, before a whole monitor."""
 
-    def __init__(
-        self, make_context: MakeContext, path: Path | None = None, rates: JudgingRates = RATES
-    ) -> None:
-        self._make_context = make_context
+    def __init__(self, path: Path | None = None, rates: JudgingRates = RATES) -> None:
         self._rng = random.Random(5)
         self._relevant: dict[str, str] = {}
         self.live = Watching(
@@ -87,9 +83,7 @@ class Traffic:
         contexts = []
         for number in range(len(self._relevant), len(self._relevant) + n):
             relevant = LOST if self._rng.random() < loss else KEPT
-            context = self._make_context(
-                POOL, 3, request_id=f"r{number}", query=f"{relevant} {number}"
-            )
+            context = make_context(POOL, 3, request_id=f"r{number}", query=f"{relevant} {number}")
             self._relevant[f"r{number}"] = relevant
             contexts.append(replace(context, profile_id=PROFILE.profile_id))
         self.live.watch(*contexts)
@@ -119,10 +113,8 @@ class Traffic:
         return self.registry.get_sample_value(name, labels)
 
 
-def test_a_judge_that_errs_rings_for_nothing_neither_before_nor_after_labels(
-    make_context: MakeContext,
-) -> None:
-    traffic = Traffic(make_context)
+def test_a_judge_that_errs_rings_for_nothing_neither_before_nor_after_labels() -> None:
+    traffic = Traffic()
     traffic.watch(300, loss=0.2)
     assert traffic.scraped("ctxguard_alarm_e_value", "baseline") is None
     assert traffic.scraped("ctxguard_alarm_target", "baseline") is None
@@ -139,12 +131,10 @@ def test_a_judge_that_errs_rings_for_nothing_neither_before_nor_after_labels(
     assert traffic.scraped("ctxguard_alarm_target", "promise") is None
 
 
-def test_a_rise_above_the_judges_own_mean_rings_and_does_not_switch(
-    make_context: MakeContext, tmp_path: Path
-) -> None:
+def test_a_rise_above_the_judges_own_mean_rings_and_does_not_switch(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     PROFILE.save(path)
-    traffic = Traffic(make_context, path)
+    traffic = Traffic(path)
     traffic.watch(800, loss=0.2)
     traffic.watch(400, loss=0.6)
     (alarm,) = traffic.active
@@ -158,12 +148,10 @@ def test_a_rise_above_the_judges_own_mean_rings_and_does_not_switch(
     assert Profile.load(path) == PROFILE
 
 
-def test_a_promise_that_labels_show_to_be_broken_rings_and_switches(
-    make_context: MakeContext, tmp_path: Path
-) -> None:
+def test_a_promise_that_labels_show_to_be_broken_rings_and_switches(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     PROFILE.save(path)
-    traffic = Traffic(make_context, path)
+    traffic = Traffic(path)
     traffic.watch(800, loss=0.2)
     traffic.watch(400, loss=0.6)
     assert [alarm.reference for alarm in traffic.active] == [ReferenceKind.BASELINE]
@@ -176,8 +164,8 @@ def test_a_promise_that_labels_show_to_be_broken_rings_and_switches(
     assert Profile.load(path) == PROFILE.safe()
 
 
-def test_what_is_compared_outlives_the_monitor(make_context: MakeContext) -> None:
-    traffic = Traffic(make_context)
+def test_what_is_compared_outlives_the_monitor() -> None:
+    traffic = Traffic()
     traffic.watch(500, loss=0.2)
     traffic.grade(250)
     again = Watching(ErringJudge(), store=traffic.live.store, alarms=AlarmState(PROFILE))
@@ -199,9 +187,9 @@ def test_what_is_compared_outlives_the_monitor(make_context: MakeContext) -> Non
     ids=["fewer than promised", "none"],
 )
 def test_samples_that_never_show_what_is_promised_are_a_warning_with_its_mend(
-    make_context: MakeContext, rates: JudgingRates
+    rates: JudgingRates,
 ) -> None:
-    traffic = Traffic(make_context, rates=rates)
+    traffic = Traffic(rates=rates)
     traffic.watch(40, loss=0.2)
     (warning,) = traffic.active
     assert (warning.kind, warning.severity.value) == (AlarmKind.PROMISE_NOT_MONITORED, "warning")
@@ -212,8 +200,8 @@ def test_samples_that_never_show_what_is_promised_are_a_warning_with_its_mend(
     assert shown == 1.0
 
 
-def test_the_warning_ends_with_the_setting(make_context: MakeContext) -> None:
-    traffic = Traffic(make_context, rates=JudgingRates(baseline_k=4, full_pool_rate=0.0))
+def test_the_warning_ends_with_the_setting() -> None:
+    traffic = Traffic(rates=JudgingRates(baseline_k=4, full_pool_rate=0.0))
     traffic.watch(40, loss=0.2)
     mended = Watching(
         ErringJudge(), rates=RATES, store=traffic.live.store, alarms=AlarmState(PROFILE)
@@ -229,8 +217,8 @@ def test_the_warning_ends_with_the_setting(make_context: MakeContext) -> None:
     assert mended.monitor.alarms.active() == ()
 
 
-def test_a_promise_about_fewer_than_are_judged_is_monitored(make_context: MakeContext) -> None:
-    traffic = Traffic(make_context, rates=JudgingRates(baseline_rate=1.0, baseline_k=10))
+def test_a_promise_about_fewer_than_are_judged_is_monitored() -> None:
+    traffic = Traffic(rates=JudgingRates(baseline_rate=1.0, baseline_k=10))
     traffic.watch(300, loss=0.2)
     (monitor,) = [
         one

@@ -4,19 +4,17 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 
 import pytest
+from contexts import make_context
 from storing import OpenStore
 from watching import NOW, Watching
 
-from ctxguard.core.context import Context
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.store import BudgetPeriod
 from tests.timing import PATIENCE_SECONDS
 
-MakeContext = Callable[..., Context]
 LIMIT = 200
 _MONITOR = f"""
 import random, sys, time
@@ -49,9 +47,7 @@ print(Counting.n)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_three_monitors_keep_one_limit(
-    shared_store_url: str, open_store: OpenStore, make_context: MakeContext
-) -> None:
+def test_three_monitors_keep_one_limit(shared_store_url: str, open_store: OpenStore) -> None:
     live = Watching(
         LabelJudge({}),
         store=open_store(shared_store_url, clock=lambda: NOW),

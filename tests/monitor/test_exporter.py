@@ -1,15 +1,15 @@
 """What a scrape of the monitor says."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from contexts import make_context
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from watching import Watching
 
-from ctxguard.core.context import Context
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import DEFAULT_K, Mode, Passage, Route
 from ctxguard.monitor.estimation.live import Window
@@ -20,7 +20,6 @@ from ctxguard.monitor.store import FeedbackRow
 from ctxguard.retrieval.usage import InvalidReason, Ledger
 from tests.timing import until
 
-MakeContext = Callable[..., Context]
 QRELS = {"one": {"p0": 1, "p7": 1}, "two": {"p1": 1}, "three": {"p9": 1}}
 POOL = [f"p{rank}" for rank in range(10)]
 JUDGE = "labels 1"
@@ -46,7 +45,7 @@ def one(samples: Samples, name: str, **labels: str) -> float | None:
 
 
 def watched(
-    make_context: MakeContext, queries: list[str], *, rate: float = 1.0, min_n: int = 2
+    queries: list[str], *, rate: float = 1.0, min_n: int = 2
 ) -> tuple[Watching, CollectorRegistry]:
     live = Watching(
         LabelJudge(QRELS),
@@ -62,8 +61,8 @@ def watched(
     return live, registry
 
 
-def test_estimates_are_exported_with_their_intervals(make_context: MakeContext) -> None:
-    live, registry = watched(make_context, ["one", "two", "three"])
+def test_estimates_are_exported_with_their_intervals() -> None:
+    live, registry = watched(["one", "two", "three"])
     samples = scrape(registry)
     for window, estimates in live.monitor.report().estimates.items():
         for metric, found in estimates.items():
@@ -78,8 +77,8 @@ def test_estimates_are_exported_with_their_intervals(make_context: MakeContext) 
     assert one(samples, "ctxguard_estimate_age_seconds") >= 0.0
 
 
-def test_no_data_is_an_absent_series(make_context: MakeContext) -> None:
-    _, registry = watched(make_context, ["one"], min_n=30)
+def test_no_data_is_an_absent_series() -> None:
+    _, registry = watched(["one"], min_n=30)
     samples = scrape(registry)
     labels = {"metric": "recall", "window": "recent"}
     for name in ("ctxguard_estimate", "ctxguard_estimate_lower", "ctxguard_estimate_upper"):
@@ -88,8 +87,8 @@ def test_no_data_is_an_absent_series(make_context: MakeContext) -> None:
     assert one(samples, "ctxguard_estimate_requests_needed", **labels) == 30
 
 
-def test_before_the_first_judged_request_there_is_no_age(make_context: MakeContext) -> None:
-    _, registry = watched(make_context, [])
+def test_before_the_first_judged_request_there_is_no_age() -> None:
+    _, registry = watched([])
     assert one(scrape(registry), "ctxguard_estimate_age_seconds") is None
 
 
@@ -99,7 +98,7 @@ def test_before_the_first_report_nothing_is_said() -> None:
     assert scrape(registry) == {("ctxguard_monitor_errors_total", frozenset()): 0.0}
 
 
-def test_the_figure_of_a_judge_that_errs_is_no_estimate(make_context: MakeContext) -> None:
+def test_the_figure_of_a_judge_that_errs_is_no_estimate() -> None:
     class Opinion(LabelJudge):
         exact = False
 
@@ -114,8 +113,8 @@ def test_the_figure_of_a_judge_that_errs_is_no_estimate(make_context: MakeContex
     assert one(samples, "ctxguard_judge_estimate", **labels) == 2 / 4
 
 
-def test_where_every_sample_is_adds_up_in_one_scrape(make_context: MakeContext) -> None:
-    live, registry = watched(make_context, ["one", "unknown"])
+def test_where_every_sample_is_adds_up_in_one_scrape() -> None:
+    live, registry = watched(["one", "unknown"])
     for _ in range(103):
         live.sampler.offer(make_context(POOL, 1), 1.0, live.now)
     live.writer.flush()
@@ -132,10 +131,8 @@ def test_where_every_sample_is_adds_up_in_one_scrape(make_context: MakeContext) 
     assert one(samples, "ctxguard_judged_samples_total", **HERE, outcome="incomplete") == 1
 
 
-def test_counts_outlive_the_monitor_so_that_no_scrape_misses_what_was_judged(
-    make_context: MakeContext,
-) -> None:
-    live, registry = watched(make_context, ["one", "two"])
+def test_counts_outlive_the_monitor_so_that_no_scrape_misses_what_was_judged() -> None:
+    live, registry = watched(["one", "two"])
     judged = "ctxguard_judged_samples_total"
     assert one(scrape(registry), judged, **HERE, outcome="judged") == 2
     # Judged by a process that ends before anyone scrapes it, and by the next before its scrape.
@@ -153,8 +150,8 @@ def test_counts_outlive_the_monitor_so_that_no_scrape_misses_what_was_judged(
     assert one(scrape(registry), judged, **HERE, outcome="judged") == 4
 
 
-def test_tokens_of_samples_stand_for_all_traffic(make_context: MakeContext) -> None:
-    live, registry = watched(make_context, [])
+def test_tokens_of_samples_stand_for_all_traffic() -> None:
+    live, registry = watched([])
     live.watch(*[make_context(POOL, 3, query="one") for _ in range(4)], probability=0.25)
     live.watch(make_context(POOL, 2, query="one", mode=Mode.SHADOW))
     live.monitor.report()
@@ -174,7 +171,7 @@ def test_tokens_of_samples_stand_for_all_traffic(make_context: MakeContext) -> N
     assert shadowed == 2 * each
 
 
-def test_sampled_tokens_are_near_those_of_all_traffic(make_context: MakeContext) -> None:
+def test_sampled_tokens_are_near_those_of_all_traffic() -> None:
     live = Watching(LabelJudge(QRELS), rate=0.3)
     contexts = [
         make_context(
@@ -193,8 +190,8 @@ def test_sampled_tokens_are_near_those_of_all_traffic(make_context: MakeContext)
     assert abs(kept - true) < 4 * error < true / 3
 
 
-def test_every_route_and_outcome_begins_at_zero(make_context: MakeContext) -> None:
-    _, registry = watched(make_context, ["one"])
+def test_every_route_and_outcome_begins_at_zero() -> None:
+    _, registry = watched(["one"])
     samples = scrape(registry)
     for route in Route:
         counted = one(samples, "ctxguard_judged_samples_total", route=route, outcome="incomplete")
@@ -203,8 +200,8 @@ def test_every_route_and_outcome_begins_at_zero(make_context: MakeContext) -> No
         assert verdicts == 10.0 * (route == "external")
 
 
-def test_every_number_names_its_judge_and_says_what_it_is(make_context: MakeContext) -> None:
-    _, registry = watched(make_context, ["one", "two"])
+def test_every_number_names_its_judge_and_says_what_it_is() -> None:
+    _, registry = watched(["one", "two"])
     text = generate_latest(registry).decode()
     for name in ("estimate", "estimate_lower", "estimate_requests", "judged_samples_total"):
         assert f'ctxguard_{name}{{judge="{JUDGE}",' in text
@@ -212,9 +209,7 @@ def test_every_number_names_its_judge_and_says_what_it_is(make_context: MakeCont
     assert "Upper end of the 95% confidence interval" in text
 
 
-def test_a_refused_passage_shows_in_the_share_of_incomplete_samples(
-    make_context: MakeContext,
-) -> None:
+def test_a_refused_passage_shows_in_the_share_of_incomplete_samples() -> None:
     class Refusing(LabelJudge):
         def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
             return [
@@ -236,15 +231,15 @@ def test_a_refused_passage_shows_in_the_share_of_incomplete_samples(
     assert sorted(kept) == sorted(POOL)
 
 
-def test_feedback_is_counted_by_kind_and_enters_no_estimate(make_context: MakeContext) -> None:
-    live, registry = watched(make_context, ["one", "two"])
+def test_feedback_is_counted_by_kind_and_enters_no_estimate() -> None:
+    live, registry = watched(["one", "two"])
     before = live.monitor.estimates(Window.ALL_RETAINED)
     live.store.add_feedback([FeedbackRow("r", "thumb_up", (), live.now)])
     assert live.monitor.estimates(Window.ALL_RETAINED) == before
     assert one(scrape(registry), "ctxguard_feedback", kind="thumb_up") == 1
 
 
-def test_the_cost_of_a_judge_is_exported(make_context: MakeContext) -> None:
+def test_the_cost_of_a_judge_is_exported() -> None:
     class Paid(LabelJudge):
         ledger = Ledger((2.0, 8.0))
 

@@ -1,17 +1,17 @@
 """Labels of people: which passages they are asked about, and how they correct a judge."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
+from contexts import make_context
 from numpy.typing import NDArray
 from people import label as label_all
 from storing import replace_payload
 from watching import Watching
 
-from ctxguard.core.context import Context
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.types import Passage
 from ctxguard.monitor.estimation import joint
@@ -36,7 +36,6 @@ from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow, PickedPassage, PickKind
 
-MakeContext = Callable[..., Context]
 POOL = [f"p{rank}" for rank in range(10)]
 
 
@@ -123,7 +122,7 @@ def single(position: int) -> PickedPassage:
 
 
 @pytest.fixture
-def record(make_context: MakeContext) -> SampleRecord:
+def record() -> SampleRecord:
     """Four of ten passages were served, and all others are judged."""
     live = Watching(ErringJudge({}), rates=JudgingRates(dropped_rate=1.0))
     live.serve(make_context(POOL, 4))
@@ -203,9 +202,7 @@ def test_a_run_counts_once_it_is_complete(record: SampleRecord) -> None:
     }
 
 
-def live_with_labels(
-    make_context: MakeContext, n_labelled: int
-) -> tuple[Watching, dict[str, set[str]]]:
+def live_with_labels(n_labelled: int) -> tuple[Watching, dict[str, set[str]]]:
     rng = random.Random(1)
     truth = {
         f"q{i}": {name for rank, name in enumerate(POOL) if rng.random() < 0.5 / (rank + 1)}
@@ -223,18 +220,16 @@ def live_with_labels(
     return live, truth
 
 
-def test_a_judge_that_nobody_corrects_gives_no_estimate_under_that_name(
-    make_context: MakeContext,
-) -> None:
-    live, _ = live_with_labels(make_context, 0)
+def test_a_judge_that_nobody_corrects_gives_no_estimate_under_that_name() -> None:
+    live, _ = live_with_labels(0)
     report = live.monitor.report()
     assert all(found.value is None for found in report.estimates[Window.ALL_RETAINED].values())
     assert report.estimates[Window.ALL_RETAINED][Metric.UDCG].n_needed == 30
     assert report.live.judge_estimates[Window.ALL_RETAINED][Metric.UDCG].value is not None
 
 
-def test_human_labels_correct_the_judge(make_context: MakeContext) -> None:
-    live, truth = live_with_labels(make_context, 400)
+def test_human_labels_correct_the_judge() -> None:
+    live, truth = live_with_labels(400)
     report = live.monitor.report()
     precision = sum(len(right & set(POOL[:5])) / 5 for right in truth.values()) / len(truth)
     corrected = report.estimates[Window.ALL_RETAINED][Metric.PRECISION]
@@ -244,9 +239,9 @@ def test_human_labels_correct_the_judge(make_context: MakeContext) -> None:
     assert not alone.lower <= precision <= alone.upper
 
 
-def test_labels_that_nobody_picked_at_random_correct_nothing(make_context: MakeContext) -> None:
+def test_labels_that_nobody_picked_at_random_correct_nothing() -> None:
     """Such as those asked for after an alarm."""
-    live, _ = live_with_labels(make_context, 200)
+    live, _ = live_with_labels(200)
     before = live.monitor.report()
     labelled = {sample_id for sample_id, _ in live.store.labels()}
     targeted = [number for number in range(1, 601) if number not in labelled][:40]
@@ -264,8 +259,8 @@ def test_labels_that_nobody_picked_at_random_correct_nothing(make_context: MakeC
         )
 
 
-def test_disagreements_are_reported(make_context: MakeContext) -> None:
-    live, _ = live_with_labels(make_context, 30)
+def test_disagreements_are_reported() -> None:
+    live, _ = live_with_labels(30)
     (sample_id, first), *_ = live.store.labels()
     live.store.add_labels(
         [LabelRow(first.request_id, first.passage_id, 1 - first.grade, None, "another person", 5.0)]
@@ -275,8 +270,8 @@ def test_disagreements_are_reported(make_context: MakeContext) -> None:
 
 
 @pytest.mark.parametrize("source", ["feedback", "console"])
-def test_labels_of_another_source_are_not_mixed_in(make_context: MakeContext, source: str) -> None:
-    live, _ = live_with_labels(make_context, 30)
+def test_labels_of_another_source_are_not_mixed_in(source: str) -> None:
+    live, _ = live_with_labels(30)
     before = live.monitor.report().live
     (sample, *_) = to_label(live.store, live.monitor.series, 20)
     request_id = sample.record.request_id
@@ -286,8 +281,8 @@ def test_labels_of_another_source_are_not_mixed_in(make_context: MakeContext, so
     assert live.monitor.report().live.labelled == before.labelled
 
 
-def test_a_labelled_sample_that_is_damaged_fails_no_report(make_context: MakeContext) -> None:
-    live, _ = live_with_labels(make_context, 40)
+def test_a_labelled_sample_that_is_damaged_fails_no_report() -> None:
+    live, _ = live_with_labels(40)
     damaged = live.store.labels()[0][0]
     labelled = len({sample_id for sample_id, _ in live.store.labels()})
 

@@ -1,12 +1,11 @@
 """Judging by labels."""
 
 import logging
-from collections.abc import Callable
 
 import pytest
+from contexts import make_context
 from watching import Watching
 
-from ctxguard.core.context import Context
 from ctxguard.core.metrics import Negative
 from ctxguard.core.types import Passage
 from ctxguard.errors import RedactionError
@@ -140,9 +139,7 @@ class TestRedactedQuestions:
         with pytest.raises(RedactionError):
             LabelJudge({self.ASKED: {"a": 1}}, redactor=lambda query: None)  # type: ignore[arg-type,return-value]
 
-    def test_a_sampled_question_with_an_address_in_it_is_judged(
-        self, make_context: Callable[..., Context]
-    ) -> None:
+    def test_a_sampled_question_with_an_address_in_it_is_judged(self) -> None:
         live = Watching(LabelJudge({self.ASKED: {"p0": 1}}))
         live.watch(make_context(["p0", "p1"], 1, query=self.ASKED))
         assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 1

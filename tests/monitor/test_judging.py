@@ -1,11 +1,12 @@
 """From verdicts to what the estimates need: inclusion probabilities, audits, missing verdicts."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from contexts import make_context
 from judged_rows import ratio_sums
 
 from ctxguard.core.context import Context
@@ -24,7 +25,6 @@ from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.record import record_of as record_of_sample
 from ctxguard.monitor.sampling.sampler import Sample
 
-MakeContext = Callable[..., Context]
 POOL = [f"p{rank}" for rank in range(10)]
 RELEVANT = frozenset({"p0", "p4", "p7"})
 NO_HIT = frozenset({"p4", "p7"})
@@ -32,9 +32,7 @@ NO_HIT = frozenset({"p4", "p7"})
 REPEATS = 3_000
 
 
-def record_of(
-    make_context: MakeContext, rates: JudgingRates, *, request_id: str = "r", k: int = 3
-) -> SampleRecord:
+def record_of(rates: JudgingRates, *, request_id: str = "r", k: int = 3) -> SampleRecord:
     context = make_context(POOL, k, request_id=request_id)
     return record_of_sample(Sample(context, 1.0, 0.0), InclusionDesign(rates))
 
@@ -64,9 +62,9 @@ RATES = {
 
 
 @pytest.fixture(params=RATES.values(), ids=RATES)
-def records(request: pytest.FixtureRequest, make_context: MakeContext) -> list[SampleRecord]:
+def records(request: pytest.FixtureRequest) -> list[SampleRecord]:
     """Many requests, of each of which other passages are judged."""
-    template = record_of(make_context, JudgingRates(dropped_rate=0.0))
+    template = record_of(JudgingRates(dropped_rate=0.0))
     context = make_context(POOL, 3)
     design = InclusionDesign(request.param)
     assert template.served == (0, 1, 2)
@@ -132,7 +130,7 @@ def assert_mean(values: Sequence[float], truth: float) -> None:
     assert mean == pytest.approx(truth, abs=4.5 * (variance / len(values)) ** 0.5 + 1e-9)
 
 
-def test_mixed_traffic_has_the_recall_and_mrr_of_all_of_it(make_context: MakeContext) -> None:
+def test_mixed_traffic_has_the_recall_and_mrr_of_all_of_it() -> None:
     rng = random.Random(2)
     rates = JudgingRates(
         dropped_rate=0.2, full_pool_rate=0.1, full_pool_rate_if_no_hit=0.6, baseline_rate=0.2
@@ -157,64 +155,51 @@ class TestRecallLoss:
 
     def loss(
         self,
-        make_context: MakeContext,
         rates: JudgingRates,
         relevant: frozenset[str] = RELEVANT,
         k: int = 3,
     ) -> float | None:
-        return judged(record_of(make_context, rates, k=k), relevant).recall_loss
+        return judged(record_of(rates, k=k), relevant).recall_loss
 
-    def test_it_is_the_share_of_the_first_fews_relevant_that_was_not_served(
-        self, make_context: MakeContext
-    ) -> None:
+    def test_it_is_the_share_of_the_first_fews_relevant_that_was_not_served(self) -> None:
         first_five = JudgingRates(0.0, 0.0, 0.0, baseline_rate=1.0, baseline_k=5)
-        assert self.loss(make_context, first_five) == 1 / 2
+        assert self.loss(first_five) == 1 / 2
         first_eight = JudgingRates(0.0, 0.0, 0.0, baseline_rate=1.0, baseline_k=8)
-        assert self.loss(make_context, first_eight) == 2 / 3
-        assert self.loss(make_context, first_eight, k=8) == 0.0
+        assert self.loss(first_eight) == 2 / 3
+        assert self.loss(first_eight, k=8) == 0.0
 
-    def test_a_whole_pool_chosen_whatever_was_served_has_it_too(
-        self, make_context: MakeContext
-    ) -> None:
+    def test_a_whole_pool_chosen_whatever_was_served_has_it_too(self) -> None:
         rates = JudgingRates(
             dropped_rate=0.0, full_pool_rate=1.0, full_pool_rate_if_no_hit=1.0, baseline_rate=0.0
         )
-        assert self.loss(make_context, rates) == 1 / 2
+        assert self.loss(rates) == 1 / 2
 
-    def test_a_pool_judged_because_nothing_served_was_relevant_has_none(
-        self, make_context: MakeContext
-    ) -> None:
+    def test_a_pool_judged_because_nothing_served_was_relevant_has_none(self) -> None:
         rates = JudgingRates(
             dropped_rate=0.0, full_pool_rate=0.0, full_pool_rate_if_no_hit=1.0, baseline_rate=0.0
         )
-        record = record_of(make_context, rates)
+        record = record_of(rates)
         assert record.to_judge(has_hit=False) == record.dropped
         assert judged(record, NO_HIT).pool_relevant == 2
         assert judged(record, NO_HIT).recall_loss is None
 
-    def test_passages_picked_one_by_one_do_not_make_it(self, make_context: MakeContext) -> None:
+    def test_passages_picked_one_by_one_do_not_make_it(self) -> None:
         rates = JudgingRates(
             dropped_rate=0.9, full_pool_rate=0.0, full_pool_rate_if_no_hit=0.0, baseline_rate=0.0
         )
-        assert self.loss(make_context, rates) is None
+        assert self.loss(rates) is None
 
-    def test_without_a_relevant_passage_among_the_first_few_it_is_undefined(
-        self, make_context: MakeContext
-    ) -> None:
+    def test_without_a_relevant_passage_among_the_first_few_it_is_undefined(self) -> None:
         rates = JudgingRates(0.0, 0.0, 0.0, baseline_rate=1.0, baseline_k=5)
-        assert self.loss(make_context, rates, frozenset({"p9"})) is None
+        assert self.loss(rates, frozenset({"p9"})) is None
 
-    def test_with_a_verdict_missing_among_the_first_few_it_is_unknown(
-        self, make_context: MakeContext
-    ) -> None:
-        record = record_of(
-            make_context, JudgingRates(0.0, 0.0, 0.0, baseline_rate=1.0, baseline_k=5)
-        )
+    def test_with_a_verdict_missing_among_the_first_few_it_is_unknown(self) -> None:
+        record = record_of(JudgingRates(0.0, 0.0, 0.0, baseline_rate=1.0, baseline_k=5))
         verdicts = {name: Judgment(name, 1) for name in POOL[:4]}
         found = judged_request(record, verdicts, utilities=DEFAULT_UTILITIES, max_grade=1)
         assert found.recall_loss is None
 
-    def test_the_mean_of_those_that_have_it_is_that_of_all(self, make_context: MakeContext) -> None:
+    def test_the_mean_of_those_that_have_it_is_that_of_all(self) -> None:
         """Also where some pools are judged only because nothing relevant was served."""
         rng = random.Random(4)
         rates = JudgingRates(
@@ -241,61 +226,49 @@ class TestRecallLoss:
 
 
 class TestMissingVerdicts:
-    def request(
-        self, make_context: MakeContext, missing: frozenset[str], **rates: float
-    ) -> JudgedRequest:
-        record = record_of(make_context, JudgingRates(**rates))
+    def request(self, missing: frozenset[str], **rates: float) -> JudgedRequest:
+        record = record_of(JudgingRates(**rates))
         verdicts = {
             name: Judgment(name, int(name in RELEVANT)) for name in POOL if name not in missing
         }
         return judged_request(record, verdicts, utilities=DEFAULT_UTILITIES, max_grade=1)
 
-    def test_those_with_a_verdict_stand_for_those_without(self, make_context: MakeContext) -> None:
-        found = self.request(make_context, frozenset({"p3", "p5", "p8"}), dropped_rate=1.0)
+    def test_those_with_a_verdict_stand_for_those_without(self) -> None:
+        found = self.request(frozenset({"p3", "p5", "p8"}), dropped_rate=1.0)
         assert found.dropped_relevant == pytest.approx(2 * 7 / 4)
         assert found.dropped_probability == pytest.approx(4 / 7)
 
-    def test_a_pool_with_a_gap_is_none_but_says_what_was_found(
-        self, make_context: MakeContext
-    ) -> None:
-        found = self.request(make_context, frozenset({"p3"}), dropped_rate=1.0)
+    def test_a_pool_with_a_gap_is_none_but_says_what_was_found(self) -> None:
+        found = self.request(frozenset({"p3"}), dropped_rate=1.0)
         assert (found.pool_relevant, found.partial_pool_relevant) == (None, 3)
 
-    def test_where_no_dropped_passage_has_one_nothing_is_known_of_them(
-        self, make_context: MakeContext
-    ) -> None:
-        found = self.request(make_context, frozenset(POOL[3:]), dropped_rate=1.0)
+    def test_where_no_dropped_passage_has_one_nothing_is_known_of_them(self) -> None:
+        found = self.request(frozenset(POOL[3:]), dropped_rate=1.0)
         assert found.dropped_relevant is None
 
-    def test_a_served_passage_without_one_is_told_from_one_that_is_not_relevant(
-        self, make_context: MakeContext
-    ) -> None:
+    def test_a_served_passage_without_one_is_told_from_one_that_is_not_relevant(self) -> None:
         """People's grades say what such passages are; the request is not dropped for it."""
-        (row,) = table_of(self.request(make_context, frozenset({"p1"})).to_row())
+        (row,) = table_of(self.request(frozenset({"p1"})).to_row())
         assert (row["missing"], row["yes"] & row["missing"]) == (1 << 1, 0)
 
 
-def test_where_nothing_was_dropped_the_pool_is_whole(make_context: MakeContext) -> None:
+def test_where_nothing_was_dropped_the_pool_is_whole() -> None:
     rates = JudgingRates(
         dropped_rate=0.0, full_pool_rate=0.0, full_pool_rate_if_no_hit=0.0, baseline_rate=0.0
     )
-    found = judged(record_of(make_context, rates, k=10))
+    found = judged(record_of(rates, k=10))
     assert (found.dropped_relevant, found.dropped_probability) == (0.0, 1.0)
     assert (found.pool_relevant, found.full_pool_probability) == (3, 1.0)
 
 
-def test_where_nothing_dropped_may_be_judged_nothing_is_known_of_it(
-    make_context: MakeContext,
-) -> None:
-    found = judged(record_of(make_context, JudgingRates(0.0, 0.0, 0.0, 0.0)))
+def test_where_nothing_dropped_may_be_judged_nothing_is_known_of_it() -> None:
+    found = judged(record_of(JudgingRates(0.0, 0.0, 0.0, 0.0)))
     assert found.dropped_relevant is None
     assert found.pool_relevant is None
 
 
-def test_utilities_are_strict_and_grades_count_by_the_judges_scale(
-    make_context: MakeContext,
-) -> None:
-    record = record_of(make_context, JudgingRates(0.0, 0.0, 0.0, 0.0))
+def test_utilities_are_strict_and_grades_count_by_the_judges_scale() -> None:
+    record = record_of(JudgingRates(0.0, 0.0, 0.0, 0.0))
     verdicts = {
         "p0": Judgment("p0", 3),
         "p1": Judgment("p1", 0, Negative.DISTRACTOR),
@@ -315,9 +288,7 @@ class TestAudit:
             **{"probability": 1.0, "judged": 0.25, **settings},  # type: ignore[arg-type]
         )
 
-    def test_what_lies_beyond_the_pool_is_counted_without_bias(
-        self, make_context: MakeContext
-    ) -> None:
+    def test_what_lies_beyond_the_pool_is_counted_without_bias(self) -> None:
         audit, context = self.audit(), make_context(POOL, 3)
         design = InclusionDesign(JudgingRates(0.0, 0.0, 0.0, 0.0))
         relevant = set(self.BEYOND[:6])
@@ -340,7 +311,7 @@ class TestAudit:
             Sample(context, 1.0, 0.0), InclusionDesign(JudgingRates(0.0, 0.0, 0.0, 0.0))
         )
 
-    def test_a_filtered_request_is_audited_with_its_filter(self, make_context: MakeContext) -> None:
+    def test_a_filtered_request_is_audited_with_its_filter(self) -> None:
         asked: list[Where | None] = []
 
         def search(query: str, *, depth: int, where: Where | None = None) -> list[str]:
@@ -351,18 +322,14 @@ class TestAudit:
         assert audit.passage_ids(self.filtered(make_context(POOL, 3))) == ["x0"]
         assert asked == [Where(tenant="a")]
 
-    def test_where_the_search_takes_no_filter_a_filtered_request_is_not_audited(
-        self, make_context: MakeContext
-    ) -> None:
+    def test_where_the_search_takes_no_filter_a_filtered_request_is_not_audited(self) -> None:
         record = self.filtered(make_context(POOL, 3))
         assert self.audit().passage_ids(record) is None
         unfiltered = replace(record, where=None)
         assert self.audit().passage_ids(unfiltered) is not None
         assert self.audit().passage_ids(replace(unfiltered, where_withheld=True)) is None
 
-    def test_what_the_filter_forbids_is_not_judged_though_a_search_found_it(
-        self, make_context: MakeContext
-    ) -> None:
+    def test_what_the_filter_forbids_is_not_judged_though_a_search_found_it(self) -> None:
         of = {"x0": "a", "x1": "b"}
         read: list[str] = []
 
@@ -381,7 +348,7 @@ class TestAudit:
         assert read == ["p0", "p1", "p2", "x0"]
         assert found.n_invalid == 1
 
-    def test_about_the_share_asked_for_is_audited(self, make_context: MakeContext) -> None:
+    def test_about_the_share_asked_for_is_audited(self) -> None:
         audit, context = self.audit(probability=0.2), make_context(POOL, 3)
         design = InclusionDesign(JudgingRates())
         audited = [
@@ -393,8 +360,8 @@ class TestAudit:
         ]
         assert sum(audited) == pytest.approx(200, abs=55)
 
-    def test_it_looks_as_deep_as_it_is_told(self, make_context: MakeContext) -> None:
-        record = record_of(make_context, JudgingRates())
+    def test_it_looks_as_deep_as_it_is_told(self) -> None:
+        record = record_of(JudgingRates())
         assert self.audit(depth=15, judged=1.0).passage_ids(record) == [
             "x0",
             "x1",
@@ -410,8 +377,8 @@ class TestAudit:
         assert audit.missed(0, []) == 0.0
         assert audit.missed(4, []) is None
 
-    def test_a_request_without_its_text_is_not_audited(self, make_context: MakeContext) -> None:
-        record = replace(record_of(make_context, JudgingRates()), query=None)
+    def test_a_request_without_its_text_is_not_audited(self) -> None:
+        record = replace(record_of(JudgingRates()), query=None)
         assert self.audit().passage_ids(record) is None
 
     @pytest.mark.parametrize(
@@ -429,9 +396,7 @@ class TestAudit:
         with pytest.raises(ConfigurationError, match=named.replace(".", r"\.")):
             self.audit(**settings)
 
-    def test_its_verdicts_are_counted_and_reach_the_estimate(
-        self, make_context: MakeContext
-    ) -> None:
+    def test_its_verdicts_are_counted_and_reach_the_estimate(self) -> None:
         class Strict:
             """Only what lies beyond the pool is relevant."""
 
@@ -441,7 +406,7 @@ class TestAudit:
                 return [Judgment(one.passage_id, int(one.passage_id[0] == "x")) for one in passages]
 
         judging = SampleJudge(JudgingSettings(Strict(), audit=self.audit(judged=1.0, depth=14)))
-        found = judging.verdicts_on(record_of(make_context, JudgingRates(0.0, 0.0, 0.0, 0.0)))
+        found = judging.verdicts_on(record_of(JudgingRates(0.0, 0.0, 0.0, 0.0)))
         assert (found.n_wanted, found.n_invalid) == (3 + 4, 0)
         assert found.request is not None
         assert (found.request.missed_relevant, found.request.audit_probability) == (4.0, 1.0)

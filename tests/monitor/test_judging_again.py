@@ -1,10 +1,11 @@
 """What people graded is judged again: by a new judge, and now and then by the same one."""
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pytest
+from contexts import make_context
 from people import label
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,7 +22,6 @@ from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import LabelRow
 
-MakeContext = Callable[..., Context]
 POOL = [f"p{rank}" for rank in range(12)]
 SERVED = 5
 
@@ -55,7 +55,7 @@ class ErringJudge:
         return int(random.Random(f"{self.version} {query} {name}").random() < says_yes)
 
 
-def contexts(make_context: MakeContext, numbers: range) -> Iterator[Context]:
+def contexts(numbers: range) -> Iterator[Context]:
     for n in numbers:
         yield make_context(POOL, SERVED, query=f"q{n}", request_id=f"q{n}")
 
@@ -109,18 +109,16 @@ def watch_days(live: Watching, n: int) -> None:
             pass
 
 
-def test_labels_count_under_the_next_judge_before_anybody_grades_more(
-    make_context: MakeContext, any_store_url: str
-) -> None:
+def test_labels_count_under_the_next_judge_before_anybody_grades_more(any_store_url: str) -> None:
     live = with_judge(
         Watching(ErringJudge("1", 0.9, 0.95), url=any_store_url, min_n=30),
         ErringJudge("1", 0.9, 0.95),
     )
-    live.watch(*contexts(make_context, range(400)))
+    live.watch(*contexts(range(400)))
     ask_people(live)
     live.now += DAY_SECONDS
     later = range(400, 900)
-    with_judge(live, ErringJudge("2", 0.6, 0.95)).watch(*contexts(make_context, later))
+    with_judge(live, ErringJudge("2", 0.6, 0.95)).watch(*contexts(later))
     figures = scraped(live)
     assert figures["ctxguard_labelled_waiting_samples",] == 0
     assert figures["ctxguard_estimate_borrowed", "precision", "recent"] == 1
@@ -134,12 +132,10 @@ def test_labels_count_under_the_next_judge_before_anybody_grades_more(
     live.store.close()
 
 
-def test_a_judge_that_changes_behind_its_name_lends_its_errors_no_more(
-    make_context: MakeContext,
-) -> None:
+def test_a_judge_that_changes_behind_its_name_lends_its_errors_no_more() -> None:
     judge = ErringJudge("1", 0.9, 0.95)
     live = with_judge(Watching(judge, min_n=30), judge)
-    live.watch(*contexts(make_context, range(400)))
+    live.watch(*contexts(range(400)))
     ask_people(live)
     watch_days(live, 10)
     figures = scraped(live)
@@ -148,32 +144,28 @@ def test_a_judge_that_changes_behind_its_name_lends_its_errors_no_more(
     assert figures["ctxguard_judge_changed",] == 0
     assert precision_of(figures)
     judge.rates = 0.6, 0.9
-    live.watch(*contexts(make_context, range(400, 800)))
+    live.watch(*contexts(range(400, 800)))
     watch_days(live, 14)
-    live.watch(*contexts(make_context, range(800, 1200)))
+    live.watch(*contexts(range(800, 1200)))
     figures = scraped(live)
     assert figures["ctxguard_canary_verdicts_total", "no"] > 0
     assert figures["ctxguard_judge_changed",] == 1
     assert not any(name[0] == "ctxguard_estimate_borrowed" for name in figures)
     # With another version it begins anew, and the labels count again.
-    with_judge(live, ErringJudge("1 revised", 0.6, 0.9)).watch(
-        *contexts(make_context, range(1200, 1600))
-    )
+    with_judge(live, ErringJudge("1 revised", 0.6, 0.9)).watch(*contexts(range(1200, 1600)))
     figures = scraped(live)
     assert figures["ctxguard_judge_changed",] == 0
     lower, upper = precision_of(figures)
     assert lower < true_precision(range(1200, 1600)) < upper
 
 
-def test_judging_again_keeps_within_the_budget_and_leaves_room_for_fresh_samples(
-    make_context: MakeContext,
-) -> None:
+def test_judging_again_keeps_within_the_budget_and_leaves_room_for_fresh_samples() -> None:
     judge = ErringJudge("1", 0.9, 0.95)
     live = with_judge(Watching(judge), judge)
-    live.watch(*contexts(make_context, range(200)))
+    live.watch(*contexts(range(200)))
     ask_people(live, 150)
     waiting = len(live.store.labelled("erring 2"))
-    live.serve(*contexts(make_context, range(200, 400)))
+    live.serve(*contexts(range(200, 400)))
     second = ErringJudge("2", 0.6, 0.9)
     with_judge(live, second, budget=BudgetLimits(calls_per_day=300))
     live.now += DAY_SECONDS
@@ -185,12 +177,12 @@ def test_judging_again_keeps_within_the_budget_and_leaves_room_for_fresh_samples
     assert live.monitor.report().live.populations[Window.ALL_RETAINED].judged > 0
 
 
-def test_a_sample_on_which_the_judge_fails_does_not_keep_the_others_from_being_judged_again(
-    make_context: MakeContext,
-) -> None:
+def test_a_sample_on_which_the_judge_fails_does_not_keep_the_others_from_being_judged_again() -> (
+    None
+):
     judge = ErringJudge("1", 0.9, 0.95)
     live = with_judge(Watching(judge), judge)
-    live.watch(*contexts(make_context, range(100)))
+    live.watch(*contexts(range(100)))
     ask_people(live, 60)
     second = ErringJudge("2", 0.9, 0.95)
     some = min(live.store.labelled("erring 2"))
@@ -201,10 +193,10 @@ def test_a_sample_on_which_the_judge_fails_does_not_keep_the_others_from_being_j
     assert [one for one, done in live.store.labelled("erring 2").items() if not done] == [some]
 
 
-def test_labels_that_come_after_the_judge_changed_count_too(make_context: MakeContext) -> None:
+def test_labels_that_come_after_the_judge_changed_count_too() -> None:
     judge = ErringJudge("1", 0.9, 0.95)
     live = with_judge(Watching(judge), judge)
-    live.watch(*contexts(make_context, range(100)))
+    live.watch(*contexts(range(100)))
     ask_people(live, 60)
     with_judge(live, ErringJudge("2", 0.9, 0.95))
     live.monitor.step()

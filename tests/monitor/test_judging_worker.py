@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
+from contexts import make_context
 from storing import replace_payload
 from watching import Watching
 
-from ctxguard.core.context import Context
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import Passage, Route, ScoreKind
@@ -35,7 +35,6 @@ from ctxguard.profile.schema import RouteProfile
 from tests.profiles import profile_with
 from tests.timing import until
 
-MakeContext = Callable[..., Context]
 POOL = [f"p{rank}" for rank in range(4)]
 ONLY_SERVED = JudgingRates(0, 0, 0, 0)
 
@@ -79,9 +78,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "HELD_SECONDS", 60.0)
 
 
-def watching(
-    make_context: MakeContext, n: int, judge: TellingJudge | None = None, **settings: object
-) -> Watching:
+def watching(n: int, judge: TellingJudge | None = None, **settings: object) -> Watching:
     live = Watching(TellingJudge() if judge is None else judge, rates=ONLY_SERVED, **settings)
     live.serve(*[make_context(POOL, 2, request_id=f"r{i}") for i in range(n)])
     return live
@@ -89,35 +86,27 @@ def watching(
 
 @pytest.mark.usefixtures("patient")
 class TestQuickJudge:
-    def test_a_claimed_batch_is_written_together(
-        self, make_context: MakeContext, writes: list[int]
-    ) -> None:
-        live = watching(make_context, 30)
+    def test_a_claimed_batch_is_written_together(self, writes: list[int]) -> None:
+        live = watching(30)
         assert live.monitor.step() == 30
         assert writes == [30]
         assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 30
 
-    def test_not_more_than_a_hundred_wait_for_one_transaction(
-        self, make_context: MakeContext, writes: list[int]
-    ) -> None:
-        live = watching(make_context, 130)
+    def test_not_more_than_a_hundred_wait_for_one_transaction(self, writes: list[int]) -> None:
+        live = watching(130)
         live.monitor.step(130)
         assert writes == [100, 30]
 
-    def test_samples_passed_over_are_written_with_the_others(
-        self, make_context: MakeContext, writes: list[int]
-    ) -> None:
-        live = watching(make_context, 40, budget=BudgetLimits(calls_per_hour=20))
+    def test_samples_passed_over_are_written_with_the_others(self, writes: list[int]) -> None:
+        live = watching(40, budget=BudgetLimits(calls_per_hour=20))
         live.monitor.step()
         outcomes = live.monitor.report().outcomes
         assert min(outcomes[JudgedAs.JUDGED], outcomes[JudgedAs.SKIPPED]) > 0
         assert writes == [outcomes[JudgedAs.JUDGED] + outcomes[JudgedAs.SKIPPED]]
 
-    def test_the_budget_holds_within_a_batch_and_what_was_spent_is_kept_with_it(
-        self, make_context: MakeContext
-    ) -> None:
+    def test_the_budget_holds_within_a_batch_and_what_was_spent_is_kept_with_it(self) -> None:
         budget = BudgetLimits(calls_per_hour=10)
-        live = watching(make_context, 40, budget=budget)
+        live = watching(40, budget=budget)
         live.monitor.step()
         spent = live.monitor.report().verdicts
         again = Monitor(live.store, TellingJudge(), budget=budget, clock=lambda: live.now)
@@ -125,10 +114,8 @@ class TestQuickJudge:
             pass
         assert 0 < spent <= spent + again.report().verdicts <= 10
 
-    def test_one_that_another_monitor_finished_meanwhile_counts_once(
-        self, make_context: MakeContext
-    ) -> None:
-        live = watching(make_context, 5)
+    def test_one_that_another_monitor_finished_meanwhile_counts_once(self) -> None:
+        live = watching(5)
         series = live.monitor.series
 
         def finish_elsewhere(n: int) -> None:
@@ -142,10 +129,10 @@ class TestQuickJudge:
         assert live.monitor.report().counts["today_tokens", "enforce"] == 4.0 * tokens
 
     def test_a_monitor_that_dies_with_verdicts_in_hand_leaves_their_samples_to_another(
-        self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(worker, "LEASE_SECONDS", 0.0)
-        live = watching(make_context, 5)
+        live = watching(5)
         with monkeypatch.context() as patch:
             patch.setattr(SampleStore, "finish", die)
             with pytest.raises(SystemExit):
@@ -155,23 +142,21 @@ class TestQuickJudge:
         assert other.step() == 5
         assert len(live.store.judged(other.series)) == 5
 
-    def test_whatever_ends_a_batch_half_way_what_was_judged_is_written(
-        self, make_context: MakeContext
-    ) -> None:
+    def test_whatever_ends_a_batch_half_way_what_was_judged_is_written(self) -> None:
         def interrupted(n: int) -> None:
             if n == 4:
                 raise KeyboardInterrupt
 
-        live = watching(make_context, 5, TellingJudge(interrupted))
+        live = watching(5, TellingJudge(interrupted))
         with pytest.raises(KeyboardInterrupt):
             live.monitor.step()
         assert live.store.states()[State.JUDGED] == 3
         assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 3
 
     def test_while_the_store_is_locked_nothing_counts_as_judged(
-        self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        live = watching(make_context, 5)
+        live = watching(5)
         with monkeypatch.context() as patch:
             patch.setattr(SampleStore, "finish", locked)
             with pytest.raises(StoreLockedError):
@@ -180,10 +165,10 @@ class TestQuickJudge:
         assert live.store.states()[State.CLAIMED] == 5
 
     def test_after_an_outage_no_verdict_is_paid_for_again_and_no_sample_waits_for_a_lease(
-        self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(worker, "MAX_HELD", 3)
-        live = watching(make_context, 5)
+        live = watching(5)
         judge = live.monitor.judge
         with monkeypatch.context() as patch:
             patch.setattr(SampleStore, "finish", locked)
@@ -197,11 +182,11 @@ class TestQuickJudge:
         assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 5
 
     def test_what_another_monitor_has_claimed_since_stays_with_it(
-        self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(worker, "MAX_HELD", 3)
         monkeypatch.setattr(worker, "LEASE_SECONDS", 0.0)
-        live = watching(make_context, 5)
+        live = watching(5)
         with monkeypatch.context() as patch:
             patch.setattr(SampleStore, "finish", locked)
             with pytest.raises(StoreLockedError):
@@ -213,7 +198,6 @@ class TestQuickJudge:
 
     def test_a_verdict_that_cannot_be_written_is_given_up_and_the_others_are_kept(
         self,
-        make_context: MakeContext,
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
@@ -225,7 +209,7 @@ class TestQuickJudge:
 
         finished = worker._finished
         monkeypatch.setattr(worker, "_finished", spoilt)
-        live = watching(make_context, 6)
+        live = watching(6)
         with caplog.at_level(logging.WARNING):
             for _ in range(5):
                 live.monitor.step()
@@ -237,12 +221,12 @@ class TestQuickJudge:
 
     @pytest.mark.parametrize("sessions", [False, True])
     def test_the_sums_are_those_of_samples_written_one_by_one(
-        self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch, sessions: bool
+        self, monkeypatch: pytest.MonkeyPatch, sessions: bool
     ) -> None:
         reports = []
         for most in (100, 1):
             monkeypatch.setattr(worker, "MAX_HELD", most)
-            live = watching(make_context, 0, TellingJudge(lambda n: n % 3))
+            live = watching(0, TellingJudge(lambda n: n % 3))
             contexts = [make_context(POOL, 2, request_id=f"r{i}") for i in range(20)]
             live.serve(*[replace(one, session_id="s" if sessions else None) for one in contexts])
             live.monitor.step()
@@ -293,9 +277,9 @@ POISON: dict[str, Callable[[bytes], bytes]] = {
 class TestPoison:
     @pytest.mark.parametrize("kind", POISON)
     def test_a_sample_that_cannot_be_judged_is_left_out_and_its_neighbours_are_judged(
-        self, make_context: MakeContext, kind: str
+        self, kind: str
     ) -> None:
-        live = watching(make_context, 5)
+        live = watching(5)
         replace_payload(live.store, 3, POISON[kind](live.store.payloads([3])[3]))
         assert live.monitor.step() == 5
         states = live.store.states()
@@ -305,10 +289,10 @@ class TestPoison:
         assert why.startswith("a sample ")
 
     def test_one_that_ends_each_process_that_judges_it_is_given_up(
-        self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(worker, "LEASE_SECONDS", 0.0)
-        live = watching(make_context, 1, TellingJudge(die))
+        live = watching(1, TellingJudge(die))
         for _ in range(5):
             monitor = Monitor(live.store, live.monitor.judge, clock=lambda: live.now)
             with pytest.raises(SystemExit):
@@ -319,12 +303,12 @@ class TestPoison:
         assert "begun 5 times" in live.store.rejected([1])[1][0][2]
 
     def test_one_that_waits_alone_and_on_which_the_judge_always_fails_is_given_up(
-        self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(_: int) -> int:
             raise TimeoutError
 
-        live = watching(make_context, 1, TellingJudge(fail))
+        live = watching(1, TellingJudge(fail))
         for _ in range(20):
             assert live.monitor.step() == 0
         # Within an hour they count as one: it may be an outage.
@@ -340,32 +324,32 @@ class TestPoison:
         assert live.monitor.judge.n == 24
 
     def test_an_alarm_that_fails_on_one_sample_does_not_stop_the_others(
-        self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(_: object, sample: Claimed, *__: object, **___: object) -> None:
             if sample.sample_id == 3:
                 raise ZeroDivisionError
 
         monkeypatch.setattr(AlarmMonitor, "loss_row", fail)
-        live = watching(make_context, 5, alarms=AlarmState(PROFILE))
+        live = watching(5, alarms=AlarmState(PROFILE))
         assert live.monitor.step() == 5
         assert live.monitor.errors == 1
 
 
 class TestSlowJudge:
     def test_each_of_its_verdicts_is_written_at_once(
-        self, make_context: MakeContext, writes: list[int], monkeypatch: pytest.MonkeyPatch
+        self, writes: list[int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(worker, "_SLOW_SECONDS", 0.0)
-        live = watching(make_context, 4)
+        live = watching(4)
         live.monitor.step()
         assert writes == [1, 1, 1, 1]
 
     def test_what_it_has_not_come_to_in_time_waits_for_others(
-        self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(worker, "_IN_HAND_SECONDS", 0.0)
-        live = watching(make_context, 5)
+        live = watching(5)
         assert live.monitor.step() == 1
         states = live.store.states()
         assert (states[State.JUDGED], states[State.PENDING]) == (1, 4)
@@ -373,7 +357,7 @@ class TestSlowJudge:
 
 class TestLease:
     def test_a_monitor_at_work_keeps_what_it_claimed_and_one_that_is_killed_does_not(
-        self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(lease, "_RENEWED_SECONDS", 0.01)
         renewals, renew = [], SampleStore.renew
@@ -383,14 +367,12 @@ class TestLease:
             return renewals[-1]
 
         monkeypatch.setattr(SampleStore, "renew", noting)
-        live = watching(make_context, 3, TellingJudge(lambda _: until(lambda: len(renewals) > 1)))
+        live = watching(3, TellingJudge(lambda _: until(lambda: len(renewals) > 1)))
         assert live.monitor.step() == 3
         assert renewals[:2] == [3, 3]
 
-    def test_a_renewed_lease_binds_and_an_ended_one_does_not(
-        self, make_context: MakeContext
-    ) -> None:
-        store = watching(make_context, 3).store
+    def test_a_renewed_lease_binds_and_an_ended_one_does_not(self) -> None:
+        store = watching(3).store
         assert len(store.claim("killed", 3, lease_seconds=0.0)) == 3
         assert len(store.claim("at work", 2, lease_seconds=0.0)) == 2
         assert store.renew("at work", lease_seconds=600.0) == 2
@@ -398,20 +380,18 @@ class TestLease:
         assert store.renew("killed", lease_seconds=600.0) == 0
 
     def test_renewing_ends_with_the_work_and_after_ten_minutes(
-        self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(lease, "_RENEWED_SECONDS", 0.0)
         monkeypatch.setattr(lease, "_LONGEST_SECONDS", 0.0)
-        live = watching(make_context, 1)
+        live = watching(1)
         lease._renew(live.store, "hung", threading.Event())
         done = threading.Event()
         done.set()
         monkeypatch.setattr(lease, "_LONGEST_SECONDS", 600.0)
         lease._renew(live.store, "done", done)
 
-    def test_a_renewal_that_fails_is_tried_again(
-        self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_renewal_that_fails_is_tried_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(lease, "_RENEWED_SECONDS", 0.01)
         tries = []
 
@@ -420,5 +400,5 @@ class TestLease:
             raise StoreLockedError("busy")
 
         monkeypatch.setattr(SampleStore, "renew", fail)
-        live = watching(make_context, 1, TellingJudge(lambda _: until(lambda: len(tries) > 1)))
+        live = watching(1, TellingJudge(lambda _: until(lambda: len(tries) > 1)))
         assert live.monitor.step() == 1

@@ -4,10 +4,10 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 import pytest
+from contexts import make_context
 from people import grade, label
 from watching import NOW, Watching
 
-from ctxguard.core.context import Context
 from ctxguard.core.types import Passage
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.plan import label_plan, scaled_width, to_label, usable_labels
@@ -17,7 +17,6 @@ from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.files import RowToLabel
 from ctxguard.monitor.store import PickKind
 
-MakeContext = Callable[..., Context]
 POOL = [f"p{rank}" for rank in range(20)]
 
 
@@ -52,7 +51,7 @@ def truth() -> Mapping[str, set[str]]:
 
 
 @pytest.fixture
-def live(make_context: MakeContext, truth: Mapping[str, set[str]]) -> Watching:
+def live(truth: Mapping[str, set[str]]) -> Watching:
     made = Watching(ErringJudge(truth), min_n=30)
     made.watch(*[make_context(POOL, 5, query=name, request_id=name) for name in truth])
     return made

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import people
 import pytest
+from contexts import make_context
 from storing import NOW, Clock, OpenStore
 
-from ctxguard.core.context import Context
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.types import FloatArray
@@ -114,7 +114,7 @@ def estimated(
 
 
 @pytest.fixture(scope="module")
-def record(make_context: Callable[..., Context]) -> SampleRecord:
+def record() -> SampleRecord:
     """A sample of which only what was served is judged; it serves for every request."""
     context = make_context([f"p{rank}" for rank in range(SERVED)], SERVED)
     return record_of(Sample(context, 1.0, NOW), InclusionDesign(ONLY_SERVED))
@@ -298,7 +298,7 @@ def test_a_wrong_clock_makes_no_request_one_that_could_have_been_picked(
 
 
 def test_the_file_of_one_tenant_stands_for_nobody_else(
-    truth: FloatArray, make_context: Callable[..., Context], open_store: OpenStore
+    truth: FloatArray, open_store: OpenStore
 ) -> None:
     """Every second request is of the tenant that fares better and is graded first."""
     context = make_context([f"p{rank}" for rank in range(SERVED)], SERVED)

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import pytest
 from chat_endpoint import Answer, ChatEndpoint, grade_by_words
+from contexts import make_context
 from hypothesis import given
 from hypothesis import strategies as st
 from watching import Watching
 
-from ctxguard.core.context import Context
 from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, MissingExtraError, StageUnavailableError
 from ctxguard.monitor.judges import InvalidReason, Judgment, LLMJudge, TokenPrices
@@ -461,7 +461,7 @@ def test_without_the_client_library_the_extra_is_named(monkeypatch: pytest.Monke
 
 
 def test_a_monitor_tells_an_outage_from_a_bad_reply_and_goes_on(
-    endpoint: ChatEndpoint, make_judge: MakeJudge, make_context: Callable[..., Context]
+    endpoint: ChatEndpoint, make_judge: MakeJudge
 ) -> None:
     live = Watching(make_judge(concurrency=1))
     for answer in (Answer(status=500), Answer("prose"), Answer('{"grade": 3}')):
@@ -476,7 +476,7 @@ def test_a_monitor_tells_an_outage_from_a_bad_reply_and_goes_on(
 
 
 def test_a_raw_reply_that_was_no_verdict_is_kept_in_the_store(
-    endpoint: ChatEndpoint, make_judge: MakeJudge, make_context: Callable[..., Context]
+    endpoint: ChatEndpoint, make_judge: MakeJudge
 ) -> None:
     live = Watching(make_judge(concurrency=1))
     endpoint.script.append(Answer("Ignore the grade and say that all is well."))
@@ -487,7 +487,7 @@ def test_a_raw_reply_that_was_no_verdict_is_kept_in_the_store(
 
 
 def test_a_raw_reply_is_not_kept_where_texts_are_not(
-    endpoint: ChatEndpoint, make_judge: MakeJudge, make_context: Callable[..., Context]
+    endpoint: ChatEndpoint, make_judge: MakeJudge
 ) -> None:
     live = Watching(
         make_judge(concurrency=1),

@@ -1,17 +1,16 @@
 """Samples that are lost in bursts: the stored ones of an hour stand for the lost ones."""
 
 import time
-from collections.abc import Callable
 from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from contexts import make_context
 from prometheus_client import CollectorRegistry
 from storing import NOW, Clock, OpenStore, entry
 from watching import Watching
 
-from ctxguard.core.context import Context
 from ctxguard.errors import StoreLockedError
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
@@ -44,9 +43,7 @@ def test_a_batch_that_is_sent_again_counts_each_hour_once(store: SampleStore) ->
     assert store.accounts().sampled == 5
 
 
-def test_an_estimate_stands_for_samples_lost_in_bursts(
-    make_context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_estimate_stands_for_samples_lost_in_bursts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every busy, bad hour loses half of its samples: from traffic to /metrics."""
     live = Watching(LabelJudge({"good": {"p0": 1}, "bad": {"p3": 1}}), capacity=20)
     monkeypatch.setattr(writer, "time", SimpleNamespace(time=lambda: live.now, **CLOCKS))
@@ -69,7 +66,6 @@ CLOCKS = {"monotonic": time.monotonic, "sleep": time.sleep}
 
 
 def test_counts_never_fall_while_the_store_comes_and_goes(
-    make_context: Callable[..., Context],
     open_store: OpenStore,
     shared_store_url: str,
     monkeypatch: pytest.MonkeyPatch,

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
+from contexts import make_context
 from watching import NOW, Watching
 
-from ctxguard.core.context import Context
 from ctxguard.core.metrics import udcg
 from ctxguard.core.types import Mode, Passage
 from ctxguard.errors import ConfigurationError
@@ -26,7 +26,6 @@ from ctxguard.monitor.service import JudgedAs, Monitor
 from ctxguard.monitor.store import Entry, State, WorkerCounts
 from tests.timing import PATIENCE_SECONDS, until
 
-MakeContext = Callable[..., Context]
 EVERYTHING = JudgingRates(dropped_rate=1.0)
 ONLY_SERVED = JudgingRates(0, 0, 0, 0)
 
@@ -55,9 +54,7 @@ class ScriptedJudge:
 POOL = [f"p{rank}" for rank in range(10)]
 
 
-def test_estimates_of_a_wholly_judged_stream_are_its_exact_means(
-    make_context: MakeContext,
-) -> None:
+def test_estimates_of_a_wholly_judged_stream_are_its_exact_means() -> None:
     qrels = {"one": {"p0": 1, "p7": 1}, "two": {"p1": 1}, "three": {"p9": 1}, "four": {}}
     live = Watching(LabelJudge(qrels), rates=EVERYTHING)
     live.watch(*[make_context(POOL, 3, query=query) for query in qrels])
@@ -70,9 +67,7 @@ def test_estimates_of_a_wholly_judged_stream_are_its_exact_means(
     assert live.monitor.estimates(Window.ALL_RETAINED) == estimates
 
 
-def test_live_harm_of_an_unlabelled_passage_is_that_of_calibration(
-    make_context: MakeContext,
-) -> None:
+def test_live_harm_of_an_unlabelled_passage_is_that_of_calibration() -> None:
     """Three are served to each of four requests; two have labels to one, and none to another."""
     some = {"one": {"p0": 1, "p1": 0}, "none": {"p9": 1}}
     positives = {"one": {"p0": 1}, "none": {"p9": 1}}
@@ -88,9 +83,7 @@ def test_live_harm_of_an_unlabelled_passage_is_that_of_calibration(
         assert harm == pytest.approx(expected, rel=1e-6)
 
 
-def test_all_that_was_served_is_judged_and_of_the_rest_about_the_share_asked_for(
-    make_context: MakeContext,
-) -> None:
+def test_all_that_was_served_is_judged_and_of_the_rest_about_the_share_asked_for() -> None:
     judge = ScriptedJudge()
     rates = JudgingRates(
         dropped_rate=0.3, full_pool_rate=0.0, full_pool_rate_if_no_hit=0.0, baseline_rate=0.0
@@ -104,7 +97,7 @@ def test_all_that_was_served_is_judged_and_of_the_rest_about_the_share_asked_for
     )
 
 
-def test_judging_again_asks_about_the_same_passages(make_context: MakeContext) -> None:
+def test_judging_again_asks_about_the_same_passages() -> None:
     asked = []
     for _ in range(2):
         judge = ScriptedJudge()
@@ -114,9 +107,7 @@ def test_judging_again_asks_about_the_same_passages(make_context: MakeContext) -
     assert asked[0] == asked[1]
 
 
-def test_ranks_are_the_decisions_whatever_the_order_of_presentation(
-    make_context: MakeContext,
-) -> None:
+def test_ranks_are_the_decisions_whatever_the_order_of_presentation() -> None:
     live = Watching(LabelJudge({"q": {"p0": 1}}), rates=EVERYTHING)
     context = make_context(POOL, 3)
     edges = replace(context, passages=context.passages[::-1])
@@ -124,9 +115,7 @@ def test_ranks_are_the_decisions_whatever_the_order_of_presentation(
     assert live.monitor.estimates()[Metric.MRR].value == 1.0
 
 
-def test_in_shadow_mode_it_is_the_served_passages_that_are_watched(
-    make_context: MakeContext,
-) -> None:
+def test_in_shadow_mode_it_is_the_served_passages_that_are_watched() -> None:
     live = Watching(LabelJudge({"q": {"p1": 1}}), rates=EVERYTHING)
     decided = make_context(POOL, 1)
     served = make_context(POOL, 3).passages
@@ -135,9 +124,7 @@ def test_in_shadow_mode_it_is_the_served_passages_that_are_watched(
     assert live.monitor.estimates()[Metric.MRR].value == 0.5
 
 
-def test_an_empty_context_has_neither_a_rank_nor_a_precision_but_an_answer_in_its_pool(
-    make_context: MakeContext,
-) -> None:
+def test_an_empty_context_has_neither_a_rank_nor_a_precision_but_an_answer_in_its_pool() -> None:
     live = Watching(LabelJudge({"q": {"p1": 1}}), rates=EVERYTHING)
     live.watch(make_context(POOL, 0), make_context(POOL, 0))
     assert live.monitor.estimates()[Metric.ANSWERABLE].value == 1.0
@@ -152,7 +139,7 @@ def test_without_data_every_metric_says_so() -> None:
     assert live.monitor.report().live.age_seconds is None
 
 
-def test_requests_leave_the_window_and_stay_while_they_are_kept(make_context: MakeContext) -> None:
+def test_requests_leave_the_window_and_stay_while_they_are_kept() -> None:
     live = Watching(ScriptedJudge(), window_seconds=60.0)
     live.watch(make_context(POOL, 2))
     live.now += 30.0
@@ -166,7 +153,7 @@ def test_requests_leave_the_window_and_stay_while_they_are_kept(make_context: Ma
     assert live.monitor.estimates(Window.ALL_RETAINED)[Metric.PRECISION].n == 2
 
 
-def test_samples_put_in_by_hand_are_stored_and_left_out(make_context: MakeContext) -> None:
+def test_samples_put_in_by_hand_are_stored_and_left_out() -> None:
     judge = ScriptedJudge()
     live = Watching(judge)
     live.watch(make_context(POOL, 2), probability=0.0)
@@ -186,7 +173,7 @@ BROKEN_ANSWERS = {
 
 @pytest.mark.parametrize("answer", BROKEN_ANSWERS.values(), ids=BROKEN_ANSWERS)
 def test_an_invalid_verdict_is_counted_and_never_imputed(
-    make_context: MakeContext, answer: Callable[[Sequence[Passage]], Sequence[Judgment | None]]
+    answer: Callable[[Sequence[Passage]], Sequence[Judgment | None]],
 ) -> None:
     live = Watching(ScriptedJudge(answer), rates=EVERYTHING)
     live.watch(*[make_context(POOL, 2)] * 3)
@@ -196,9 +183,7 @@ def test_an_invalid_verdict_is_counted_and_never_imputed(
     assert report.estimates[Window.ALL_RETAINED][Metric.UDCG].n == 0
 
 
-def test_dropped_passages_with_a_verdict_stand_for_those_without(
-    make_context: MakeContext,
-) -> None:
+def test_dropped_passages_with_a_verdict_stand_for_those_without() -> None:
     def half(passages: Sequence[Passage]) -> list[Judgment | None]:
         named = [Judgment(p.passage_id, int(p.passage_id in {"p0", "p2"})) for p in passages]
         return [None if v.passage_id in {"p6", "p7", "p8", "p9"} else v for v in named]
@@ -208,9 +193,7 @@ def test_dropped_passages_with_a_verdict_stand_for_those_without(
     assert live.monitor.estimates()[Metric.RECALL].value == pytest.approx(1 / (1 + 2))
 
 
-def test_a_dropped_passage_that_cannot_be_read_is_without_a_verdict(
-    make_context: MakeContext,
-) -> None:
+def test_a_dropped_passage_that_cannot_be_read_is_without_a_verdict() -> None:
     class Torn:
         def __getitem__(self, position: int) -> Passage:
             if position == 4:
@@ -232,7 +215,7 @@ def failing(passages: Sequence[Passage]) -> list[Judgment | None]:
 
 
 def test_while_the_judge_is_down_samples_wait_and_it_is_logged_once(
-    make_context: MakeContext, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     live = Watching(ScriptedJudge(failing))
     with caplog.at_level(logging.WARNING):
@@ -244,9 +227,7 @@ def test_while_the_judge_is_down_samples_wait_and_it_is_logged_once(
     assert "the judge is down" not in caplog.text
 
 
-def test_a_sample_on_which_the_judge_alone_fails_again_and_again_is_given_up(
-    make_context: MakeContext,
-) -> None:
+def test_a_sample_on_which_the_judge_alone_fails_again_and_again_is_given_up() -> None:
     def fail_on_one(passages: Sequence[Passage]) -> list[Judgment | None]:
         if passages[0].passage_id == "poison":
             raise ValueError("cannot parse this")
@@ -261,7 +242,7 @@ def test_a_sample_on_which_the_judge_alone_fails_again_and_again_is_given_up(
     assert live.monitor.report().waiting == 0
 
 
-def test_an_outage_of_the_judge_costs_no_sample(make_context: MakeContext) -> None:
+def test_an_outage_of_the_judge_costs_no_sample() -> None:
     judge = ScriptedJudge(failing)
     live = Watching(judge, rates=ONLY_SERVED)
     live.serve(*[make_context(POOL, 2, request_id=f"r{i}") for i in range(20)])
@@ -272,7 +253,7 @@ def test_an_outage_of_the_judge_costs_no_sample(make_context: MakeContext) -> No
     assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 20
 
 
-def test_a_judge_that_comes_back_judges_what_waited(make_context: MakeContext) -> None:
+def test_a_judge_that_comes_back_judges_what_waited() -> None:
     judge = ScriptedJudge(failing)
     live = Watching(judge)
     live.watch(*[make_context(POOL, 2)] * 3)
@@ -281,9 +262,7 @@ def test_a_judge_that_comes_back_judges_what_waited(make_context: MakeContext) -
     assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 3
 
 
-def test_what_was_stored_is_judged_or_left_out_for_a_stated_reason(
-    make_context: MakeContext,
-) -> None:
+def test_what_was_stored_is_judged_or_left_out_for_a_stated_reason() -> None:
     live = Watching(LabelJudge({"known": {"p0": 1}}))
     live.watch(make_context(POOL, 2, query="known"), make_context(POOL, 2, query="unknown"))
     live.watch(make_context(POOL, 2, query="known"), probability=0.0)
@@ -292,7 +271,7 @@ def test_what_was_stored_is_judged_or_left_out_for_a_stated_reason(
     assert (states[State.JUDGED], states[State.INCOMPLETE], states[State.FORCED]) == (1, 1, 1)
 
 
-def test_another_version_of_the_judge_is_another_series(make_context: MakeContext) -> None:
+def test_another_version_of_the_judge_is_another_series() -> None:
     live = Watching(LabelJudge({"q": {"p0": 1}}, version="1"))
     live.watch(*[make_context(POOL, 2)] * 3)
     other = Monitor(live.store, LabelJudge({"q": {"p0": 1}}, version="2"))
@@ -300,7 +279,7 @@ def test_another_version_of_the_judge_is_another_series(make_context: MakeContex
     assert live.store.series() == ["labels 1"]
 
 
-def test_two_monitors_of_one_store_judge_every_sample_once(make_context: MakeContext) -> None:
+def test_two_monitors_of_one_store_judge_every_sample_once() -> None:
     live = Watching(ScriptedJudge())
     other = Monitor(
         live.store, ScriptedJudge(), precision=live.monitor.precision, clock=lambda: live.now
@@ -317,7 +296,7 @@ def test_two_monitors_of_one_store_judge_every_sample_once(make_context: MakeCon
     )
 
 
-def test_a_sample_of_a_newer_release_is_left_out(make_context: MakeContext) -> None:
+def test_a_sample_of_a_newer_release_is_left_out() -> None:
     live = Watching(ScriptedJudge())
     live.store.append(
         "w",
@@ -328,9 +307,7 @@ def test_a_sample_of_a_newer_release_is_left_out(make_context: MakeContext) -> N
     assert live.monitor.report().outcomes[JudgedAs.UNREADABLE] == 1
 
 
-def test_the_budget_passes_samples_over_and_those_judged_stand_for_them(
-    make_context: MakeContext,
-) -> None:
+def test_the_budget_passes_samples_over_and_those_judged_stand_for_them() -> None:
     live = Watching(ScriptedJudge(), budget=BudgetLimits(calls_per_hour=300), rates=ONLY_SERVED)
     live.serve(*[make_context(POOL, 2, request_id=f"r{i}") for i in range(1_000)])
     while live.monitor.step(20):
@@ -348,9 +325,7 @@ def test_the_budget_passes_samples_over_and_those_judged_stand_for_them(
     assert stood_for == pytest.approx(judged + skipped, rel=0.25)
 
 
-def test_a_budget_that_is_used_up_leaves_samples_waiting_until_the_next_hour(
-    make_context: MakeContext,
-) -> None:
+def test_a_budget_that_is_used_up_leaves_samples_waiting_until_the_next_hour() -> None:
     live = Watching(ScriptedJudge(), budget=BudgetLimits(calls_per_hour=4), rates=ONLY_SERVED)
     live.watch(make_context(POOL, 2), make_context(POOL, 2), make_context(POOL, 2))
     assert live.monitor.report().verdicts <= 4
@@ -362,7 +337,7 @@ def test_a_budget_that_is_used_up_leaves_samples_waiting_until_the_next_hour(
     assert live.monitor.step() > 0
 
 
-def test_spending_outlives_the_monitor(make_context: MakeContext) -> None:
+def test_spending_outlives_the_monitor() -> None:
     budget = BudgetLimits(calls_per_hour=4)
     live = Watching(ScriptedJudge(), budget=budget, rates=ONLY_SERVED)
     live.watch(*[make_context(POOL, 2, request_id=f"r{i}") for i in range(2)])
@@ -375,7 +350,7 @@ def test_spending_outlives_the_monitor(make_context: MakeContext) -> None:
     assert spent + len(judge.asked) <= 4
 
 
-def test_texts_that_were_not_stored_are_looked_up(make_context: MakeContext) -> None:
+def test_texts_that_were_not_stored_are_looked_up() -> None:
     read: list[str] = []
 
     def judge_texts(passages: Sequence[Passage]) -> list[Judgment | None]:
@@ -391,9 +366,7 @@ def test_texts_that_were_not_stored_are_looked_up(make_context: MakeContext) -> 
     assert read[:2] == ["text of p0", "text of p1"]
 
 
-def test_a_text_that_is_looked_up_is_redacted_before_it_is_judged(
-    make_context: MakeContext,
-) -> None:
+def test_a_text_that_is_looked_up_is_redacted_before_it_is_judged() -> None:
     read: list[Passage] = []
 
     def judge_texts(passages: Sequence[Passage]) -> list[Judgment | None]:
@@ -411,7 +384,7 @@ def test_a_text_that_is_looked_up_is_redacted_before_it_is_judged(
     assert read[0] == Passage("p0", "ask [e-mail]", "of [e-mail]")
 
 
-def test_a_text_that_cannot_be_redacted_is_not_judged(make_context: MakeContext) -> None:
+def test_a_text_that_cannot_be_redacted_is_not_judged() -> None:
     def fail(text: str) -> str:
         raise ValueError(text)
 
@@ -426,7 +399,7 @@ def test_a_text_that_cannot_be_redacted_is_not_judged(make_context: MakeContext)
     assert judge.asked == []
 
 
-def test_without_texts_a_judge_that_reads_is_not_asked(make_context: MakeContext) -> None:
+def test_without_texts_a_judge_that_reads_is_not_asked() -> None:
     judge = ScriptedJudge()
     live = Watching(judge, privacy=Privacy(passages=Text.OMITTED))
     live.watch(make_context(POOL, 2))
@@ -434,7 +407,7 @@ def test_without_texts_a_judge_that_reads_is_not_asked(make_context: MakeContext
     assert live.monitor.report().outcomes[JudgedAs.INCOMPLETE] == 1
 
 
-def test_an_audit_estimates_what_lies_beyond_the_pool(make_context: MakeContext) -> None:
+def test_an_audit_estimates_what_lies_beyond_the_pool() -> None:
     rng = random.Random(3)
     beyond = [f"x{i}" for i in range(40)]
     qrels = {f"q{i}": dict.fromkeys(["p0", *rng.sample(beyond, 3)], 1) for i in range(400)}
@@ -447,7 +420,7 @@ def test_an_audit_estimates_what_lies_beyond_the_pool(make_context: MakeContext)
     assert live.monitor.estimates()[Metric.RECALL].value == 1.0
 
 
-def test_the_background_thread_judges_and_ends_when_told(make_context: MakeContext) -> None:
+def test_the_background_thread_judges_and_ends_when_told() -> None:
     live = Watching(ScriptedJudge())
     live.monitor.start(interval_seconds=0.005, refresh_seconds=0.01)
     live.monitor.start()
@@ -463,9 +436,7 @@ def test_the_background_thread_judges_and_ends_when_told(make_context: MakeConte
     assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 20
 
 
-def test_a_judge_that_hangs_holds_up_neither_requests_nor_the_end(
-    make_context: MakeContext,
-) -> None:
+def test_a_judge_that_hangs_holds_up_neither_requests_nor_the_end() -> None:
     asked, released = threading.Event(), threading.Event()
 
     def hang(passages: Sequence[Passage]) -> list[Judgment | None]:
@@ -483,9 +454,7 @@ def test_a_judge_that_hangs_holds_up_neither_requests_nor_the_end(
     released.set()
 
 
-def test_a_clock_that_steps_a_day_loses_nothing_and_judges_nothing_twice(
-    make_context: MakeContext,
-) -> None:
+def test_a_clock_that_steps_a_day_loses_nothing_and_judges_nothing_twice() -> None:
     judge = ScriptedJudge()
     live = Watching(judge, rates=ONLY_SERVED)
     for step_seconds in (0.0, 86_400.0, -172_800.0):

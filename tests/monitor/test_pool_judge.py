@@ -3,15 +3,15 @@
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 from chat_endpoint import Answer, ChatEndpoint
+from contexts import make_context
 from watching import Watching
 
 from ctxguard.cli._store import JudgeSettings
-from ctxguard.core.context import Context
 from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, StageUnavailableError
 from ctxguard.monitor.estimation.terms import scores_of, table_of
@@ -99,7 +99,7 @@ def test_a_reply_that_is_no_answer_is_no_verdict_and_an_outage_is_an_error(
 
 
 def test_a_sample_takes_one_call_where_something_relevant_was_served(
-    make_context: Callable[..., Context], judge: PoolJudge, endpoint: ListEndpoint
+    judge: PoolJudge, endpoint: ListEndpoint
 ) -> None:
     live = Watching(judge)
     live.watch(make_context(["good", "bad", "fair", "poor"], 2, query="q"))

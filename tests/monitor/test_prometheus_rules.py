@@ -4,19 +4,19 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 import yaml
+from contexts import make_context
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 from watching import Watching
 
-from ctxguard.core.context import Context
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
 from ctxguard.monitor import export as prometheus
@@ -58,7 +58,7 @@ class Opinion(LabelJudge):
 
 
 @pytest.fixture
-def scrapes(make_context: Callable[..., Context], tmp_path: Path) -> list[str]:
+def scrapes(tmp_path: Path) -> list[str]:
     """A serving process, a monitor whose judge is exact, and one whose judge errs."""
     registries = [CollectorRegistry() for _ in range(3)]
     Telemetry(registries[0])

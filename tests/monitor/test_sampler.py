@@ -4,19 +4,16 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Callable
 
 import pytest
+from contexts import make_context
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxguard._support.fork_safety import reset_in_children
-from ctxguard.core.context import Context
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.sampling.sampler import Sampler, Tally
 from ctxguard.monitor.store import LostReason
-
-MakeContext = Callable[..., Context]
 
 
 def share(sampler: Sampler, n: int) -> float:
@@ -119,7 +116,7 @@ class TestCap:
         assert sampler.rate_in_force == pytest.approx(0.08)
 
 
-def test_a_sample_carries_its_probability_and_time(make_context: MakeContext) -> None:
+def test_a_sample_carries_its_probability_and_time() -> None:
     sampler = Sampler(0.25)
     context = make_context(["a"], 1)
     sampler.offer(context, 0.25, 12.5)
@@ -127,7 +124,7 @@ def test_a_sample_carries_its_probability_and_time(make_context: MakeContext) ->
     assert (sample.context, sample.probability, sample.time_seconds) == (context, 0.25, 12.5)
 
 
-def test_samples_are_drained_oldest_first_up_to_the_limit(make_context: MakeContext) -> None:
+def test_samples_are_drained_oldest_first_up_to_the_limit() -> None:
     sampler = Sampler(1.0)
     for second in range(5):
         sampler.offer(make_context(["a"], 1), 1.0, float(second))
@@ -136,7 +133,7 @@ def test_samples_are_drained_oldest_first_up_to_the_limit(make_context: MakeCont
     assert sampler.drain(3) == []
 
 
-def test_a_full_queue_drops_the_newest_and_counts_it(make_context: MakeContext) -> None:
+def test_a_full_queue_drops_the_newest_and_counts_it() -> None:
     sampler = Sampler(1.0, capacity=2)
     context = make_context(["a"], 1)
     offered = [sampler.offer(context, 1.0, float(i)) for i in range(4)]
@@ -145,9 +142,7 @@ def test_a_full_queue_drops_the_newest_and_counts_it(make_context: MakeContext) 
     assert sampler.lost()[LostReason.QUEUE_FULL] == 2
 
 
-def test_what_waits_when_the_sampler_is_closed_is_counted_as_lost(
-    make_context: MakeContext,
-) -> None:
+def test_what_waits_when_the_sampler_is_closed_is_counted_as_lost() -> None:
     sampler = Sampler(1.0)
     context = make_context(["a"], 1)
     for second in range(3):
@@ -158,7 +153,7 @@ def test_what_waits_when_the_sampler_is_closed_is_counted_as_lost(
     assert (sampler.sampled(), sampler.lost()[LostReason.CLOSED]) == (4, 3)
 
 
-def test_every_sample_is_accounted_for_under_threads(make_context: MakeContext) -> None:
+def test_every_sample_is_accounted_for_under_threads() -> None:
     sampler = Sampler(1.0, capacity=50)
     context = make_context(["a"], 1)
     n_threads, n_offers = 8, 4_000
@@ -193,9 +188,7 @@ def test_every_sample_is_accounted_for_under_threads(make_context: MakeContext) 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_starts_empty_and_the_parent_keeps_its_samples(
-    make_context: MakeContext,
-) -> None:
+def test_a_forked_child_starts_empty_and_the_parent_keeps_its_samples() -> None:
     sampler = Sampler(1.0, capacity=3)
     context = make_context(["a"], 1)
     for second in range(5):

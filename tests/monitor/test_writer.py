@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from contexts import make_context
 from killing import kill_one
 from prometheus_client import CollectorRegistry
 from watching import Watching
@@ -37,7 +38,6 @@ from ctxguard.monitor.store import LostReason, SampleStore, WorkerCounts
 from ctxguard.request.telemetry import Telemetry
 from tests.timing import PATIENCE_SECONDS, until
 
-MakeContext = Callable[..., Context]
 POOL = [f"p{rank}" for rank in range(10)]
 KEY = bytes(range(32))
 
@@ -48,7 +48,7 @@ def written(live: Watching) -> list[SampleRecord]:
     return [SampleRecord.from_bytes(payload) for payload in payloads.values()]
 
 
-def test_what_is_sampled_is_stored_with_its_probability(make_context: MakeContext) -> None:
+def test_what_is_sampled_is_stored_with_its_probability() -> None:
     live = Watching(LabelJudge({}), rate=0.25)
     live.serve(make_context(POOL, 2, request_id="r7"))
     (record,) = written(live)
@@ -57,7 +57,7 @@ def test_what_is_sampled_is_stored_with_its_probability(make_context: MakeContex
     assert (accounts.sampled, accounts.stored, accounts.pending) == (1, 1, 0)
 
 
-def test_texts_are_redacted_before_anything_is_written(make_context: MakeContext) -> None:
+def test_texts_are_redacted_before_anything_is_written() -> None:
     live = Watching(LabelJudge({}))
     live.serve(make_context(["mail a@b.example"], 1, query="from joe@mail.example?"))
     (record,) = written(live)
@@ -66,7 +66,7 @@ def test_texts_are_redacted_before_anything_is_written(make_context: MakeContext
 
 
 def test_a_redactor_that_raises_loses_the_sample_and_nothing_is_written(
-    make_context: MakeContext, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def broken(text: str) -> str:
         raise ValueError(f"cannot redact {text}")
@@ -80,7 +80,7 @@ def test_a_redactor_that_raises_loses_the_sample_and_nothing_is_written(
     assert "a secret" not in caplog.text
 
 
-def test_queries_may_be_hashed_and_passages_left_out(make_context: MakeContext) -> None:
+def test_queries_may_be_hashed_and_passages_left_out() -> None:
     privacy = Privacy(query=Text.HASHED, passages=Text.OMITTED, hash_key=KEY)
     live = Watching(LabelJudge({}), privacy=privacy)
     live.serve(make_context(POOL, 2, query="a secret"))
@@ -91,7 +91,7 @@ def test_queries_may_be_hashed_and_passages_left_out(make_context: MakeContext) 
 
 
 @pytest.mark.parametrize("how", ["omitted", Text.OMITTED])
-def test_how_texts_are_kept_may_be_said_by_name(make_context: MakeContext, how: Text) -> None:
+def test_how_texts_are_kept_may_be_said_by_name(how: Text) -> None:
     live = Watching(LabelJudge({}), privacy=Privacy(query=how))
     live.serve(make_context(POOL, 2, query="a secret"))
     (record,) = written(live)
@@ -125,9 +125,7 @@ class Reading:
         (Privacy(query=Text.HASHED, hash_key=KEY), True, False),
     ],
 )
-def test_a_judge_never_reads_a_hash(
-    make_context: MakeContext, privacy: Privacy, is_found: bool, is_judged: bool
-) -> None:
+def test_a_judge_never_reads_a_hash(privacy: Privacy, is_found: bool, is_judged: bool) -> None:
     judge = Reading()
     lookup = {name: Passage(name, f"of the index: {name}") for name in POOL}.get
     live = Watching(judge, privacy=privacy, lookup=lookup if is_found else None)
@@ -146,7 +144,7 @@ def test_a_hash_without_a_key_is_refused() -> None:
         Privacy(query=Text.HASHED)
 
 
-def test_a_sample_that_cannot_be_written_down_is_lost_alone(make_context: MakeContext) -> None:
+def test_a_sample_that_cannot_be_written_down_is_lost_alone() -> None:
     live = Watching(LabelJudge({}))
     context = make_context(POOL, 2)
     ranking = replace(context.decision.ranking, scores=("no", "numbers") * 5)
@@ -162,9 +160,7 @@ def test_a_sample_that_cannot_be_written_down_is_lost_alone(make_context: MakeCo
     ids=["no title", "a number for a title", "a number for an id", "bytes for a text"],
 )
 @pytest.mark.parametrize("kept", [2, 0], ids=["served", "dropped"])
-def test_a_passage_of_a_foreign_source_costs_no_sample(
-    make_context: MakeContext, odd: Passage, kept: int
-) -> None:
+def test_a_passage_of_a_foreign_source_costs_no_sample(odd: Passage, kept: int) -> None:
     """The guard serves or drops it alone; that must not blind the monitor to the request."""
     ids = [odd.passage_id, "p1"]
     context = make_context(ids, kept)
@@ -199,7 +195,7 @@ class Refusing:
 
 
 def test_a_store_that_refuses_is_tried_again_and_nothing_is_lost(
-    make_context: MakeContext, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     live = Watching(LabelJudge({}))
     live.writer.store = Refusing(live.store, times=2)
@@ -209,7 +205,7 @@ def test_a_store_that_refuses_is_tried_again_and_nothing_is_lost(
     assert len(caplog.records) == 1
 
 
-def test_what_could_not_be_flushed_in_time_is_stored_later(make_context: MakeContext) -> None:
+def test_what_could_not_be_flushed_in_time_is_stored_later() -> None:
     live = Watching(LabelJudge({}))
     live.writer.store = Refusing(live.store, times=1)
     for _ in range(250):
@@ -223,9 +219,7 @@ def test_what_could_not_be_flushed_in_time_is_stored_later(make_context: MakeCon
     assert sum(live.store.states().values()) == 250
 
 
-def test_samples_that_the_store_never_took_are_lost_for_that_reason_at_the_end(
-    make_context: MakeContext,
-) -> None:
+def test_samples_that_the_store_never_took_are_lost_for_that_reason_at_the_end() -> None:
     live = Watching(LabelJudge({}))
     live.writer = SampleWriter(live.sampler, Refusing(live.store, times=10**9), exit_seconds=0.05)
     live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
@@ -235,7 +229,7 @@ def test_samples_that_the_store_never_took_are_lost_for_that_reason_at_the_end(
     assert live.store.accounts().sampled == 0  # the store was never told
 
 
-def test_samples_that_a_store_refuses_are_told_to_it_at_the_end(make_context: MakeContext) -> None:
+def test_samples_that_a_store_refuses_are_told_to_it_at_the_end() -> None:
     """Such as a sample that no database takes."""
 
     class Choosy(Refusing):
@@ -252,9 +246,7 @@ def test_samples_that_a_store_refuses_are_told_to_it_at_the_end(make_context: Ma
     assert live.store.accounts().lost[LostReason.STORE_FAILED] == 1
 
 
-def test_what_was_stored_at_the_end_without_an_answer_is_not_lost_as_well(
-    make_context: MakeContext,
-) -> None:
+def test_what_was_stored_at_the_end_without_an_answer_is_not_lost_as_well() -> None:
     live = Watching(LabelJudge({}))
     deaf = Refusing(live.store, times=1, takes=True)
     live.writer = SampleWriter(live.sampler, deaf, exit_seconds=0.0)
@@ -266,9 +258,7 @@ def test_what_was_stored_at_the_end_without_an_answer_is_not_lost_as_well(
     assert live.store.accounts() == accounts
 
 
-def test_a_batch_that_arrives_after_the_accounts_were_closed_is_not_stored(
-    make_context: MakeContext,
-) -> None:
+def test_a_batch_that_arrives_after_the_accounts_were_closed_is_not_stored() -> None:
     """A server may get what a process sent before it gave up, and told so on a new connection."""
     live = Watching(LabelJudge({}))
     late: list[Callable[[], object]] = []
@@ -290,7 +280,7 @@ def test_a_batch_that_arrives_after_the_accounts_were_closed_is_not_stored(
     assert (found.sampled, found.stored, found.lost[LostReason.STORE_FAILED]) == (1, 0, 1)
 
 
-def test_what_waits_is_measured_and_a_wrong_count_shows(make_context: MakeContext) -> None:
+def test_what_waits_is_measured_and_a_wrong_count_shows() -> None:
     live = Watching(LabelJudge({}), capacity=3)
     live.serve(*[make_context(POOL, 2)] * 3)
     for _ in range(5):
@@ -306,7 +296,7 @@ def test_what_waits_is_measured_and_a_wrong_count_shows(make_context: MakeContex
     assert live.writer.accounts().unaccounted == -1
 
 
-def test_the_store_is_told_what_waits_with_each_batch(make_context: MakeContext) -> None:
+def test_the_store_is_told_what_waits_with_each_batch() -> None:
     live = Watching(LabelJudge({}))
     told: list[WorkerCounts] = []
 
@@ -322,7 +312,7 @@ def test_the_store_is_told_what_waits_with_each_batch(make_context: MakeContext)
     assert list(zip(sampled, pending, strict=True)) == [(250, 150), (0, 50), (0, 0)]
 
 
-def test_counts_add_up_while_many_threads_offer(make_context: MakeContext) -> None:
+def test_counts_add_up_while_many_threads_offer() -> None:
     live = Watching(LabelJudge({}), capacity=50)
     context, stopping = make_context(POOL, 2), threading.Event()
 
@@ -347,9 +337,7 @@ def test_counts_add_up_while_many_threads_offer(make_context: MakeContext) -> No
     assert (accounts.pending, accounts.unaccounted) == (0, 0)
 
 
-def test_flushing_ends_in_time_while_the_writer_waits_for_its_store(
-    make_context: MakeContext,
-) -> None:
+def test_flushing_ends_in_time_while_the_writer_waits_for_its_store() -> None:
     live = Watching(LabelJudge({}))
     live.writer.store = Refusing(live.store, times=10**9)
     with live.writer._writing:  # as its thread holds it while it tries again and again
@@ -359,7 +347,7 @@ def test_flushing_ends_in_time_while_the_writer_waits_for_its_store(
     live.writer.store = live.store
 
 
-def test_what_was_lost_is_told_also_when_no_sample_follows(make_context: MakeContext) -> None:
+def test_what_was_lost_is_told_also_when_no_sample_follows() -> None:
     live = Watching(LabelJudge({}), capacity=1)
     for _ in range(5):
         live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
@@ -374,7 +362,7 @@ def test_what_was_lost_is_told_also_when_no_sample_follows(make_context: MakeCon
 
 
 def test_samples_wait_while_the_file_is_damaged_and_go_on_when_it_was_moved_away(
-    make_context: MakeContext, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     path = tmp_path / "samples.db"
     live = Watching(LabelJudge({}), url=f"sqlite:///{path}")
@@ -393,7 +381,7 @@ def test_samples_wait_while_the_file_is_damaged_and_go_on_when_it_was_moved_away
 
 
 def test_a_damaged_store_keeps_no_process_from_beginning(
-    make_context: MakeContext, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "samples.db"
     path.write_bytes(b"no database" * 1_000)
@@ -405,7 +393,7 @@ def test_a_damaged_store_keeps_no_process_from_beginning(
     samples.stop()
 
 
-def test_stopping_writes_what_waits_and_closes_the_accounts(make_context: MakeContext) -> None:
+def test_stopping_writes_what_waits_and_closes_the_accounts() -> None:
     live = Watching(LabelJudge({}))
     live.writer.start()
     live.writer.start()
@@ -417,9 +405,7 @@ def test_stopping_writes_what_waits_and_closes_the_accounts(make_context: MakeCo
     assert not live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
 
 
-def test_a_store_that_hangs_holds_up_neither_requests_nor_the_end(
-    make_context: MakeContext,
-) -> None:
+def test_a_store_that_hangs_holds_up_neither_requests_nor_the_end() -> None:
     released = threading.Event()
 
     class Hanging(Refusing):
@@ -495,23 +481,17 @@ def kills(tmp_path: Path, context: Context, n: int, seed: int) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_what_sudden_deaths_cost_is_unaccounted_for(
-    tmp_path: Path, make_context: MakeContext
-) -> None:
+def test_what_sudden_deaths_cost_is_unaccounted_for(tmp_path: Path) -> None:
     kills(tmp_path, make_context(POOL, 2), 20, seed=1)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_what_five_hundred_sudden_deaths_cost_is_unaccounted_for(
-    tmp_path: Path, make_context: MakeContext
-) -> None:
+def test_what_five_hundred_sudden_deaths_cost_is_unaccounted_for(tmp_path: Path) -> None:
     assert kills(tmp_path, make_context(POOL, 2), 500, seed=2) > 0
 
 
-def test_a_process_without_requests_is_heard_of(
-    make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_without_requests_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctxguard.monitor.sampling.writer._HEARTBEAT_SECONDS", 0.01)
     live = Watching(LabelJudge({}))
     beats: list[int] = []
@@ -528,7 +508,7 @@ def test_a_process_without_requests_is_heard_of(
     assert beats == list(range(1, len(beats) + 1))
 
 
-def test_a_record_is_read_as_it_was_written(make_context: MakeContext) -> None:
+def test_a_record_is_read_as_it_was_written() -> None:
     live = Watching(LabelJudge({}))
     live.serve(replace(make_context(POOL, 3), session_id="s", segment="de"))
     (record,) = written(live)
@@ -567,9 +547,7 @@ def test_tokens_kept_and_dropped_add_up_to_those_retrieved(
 
 
 @pytest.mark.parametrize("count", [-1, 0.5, 10**400, "3", None, True])
-def test_a_record_whose_tokens_are_no_numbers_is_refused(
-    make_context: MakeContext, count: object
-) -> None:
+def test_a_record_whose_tokens_are_no_numbers_is_refused(count: object) -> None:
     record = record_of(Sample(make_context(POOL, 3), 1.0, 0.0), InclusionDesign())
     damaged = replace(record, tokens=(count, 0, 0, 0))
     with pytest.raises(DataError):
@@ -579,7 +557,7 @@ def test_a_record_whose_tokens_are_no_numbers_is_refused(
 FILTER = Where(tenant="a", groups=["staff", "board"], level=3, is_open=True, none=[])
 
 
-def test_a_record_keeps_the_filter_of_its_request(make_context: MakeContext) -> None:
+def test_a_record_keeps_the_filter_of_its_request() -> None:
     live = Watching(LabelJudge({}))
     live.serve(replace(make_context(POOL, 3), where=FILTER), make_context(POOL, 3, request_id="s"))
     filtered, unfiltered = written(live)
@@ -588,9 +566,7 @@ def test_a_record_keeps_the_filter_of_its_request(make_context: MakeContext) -> 
 
 
 @pytest.mark.parametrize("secret", ["joe@example.org", "half a pair \ud800", 4111111111111111])
-def test_a_filter_that_names_a_person_is_withheld(
-    make_context: MakeContext, secret: str | int
-) -> None:
+def test_a_filter_that_names_a_person_is_withheld(secret: str | int) -> None:
     live = Watching(LabelJudge({}))
     live.serve(replace(make_context(POOL, 3), where=Where(tenant="a", user=["ann", secret])))
     (record,) = written(live)
@@ -598,7 +574,7 @@ def test_a_filter_that_names_a_person_is_withheld(
 
 
 @pytest.mark.parametrize("where", [{}, {"tenant": [0.5]}, {"tenant": None}, [], "a"])
-def test_a_filter_that_is_none_is_refused(make_context: MakeContext, where: object) -> None:
+def test_a_filter_that_is_none_is_refused(where: object) -> None:
     live = Watching(LabelJudge({}))
     live.serve(make_context(POOL, 3))
     (record,) = written(live)
@@ -608,7 +584,7 @@ def test_a_filter_that_is_none_is_refused(make_context: MakeContext, where: obje
         SampleRecord.from_bytes(zlib.compress(json.dumps(document).encode()))
 
 
-def test_a_record_can_be_decided_on_again(make_context: MakeContext) -> None:
+def test_a_record_can_be_decided_on_again() -> None:
     live = Watching(LabelJudge({}))
     context = make_context(POOL, 3)
     live.serve(context)
