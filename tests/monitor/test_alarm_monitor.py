@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from contexts import make_context
-from prometheus_client import CollectorRegistry
 from watching import DAY_SECONDS, Watching
 
 from ctxguard.core.context import Context
@@ -15,7 +14,6 @@ from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Mode, Route, ScoreKind
 from ctxguard.monitor.alarms import AlarmKind, AlarmState, Severity
-from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.judging.counters import JudgedAs
@@ -115,10 +113,10 @@ def test_what_other_monitors_judged_counts() -> None:
 
 def scraped(live: Watching) -> float | None:
     """Whether the scrape shows a broken promise on recall."""
-    registry = CollectorRegistry()
-    MonitorCollector(live.monitor, registry)
     labels = {"kind": "recall_loss", "severity": "alarm", "route": "external"}
-    return registry.get_sample_value("ctxguard_alarm_active", {**labels, "reference": "promise"})
+    return live.registry.get_sample_value(
+        "ctxguard_alarm_active", {**labels, "reference": "promise"}
+    )
 
 
 @pytest.mark.parametrize(("busy_loss", "active"), [(0.02, None), (0.5, 1.0)])

@@ -2,7 +2,6 @@
 
 import random
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +9,11 @@ import numpy as np
 import pytest
 from contexts import make_context
 from people import grade
-from prometheus_client import CollectorRegistry
+from stub_judges import ErringJudge
 from watching import Watching
 
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import FloatArray, Passage, Route, ScoreKind
+from ctxguard.core.types import FloatArray, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.alarms import Alarm, AlarmKind, AlarmState, Quantity, ReferenceKind
 from ctxguard.monitor.alarms.day import Day
@@ -26,8 +25,6 @@ from ctxguard.monitor.alarms.reference import (
 )
 from ctxguard.monitor.estimation.plan import to_label
 from ctxguard.monitor.estimation.terms import table_of
-from ctxguard.monitor.export.prometheus import MonitorCollector
-from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.profile.schema import Profile, RouteProfile
 from tests.profiles import CERTIFICATE, profile_with
@@ -44,23 +41,9 @@ ROUTE = RouteProfile(
 PROFILE = profile_with({Route.EXTERNAL: ROUTE})
 
 
-class ErringJudge:
-    """Sees relevance with a sensitivity of 0.85 and a specificity of 0.8, the same every time.
-
-    A query names its only relevant passage.
-    """
-
-    name = "erring"
-    version = "1"
-    max_grade = 1
-
-    def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment]:
-        grades = []
-        for passage in passages:
-            right = passage.passage_id == query.split(maxsplit=1)[0]
-            luck = random.Random(f"{query} {passage.passage_id}").random()
-            grades.append(Judgment(passage.passage_id, int(luck < (0.85 if right else 0.2))))
-        return grades
+def is_named(query: str, passage_id: str) -> bool:
+    """A query names its only relevant passage."""
+    return passage_id == query.split(maxsplit=1)[0]
 
 
 class Traffic:
@@ -70,14 +53,13 @@ class Traffic:
         self._rng = random.Random(5)
         self._relevant: dict[str, str] = {}
         self.live = Watching(
-            ErringJudge(),
+            ErringJudge(is_named, (0.85, 0.8)),
             rates=rates,
             alarms=AlarmState(PROFILE),
             profile_path=path,
             switch_to_safe=True,
         )
-        self.registry = CollectorRegistry()
-        MonitorCollector(self.live.monitor, self.registry)
+        self.registry = self.live.registry
 
     def watch(self, n: int, loss: float) -> None:
         contexts = []
@@ -168,7 +150,9 @@ def test_what_is_compared_outlives_the_monitor() -> None:
     traffic = Traffic()
     traffic.watch(500, loss=0.2)
     traffic.grade(250)
-    again = Watching(ErringJudge(), store=traffic.live.store, alarms=AlarmState(PROFILE))
+    again = Watching(
+        ErringJudge(is_named, (0.85, 0.8)), store=traffic.live.store, alarms=AlarmState(PROFILE)
+    )
     again.monitor.restore_alarms()
     before, after = traffic.live.monitor.alarms.report(), again.monitor.alarms.report()
     assert after.losses == before.losses
@@ -204,7 +188,10 @@ def test_the_warning_ends_with_the_setting() -> None:
     traffic = Traffic(rates=JudgingRates(baseline_k=4, full_pool_rate=0.0))
     traffic.watch(40, loss=0.2)
     mended = Watching(
-        ErringJudge(), rates=RATES, store=traffic.live.store, alarms=AlarmState(PROFILE)
+        ErringJudge(is_named, (0.85, 0.8)),
+        rates=RATES,
+        store=traffic.live.store,
+        alarms=AlarmState(PROFILE),
     )
     mended.monitor.restore_alarms()
     assert mended.monitor.alarms.active() != ()

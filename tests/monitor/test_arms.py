@@ -12,7 +12,6 @@ from ctxguard.monitor.estimation.live import ARMS, Window, _dealt
 from ctxguard.monitor.estimation.ratio import Estimate, difference, estimate
 from ctxguard.monitor.estimation.sums import sums_of
 from ctxguard.monitor.estimation.terms import ROW, Metric, Table
-from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.request.telemetry import Telemetry
@@ -39,14 +38,12 @@ def served_with(share: float | None) -> tuple[Watching, dict[str, Mode]]:
 
 
 def scrape(live: Watching) -> dict[tuple[str, ...], float]:
-    registry = CollectorRegistry()
-    MonitorCollector(live.monitor, registry)
     return {
         (
             sample.name,
             *(value for name, value in sorted(sample.labels.items()) if name != "judge"),
         ): sample.value
-        for family in text_string_to_metric_families(generate_latest(registry).decode())
+        for family in text_string_to_metric_families(generate_latest(live.registry).decode())
         for sample in family.samples
         if sample.name.startswith("ctxguard_arm_")
     }

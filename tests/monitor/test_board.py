@@ -21,6 +21,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from stub_judges import PaidOpinion
 from watching import DAY_SECONDS, Watching
 
 from ctxguard import ContextGuard, Hit, Mode, RatioPolicy, Route, ScoreKind
@@ -38,7 +39,7 @@ from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import FeedbackRow, LostReason
 from ctxguard.profile.schema import Evidence, RouteProfile, RouteVerdict
 from ctxguard.request.telemetry import ReloadOutcome, ReloadTarget, Telemetry
-from ctxguard.retrieval.usage import InvalidReason, Ledger
+from ctxguard.retrieval.usage import InvalidReason
 from ctxguard.server.metrics import Endpoint, HttpMetrics, Outcome
 from tests.profiles import CERTIFICATE, profile_with
 from tests.timing import PATIENCE_SECONDS, until
@@ -62,13 +63,6 @@ PANELS = [
 NAME = re.compile(r"(?<![\w:])(?:job:)?ctxguard_[\w:]+(?:\{[^}]*\})?")
 OF_PROMETHEUS = "ALERTS{"
 """A series that Prometheus makes while an alert is pending or fires."""
-
-
-class Opinion(LabelJudge):
-    """A judge that errs, and is paid."""
-
-    exact = False
-    ledger = Ledger((2.0, 8.0))
 
 
 PROFILE = profile_with(
@@ -104,7 +98,7 @@ class Service:
         )
         given = {"rates": rates, "audit": audit, "lookup": lambda name: Passage(name, "text")}
         self.live = Watching(LabelJudge(QRELS), alarms=AlarmState(PROFILE), **given)
-        self.errs = Watching(Opinion(QRELS), **given)
+        self.errs = Watching(PaidOpinion(QRELS), **given)
         for name, each in (("m exact", self.live), ("m errs", self.errs)):
             MonitorCollector(each.monitor, self.registries[name], price_per_million=2.5)
         self.guard = self._guard(lambda _query, *, depth: HITS[:depth], enforce_share=0.5)
@@ -175,8 +169,9 @@ class Service:
         for outcome in Outcome:
             self.http.received(Endpoint.RERANK)
             self.http.ended(Endpoint.RERANK, outcome, 0.01)
-        Opinion.ledger.add(calls=3, retries=1, input_tokens=1_000, output_tokens=10)
-        Opinion.ledger.add_invalid("p", InvalidReason.REFUSED, "no")
+        ledger = self.errs.monitor.judge.ledger
+        ledger.add(calls=3, retries=1, input_tokens=1_000, output_tokens=10)
+        ledger.add_invalid("p", InvalidReason.REFUSED, "no")
         self.live.sampler.lose(1, LostReason.QUEUE_FULL)
         liked = FeedbackRow(f"r{self.answered}", "thumb_up", (), self.live.now)
         self.live.store.add_feedback([liked])

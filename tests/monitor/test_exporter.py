@@ -8,16 +8,16 @@ import pytest
 from contexts import make_context
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from stub_judges import PaidOpinion
 from watching import Watching
 
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import DEFAULT_K, Mode, Passage, Route
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.store import FeedbackRow
-from ctxguard.retrieval.usage import InvalidReason, Ledger
+from ctxguard.retrieval.usage import InvalidReason
 from tests.timing import until
 
 QRELS = {"one": {"p0": 1, "p7": 1}, "two": {"p1": 1}, "three": {"p9": 1}}
@@ -44,9 +44,7 @@ def one(samples: Samples, name: str, **labels: str) -> float | None:
     return samples.get((name, frozenset(labels.items())))
 
 
-def watched(
-    queries: list[str], *, rate: float = 1.0, min_n: int = 2
-) -> tuple[Watching, CollectorRegistry]:
+def watched(queries: list[str], *, rate: float = 1.0, min_n: int = 2) -> Watching:
     live = Watching(
         LabelJudge(QRELS),
         rate=rate,
@@ -54,16 +52,14 @@ def watched(
         rates=JudgingRates(dropped_rate=1.0),
         min_n=min_n,
     )
-    registry = CollectorRegistry()
-    MonitorCollector(live.monitor, registry)
     live.watch(*[make_context(POOL, 3, query=query) for query in queries])
     live.monitor.report()
-    return live, registry
+    return live
 
 
 def test_estimates_are_exported_with_their_intervals() -> None:
-    live, registry = watched(["one", "two", "three"])
-    samples = scrape(registry)
+    live = watched(["one", "two", "three"])
+    samples = scrape(live.registry)
     for window, estimates in live.monitor.report().estimates.items():
         for metric, found in estimates.items():
             labels = {"metric": metric.value, "window": window.value}
@@ -78,8 +74,8 @@ def test_estimates_are_exported_with_their_intervals() -> None:
 
 
 def test_no_data_is_an_absent_series() -> None:
-    _, registry = watched(["one"], min_n=30)
-    samples = scrape(registry)
+    live = watched(["one"], min_n=30)
+    samples = scrape(live.registry)
     labels = {"metric": "recall", "window": "recent"}
     for name in ("ctxguard_estimate", "ctxguard_estimate_lower", "ctxguard_estimate_upper"):
         assert one(samples, name, **labels) is None
@@ -88,38 +84,33 @@ def test_no_data_is_an_absent_series() -> None:
 
 
 def test_before_the_first_judged_request_there_is_no_age() -> None:
-    _, registry = watched([])
-    assert one(scrape(registry), "ctxguard_estimate_age_seconds") is None
+    live = watched([])
+    assert one(scrape(live.registry), "ctxguard_estimate_age_seconds") is None
 
 
 def test_before_the_first_report_nothing_is_said() -> None:
-    registry = CollectorRegistry()
-    MonitorCollector(Watching(LabelJudge(QRELS)).monitor, registry)
-    assert scrape(registry) == {("ctxguard_monitor_errors_total", frozenset()): 0.0}
+    assert scrape(Watching(LabelJudge(QRELS)).registry) == {
+        ("ctxguard_monitor_errors_total", frozenset()): 0.0
+    }
 
 
 def test_the_figure_of_a_judge_that_errs_is_no_estimate() -> None:
-    class Opinion(LabelJudge):
-        exact = False
-
-    live = Watching(Opinion(QRELS), rates=JudgingRates(dropped_rate=1.0))
-    registry = CollectorRegistry()
-    MonitorCollector(live.monitor, registry)
+    live = Watching(PaidOpinion(QRELS), rates=JudgingRates(dropped_rate=1.0))
     live.watch(*[make_context(POOL, 3, query=query) for query in QRELS])
     live.monitor.report()
-    samples = scrape(registry)
+    samples = scrape(live.registry)
     labels = {"metric": "recall", "window": "all_retained"}
     assert one(samples, "ctxguard_estimate", **labels) is None
     assert one(samples, "ctxguard_judge_estimate", **labels) == 2 / 4
 
 
 def test_where_every_sample_is_adds_up_in_one_scrape() -> None:
-    live, registry = watched(["one", "unknown"])
+    live = watched(["one", "unknown"])
     for _ in range(103):
         live.sampler.offer(make_context(POOL, 1), 1.0, live.now)
     live.writer.flush()
     live.monitor.report()
-    samples = scrape(registry)
+    samples = scrape(live.registry)
     lost = one(samples, "ctxguard_lost_samples_total", reason="queue_full")
     assert lost == 3
     assert one(samples, "ctxguard_samples_total") == 105 == 2 + 100 + lost
@@ -132,30 +123,28 @@ def test_where_every_sample_is_adds_up_in_one_scrape() -> None:
 
 
 def test_counts_outlive_the_monitor_so_that_no_scrape_misses_what_was_judged() -> None:
-    live, registry = watched(["one", "two"])
+    live = watched(["one", "two"])
     judged = "ctxguard_judged_samples_total"
-    assert one(scrape(registry), judged, **HERE, outcome="judged") == 2
+    assert one(scrape(live.registry), judged, **HERE, outcome="judged") == 2
     # Judged by a process that ends before anyone scrapes it, and by the next before its scrape.
     for _ in range(2):
         again = Watching(LabelJudge(QRELS), store=live.store)
         again.watch(make_context(POOL, 3, query="three"))
         again.monitor.step_down()
-    registry = CollectorRegistry()
-    MonitorCollector(again.monitor, registry)
     again.monitor.report()
-    samples = scrape(registry)
+    samples = scrape(again.registry)
     assert one(samples, judged, **HERE, outcome="judged") == 4
     # The first process still says the same of the store, and what it knew did not fall.
     live.monitor.report()
-    assert one(scrape(registry), judged, **HERE, outcome="judged") == 4
+    assert one(scrape(live.registry), judged, **HERE, outcome="judged") == 4
 
 
 def test_tokens_of_samples_stand_for_all_traffic() -> None:
-    live, registry = watched([])
+    live = watched([])
     live.watch(*[make_context(POOL, 3, query="one") for _ in range(4)], probability=0.25)
     live.watch(make_context(POOL, 2, query="one", mode=Mode.SHADOW))
     live.monitor.report()
-    samples = scrape(registry)
+    samples = scrape(live.registry)
     each = estimate_tokens("p0")
     counted = {
         fate: one(samples, "ctxguard_candidate_tokens_total", mode="enforce", fate=fate)
@@ -191,8 +180,8 @@ def test_sampled_tokens_are_near_those_of_all_traffic() -> None:
 
 
 def test_every_route_and_outcome_begins_at_zero() -> None:
-    _, registry = watched(["one"])
-    samples = scrape(registry)
+    live = watched(["one"])
+    samples = scrape(live.registry)
     for route in Route:
         counted = one(samples, "ctxguard_judged_samples_total", route=route, outcome="incomplete")
         assert counted == 0.0
@@ -201,8 +190,8 @@ def test_every_route_and_outcome_begins_at_zero() -> None:
 
 
 def test_every_number_names_its_judge_and_says_what_it_is() -> None:
-    _, registry = watched(["one", "two"])
-    text = generate_latest(registry).decode()
+    live = watched(["one", "two"])
+    text = generate_latest(live.registry).decode()
     for name in ("estimate", "estimate_lower", "estimate_requests", "judged_samples_total"):
         assert f'ctxguard_{name}{{judge="{JUDGE}",' in text
     assert "mean over non-empty requests of the share of served passages" in text
@@ -217,11 +206,9 @@ def test_a_refused_passage_shows_in_the_share_of_incomplete_samples() -> None:
             ]
 
     live = Watching(Refusing(QRELS), rates=JudgingRates(dropped_rate=1.0))
-    registry = CollectorRegistry()
-    MonitorCollector(live.monitor, registry)
     live.watch(make_context(POOL, 3, query="one"), make_context(POOL, 1, query="two"))
     live.monitor.report()
-    samples = scrape(registry)
+    samples = scrape(live.registry)
     for outcome in ("incomplete", "judged"):
         assert one(samples, "ctxguard_judged_samples_total", **HERE, outcome=outcome) == 1
     # What was judged of it is kept, and what has no verdict is named.
@@ -232,24 +219,20 @@ def test_a_refused_passage_shows_in_the_share_of_incomplete_samples() -> None:
 
 
 def test_feedback_is_counted_by_kind_and_enters_no_estimate() -> None:
-    live, registry = watched(["one", "two"])
+    live = watched(["one", "two"])
     before = live.monitor.estimates(Window.ALL_RETAINED)
     live.store.add_feedback([FeedbackRow("r", "thumb_up", (), live.now)])
     assert live.monitor.estimates(Window.ALL_RETAINED) == before
-    assert one(scrape(registry), "ctxguard_feedback", kind="thumb_up") == 1
+    assert one(scrape(live.registry), "ctxguard_feedback", kind="thumb_up") == 1
 
 
 def test_the_cost_of_a_judge_is_exported() -> None:
-    class Paid(LabelJudge):
-        ledger = Ledger((2.0, 8.0))
-
-    Paid.ledger.add(calls=1, input_tokens=1_000_000, output_tokens=10)
-    Paid.ledger.add_invalid("p", InvalidReason.REFUSED, "no")
-    live = Watching(Paid(QRELS))
-    registry = CollectorRegistry()
-    MonitorCollector(live.monitor, registry)
+    judge = PaidOpinion(QRELS)
+    judge.ledger.add(calls=1, input_tokens=1_000_000, output_tokens=10)
+    judge.ledger.add_invalid("p", InvalidReason.REFUSED, "no")
+    live = Watching(judge)
     live.monitor.report()
-    samples = scrape(registry)
+    samples = scrape(live.registry)
     assert one(samples, "ctxguard_judge_calls_total") == 1
     assert one(samples, "ctxguard_judge_invalid_total", reason="refused") == 1
     assert one(samples, "ctxguard_judge_tokens_total", direction="input") == 1_000_000
@@ -259,13 +242,11 @@ def test_the_cost_of_a_judge_is_exported() -> None:
 def test_a_store_that_fails_shows_until_it_is_mended(tmp_path: Path) -> None:
     file = tmp_path / "samples.db"
     live = Watching(LabelJudge(QRELS), url=f"sqlite:///{file}")
-    registry = CollectorRegistry()
-    MonitorCollector(live.monitor, registry)
     live.store.close()
     file.write_bytes(b"no database" * 1_000)
     live.monitor.start(interval_seconds=0.001, refresh_seconds=0.001)
     failing = {"error": "StoreCorruptError"}
-    until(lambda: one(scrape(registry), "ctxguard_store_failing", **failing) == 1)
+    until(lambda: one(scrape(live.registry), "ctxguard_store_failing", **failing) == 1)
     file.rename(tmp_path / "damaged")
-    until(lambda: one(scrape(registry), "ctxguard_store_failing", **failing) is None)
+    until(lambda: one(scrape(live.registry), "ctxguard_store_failing", **failing) is None)
     live.monitor.stop()

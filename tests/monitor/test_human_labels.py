@@ -10,10 +10,10 @@ from contexts import make_context
 from numpy.typing import NDArray
 from people import label as label_all
 from storing import replace_payload
+from stub_judges import ErringJudge
 from watching import Watching
 
 from ctxguard.core.metrics import DEFAULT_UTILITIES
-from ctxguard.core.types import Passage
 from ctxguard.monitor.estimation import joint
 from ctxguard.monitor.estimation.borrow import borrowed_estimates, error_rates
 from ctxguard.monitor.estimation.graded import graded_passages
@@ -56,26 +56,6 @@ def test_what_an_annotator_took_back_does_not_count() -> None:
     assert {name: one.grade for name, one in found.items()} == {"a": 0}
     assert verdicts_of([*labels, *withdrawn, label("a", 1, at=2.0)])["a"].grade == 0
     assert verdicts_of([*labels, *withdrawn, label("b", 1, at=2.0)])["b"].grade == 1
-
-
-class ErringJudge:
-    """Sees relevance with a sensitivity of 0.85 and a specificity of 0.9, the same every time."""
-
-    name = "erring"
-    version = "1"
-    max_grade = 1
-
-    def __init__(self, truth: dict[str, set[str]]) -> None:
-        self._truth = truth
-
-    def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment]:
-        verdicts = []
-        for passage in passages:
-            name = passage.passage_id
-            luck = random.Random(f"{query} {name}").random()
-            right = name in self._truth[query]
-            verdicts.append(Judgment(name, int(luck < 0.85) if right else int(luck < 0.1)))
-        return verdicts
 
 
 def test_the_last_word_of_each_and_the_lower_median_of_several_count() -> None:

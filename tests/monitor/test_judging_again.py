@@ -1,7 +1,7 @@
 """What people graded is judged again: by a new judge, and now and then by the same one."""
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pytest
@@ -9,15 +9,14 @@ from contexts import make_context
 from people import label
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from stub_judges import ErringJudge
 from watching import DAY_SECONDS, Watching
 
 from ctxguard.core.context import Context
-from ctxguard.core.types import Passage
 from ctxguard.monitor.estimation.canaries import PER_DAY, Canaries
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.export.prometheus import MonitorCollector
-from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import LabelRow
@@ -32,27 +31,10 @@ def is_relevant(query: str, passage_id: str) -> bool:
     return random.Random(f"{query} {passage_id}").random() < 0.7 - 0.08 * rank
 
 
-class ErringJudge:
-    """Is wrong about some passages, and always about these, until its rates are set anew."""
-
-    name, max_grade = "erring", 1
-
-    def __init__(self, version: str, sensitivity: float, specificity: float) -> None:
-        self.version = version
-        self.rates = sensitivity, specificity
-        self.n_judged = 0
-        self.fails_on = ""
-
-    def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment]:
-        if query == self.fails_on:
-            raise ConnectionError("not this one")
-        self.n_judged += len(passages)
-        return [Judgment(one.passage_id, self._grade(query, one.passage_id)) for one in passages]
-
-    def _grade(self, query: str, name: str) -> int:
-        sensitivity, specificity = self.rates
-        says_yes = sensitivity if is_relevant(query, name) else 1.0 - specificity
-        return int(random.Random(f"{self.version} {query} {name}").random() < says_yes)
+def erring(version: str, sensitivity: float, specificity: float) -> ErringJudge:
+    judge = ErringJudge(is_relevant, (sensitivity, specificity), f"{version} ")
+    judge.version = version
+    return judge
 
 
 def contexts(numbers: range) -> Iterator[Context]:
@@ -111,14 +93,14 @@ def watch_days(live: Watching, n: int) -> None:
 
 def test_labels_count_under_the_next_judge_before_anybody_grades_more(any_store_url: str) -> None:
     live = with_judge(
-        Watching(ErringJudge("1", 0.9, 0.95), url=any_store_url, min_n=30),
-        ErringJudge("1", 0.9, 0.95),
+        Watching(erring("1", 0.9, 0.95), url=any_store_url, min_n=30),
+        erring("1", 0.9, 0.95),
     )
     live.watch(*contexts(range(400)))
     ask_people(live)
     live.now += DAY_SECONDS
     later = range(400, 900)
-    with_judge(live, ErringJudge("2", 0.6, 0.95)).watch(*contexts(later))
+    with_judge(live, erring("2", 0.6, 0.95)).watch(*contexts(later))
     figures = scraped(live)
     assert figures["ctxguard_labelled_waiting_samples",] == 0
     assert figures["ctxguard_estimate_borrowed", "precision", "recent"] == 1
@@ -133,7 +115,7 @@ def test_labels_count_under_the_next_judge_before_anybody_grades_more(any_store_
 
 
 def test_a_judge_that_changes_behind_its_name_lends_its_errors_no_more() -> None:
-    judge = ErringJudge("1", 0.9, 0.95)
+    judge = erring("1", 0.9, 0.95)
     live = with_judge(Watching(judge, min_n=30), judge)
     live.watch(*contexts(range(400)))
     ask_people(live)
@@ -152,7 +134,7 @@ def test_a_judge_that_changes_behind_its_name_lends_its_errors_no_more() -> None
     assert figures["ctxguard_judge_changed",] == 1
     assert not any(name[0] == "ctxguard_estimate_borrowed" for name in figures)
     # With another version it begins anew, and the labels count again.
-    with_judge(live, ErringJudge("1 revised", 0.6, 0.9)).watch(*contexts(range(1200, 1600)))
+    with_judge(live, erring("1 revised", 0.6, 0.9)).watch(*contexts(range(1200, 1600)))
     figures = scraped(live)
     assert figures["ctxguard_judge_changed",] == 0
     lower, upper = precision_of(figures)
@@ -160,13 +142,13 @@ def test_a_judge_that_changes_behind_its_name_lends_its_errors_no_more() -> None
 
 
 def test_judging_again_keeps_within_the_budget_and_leaves_room_for_fresh_samples() -> None:
-    judge = ErringJudge("1", 0.9, 0.95)
+    judge = erring("1", 0.9, 0.95)
     live = with_judge(Watching(judge), judge)
     live.watch(*contexts(range(200)))
     ask_people(live, 150)
     waiting = len(live.store.labelled("erring 2"))
     live.serve(*contexts(range(200, 400)))
-    second = ErringJudge("2", 0.6, 0.9)
+    second = erring("2", 0.6, 0.9)
     with_judge(live, second, budget=BudgetLimits(calls_per_day=300))
     live.now += DAY_SECONDS
     while live.monitor.step(10):
@@ -180,11 +162,11 @@ def test_judging_again_keeps_within_the_budget_and_leaves_room_for_fresh_samples
 def test_a_sample_on_which_the_judge_fails_does_not_keep_the_others_from_being_judged_again() -> (
     None
 ):
-    judge = ErringJudge("1", 0.9, 0.95)
+    judge = erring("1", 0.9, 0.95)
     live = with_judge(Watching(judge), judge)
     live.watch(*contexts(range(100)))
     ask_people(live, 60)
-    second = ErringJudge("2", 0.9, 0.95)
+    second = erring("2", 0.9, 0.95)
     some = min(live.store.labelled("erring 2"))
     second.fails_on = live.store.request_ids([some])[some]
     with_judge(live, second)
@@ -194,11 +176,11 @@ def test_a_sample_on_which_the_judge_fails_does_not_keep_the_others_from_being_j
 
 
 def test_labels_that_come_after_the_judge_changed_count_too() -> None:
-    judge = ErringJudge("1", 0.9, 0.95)
+    judge = erring("1", 0.9, 0.95)
     live = with_judge(Watching(judge), judge)
     live.watch(*contexts(range(100)))
     ask_people(live, 60)
-    with_judge(live, ErringJudge("2", 0.9, 0.95))
+    with_judge(live, erring("2", 0.9, 0.95))
     live.monitor.step()
     before = len(live.store.graded("erring 2").sample_ids)
     live.monitor.report()

@@ -1,44 +1,22 @@
 """What people are asked, and what an export says beforehand against what the labels then give."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import pytest
 from contexts import make_context
 from people import grade, label
+from stub_judges import ErringJudge
 from watching import NOW, Watching
 
-from ctxguard.core.types import Passage
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.plan import label_plan, scaled_width, to_label, usable_labels
 from ctxguard.monitor.estimation.ratio import Estimate
 from ctxguard.monitor.estimation.terms import Metric
-from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.files import RowToLabel
 from ctxguard.monitor.store import PickKind
 
 POOL = [f"p{rank}" for rank in range(20)]
-
-
-class ErringJudge:
-    """Sees relevance with a sensitivity of 0.85 and a specificity of 0.9."""
-
-    name, version, max_grade = "erring", "1", 1
-
-    def __init__(self, truth: Mapping[str, set[str]]) -> None:
-        self._truth = truth
-
-    def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment]:
-        return [
-            Judgment(
-                one.passage_id,
-                int(
-                    random.Random(f"{query} {one.passage_id}").random()
-                    < (0.85 if one.passage_id in self._truth[query] else 0.1)
-                ),
-            )
-            for one in passages
-        ]
 
 
 @pytest.fixture

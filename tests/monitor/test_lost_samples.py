@@ -7,12 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from contexts import make_context
-from prometheus_client import CollectorRegistry
 from storing import NOW, Clock, OpenStore, entry
 from watching import Watching
 
 from ctxguard.errors import StoreLockedError
-from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling import writer
 from ctxguard.monitor.store import LostReason, SampleStore, WorkerCounts
@@ -55,11 +53,9 @@ def test_an_estimate_stands_for_samples_lost_in_bursts(monkeypatch: pytest.Monke
         live.now += HOUR_SECONDS
     lost = live.store.accounts().lost[LostReason.QUEUE_FULL]
     assert lost == 15 * 20
-    registry = CollectorRegistry()
-    MonitorCollector(live.monitor, registry)
     live.monitor.report()
     labels = {"judge": live.monitor.series, "metric": "precision", "window": "all_retained"}
-    assert registry.get_sample_value("ctxguard_estimate", labels) == pytest.approx(1 / 3)
+    assert live.registry.get_sample_value("ctxguard_estimate", labels) == pytest.approx(1 / 3)
 
 
 CLOCKS = {"monotonic": time.monotonic, "sleep": time.sleep}

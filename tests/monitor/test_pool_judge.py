@@ -2,12 +2,9 @@
 
 import json
 import math
-import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-from chat_endpoint import Answer, ChatEndpoint
 from contexts import make_context
 from watching import Watching
 
@@ -22,40 +19,23 @@ from ctxguard.retrieval.assessors import ModelAssessor
 
 pytest.importorskip("openai")
 
+from tests.model_endpoint import Answer, ModelEndpoint
+
 PASSAGES = [Passage(name, f"text of {name}") for name in ("good", "bad", "fair", "poor")]
-CHANCES = {"good": 90, "bad": 5, "fair": 50, "poor": 30}
-
-
-class ListEndpoint(ChatEndpoint):
-    """Answers about each passage of a list by a table."""
-
-    def answer(self, path: str, headers: Any, request: dict[str, Any]) -> Answer:
-        if self.script:
-            return super().answer(path, headers, request)
-        self.requests.append(request)
-        return Answer(json.dumps({"answers": answers(request, CHANCES)}))
-
-
-def answers(request: Mapping[str, Any], chances: Mapping[str, int]) -> list[dict[str, int]]:
-    asked = re.findall(
-        r"<passage number=.*?>(.*?)</passage>", request["messages"][-1]["content"], re.S
-    )
-    return [
-        {"passage": place, "relevant": chances[text.split()[-1]]}
-        for place, text in enumerate(asked, 1)
-    ]
+CHANCES = {"good": 0.9, "bad": 0.05, "fair": 0.5, "poor": 0.3}
 
 
 @pytest.fixture
-def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[ListEndpoint]:
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelEndpoint]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    served = ListEndpoint()
+    served = ModelEndpoint()
+    served.opinion = lambda text, _: CHANCES[text.split()[-1]]
     yield served
     served.close()
 
 
 @pytest.fixture
-def judge(endpoint: ListEndpoint) -> Iterator[PoolJudge]:
+def judge(endpoint: ModelEndpoint) -> Iterator[PoolJudge]:
     made = PoolJudge(
         ModelAssessor(
             "stand-in",
@@ -70,7 +50,7 @@ def judge(endpoint: ListEndpoint) -> Iterator[PoolJudge]:
 
 
 def test_one_call_judges_them_all_and_keeps_probability_and_place(
-    judge: PoolJudge, endpoint: ListEndpoint
+    judge: PoolJudge, endpoint: ModelEndpoint
 ) -> None:
     verdicts = [one for one in judge.judge("q", PASSAGES) if one is not None]
     assert len(endpoint.requests) == judge.ledger.accounts().calls == 1
@@ -88,7 +68,7 @@ def test_the_order_is_another_one_each_time(judge: PoolJudge) -> None:
 
 
 def test_a_reply_that_is_no_answer_is_no_verdict_and_an_outage_is_an_error(
-    judge: PoolJudge, endpoint: ListEndpoint
+    judge: PoolJudge, endpoint: ModelEndpoint
 ) -> None:
     endpoint.script.append(Answer("certainly relevant, all of them"))
     assert judge.judge("q", PASSAGES) == [None] * 4
@@ -99,7 +79,7 @@ def test_a_reply_that_is_no_answer_is_no_verdict_and_an_outage_is_an_error(
 
 
 def test_a_sample_takes_one_call_where_something_relevant_was_served(
-    judge: PoolJudge, endpoint: ListEndpoint
+    judge: PoolJudge, endpoint: ModelEndpoint
 ) -> None:
     live = Watching(judge)
     live.watch(make_context(["good", "bad", "fair", "poor"], 2, query="q"))
@@ -139,7 +119,7 @@ def test_scores_and_places_survive_the_store() -> None:
     assert json.loads(text)["c"] == [2, None]
 
 
-def test_an_assessor_that_is_not_asked_for_relevance_cannot_judge(endpoint: ListEndpoint) -> None:
+def test_an_assessor_that_is_not_asked_for_relevance_cannot_judge(endpoint: ModelEndpoint) -> None:
     assessor = ModelAssessor("m", questions=("answers",), base_url=endpoint.url, api_key="none")
     with pytest.raises(ConfigurationError, match="relevant"):
         PoolJudge(assessor)

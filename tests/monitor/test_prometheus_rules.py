@@ -14,6 +14,7 @@ import yaml
 from contexts import make_context
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from stub_judges import PaidOpinion
 from typer.testing import CliRunner
 from watching import Watching
 
@@ -24,12 +25,10 @@ from ctxguard.monitor.alarms import Alarm, AlarmKind, AlarmState, ReferenceKind,
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
-from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.store import FeedbackRow
 from ctxguard.profile.schema import Evidence, Profile, RouteProfile
 from ctxguard.request.telemetry import Telemetry
-from ctxguard.retrieval.usage import Ledger
 from ctxguard.server.metrics import HttpMetrics
 from tests.profiles import CERTIFICATE, profile_with
 
@@ -50,13 +49,6 @@ MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
 FROM_THE_SCRAPE = {"job", "instance"}
 
 
-class Opinion(LabelJudge):
-    """A judge that errs, and keeps accounts."""
-
-    exact = False
-    ledger = Ledger((2.0, 8.0))
-
-
 @pytest.fixture
 def scrapes(tmp_path: Path) -> list[str]:
     """A serving process, a monitor whose judge is exact, and one whose judge errs."""
@@ -71,9 +63,10 @@ def scrapes(tmp_path: Path) -> list[str]:
             state.add(Alarm(kind, Severity.ALARM, "", 0.0, route, reference=reference))
     state.add_signals(Route.HYBRID, Signals(5.0, 1.0, 2))
     qrels = {"q": {"p0": 1}}
-    for registry, judge in zip(registries[1:], (LabelJudge(qrels), Opinion(qrels)), strict=True):
-        live = Watching(judge, alarms=state)
-        MonitorCollector(live.monitor, registry)
+    for registry, judge in zip(
+        registries[1:], (LabelJudge(qrels), PaidOpinion(qrels)), strict=True
+    ):
+        live = Watching(judge, alarms=state, registry=registry)
         live.watch(*[make_context(["p0", "p1"], 1) for _ in range(3)])
         live.serve(make_context(["p0"], 1))
         live.store.add_feedback([FeedbackRow("r", "thumb_up", (), live.now)])

@@ -1,7 +1,10 @@
 """A whole monitor in one process: sampled requests go through a store in memory."""
 
+from prometheus_client import CollectorRegistry
+
 from ctxguard.core.context import Context
 from ctxguard.monitor.estimation.ratio import Precision
+from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import Judge
 from ctxguard.monitor.sampling.inclusion import DEFAULT_RATES, JudgingRates
 from ctxguard.monitor.sampling.privacy import Privacy
@@ -30,6 +33,7 @@ class Watching:
         privacy: Privacy | None = None,
         url: str = "sqlite://",
         store: SampleStore | None = None,
+        registry: CollectorRegistry | None = None,
         **settings: object,
     ) -> None:
         self.now = NOW
@@ -50,6 +54,8 @@ class Watching:
         self.monitor = Monitor(
             self.store, judge, precision=Precision(min_n=min_n), clock=clock, **settings
         )
+        self.registry = CollectorRegistry() if registry is None else registry
+        MonitorCollector(self.monitor, self.registry)
 
     def serve(self, *contexts: Context, probability: float | None = None) -> None:
         """Have requests sampled and stored."""
