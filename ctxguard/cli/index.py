@@ -1,8 +1,9 @@
 """``ctxguard index``: build the index folder of a corpus."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import Progress
 
     _Index = HybridRetriever | EngineRetriever
+
+
+_READ = 1_000
+"""Passages of a corpus that are read between two signs of progress."""
 
 
 class Index(SettingsModel):
@@ -128,41 +133,38 @@ def _index(settings: Index, output: Output) -> None:
 
     start = perf_counter()
     _check_destination(settings)
+    reader = read_corpus(settings.corpus)
     with output.doing("opening the index"):
         existing = _opened(settings) if settings.update else None
-    with output.doing("reading the corpus"):
-        reader = read_corpus(settings.corpus)
-        passages = list(reader)
+        chunk = settings.chunk or (existing is not None and _is_chunked(existing, settings.corpus))
     with output.doing("loading the model"):
         embedder = _embedder(settings, existing)
-    chunk = settings.chunk or (existing is not None and _is_chunked(existing, passages))
-    passages, window = _fitted(passages, embedder, output, chunk=chunk)
+        corpus = _Corpus(reader, embedder, chunk=chunk)
     if settings.out is not None and existing is None and settings.signals in {None, "full"}:
         # Made before the passages are counted, if the model gives one.
         with output.doing("reading the model's word pieces, once on this machine"):
             encoder = embedder.token_encoder()
             if encoder is not None:
                 encoder.token_table()
-    build_start, changes = perf_counter(), None
-    # Only the index can tell how many passages of an update are to be encoded.
-    with _encoding(output, len(passages) if existing is None else None) as progress:
+    changes = None
+    with _encoding(output, corpus, is_update=existing is not None) as progress:
         if existing is None:
-            retriever = _built(settings, passages, embedder, progress)
+            retriever = _built(settings, corpus, embedder, progress)
         else:
             retriever = existing
-            changes = retriever.upsert(passages, progress, delete_others=True)
-    build_seconds = perf_counter() - build_start
+            changes = retriever.upsert(corpus, progress, delete_others=True)
+    build_seconds = perf_counter() - corpus.read_at
     facts, document, notes = _saved(retriever, settings, embedder.dimension, output)
     if changes is not None:
         what_changed = ", ".join(f"{n:,} {what}" for what, n in asdict(changes).items())
         facts.insert(2, ("update", what_changed))
         document["update"] = asdict(changes)
-    notes = [*reader.notes, *_window_notes(window), *notes]
-    encoded = len(passages) if changes is None else changes.encoded
+    notes = [*reader.notes, *_window_notes(corpus.window), *notes]
+    encoded = corpus.passages if changes is None else changes.encoded
     seconds, per_second = perf_counter() - start, encoded / build_seconds
     if settings.as_json:
         measured = {"seconds": seconds, "passages_per_second": per_second}
-        print_json({**document, "window": window, **measured, "notes": notes})
+        print_json({**document, "window": corpus.window, **measured, "notes": notes})
     else:
         output.facts([*facts, ("took", f"{seconds:.1f} s, {per_second:,.0f} passages/s")])
     output.notes(notes)
@@ -192,7 +194,7 @@ def _opened(settings: Index) -> "_Index":
 
 def _built(
     settings: Index,
-    passages: "list[Passage]",
+    passages: "Iterable[Passage]",
     embedder: "SentenceTransformerEmbedder",
     progress: "Progress",
 ) -> "_Index":
@@ -223,72 +225,104 @@ def _embedder(settings: Index, existing: "_Index | None") -> "SentenceTransforme
 
 
 @contextmanager
-def _encoding(output: Output, n_passages: int | None) -> "Iterator[Progress]":
-    """Show a bar of the passages encoded so far, of a number that may be unknown."""
+def _encoding(output: Output, corpus: "_Corpus", *, is_update: bool) -> "Iterator[Progress]":
+    """Show the passages that were read, and then a bar of those encoded so far."""
     with output.passes() as begin:
-        advance = begin("encoding passages", n_passages)
+        corpus.progress = begin("reading passages", None)
+        advance: Callable[[int], None] | None = None
         encoded = 0
 
         def progress(done: int) -> None:
-            nonlocal encoded
+            nonlocal advance, encoded
+            # Only the index can tell how many passages of an update are to be encoded.
+            total = None if is_update else corpus.passages
+            advance = advance or begin("encoding passages", total)
             advance(done - encoded)
             encoded = done
 
         yield progress
-        if n_passages is not None:  # those left out count as done
-            advance(n_passages - encoded)
+        if advance is not None and not is_update:  # those left out count as done
+            advance(corpus.passages - encoded)
 
 
-def _is_chunked(retriever: "_Index", passages: "list[Passage]") -> bool:
+def _is_chunked(retriever: "_Index", corpus: Path) -> bool:
     """Tell whether an index holds chunks of longer passages; an engine, of these passages."""
+    from calibration.data.readers import read_corpus
     from ctxguard.integrations.engines.retriever import EngineRetriever
     from ctxguard.retrieval.chunks import CHUNK_OF
 
     if isinstance(retriever, EngineRetriever):
-        ids = [each.passage_id for each in passages]
-        return bool(retriever.labelled_ids(ids) - retriever.known_ids(ids))
+        ids = (each.passage_id for each in read_corpus(corpus))
+        while some := list(islice(ids, _READ)):
+            if retriever.labelled_ids(some) - retriever.known_ids(some):
+                return True
+        return False
     rows = retriever.generation.passages.metadata_rows
     rows.prepare([CHUNK_OF])
     return CHUNK_OF in rows.fields
 
 
-def _fitted(
-    passages: "list[Passage]",
-    embedder: "SentenceTransformerEmbedder",
-    output: Output,
-    *,
-    chunk: bool,
-) -> "tuple[list[Passage], dict[str, int | None]]":
-    """Split passages if that is asked for, and tell how they fit the model.
+class _Corpus:
+    """The passages to index, which are read once and not kept, and how they fit the model.
 
-    Returns:
-        The passages to index; and ``tokens``, the number that the model reads, None for all or if
-        unknown; ``longer``, the passages that are longer; ``chunks`` made of them, None without
-        splitting.
+    Args:
+        passages: Those of the file.
+        embedder: The model.
+        chunk: Whether passages that are longer than the model reads are split.
+
+    Attributes:
+        passages: The number of passages read so far, or of chunks.
+        window: ``tokens``, the number that the model reads, None for all or if unknown; ``longer``,
+            the passages that are longer; ``chunks`` made of them, None without splitting.
+        progress: Told of passages that were read.
+        read_at: When the last was read.
 
     Raises:
         ConfigurationError: chunks are asked for, and the number of tokens is not known.
     """
-    from ctxguard.retrieval.chunks import chunked, document_of
-    from ctxguard.retrieval.index.passages import searchable_text, without_surrogates
 
-    window = embedder.passage_window
-    if window is None:
-        if chunk:
+    def __init__(
+        self, passages: "Iterable[Passage]", embedder: "SentenceTransformerEmbedder", *, chunk: bool
+    ) -> None:
+        self._file, self._window, self._chunk = passages, embedder.passage_window, chunk
+        if self._window is None and chunk:
             raise ConfigurationError(
                 f"--chunk: how many tokens {embedder.name} reads is not known; leave it out"
             )
-        return passages, {"tokens": None, "longer": 0, "chunks": None}
-    with output.doing("splitting long passages" if chunk else "counting tokens"):
-        if not chunk:
-            longer = window.count_longer(
-                without_surrogates(searchable_text(passage)) for passage in passages
-            )
-            return passages, {"tokens": window.tokens, "longer": longer, "chunks": None}
-        split = list(chunked(passages, window))
-    documents = [each for each in map(document_of, split) if each is not None]
-    counts = {"longer": len(set(documents)), "chunks": len(documents)}
-    return split, {"tokens": window.tokens, **counts}
+        tokens = None if self._window is None else self._window.tokens
+        self.window = {"tokens": tokens, "longer": 0, "chunks": 0 if chunk else None}
+        self.passages, self.read_at = 0, perf_counter()
+        self.progress: Callable[[int], None] = lambda _: None
+
+    def __iter__(self) -> "Iterator[Passage]":
+        for passage in self._fitted():
+            yield passage
+            self.passages += 1
+            if self.passages % _READ == 0:
+                self.progress(_READ)
+        self.progress(self.passages % _READ)
+        self.read_at = perf_counter()
+
+    def _fitted(self) -> "Iterator[Passage]":
+        from ctxguard.retrieval.chunks import chunked, document_of
+        from ctxguard.retrieval.index.passages import searchable_text, without_surrogates
+
+        longer, chunks, last = 0, 0, None
+        if self._window is None:
+            yield from self._file
+        elif self._chunk:
+            for passage in chunked(self._file, self._window):
+                document = document_of(passage)
+                chunks += document is not None
+                longer += document not in {None, last}
+                last = document
+                yield passage
+            self.window["chunks"] = chunks
+        else:
+            for passage in self._file:
+                longer += self._window.is_longer(without_surrogates(searchable_text(passage)))
+                yield passage
+        self.window["longer"] = longer
 
 
 def _window_notes(window: "dict[str, int | None]") -> list[str]:

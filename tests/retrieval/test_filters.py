@@ -39,7 +39,7 @@ from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.index import filters as filters_module
 from ctxguard.retrieval.index.filters import AllowedRows, MetadataFields, MetadataRows
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
-from ctxguard.retrieval.index.passages import PassageTable
+from ctxguard.retrieval.index.passages import PassageTable, read_passages
 from ctxguard.retrieval.index.rows import Rows
 from ctxguard.testing import FaultyRetriever, WordHashEmbedder
 from tests.timing import PATIENCE_SECONDS
@@ -542,7 +542,7 @@ class TestRowsOfMetadata:
             Passage("p3", "red", metadata={"x": claim, "t": "a"}),
             Passage("p4", "red", metadata={}),
         ]
-        table = PassageTable.of(corpus)
+        table = read_passages(corpus)[0]
         assert table.metadata_rows.allowed(Where(t="a")).rows.tolist() == [3]
         lines = [b'{"_id": "p", "metadata":{"t":"a"}}\n', b'{"_id": "q", "metadata": [1}\n']
         ends = np.cumsum([*map(len, lines)])

@@ -246,11 +246,6 @@ class Engine(ABC):
         passages = map(passage_of, self.rows(PASSAGE, passage_ids))
         return {each.passage_id: each for each in passages if each is not None}
 
-    def revisions(self, passage_ids: Sequence[str] | None = None) -> dict[str, int]:
-        """Read the revisions of the passages with these ids that are there; None for all."""
-        found = self.rows(("passage_id", "revision"), passage_ids)
-        return {row["passage_id"]: row["revision"] for row in found}
-
     def _check_vector(self, whose: str, vector: Float32Array) -> None:
         if vector.shape != (self.settings.dimension,):
             raise ConfigurationError(

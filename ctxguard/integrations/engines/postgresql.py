@@ -45,6 +45,7 @@ VERSION = 1
 
 _NAME = "postgresql"
 _WRITE_SECONDS = 300.0
+_PAGE = 10_000
 _CONNECTIONS = 16
 _EF_SEARCH = 200
 _MOST_DIMENSIONS = 2_000
@@ -232,12 +233,16 @@ class PostgresEngine(Engine):
     ) -> Iterable[Mapping[str, Any]]:
         columns = ", ".join([_COLUMNS.get(field, field) for field in fields])
         statement = f"SELECT {columns} FROM passages"  # noqa: S608  fields of ours
-        if passage_ids is None:
-            found = self._database.read(statement, {}, _WRITE_SECONDS)
-        else:
+        if passage_ids is not None:
             values = {"ids": _storable(passage_ids)}
             found = self._database.read(f"{statement} WHERE id = ANY(%(ids)s)", values)
-        return [_named(fields, row) for row in found]
+            yield from (_named(fields, row) for row in found)
+            return
+        page = f"SELECT {columns}, id FROM passages WHERE id > %(after)s ORDER BY id LIMIT {_PAGE}"  # noqa: S608
+        after = ""
+        while found := self._database.read(page, {"after": after}, _WRITE_SECONDS):
+            yield from (_named(fields, row[:-1]) for row in found)
+            after = found[-1][-1]
 
     def count(self) -> int:
         return int(self._database.read("SELECT passages FROM totals", {})[0][0])

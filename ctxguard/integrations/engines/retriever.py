@@ -1,7 +1,8 @@
 """A hybrid retriever over an index in an engine, which answers the legs."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from statistics import fmean
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -30,7 +31,7 @@ from ctxguard.retrieval.chunks import first_chunk_id
 from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL, Candidates, Pool, alone, united
 from ctxguard.retrieval.hybrid.pipeline import DEFAULT_MAX_QUERY_CHARS, Hybrid, SearchSettings
 from ctxguard.retrieval.index.hybrid_index import Changes
-from ctxguard.retrieval.index.passages import searchable_text, validate_passages
+from ctxguard.retrieval.index.passages import PassageTable, read_passages, searchable_text
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder, named_embedder
 from ctxguard.retrieval.models.files import portable_name
 from ctxguard.retrieval.protocols import (
@@ -199,7 +200,7 @@ class EngineRetriever(Hybrid):
             StageUnavailableError: the engine cannot be reached.
             MissingExtraError: its client is not installed.
         """
-        valid, _ = validate_passages(passages)
+        given, _ = read_passages(passages)
         embedder = SentenceTransformerEmbedder() if embedder is None else embedder
         analyser = as_analyser(analyser)
         address = EngineAddress.parse(url, key=key)
@@ -209,11 +210,11 @@ class EngineRetriever(Hybrid):
             dimension=embedder.dimension,
             analyser=analyser.name,
             analyser_fingerprint=analyser.fingerprint,
-            mean_length=fmean(max(len(_terms(analyser, each)), 1) for each in valid),
+            mean_length=fmean(max(len(_terms(analyser, each)), 1) for each in given),
         )
         engine = engine_class(address).create(address, settings)
         built = cls(engine, embedder=embedder, analyser=analyser, **options)
-        built.upsert(valid, progress)
+        built._bring_up(given, progress)
         return built
 
     @classmethod
@@ -300,7 +301,7 @@ class EngineRetriever(Hybrid):
 
     def known_ids(self, passage_ids: Iterable[str]) -> frozenset[str]:
         """Return the ids among these that passages have."""
-        return frozenset(self._revisions(list(dict.fromkeys(passage_ids))))
+        return frozenset([each for each, _ in self._revisions(list(dict.fromkeys(passage_ids)))])
 
     def labelled_ids(self, passage_ids: Iterable[str]) -> frozenset[str]:
         """Return the ids that labels may name: of passages, and of documents in chunks."""
@@ -330,43 +331,65 @@ class EngineRetriever(Hybrid):
             DataError: no passages, a repeated id, or metadata that is no JSON.
             StageUnavailableError: the engine cannot be reached.
         """
-        valid, _ = validate_passages(passages)
-        revisions = {each.passage_id: revision_of(each) for each in valid}
-        before = self._engine.revisions() if delete_others else self._revisions(list(revisions))
-        to_write = [
-            each for each in valid if before.get(each.passage_id) != revisions[each.passage_id]
-        ]
-        for start in range(0, len(to_write), BATCH):
-            batch = to_write[start : start + BATCH]
-            vectors = self._settings.embedder.encode_passages(
-                [searchable_text(each) for each in batch]
-            )
-            self._engine.write(
-                [
-                    IndexedPassage(
-                        each,
-                        unit(vector),
-                        _terms(self.analyser, each),
-                        filter_tokens(each.metadata),
-                        signed_digest(each),
-                        revisions[each.passage_id],
-                    )
-                    for each, vector in zip(batch, vectors, strict=True)
-                ]
-            )
+        given, _ = read_passages(passages)
+        return self._bring_up(given, progress, delete_others=delete_others)
+
+    def _bring_up(
+        self, given: PassageTable, progress: Progress | None, *, delete_others: bool = False
+    ) -> Changes:
+        """Write the passages of a table that are not there as they are."""
+        before, gone = np.zeros(len(given), np.int64), list[str]()
+        is_there = np.zeros(len(given), np.bool_)
+        stored: Iterable[tuple[str, int]] = self._revisions(given.ids)
+        if delete_others:
+            rows = self._engine.rows(("passage_id", "revision"))
+            stored = ((each["passage_id"], each["revision"]) for each in rows)
+        for passage_id, revision in stored:
+            row = given.row_of(passage_id)
+            if row is None:
+                gone.append(passage_id)
+            else:
+                before[row], is_there[row] = revision, True
+        changed, encoded = 0, 0
+        revisions = map(revision_of, given)
+        to_write = (
+            (row, revision)
+            for row, revision in enumerate(revisions)
+            if not is_there[row] or before[row] != revision
+        )
+        while batch := list(islice(to_write, BATCH)):
+            self._write([(given[row], revision) for row, revision in batch])
+            changed += sum(bool(is_there[row]) for row, _ in batch)
+            encoded += len(batch)
             if progress is not None:
-                progress(start + len(batch))
-        gone = [each for each in before if each not in revisions] if delete_others else []
+                progress(encoded)
         self._delete(gone)
         # Also without a change: an interrupted call may have written everything but this.
         self._engine.finish()
-        added = sum(each.passage_id not in before for each in to_write)
         return Changes(
-            added=added,
-            changed=len(to_write) - added,
+            added=encoded - changed,
+            changed=changed,
             deleted=len(gone),
-            unchanged=len(valid) - len(to_write),
-            encoded=len(to_write),
+            unchanged=len(given) - encoded,
+            encoded=encoded,
+        )
+
+    def _write(self, batch: Sequence[tuple[Passage, int]]) -> None:
+        """Encode and write passages with their revisions."""
+        texts = [searchable_text(passage) for passage, _ in batch]
+        vectors = self._settings.embedder.encode_passages(texts)
+        self._engine.write(
+            [
+                IndexedPassage(
+                    each,
+                    unit(vector),
+                    _terms(self.analyser, each),
+                    filter_tokens(each.metadata),
+                    signed_digest(each),
+                    revision,
+                )
+                for (each, revision), vector in zip(batch, vectors, strict=True)
+            ]
         )
 
     def delete(self, passage_ids: Iterable[str]) -> int:
@@ -385,11 +408,11 @@ class EngineRetriever(Hybrid):
         for start in range(0, len(passage_ids), BATCH):
             self._engine.delete(passage_ids[start : start + BATCH])
 
-    def _revisions(self, passage_ids: Sequence[str]) -> dict[str, int]:
-        found: dict[str, int] = {}
+    def _revisions(self, passage_ids: Sequence[str]) -> Iterator[tuple[str, int]]:
         for start in range(0, len(passage_ids), BATCH):
-            found.update(self._engine.revisions(passage_ids[start : start + BATCH]))
-        return found
+            asked = passage_ids[start : start + BATCH]
+            for row in self._engine.rows(("passage_id", "revision"), asked):
+                yield row["passage_id"], row["revision"]
 
     def warm_up(self) -> None:
         """Load the model, so that the first query does not wait."""

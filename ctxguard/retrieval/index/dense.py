@@ -23,6 +23,7 @@ from ctxguard.core.types import FloatArray
 from ctxguard.errors import DataError
 from ctxguard.retrieval.index import kernels
 from ctxguard.retrieval.index.filters import AllowedRows
+from ctxguard.retrieval.index.growing import blocks, collected
 from ctxguard.retrieval.index.part_files import PartFiles, read_only
 from ctxguard.retrieval.index.rows import Rows
 from ctxguard.retrieval.protocols import Float32Array, RowArray
@@ -36,6 +37,7 @@ CODES = "vectors.codes"
 _FINE, _COARSE = 2, 4
 _FINE_NUMBERS = 2**27
 _RESCORE_FACTOR = {_FINE: 8, _COARSE: 32}
+_MOST_TRAINED, _TRAINED, _CODED = 2**17, 2**15, 2**16
 _MIN_RESCORED = 400
 _MIN_CODED = 1_000
 
@@ -73,10 +75,14 @@ def build_pq_codes(vectors: Float32Array) -> Any:
     threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     try:
-        codes.train(vectors)
+        # faiss takes 4,096 at random for each code; of many vectors, which may lie in a file,
+        # these are as good.
+        every = 1 if len(vectors) <= _MOST_TRAINED else len(vectors) // _TRAINED
+        codes.train(vectors[::every])
     finally:
         faiss.omp_set_num_threads(threads)
-    codes.add(vectors)
+    for first in range(0, len(vectors), _CODED):
+        codes.add(vectors[first : first + _CODED])
     return codes
 
 
@@ -172,7 +178,9 @@ class DenseIndex:
 
     def merged(self, exact_limit: int) -> "DenseIndex":
         """Store the vectors as one segment."""
-        return self.build(self.vectors_at(np.arange(len(self))), exact_limit=exact_limit)
+        rows = blocks(np.full(len(self), 4 * self.dimension))
+        vectors = collected(np.float32, map(self.vectors_at, rows))
+        return self.build(vectors, exact_limit=exact_limit)
 
     def __len__(self) -> int:
         return len(self._rows)

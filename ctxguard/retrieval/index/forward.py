@@ -20,6 +20,7 @@ from ctxguard.core.types import FloatArray
 from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.analysers.reading import Reading
 from ctxguard.retrieval.index import kernels
+from ctxguard.retrieval.index.growing import Growing, blocks, collected
 from ctxguard.retrieval.index.lexical import K1, B, idf
 from ctxguard.retrieval.index.part_files import (
     PartFiles,
@@ -35,6 +36,9 @@ from ctxguard.retrieval.signals.text import NAMES, PassageWords, QueryWords, tex
 
 _WORDS, _STARTS = "forward.words.npy", "forward.starts.npy"
 _VOCABULARY = "forward.vocabulary.json"
+
+_HELD = 2**18
+"""Words that are numbered before they are written."""
 
 NumberArray = NDArray[np.int64]
 
@@ -145,8 +149,10 @@ class ForwardIndex:
             self.stems_with[stems] += segment.stems_with - stems_gone
             # The first segment, which may be mapped, keeps its numbers.
             if at:
-                renumbered = kernels.renumbered(segment.ordered.words, words)
-                self._ordered[at] = _read_only(Ordered(renumbered, segment.ordered.starts))
+                old, starts = segment.ordered
+                parts = (old[rows[0] : rows[-1] + 1] for rows in blocks(np.full(old.size, 4)))
+                renumbered = (kernels.renumbered(part, words) for part in parts)
+                self._ordered[at] = Ordered(collected(np.int32, renumbered), starts)
         self._stem_of = read_only(stem_of)
 
     @classmethod
@@ -154,14 +160,20 @@ class ForwardIndex:
         """Read texts, one per row."""
         reading = Reading.of(analyser)
         vocabulary: dict[str, int] = {}
-        number, words, starts = vocabulary.setdefault, array("i"), array("q", [0])
+        number, starts = vocabulary.setdefault, array("q", [0])
+        words, held = Growing(np.int32), array("i")
         for text in texts:
+            before = len(held)
             for sentence in reading.sentences(text):
-                at = len(words)
-                words.extend([number(word, len(vocabulary)) for word in sentence])
-                words[at] = ~words[at]
-            starts.append(len(words))
-        ordered = Ordered(np.array(words, np.int32), np.array(starts, np.int64))
+                at = len(held)
+                held.extend([number(word, len(vocabulary)) for word in sentence])
+                held[at] = ~held[at]
+            starts.append(starts[-1] + len(held) - before)
+            if len(held) > _HELD:
+                words.extend(held.tobytes())
+                held = array("i")
+        words.extend(held.tobytes())
+        ordered = Ordered(words.array(), np.array(starts, np.int64))
         return cls._of(analyser, vocabulary, ordered)
 
     @classmethod
@@ -177,17 +189,18 @@ class ForwardIndex:
 
     def merged(self) -> Self:
         """Store the words as one segment, the same as one that was built from the texts."""
-        words, starts = self.ordered
-        # Only numbers of words: a mapped file may have been altered.
-        words = kernels.renumbered(words, np.arange(len(self.vocabulary), dtype=np.int32))
-        # Numbers by first appearance, without the words that are gone.
-        there, first = np.unique(np.where(words < 0, ~words, words), return_index=True)
-        there = there[np.argsort(first)]
-        numbers = np.full(len(self.vocabulary), -1, np.int32)
-        numbers[there] = np.arange(there.size)
-        names = list(self.vocabulary)
-        vocabulary = {names[number]: at for at, number in enumerate(there.tolist())}
-        ordered = Ordered(kernels.renumbered(words, numbers), starts)
+        names, itself = list(self.vocabulary), np.arange(len(self.vocabulary), dtype=np.int32)
+        numbers, vocabulary = np.full(len(names), -1, np.int32), dict[str, int]()
+        lengths, words = self._lengths(self._rows.stored), Growing(np.int32)
+        for rows in blocks(4 * lengths):
+            # Only numbers of words: a mapped file may have been altered.
+            own = kernels.renumbered(self._gathered(rows).words, itself)
+            # Numbers by first appearance, without the words that are gone.
+            there, first = np.unique(np.where(own < 0, ~own, own), return_index=True)
+            for number in there[np.argsort(first)].tolist():
+                numbers[number] = vocabulary.setdefault(names[number], len(vocabulary))
+            words.extend(kernels.renumbered(own, numbers))
+        ordered = Ordered(words.array(), np.cumsum(np.append(0, lengths)))
         return self._of(self.analyser, vocabulary, ordered)
 
     def __len__(self) -> int:

@@ -6,7 +6,7 @@ those of its segments.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from secrets import token_hex
@@ -29,13 +29,12 @@ from ctxguard.retrieval.index.part_files import Maps, PartFiles
 from ctxguard.retrieval.index.passages import (
     BuildReport,
     PassageTable,
-    passage_line,
+    read_passages,
     searchable_text,
-    validate_passages,
 )
 from ctxguard.retrieval.index.rows import Rows
 from ctxguard.retrieval.index.scripts import letters_by_script, unhandled_letters
-from ctxguard.retrieval.index.segment import Segment, SignalLevel
+from ctxguard.retrieval.index.segment import Encoded, Segment, SignalLevel
 from ctxguard.retrieval.index.sentences import SentenceIndex, TokenTable, sentences_at
 from ctxguard.retrieval.protocols import (
     Analyser,
@@ -55,9 +54,6 @@ MERGE_FROM = 2_000
 
 _Part = tuple[Segment, NDArray[np.bool_]]
 """A segment, and which of its rows are kept."""
-
-_Encoded = tuple[Float32Array, Sentences | None]
-"""Unit vectors of passages, shape (n, dimension), and their sentences, None if not kept."""
 
 _SEGMENT, _ROWS, _TOKENS = "segment", "rows", "tokens"
 
@@ -136,13 +132,13 @@ class HybridIndex:
             ConfigurationError: an unknown engine, vectors of the wrong shape, or an embedder
                 that cannot give the signals.
         """
-        valid, report = validate_passages(passages)
+        valid, report = read_passages(passages)
         table = None
         if signals == "full":
             table = TokenTable.of(_token_encoder(embedder).token_table())
         segment = Segment.build(
             valid,
-            *_encode(embedder, valid, table, progress),
+            _Encoder(embedder, valid, table, progress).encode,
             engine=engine,
             analyser=analyser,
             exact_limit=exact_limit,
@@ -155,7 +151,7 @@ class HybridIndex:
             engine=engine,
             embedder=embedder.name,
             embedder_weights=embedder.fingerprint(),
-            letters=letters_by_script([searchable_text(passage) for passage in valid]),
+            letters=letters_by_script(map(searchable_text, valid)),
             report=report,
         )
 
@@ -221,15 +217,15 @@ class HybridIndex:
         Raises:
             DataError: an id that is already there; otherwise as for ``build``.
         """
-        new, report = validate_passages(passages)
-        repeated = [each.passage_id for each in new if self._row(each.passage_id) is not None]
+        new, report = read_passages(passages)
+        repeated = [each for each in new.ids if self._row(each) >= 0]
         if repeated:
             raise DataError(
                 f"{len(repeated)} of {len(new)} passages have the id of one in the index, first "
                 f"{repeated[0]!r}; use upsert to replace them"
             )
-        encoded = _encode(embedder, new, self._table, progress)
-        index = self._changed(new, encoded, (), self._with(report))
+        encode = _Encoder(embedder, new, self._table, progress).encode
+        index = self._changed(new, encode, np.zeros(0, np.int64), self._with(report))
         return index, Changes(added=len(new), encoded=len(new))
 
     def deleted(self, passage_ids: Iterable[str]) -> "tuple[HybridIndex, Changes]":
@@ -239,7 +235,7 @@ class HybridIndex:
             DataError: an id that is not in the index, or nothing would be left.
         """
         gone = set(passage_ids)
-        unknown = sorted(each for each in gone if self._row(each) is None)
+        unknown = sorted(each for each in gone if self._row(each) < 0)
         if unknown:
             raise DataError(
                 f"{len(unknown)} of {len(gone)} passages to delete are not in the index, first "
@@ -247,7 +243,8 @@ class HybridIndex:
             )
         if len(gone) == len(self.passages):
             raise DataError("deleting every passage would leave nothing to search")
-        return self._changed((), None, gone, self.report), Changes(deleted=len(gone))
+        rows = np.array([self._row(each) for each in gone], np.int64)
+        return self._changed(None, None, rows, self.report), Changes(deleted=len(gone))
 
     def upserted(
         self,
@@ -271,74 +268,53 @@ class HybridIndex:
         Raises:
             DataError: As for ``build``.
         """
-        given, report = validate_passages(passages)
-        rows = [self._row(passage.passage_id) for passage in given]
-        new = [
-            (passage, row)
-            for passage, row in zip(given, rows, strict=True)
-            if row is None or self.passages.line(row) != passage_line(passage)
+        given, report = read_passages(passages)
+        rows = np.fromiter(map(self._row, given.ids), np.int64, len(given))
+        is_new = [
+            row < 0 or self.passages.line(row) != given.line(at)
+            for at, row in enumerate(rows.tolist())
         ]
-        encoded, n_encoded = self._encoded(new, embedder, progress)
-        gone = {passage.passage_id for passage, row in new if row is not None}
+        new = given if all(is_new) else given.taken(np.flatnonzero(is_new))
+        former = rows[is_new]
+        encoder = _Encoder(embedder, new, self._table, progress, self, former)
+        gone = former[former >= 0]
         changes = Changes(
-            added=sum(row is None for _, row in new),
-            changed=len(gone),
+            added=len(new) - gone.size,
+            changed=gone.size,
             unchanged=len(given) - len(new),
-            encoded=n_encoded,
+            encoded=len(new) - int(encoder.is_known.sum()),
         )
         if delete_others:
-            others = set(self.passages.ids).difference(passage.passage_id for passage in given)
-            gone |= others
-            changes = replace(changes, deleted=len(others))
-        if not new and not gone:
+            others = np.setdiff1d(np.arange(len(self.passages)), rows)
+            gone = np.concatenate((gone, others))
+            changes = replace(changes, deleted=others.size)
+        if not len(new) and not gone.size:
             return self, changes
         report = report if delete_others else self._with(report)
-        return self._changed([passage for passage, _ in new], encoded, gone, report), changes
-
-    def _encoded(
-        self,
-        passages: Sequence[tuple[Passage, int | None]],
-        embedder: Embedder,
-        progress: Progress | None,
-    ) -> tuple[_Encoded, int]:
-        """Encode passages with another text than their row's; return also their number."""
-        unknown, known, rows = [], [], []
-        for at, (passage, row) in enumerate(passages):
-            if row is None or searchable_text(self.passages[row]) != searchable_text(passage):
-                unknown.append(at)
-            else:
-                known.append(at)
-                rows.append(row)
-        new = [passages[at][0] for at in unknown]
-        vectors, sentences = _encode(embedder, new, self._table, progress)
-        old, order = np.array(rows, np.int64), np.argsort([*unknown, *known])
-        vectors = np.concatenate((vectors, self.dense.vectors_at(old)))[order]
-        if sentences is not None and self.sentences is not None:
-            both = Sentences.of([sentences, self.sentences.taken(old)])
-            sentences = sentences_at(both, order)
-        return (vectors, sentences), len(unknown)
+        return self._changed(new, encoder.encode, gone, report), changes
 
     def _changed(
         self,
-        new: Sequence[Passage],
-        encoded: _Encoded | None,
-        gone: Collection[str],
+        new: PassageTable | None,
+        encode: Callable[[RowArray], Encoded] | None,
+        gone: RowArray,
         report: BuildReport,
     ) -> "HybridIndex":
-        """Drop the passages ``gone``, and add ``new``, whose ids are not there then.
+        """Drop the rows ``gone``, and add passages, whose ids are not there then.
 
         Later segments are made one, or all of them if they have changed much.
         """
         letters = Counter(self.letters)
-        letters.update(letters_by_script([searchable_text(passage) for passage in new]))
-        rows = [row for row in map(self._row, gone) if row is not None]
-        letters.subtract(letters_by_script([searchable_text(self.passages[row]) for row in rows]))
-        kept = self.rows.kept_without(np.array(rows, np.int64))
+        letters.subtract(
+            letters_by_script(searchable_text(self.passages[row]) for row in gone.tolist())
+        )
+        kept = self.rows.kept_without(gone)
         parts = [part for part in zip(self.segments, kept, strict=True) if part[1].any()]
-        if encoded is not None and new:
+        if encode is not None and new:
+            letters.update(letters_by_script(map(searchable_text, new)))
             added = Segment.build(
                 new,
-                *encoded,
+                encode,
                 engine=self.engine,
                 analyser=self.lexical.analyser,
                 exact_limit=len(new),
@@ -350,7 +326,7 @@ class HybridIndex:
         n_deleted = int((~parts[0][1]).sum())
         if parts[0][0] is not self.segments[0] or max(n_later, n_deleted) > MERGE_FROM:
             parts = [self._merged(parts, self.dense.exact_limit)]
-        elif n_later:
+        elif n_later and not (len(parts) == 2 and parts[1][1].all()):
             parts = [parts[0], self._merged(parts[1:], n_later)]
         return self._of(
             [segment for segment, _ in parts],
@@ -367,8 +343,10 @@ class HybridIndex:
         whole = Segment.over(segments, _in_order(parts), self.engine).merged(exact_limit)
         return whole, np.ones(len(whole.passages), np.bool_)
 
-    def _row(self, passage_id: str) -> int | None:
-        return self.passages.row_of(passage_id)
+    def _row(self, passage_id: str) -> int:
+        """Return the row of a passage; −1 if it is not there."""
+        row = self.passages.row_of(passage_id)
+        return -1 if row is None else row
 
     def _with(self, report: BuildReport) -> BuildReport:
         """Add the counts of passages that are added to this index's report."""
@@ -595,22 +573,72 @@ def _token_encoder(embedder: Embedder) -> TokenEncoder:
     return encoder
 
 
-def _encode(
-    embedder: Embedder,
-    passages: Sequence[Passage],
-    table: TokenTable | None,
-    progress: Progress | None,
-) -> _Encoded:
-    """Encode passages, with their sentences if there is a token table."""
-    texts = [searchable_text(passage) for passage in passages]
-    sentences = None
-    if table is None:
-        vectors = embedder.encode_passages(texts, progress)
-    else:
-        vectors, sentences = _token_encoder(embedder).encode_passages(texts, progress)
-    if vectors.shape != (len(texts), embedder.dimension):
-        raise ConfigurationError(
-            f"the embedder {embedder.name!r} returned shape {vectors.shape} for {len(texts)} "
-            f"passages; it must be {(len(texts), embedder.dimension)}"
-        )
-    return unit_rows(vectors, [passage.passage_id for passage in passages]), sentences
+class _Encoder:
+    """Encodes the rows of a table, but those whose texts an index holds already.
+
+    Args:
+        embedder: The model.
+        passages: The table.
+        tokens: The model's token table if sentences are kept, else None.
+        progress: Called with the number of passages encoded so far.
+        index: The index.
+        former: The row in it of each passage, −1 for none.
+
+    Attributes:
+        is_known: Whether the index holds each passage's text, shape (n_passages,).
+    """
+
+    def __init__(  # noqa: PLR0917
+        self,
+        embedder: Embedder,
+        passages: PassageTable,
+        tokens: TokenTable | None,
+        progress: Progress | None,
+        index: HybridIndex | None = None,
+        former: RowArray | None = None,
+    ) -> None:
+        self._embedder, self._passages, self._tokens = embedder, passages, tokens
+        self._progress, self._done = progress, 0
+        self._index, self._former = index, former
+        self.is_known = np.zeros(len(passages), np.bool_)
+        if index is not None and former is not None:
+            for at in np.flatnonzero(former >= 0).tolist():
+                old, new = index.passages[former[at]], passages[at]
+                self.is_known[at] = searchable_text(old) == searchable_text(new)
+
+    def encode(self, rows: RowArray) -> Encoded:
+        """Return the vectors of rows, and their sentences.
+
+        Raises:
+            DataError: vectors with NaN or an infinity.
+            ConfigurationError: vectors of the wrong shape.
+        """
+        is_known = self.is_known[rows]
+        vectors, sentences = self._new(rows[~is_known])
+        if self._index is None or self._former is None or not is_known.any():
+            return vectors, sentences
+        old = self._former[rows[is_known]]
+        order = np.argsort(np.concatenate((np.flatnonzero(~is_known), np.flatnonzero(is_known))))
+        vectors = np.concatenate((vectors, self._index.dense.vectors_at(old)))[order]
+        if sentences is not None and self._index.sentences is not None:
+            both = Sentences.of([sentences, self._index.sentences.taken(old)])
+            sentences = sentences_at(both, order)
+        return vectors, sentences
+
+    def _new(self, rows: RowArray) -> Encoded:
+        embedder, progress, before = self._embedder, self._progress, self._done
+        passages = [self._passages[row] for row in rows.tolist()]
+        texts = [searchable_text(passage) for passage in passages]
+        total = None if progress is None else lambda done: progress(before + done)
+        sentences = None
+        if self._tokens is None:
+            vectors = embedder.encode_passages(texts, total)
+        else:
+            vectors, sentences = _token_encoder(embedder).encode_passages(texts, total)
+        if vectors.shape != (len(texts), embedder.dimension):
+            raise ConfigurationError(
+                f"the embedder {embedder.name!r} returned shape {vectors.shape} for {len(texts)} "
+                f"passages; it must be {(len(texts), embedder.dimension)}"
+            )
+        self._done += len(texts)
+        return unit_rows(vectors, [passage.passage_id for passage in passages]), sentences

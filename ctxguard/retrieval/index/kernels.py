@@ -8,6 +8,9 @@ A row, a word or a piece that does not exist, as in a mapped file that somebody 
 taken for the first: the result is wrong then, and nothing else is read or written.
 """
 
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,10 +19,15 @@ from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.types import FloatArray, Leg, ScoreKind
 from ctxguard.retrieval.protocols import Float32Array, PieceArray, RowArray
 
+_Number = TypeVar("_Number", bound=np.integer[Any])
+
 WordArray = NDArray[np.int64]
 CountArray = NDArray[np.uint16]
 PostingRows = NDArray[np.int32]
 Postings = tuple[Float32Array, PostingRows, WordArray]
+
+_POSTINGS = 2**18
+"""Postings that are scored or counted together: each takes some tens of bytes meanwhile."""
 
 FusedCandidates = tuple[RowArray, FloatArray, FloatArray, FloatArray]
 """Rows, fused scores, lexical scores and cosines, best first, ties by row; shape (n,) each."""
@@ -75,8 +83,8 @@ def posting_scores(
     starts: WordArray,
     weights: FloatArray,
     norms: FloatArray,
-) -> Float32Array:
-    """BM25 score of every posting, shape as ``counts``.
+) -> Iterator[Float32Array]:
+    """BM25 score of every posting in their order, some at a time.
 
     Args:
         counts: As for `Counted`.
@@ -85,14 +93,19 @@ def posting_scores(
         weights: Inverse document frequency of each word, shape (n_words,).
         norms: The addend of a passage's length to the count, shape (n_passages,).
     """
-    scores = np.empty(counts.size, np.float32)
-    # Some words at a time: numbers of eight bytes for every posting would take much memory.
-    for first in range(0, weights.size, 10_000):
-        of_words = starts[first : first + 10_001]
-        part = slice(of_words[0], of_words[-1])
-        by_posting = np.repeat(weights[first : first + 10_000], np.diff(of_words))
-        scores[part] = _bm25(counts[part], by_posting, norms[rows[part]])
-    return scores
+    for part, words, bounds in _some_postings(starts):
+        by_posting = np.repeat(weights[words], np.diff(bounds))
+        yield _bm25(counts[part], by_posting, norms[rows[part]])
+
+
+def _some_postings(starts: WordArray) -> Iterator[tuple[slice, slice, WordArray]]:
+    """Yield some postings at a time: where they are, their words, and the bounds of each word."""
+    for first in range(0, int(starts[-1]), _POSTINGS):
+        end = min(first + _POSTINGS, int(starts[-1]))
+        begin = int(np.searchsorted(starts, first, "right")) - 1
+        last = int(np.searchsorted(starts, end, "left"))
+        bounds = np.clip(starts[begin : last + 1], first, end) - first
+        yield slice(first, end), slice(begin, last), bounds
 
 
 def passages_with(rows: PostingRows, starts: WordArray, new_rows: RowArray) -> WordArray:
@@ -103,9 +116,12 @@ def passages_with(rows: PostingRows, starts: WordArray, new_rows: RowArray) -> W
         starts: As for `Counted`.
         new_rows: The row of each passage, −1 where it was deleted.
     """
-    there = np.zeros(rows.size + 1, np.int64)
-    np.cumsum(new_rows[_existing(rows, new_rows.size)] >= 0, out=there[1:])
-    return np.diff(there[starts])
+    found = np.zeros(starts.size - 1, np.int64)
+    for part, words, bounds in _some_postings(starts):
+        there = np.zeros(bounds[-1] + 1, np.int64)
+        np.cumsum(new_rows[_existing(rows[part], new_rows.size)] >= 0, out=there[1:])
+        found[words] += np.diff(there[bounds])
+    return found
 
 
 def rows_with(
@@ -265,7 +281,9 @@ def renumbered(words: PostingRows, numbers: PostingRows) -> PostingRows:
     return renumbered
 
 
-def taken(words: PostingRows, starts: WordArray, rows: RowArray) -> tuple[PostingRows, WordArray]:
+def taken(
+    words: NDArray[_Number], starts: WordArray, rows: RowArray
+) -> tuple[NDArray[_Number], WordArray]:
     """Copy the words of some passages, in the order of ``rows``; also return their starts."""
     begin, sizes = starts[rows], starts[rows + 1] - starts[rows]
     new_starts = np.zeros(rows.size + 1, np.int64)

@@ -1,7 +1,7 @@
 """The lexical indexes: BM25 as bm25s scores it (the default) or as rank-bm25 does."""
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +15,7 @@ from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError, IndexFolderError
 from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.index import kernels
+from ctxguard.retrieval.index.growing import Growing, blocks, collected
 from ctxguard.retrieval.index.kernels import Postings
 from ctxguard.retrieval.index.part_files import (
     ALTERED,
@@ -25,7 +26,7 @@ from ctxguard.retrieval.index.part_files import (
     write_texts,
 )
 from ctxguard.retrieval.index.rows import Rows
-from ctxguard.retrieval.protocols import Analyser, Float32Array, LexicalHits
+from ctxguard.retrieval.protocols import Analyser, Float32Array, LexicalHits, RowArray
 
 LexicalEngine = Literal["bm25s", "rank-bm25"]
 
@@ -36,6 +37,12 @@ _MAX_COUNT = np.iinfo(np.uint16).max
 """Words that a passage has more often count as often as this: their score differs by 1e-5."""
 
 _VOCABULARY = "lexical.vocabulary.json"
+
+_HELD = 2**19
+"""Words that are counted together: each takes some tens of bytes meanwhile."""
+
+_POSTING_BYTES = 32
+"""Memory that a posting takes while it is sorted."""
 
 
 class Counted(NamedTuple):
@@ -52,6 +59,24 @@ class Counted(NamedTuple):
     rows: NDArray[np.int32]
     starts: NDArray[np.int64]
     lengths: NDArray[np.int32]
+
+
+class _Part(NamedTuple):
+    """Postings by word, to be joined with others.
+
+    Attributes:
+        numbers: The new number of each word, −1 for one without a posting, shape (n_words,).
+        starts: As for `Counted`, like the next two.
+        rows: The former row of each posting.
+        counts: How often.
+        new_rows: The row of each former row, −1 where it was deleted; None for the same.
+    """
+
+    numbers: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    rows: NDArray[np.int32]
+    counts: NDArray[np.uint16]
+    new_rows: RowArray | None = None
 
 
 class _Terms(NamedTuple):
@@ -115,19 +140,30 @@ class Bm25sIndex:
         scores = kernels.posting_scores(
             counts, rows, starts, idf(np.diff(starts), lengths.size), length_norms(lengths)
         )
-        segment = _Terms(vocabulary, counted, read_only(scores))
+        segment = _Terms(vocabulary, counted, collected(np.float32, scores))
         return cls(analyser, [segment], Rows.whole(lengths.size))
 
     @classmethod
     def build(cls, texts: Iterable[str], analyser: Analyser = ENGLISH) -> Self:
         """Analyse and score texts, one per row."""
-        words, ends, vocabulary = _term_ids(texts, analyser)
-        lengths = np.diff(ends)
-        rows = np.repeat(np.arange(lengths.size), lengths)
-        # One number for each pair of word and row, so that sorting counts the pairs.
-        pairs, counts = np.unique(words * max(lengths.size, 1) + rows, return_counts=True)
-        words, rows = np.divmod(pairs, max(lengths.size, 1))
-        counted = _counted(words, rows, counts, lengths, len(vocabulary))
+        vocabulary: dict[str, int] = {}
+        rows, counts = Growing(np.int32), Growing(np.uint16)
+        lengths, words_of_parts = [], []
+        n_rows = n_postings = 0
+        for words, own_lengths in _term_ids(texts, analyser, vocabulary):
+            n = max(own_lengths.size, 1)
+            row_of_word = np.repeat(np.arange(own_lengths.size), own_lengths)
+            # One number for each pair of word and row, so that sorting counts the pairs.
+            pairs, found = np.unique(words * n + row_of_word, return_counts=True)
+            numbers, starts = np.unique(pairs // n, return_index=True)
+            words_of_parts.append((numbers, n_postings + np.append(starts, pairs.size)))
+            rows.extend(n_rows + pairs % n)
+            counts.extend(np.minimum(found, _MAX_COUNT))
+            lengths.append(own_lengths)
+            n_rows, n_postings = n_rows + own_lengths.size, n_postings + pairs.size
+        postings = rows.array(), counts.array()
+        parts = [_Part(*each, *postings) for each in words_of_parts]
+        counted = _joined(parts, np.concatenate(lengths), len(vocabulary))
         return cls._of(analyser, vocabulary, counted)
 
     @classmethod
@@ -140,28 +176,19 @@ class Bm25sIndex:
         """Store the terms as one segment, without analysing anything."""
         vocabulary: dict[str, int] = {}
         lengths = np.zeros(len(self), np.int64)
-        words, passages, counts = [], [], []
+        parts = []
         for segment, new in zip(self._segments, self._rows.of_segments, strict=True):
-            counted = segment.counted
+            counts, rows, starts, own_lengths = segment.counted
             try:
-                check_numbers("the rows", counted.rows, new.size)
+                check_numbers("the rows", rows, new.size)
             except ValueError as error:
                 raise IndexFolderError(f"{_array('rows')} {ALTERED}") from error
-            lengths[new[new >= 0]] = counted.lengths[new >= 0]
-            new_rows = new[counted.rows]
-            is_there = new_rows >= 0
-            old = np.repeat(np.arange(len(segment.vocabulary)), np.diff(counted.starts))[is_there]
-            numbers = np.full(len(segment.vocabulary), -1)
-            terms = list(segment.vocabulary)
-            for number in np.unique(old).tolist():
+            lengths[new[new >= 0]] = own_lengths[new >= 0]
+            terms, numbers = list(segment.vocabulary), np.full(len(segment.vocabulary), -1)
+            for number in np.flatnonzero(kernels.passages_with(rows, starts, new)).tolist():
                 numbers[number] = vocabulary.setdefault(terms[number], len(vocabulary))
-            words.append(numbers[old])
-            passages.append(new_rows[is_there])
-            counts.append(counted.counts[is_there])
-        word, row, count = map(np.concatenate, (words, passages, counts))
-        order = np.argsort(word * max(lengths.size, 1) + row)
-        counted = _counted(word[order], row[order], count[order], lengths, len(vocabulary))
-        return self._of(self.analyser, vocabulary, counted)
+            parts.append(_Part(numbers, starts, rows, counts, new))
+        return self._of(self.analyser, vocabulary, _joined(parts, lengths, len(vocabulary)))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -245,22 +272,30 @@ def length_norms(lengths: NDArray[np.int32]) -> FloatArray:
     return norms
 
 
-def _counted(
-    words: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    n_words: int,
-) -> Counted:
-    """Postings in the order of words and rows, shape (n_postings,) each."""
-    starts = np.zeros(n_words + 1, np.int64)
-    np.cumsum(np.bincount(words, minlength=n_words), out=starts[1:])
-    return Counted(
-        np.minimum(counts, _MAX_COUNT).astype(np.uint16),
-        rows.astype(np.int32),
-        starts,
-        lengths.astype(np.int32),
-    )
+def _joined(parts: Sequence[_Part], lengths: NDArray[np.integer], n_words: int) -> Counted:
+    """Sort the postings of several parts by new word and row, some words at a time."""
+    sizes, totals = np.zeros(n_words, np.int64), np.zeros(n_words + 1, np.int64)
+    orders = [np.argsort(part.numbers, kind="stable") for part in parts]
+    for part in parts:
+        there = part.numbers >= 0
+        sizes[part.numbers[there]] += np.diff(part.starts)[there]
+    rows, counts = Growing(np.int32), Growing(np.uint16)
+    for block in blocks(sizes * _POSTING_BYTES):
+        found = []
+        for part, order in zip(parts, orders, strict=True):
+            begin = np.searchsorted(part.numbers, block[0], "left", order)
+            own = order[begin : np.searchsorted(part.numbers, block[-1], "right", order)]
+            old, starts = kernels.taken(part.rows, part.starts, own)
+            row = old.astype(np.int64) if part.new_rows is None else part.new_rows[old]
+            word = np.repeat(part.numbers[own], np.diff(starts))
+            count, _ = kernels.taken(part.counts, part.starts, own)
+            found.append([each[row >= 0] for each in (word, row, count)])
+        word, row, count = map(np.concatenate, zip(*found, strict=True))
+        order = np.argsort(word * max(lengths.size, 1) + row, kind="stable")
+        rows.extend(row[order])
+        counts.extend(count[order])
+        totals[block + 1] = np.bincount(word - block[0], minlength=block.size)
+    return Counted(counts.array(), rows.array(), np.cumsum(totals), lengths.astype(np.int32))
 
 
 def _array(name: str) -> str:
@@ -348,16 +383,25 @@ class RankBm25Index:
 
 
 def _term_ids(
-    texts: Iterable[str], analyser: Analyser
-) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[str, int]]:
-    """Return the numbers of all terms, text after text, the start of each text, and the terms."""
-    vocabulary: dict[str, int] = {}
+    texts: Iterable[str], analyser: Analyser, vocabulary: dict[str, int]
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Yield the numbers of the terms of some texts, one after the other, and each text's number.
+
+    Args:
+        texts: The texts.
+        analyser: Splits them.
+        vocabulary: The number of each term, to which new ones are added.
+    """
     number, analyse = vocabulary.setdefault, analyser.analyse
-    words, ends = array("q"), array("q", [0])
+    words, lengths = array("q"), array("q")
     for text in texts:
-        words.extend([number(term, len(vocabulary)) for term in analyse(text)])
-        ends.append(len(words))
-    return np.array(words, np.int64), np.array(ends, np.int64), vocabulary
+        terms = analyse(text)
+        words.extend([number(term, len(vocabulary)) for term in terms])
+        lengths.append(len(terms))
+        if len(words) > _HELD:
+            yield np.array(words, np.int64), np.array(lengths, np.int64)
+            words, lengths = array("q"), array("q")
+    yield np.array(words, np.int64), np.array(lengths, np.int64)
 
 
 def lexical_index(engine: LexicalEngine) -> type[Bm25sIndex] | type[RankBm25Index]:

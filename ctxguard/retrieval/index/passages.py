@@ -8,6 +8,7 @@ row is a tie broken by passage id, and an index does not depend on the order of 
 import hashlib
 import json
 import re
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from ctxguard.core.corpus_sketch import CorpusSketch, DigestArray, passage_diges
 from ctxguard.core.types import Hit, Passage
 from ctxguard.errors import DataError, IndexFolderError
 from ctxguard.retrieval.index.filters import MetadataFields, MetadataRows
+from ctxguard.retrieval.index.growing import Growing, blocks
 from ctxguard.retrieval.index.part_files import (
     ALTERED,
     Lines,
@@ -35,6 +37,9 @@ PASSAGES = "passages.jsonl"
 OFFSETS = "passages.offsets.npy"
 IDS = "passages.ids.json"
 DIGESTS = "passages.digests.npy"
+
+_MOST_ENCODED, _MOST_ENCODED_BYTES = 2**14, 2**24
+"""Passages, and bytes of their lines, that are encoded together."""
 
 _METADATA_KEY = b', "metadata": '
 
@@ -72,14 +77,15 @@ def without_surrogates(text: str) -> str:
     return _LONE_SURROGATE.sub("\ufffd", text)
 
 
-def validate_passages(passages: Iterable[Passage]) -> tuple[list[Passage], BuildReport]:
-    """Order the passages that can be indexed by their ids, and report the rest.
+def read_passages(passages: Iterable[Passage]) -> "tuple[PassageTable, BuildReport]":
+    """Keep the passages that can be indexed, in the order of their ids, and report the rest.
 
     Raises:
-        DataError: a repeated or empty id, a field that is not a string, or no passage with a text
-            or title.
+        DataError: a repeated or empty id, a field that is not a string, metadata that JSON cannot
+            hold, or no passage with a text or title.
     """
-    valid: dict[str, Passage] = {}
+    kept: dict[str, None] = {}
+    lines, ends, digests = Growing(np.uint8), array("q", [0]), array("Q")
     repeated: list[str] = []
     empty = repaired = total = 0
     for passage in passages:
@@ -89,23 +95,35 @@ def validate_passages(passages: Iterable[Passage]) -> tuple[list[Passage], Build
         repaired += clean is not passage
         if not clean.text.strip() and not clean.title.strip():
             empty += 1
-        elif clean.passage_id in valid:
+        elif clean.passage_id in kept:
             repeated.append(clean.passage_id)
         else:
-            valid[clean.passage_id] = clean
+            line = passage_line(clean)
+            lines.extend(line)
+            ends.append(ends[-1] + len(line))
+            digests.append(passage_digest(clean))
+            kept[clean.passage_id] = None
     if repeated:
         raise DataError(
             f"{len(repeated)} of {total} passages repeat the id of another, first "
             f"{repeated[0]!r}; give each passage an id of its own"
         )
-    if not valid:
+    if not kept:
         raise DataError(
             "the corpus is empty: there is nothing to search"
             if total == 0
             else f"all {total} passages of the corpus have neither text nor title"
         )
-    ordered = [valid[passage_id] for passage_id in sorted(valid)]
-    return ordered, BuildReport(len(ordered), empty, repaired)
+    ids, bounds = np.fromiter(kept, object, len(kept)), np.array(ends, np.int64)
+    order = np.argsort(ids, kind="stable")
+    table = PassageTable(
+        lines.buffer(),
+        bounds[:-1][order],
+        bounds[1:][order],
+        ids[order],
+        np.array(digests, np.uint64)[order],
+    )
+    return table, BuildReport(len(ids), empty, repaired)
 
 
 def _check(passage: Passage, position: int) -> None:
@@ -175,7 +193,7 @@ class PassageTable(PassageLines):
     """The passages of an index, by row.
 
     Args:
-        lines: As for `PassageLines`.
+        lines: As for `PassageLines`, in any order.
         starts: As for `PassageLines`.
         ends: As for `PassageLines`.
         ids: The id of each passage, ascending, shape (n,), dtype object.
@@ -209,17 +227,6 @@ class PassageTable(PassageLines):
         self.metadata_rows = MetadataRows(*metadata)
 
     @classmethod
-    def of(cls, passages: Sequence[Passage]) -> "PassageTable":
-        """Keep passages that ``validate_passages`` returned.
-
-        Raises:
-            DataError: metadata that JSON cannot hold.
-        """
-        lines = [passage_line(passage) for passage in passages]
-        ids = [passage.passage_id for passage in passages]
-        return cls._packed(lines, ids, [passage_digest(passage) for passage in passages])
-
-    @classmethod
     def over(cls, tables: Sequence["PassageTable"], rows: Rows) -> "PassageTable":
         """Read segments as one table."""
         stored, blocks = rows.stored, _Blocks(tables)
@@ -237,27 +244,29 @@ class PassageTable(PassageLines):
 
     def merged(self) -> "PassageTable":
         """Store the passages as one segment."""
-        return self._packed(
-            [self.line(row) for row in range(len(self))], self.ids, self.digests.tolist()
-        )
+        return self.taken(np.arange(len(self)))
 
-    @classmethod
-    def _packed(
-        cls, lines: Sequence[bytes], ids: Sequence[str], digests: Sequence[int]
-    ) -> "PassageTable":
-        offsets = np.cumsum([0, *map(len, lines)], dtype=np.int64)
-        return cls(
-            b"".join(lines),
-            offsets[:-1],
-            offsets[1:],
-            np.array(ids, dtype=object),
-            np.array(digests, dtype=np.uint64),
-        )
+    def taken(self, rows: RowArray) -> "PassageTable":
+        """Copy some passages, in the order of their ids, as a table of their own."""
+        lines = Growing(np.uint8)
+        for row in rows.tolist():
+            lines.extend(self.line(row))
+        ends = np.cumsum(self._sizes[rows])
+        ids, digests = self._ids_by_row[rows], self.digests[rows]
+        return PassageTable(lines.buffer(), ends - self._sizes[rows], ends, ids, digests)
+
+    @property
+    def _sizes(self) -> NDArray[np.int64]:
+        return self._ends - self._starts
+
+    def blocks(self) -> Iterator[RowArray]:
+        """Yield all rows in order, as many at a time as are encoded together."""
+        return blocks(self._sizes, _MOST_ENCODED_BYTES, _MOST_ENCODED)
 
     @property
     def n_bytes(self) -> int:
         """The length of the block of lines of one segment."""
-        return int(self._ends[-1])
+        return int(self._ends.max())
 
     def select(self, rows: RowArray) -> tuple[tuple[str, ...], PassageLines]:
         """Return the ids of rows, in their order, and their passages, read when accessed."""
@@ -295,8 +304,9 @@ class PassageTable(PassageLines):
 
     def save(self, folder: Path) -> None:
         """Write the lines of one segment, their offsets, the ids and the digests."""
-        (folder / PASSAGES).write_bytes(self._lines[:])
-        np.save(folder / OFFSETS, np.concatenate((np.zeros(1, np.int64), self._ends)))
+        with (folder / PASSAGES).open("wb") as stream:
+            stream.writelines(map(self.line, range(len(self))))
+        np.save(folder / OFFSETS, np.cumsum(np.append(0, self._sizes)))
         write_texts(folder / IDS, self.ids)
         np.save(folder / DIGESTS, self.digests)
 

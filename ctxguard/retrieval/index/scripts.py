@@ -2,7 +2,8 @@
 
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from itertools import islice
 
 import numpy as np
 
@@ -58,16 +59,15 @@ def script_of(letter: str) -> str:
     return unicodedata.name(unicodedata.normalize("NFKC", letter)[0], "UNKNOWN").split()[0]
 
 
-def letters_by_script(texts: Sequence[str]) -> Counter[str]:
+def letters_by_script(texts: Iterable[str]) -> Counter[str]:
     """Count the letters of each script in texts.
 
     Args:
         texts: Without lone surrogates.
     """
-    counts: Counter[int] = Counter()
-    for start in range(0, len(texts), _BLOCK):
-        block = "".join(texts[start : start + _BLOCK]).encode("utf-32-le")
-        found = np.bincount(np.frombuffer(block, np.uint32))
+    counts, each = Counter[int](), iter(texts)
+    while block := list(islice(each, _BLOCK)):
+        found = np.bincount(np.frombuffer("".join(block).encode("utf-32-le"), np.uint32))
         there = np.flatnonzero(found)
         counts.update(dict(zip(there.tolist(), found[there].tolist(), strict=True)))
     by_script: Counter[str] = Counter()

@@ -5,24 +5,30 @@ that were added later. Each is a folder of its own in a saved index; any other d
 belongs there too.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal
 
-from ctxguard.core.types import Passage
+import numpy as np
+
 from ctxguard.retrieval.index.dense import DenseIndex
 from ctxguard.retrieval.index.forward import ForwardIndex
+from ctxguard.retrieval.index.growing import Growing
 from ctxguard.retrieval.index.lexical import LexicalEngine, lexical_index
 from ctxguard.retrieval.index.part_files import Maps, PartFiles
 from ctxguard.retrieval.index.passages import PassageTable, searchable_text
 from ctxguard.retrieval.index.rows import Rows
-from ctxguard.retrieval.index.sentences import SentenceIndex, TokenTable
-from ctxguard.retrieval.protocols import Analyser, Float32Array, LexicalIndex, Sentences
+from ctxguard.retrieval.index.sentences import SentenceIndex, TokenTable, collected
+from ctxguard.retrieval.protocols import Analyser, Float32Array, LexicalIndex, RowArray, Sentences
 
 SignalLevel = Literal["full", "text", "none"]
 """The data kept for signals: words in order and sentence vectors, words alone, or none."""
+
+Encoded = tuple[Float32Array, Sentences | None]
+"""Unit vectors of passages, shape (n, dimension), and their sentences, None if not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +56,8 @@ class Segment:
     @classmethod
     def build(
         cls,
-        passages: Sequence[Passage],
-        vectors: Float32Array,
-        sentences: Sentences | None,
+        passages: PassageTable,
+        encode: Callable[[RowArray], Encoded],
         *,
         engine: LexicalEngine,
         analyser: Analyser,
@@ -60,26 +65,38 @@ class Segment:
         signals: SignalLevel,
         table: TokenTable | None,
     ) -> "Segment":
-        """Index passages that `validate_passages` returned, with a model's results for them.
+        """Index passages, of which some thousand at a time are in memory.
 
         Args:
             passages: At least one.
-            vectors: Their unit vectors, shape (n, dimension).
-            sentences: Their sentences; None if they are not kept.
+            encode: Gives a model's results for some rows.
             engine: The lexical engine.
             analyser: Splits them into terms.
             exact_limit: As for `DenseIndex.build`.
             signals: The data kept for signals.
             table: The model's token table; None without sentences.
         """
+        vectors, sentences = Growing(np.float32), None
+
+        def encoded() -> Iterator[Sentences]:
+            for rows in passages.blocks():
+                own_vectors, own_sentences = encode(rows)
+                vectors.extend(own_vectors)
+                if own_sentences is not None:
+                    yield own_sentences
+
+        if table is None:
+            deque(encoded(), maxlen=0)
+        else:
+            sentences = SentenceIndex.build(table, collected(encoded()))
         words = map(searchable_text, passages)
         return cls(
             token_hex(8),
-            PassageTable.of(passages),
+            passages,
             lexical_index(engine).build(map(searchable_text, passages), analyser),
-            DenseIndex.build(vectors, exact_limit=exact_limit),
+            DenseIndex.build(vectors.array(), exact_limit=exact_limit),
             None if signals == "none" else ForwardIndex.build(words, analyser),
-            None if table is None or sentences is None else SentenceIndex.build(table, sentences),
+            sentences,
         )
 
     @classmethod

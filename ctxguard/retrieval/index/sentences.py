@@ -4,7 +4,7 @@ They come from the pass through the model that gives a passage its vector. A pas
 takes some 3 KB: 384 bytes a sentence, two a word piece.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple, Self
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
+from ctxguard.retrieval.index.growing import Growing, blocks
 from ctxguard.retrieval.index.kernels import rows_with
 from ctxguard.retrieval.index.lexical import idf
 from ctxguard.retrieval.index.part_files import (
@@ -123,7 +124,9 @@ class SentenceIndex:
 
     def merged(self) -> Self:
         """Store the sentences as one segment, without encoding anything."""
-        return self.build(self.table, self.taken(np.arange(len(self))))
+        sizes = np.concatenate([np.diff(each.sentences.starts, axis=0) for each in self._segments])
+        n_bytes = sizes[self._rows.stored] @ [self.table.states.shape[1], 2]
+        return self.build(self.table, collected(map(self.taken, blocks(n_bytes))))
 
     def taken(self, rows: RowArray) -> Sentences:
         """Copy the sentences of some rows, in their order."""
@@ -221,6 +224,20 @@ def sentences_at(sentences: Sentences, rows: RowArray) -> Sentences:
     return Sentences(vectors[sentence], lengths[sentence], pieces[piece], new_starts)
 
 
+def collected(parts: Iterable[Sentences]) -> Sentences:
+    """`Sentences.of`, for sentences that may together be larger than memory; at least one part."""
+    columns: list[Growing] = []
+    starts, end = [np.zeros((1, 2), np.int64)], np.zeros(2, np.int64)
+    for *arrays, own_starts in parts:
+        columns = columns or [Growing(each.dtype) for each in arrays]
+        for column, each in zip(columns, arrays, strict=True):
+            column.extend(each)
+        starts.append(end + own_starts[1:])
+        end = end + own_starts[-1]
+    vectors, lengths, pieces = (column.array() for column in columns)
+    return Sentences(vectors, lengths, pieces, np.concatenate(starts))
+
+
 def _check(sentences: Sentences, frequencies: NDArray[np.int32]) -> None:
     """Refuse arrays with which the compiled loops would read outside of them.
 
@@ -232,8 +249,13 @@ def _check(sentences: Sentences, frequencies: NDArray[np.int32]) -> None:
     n_passages = len(starts) - 1
     check_starts("the sentences of passages", starts[:, 0], n_passages, len(vectors))
     check_starts("the sentences' word pieces", starts[:, 1], n_passages, pieces.size)
-    ends = np.cumsum(np.concatenate(([0], lengths)), dtype=np.int64)
-    if len(vectors) != lengths.size or (ends[starts[:, 0]] != starts[:, 1]).any():
+    fit = len(vectors) == lengths.size
+    for rows in blocks(np.diff(starts[:, 0]) + 1):
+        first, _ = begin = starts[rows[0]]
+        own = starts[rows[0] : rows[-1] + 2] - begin
+        ends = np.cumsum(np.append(0, lengths[first : first + own[-1, 0]]), dtype=np.int64)
+        fit = fit and bool((ends[own[:, 0]] == own[:, 1]).all())
+    if not fit:
         raise ValueError("the sentences, their pieces and the passages do not belong together")
     check_numbers("the word pieces", pieces, frequencies.size)
     check_numbers("the passages with a word piece", frequencies, n_passages + 1)

@@ -1,6 +1,5 @@
 """The part of a passage that an embedding model reads; text past its window is not embedded."""
 
-from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -26,10 +25,6 @@ class PassageWindow:
         self._prompt = prompt
         self.tokens = tokens
         self._splitter = cache(self._new_splitter)
-
-    def count_longer(self, texts: Iterable[str]) -> int:
-        """Count the texts that the model does not read to their end."""
-        return sum(map(self.is_longer, texts))
 
     def is_longer(self, text: str) -> bool:
         """Tell whether the model does not read a text to its end."""
