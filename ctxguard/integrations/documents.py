@@ -1,9 +1,10 @@
 """A framework's documents as a ranking, and the guard's verdicts for the framework's metadata."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from itertools import count, repeat
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
@@ -102,97 +103,79 @@ def text_digest(text: object) -> str:
     return hashlib.blake2b(encoded, digest_size=16).hexdigest()
 
 
+_new, _set_field = object.__new__, object.__setattr__  # the models may be frozen
+
+
 def copied(model: _Model, **changes: Any) -> _Model:
     """Copy a pydantic model with other values, which are ours and need no check.
 
     ``model_copy``, which copies each part by the module copy, takes five times as long.
     """
-    own, extra, private = model.__dict__, model.__pydantic_extra__, model.__pydantic_private__
-    new: _Model = object.__new__(type(model))
-    set_field = object.__setattr__  # the models may be frozen
-    set_field(new, "__dict__", {**own, **changes})
-    set_field(new, "__pydantic_fields_set__", model.__pydantic_fields_set__ | changes.keys())
-    set_field(new, "__pydantic_extra__", None if extra is None else {**extra})
-    set_field(new, "__pydantic_private__", None if private is None else {**private})
+    extra, private = model.__pydantic_extra__, model.__pydantic_private__
+    new = _new(type(model))
+    _set_field(new, "__dict__", {**model.__dict__, **changes})
+    _set_field(new, "__pydantic_fields_set__", {*model.__pydantic_fields_set__, *changes})
+    _set_field(new, "__pydantic_extra__", None if extra is None else {**extra})
+    _set_field(new, "__pydantic_private__", None if private is None else {**private})
     return new
 
 
-class Served(NamedTuple):
-    """A passage that is served.
-
-    Attributes:
-        passage: The passage.
-        position: Of its candidate in the ranking, from 0.
-        verdict: What was decided on it, ready for JSON; see `served`.
-    """
-
-    passage: Passage
-    position: int
-    verdict: dict[str, Any]
+Served = tuple[Passage, int, dict[str, Any]]
+"""A passage that is served, its candidate's position in the ranking, and what was decided on it."""
 
 
 def served(context: Context) -> list[Served]:
-    """The passages that a context serves, each with its verdict.
+    """The passages that a context serves, each with its verdict, ready for JSON.
 
     A verdict holds the ``request_id``, the candidate's ``score``, its calibrated ``probability``
     (None without a model), its 1-based ``rank`` in the decision's order (None if it was set aside),
     the ``reason`` for which it would be dropped (None if it is kept; in mode ``enforce`` all are),
     and the answer's ``flags``.
     """
-    rows = _kept(context) if context.mode is Mode.ENFORCE else _candidates(context)
+    request_id, scores = context.request_id, context.decision.ranking.scores
     flags = [flag.value for flag in context.flags]
-    request_id = context.request_id
+    rows = _kept(context) if context.mode is Mode.ENFORCE else _candidates(context)
     return [
-        Served(
+        (
             passage,
             position,
             {
                 "request_id": request_id,
-                "score": float(score) if is_valid(score) else None,  # type: ignore[arg-type]
+                "score": float(score) if is_valid(score := scores[position]) else None,  # type: ignore[arg-type]
                 "probability": probability,
                 "rank": rank,
                 "reason": reason,
-                "flags": flags.copy(),
+                "flags": [*flags],
             },
         )
-        for passage, (position, rank, score, probability, reason) in zip(
-            context.passages, rows, strict=True
-        )
+        for passage, position, rank, probability, reason in rows
     ]
 
 
-_Row = tuple[int, int | None, float | None, float | None, str | None]
-"""Position, rank, score, probability and reason of a candidate."""
+_Row = tuple[Passage, int, int | None, float | None, str | None]
+"""Passage, position, rank, probability and reason of a candidate."""
 
 
-def _kept(context: Context) -> list[_Row]:
-    """Of each passage that is served: it was kept, and verdicts on all take ten times as long."""
-    decision = context.decision
-    kept, probabilities = decision.kept, decision.probabilities
-    ids, scores = decision.ranking.passage_ids, decision.ranking.scores
-    index_of = {ids[position]: index for index, position in enumerate(kept)}
-    rows: list[_Row] = []
-    for passage in context.passages:
-        index = index_of[passage.passage_id]
-        position = kept[index]
-        probability = None if probabilities is None else probabilities[index]
-        rows.append((position, index + 1, scores[position], probability, None))
-    return rows
+def _kept(context: Context) -> Iterable[_Row]:
+    """What is served was kept, and verdicts on all candidates would take ten times as long."""
+    decision, passages = context.decision, context.passages
+    kept, probabilities = decision.kept, decision.probabilities or repeat(None)
+    if context.assembly.order == "rank" and not context.dropped_in_assembly:
+        return zip(passages, kept, count(1), probabilities, repeat(None))
+    ids = decision.ranking.passage_ids
+    rows = zip(kept, count(1), probabilities, repeat(None))
+    row_of = {ids[row[0]]: row for row in rows}
+    return [(passage, *row_of[passage.passage_id]) for passage in passages]
 
 
-def _candidates(context: Context) -> list[_Row]:
-    """Of each passage that is served whatever was decided; of one id in the retriever's order."""
+def _candidates(context: Context) -> Iterable[_Row]:
+    """What is served may have been kept or dropped, and two of them may have one id."""
     decision = context.decision
     positions = [*decision.order, *[position for position, _ in decision.set_aside]]
     verdicts = dict(zip(positions, context.verdicts, strict=True))
-    by_id: dict[str, list[_Row]] = {}
-    for position in sorted(verdicts):
-        verdict = verdicts[position]
+    at = -1
+    for passage in context.passages:
+        at = decision.ranking.passage_ids.index(passage.passage_id, at + 1)
+        verdict = verdicts[at]
         reason = None if verdict.reason is None else verdict.reason.value
-        by_id.setdefault(verdict.passage_id, []).append(
-            (position, verdict.rank, verdict.score, verdict.probability, reason)
-        )
-    return [
-        of_id.pop(0) if len(of_id) > 1 else of_id[0]
-        for of_id in (by_id[passage.passage_id] for passage in context.passages)
-    ]
+        yield passage, at, verdict.rank, verdict.probability, reason

@@ -3,8 +3,7 @@
 Needs ``langchain-core`` alone. For agents see ``langchain_agents``.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from itertools import islice
 from typing import Any
@@ -91,7 +90,7 @@ class WrappedVectorStore:
     def _ranking(self, pairs: Any, depth: int) -> Ranking:
         try:
             # Not of a text or a mapping: an empty one is no empty result.
-            rows = list(islice(pairs, depth)) if not isinstance(pairs, str | Mapping) else [pairs]
+            rows = [pairs] if isinstance(pairs, str | Mapping) else list(islice(pairs, depth))
             documents, scores = zip(*rows, strict=True) if rows else ((), ())
         except (TypeError, ValueError):
             raise ConfigurationError(
@@ -159,16 +158,22 @@ class GuardedRetriever(BaseRetriever):  # type: ignore[misc]
     def _get_relevant_documents(
         self, query: str, *, run_manager: Any, k: int | None = None, **options: Any
     ) -> list[Document]:
-        with _run_of(run_manager):
+        parent = _run.set(run_manager)
+        try:
             context = self.guard.retrieve(query, request_id=str(run_manager.run_id), **options)
+        finally:
+            _run.reset(parent)
         return documents_of(context, self.k if k is None else k)
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: Any, k: int | None = None, **options: Any
     ) -> list[Document]:
-        with _run_of(run_manager):
+        parent = _run.set(run_manager)
+        try:
             request_id = str(run_manager.run_id)
             context = await self.guard.aretrieve(query, request_id=request_id, **options)
+        finally:
+            _run.reset(parent)
         return documents_of(context, self.k if k is None else k)
 
     def render(self, documents: Sequence[Document]) -> str:
@@ -307,16 +312,6 @@ def _translated(where: Where | None, translate: WhereArguments | None) -> Mappin
             "forbids: give where_arguments, which says how the store filters"
         )
     return translate(where)
-
-
-@contextmanager
-def _run_of(run: Any) -> Iterator[None]:
-    """Make a run the parent of the runs within."""
-    token = _run.set(run)
-    try:
-        yield
-    finally:
-        _run.reset(token)
 
 
 def _child_config() -> dict[str, Any]:

@@ -10,7 +10,6 @@ from ctxguard.errors import ConfigurationError, QueryError
 from ctxguard.guard import ContextGuard
 from ctxguard.integrations.documents import (
     METADATA_KEY,
-    Served,
     copied,
     ranking_of_documents,
     served,
@@ -54,7 +53,11 @@ class GuardPostprocessor(BaseNodePostprocessor):  # type: ignore[misc]
         context = self.guard.filter(
             query_bundle.query_str, ranking_of_nodes(nodes, self.guard.score_kind), where=self.where
         )
-        return [_with_verdict(nodes[each.position], each) for each in served(context)]
+        is_cut = Flag.TRUNCATED in context.flags
+        return [
+            _with_verdict(nodes[position], verdict, passage.text if is_cut else None)
+            for passage, position, verdict in served(context)
+        ]
 
     async def _apostprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
@@ -102,16 +105,15 @@ def _passage(passage_id: str, found: NodeWithScore) -> Passage:
     )
 
 
-def _with_verdict(found: NodeWithScore, given: Served) -> NodeWithScore:
-    """A copy of a node with its verdict: the node itself may be the index's own."""
+def _with_verdict(found: NodeWithScore, verdict: dict[str, Any], cut: str | None) -> NodeWithScore:
+    """A copy of a node with its verdict, and a text that was cut: it may be the index's own."""
     node: Any = found.node
     node = copied(
         node,
-        metadata={**node.metadata, METADATA_KEY: given.verdict},
+        metadata={**node.metadata, METADATA_KEY: verdict},
         excluded_embed_metadata_keys=[*node.excluded_embed_metadata_keys, METADATA_KEY],
         excluded_llm_metadata_keys=[*node.excluded_llm_metadata_keys, METADATA_KEY],
     )
-    if Flag.TRUNCATED in given.verdict["flags"]:
-        node.set_content(given.passage.text)
-    score = None if given.verdict["score"] is None else found.score
-    return copied(found, node=node, score=score)
+    if cut is not None:
+        node.set_content(cut)
+    return copied(found, node=node, score=None if verdict["score"] is None else found.score)

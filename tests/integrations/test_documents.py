@@ -44,9 +44,9 @@ def test_what_is_served_has_rank_score_and_flags_in_the_order_of_presentation() 
         "q", ranking, request_id="r1"
     )
     found = served(context)
-    assert [each.passage.passage_id for each in found] == ["a", "c", "b"]
-    assert [each.position for each in found] == [0, 2, 1]
-    assert found[1].verdict == {
+    assert [passage.passage_id for passage, _, _ in found] == ["a", "c", "b"]
+    assert [position for _, position, _ in found] == [0, 2, 1]
+    assert found[1][2] == {
         "request_id": "r1",
         "score": 0.7,
         "probability": None,
@@ -66,7 +66,7 @@ def test_in_shadow_what_would_be_dropped_says_why() -> None:
         policy=policy, mode="shadow", k=4, telemetry=Telemetry(CollectorRegistry())
     )
     found = served(guarded.filter("q", ranking))
-    assert [(each.position, each.verdict["rank"], each.verdict["reason"]) for each in found] == [
+    assert [(position, verdict["rank"], verdict["reason"]) for _, position, verdict in found] == [
         (0, 1, None),
         (1, 3, "below_ratio"),
         (2, None, "duplicate_id"),
