@@ -1,4 +1,7 @@
-"""Times one checkout's cases on request: run by `benchmarks.turns` in that checkout's folder.
+"""Times one checkout's cases on request: run by `benchmarks.turns` and `benchmarks.search_turns`.
+
+    python _turns_worker.py                      # in the checkout's folder
+    python _turns_worker.py DIR [PASSAGES...]    # the searches of a BEIR folder
 
 Reads lines ``CASE SECONDS`` and answers each with the median nanoseconds of the processor time of
 its calls. Imports `ctxguard` and `benchmarks` from the current folder, so that each checkout builds
@@ -24,7 +27,9 @@ sys.path.insert(0, str(Path.cwd()))
 
 from benchmarks import overhead
 from benchmarks import store as store_benchmark
+from benchmarks._collection import default_cache, indexed
 from benchmarks._serve_app import ScoresAtHand, profile
+from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import Passage
 from ctxguard.monitor.store import SampleStore, WorkerCounts
 from ctxguard.retrieval import HybridRetriever
@@ -32,6 +37,7 @@ from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.server.app import create_app
 
 PASSAGES = 300
+QUERIES = 200
 DOCUMENTS = 50
 
 
@@ -87,6 +93,37 @@ def searches() -> dict[str, Callable[[], object]]:
         for _ in queries:
             search()
         found[f"search, signals {level}"] = search
+    return found
+
+
+def collection_searches(folder: Path, sizes: list[int]) -> dict[str, Callable[[], object]]:
+    """Searches of a collection, and of larger ones made of it; query vectors are given."""
+    embedder, cache = SentenceTransformerEmbedder(), default_cache()
+    retriever = indexed(folder, cache, embedder)
+    lines = (folder / "queries.jsonl").read_text(encoding="utf-8").splitlines()
+    texts = [json.loads(line)["text"] for line in lines[:QUERIES]]
+    queries = [(text, retriever.encode_query(text)) for text in texts]
+    found: dict[str, Callable[[], object]] = {}
+
+    def add(name: str, retriever: HybridRetriever, depth: int = 100) -> None:
+        turns = cycle(queries)
+
+        def search() -> None:
+            query, vector = next(turns)
+            retriever.retrieve(query, depth=depth, query_vector=vector)
+
+        for _ in queries:
+            search()
+        found[name] = search
+
+    add("default", retriever)
+    add("none", retriever.with_fusion(Fusion()))
+    for size in sizes:
+        # Former checkouts have no larger collections.
+        from benchmarks._recycled import recycled
+
+        add("default, depth 1,000", retriever, 1_000)
+        add(f"default, {size:,} passages", recycled(retriever, embedder, size, cache))
     return found
 
 
@@ -179,7 +216,12 @@ def append(folder: Path) -> Callable[[], object]:
 def main() -> None:
     """Announce the names of the cases, then answer requests until the input ends."""
     with tempfile.TemporaryDirectory() as folder:
-        calls = cases(Path(folder))
+        given = sys.argv[1:]
+        calls = (
+            collection_searches(Path(given[0]), list(map(int, given[1:])))
+            if given
+            else cases(Path(folder))
+        )
         for call in calls.values():
             for _ in range(5):
                 call()

@@ -8,10 +8,11 @@ the lower 95% bound of the median ratio (order statistics; exact whatever the di
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from benchmarks._timing import environment
 WORKER = Path(__file__).with_name("_turns_worker.py")
 HERE = Path(__file__).parent.parent
 BAR = 1.03
+_NONE: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,21 @@ class Ratio:
 
 
 class Checkout:
-    """A checkout's worker process."""
+    """A checkout's worker process.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: The checkout.
+        arguments: Of the worker.
+        environment: Variables to set.
+    """
+
+    def __init__(
+        self, folder: Path, arguments: Sequence[str] = (), environment: Mapping[str, str] = _NONE
+    ) -> None:
         self._process = subprocess.Popen(  # noqa: S603  the checkout is the caller's
-            [folder / ".venv/bin/python", "-P", WORKER],
+            [folder / ".venv/bin/python", "-P", WORKER, *arguments],
             cwd=folder,
+            env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
