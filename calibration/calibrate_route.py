@@ -174,14 +174,6 @@ class RouteOutcome:
         return self.options[-1]
 
 
-@dataclass(frozen=True)
-class _FamilyGrids:
-    """Every policy of a family, over the queries that it is fitted to and over any others."""
-
-    own: Grid
-    over: Callable[[Pools, PoolLabels], Grid]
-
-
 def calibrate_route(
     pools: Pools,
     dataset: Dataset,
@@ -206,9 +198,8 @@ def calibrate_route(
         return own, label(own, dataset, settings.utilities, baseline_k=settings.serving_k)
 
     family, why = _family(pools, chosen_on, settings)
-    make = _ratio_candidates if family == "ratio" else _utility_candidates
     chosen_part = part(chosen_on)
-    grid = make(*chosen_part, settings).own
+    grid, _ = _grids(family, *chosen_part, settings)
     plain = plain_grid(*chosen_part, settings.serving_k)
     today = RatioPolicy(k=settings.serving_k)
 
@@ -230,7 +221,7 @@ def calibrate_route(
 
     if settings.promise is not None:
         policy, certification, segments = _promised(
-            part, chosen_on, make, settings.promise, settings
+            part, chosen_on, family, settings.promise, settings
         )
         index = certification.grid_index
     else:
@@ -320,21 +311,16 @@ def _enforces(today: Option, chosen: Option, settings: Settings, held_out: Datas
 def _promised(
     part: Callable[[Dataset], tuple[Pools, PoolLabels]],
     chosen_on: Dataset,
-    make: Callable[[Pools, PoolLabels, Settings], _FamilyGrids],
+    family: Family,
     promise: Promise,
     settings: Settings,
 ) -> tuple[Policy, Certification, dict[str, SegmentProfile]]:
     """The policy that keeps the promise, how it was tested, and the segments' own policies."""
     fit_part, test_part = ordering_and_test_parts(chosen_on, settings.seed)
     ordering, testing = part(fit_part), part(test_part)
-    candidates = make(*ordering, settings)
+    own, over = _grids(family, *ordering, settings)
     k = settings.serving_k
-    grids = GridPair(
-        candidates.own,
-        candidates.over(*testing),
-        plain_grid(*ordering, k),
-        plain_grid(*testing, k),
-    )
+    grids = GridPair(own, over(*testing), plain_grid(*ordering, k), plain_grid(*testing, k))
     certification = certify(grids, promise, seed=settings.seed)
     segments: dict[str, SegmentProfile] = {}
     if settings.segment_by is not None:
@@ -442,28 +428,27 @@ def _sizes(pools: Pools, settings: Settings) -> list[int]:
     return sorted({*sizes(largest), min(settings.serving_k, largest)})
 
 
-def _ratio_candidates(pools: Pools, labels: PoolLabels, settings: Settings) -> _FamilyGrids:
-    temperature, ks = fit_temperature(pools), _sizes(pools, settings)
+def _grids(
+    family: Family, pools: Pools, labels: PoolLabels, settings: Settings
+) -> tuple[Grid, Callable[[Pools, PoolLabels], Grid]]:
+    """Every policy of a family over the queries that it is fitted to, and over any others."""
+    ks, min_keep = _sizes(pools, settings), settings.min_keep
+    if family == "ratio":
+        temperature = fit_temperature(pools)
 
-    def over(pools: Pools, labels: PoolLabels) -> Grid:
-        return ratio_grid(pools, labels, temperature=temperature, ks=ks, min_keep=settings.min_keep)
+        def ratios(pools: Pools, labels: PoolLabels) -> Grid:
+            return ratio_grid(pools, labels, temperature=temperature, ks=ks, min_keep=min_keep)
 
-    return _FamilyGrids(over(pools, labels), over)
-
-
-def _utility_candidates(pools: Pools, labels: PoolLabels, settings: Settings) -> _FamilyGrids:
-    table, ks = pool_features(pools), _sizes(pools, settings)
+        return ratios(pools, labels), ratios
+    table = pool_features(pools)
     model = fit_relevance(pools, labels, table)
 
-    def grid(pools: Pools, labels: PoolLabels, values: FloatArray) -> Grid:
-        return utility_grid(pools, labels, values, model, ks=ks, min_keep=settings.min_keep)
+    def grid(pools: Pools, labels: PoolLabels, values: FloatArray | None = None) -> Grid:
+        if values is None:
+            values = probabilities(model, pools, pool_features(pools))
+        return utility_grid(pools, labels, values, model, ks=ks, min_keep=min_keep)
 
-    return _FamilyGrids(
-        grid(pools, labels, out_of_fold(pools, labels, table)),
-        lambda pools, labels: grid(
-            pools, labels, probabilities(model, pools, pool_features(pools))
-        ),
-    )
+    return grid(pools, labels, out_of_fold(pools, labels, table)), grid
 
 
 def _certificate(certification: Certification, promise: Promise, settings: Settings) -> Certificate:

@@ -5,8 +5,8 @@ the second is an independent sample, as the test requires.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
@@ -44,23 +44,6 @@ class Promise:
 
 
 @dataclass(frozen=True)
-class RuleChoice:
-    """The policy that one rule chooses.
-
-    Attributes:
-        rule: ``betting``, which certifies, or ``uncorrected``: the riskiest policy whose plain
-            means on the test queries keep the promise.
-        grid_index: Its choice; None if it allows no policy.
-        tested: Means of udcg_strict, recall_loss and harm on the test queries; None if it
-            allows no policy.
-    """
-
-    rule: Literal["betting", "uncorrected"]
-    grid_index: GridIndex | None
-    tested: dict[str, float] | None
-
-
-@dataclass(frozen=True)
 class Certification:
     """The outcome of testing a grid's policies on queries that did not order them.
 
@@ -79,7 +62,9 @@ class Certification:
         labels_needed: If nothing is certified, how many test queries like these with a defined
             recall loss would certify the safest policy; None if no number would, or if something
             is certified.
-        rule_choices: The choice, and the one that would be made without a test.
+        rule_choices: By rule, its choice with the means of udcg_strict, recall_loss and harm on
+            the test queries, None if it allows no policy: ``betting``, which certifies, and
+            ``uncorrected``, the riskiest policy whose plain means keep the promise.
     """
 
     grid_index: GridIndex | None
@@ -92,7 +77,7 @@ class Certification:
     tested: int
     certified: int
     labels_needed: int | None
-    rule_choices: tuple[RuleChoice, ...]
+    rule_choices: Mapping[str, tuple[GridIndex, dict[str, float]] | None]
 
 
 @dataclass(frozen=True)
@@ -154,7 +139,7 @@ def certify(grids: GridPair, promise: Promise, *, seed: int = 0) -> Certificatio
         tested=len(indices),
         certified=0,
         labels_needed=None,
-        rule_choices=(),
+        rule_choices={},
     )
     if not indices:
         return nothing
@@ -178,22 +163,17 @@ def certify(grids: GridPair, promise: Promise, *, seed: int = 0) -> Certificatio
     p_values = np.where(kept_promise, p_values, 1.0)
     n_certified = risk.fixed_sequence(p_values, promise.delta)
 
-    def choice(rule: Literal["betting", "uncorrected"], position: int) -> RuleChoice:
-        if position < 0:
-            return RuleChoice(rule, None, None)
-        means = {
-            "udcg_strict": float(mean_udcg[position]),
-            "recall_loss": float(mean_loss[position]),
-            "harm": float(mean_harm[position]),
-        }
-        return RuleChoice(rule, indices[position], means)
+    def choice(position: int) -> tuple[GridIndex, dict[str, float]] | None:
+        columns = {"udcg_strict": mean_udcg, "recall_loss": mean_loss, "harm": mean_harm}
+        means = {name: float(column[position]) for name, column in columns.items()}
+        return (indices[position], means) if position >= 0 else None
 
     gain = _gain(grids, indices, mean_udcg)
     chosen = int(np.argmax(gain[:n_certified])) if n_certified else -1
     if chosen >= 0 and gain[chosen] <= _TIE:
         chosen = -1
     riskiest = int(np.flatnonzero(kept_promise)[-1]) if kept_promise.any() else -1
-    rule_choices = (choice("betting", chosen), choice("uncorrected", riskiest))
+    rule_choices = {"betting": choice(chosen), "uncorrected": choice(riskiest)}
     if chosen < 0:
         needed = None
         if not n_certified:

@@ -20,7 +20,7 @@ from calibration.data.dataset import Dataset, split_by_query
 from calibration.evaluate import per_query
 from calibration.judge_mixture import DEFAULT_RATES, JudgeRates
 from calibration.judged_questions import graded_by_people, graded_whole
-from calibration.judged_route import ByQuestion, JudgedRoute, JudgedSettings, judged_route
+from calibration.judged_route import ByQuestion, JudgedRoute, judged_route
 from calibration.pool_labels import label
 from calibration.replay import Pools
 from calibration.retrievers import RankingSource
@@ -102,16 +102,10 @@ def calibrate_from_verdicts(
     whole = graded_whole(grades, verdicts)
     tested = _held_out(dataset, whole, settings)
     fitted = {name: said for name, said in verdicts.items() if name not in tested}
-    wanted = JudgedSettings(
-        settings.serving_k,
-        cost=max(-settings.utilities.irrelevant, 0.0),
-        min_keep=settings.min_keep,
-        rates=rates,
-    )
     routes: dict[Route, JudgedRoute] = {}
     for route, pools in system.pools.items():
         try:
-            routes[route] = judged_route(pools, fitted, grades, wanted)
+            routes[route] = judged_route(pools, fitted, grades, settings, rates)
         except CalibrationError:
             # The judge saw the first candidates of the main route; a fallback may have others.
             if not routes:

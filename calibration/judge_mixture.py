@@ -58,26 +58,13 @@ class JudgeRates:
 DEFAULT_RATES = JudgeRates()
 
 
-@dataclass(frozen=True)
-class Mixture:
-    """The posterior of relevance, and the judge's rates.
-
-    Attributes:
-        relevance: Shape (n,), P(relevant) of each candidate given its features, verdict and grade.
-        rates: How the judge errs.
-    """
-
-    relevance: FloatArray
-    rates: JudgeRates
-
-
 def fit_mixture(
     inputs: FloatArray,
     verdicts: NDArray[np.bool_],
     grades: NDArray[np.int8],
     query_ids: Sequence[str],
     assumed: JudgeRates = DEFAULT_RATES,
-) -> Mixture:
+) -> tuple[FloatArray, JudgeRates]:
     """Fit P(relevant) and, where people graded some of the candidates, the judge's rates.
 
     Without grades the rates stay as given: nothing in verdicts alone tells a bad judge from a hard
@@ -89,6 +76,10 @@ def fit_mixture(
         grades: Shape (n,): 1 relevant, 0 not, −1 not graded by people.
         query_ids: Length n, the query of each candidate, which decides its fold.
         assumed: The judge's rates before people grade.
+
+    Returns:
+        Shape (n,), P(relevant) of each candidate given its features, verdict and grade; and how
+        the judge errs.
     """
     x = _with_intercept(standardised(inputs)[0])
     nearness = np.zeros(len(x))
@@ -99,7 +90,7 @@ def fit_mixture(
         nearness = _standardised_log_odds(x, verdicts, grades, folds, constant)
         assumed = _learned(assumed, verdicts, grades, nearness)
     _, relevance = _expectation_maximisation(x, verdicts, grades, assumed, nearness)
-    return Mixture(relevance, assumed)
+    return relevance, assumed
 
 
 def _standardised_log_odds(

@@ -11,15 +11,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from calibration.calibrate_route import Settings
 from calibration.fit import FEWEST_FOR_TREES, fit_model, fold_of, pool_features, probabilities
-from calibration.judge_mixture import DEFAULT_RATES, JudgeRates, Mixture, fit_mixture
+from calibration.judge_mixture import DEFAULT_RATES, JudgeRates, fit_mixture
 from calibration.pool_labels import discounts
 from calibration.replay import Pools
 from ctxguard._support.words import count
 from ctxguard.core.interval import Interval
 from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.relevance import RelevanceModel
-from ctxguard.core.types import DEFAULT_K, FloatArray
+from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
 from ctxguard.monitor.estimation.ratio import t_quantile
 
@@ -28,28 +29,6 @@ JUDGED_DEPTH = 20
 
 ByQuestion = Mapping[str, Mapping[str, bool]]
 """Whether a passage is relevant, by question and passage id."""
-
-
-@dataclass(frozen=True)
-class JudgedSettings:
-    """What a policy from verdicts is fitted for.
-
-    Attributes:
-        serving_k: How many passages are served today.
-        gain: What a relevant passage is worth, > 0.
-        cost: What another one costs, ≥ 0.
-        min_keep: The fewest passages kept.
-        rates: What is assumed of the judge before people grade.
-    """
-
-    serving_k: int = DEFAULT_K
-    gain: float = 1.0
-    cost: float = 0.5
-    min_keep: int = 1
-    rates: JudgeRates = DEFAULT_RATES
-
-
-DEFAULT_SETTINGS = JudgedSettings()
 
 
 @dataclass(frozen=True)
@@ -144,7 +123,8 @@ def judged_route(
     pools: Pools,
     verdicts: ByQuestion,
     grades: ByQuestion,
-    settings: JudgedSettings = DEFAULT_SETTINGS,
+    settings: Settings | None = None,
+    rates: JudgeRates = DEFAULT_RATES,
 ) -> JudgedRoute:
     """Fit a route's policy, and estimate its gain.
 
@@ -152,13 +132,15 @@ def judged_route(
         pools: The replay of the route.
         verdicts: The judge's, of the first candidates of each question; a missing one is left out.
         grades: People's.
-        settings: What the policy is fitted for.
+        settings: ``serving_k``, ``min_keep`` and ``utilities`` are used.
+        rates: What is assumed of the judge before people grade.
 
     Raises:
         CalibrationError: no candidate was judged, or all of them alike.
     """
+    settings = Settings() if settings is None else settings
     judged = _judged(pools, verdicts, grades)
-    policy, believed = _fitted(judged, settings)
+    policy, believed = _fitted(judged, settings, rates)
     serving_k = settings.serving_k
     expected, corrections = _gains(judged, policy, serving_k, fitted=believed, true=believed)
     less_specific = replace(
@@ -178,28 +160,22 @@ def judged_route(
     )
 
 
-def judged_policy(
-    pools: Pools,
-    verdicts: ByQuestion,
-    grades: ByQuestion,
-    settings: JudgedSettings = DEFAULT_SETTINGS,
-) -> ExpectedUtilityPolicy:
+def judged_policy(pools: Pools, verdicts: ByQuestion, grades: ByQuestion) -> ExpectedUtilityPolicy:
     """Fit the policy of `judged_route` alone, without its evidence."""
-    return _fitted(_judged(pools, verdicts, grades), settings)[0]
+    return _fitted(_judged(pools, verdicts, grades), Settings(), DEFAULT_RATES)[0]
 
 
 def _fitted(
-    judged: _JudgedPairs, settings: JudgedSettings
+    judged: _JudgedPairs, settings: Settings, rates: JudgeRates
 ) -> tuple[ExpectedUtilityPolicy, JudgeRates]:
-    mixture = _mixture(judged, settings.rates)
+    relevance, rates = _mixture(judged, rates)
     policy = ExpectedUtilityPolicy(
-        _model(judged, mixture.relevance),
+        _model(judged, relevance),
         k=min(JUDGED_DEPTH, int(judged.columns.max()) + 1),
-        cost=settings.cost,
-        gain=settings.gain,
+        cost=max(-settings.utilities.irrelevant, 0.0),
         min_keep=settings.min_keep,
     )
-    return policy, mixture.rates
+    return policy, rates
 
 
 def _judged(pools: Pools, verdicts: ByQuestion, grades: ByQuestion) -> _JudgedPairs:
@@ -227,7 +203,7 @@ def _judged(pools: Pools, verdicts: ByQuestion, grades: ByQuestion) -> _JudgedPa
     )
 
 
-def _mixture(judged: _JudgedPairs, rates: JudgeRates) -> Mixture:
+def _mixture(judged: _JudgedPairs, rates: JudgeRates) -> tuple[FloatArray, JudgeRates]:
     return fit_mixture(judged.inputs, judged.verdicts, judged.grades, judged.query_ids, rates)
 
 
@@ -289,7 +265,7 @@ def _gains(
 
 def _predicted(inside: _JudgedPairs, outside: _JudgedPairs, rates: JudgeRates) -> FloatArray:
     """P(relevant) of some candidates, by a model of others."""
-    model = _model(outside, _mixture(outside, rates).relevance)
+    model = _model(outside, _mixture(outside, rates)[0])
     return probabilities(model, inside.pools, inside.table)[inside.rows, inside.columns]
 
 

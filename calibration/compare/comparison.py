@@ -123,19 +123,22 @@ def compare(
     for candidate in candidates:
         if candidate.stages in replayed:
             continue
-        timed = _Timed(view(candidate), score_kind, clock)
-        timed.warm_up(dataset, depth, vectors)
-        advance = (
-            _nothing if passes is None else passes(f"replaying {candidate.name}", len(dataset))
-        )
+        source, seconds = wrapped(view(candidate), score_kind=score_kind), list[float]()
+        first = dataset.queries[0]
+        # The first answer is not timed: it loads models and compiles code. If it is refused, the
+        # replay refuses it again and records why.
+        with suppress(CtxguardError):
+            vector = (vectors or {}).get(first.query_id)
+            source.retrieve(first.text, depth=depth, query_vector=vector)
         pools = replay(
-            *(timed, dataset.queries),
+            _timed(source, seconds, clock),
+            dataset.queries,
             depth=depth,
             vectors=vectors,
-            progress=advance,
+            progress=passes and passes(f"replaying {candidate.name}", len(dataset)),
             columns=columns,
         )
-        replayed[candidate.stages] = pools, float(np.median(timed.seconds)) * 1000.0
+        replayed[candidate.stages] = pools, float(np.median(seconds)) * 1000.0
         skipped += [f"{candidate.name}: {line}" for line in pools.skipped]
     answered = [set(pools.query_ids) for pools, _ in replayed.values()]
     common = [q.query_id for q in dataset.queries if all(q.query_id in ids for ids in answered)]
@@ -210,38 +213,18 @@ def check_candidates(
     return names[0] if baseline is None else baseline
 
 
-def _nothing(_done: int) -> None:
-    pass
+def _timed(
+    source: RankingSource, seconds: list[float], clock: Callable[[], float]
+) -> Callable[..., Ranking]:
+    """The retriever as a function that adds the time of every answer."""
 
-
-class _Timed:
-    """A retriever that times every answer."""
-
-    def __init__(
-        self,
-        retriever: "AnyRetriever | RankingSource",
-        score_kind: ScoreKind | ScoreKindName | None,
-        clock: Callable[[], float],
-    ) -> None:
-        self.seconds: list[float] = []
-        self._retriever = wrapped(retriever, score_kind=score_kind)
-        self._clock = clock
-
-    def retrieve(
-        self, query: str, *, depth: int = DEFAULT_DEPTH, query_vector: object = None
-    ) -> Ranking:
-        begun = self._clock()
-        ranking = self._retriever.retrieve(query, depth=depth, query_vector=query_vector)
-        self.seconds.append(self._clock() - begun)
+    def retrieve(query: str, *, depth: int = DEFAULT_DEPTH, query_vector: object = None) -> Ranking:
+        begun = clock()
+        ranking = source.retrieve(query, depth=depth, query_vector=query_vector)
+        seconds.append(clock() - begun)
         return ranking
 
-    def warm_up(self, dataset: Dataset, depth: int, vectors: Mapping[str, Any] | None) -> None:
-        """Answer one query untimed: the first one loads models and compiles code."""
-        first = dataset.queries[0]
-        # If it is refused, the replay refuses it again and records why.
-        with suppress(CtxguardError):
-            self.retrieve(first.text, depth=depth, query_vector=(vectors or {}).get(first.query_id))
-        self.seconds.clear()
+    return retrieve
 
 
 def _compared(

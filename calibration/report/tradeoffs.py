@@ -119,15 +119,13 @@ def price(
         return found
     policies: dict[str, Policy] = {_NO_PROMISE: outcome.highest_utility.policy}
     rules = [RulePolicy(_NO_PROMISE, False, settings_of(policies[_NO_PROMISE]), None)]
-    for other in certification.rule_choices:
+    for rule, choice in certification.rule_choices.items():
         settings, tested = None, None
-        if other.grid_index is not None and other.tested is not None:
-            place = outcome.chosen_grid.settings(other.grid_index)
-            policies[other.rule] = with_settings(chosen, *place)
-            settings = settings_of(policies[other.rule])
-            tested = other.tested["recall_loss"]
-        in_force = other.rule == "betting" and certification.grid_index is not None
-        rules.append(RulePolicy(other.rule, in_force, settings, tested))
+        if choice is not None:
+            policies[rule] = with_settings(chosen, *outcome.chosen_grid.settings(choice[0]))
+            settings, tested = settings_of(policies[rule]), choice[1]["recall_loss"]
+        in_force = rule == "betting" and certification.grid_index is not None
+        rules.append(RulePolicy(rule, in_force, settings, tested))
     columns = {name: measured(policy) for name, policy in policies.items()}
     metrics = ("udcg_strict", "recall_loss", "harm")
     return replace(found, rules=tuple(rules), results=tabulate(columns, metrics, seed=seed))

@@ -326,12 +326,8 @@ def _print(
     output.facts([("profile", profile.profile_id), *(("wrote", file) for file in written)])
 
 
-def _choice(outcome: "RouteOutcome", grid_index: tuple[int, int] | None) -> dict[str, float] | None:
-    """The k and the threshold at a place of the grid."""
-    if grid_index is None:
-        return None
-    k, threshold = outcome.chosen_grid.settings(grid_index)
-    return {"k": k, "threshold": threshold}
+def _k_and_threshold(outcome: "RouteOutcome", place: tuple[int, int]) -> dict[str, float]:
+    return dict(zip(("k", "threshold"), outcome.chosen_grid.settings(place), strict=True))
 
 
 def _route_document(outcome: "RouteOutcome", calibration: "Calibration") -> dict[str, object]:
@@ -361,8 +357,11 @@ def _route_document(outcome: "RouteOutcome", calibration: "Calibration") -> dict
         "chosen_on": chosen.chosen_on,
         "held_out": chosen.held_out,
         "rule_choices": {
-            other.rule: {"choice": _choice(outcome, other.grid_index), "tested": other.tested}
-            for other in (() if test is None else test.rule_choices)
+            rule: {
+                "choice": None if found is None else _k_and_threshold(outcome, found[0]),
+                "tested": None if found is None else found[1],
+            }
+            for rule, found in ({} if test is None else test.rule_choices).items()
         },
     }
 
