@@ -31,7 +31,7 @@ from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import Route, ScoreKind, ScoreKindName
 from ctxguard.errors import CalibrationError
-from ctxguard.profile.schema import Profile, Provenance
+from ctxguard.profile.schema import Profile, Provenance, RouteProfile
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever
@@ -174,19 +174,9 @@ def calibrate(
             )
             own = outcome.profile.model_copy(update={"assessor": assessor})
             outcomes[route] = replace(outcome, profile=own)
-    # Asked last: a reranker that is another by now refuses.
-    identity = system.source.fingerprint()
     by_route = {route: outcome.profile for route, outcome in outcomes.items()}
-    profile = Profile(
-        routes=by_route,
-        fusion=system.fusion,
-        utilities=settings.utilities,
-        fingerprint=dict(identity),
-        corpus=sketch_of(retriever) if corpus_sketch is None else corpus_sketch,
-        segment_by=settings.segment_by,
-        signal_columns=needed(system.columns, by_route),
-        provenance=provenance(dataset, settings, system.pools, identity, why),
-    )
+    sketch = sketch_of(retriever) if corpus_sketch is None else corpus_sketch
+    profile = system.profile(by_route, sketch, dataset, settings, why)
     return Calibration(profile, system.pools, outcomes, dataset, chosen_on, held_out, settings)
 
 
@@ -224,6 +214,28 @@ class ReplayedSystem:
         left = {route: without(own, leaking) for route, own in self.pools.items()}
         columns = tuple([column for column in self.columns if column not in leaking])
         return replace(self, pools=left, columns=columns), tuple(said)
+
+    def profile(
+        self,
+        routes: Mapping[Route, RouteProfile],
+        corpus: CorpusSketch | None,
+        dataset: Dataset,
+        settings: Settings,
+        notes: Sequence[str],
+    ) -> Profile:
+        """The profile of these routes, with how it was made."""
+        # Asked last: a reranker that is another by now refuses.
+        identity = self.source.fingerprint()
+        return Profile(
+            routes=dict(routes),
+            fusion=self.fusion,
+            utilities=settings.utilities,
+            fingerprint=dict(identity),
+            corpus=corpus,
+            segment_by=settings.segment_by,
+            signal_columns=needed(self.columns, routes),
+            provenance=provenance(dataset, settings, self.pools, identity, notes),
+        )
 
 
 def replay_system(

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +10,6 @@ from calibration.calibrate import (
     MultiRoute,
     Passes,
     default_fusion,
-    provenance,
     replay_system,
     sketch_of,
 )
@@ -24,10 +22,9 @@ from calibration.judged_route import ByQuestion, JudgedRoute, judged_route
 from calibration.pool_labels import label
 from calibration.replay import Pools
 from calibration.retrievers import RankingSource
-from calibration.signal_columns import needed
 from calibration.verdict import verdict
 from ctxguard.core.policies import Policy, RatioPolicy
-from ctxguard.core.types import FloatArray, Route, ScoreKind, ScoreKindName
+from ctxguard.core.types import FloatArray, Route
 from ctxguard.errors import CalibrationError
 from ctxguard.profile.schema import Profile, RouteProfile
 
@@ -60,15 +57,12 @@ def calibrate_from_verdicts(
     settings: Settings | None = None,
     *,
     rates: JudgeRates = DEFAULT_RATES,
-    score_kind: ScoreKind | ScoreKindName | None = None,
-    fingerprint: Mapping[str, str] | None = None,
     passes: Passes | None = None,
-    cache: Path | None = None,
 ) -> JudgedCalibration:
     """Fit a policy of highest expected utility for every route of a retriever.
 
     Args:
-        retriever: As for `calibrate`.
+        retriever: As for `calibrate`; a ``RankingSource`` says what plain hits' scores mean.
         dataset: The questions, with what people graded of them. Questions of which they graded all
             that was judged teach how the judge errs; 20 of them are worth more than any number of
             verdicts.
@@ -77,10 +71,7 @@ def calibrate_from_verdicts(
             ``max_loss``, ``held_out``, ``seed`` and ``signal_columns`` are used.
         rates: What is assumed of the judge where people graded nothing; by default it finds 0.85 of
             the relevant passages, and says yes to 0.10 of the others.
-        score_kind: As for `calibrate`.
-        fingerprint: As for `calibrate`.
         passes: Reports progress.
-        cache: As for `calibrate`.
 
     Raises:
         CalibrationError: there are no verdicts on the candidates, or all are alike.
@@ -92,10 +83,7 @@ def calibrate_from_verdicts(
         dataset,
         settings.depth,
         fusion=lambda several, _: default_fusion(several),
-        score_kind=score_kind,
-        fingerprint=fingerprint,
         passes=passes,
-        cache=cache,
         columns=settings.signal_columns,
     )
     grades = graded_by_people(dataset, verdicts)
@@ -110,21 +98,13 @@ def calibrate_from_verdicts(
             # The judge saw the first candidates of the main route; a fallback may have others.
             if not routes:
                 raise
-    identity = system.source.fingerprint()
     main = next(iter(routes.values()))
     by_route = {
         route: _route_profile(routes.get(route), pools, dataset.subset(tested), settings)
         for route, pools in system.pools.items()
     }
-    profile = Profile(
-        routes=by_route,
-        fusion=system.fusion,
-        utilities=settings.utilities,
-        fingerprint=dict(identity),
-        corpus=sketch_of(retriever),
-        signal_columns=needed(system.columns, by_route),
-        provenance=provenance(dataset, settings, system.pools, identity, notes=[main.in_words]),
-    )
+    sketch = sketch_of(retriever)
+    profile = system.profile(by_route, sketch, dataset, settings, [main.in_words])
     return JudgedCalibration(profile, routes, len(whole))
 
 

@@ -23,7 +23,7 @@ from calibration.retrievers import RankingSource, wrapped
 from ctxguard.core.columns import SignalColumn
 from ctxguard.core.interval import Interval
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
-from ctxguard.core.types import DEFAULT_DEPTH, Ranking, ScoreKind, ScoreKindName
+from ctxguard.core.types import DEFAULT_DEPTH, Ranking, ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError
 
 if TYPE_CHECKING:
@@ -82,7 +82,6 @@ def compare(
     view: "Callable[[Candidate], AnyRetriever | RankingSource]",
     dataset: Dataset,
     *,
-    score_kind: ScoreKind | ScoreKindName | None = None,
     baseline: str | None = None,
     utilities: Utilities = DEFAULT_UTILITIES,
     rule: VerdictRule = DEFAULT_RULE,
@@ -97,10 +96,10 @@ def compare(
 
     Args:
         candidates: Candidates with distinct names.
-        view: Returns the retriever of a candidate, anything that ``ContextGuard`` takes. Called
-            once for candidates that rank alike.
+        view: Returns the retriever of a candidate, anything that ``ContextGuard`` takes, or a
+            ``RankingSource``, which says what plain hits' scores mean. Called once for candidates
+            that rank alike.
         dataset: Labelled queries; passages kept for one without a relevant passage are harm.
-        score_kind: The kind of the scores of plain hits; see ``ContextGuard``.
         baseline: Name of the candidate that differences are taken from; the first unless given.
         utilities: The utility of a passage, the same for all candidates.
         rule: The rule of the verdicts.
@@ -123,7 +122,7 @@ def compare(
     for candidate in candidates:
         if candidate.stages in replayed:
             continue
-        source, seconds = wrapped(view(candidate), score_kind=score_kind), list[float]()
+        source, seconds = wrapped(view(candidate)), list[float]()
         first = dataset.queries[0]
         # The first answer is not timed: it loads models and compiles code. If it is refused, the
         # replay refuses it again and records why.

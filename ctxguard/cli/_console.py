@@ -191,7 +191,27 @@ class Output:
     def __init__(self, *, as_json: bool = False) -> None:
         self.out = _Terminal()
         self.err = _Terminal(stderr=True)
+        self._as_json = as_json
         self._notes = self.err if as_json else self.out
+
+    def result(
+        self,
+        document: Mapping[str, object],
+        show: Callable[[], object],
+        notes: Sequence[str] | None = None,
+    ) -> None:
+        """Print the result and its notes, which stand in the JSON document too.
+
+        Args:
+            document: The result with ``--json``.
+            show: Prints it for people.
+            notes: Lines that a reader should know besides it; None for a document without any.
+        """
+        if self._as_json:
+            print_json(document if notes is None else {**document, "notes": notes})
+        else:
+            show()
+        self.notes(notes or ())
 
     def note(self, text: str) -> None:
         """Print one line that a reader should know besides the result."""
@@ -301,7 +321,7 @@ def one_line(text: str) -> str:
     return " ".join(sanitise(text).split())
 
 
-def check_writable(file: Path, option: str) -> None:
+def check_writable(file: Path | None, option: str) -> None:
     """Refuse a file that cannot be written, before the work instead of after it.
 
     Says on standard error which missing folder will be made for it.
@@ -309,6 +329,8 @@ def check_writable(file: Path, option: str) -> None:
     Raises:
         typer.BadParameter: it is a folder, or no file can be created there.
     """
+    if file is None:
+        return
     if file.is_dir():
         raise typer.BadParameter(f"{file} is a folder; name a file", param_hint=option)
     existing = file.absolute().parent

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import typer
 
 from ctxguard._support.words import count
-from ctxguard.cli._console import FINDING, Output, print_json
+from ctxguard.cli._console import FINDING, Output
 from ctxguard.cli._store import open_store
 from ctxguard.core.types import DEFAULT_DEPTH, Route
 from ctxguard.errors import ConfigurationError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ctxguard.cli._system import Source
     from ctxguard.cli.calibrate import Calibrate
     from ctxguard.monitor.judges import Judge, LLMJudge
+    from ctxguard.profile.schema import Profile
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 _SYNTHETIC = (
@@ -77,13 +78,14 @@ def calibrate_from_questions(settings: "Calibrate", chosen: "Settings") -> None:
     made.profile.save(settings.out)
     n_to_grade = write_to_grade(questions, files["to_grade"], seed=chosen.seed)
     notes = _notes(made, files["to_grade"], n_to_grade, is_synthetic=is_synthetic)
-    if settings.as_json:
-        print_json(_document(made, files, notes))
-    else:
-        _print(made, files, output)
-    output.notes(notes)
-    verdict = made.profile.verdict
-    if settings.required is not None and (verdict is None or verdict.decision != settings.required):
+    output.result(_document(made, files), lambda: _print(made, files, output), notes)
+    require_verdict(made.profile, settings.required)
+
+
+def require_verdict(profile: "Profile", required: str | None) -> None:
+    """End with a finding unless the verdict is the one required, if any is."""
+    verdict = profile.verdict
+    if required is not None and (verdict is None or verdict.decision != required):
         raise typer.Exit(FINDING)
 
 
@@ -191,9 +193,7 @@ def _print(made: "JudgedCalibration", files: Mapping[str, Path], output: Output)
     output.facts(facts)
 
 
-def _document(
-    made: "JudgedCalibration", files: Mapping[str, Path], notes: list[str]
-) -> dict[str, object]:
+def _document(made: "JudgedCalibration", files: Mapping[str, Path]) -> dict[str, object]:
     verdict = made.profile.verdict
     return {
         "verdict": None if verdict is None else verdict.decision,
@@ -212,5 +212,4 @@ def _document(
             }
             for route, result in made.routes.items()
         },
-        "notes": notes,
     }

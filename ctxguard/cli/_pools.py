@@ -5,12 +5,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ctxguard.cli._console import Output
 from ctxguard.cli._inputs import Labelled
 from ctxguard.cli._system import Source
+from ctxguard.core.columns import SignalColumn
 from ctxguard.core.types import DEFAULT_DEPTH, Route
 from ctxguard.errors import ConfigurationError, ProfileMismatchError
 
 if TYPE_CHECKING:
+    from calibration.data.dataset import Dataset
     from calibration.replay import Pools
     from ctxguard import Profile
 
@@ -26,6 +29,23 @@ def served_route(retriever: "Source", profile: "Profile | None") -> Route:
     if profile is None or retriever.route is not Route.EXTERNAL or len(profile.routes) != 1:
         return retriever.route
     return next(iter(profile.routes))
+
+
+def replayed(
+    source: "Source",
+    dataset: "Dataset",
+    output: Output,
+    *,
+    depth: int,
+    name: str = "hybrid",
+    columns: Sequence[SignalColumn] = (),
+) -> "Pools":
+    """Send every query through a retriever once, with a bar of progress."""
+    from calibration.replay import replay
+
+    with output.passes() as begin:
+        progress = begin(f"replaying {name}", len(dataset))
+        return replay(source, dataset.queries, depth=depth, progress=progress, columns=columns)
 
 
 def served_depth(depth: int | None, k: int, profile: "Profile | None") -> int:

@@ -15,7 +15,7 @@ import ctxguard
 from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard._support.words import count
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, check_writable, print_json
+from ctxguard.cli._console import Output, check_writable
 from ctxguard.cli._inputs import read_labelled, seen_in_calibration
 from ctxguard.cli._results import by_metric
 from ctxguard.cli._system import Source, System, open_assessor
@@ -235,9 +235,7 @@ def _show(
 ) -> None:
     from calibration.reader.paired_answers import ANSWER_METRICS
 
-    if settings.as_json:
-        print_json({"reader": settings.model, "results": results, "notes": notes})
-    else:
+    def show() -> None:
         output.facts([("reader", settings.model), ("answers", str(settings.file))])
         meanings = {settings.mark: "the mark", **ANSWER_METRICS}
         is_wide = output.out.width >= _WIDE
@@ -247,4 +245,5 @@ def _show(
             words = {"better": "better answers", "worse": "worse answers"}
             outcome = words.get(difference.outcome, "no difference beyond noise")
             output.out.print(Text(f"the guard's contexts give {outcome} on this reader"))
-    output.notes(notes)
+
+    output.result({"reader": settings.model, "results": results}, show, notes)

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
-import typer
 from pydantic import model_validator
 
 import ctxguard
@@ -14,8 +13,8 @@ from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.extras import require
 from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import FINDING, Output, check_writable, print_json
-from ctxguard.cli._from_questions import calibrate_from_questions
+from ctxguard.cli._console import Output, check_writable
+from ctxguard.cli._from_questions import calibrate_from_questions, require_verdict
 from ctxguard.cli._inputs import Labelled, read_labelled, shared_questions
 from ctxguard.cli._pools import notes_on_pools
 from ctxguard.cli._results import print_asking, print_summary
@@ -180,14 +179,13 @@ def calibrate(settings: Calibrate) -> None:
     notes = _notes(calibration, (*labelled.notes, *shared_questions(labelled)))
     for route, pools in calibration.pools.items():
         notes += notes_on_pools(replace(pools, skipped=()), route, settings.run)
-    if settings.as_json:
-        print_json(_document(calibration, labelled, counts, written, notes))
-    else:
-        _print(calibration, labelled.described(counts), written, output, show_all=settings.show_all)
-    output.notes(notes)
-    verdict = calibration.profile.verdict
-    if settings.required is not None and (verdict is None or verdict.decision != settings.required):
-        raise typer.Exit(FINDING)
+    described, show_all = labelled.described(counts), settings.show_all
+    output.result(
+        _document(calibration, labelled, counts, written),
+        lambda: _print(calibration, described, written, output, show_all=show_all),
+        notes,
+    )
+    require_verdict(calibration.profile, settings.required)
 
 
 def _chosen(settings: Calibrate) -> "Settings":
@@ -262,7 +260,6 @@ def _document(
     labelled: "Labelled",
     counts: Mapping[str, int],
     written: Sequence[str],
-    notes: list[str],
 ) -> dict[str, object]:
     held_out, verdict = calibration.held_out, calibration.profile.verdict
     return {
@@ -282,7 +279,6 @@ def _document(
             route: _route_document(outcome, calibration)
             for route, outcome in calibration.outcomes.items()
         },
-        "notes": notes,
     }
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from ctxguard._support.settings import key, optional, optional_key
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, check_writable, print_json
+from ctxguard.cli._console import Output, check_writable
 from ctxguard.cli._inputs import (
     DEFAULT_BASELINE,
     baseline_k,
@@ -21,6 +21,7 @@ from ctxguard.cli._pools import (
     fusion_of,
     notes_on_pools,
     on_route,
+    replayed,
     served_depth,
     served_route,
     write_pools,
@@ -79,15 +80,13 @@ def evaluate(settings: Evaluate) -> None:
     """
     from calibration.evaluate import measure
     from calibration.pool_labels import unlabelled_note
-    from calibration.replay import replay
     from calibration.results import tabulate
     from ctxguard.core.metrics import DEFAULT_UTILITIES
     from ctxguard.profile.schema import Profile
     from ctxguard.retrieval.index.passages import searchable_text
 
     output = Output(as_json=settings.as_json)
-    if settings.write_run is not None:
-        check_writable(settings.write_run, "write-run")
+    check_writable(settings.write_run, "write-run")
     loaded = None if settings.profile is None else Profile.load(settings.profile)
     utilities = settings.worth(DEFAULT_UTILITIES if loaded is None else loaded.utilities)
     labelled = for_run(read_labelled(settings.data, "test"), settings.run)
@@ -106,14 +105,12 @@ def evaluate(settings: Evaluate) -> None:
             f"{dataset.name}: none of the {len(dataset)} queries has a relevant passage or "
             "keywords, so there is nothing to measure"
         )
-    with output.passes() as begin:
-        progress = begin(f"replaying {route.value}", len(dataset))
-        pools = replay(
-            *(on_route(source, route), dataset.queries),
-            depth=depth,
-            progress=progress,
-            columns=() if loaded is None else loaded.signal_columns,
-        )
+    pools = replayed(
+        *(on_route(source, route), dataset, output),
+        depth=depth,
+        name=route.value,
+        columns=() if loaded is None else loaded.signal_columns,
+    )
     check_score_kind(pools, route, loaded)
     with output.doing("measuring"):
 
@@ -136,31 +133,28 @@ def evaluate(settings: Evaluate) -> None:
     notes += _notes(results.of(name, "recall_at_depth").mean if dataset.answerable else None)
     notes += beyond_index(source, most) + write_pools(pools, settings.write_run)
     profile_id = None if loaded is None else loaded.profile_id
-    if settings.as_json:
-        print_json(
-            {
-                "results": results,
-                **counts,
-                "measured_queries": len(pools),
-                "data": dataset.name,
-                "split": labelled.split,
-                "dataset_digest": dataset.digest(),
-                "profile_id": profile_id,
-                "policy": describe_policy(policy),
-                "k": policy.k,
-                "route": route.value,
-                "depth": depth,
-                "baseline": baseline,
-                "seed": seed,
-                "utilities": utilities,
-                "unlabelled": unlabelled_note(dataset, utilities),
-                "fusion": fusion_of(source),
-                "fingerprint": source.fingerprint(),
-                "run": None if settings.write_run is None else str(settings.write_run),
-                "notes": notes,
-            }
-        )
-    else:
+    document = {
+        "results": results,
+        **counts,
+        "measured_queries": len(pools),
+        "data": dataset.name,
+        "split": labelled.split,
+        "dataset_digest": dataset.digest(),
+        "profile_id": profile_id,
+        "policy": describe_policy(policy),
+        "k": policy.k,
+        "route": route.value,
+        "depth": depth,
+        "baseline": baseline,
+        "seed": seed,
+        "utilities": utilities,
+        "unlabelled": unlabelled_note(dataset, utilities),
+        "fusion": fusion_of(source),
+        "fingerprint": source.fingerprint(),
+        "run": None if settings.write_run is None else str(settings.write_run),
+    }
+
+    def show() -> None:
         # Whoever changes what a metric is looks for that metric.
         show_all = settings.all_metrics or bool(settings.by_hand)
         baseline_size = baseline_k(baseline)
@@ -179,7 +173,8 @@ def evaluate(settings: Evaluate) -> None:
             ]
         )
         _print(results, output, show_all=show_all)
-    output.notes(notes)
+
+    output.result(document, show, notes)
 
 
 def _print(results: "Results", output: Output, *, show_all: bool) -> None:

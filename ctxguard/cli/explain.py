@@ -130,18 +130,14 @@ def _notes(explanation: "Explanation", profile: "Profile | None") -> list[str]:
 
 
 def _document(explanation: "Explanation") -> dict[str, Any]:
-    stored, record, decision = explanation.stored, explanation.record, explanation.decision
+    record, decision = explanation.record, explanation.decision
+    of_record = ("query", "segment", "route", "mode", "profile_id", "kept")
     return {
-        **asdict(stored),
+        **asdict(explanation.stored),
         "state_in_words": explanation.state,
-        "query": None if record is None else record.query,
-        "segment": None if record is None else record.segment,
-        "route": None if record is None else record.route,
-        "mode": None if record is None else record.mode,
+        **{name: getattr(record, name, None) for name in of_record},
         "score_kind": None if record is None else record.kind,
-        "profile_id": None if record is None else record.profile_id,
         "flags": () if record is None else record.flags,
-        "kept": None if record is None else record.kept,
         "policy": None if decision is None else describe_policy(decision.policy),
         "candidates": explanation.candidates,
         "conflicts": explanation.conflicts,

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from ctxguard._support.settings import optional
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, check_writable, interval, number, print_json
+from ctxguard.cli._console import Output, check_writable, interval, number
 from ctxguard.cli._inputs import read_labelled
+from ctxguard.cli._pools import replayed
 from ctxguard.cli._results import signed_interval
 from ctxguard.cli._system import open_index
 from ctxguard.cli._tables import TextTable
@@ -50,13 +51,11 @@ def fit_ranker(settings: FitRanker) -> None:
     from calibration.evaluate import bootstrap_interval
     from calibration.pool_labels import label
     from calibration.ranker import fit
-    from calibration.replay import replay
     from calibration.results import paired_differences
     from ctxguard.retrieval.signals.ranker import Ranker
 
     out = settings.out
-    if out is not None:
-        check_writable(out, "--out")
+    check_writable(out, "--out")
     output = Output(as_json=settings.as_json)
     labelled = read_labelled(settings.data, "train")
     with output.doing("opening the index"):
@@ -69,9 +68,7 @@ def fit_ranker(settings: FitRanker) -> None:
     retriever = retriever.with_fusion(Fusion("ranker")).on_route(Route.HYBRID)
     labelled, counts = labelled.against(retriever)
     dataset = labelled.dataset
-    with output.passes() as begin:
-        progress = begin("replaying hybrid", len(dataset))
-        pools = replay(retriever, dataset.queries, depth=DEFAULT_DEPTH, progress=progress)
+    pools = replayed(retriever, dataset, output, depth=DEFAULT_DEPTH)
     with output.doing("fitting"):
         labels = label(pools, dataset)
         fitted = fit(Ranker.default(), dataset.name, pools, labels)
@@ -92,35 +89,29 @@ def fit_ranker(settings: FitRanker) -> None:
         fitted.ranker.save(out)
     verdict = _verdict(differences["fitted"]["shipped"], out)
     notes = [*labelled.notes, *(f"left out: {line}" for line in pools.skipped)]
-    if settings.as_json:
-        print_json(
-            {
-                "out": out,
-                "ranker": fitted.ranker.digest(),
-                "levels": fitted.levels,
-                **counts,
-                "ndcg_at_10": means,
-                "differences": differences,
-                "verdict": verdict,
-                "data": dataset.name,
-                "split": labelled.split,
-                "dataset_digest": dataset.digest(),
-                "depth": DEFAULT_DEPTH,
-                "seed": _SEED,
-                "notes": notes,
-            }
-        )
-    else:
-        output.facts(
-            [
-                ("queries", labelled.described(counts)),
-                ("signals", fitted.levels[0]),
-                ("measured", "fitted rankers on queries that they were not fitted to"),
-            ]
-        )
+    document = {
+        "out": out,
+        "ranker": fitted.ranker.digest(),
+        "levels": fitted.levels,
+        **counts,
+        "ndcg_at_10": means,
+        "differences": differences,
+        "verdict": verdict,
+        "data": dataset.name,
+        "split": labelled.split,
+        "dataset_digest": dataset.digest(),
+        "depth": DEFAULT_DEPTH,
+        "seed": _SEED,
+    }
+
+    def show() -> None:
+        measured = "fitted rankers on queries that they were not fitted to"
+        queries = labelled.described(counts)
+        output.facts([("queries", queries), ("signals", fitted.levels[0]), ("measured", measured)])
         output.out.print(_shown(means, differences))
         output.facts([("verdict", verdict)])
-    output.notes(notes)
+
+    output.result(document, show, notes)
 
 
 def _shown(

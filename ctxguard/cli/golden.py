@@ -13,7 +13,7 @@ from ctxguard._support.settings import SettingsModel, key, optional, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, Output, check_writable, interval, number, print_json
 from ctxguard.cli._inputs import fitted, is_split, label_notes, read_labelled
-from ctxguard.cli._pools import fusion_of, on_route, served_depth, served_route
+from ctxguard.cli._pools import fusion_of, on_route, replayed, served_depth, served_route
 from ctxguard.cli._system import open_index
 from ctxguard.cli._tables import TextTable
 from ctxguard.server.settings import IndexSystem
@@ -134,12 +134,10 @@ def coverage(settings: Coverage) -> None:
     (or distractor), annotator and date, and pass the file to `ctxguard golden freeze`.
     """
     from calibration.data import coverage as judged
-    from calibration.replay import replay
     from ctxguard.profile.schema import Profile
 
     ks, out, limit = settings.ks or [1, 3, 5, 10, 20], settings.out, settings.limit
-    if out is not None:
-        check_writable(out, "--out")
+    check_writable(out, "--out")
     output = Output(as_json=settings.as_json)
     dataset, times_asked, notes = _questions(settings.data)
     with output.doing("opening the index"):
@@ -149,49 +147,42 @@ def coverage(settings: Coverage) -> None:
     notes += label_notes(dataset, _corpus(settings.data), retriever)
     route = settings.route or served_route(source, loaded)
     depth = served_depth(settings.depth, max(ks), loaded)
-    with output.passes() as begin:
-        pools = replay(
-            on_route(source, route),
-            dataset.queries,
-            depth=depth,
-            progress=begin(f"replaying {route.value}", len(dataset)),
-        )
+    pools = replayed(on_route(source, route), dataset, output, depth=depth, name=route.value)
     labelled = sum(dataset.is_labelled(query.query_id) for query in dataset.queries)
     rows = judged.coverage(pools, dataset, ks, seed=_SEED) if labelled else ()
     missing = judged.unjudged(pools, dataset, max(ks), times_asked)
     notes += [f"left out: {line}" for line in pools.skipped]
     if out is not None:
         _write_unjudged(out, missing[:limit], dataset, retriever)
-    if settings.as_json:
-        print_json(
-            {
-                "coverage": rows,
-                "queries": len(dataset),
-                "labelled_queries": labelled,
-                "unjudged": len(missing),
-                "written": 0 if out is None else min(limit, len(missing)),
-                "data": dataset.name,
-                "dataset_digest": dataset.digest(),
-                "route": route.value,
-                "depth": depth,
-                "fusion": fusion_of(source),
-                "seed": _SEED,
-                "notes": notes,
-            }
+    written = 0 if out is None else min(limit, len(missing))
+    document = {
+        "coverage": rows,
+        "queries": len(dataset),
+        "labelled_queries": labelled,
+        "unjudged": len(missing),
+        "written": written,
+        "data": dataset.name,
+        "dataset_digest": dataset.digest(),
+        "route": route.value,
+        "depth": depth,
+        "fusion": fusion_of(source),
+        "seed": _SEED,
+    }
+
+    def show() -> None:
+        output.facts(
+            [
+                ("queries", f"{len(dataset):,} of {dataset.name}: {labelled:,} have a label"),
+                ("route", f"{route.value}, {depth} candidates a query"),
+                *[("fusion", each) for each in [source.fingerprint().get("fusion")] if each],
+                ("unjudged", f"{len(missing):,} passages among the first {max(ks)}, of all"),
+            ]
         )
-        return
-    output.facts(
-        [
-            ("queries", f"{len(dataset):,} of {dataset.name}: {labelled:,} have a label"),
-            ("route", f"{route.value}, {depth} candidates a query"),
-            *[("fusion", each) for each in [source.fingerprint().get("fusion")] if each],
-            ("unjudged", f"{len(missing):,} passages among the first {max(ks)}, of all queries"),
-        ]
-    )
-    _print_coverage(rows, output)
-    if out is not None:
-        output.facts([("to label", f"{min(limit, len(missing)):,} passages in {out}")])
-    output.notes(notes)
+        _print_coverage(rows, output)
+        if out is not None:
+            output.facts([("to label", f"{written:,} passages in {out}")])
+
+    output.result(document, show, notes)
 
 
 def _facts(snapshot: "Snapshot") -> list[tuple[str, str]]:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from ctxguard._support.settings import key, optional_key, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, check_writable, number, print_json
+from ctxguard.cli._console import Output, check_writable, number
 from ctxguard.cli._inputs import read_labelled
+from ctxguard.cli._pools import replayed
 from ctxguard.cli._system import open_index
 from ctxguard.cli._tables import TextTable
 from ctxguard.core.types import DEFAULT_DEPTH
@@ -45,7 +46,6 @@ def hard_negatives(settings: HardNegatives) -> None:
     the key unjudged-margin is given: an unlabelled passage may be relevant.
     """
     from calibration.data.hard_negatives import mine, triplets, write_triplets
-    from calibration.replay import replay
     from ctxguard.core.fusion import Fusion
     from ctxguard.retrieval.index.passages import searchable_text
 
@@ -59,13 +59,8 @@ def hard_negatives(settings: HardNegatives) -> None:
         retriever = retriever.with_fusion(Fusion("ranker" if retriever.has_signals else "convex"))
     labelled, _ = labelled.against(retriever)
     dataset = labelled.dataset
-    with output.passes() as begin:
-        pools = replay(
-            retriever,
-            dataset.queries,
-            depth=settings.depth or DEFAULT_DEPTH,
-            progress=begin("replaying hybrid", len(dataset)),
-        )
+    depth = settings.depth or DEFAULT_DEPTH
+    pools = replayed(retriever, dataset, output, depth=depth)
     mining = mine(
         pools,
         dataset,
@@ -93,36 +88,28 @@ def hard_negatives(settings: HardNegatives) -> None:
             f"{kinds['unjudged']:,} negatives are unlabelled: some may be relevant and would teach "
             "a reranker the opposite"
         )
-    if settings.as_json:
-        print_json(
-            {
-                "out": str(out),
-                "triplets": written,
-                "negatives": dict(sorted(kinds.items())),
-                "most_misleading": [asdict(each) for each in worst],
-                "answerable": mining.answerable,
-                "without_negative": mining.without_negative,
-                "data": dataset.name,
-                "dataset_digest": dataset.digest(),
-                "notes": notes,
-            }
+    document = {
+        "out": str(out),
+        "triplets": written,
+        "negatives": dict(sorted(kinds.items())),
+        "most_misleading": [asdict(each) for each in worst],
+        "answerable": mining.answerable,
+        "without_negative": mining.without_negative,
+        "data": dataset.name,
+        "dataset_digest": dataset.digest(),
+    }
+
+    def show() -> None:
+        of = ", ".join(f"{n:,} {kind.replace('_', ' ')}" for kind, n in sorted(kinds.items()))
+        queries = f"{mining.answerable:,} answerable; {mining.without_negative:,} gave no negative"
+        output.facts(
+            [("triplets", f"{written:,} in {out}"), ("negatives", of), ("queries", queries)]
         )
-        return
-    of = ", ".join(f"{n:,} {kind.replace('_', ' ')}" for kind, n in sorted(kinds.items()))
-    output.facts(
-        [
-            ("triplets", f"{written:,} in {out}"),
-            ("negatives", of),
-            (
-                "queries",
-                f"{mining.answerable:,} answerable; {mining.without_negative:,} gave no negative",
-            ),
-        ]
-    )
-    if worst:
-        output.heading("Furthest above the best relevant passage")
-        shown = TextTable("query", "passage", "rank>", "score above>")
-        for each in worst:
-            shown.add_row(each.query_id, each.passage_id, f"{each.rank}", number(each.lead))
-        output.out.print(shown)
-    output.notes(notes)
+        if worst:
+            output.heading("Furthest above the best relevant passage")
+            shown = TextTable("query", "passage", "rank>", "score above>")
+            for each in worst:
+                shown.add_row(each.query_id, each.passage_id, f"{each.rank}", number(each.lead))
+            output.out.print(shown)
+
+    output.result(document, show, notes)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import NO_DATA, Output, check_writable, print_json
+from ctxguard.cli._console import NO_DATA, Output, check_writable
 from ctxguard.cli._store import IN_WORDS, named_series, open_store
 from ctxguard.cli._tables import TextTable
 
@@ -99,8 +99,7 @@ def export(settings: Export) -> None:
 
     out, alarm, n, tenant = settings.out, settings.alarm, settings.n, settings.tenant
     output = Output(as_json=settings.as_json)
-    if out is not None:
-        check_writable(out, "--out")
+    check_writable(out, "--out")
     with open_store(settings.store) as opened:
         if out is not None and not opened.series():
             let_people_grade(opened)
@@ -129,29 +128,27 @@ def export(settings: Export) -> None:
             "these requests have different filters: whoever grades them sees what any of them may "
             "see; --tenant writes those of one"
         )
-    if settings.as_json:
-        print_json(
-            {
-                "out": out,
-                "guide": guide,
-                "requests": len(samples),
-                "passages": len(rows),
-                "expected_passages": plan.expected_passages,
-                "widths": {
-                    metric: {"now": plan.widths_now[metric], "then": width}
-                    for metric, width in plan.widths.items()
-                },
-                "notes": notes,
-            }
-        )
-    else:
+    document = {
+        "out": out,
+        "guide": guide,
+        "requests": len(samples),
+        "passages": len(rows),
+        "expected_passages": plan.expected_passages,
+        "widths": {
+            metric: {"now": plan.widths_now[metric], "then": width}
+            for metric, width in plan.widths.items()
+        },
+    }
+
+    def show() -> None:
         _print_plan(plan, output, alarm=alarm)
         name = "" if out is None else f"{out}: "
         output.out.print(
             f"{name}{len(samples):,} requests, about {plan.expected_passages:,} passages to grade, "
             f"at most {len(rows):,}"
         )
-    output.notes(notes)
+
+    output.result(document, show, notes)
 
 
 def _print_plan(plan: "LabelPlan", output: Output, *, alarm: bool) -> None:
@@ -222,21 +219,16 @@ def import_(settings: Import) -> None:
     notes = [f"{count:,} {words}" for count, words in counts if count]
     notes += [f"first unknown request: {request_id}" for request_id in unknown[:1]]
     notes += _usable_notes(usable)
-    if settings.as_json:
-        print_json(
-            {
-                "added": added.added,
-                "duplicates": added.duplicates,
-                "disagreeing": added.disagreeing,
-                "unknown": unknown,
-                "blank": blank,
-                "usable": usable,
-                "notes": notes,
-            }
-        )
-    else:
-        output.out.print(f"{added.added:,} labels imported from {annotator}")
-    output.notes(notes)
+    document = {
+        "added": added.added,
+        "duplicates": added.duplicates,
+        "disagreeing": added.disagreeing,
+        "unknown": unknown,
+        "blank": blank,
+        "usable": usable,
+    }
+    words = f"{added.added:,} labels imported from {annotator}"
+    output.result(document, lambda: output.out.print(words), notes)
 
 
 def _usable_notes(usable: dict[str, int]) -> list[str]:
@@ -268,8 +260,6 @@ def feedback(settings: Feedback) -> None:
         f"first: {first}"
         for first in added.unknown[:1]
     ]
-    if settings.as_json:
-        print_json({"added": added.added, "unknown": added.unknown, "notes": notes})
-    else:
-        output.out.print(f"{added.added:,} reactions imported")
-    output.notes(notes)
+    document = {"added": added.added, "unknown": added.unknown}
+    words = f"{added.added:,} reactions imported"
+    output.result(document, lambda: output.out.print(words), notes)

@@ -40,6 +40,15 @@ _DAY_SECONDS = 86_400.0
 _GIB = 2**30
 _EXIT_SECONDS = 5.0
 
+_OF_LIVE = ("shown", "estimates", "judge_estimates", "labelled", "unpicked", "disagreements")
+_OF_REPORT = (
+    *("judge", "outcomes", "waiting", "verdicts", "invalid_verdicts", "feedback"),
+    "judging_sampling_probability",
+)
+_OF_ACCOUNTS = ("sampled", "stored", "pending", "unaccounted", "lost")
+_OF_PROMISE = ("route", "quantity", "reference", "target", "e_value")
+"""Figures that the JSON document has under their own names."""
+
 
 class MonitorSettings(JudgeSettings, IndexSystem):
     """Settings of ``ctxguard monitor``; the index is the guard's."""
@@ -303,12 +312,10 @@ def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, objec
     from ctxguard.monitor.estimation.live import ARMS
 
     live = report.live
-    monitors = () if alarms is None else alarms.losses
     return {
-        "judge": report.judge,
-        "shown": live.shown,
-        "estimates": live.estimates,
-        "judge_estimates": live.judge_estimates,
+        **{name: getattr(live, name) for name in _OF_LIVE},
+        **{name: getattr(report, name) for name in _OF_REPORT},
+        **{name: getattr(report.accounts, name) for name in _OF_ACCOUNTS},
         "arms": {
             window: {
                 **{arm.value: live.arms[window, arm] for arm in ARMS},
@@ -316,37 +323,19 @@ def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, objec
             }
             for window, differences in live.arm_differences.items()
         },
-        "outcomes": report.outcomes,
-        "waiting": report.waiting,
-        "labelled": live.labelled,
-        "unpicked": live.unpicked,
-        "disagreements": live.disagreements,
         "windows": live.populations,
-        "verdicts": report.verdicts,
-        "invalid_verdicts": report.invalid_verdicts,
-        "judging_sampling_probability": report.judging_sampling_probability,
-        "sampled": report.accounts.sampled,
-        "stored": report.accounts.stored,
-        "pending": report.accounts.pending,
-        "unaccounted": report.accounts.unaccounted,
-        "lost": report.accounts.lost,
-        "feedback": report.feedback,
         "in_shadow": report.rises,
         "alarms": () if alarms is None else alarms.active,
         "promises": [
             {
-                "route": monitor.route,
-                "quantity": monitor.quantity,
+                **{name: getattr(monitor, name) for name in _OF_PROMISE},
                 "at_most": monitor.promise.at_most,
                 "source": monitor.promise.source,
-                "reference": monitor.reference,
-                "target": monitor.target,
                 "reference_requests": monitor.n_reference,
                 "judged": monitor.n,
                 "needed": monitor.n_needed,
-                "e_value": monitor.e_value,
             }
-            for monitor in monitors
+            for monitor in (() if alarms is None else alarms.losses)
         ],
     }
 

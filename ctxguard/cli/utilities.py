@@ -47,8 +47,7 @@ def fit_utilities(settings: FitUtilities) -> None:
     from calibration.reader.utilities import fit_utilities as fit_reader
 
     out = settings.out
-    if out is not None:
-        check_writable(out, "--out")
+    check_writable(out, "--out")
     marked = of_reader(read_answers(settings.answers), settings.reader)
     labelled = read_labelled(settings.data, "test")
     dataset = labelled.dataset

@@ -14,7 +14,7 @@ from calibration.data.dataset import Dataset, Query
 from calibration.data.readers import read_trec_run
 from calibration.replay import replay
 from calibration.report import report
-from calibration.retrievers import RankingSource, RecordedRankings
+from calibration.retrievers import RankingSource, RecordedRankings, wrapped
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Hit, Passage, Ranking, Route, ScoreKind
 from ctxguard.errors import (
@@ -124,7 +124,9 @@ def test_whatever_the_guard_takes_is_calibrated_compared_and_reported(name: str)
     assert route.held_out is not None
     assert route.held_out.metrics["recall"].value == 1.0
     fixed = Candidate("first 2", RatioPolicy(k=2), Route.EXTERNAL)
-    comparison = compare([fixed], lambda _: retriever, DATASET, depth=5, score_kind="ratio")  # type: ignore[arg-type,return-value]
+    comparison = compare(
+        [fixed], lambda _: wrapped(retriever, score_kind="ratio"), DATASET, depth=5
+    )  # type: ignore[arg-type,return-value]
     assert comparison.results.of("first 2", "kept").mean.value == 2.0
     assert report(calibration, None) is not None
     guard = ContextGuard(ANYTHING[name](), score_kind="ratio", profile=calibration.profile)  # type: ignore[arg-type]
