@@ -82,10 +82,7 @@ class TestChoice:
         labels = label(pools, result.dataset)
         five = per_query(pools, labels, RatioPolicy(k=5)).evidence().metrics["udcg_strict"]
         held_out = result.profile.routes[Route.HYBRID].held_out
-        assert held_out is not None
         ours = held_out.metrics["udcg_strict"]
-        assert ours.lower is not None
-        assert five.upper is not None
         assert ours.lower > five.upper
 
     def test_min_keep_is_that_of_every_policy(self) -> None:
@@ -187,7 +184,6 @@ class TestToday:
 
     def test_many_clear_labels_keep_less_at_the_same_recall(self) -> None:
         route = outcome_of(calibrated(300, noise=0.1)).profile
-        assert route.held_out is not None
         assert (route.held_out.metrics["kept"].value or 5.0) < 4.0
         assert (route.held_out.metrics["recall"].value or 0.0) > 0.98
 
@@ -201,7 +197,6 @@ class TestToday:
     def test_it_stands_first_among_the_options_all_on_the_same_queries(self) -> None:
         result = calibrated(200)
         outcome = outcome_of(result)
-        assert result.held_out is not None
         held_out = [query.query_id for query in result.held_out.queries]
         names = [option.name for option in outcome.options]
         assert names[:2] == ["first 5, as today", "chosen"]
@@ -213,7 +208,6 @@ class TestToday:
         harms = []
         for tolerance in (0.0, 0.1, 0.5):
             route = outcome_of(calibrated(120, noise=0.25, tolerance=tolerance)).profile
-            assert route.chosen_on is not None
             harms.append(route.chosen_on.metrics["harm"].value or 0.0)
         # A probability is out of fold where it chooses, and in force where it is measured.
         assert all(after <= before + 0.05 for before, after in pairwise(harms))
@@ -240,13 +234,11 @@ class TestVerdict:
     def test_many_clear_labels_let_it_be_served(self) -> None:
         outcome = outcome_of(calibrated(300, noise=0.1))
         verdict = outcome.profile.verdict
-        assert verdict is not None
         assert (verdict.decision, verdict.serving_k, verdict.n) == ("enforce", 5, 150)
         assert outcome.profile.policy != outcome.today.policy
 
     def test_where_no_policy_is_better_what_is_served_today_is_kept(self) -> None:
         route = outcome_of(calibrate(*indistinct(100), Settings(depth=DEPTH))).profile
-        assert route.verdict is not None
         assert (route.verdict.decision, route.verdict.value) == ("keep", None)
 
     @pytest.mark.parametrize("n", [20, 49])
@@ -254,7 +246,6 @@ class TestVerdict:
         result = calibrated(n, noise=0.1, objective="utility")
         assert len(result.chosen_on) == n
         verdict = result.profile.verdict
-        assert verdict is not None
         assert (verdict.decision, verdict.n) == ("shadow", 0)
 
     def test_where_too_few_of_those_held_out_are_answerable_all_choose(self) -> None:
@@ -274,7 +265,6 @@ class TestVerdict:
         retriever, dataset = simulate(300, noise=0.1, relevant=2)
         asked = Settings(depth=DEPTH, objective=objective)
         held_out = calibrate(retriever, dataset, asked).held_out
-        assert held_out is not None
         qrels = {
             **dataset.qrels,
             **{
@@ -287,9 +277,7 @@ class TestVerdict:
     def test_a_choice_that_the_held_out_queries_refute_gives_way_to_today(self) -> None:
         outcome = self.refuted("keep-recall")
         verdict = outcome.profile.verdict
-        assert verdict is not None
         assert verdict.decision == "keep"
-        assert verdict.upper is not None
         assert verdict.upper < -0.01
         assert outcome.profile.policy == RatioPolicy(k=5)
         assert outcome.profile.certificate is None
@@ -299,13 +287,11 @@ class TestVerdict:
 
     def test_one_whose_loss_was_asked_for_stays_in_shadow(self) -> None:
         route = self.refuted("utility").profile
-        assert route.verdict is not None
         assert route.verdict.decision == "shadow"
         assert route.policy.kind == "expected_utility"
 
     def test_a_promise_accepts_the_loss_that_it_allows(self) -> None:
         verdict = outcome_of(calibrated(400, promise=PROMISE)).profile.verdict
-        assert verdict is not None
         assert (verdict.tolerance, verdict.max_loss) == (0.1, 0.1)
 
     @pytest.mark.parametrize("max_loss", [0.0, 1.0])
@@ -387,9 +373,7 @@ class TestCostOfTheChoice:
 
     def test_it_bounds_the_loss_on_queries_that_took_no_part_in_the_choice(self) -> None:
         result = calibrated(200, unanswerable=0.2, objective="utility")
-        assert result.held_out is not None
         certificate = outcome_of(result).profile.certificate
-        assert certificate is not None
         assert certificate.recall_loss < certificate.alpha < 0.3
         assert certificate.beta is None
         assert certificate.baseline == "k=5"
@@ -399,10 +383,7 @@ class TestCostOfTheChoice:
     def test_it_bounds_the_difference_in_recall_gains_included(self) -> None:
         result = calibrated(200, unanswerable=0.2, objective="utility")
         outcome = outcome_of(result)
-        assert outcome.profile.certificate is not None
         found = outcome.profile.certificate.recall_difference
-        assert found is not None
-        assert result.held_out is not None
         assert found.n == len(result.held_out.answerable)
         paired = outcome.chosen.metrics.values["recall"] - outcome.today.metrics.values["recall"]
         paired = paired[~np.isnan(paired)]
@@ -415,16 +396,13 @@ class TestCostOfTheChoice:
         widths = []
         for n in (60, 200):
             route = outcome_of(calibrated(n, objective="utility")).profile
-            assert route.certificate is not None
             found = route.certificate.recall_difference
-            assert found is not None
             widths.append(found.value - found.lower)
         assert widths[1] < widths[0]
 
     def test_it_says_how_many_labels_would_make_it_tight(self) -> None:
         # Below the mean lost nothing is loose: the first k itself needs some queries as well.
         outcome = outcome_of(calibrated(200, noise=0.1))
-        assert outcome.labels_needed is not None
         assert 0 < outcome.labels_needed < 1_000
 
     def test_a_choice_that_loses_everything_is_certified_to_lose_at_most_everything(self) -> None:
@@ -437,9 +415,7 @@ class TestCostOfTheChoice:
         outcome = outcome_of(calibrate(retriever, dataset, asked))
         route = outcome.profile
         assert route.policy.k == 1
-        assert route.certificate is not None
         assert (route.certificate.alpha, route.certificate.recall_loss) == (1.0, 1.0)
-        assert route.certificate.recall_difference is not None
         assert route.certificate.recall_difference.lower == -1.0
         assert route.certificate.promises_nothing
         assert outcome.labels_needed is None
@@ -462,7 +438,6 @@ class TestCostOfTheChoice:
         route = outcome.profile
         assert route.certificate is None
         assert outcome.labels_needed is None
-        assert route.held_out is not None
         assert route.held_out.metrics["recall"].n == 0
         assert route.held_out.metrics["harm"].n == 20
 
@@ -472,8 +447,6 @@ class TestPromise:
         result = calibrated(400, promise=PROMISE)
         outcome = outcome_of(result)
         certificate, certification = outcome.profile.certificate, outcome.certification
-        assert certificate is not None
-        assert certification is not None
         assert (certificate.alpha, certificate.delta) == (0.1, 0.1)
         assert certificate.p_value <= 0.1
         assert certificate.recall_loss <= 0.1
@@ -484,32 +457,25 @@ class TestPromise:
 
     def test_the_policy_keeps_its_promise_on_queries_held_out(self) -> None:
         held_out = outcome_of(calibrated(400, promise=PROMISE)).profile.held_out
-        assert held_out is not None
         loss = held_out.metrics["recall_loss"].value
-        assert loss is not None
         assert loss <= 0.1
 
     def test_harm_can_be_promised_as_well(self) -> None:
         both = Promise(alpha=0.1, beta=0.5)
         certificate = outcome_of(calibrated(400, noise=0.1, promise=both)).profile.certificate
-        assert certificate is not None
         assert certificate.beta == 0.5
         assert certificate.harm <= 0.5
 
     def test_the_choice_without_a_test_is_shown_beside_it(self) -> None:
         certification = outcome_of(calibrated(400, promise=PROMISE)).certification
-        assert certification is not None
         betting, uncorrected = certification.rule_choices.values()
-        assert betting is not None
         assert betting[0] == certification.grid_index
-        assert uncorrected is not None
         assert uncorrected[1]["recall_loss"] <= 0.1
 
     def test_few_labels_keep_what_is_served_today_and_say_what_would_do(self) -> None:
         outcome = outcome_of(
             calibrated(60, noise=0.25, promise=Promise(alpha=0.02), policy="ratio")
         )
-        assert outcome.certification is not None
         assert outcome.certification.grid_index is None
         assert outcome.profile.policy == RatioPolicy(k=5)
         assert "no other policy that gains utility is certified" in outcome.profile.why
@@ -519,7 +485,6 @@ class TestPromise:
             calibrated(60, noise=0.25, promise=Promise(alpha=0.02), policy="ratio")
         )
         certificate = outcome.profile.certificate
-        assert certificate is not None
         assert (certificate.recall_loss, certificate.test) == (0.0, "by definition")
         assert certificate.alpha == 0.02
 
@@ -538,9 +503,7 @@ class TestPromise:
             asked = {"promise": Promise(alpha=alpha), "policy": "ratio", "seed": seed}
             result = calibrated(120, noise=noise, **asked)
             chosen_on = outcome_of(result).profile.chosen_on
-            assert chosen_on is not None
             chosen = chosen_on.metrics["udcg_strict"].value
-            assert chosen is not None
             assert chosen >= plain_of(result).means.udcg_strict[0, 0] - 1e-9
 
     @pytest.mark.parametrize(
@@ -586,8 +549,6 @@ class TestLadder:
 
     def test_a_careful_choice_is_enforced_where_the_default_stays_in_shadow(self) -> None:
         plain, ladder = (self.chosen(120, ladder=each).profile for each in (False, True))
-        assert plain.verdict is not None
-        assert ladder.verdict is not None
         assert (plain.verdict.decision, ladder.verdict.decision) == ("shadow", "enforce")
         assert ladder.policy.k > plain.policy.k
         assert ladder.why.endswith("of 2 choices, from a careful one on, the boldest to enforce")

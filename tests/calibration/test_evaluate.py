@@ -154,7 +154,6 @@ class TestBootstrap:
         self, values: list[float]
     ) -> None:
         interval = bootstrap_interval(np.array(values), resamples=200)
-        assert interval.bounds is not None
         inside = [min(values), interval.bounds[0], interval.value, interval.bounds[1], max(values)]
         assert all(low <= high + 1e-9 for low, high in pairwise(inside))
 
@@ -180,7 +179,6 @@ class TestBootstrap:
         for repeat in range(repeats):
             values = np.where(random.random(n) < 0.8, 1.0, random.random(n))
             interval = bootstrap_interval(values, seed=repeat, resamples=400)
-            assert interval.bounds is not None
             covered += interval.bounds[0] <= truth <= interval.bounds[1]
         assert least <= covered / repeats <= 0.99
 

@@ -67,7 +67,6 @@ class TestFigures:
         found = calibrated(120, noise=0.25, unanswerable=0.1, objective="utility", promise=None)
         route = reported().routes[0]
         evidence = found.outcomes[Route.HYBRID].profile.held_out
-        assert evidence is not None
         assert route.summary.held_out
         assert route.summary.queries == 60
         for metric in route.summary.results.metrics:
@@ -82,8 +81,6 @@ class TestFigures:
         rows = reported().routes[0].today.points
         assert [row.k for row in rows] == list(range(1, DEPTH + 1))
         for row in rows:
-            assert row.gain.value is not None
-            assert row.harm.value is not None
             assert row.udcg_strict.value == pytest.approx(row.gain.value - row.harm.value, abs=1e-5)
 
     def test_the_policy_at_its_own_k_is_the_policy(self) -> None:
@@ -103,8 +100,6 @@ class TestFigures:
 
     def test_a_certificate_without_a_promise_is_the_betting_bound(self) -> None:
         route = reported().routes[0]
-        assert route.certificate is not None
-        assert route.price is not None
         assert route.price.rules == ()
         assert route.certificate.alpha == pytest.approx(route.price.bound, abs=1.1e-4)
         assert route.price.bound >= (route.price.observed.value or 0)
@@ -112,18 +107,13 @@ class TestFigures:
     def test_a_promise_has_a_price_against_the_choice_without_it(self) -> None:
         promise = Promise(0.2, None, 0.1)
         route = reported(240, promise).routes[0]
-        assert route.certificate is not None
         assert route.certificate.alpha == 0.2
-        assert route.price is not None
         rules = {rule.rule: rule for rule in route.price.rules}
         assert set(rules) == {"none", "betting", "uncorrected"}
         assert [rule.rule for rule in route.price.rules if rule.chosen] == ["betting"]
-        assert rules["none"].policy is not None
         assert rules["none"].policy.words == route.summary.keeps["highest utility"]
-        assert route.price.results is not None
         own = route.price.results.of("betting", "udcg_strict")
         free = route.price.results.of("none", "udcg_strict")
-        assert own.difference is not None
         assert own.difference.value == pytest.approx(
             (own.mean.value or 0.0) - (free.mean.value or 0.0), abs=1e-5
         )
@@ -140,7 +130,6 @@ class TestFigures:
             in route.no_certificate
         )
         assert re.search(r"About \d+ answerable test queries|No number", route.no_certificate)
-        assert route.price is not None
         assert not [rule.rule for rule in route.price.rules if rule.chosen]
 
     def test_without_queries_held_out_it_says_that_the_figures_are_optimistic(self) -> None:
@@ -169,7 +158,6 @@ class TestFigures:
         found = calibrated(400, noise=0.25, promise=promise, segment_by="segment", policy="ratio")
         table = report(found).routes[0].segments
         own = found.outcomes[Route.HYBRID].profile.segments
-        assert table is not None
         assert table.column == "segment"
         assert set(table.own_policy) == set(own) <= set("ab")
         assert own
@@ -185,7 +173,6 @@ class TestFigures:
         )
         found = calibrate(retriever, replace(dataset, queries=queries), Settings(depth=DEPTH))
         table = report(found).routes[0].segments
-        assert table is not None
         small = f"{table.gathered} with fewer than 5 queries each"
         assert table.results.policies == tuple(table.queries) == ("common", small)
 
@@ -252,14 +239,12 @@ class TestReliability:
             rates = random.beta(truth * 2.0, (1.0 - truth) * 2.0, size=60)
             share = clustered_share(random.binomial(counts, rates), counts)
             assert share.lower is not None
-            assert share.upper is not None
             covered += share.lower <= truth <= share.upper
         assert covered / runs >= 0.92
 
     def test_a_bin_without_a_relevant_candidate_still_has_a_wide_interval(self) -> None:
         share = clustered_share(np.zeros(3, dtype=int), np.array([40, 40, 40]))
         assert share.value == 0.0
-        assert share.upper is not None
         assert share.upper > 0.3
 
     def test_a_true_probability_lies_in_its_bins(self) -> None:
@@ -281,7 +266,6 @@ class TestReliability:
         error = expected_calibration_error(np.clip(truth + 0.1, 0.0, 1.0), relevant)
         assert error.value == pytest.approx(0.1, abs=0.02)
         exact = expected_calibration_error(truth, relevant)
-        assert exact.value is not None
         assert exact.value < 0.03
 
     def test_candidates_beyond_the_pool_do_not_count(self) -> None:
@@ -327,7 +311,6 @@ class TestSummary:
         assert summary.results.policies[:2] == ("first 5, as today", "chosen")
         assert summary.queries == 100
         evidence = outcome.profile.held_out
-        assert evidence is not None
         for metric in SUMMARY_METRICS:
             today = summary.results.of("first 5, as today", metric)
             chosen = summary.results.of("chosen", metric)
@@ -335,7 +318,6 @@ class TestSummary:
                 assert chosen.mean.value is None
                 continue
             assert chosen.mean.value == pytest.approx(evidence.metrics[metric].value)
-            assert chosen.difference is not None
             if today.mean.n == chosen.mean.n == chosen.difference.n:
                 assert chosen.difference.value == pytest.approx(
                     (chosen.mean.value or 0.0) - (today.mean.value or 0.0)
@@ -361,8 +343,6 @@ class TestSummary:
     def test_a_fall_of_recall_is_said_with_how_much(self) -> None:
         summary = self.of(calibrated(120, noise=0.25, objective="utility"))
         recall = summary.results.of("chosen", "recall").difference
-        assert recall is not None
-        assert recall.value is not None
         assert recall.value < -0.05
         (line,) = [w for w in summary.warnings if w.startswith("mean recall is")]
         assert f"{-recall.value:.3f} lower than that of the first 5" in line
@@ -371,7 +351,6 @@ class TestSummary:
     def test_a_bound_of_more_than_half_promises_nothing(self) -> None:
         few = calibrated(46, noise=0.4, objective="utility", held_out=0.1)
         certificate = few.outcomes[Route.HYBRID].profile.certificate
-        assert certificate is not None
         assert certificate.promises_nothing
         assert any("the certificate promises nothing" in w for w in self.of(few).warnings)
         many = self.of(calibrated(200, objective="utility"))
@@ -380,7 +359,6 @@ class TestSummary:
     def test_it_says_how_many_labels_would_make_a_loose_bound_tight(self) -> None:
         found = calibrated(60, noise=0.1, objective="utility")
         needed = found.outcomes[Route.HYBRID].labels_needed
-        assert needed is not None
         assert needed > 30
         assert any(
             line.startswith(f"about {needed} held-out queries like these would show")
@@ -594,7 +572,6 @@ def test_a_browser_shows_the_page_on_a_desktop_and_on_a_phone(width: int, tmp_pa
         timeout=PATIENCE_SECONDS,
     )
     body = re.search(r"<body[^>]*>", done.stdout.decode())
-    assert body is not None
     seen = {key: float(value) for key, value in re.findall(r'data-(\w+)="([^"]*)"', body[0])}
     assert seen["charts"] > 0
     assert seen["fetched"] == 0

@@ -78,11 +78,8 @@ class TestThreshold:
 class TestCalibration:
     def test_it_tells_contexts_apart_and_keeps_its_promise_on_new_queries(self) -> None:
         own = fitted()
-        assert own.auroc is not None
         assert own.auroc > 0.8
-        assert own.false_alarms is not None
         assert own.false_alarms <= ALPHA * own.n_sufficient
-        assert own.detected is not None
         assert own.detected > 0.2 * own.n_insufficient
         calibration = calibrated(600, noise=0.2, unanswerable=0.4)
         route = calibration.profile.routes[Route.HYBRID]
@@ -98,7 +95,6 @@ class TestCalibration:
 
     def test_too_few_held_out_queries_give_no_threshold_and_say_what_would_do(self) -> None:
         own = calibrate_sufficiency(POLICY, None, held_out_of(40))
-        assert own is not None
         assert own.threshold is None
         assert own.n_sufficient < own.needed == 45
         assert "needs 45 held-out queries" in own.statement
@@ -106,7 +102,6 @@ class TestCalibration:
 
     def test_without_held_out_queries_there_is_no_threshold(self) -> None:
         own = calibrate_sufficiency(POLICY, None, None)
-        assert own is not None
         assert (own.threshold, own.n_sufficient, own.auroc) == (None, 0, None)
 
     def test_without_probabilities_there_is_none(self) -> None:
@@ -117,10 +112,8 @@ class TestCalibration:
     def test_a_policy_without_its_own_probabilities_takes_those_that_were_fitted(self) -> None:
         first, held_out = RatioPolicy(k=3), held_out_of(200)
         own = calibrate_sufficiency(first, POLICY.model, held_out)
-        assert own is not None
         assert own.model == POLICY.model
         assert own.threshold is not None
-        assert own.auroc is not None
         assert own.auroc > 0.7
 
     def test_the_same_labels_give_the_same_numbers(self) -> None:
@@ -131,8 +124,6 @@ class TestCalibration:
     def test_a_larger_share_of_false_alarms_detects_more(self) -> None:
         strict = calibrate_sufficiency(POLICY, None, held_out_of(200))
         lax = calibrate_sufficiency(POLICY, None, held_out_of(200), false_alarms=0.2)
-        assert strict is not None
-        assert lax is not None
         assert (strict.threshold or 1.0) < (lax.threshold or 0.0)
         assert "at most 0.2 are called insufficient" in lax.statement
 
@@ -150,7 +141,6 @@ class TestCalibration:
 
 def test_labels_of_the_kept_passages_decide_and_no_others() -> None:
     calibration = calibrated(600, noise=0.2, unanswerable=0.4)
-    assert calibration.held_out is not None
     route = calibration.profile.routes[Route.HYBRID]
     pools = calibration.pools[Route.HYBRID].subset(
         [query.query_id for query in calibration.held_out.queries]
@@ -158,6 +148,5 @@ def test_labels_of_the_kept_passages_decide_and_no_others() -> None:
     labels = label(pools, calibration.dataset)
     kept = [list(decide(ranking, route.policy).kept) for ranking in pools.rankings()]
     holds = [bool(labels.relevant[row, own].any()) for row, own in enumerate(kept)]
-    assert route.sufficiency is not None
     assert route.sufficiency.n_sufficient == sum(holds)
     assert route.sufficiency.n_insufficient == len(holds) - sum(holds)

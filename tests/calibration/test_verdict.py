@@ -32,7 +32,6 @@ def test_a_mean_below_the_tolerance_is_never_served() -> None:
     differences = np.zeros(1_000)
     differences[:15] = -1.0
     found = judged(differences, max_loss=0.5)
-    assert found.lower is not None
     assert found.lower > -0.05
     assert found.decision != "enforce"
 

@@ -92,11 +92,9 @@ def test_labels_say_what_the_assessor_adds_and_a_query_asks_it(
         assert part in words
     assert "What the assessor adds" in out.with_suffix(".html").read_text()
     found = next(iter(Profile.load(out).routes.values())).assessor
-    assert found is not None
     assert found.fingerprint.startswith("chat m-2026 ")
     assert found.price == 0.0001
     assert found.model.effect > 0.0
-    assert found.cost is not None
     assert found.cost > 0.0
     n_requests = len(endpoint.requests)
     queries = len({request["messages"][-1]["content"] for request in endpoint.requests})

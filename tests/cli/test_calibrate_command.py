@@ -52,7 +52,6 @@ def test_a_certificate_is_stated_in_words(
     for part in ("chosen", "difference", "udcg_strict", "expected_utility:", "when a stage is"):
         assert part in words
     certificate = Profile.load(tmp_path / "p.json").routes[Route.HYBRID].certificate
-    assert certificate is not None
     assert certificate.alpha == 0.3
     assert certificate.baseline == "k=5"
     assert " ".join(certificate.statement.split()[:12]) in words
@@ -115,7 +114,6 @@ def test_the_verdict_is_the_first_line_and_a_required_one_sets_the_exit_code(
     asked = ("calibrate", "--index", index, "--data", many, "--out", out)
     result = run.ok(*asked, system=keys(cache=cache))
     verdict = Profile.load(out).verdict
-    assert verdict is not None
     assert result.stdout.split()[:2] == ["verdict", f"{verdict.decision}:"]
     required = run(*asked, "--require", "enforce", system=keys(cache=cache))
     assert required.exit_code == (0 if verdict.decision == "enforce" else 1)

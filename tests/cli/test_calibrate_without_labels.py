@@ -90,7 +90,6 @@ def test_from_a_log_to_a_profile_in_shadow_and_to_graded_questions(
     assert "assumed is that it finds 0.85 of the relevant passages" in words
     assert re.search(r"were it 0.10 more of the others, this policy would be \d", words)
     profile = Profile.load(out)
-    assert profile.verdict is not None
     assert profile.verdict.decision == "shadow"
     calls = len(chat.requests)
     assert calls > 0
@@ -189,7 +188,6 @@ def test_without_questions_the_model_writes_some_and_the_profile_says_so(
     assert "easier than those of people" in words
     profile = Profile.load(out)
     assert any("synthetic" in note for note in profile.provenance.notes)
-    assert profile.verdict is not None
     assert profile.verdict.decision == "shadow"
     [first, *_] = read_rows(tmp_path / "p.questions.jsonl")
     assert first["note"].startswith("written from passage")
@@ -236,7 +234,6 @@ def test_a_cross_encoder_judges_what_a_function_retrieves(
         system={"score-kind": "cosine", "calibrate": {"min-score": -0.5}},
     )
     profile = Profile.load(out)
-    assert profile.verdict is not None
     assert profile.verdict.decision == "shadow"
     assert list(profile.routes) == ["external"]
 

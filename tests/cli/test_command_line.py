@@ -202,7 +202,6 @@ def test_an_interrupted_process_ends_quietly_with_130() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:
-        assert running.stdout is not None
         assert running.stdout.readline() == "ready\n"
         running.send_signal(signal.SIGINT)
         _, errors = running.communicate(timeout=PATIENCE_SECONDS)

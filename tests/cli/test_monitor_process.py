@@ -56,13 +56,11 @@ def test_it_says_what_is_missing_while_a_profile_is_in_shadow(tmp_path: Path) ->
     with monitor(traffic, *options, "--system", system) as process:
         url = url_of(process)
         metrics(url, r'^ctxguard_shadow_requests_needed\{route="external"\} ')
-        assert process.stderr is not None
         lines = iter(process.stderr.readline, "")
         assert any("30 judged requests" in line and "until about" in line for line in lines)
 
 
 def url_of(process: subprocess.Popen[str]) -> str:
-    assert process.stderr is not None
     line = process.stderr.readline()
     found = re.match(r"(http://127\.0\.0\.1:\d+/metrics), judged by ", line)
     assert found is not None, line
