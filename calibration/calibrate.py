@@ -16,13 +16,7 @@ from calibration.calibrate_route import (
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.fit import better_fusion, fit_fusion
 from calibration.pool_labels import label, unlabelled_note
-from calibration.replay import (
-    Pools,
-    Progress,
-    check_labels_are_found,
-    encode_queries,
-    replay,
-)
+from calibration.replay import Pools, Progress, check_labels_are_found, encode_queries, replay
 from calibration.retrievers import RankingSource, Replayable, wrapped
 from calibration.signal_columns import leaks, needed, read_columns, without
 from calibration.verdict import FEWEST_HELD_OUT
@@ -129,13 +123,7 @@ def calibrate(
 
     def fitted(several: MultiRoute, vectors: Mapping[str, Any]) -> Fusion:
         used, reasons = _fit_fusion(
-            several,
-            dataset,
-            chosen_on,
-            settings,
-            vectors=vectors,
-            passes=passes,
-            cache=cache,
+            several, dataset, chosen_on, settings, vectors=vectors, passes=passes, cache=cache
         )
         why.extend(reasons)
         return used

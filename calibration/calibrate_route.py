@@ -175,11 +175,7 @@ class RouteOutcome:
 
 
 def calibrate_route(
-    pools: Pools,
-    dataset: Dataset,
-    chosen_on: Dataset,
-    held_out: Dataset | None,
-    settings: Settings,
+    pools: Pools, dataset: Dataset, chosen_on: Dataset, held_out: Dataset | None, settings: Settings
 ) -> RouteOutcome:
     """Choose one route's policy on ``chosen_on``, certify it, and measure it on ``held_out``.
 

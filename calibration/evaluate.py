@@ -118,10 +118,7 @@ class QueryMetrics:
 
 
 def per_query(
-    pools: Pools,
-    labels: PoolLabels,
-    policy: Policy,
-    utilities: Utilities = DEFAULT_UTILITIES,
+    pools: Pools, labels: PoolLabels, policy: Policy, utilities: Utilities = DEFAULT_UTILITIES
 ) -> QueryMetrics:
     """Decide on every recorded pool and measure the resulting context by ``LABEL_METRICS``.
 
@@ -209,8 +206,7 @@ def _columns(
 ) -> QueryMetrics:
     """Rows by query as columns by metric, with NaN for None."""
     return QueryMetrics(
-        query_ids,
-        {name: np.array([row[name] for row in rows], dtype=np.float64) for name in names},
+        query_ids, {name: np.array([row[name] for row in rows], dtype=np.float64) for name in names}
     )
 
 

@@ -15,13 +15,7 @@ from ctxguard._support.extras import require
 from ctxguard.core.columns import is_free
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.relevance import RelevanceModel
-from ctxguard.core.signals import (
-    RANKING,
-    feature_names,
-    features,
-    legs_of,
-    named_features,
-)
+from ctxguard.core.signals import RANKING, feature_names, features, legs_of, named_features
 from ctxguard.core.types import FloatArray, Leg, ScoreKind
 from ctxguard.errors import CalibrationError
 from ctxguard.monitor.estimation.ratio import t_quantile

@@ -379,12 +379,7 @@ def recalibrate(
                 "routes": {**profile.routes, route: after},
                 "corpus": profile.corpus if corpus_sketch is None else corpus_sketch,
                 "provenance": calibration.profile.provenance.model_copy(
-                    update={
-                        "notes": (
-                            *calibration.profile.provenance.notes,
-                            _note(route, profile),
-                        )
-                    }
+                    update={"notes": (*calibration.profile.provenance.notes, _note(route, profile))}
                 ),
             }
         ),

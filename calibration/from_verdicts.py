@@ -6,13 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibration.calibrate import (
-    MultiRoute,
-    Passes,
-    default_fusion,
-    replay_system,
-    sketch_of,
-)
+from calibration.calibrate import MultiRoute, Passes, default_fusion, replay_system, sketch_of
 from calibration.calibrate_route import Settings, recall_differences, reference_deciles
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.evaluate import per_query

@@ -117,10 +117,7 @@ def _standardised_log_odds(
 
 
 def _learned(
-    assumed: JudgeRates,
-    verdicts: NDArray[np.bool_],
-    grades: NDArray[np.int8],
-    nearness: FloatArray,
+    assumed: JudgeRates, verdicts: NDArray[np.bool_], grades: NDArray[np.int8], nearness: FloatArray
 ) -> JudgeRates:
     """Rates from graded candidates, shrunk towards those assumed."""
     of_relevant, of_others = verdicts[grades == 1], verdicts[grades == 0]

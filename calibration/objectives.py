@@ -23,11 +23,7 @@ _TIE = 1e-12
 
 
 def keep_recall(
-    grid: Grid,
-    plain: Grid,
-    serving_k: int,
-    tolerance: float = TOLERANCE,
-    caution: float = 1.0,
+    grid: Grid, plain: Grid, serving_k: int, tolerance: float = TOLERANCE, caution: float = 1.0
 ) -> GridIndex | None:
     """The policy of least harm whose recall is not below that of the first k served today.
 

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from calibration.data.dataset import Query
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.types import (
-    DEFAULT_DEPTH,
-    Hit,
-    Passage,
-    Ranking,
-    ScoreKind,
-    ScoreKindName,
-)
+from ctxguard.core.types import DEFAULT_DEPTH, Hit, Passage, Ranking, ScoreKind, ScoreKindName
 from ctxguard.errors import CtxguardError, DataError, QueryError, StageUnavailableError
 from ctxguard.request.wrapped_retriever import RetrieverAdapter
 from ctxguard.resilience.bounded_caller import RETRIEVER

@@ -47,10 +47,7 @@ def check_ids(dataset: Dataset, passage_ids: Container[str]) -> tuple[str, ...]:
 
 
 def check_texts(
-    dataset: Dataset,
-    corpus: Path,
-    passage_ids: Container[str],
-    passage: Callable[[str], Passage],
+    dataset: Dataset, corpus: Path, passage_ids: Container[str], passage: Callable[[str], Passage]
 ) -> tuple[str, ...]:
     """Return a note if labelled passages have another text in the index than in their own corpus.
 

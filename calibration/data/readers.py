@@ -20,14 +20,7 @@ from calibration.data.label_files import (
     read_kinds,
     read_rows,
 )
-from calibration.data.text_files import (
-    Record,
-    clean,
-    notes_of,
-    read_records,
-    shown,
-    whole_number,
-)
+from calibration.data.text_files import Record, clean, notes_of, read_records, shown, whole_number
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard.core.types import Hit, Passage
 from ctxguard.errors import DataError
@@ -324,10 +317,7 @@ def _finite(value: str, path: Path, line: int) -> float:
 
 
 def _refuse_contradiction(
-    path: Path,
-    kinds: "Labels[DistractorKind]",
-    qrels_file: Path,
-    grades: "Labels[int]",
+    path: Path, kinds: "Labels[DistractorKind]", qrels_file: Path, grades: "Labels[int]"
 ) -> None:
     for key, (kind, line) in kinds.items():
         grade, qrels_line = grades.get(key, (0, 0))

@@ -19,13 +19,7 @@ from ctxguard.errors import CalibrationError, ConfigurationError, DataError
 IntArray = NDArray[np.int64]
 
 TermName = Literal[
-    "relevant",
-    "unjudged",
-    "irrelevant",
-    "hard_negative",
-    "distractor",
-    "position",
-    "completeness",
+    "relevant", "unjudged", "irrelevant", "hard_negative", "distractor", "position", "completeness"
 ]
 COSTS: tuple[TermName, ...] = ("unjudged", "irrelevant", "hard_negative", "distractor")
 """Kinds of passages that are not relevant, by their expected cost, ascending."""

@@ -7,12 +7,7 @@ the report begins with it.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from calibration.calibrate_route import (
-    FEWEST_TO_CHOOSE,
-    TIGHT,
-    RouteOutcome,
-    Settings,
-)
+from calibration.calibrate_route import FEWEST_TO_CHOOSE, TIGHT, RouteOutcome, Settings
 from calibration.evaluate import QueryMetrics, bootstrap_interval
 from calibration.results import Results, differences, tabulate
 from calibration.verdict import FEWEST_HELD_OUT
@@ -92,12 +87,7 @@ def summarise(
 
 
 def _warnings(
-    outcome: RouteOutcome,
-    recall: Interval,
-    judged: Interval,
-    settings: Settings,
-    *,
-    held_out: bool,
+    outcome: RouteOutcome, recall: Interval, judged: Interval, settings: Settings, *, held_out: bool
 ) -> list[str]:
     lines = []
     k, certificate = settings.serving_k, outcome.profile.certificate

@@ -76,9 +76,7 @@ def beyond_index(retriever: "Source", k: int) -> list[str]:
     return [f"k = {k} is more than the index's {n} passages"] if k > n else []
 
 
-def terms_of(
-    retriever: "Source",
-) -> Callable[[str], Sequence[str]]:
+def terms_of(retriever: "Source") -> Callable[[str], Sequence[str]]:
     """Splits a text into the terms that an index matches; a wrapped retriever's are not known."""
     analyser = getattr(retriever, "analyser", None)
     from ctxguard.retrieval.analysers.words import words

@@ -178,10 +178,7 @@ def print_checks(checks: "Sequence[RegressionCheck]", output: Output) -> None:
 
 
 def print_differences(
-    route: Route,
-    calibration: "Calibration",
-    output: Output,
-    metrics: Iterable[str] | None = None,
+    route: Route, calibration: "Calibration", output: Output, metrics: Iterable[str] | None = None
 ) -> "Summary":
     """Print today beside the choice on one route: these metrics, or all."""
     from calibration.report import summarise

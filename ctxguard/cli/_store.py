@@ -143,11 +143,7 @@ class JudgeModel(SettingsModel):
         else:
             judge = PoolJudge(
                 ModelAssessor(
-                    self.model,
-                    form=form,
-                    questions=("relevant",),
-                    prices=prices,
-                    **connection,
+                    self.model, form=form, questions=("relevant",), prices=prices, **connection
                 )
             )
         judge.version += self._revision

@@ -227,12 +227,7 @@ def _references(dataset: "Dataset", source: Source) -> dict[str, str]:
     return references(dataset, text)
 
 
-def _show(
-    results: "Results",
-    settings: Answers,
-    output: Output,
-    notes: list[str],
-) -> None:
+def _show(results: "Results", settings: Answers, output: Output, notes: list[str]) -> None:
     from calibration.reader.paired_answers import ANSWER_METRICS
 
     def show() -> None:

@@ -13,11 +13,7 @@ from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, Output, as_json, check_writable, one_line, print_json
-from ctxguard.cli._inputs import (
-    fitted,
-    read_labelled,
-    seen_in_calibration,
-)
+from ctxguard.cli._inputs import fitted, read_labelled, seen_in_calibration
 from ctxguard.cli._results import print_checks, print_comparison
 from ctxguard.cli._settings import system_in
 from ctxguard.cli._system import System, open_index

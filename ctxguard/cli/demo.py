@@ -120,11 +120,7 @@ def _show_questions(output: Output, pairs: "Sequence[BeforeAfter]", *, refuted: 
     )
     if refuted:
         output.note("by the policy that was chosen, which these questions refute: it is not served")
-    for title, pair in (
-        ("best", pairs[-1]),
-        ("median", typical(pairs)),
-        ("worst", pairs[0]),
-    ):
+    for title, pair in (("best", pairs[-1]), ("median", typical(pairs)), ("worst", pairs[0])):
         output.out.print(Text(f"{title}: {one_line(pair.query.text)}"), no_wrap=True)
         rows = Table.grid(padding=(0, 2))
         for name, context in (("first 5", pair.bare), ("guard", pair.guarded)):

@@ -189,9 +189,7 @@ def _print(results: "Results", output: Output, *, show_all: bool) -> None:
 
 
 def _reservations(
-    profile: "Profile | None",
-    labelled: "Labelled",
-    retriever: "Source",
+    profile: "Profile | None", labelled: "Labelled", retriever: "Source"
 ) -> tuple[str, ...]:
     """Why the figures of a profile may not be what they will be in production."""
     if profile is None:

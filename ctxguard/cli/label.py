@@ -108,10 +108,7 @@ def export(settings: Export) -> None:
             samples = unfinished(targeted_samples(opened, series), n, tenant=tenant)
         else:
             samples = to_label(
-                *(opened, series, n),
-                tenant=tenant,
-                whole=settings.whole,
-                dry_run=out is None,
+                *(opened, series, n), tenant=tenant, whole=settings.whole, dry_run=out is None
             )
         plan = label_plan(opened, series, samples, time.time())
         top_grade = opened.top_grade() or settings.max_grade
@@ -169,11 +166,7 @@ def _width(width: float | None, none: str) -> str:
 
 
 def _export_notes(
-    rows: "Sequence[RowToLabel]",
-    *,
-    alarm: bool,
-    guide: Path | None,
-    tenant: str | None,
+    rows: "Sequence[RowToLabel]", *, alarm: bool, guide: Path | None, tenant: str | None
 ) -> list[str]:
     if not rows and tenant is not None:
         return [f"of the requests that were picked, none of {tenant} lacks labels"]

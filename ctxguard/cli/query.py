@@ -102,13 +102,7 @@ def _notes(context: "Context") -> list[str]:
     return notes + [f"{failure.stage} failed: {failure.cause}" for failure in context.failures]
 
 
-def _print(
-    context: "Context",
-    retriever: "Source",
-    output: Output,
-    *,
-    show_all: bool,
-) -> None:
+def _print(context: "Context", retriever: "Source", output: Output, *, show_all: bool) -> None:
     kept = [verdict for verdict in context.verdicts if verdict.kept]
     dropped = [verdict for verdict in context.verdicts if not verdict.kept]
     shown = dropped if show_all else dropped[:_DROPPED_SHOWN]
@@ -145,11 +139,7 @@ def _sufficiency(context: "Context") -> str:
 
 
 def _candidate(
-    verdict: Verdict,
-    context: "Context",
-    retriever: "Source",
-    width: int,
-    lines: int,
+    verdict: Verdict, context: "Context", retriever: "Source", width: int, lines: int
 ) -> Table:
     """One candidate: rank, id and title; its figures, and the reason of its drop; text."""
     passage = retriever.passage(verdict.passage_id)
@@ -184,8 +174,4 @@ def _figures(verdict: Verdict) -> list[Text]:
 
 def _compared(verdict: Verdict) -> tuple[tuple[str, float | None], ...]:
     """The figures that candidates are compared by; r and P only where they exist."""
-    return (
-        ("score", verdict.score),
-        ("r", verdict.relative_score),
-        ("P", verdict.probability),
-    )
+    return (("score", verdict.score), ("r", verdict.relative_score), ("P", verdict.probability))

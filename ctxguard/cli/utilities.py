@@ -53,10 +53,7 @@ def fit_utilities(settings: FitUtilities) -> None:
     dataset = labelled.dataset
     fit = fit_reader(marked, dataset)
     metrics = predictive_aucs(marked, dataset, fit, seed=_SEED)
-    document = {
-        **utilities_document(fit, marked[0].reader),
-        "predictive_auc": metrics,
-    }
+    document = {**utilities_document(fit, marked[0].reader), "predictive_auc": metrics}
     if out is not None:
         with atomic_write(out) as stream:
             stream.write((as_json(document, indent=2) + "\n").encode())

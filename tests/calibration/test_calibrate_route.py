@@ -8,15 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_pools import (
-    DEPTH,
-    Recorded,
-    calibrated,
-    indistinct,
-    labelled,
-    ranking_of,
-    simulate,
-)
+from simulated_pools import DEPTH, Recorded, calibrated, indistinct, labelled, ranking_of, simulate
 
 from calibration import risk
 from calibration.calibrate import Calibration, calibrate
@@ -329,8 +321,7 @@ class TestBudget:
 
 class TestFewLabels:
     @pytest.mark.parametrize(
-        ("answerable", "share"),
-        [(1, 0.0), (49, 0.0), (50, 0.4), (59, 29 / 59), (60, 0.5)],
+        ("answerable", "share"), [(1, 0.0), (49, 0.0), (50, 0.4), (59, 29 / 59), (60, 0.5)]
     )
     def test_what_is_held_out_leaves_enough_to_choose_on(
         self, answerable: int, share: float

@@ -314,11 +314,7 @@ def test_a_profile_brings_its_fullest_route_with_its_fusion_and_policy() -> None
         return RouteProfile(policy=RatioPolicy(k=k), score_kind=ScoreKind.RATIO)
 
     profile = profile_with(
-        {
-            Route.LEXICAL: route(2),
-            Route.HYBRID: route(4),
-        },
-        fusion=Fusion("convex", weight=0.3),
+        {Route.LEXICAL: route(2), Route.HYBRID: route(4)}, fusion=Fusion("convex", weight=0.3)
     )
     found = from_profile("mine", profile)
     assert (found.route, found.policy.k, found.fusion.weight) == (Route.HYBRID, 4, 0.3)

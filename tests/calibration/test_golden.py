@@ -13,12 +13,7 @@ from hypothesis import strategies as st
 from calibration.data.coverage import coverage, unjudged
 from calibration.data.dataset import Dataset, Query
 from calibration.data.frozen_sets import changes, freeze, read_snapshot
-from calibration.data.golden import (
-    Annotation,
-    GoldenSet,
-    Occurrence,
-    adjudicate,
-)
+from calibration.data.golden import Annotation, GoldenSet, Occurrence, adjudicate
 from calibration.data.golden_sources import read_sources
 from calibration.data.readers import read_beir
 from calibration.replay import Pools

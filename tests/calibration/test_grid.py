@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 from simulated_pools import labelled, ranking_of
 
 from calibration.fit import pool_features, probabilities
-from calibration.grid import (
-    Grid,
-    GridIndex,
-    KeepTable,
-    ratio_grid,
-    relative_values,
-    utility_grid,
-)
+from calibration.grid import Grid, GridIndex, KeepTable, ratio_grid, relative_values, utility_grid
 from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
 from ctxguard.core.decision import decide
@@ -118,10 +111,7 @@ def assert_equals_the_naive_loop(case: Case, grid: Grid) -> None:
         assert means.udcg_strict[index] == pytest.approx(np.mean(expected["udcg_strict"]), abs=1e-9)
         assert means.harm[index] == pytest.approx(np.mean(expected["harm"]), abs=1e-9)
         assert means.kept[index] == pytest.approx(np.mean(expected["kept"]), abs=1e-9)
-        for values, name in (
-            (means.recall_loss, "loss"),
-            (means.recall_difference, "difference"),
-        ):
+        for values, name in ((means.recall_loss, "loss"), (means.recall_difference, "difference")):
             defined = [value for value in expected[name] if not math.isnan(value)]
             mean = np.mean(defined) if defined else math.nan
             assert values[index] == pytest.approx(mean, abs=1e-9, nan_ok=True)
@@ -222,9 +212,7 @@ class TestRelativeValues:
 
 
 class TestKeepTable:
-    def test_a_candidate_is_kept_by_the_thresholds_it_reaches_and_min_keep_by_all(
-        self,
-    ) -> None:
+    def test_a_candidate_is_kept_by_the_thresholds_it_reaches_and_min_keep_by_all(self) -> None:
         values = np.array([[1.0, 0.7, 0.2, np.nan]])
         thresholds = np.array([0.0, 0.2, 0.7, 0.9])
         table = KeepTable.of(values, [1, 2, 3], thresholds)

@@ -11,11 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.data.dataset import Dataset, Query
-from calibration.data.hard_negatives import (
-    mine,
-    triplets,
-    write_triplets,
-)
+from calibration.data.hard_negatives import mine, triplets, write_triplets
 from calibration.replay import Pools
 from ctxguard.core.types import Route, ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError
@@ -40,12 +36,7 @@ def labels(relevant: str, irrelevant: str = "", hard: str = "", distractors: str
         "d",
         (Query("q", "why?"),),
         {"q": {**dict.fromkeys(relevant, 1), **dict.fromkeys(irrelevant, 0)}},
-        {
-            "q": {
-                **dict.fromkeys(hard, "hard_negative"),
-                **dict.fromkeys(distractors, "distractor"),
-            }
-        },
+        {"q": {**dict.fromkeys(hard, "hard_negative"), **dict.fromkeys(distractors, "distractor")}},
     )
 
 

@@ -68,9 +68,7 @@ class TestColumns:
         assert [len(ranking) for ranking in pools.rankings()] == [0, 1]
 
     @given(
-        st.lists(st.sampled_from([0.0, 1.0, 2.0, None]), max_size=8),
-        st.booleans(),
-        st.randoms(),
+        st.lists(st.sampled_from([0.0, 1.0, 2.0, None]), max_size=8), st.booleans(), st.randoms()
     )
     def test_the_order_is_the_one_that_decide_sees(
         self, scores: list[float | None], with_ranks: bool, random: object

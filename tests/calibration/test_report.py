@@ -481,10 +481,7 @@ class TestPage:
     def test_hostile_text_is_shown_and_never_run(self) -> None:
         plain, hostile = (
             Page(page(report(found, hostile_passage)))
-            for found in (
-                calibrated(80, noise=0.25, objective="utility"),
-                hostile_calibration(),
-            )
+            for found in (calibrated(80, noise=0.25, objective="utility"), hostile_calibration())
         )
         assert hostile.tags.count("figure") == plain.tags.count("figure")
         assert "script" not in hostile.tags

@@ -74,11 +74,7 @@ def checks(
     metrics: Sequence[str] = (),
 ) -> dict[str, RegressionCheck]:
     made = check_regressions(
-        new,
-        earlier,
-        DATASET.digest(),
-        metrics=check_metrics(metrics),
-        tolerance=tolerance,
+        new, earlier, DATASET.digest(), metrics=check_metrics(metrics), tolerance=tolerance
     )
     return {check.candidate: check for check in made}
 

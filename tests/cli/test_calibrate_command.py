@@ -355,14 +355,7 @@ class TestUtilities:
         answers = write_jsonl(tmp_path / "answers.jsonl", rows)
         out = tmp_path / "utilities.json"
         result = run.ok(
-            *(
-                "fit",
-                "utilities",
-                "--answers",
-                answers,
-                "--data",
-                collection / "qrels/train.tsv",
-            ),
+            *("fit", "utilities", "--answers", answers, "--data", collection / "qrels/train.tsv"),
             *("--out", out),
         )
         assert json.loads(out.read_text())["utilities"] is not None, result.stdout
@@ -407,15 +400,7 @@ class TestUtilities:
         self, run: Run, index: Path, collection: Path, profile: Path, tmp_path: Path
     ) -> None:
         result = run.refused(
-            *(
-                "calibrate",
-                "--index",
-                index,
-                "--data",
-                collection,
-                "--out",
-                tmp_path / "p.json",
-            ),
+            *("calibrate", "--index", index, "--data", collection, "--out", tmp_path / "p.json"),
             system=keys(utilities=profile),
         )
         assert "is not what `ctxguard fit utilities --out` writes" in " ".join(

@@ -126,8 +126,7 @@ def test_the_tables_fit_100_columns_and_print_the_rule(
     assert saved.exit_code == 0, saved.stderr
     assert "saved to" in saved.stdout
     result = run_compare(
-        *(*common, "--candidate", long_name, "--candidate", "x=lexical", "--against", base),
-        "--all",
+        *(*common, "--candidate", long_name, "--candidate", "x=lexical", "--against", base), "--all"
     )
     assert result.exit_code == 0, result.stderr
     assert max(len(line) for line in result.stdout.splitlines()) <= 100
@@ -202,8 +201,7 @@ def test_a_candidate_that_reranks_needs_a_reranker(
     run_compare: Compare, index: Path, collection: Path
 ) -> None:
     result = run_compare(
-        *("--index", index, "--data", collection),
-        *("--candidate", "x=hybrid+rerank"),
+        *("--index", index, "--data", collection), *("--candidate", "x=hybrid+rerank")
     )
     assert result.exit_code == 2
     assert "x reranks, and no reranker was given" in result.stderr

@@ -75,10 +75,7 @@ def test_the_table_shows_five_metrics_and_on_request_each(
 def test_queries_that_the_profile_was_calibrated_on_are_told(
     run: Run, index: Path, collection: Path, profile: Path
 ) -> None:
-    arguments = (
-        *("evaluate", "--index", index, "--profile", profile),
-        *("--json", "--data"),
-    )
+    arguments = (*("evaluate", "--index", index, "--profile", profile), *("--json", "--data"))
     on_train = json.loads(run(*arguments, collection / "qrels/train.tsv", system=LEXICAL).stdout)
     assert any("calibrated on these queries" in note for note in on_train["notes"])
     assert run.read(*arguments, collection / "qrels/test.tsv", system=LEXICAL)["notes"] == []
@@ -176,9 +173,7 @@ def test_labels_whose_ids_collide_with_those_of_the_index_are_refused(
 def test_labels_without_a_corpus_that_find_nothing_say_so(
     run: Run, index: Path, tmp_path: Path
 ) -> None:
-    rows: list[dict[str, object]] = [
-        {"query_id": "1", "text": "zzqx", "relevant": ["clean-piano"]},
-    ]
+    rows: list[dict[str, object]] = [{"query_id": "1", "text": "zzqx", "relevant": ["clean-piano"]}]
     data = write_jsonl(tmp_path / "q.jsonl", rows)
     result = run("evaluate", "--index", index, "--data", data, system=LEXICAL)
     assert "no relevant passage is among the candidates of any query" in " ".join(
@@ -198,11 +193,7 @@ def test_a_k_beyond_the_corpus_keeps_everything_and_says_so(
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (("--k", "0"), "--k"),
-        (("--frobnicate",), "--frobnicate"),
-    ],
+    ("options", "named"), [(("--k", "0"), "--k"), (("--frobnicate",), "--frobnicate")]
 )
 def test_a_setting_that_cannot_work_is_named(
     run: Run, index: Path, collection: Path, options: tuple[str, ...], named: str
@@ -211,8 +202,7 @@ def test_a_setting_that_cannot_work_is_named(
 
 
 @pytest.mark.parametrize(
-    ("route", "named"),
-    [("sideways", "sideways"), ("hybrid+rerank", "no reranker was given")],
+    ("route", "named"), [("sideways", "sideways"), ("hybrid+rerank", "no reranker was given")]
 )
 def test_a_route_that_is_not_there_is_named(
     run: Run, index: Path, collection: Path, route: str, named: str

@@ -74,10 +74,7 @@ def test_an_index_is_replaced_by_a_new_one_and_not_by_a_failed_build(
 
 @pytest.mark.parametrize(
     ("step", "said"),
-    [
-        ("build", "was not changed, and nothing that was encoded is kept"),
-        ("report", "is complete"),
-    ],
+    [("build", "was not changed, and nothing that was encoded is kept"), ("report", "is complete")],
 )
 def test_an_interrupt_says_what_is_kept(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, said: str
@@ -120,11 +117,7 @@ def test_a_corpus_that_does_not_fit_the_language_is_said_with_what_to_do(
     ],
 )
 def test_bad_settings_are_refused_before_the_corpus_is_read(
-    run: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: tuple[str, ...],
-    said: str,
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "thesis.txt").write_text("precious")

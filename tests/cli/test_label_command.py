@@ -61,16 +61,7 @@ def import_(run: Run, tmp_path: Path) -> Import:
     def imported(traffic: Traffic, rows: Rows, annotator: str = "ann") -> dict[str, Any]:
         file = write_jsonl(tmp_path / f"{annotator}.jsonl", rows)
         found: dict[str, Any] = run.read(
-            *(
-                "label",
-                "import",
-                file,
-                "--store",
-                traffic.url,
-                "--annotator",
-                annotator,
-                "--json",
-            )
+            *("label", "import", file, "--store", traffic.url, "--annotator", annotator, "--json")
         )
         return found
 

@@ -27,10 +27,7 @@ START = "from ctxguard.cli import main; main()"
 @contextmanager
 def monitor(traffic: Traffic, *options: object) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [
-            *(sys.executable, "-c", START, "monitor", "--store", traffic.url),
-            *map(str, options),
-        ],
+        [*(sys.executable, "-c", START, "monitor", "--store", traffic.url), *map(str, options)],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "COLUMNS": "100"},

@@ -238,10 +238,7 @@ def test_of_several_judges_one_has_to_be_named(run: Run, in_force: Path, tmp_pat
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [
-        (("--route", "magic"), "magic"),
-        (("--judge", "nobody"), "the store has no judge 'nobody'"),
-    ],
+    [(("--route", "magic"), "magic"), (("--judge", "nobody"), "the store has no judge 'nobody'")],
 )
 def test_a_setting_that_cannot_work_is_named(
     run: Run, store: str, in_force: Path, tmp_path: Path, *, options: tuple[str, ...], said: str

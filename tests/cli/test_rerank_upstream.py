@@ -260,10 +260,7 @@ UPSTREAM = {"rerank-upstream": "http://h", "candidates": "c.jsonl"}
         (UPSTREAM | {"rerank-upstream": "h"}, "the rerank URL is not"),
         (UPSTREAM, "there is no such file"),
         (UPSTREAM | {"index": "i"}, "--index and rerank-upstream says where candidates come from"),
-        (
-            UPSTREAM | {"fingerprint": {"a": "b"}},
-            "fingerprint has no effect with rerank-upstream",
-        ),
+        (UPSTREAM | {"fingerprint": {"a": "b"}}, "fingerprint has no effect with rerank-upstream"),
         (UPSTREAM | {"reranker": "m"}, "reranker has no effect with rerank-upstream"),
         (UPSTREAM | {"calibrate": {"cache": "f"}}, "cache goes with no rerank-upstream"),
     ],

@@ -77,11 +77,7 @@ def test_a_function_is_calibrated_evaluated_and_guarded(
     run: Run, engine: str, collection: Path
 ) -> None:
     """From the module's name to the tables, the profile, the report and the served context."""
-    described = {
-        "retriever": f"{engine}:search",
-        "score-kind": "ratio",
-        "fingerprint": {"v": "1"},
-    }
+    described = {"retriever": f"{engine}:search", "score-kind": "ratio", "fingerprint": {"v": "1"}}
     made = run.ok(
         *("calibrate", "--data", collection, "--out", "p.json", "--report", "r.html"),
         *("--objective", "utility"),
@@ -138,9 +134,7 @@ def test_a_retriever_without_scores_is_cut_by_k(run: Run, engine: str, collectio
 def test_what_a_module_prints_does_not_spoil_the_json(
     run: Run, engine: str, collection: Path
 ) -> None:
-    result = run(
-        *("evaluate", "--retriever", f"{engine}:newer", "--data", collection, "--json"),
-    )
+    result = run(*("evaluate", "--retriever", f"{engine}:newer", "--data", collection, "--json"))
     document = json.loads(result.stdout)
     assert (document["fusion"], document["fingerprint"]) == (None, {"engine": "2"})
     assert "unknown_passages" not in document

@@ -180,14 +180,7 @@ def test_a_scrape_says_what_is_missing_until_it_rises(watched: Watched) -> None:
         assert found["ctxguard_shadow_may_rise"] == 0
         assert 10 <= found["ctxguard_shadow_requests_needed"] <= 30
         assert found["ctxguard_shadow_labels_needed"] == 0
-        serve(
-            watched.folder,
-            40,
-            first=40,
-            profile=KEEPS_ALL,
-            relevant_ranks=[4],
-            rates=EVERYTHING,
-        )
+        serve(watched.folder, 40, first=40, profile=KEEPS_ALL, relevant_ranks=[4], rates=EVERYTHING)
         while monitor.step():
             pass
         monitor.maintain()

@@ -27,9 +27,7 @@ def test_it_holds_a_few_thousand_passages(entries: list[Passage]) -> None:
     assert 2_000 <= len(entries) <= 4_000
 
 
-def test_every_name_is_there_once_and_in_a_listed_module(
-    entries: list[Passage],
-) -> None:
+def test_every_name_is_there_once_and_in_a_listed_module(entries: list[Passage]) -> None:
     names = [entry.passage_id for entry in entries]
     assert len(set(names)) == len(names)
     prefixes = tuple(f"{module}." for module in corpus.MODULES)
