@@ -160,7 +160,7 @@ def _settings_in(file: Path, command: str, fields: Fields) -> dict[str, Any]:
         DataError: the file cannot be read, or it has a key that is unknown.
     """
     document = _read_toml(file)
-    tables = {name: document.pop(name) for name in COMMANDS & document.keys()}
+    tables = {name: document.pop(name) for name in _tables(document)}
     system = _named(document, System.model_fields, file)
     own_sources = SOURCES if _SYSTEM in fields else fields
     for name in [each for each in SOURCES if each in system and each not in own_sources]:
@@ -183,8 +183,18 @@ def system_in(file: Path) -> System:
         ConfigurationError: a value cannot be used.
     """
     document = _read_toml(file)
-    system = {key: value for key, value in document.items() if key not in COMMANDS}
-    return System(**_named(system, System.model_fields, file))
+    for name in _tables(document):
+        del document[name]
+    return System(**_named(document, System.model_fields, file))
+
+
+def _tables(document: Mapping[str, Any]) -> list[str]:
+    """Names of the tables for one command; ``ranker`` is a key of the system as well."""
+    return [
+        name
+        for name in COMMANDS & document.keys()
+        if name not in System.model_fields or isinstance(document[name], dict)
+    ]
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
