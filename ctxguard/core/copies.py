@@ -69,7 +69,8 @@ def copies_of(texts: Sequence[str]) -> dict[int, int]:
 
 def _end(text: str) -> str:
     """Return the last letters of a text, which all equal texts share; empty if it has none."""
-    letters = "".join(_folded(text[-_END_WINDOW:]).split())
+    end = text[-_END_WINDOW:]
+    letters = "".join((end.lower() if end.isascii() else _folded(end)).split())
     if len(letters) <= _END and len(text) > _END_WINDOW:
         letters = "".join(_folded(text).split())
     return letters[-_END:]

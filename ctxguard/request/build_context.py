@@ -3,7 +3,7 @@
 No clock, no counters and no locks: the guard has those, and also counts the errors raised here.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -224,6 +224,8 @@ def build_context(
         passages = bare_passages(ranking, applies.today.k)
     elif applies.mode is not Mode.ENFORCE and request.arm_probability is None:
         differences = (*differences, _BY_HAND)
+    if ranking.failures or not decision.order or sufficient is False or assembly.flag_conflicts:
+        flags += _flags_of(decision, sufficient, given.query, passages, assembly)
     return Context(
         request_id=request.request_id,
         query=given.query,
@@ -232,7 +234,7 @@ def build_context(
         passages=passages,
         decision=decision,
         dropped_in_assembly=assembled.dropped,
-        flags=(*flags, *_flags_of(decision, sufficient, given.query, passages, assembly)),
+        flags=flags,
         failures=ranking.failures + assembled.failures,
         assembly=assembly,
         segment=given.segment,
@@ -254,16 +256,16 @@ def _flags_of(
     query: str,
     passages: Sequence[Passage],
     assembly: Assembly,
-) -> Iterator[Flag]:
-    """Yield the flags that do not depend on the policy and the scores."""
-    if decision.ranking.failures:
-        yield Flag.DEGRADED
-    if not decision.order:
-        yield Flag.EMPTY_RETRIEVAL
-    if sufficient is False:
-        yield Flag.INSUFFICIENT
-    if assembly.flag_conflicts and find_conflicts(query, [each.text for each in passages]):
-        yield Flag.CONFLICTING
+) -> tuple[Flag, ...]:
+    """Return the flags that do not depend on the policy and the scores."""
+    texts = [each.text for each in passages] if assembly.flag_conflicts else []
+    holds = {
+        Flag.DEGRADED: bool(decision.ranking.failures),
+        Flag.EMPTY_RETRIEVAL: not decision.order,
+        Flag.INSUFFICIENT: sufficient is False,
+        Flag.CONFLICTING: bool(find_conflicts(query, texts)),
+    }
+    return tuple([flag for flag, is_so in holds.items() if is_so])
 
 
 def _none_readable(assembled: Assembled) -> bool:

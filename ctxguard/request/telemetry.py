@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric, values
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ctxguard.core.asking import Assessment
     from ctxguard.core.assembly import AssemblyDrop
     from ctxguard.core.context import Context
+
+_T = TypeVar("_T")
 
 _GUARD_BUCKETS = (10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 5e-3, 20e-3, 0.1)
 _KEPT_BUCKETS = (0, 1, 2, 3, 5, 7, 10, 20, 50)
@@ -99,6 +101,49 @@ class _Answer(NamedTuple):
 _answer = partial(tuple.__new__, _Answer)
 
 
+class CountedLater(Generic[_T]):
+    """Items that are counted together when a metric that they add to is collected, or many wait.
+
+    Args:
+        count: Counts items, called by one thread at a time.
+        metrics: The metrics that it adds to.
+    """
+
+    _counting = OfProcess(Lock)
+
+    def __init__(self, count: Callable[[list[_T]], None], metrics: Iterable[Any]) -> None:
+        self._waiting: deque[_T] = deque()
+        self._count = count
+        # Other processes read files, which hold only what was counted.
+        shared = getattr(values.ValueClass, "_multiprocess", False)
+        self._most = 1 if shared else _MAX_WAITING
+        for metric in metrics:
+            metric.collect = partial(self._collected, metric.collect)
+        reset_in_children(self)
+
+    def _reset_after_fork(self) -> None:
+        """Leave the items that wait to the parent."""
+        self._waiting = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def append(self, item: _T) -> None:
+        """Have an item counted."""
+        self._waiting.append(item)
+        if len(self._waiting) >= self._most:
+            self.count()
+
+    def count(self) -> None:
+        """Count the items that wait; others may come for as long as this takes."""
+        with self._counting:
+            self._count([self._waiting.popleft() for _ in range(len(self._waiting))])
+
+    def _collected(self, collect: Callable[[], Iterable[Metric]]) -> Iterable[Metric]:
+        self.count()
+        return collect()
+
+
 class Telemetry:
     """The request-path metrics of one registry; one instance serves any number of guards.
 
@@ -106,13 +151,7 @@ class Telemetry:
     shed`` and ``candidates = kept + dropped by reason``.
     """
 
-    _counting = OfProcess(Lock)
-
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        self._waiting: deque[_Answer] = deque()
-        # Other processes read files, which hold only what was counted.
-        shared = getattr(values.ValueClass, "_multiprocess", False)
-        self._max_waiting = 1 if shared else _MAX_WAITING
         received = Counter(
             "ctxguard_received_requests",
             "Requests received, by mode; each ends as ok, degraded, failed or shed.",
@@ -287,23 +326,24 @@ class Telemetry:
             buckets=_KEPT_BUCKETS,
             registry=registry,
         )
-        for metric in (
-            requests,
-            self._kept,
-            dropped,
-            flags,
-            sufficiency,
-            stage_failures,
-            self._guard_seconds,
-            self._retrieve_seconds,
-            self._context_size,
-        ):
-            metric.collect = partial(self._count_waiting, metric.collect)  # type: ignore[method-assign]
+        self._answers = CountedLater(
+            self._count,
+            (
+                requests,
+                self._kept,
+                dropped,
+                flags,
+                sufficiency,
+                stage_failures,
+                self._guard_seconds,
+                self._retrieve_seconds,
+                self._context_size,
+            ),
+        )
         reset_in_children(self)
 
     def _reset_after_fork(self) -> None:
-        """Leave waiting answers to the parent, and set the gauge of open circuits to 0."""
-        self._waiting = deque()
+        """Set the gauge of open circuits to 0."""
         for stage in self._ever_open:
             self._open_circuits[stage].set(0)
         self._ever_open.clear()
@@ -319,7 +359,7 @@ class Telemetry:
             guard_seconds: Time of the guard itself.
         """
         decision = context.decision
-        self._waiting.append(
+        self._answers.append(
             _answer(
                 (
                     (context.mode, context.route, bool(decision.ranking.failures)),
@@ -339,30 +379,23 @@ class Telemetry:
         )
         if context.assessment is not None:
             self._count_assessment(context.assessment)
-        if len(self._waiting) >= self._max_waiting:
-            self._count_waiting()
 
-    def _count_waiting(self, then: Callable[[], Iterable[Metric]] = tuple) -> Iterable[Metric]:
-        """Count the answers that wait, then collect a metric."""
-        with self._counting:
-            # As many as wait now: others may come for as long as this takes.
-            answers = [self._waiting.popleft() for _ in range(len(self._waiting))]
-            tally: dict[Counter, int] = {}
-            for answer in answers:
-                try:
-                    added = self._counted(answer)
-                except Exception:  # such as a flag that is none of ours
-                    self.observer_failed("telemetry")
-                    continue
-                for counter, count in added.items():
-                    tally[counter] = tally.get(counter, 0) + count
-            for counter, count in tally.items():
-                counter.inc(count)
-            _observe(self._context_size, [answer.passages for answer in answers])
-            _observe(self._guard_seconds, [answer.guard_seconds for answer in answers])
-            waited = [answer.retrieve_seconds for answer in answers]
-            _observe(self._retrieve_seconds, [each for each in waited if each is not None])
-        return then()
+    def _count(self, answers: list[_Answer]) -> None:
+        tally: dict[Counter, int] = {}
+        for answer in answers:
+            try:
+                added = self._counted(answer)
+            except Exception:  # such as a flag that is none of ours
+                self.observer_failed("telemetry")
+                continue
+            for counter, count in added.items():
+                tally[counter] = tally.get(counter, 0) + count
+        for counter, count in tally.items():
+            counter.inc(count)
+        observe(self._context_size, [answer.passages for answer in answers])
+        observe(self._guard_seconds, [answer.guard_seconds for answer in answers])
+        waited = [answer.retrieve_seconds for answer in answers]
+        observe(self._retrieve_seconds, [each for each in waited if each is not None])
 
     def _counted(self, answer: _Answer) -> dict[Counter, int]:
         """Return what an answer adds to each counter."""
@@ -437,7 +470,7 @@ class Telemetry:
         self._observer_failures[observer].inc()
 
 
-def _observe(histogram: Histogram, amounts: Sequence[float]) -> None:
+def observe(histogram: Histogram, amounts: Sequence[float]) -> None:
     """Observe all amounts by a step for each bucket, where ``observe`` takes several for each."""
     buckets = Counts([bisect_left(histogram._upper_bounds, amount) for amount in amounts])
     for at, count in buckets.items():

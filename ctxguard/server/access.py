@@ -3,26 +3,23 @@
 import hmac
 from functools import lru_cache
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
+from ctxguard.server.limits import Head
 from ctxguard.server.metrics import Endpoint
 from ctxguard.server.problems import Problem, ProblemKind
 from ctxguard.server.settings import Secrets, is_loopback
 
 
 class Access:
-    """Middleware that refuses requests without the token that their endpoint needs.
+    """Refuses requests without the token that their endpoint needs.
 
     Where no token is needed it refuses requests to foreign names: otherwise a page of another site
     could reach the service by a name of its own.
 
     Args:
-        app: Answers.
         secrets: The tokens.
     """
 
-    def __init__(self, app: ASGIApp, secrets: Secrets) -> None:
-        self._app = app
+    def __init__(self, secrets: Secrets) -> None:
         token = None if secrets.token is None else secrets.token.encode()
         metrics = token if secrets.metrics_token is None else secrets.metrics_token.encode()
         self._tokens: dict[Endpoint, bytes | None] = {
@@ -34,20 +31,20 @@ class Access:
         self._on_any_host = dict.fromkeys(Endpoint, token is not None)
         self._on_any_host[Endpoint.CONSOLE] = secrets.console_token is not None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand one request on, or refuse it."""
-        if scope["type"] == "http":
-            state = scope["state"]
-            endpoint, head = state["endpoint"], state["head"]
-            if not self._on_any_host[endpoint] and not _is_own(head.get(b"host", b"")):
-                raise Problem(
-                    ProblemKind.FOREIGN_HOST,
-                    "without a token only requests to localhost, 127.0.0.1 or [::1] are answered",
-                )
-            token = self._tokens[endpoint]
-            if token is not None:
-                _check_token(head.get(b"authorization", b""), token)
-        await self._app(scope, receive, send)
+    def check(self, endpoint: Endpoint, head: Head) -> None:
+        """Let a request with these headers pass.
+
+        Raises:
+            Problem: it is refused.
+        """
+        if not self._on_any_host[endpoint] and not _is_own(head.get(b"host", b"")):
+            raise Problem(
+                ProblemKind.FOREIGN_HOST,
+                "without a token only requests to localhost, 127.0.0.1 or [::1] are answered",
+            )
+        token = self._tokens[endpoint]
+        if token is not None:
+            _check_token(head.get(b"authorization", b""), token)
 
 
 def _check_token(authorization: bytes, token: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Builds the ASGI application from `ServiceSettings`, behind middlewares of one duty each."""
+"""Builds the ASGI application from `ServiceSettings`, behind the gate."""
 
 import asyncio
 import os
@@ -11,13 +11,12 @@ from typing import Any, Literal
 
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 from pydantic import TypeAdapter
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import BaseRoute, Mount, Route, Router
+from starlette.types import Receive, Scope, Send
 
 from ctxguard import __version__
 from ctxguard.core.assembly import DEFAULT_ASSEMBLY, Assembly
@@ -27,14 +26,11 @@ from ctxguard.guard.reload import IndexWatcher, ProfileWatcher
 from ctxguard.profile.schema import Profile
 from ctxguard.request.telemetry import Telemetry, default_telemetry
 from ctxguard.resilience import Deadlines
-from ctxguard.retrieval.rerank_forms import PATHS
 from ctxguard.server import clients, context, filtering, rerank
-from ctxguard.server.access import Access
-from ctxguard.server.accounts import RequestAccounts
-from ctxguard.server.limits import RequestLimits
+from ctxguard.server.gate import Gate
 from ctxguard.server.metrics import Endpoint, forget_dead_workers, http_metrics
 from ctxguard.server.openapi import Operation, openapi
-from ctxguard.server.problems import ProblemKind, of_status
+from ctxguard.server.problems import Answer, ProblemKind, of_status
 from ctxguard.server.reranker_check import RerankerCheck, log_differences
 from ctxguard.server.scoring import BoundedScorer, LocalScorer, Scorer
 from ctxguard.server.settings import ServiceSettings, is_loopback
@@ -128,7 +124,7 @@ class Service:
         return self.settings.fingerprint if self._retriever is None else None
 
     @asynccontextmanager
-    async def running(self, _: Starlette) -> AsyncIterator[None]:
+    async def running(self, _: object) -> AsyncIterator[None]:
         """Watch the files while requests are served; then close, and store the last samples."""
         async with AsyncExitStack() as stack:
             if self._scorer is not None:
@@ -152,7 +148,7 @@ class Service:
                 stack.enter_context(IndexWatcher(self._retriever, telemetry=self._telemetry))
             yield
 
-    async def health(self, _: Request) -> Response:
+    async def health(self, _: Request) -> Answer:
         """Whether the process serves, and whether its reranker is left out at present."""
         is_open = None if self.scorer is None else self.scorer.is_open
         words = {None: None, False: "in use", True: "left out: it failed repeatedly"}
@@ -168,7 +164,7 @@ class Service:
                 Endpoint.FILTER,
                 "Decide on scored candidates, with the reason and the threshold of each",
                 TypeAdapter(filtering.FilterAnswer),
-                filtering.REQUEST,
+                filtering.REQUEST.adapter,
                 (ProblemKind.UNAVAILABLE,),
             )
         ]
@@ -185,7 +181,7 @@ class Service:
                         Endpoint.RERANK,
                         "Rerank documents; those that the decision drops have a score of 0.0",
                         answers,
-                        asks,
+                        asks.adapter,
                     )
                     for path in paths
                 ]
@@ -260,7 +256,7 @@ def create_app(
     retriever: Any = None,
     registry: CollectorRegistry = REGISTRY,
     tracing: Tracing | None = None,
-) -> Starlette:
+) -> Gate:
     """The application that the settings describe.
 
     Args:
@@ -287,60 +283,25 @@ def create_app(
     ]
     routes.append(Route("/openapi.json", _told(document), methods=["GET"]))
     routes += service.console()
-    return Starlette(
-        routes=routes,
-        lifespan=service.running,
-        exception_handlers={HTTPException: _http_problem},
-        middleware=[
-            Middleware(RequestAccounts, metrics=http_metrics(registry), endpoint_of=endpoint_of),
-            Middleware(Access, secrets=settings.secrets),
-            Middleware(RequestLimits, settings=settings),
-            Middleware(
-                _Direct,
-                endpoints={
-                    each.path: each.endpoint
-                    for each in operations
-                    if each.asks is not None and each.method == "POST" and "{" not in each.path
-                },
-            ),
-        ],
-    )
-
-
-_Endpoint = Callable[[Request], Awaitable[Response]]
+    router = Router(routes, lifespan=service.running)
+    app = ExceptionMiddleware(router, {HTTPException: _http_problem})
+    direct = {
+        each.path: each.endpoint
+        for each in operations
+        if each.asks is not None and "{" not in each.path
+    }
+    return Gate(app, direct, settings, http_metrics(registry))
 
 
 class _Answering:
     """The ASGI application of an endpoint that reads its body from the scope's state."""
 
-    def __init__(self, endpoint: _Endpoint) -> None:
+    def __init__(self, endpoint: Callable[[Scope], Awaitable[Answer]]) -> None:
         self._endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self._endpoint(Request(scope))
-        await response(scope, receive, send)
-
-
-class _Direct:
-    """Middleware that answers what is posted to a path without parameters, unrouted.
-
-    Args:
-        app: Answers everything else.
-        endpoints: By path.
-    """
-
-    def __init__(self, app: ASGIApp, endpoints: Mapping[str, _Endpoint]) -> None:
-        self._app, self._endpoints = app, endpoints
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = None
-        if scope["type"] == "http" and scope["method"] == "POST" and not scope.get("root_path"):
-            endpoint = self._endpoints.get(scope["path"])
-        if endpoint is None:
-            await self._app(scope, receive, send)
-        else:
-            response = await endpoint(Request(scope))
-            await response(scope, receive, send)
+        answered = await self._endpoint(scope)
+        await answered(scope, receive, send)
 
 
 def _own_operations(service: Service, registry: CollectorRegistry) -> list[Operation]:
@@ -369,32 +330,6 @@ def _own_operations(service: Service, registry: CollectorRegistry) -> list[Opera
             )
         ],
     ]
-
-
-def endpoint_of(path: str) -> Endpoint:
-    """The endpoint of a path, as a metric label.
-
-    >>> endpoint_of("/v2/rerank").value, endpoint_of("/favicon.ico").value
-    ('rerank', 'other')
-    """
-    known = _ENDPOINTS.get(path)
-    if known is not None:
-        return known
-    if path.startswith("/v1/vector_stores"):
-        return Endpoint.VECTOR_STORE_SEARCH
-    return Endpoint.CONSOLE if path.startswith("/console/") else Endpoint.OTHER
-
-
-_ENDPOINTS = {
-    **dict.fromkeys(PATHS, Endpoint.RERANK),
-    "/v1/filter": Endpoint.FILTER,
-    "/v1/context": Endpoint.CONTEXT,
-    "/metrics": Endpoint.METRICS,
-    "/healthz": Endpoint.HEALTH,
-    "/readyz": Endpoint.HEALTH,
-    "/health": Endpoint.HEALTH,
-    "/console": Endpoint.CONSOLE,
-}
 
 
 def _tracing(settings: ServiceSettings) -> Tracing | None:
@@ -475,18 +410,18 @@ def _metrics(registry: CollectorRegistry, _: Request) -> Response:
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
-def _told(content: object) -> Callable[[Request], Awaitable[Response]]:
+def _told(content: object) -> Callable[[Request], Awaitable[Answer]]:
     """An endpoint that always gives the same answer."""
 
-    async def tell(_: Request) -> Response:
+    async def tell(_: Request) -> Answer:
         return answer(content)
 
     return tell
 
 
-async def _http_problem(request: Request, error: Exception) -> Response:
+async def _http_problem(request: Request, error: Exception) -> Any:
     """The framework's own refusals, such as of an unknown path, as problem documents."""
     assert isinstance(error, HTTPException)  # noqa: S101 - it handles no other
     problem = of_status(error.status_code)
     problem.headers = error.headers
-    return problem.response(request.scope["state"]["request_id"])
+    return problem.answer(request.scope["state"]["request_id"])

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import BeforeValidator, Field, TypeAdapter, with_config
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.types import Scope
 from typing_extensions import TypedDict
 
 from ctxguard.core.context import Context
@@ -18,7 +18,7 @@ from ctxguard.guard import ContextGuard
 from ctxguard.server.attribute_filters import MOST_SEARCHES, Filter, alternatives_of, holds
 from ctxguard.server.filtering import CandidateVerdict, Name
 from ctxguard.server.limits import FEW_VALUES, MOST_CONDITIONS, MOST_VALUES
-from ctxguard.server.problems import Problem, ProblemKind
+from ctxguard.server.problems import Answer, Problem, ProblemKind
 from ctxguard.server.wire import STRICT, answer, named, parse
 
 Scalar = str | int | bool
@@ -37,7 +37,7 @@ class ContextRequest(TypedDict):
     query: str
     where: NotRequired[
         Annotated[
-            Annotated[dict[str, Allowed], named(MOST_CONDITIONS)] | None,
+            Annotated[dict[str, Allowed], *named(MOST_CONDITIONS)] | None,
             Field(
                 description="Fields of metadata with the value, or the values, they must have: "
                 f"at most {MOST_CONDITIONS} fields, and {MOST_VALUES:,} values in all."
@@ -162,16 +162,16 @@ class ContextEndpoint:
     def __init__(self, guard: ContextGuard) -> None:
         self._guard = guard
 
-    async def __call__(self, request: Request) -> Response:
+    async def __call__(self, scope: Scope) -> Answer:
         """Answer one request.
 
         Raises:
             Problem: it cannot be answered.
         """
-        given = parse(CONTEXT_REQUEST, request.scope["state"]["body"])
+        given = parse(CONTEXT_REQUEST, scope["state"]["body"])
         context = await _retrieved(
             self._guard,
-            request,
+            scope,
             given["query"],
             given.get("where"),
             segment=given.get("segment"),
@@ -193,14 +193,14 @@ class SearchEndpoint:
         self._store_id = store_id
         self._opened = int(time())
 
-    async def __call__(self, request: Request) -> Response:
+    async def __call__(self, scope: Scope) -> Answer:
         """Answer one request.
 
         Raises:
             Problem: it cannot be answered.
         """
-        self._check_store(request)
-        given = parse(SEARCH_REQUEST, request.scope["state"]["body"])
+        self._check_store(scope)
+        given = parse(SEARCH_REQUEST, scope["state"]["body"])
         queries = [given["query"]] if isinstance(given["query"], str) else given["query"]
         filters = given.get("filters")
         alternatives: Sequence[dict[str, Allowed] | None] = [None]
@@ -219,14 +219,14 @@ class SearchEndpoint:
         best: dict[str, SearchResult] = {}
         headers = None
         for nth, (query, conditions) in enumerate(searches):
-            context = await _retrieved(self._guard, request, query, conditions, nth=nth)
+            context = await _retrieved(self._guard, scope, query, conditions, nth=nth)
             headers = headers or _degraded(context)
             for passage, each in zip(context.passages, results_of(context), strict=True):
                 former = best.get(each["file_id"])
                 is_better = former is None or former["score"] < each["score"]
                 if is_better and (filters is None or holds(filters, passage.metadata)):
                     best[each["file_id"]] = each
-        request.scope["state"]["degraded"] = headers is not None
+        scope["state"]["degraded"] = headers is not None
         least = (given.get("ranking_options") or {}).get("score_threshold") or 0.0
         # Stable: results of one search stay in their order where scores are equal.
         results = sorted(best.values(), key=lambda each: -each["score"])
@@ -241,16 +241,16 @@ class SearchEndpoint:
         }
         return answer(page, headers)
 
-    async def retrieve(self, request: Request) -> Response:
+    async def retrieve(self, request: Request) -> Answer:
         """Describe the store.
 
         Raises:
             Problem: it is another.
         """
-        self._check_store(request)
+        self._check_store(request.scope)
         return answer(self._store())
 
-    async def list_all(self, _: Request) -> Response:
+    async def list_all(self, _: Request) -> Answer:
         """Describe all stores, that is this one."""
         ends = {"first_id": self._store_id, "last_id": self._store_id}
         return answer({"object": "list", "data": [self._store()], **ends, "has_more": False})
@@ -272,8 +272,8 @@ class SearchEndpoint:
             "metadata": {},
         }
 
-    def _check_store(self, request: Request) -> None:
-        if request.path_params["vector_store_id"] != self._store_id:
+    def _check_store(self, scope: Scope) -> None:
+        if scope["path_params"]["vector_store_id"] != self._store_id:
             raise Problem(
                 ProblemKind.NOT_FOUND, f"the only vector store here is {self._store_id!r}"
             )
@@ -340,7 +340,7 @@ async def where_of(conditions: dict[str, Allowed]) -> Where:
 
 async def _retrieved(
     guard: ContextGuard,
-    request: Request,
+    scope: Scope,
     query: str,
     conditions: dict[str, Allowed] | None,
     *,
@@ -348,7 +348,7 @@ async def _retrieved(
     session_id: str | None = None,
     nth: int = 0,
 ) -> Context:
-    state = request.scope["state"]
+    state = scope["state"]
     request_id = state["request_id"] if nth == 0 else f"{state['request_id']}-{nth}"
     where = None if conditions is None else await where_of(conditions)
     context = await guard.aretrieve(

@@ -6,9 +6,9 @@ from typing import Annotated, Any, NotRequired
 
 import msgspec
 import numpy as np
-from pydantic import Field, TypeAdapter, with_config
-from starlette.requests import Request
-from starlette.responses import Response
+from msgspec import Meta
+from pydantic import Field, with_config
+from starlette.types import Scope
 from typing_extensions import TypedDict
 
 from ctxguard.core.context import Context
@@ -25,10 +25,10 @@ from ctxguard.core.types import (
 )
 from ctxguard.guard import ContextGuard
 from ctxguard.server.limits import MOST_NAME_CHARS, MOST_NAMES
-from ctxguard.server.problems import Problem, ProblemKind
-from ctxguard.server.wire import STRICT, answer, named, parse
+from ctxguard.server.problems import Answer, Problem, ProblemKind
+from ctxguard.server.wire import STRICT, Body, answer, named
 
-Name = Annotated[str, Field(max_length=MOST_NAME_CHARS)]
+Name = Annotated[str, Field(max_length=MOST_NAME_CHARS), Meta(max_length=MOST_NAME_CHARS)]
 """A session id, or a segment's name."""
 
 
@@ -41,7 +41,10 @@ class ScoredCandidate(TypedDict):
         Annotated[float | None, Field(description="Higher is better; null if it has none.")]
     ]
     rank: NotRequired[
-        Annotated[int | None, Field(ge=1, description="The engine's own, which breaks ties.")]
+        Annotated[
+            Annotated[int, Field(ge=1), Meta(ge=1)] | None,
+            Field(description="The engine's own, which breaks ties."),
+        ]
     ]
     text: NotRequired[Annotated[str, Field(description="Only samples and assembly read it.")]]
     title: NotRequired[str]
@@ -49,7 +52,7 @@ class ScoredCandidate(TypedDict):
     signals: NotRequired[
         Annotated[
             dict[str, float | None],
-            named(MOST_NAMES),
+            *named(MOST_NAMES),
             Field(
                 description=f"Named signals of the profile, at most {MOST_NAMES} in a request.",
             ),
@@ -58,7 +61,7 @@ class ScoredCandidate(TypedDict):
     legs: NotRequired[
         Annotated[
             dict[str, float | None],
-            named(MOST_NAMES),
+            *named(MOST_NAMES),
             Field(
                 description="Scores of each stage by its name; leg_kinds says what they mean. "
                 f"At most {MOST_NAMES} names in a request.",
@@ -79,7 +82,7 @@ class FilterRequest(TypedDict):
             Field(description="What the scores mean; the service's setting if it is absent."),
         ]
     ]
-    leg_kinds: NotRequired[Annotated[dict[str, ScoreKindName], named(MOST_NAMES)]]
+    leg_kinds: NotRequired[Annotated[dict[str, ScoreKindName], *named(MOST_NAMES)]]
     segment: NotRequired[Name | None]
     session_id: NotRequired[Name | None]
 
@@ -124,7 +127,7 @@ class FilterAnswer(TypedDict):
     verdicts: list[VerdictAnswer]
 
 
-REQUEST: TypeAdapter[FilterRequest] = TypeAdapter(FilterRequest)
+REQUEST = Body(FilterRequest)
 
 
 class FilterEndpoint:
@@ -141,13 +144,14 @@ class FilterEndpoint:
         self._kind = kind
         self._max_candidates = max_candidates
 
-    async def __call__(self, request: Request) -> Response:
+    async def __call__(self, scope: Scope) -> Answer:
         """Answer one request.
 
         Raises:
             Problem: it cannot be answered.
         """
-        given = parse(REQUEST, request.scope["state"]["body"])
+        state = scope["state"]
+        given = REQUEST.read(state["body"])
         if len(given["candidates"]) > self._max_candidates:
             raise Problem(
                 ProblemKind.INVALID_REQUEST,
@@ -158,7 +162,7 @@ class FilterEndpoint:
         context = await self._guard.afilter(
             given["query"],
             ranking,
-            request_id=request.scope["state"]["request_id"],
+            request_id=state["request_id"],
             segment=given.get("segment"),
             session_id=given.get("session_id"),
         )

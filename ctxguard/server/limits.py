@@ -8,9 +8,8 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive
 
-from ctxguard.server.accounts import ClientGoneError
 from ctxguard.server.metrics import Endpoint
 from ctxguard.server.problems import Problem, ProblemKind
 from ctxguard.server.settings import ServiceSettings
@@ -68,19 +67,20 @@ class BodyBudget:
     buffered: int = 0
 
 
-class RequestLimits:
-    """Middleware that reads bodies within their limits, and bounds the requests under way.
+class ClientGoneError(Exception):
+    """The client closed the connection before its request was whole."""
 
-    Sets ``body`` in the scope's state. Requests that need no token, those to the console, have a
-    budget of their own.
+
+class RequestLimits:
+    """Reads bodies within their limits, and bounds the requests under way.
+
+    Requests that need no token, those to the console, have a budget of their own.
 
     Args:
-        app: Answers.
         settings: The limits.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServiceSettings) -> None:
-        self._app = app
+    def __init__(self, settings: ServiceSettings) -> None:
         self._receive_seconds = settings.receive_seconds
         most = settings.max_body_bytes
         self._most_bytes = {
@@ -93,52 +93,21 @@ class RequestLimits:
         common = BodyBudget(settings.max_in_flight, settings.max_buffered_bytes)
         self._budgets = {
             **dict.fromkeys(Endpoint, common),
+            **dict.fromkeys(_NEVER_SHED, BodyBudget(2**62, common.max_buffered_bytes)),
             Endpoint.CONSOLE: BodyBudget(_OPEN_IN_FLIGHT, _OPEN_BUFFERED_BYTES),
         }
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand one request on with its whole body, or refuse it."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        endpoint: Endpoint = scope["state"]["endpoint"]
-        head: Head = scope["state"]["head"]
-        budget = self._budgets[endpoint]
-        body = b""
-        if b"transfer-encoding" in head or head.get(b"content-length", b"0") not in (b"", b"0"):
-            most = self._most_bytes[endpoint]
-            _check_body(head, endpoint, most)
-            body = await self._read(receive, most, budget)
-        if endpoint in _NEVER_SHED:
-            await self._app(scope, receive, send)
-            return
-        if budget.in_flight >= budget.max_in_flight:
-            raise Problem(
-                ProblemKind.OVERLOADED,
-                f"{budget.in_flight:,} requests are under way, the most that may be",
-            )
-        budget.in_flight += 1
-        budget.buffered += len(body)
-        scope["state"]["body"] = body
-        unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def replay() -> Message:
-            """Hands on the body that was read already, then what comes after it."""
-            return unread.pop() if unread else await receive()
-
-        try:
-            await self._app(scope, replay, send)
-        finally:
-            budget.in_flight -= 1
-            budget.buffered -= len(body)
-
-    async def _read(self, receive: Receive, most: int, budget: BodyBudget) -> bytes:
-        """The whole body.
+    async def body(self, endpoint: Endpoint, head: Head, receive: Receive) -> bytes:
+        """The whole body of a request; empty without one.
 
         Raises:
-            Problem: it is too large or too late, or too much is being received at once.
+            Problem: it is of another type, too large or too late, or too much is being received.
             ClientGoneError: it will never be whole.
         """
+        if b"transfer-encoding" not in head and head.get(b"content-length", b"0") in (b"", b"0"):
+            return b""
+        most, budget = self._most_bytes[endpoint], self._budgets[endpoint]
+        _check_body(head, endpoint, most)
         received = 0
         chunks: list[bytes] = []
         try:
@@ -164,6 +133,22 @@ class RequestLimits:
             ) from None
         finally:
             budget.buffered -= received
+
+    def enter(self, endpoint: Endpoint, body: bytes) -> BodyBudget:
+        """Count a request that is answered from now on, until it leaves its budget.
+
+        Raises:
+            Problem: too many are under way.
+        """
+        budget = self._budgets[endpoint]
+        if budget.in_flight >= budget.max_in_flight:
+            raise Problem(
+                ProblemKind.OVERLOADED,
+                f"{budget.in_flight:,} requests are under way, the most that may be",
+            )
+        budget.in_flight += 1
+        budget.buffered += len(body)
+        return budget
 
 
 def _check_body(head: Head, endpoint: Endpoint, most: int) -> None:

@@ -5,8 +5,8 @@ failed + cancelled``. What the guard decides is counted by ``ctxguard.request.te
 """
 
 import os
+from collections import Counter as Counts
 from collections.abc import Iterable
-from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from threading import Lock
@@ -14,6 +14,9 @@ from weakref import WeakKeyDictionary
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.multiprocess import mark_process_dead
+
+from ctxguard.request.telemetry import CountedLater, observe
+from ctxguard.retrieval.rerank_forms import PATHS
 
 _BUCKETS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -29,6 +32,33 @@ class Endpoint(StrEnum):
     METRICS = "metrics"
     HEALTH = "health"
     OTHER = "other"
+
+
+ENDPOINTS = {
+    **dict.fromkeys(PATHS, Endpoint.RERANK),
+    "/v1/filter": Endpoint.FILTER,
+    "/v1/context": Endpoint.CONTEXT,
+    "/metrics": Endpoint.METRICS,
+    "/healthz": Endpoint.HEALTH,
+    "/readyz": Endpoint.HEALTH,
+    "/health": Endpoint.HEALTH,
+    "/console": Endpoint.CONSOLE,
+}
+"""Of each path that has no part of its own."""
+
+
+def endpoint_of(path: str) -> Endpoint:
+    """The endpoint of a path, as a metric label.
+
+    >>> endpoint_of("/v2/rerank").value, endpoint_of("/favicon.ico").value
+    ('rerank', 'other')
+    """
+    known = ENDPOINTS.get(path)
+    if known is not None:
+        return known
+    if path.startswith("/v1/vector_stores"):
+        return Endpoint.VECTOR_STORE_SEARCH
+    return Endpoint.CONSOLE if path.startswith("/console/") else Endpoint.OTHER
 
 
 class Outcome(StrEnum):
@@ -48,7 +78,12 @@ class Outcome(StrEnum):
 
 
 class HttpMetrics:
-    """The counters of one registry; one instance serves any number of applications."""
+    """The counters of one registry; one instance serves any number of applications.
+
+    Attributes:
+        note: Counts a request of an endpoint: that begins, without an outcome, or that ended, with
+            its outcome after so many seconds.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         received = Counter(
@@ -78,17 +113,20 @@ class HttpMetrics:
             registry=registry,
         )
         self._seconds = {each: seconds.labels(each.value) for each in Endpoint}
+        self.note = CountedLater(self._count, (received, requests, seconds)).append
 
-    def received(self, endpoint: Endpoint) -> None:
-        """Count a request that begins; never raises."""
-        with suppress(Exception):
-            self._received[endpoint].inc()
-
-    def ended(self, endpoint: Endpoint, outcome: Outcome, seconds: float) -> None:
-        """Count a request that ended; never raises."""
-        with suppress(Exception):
-            self._requests[endpoint, outcome].inc()
-            self._seconds[endpoint].observe(seconds)
+    def _count(self, noted: list[tuple[Endpoint, Outcome | None, float]]) -> None:
+        seconds: dict[Endpoint, list[float]] = {}
+        for (endpoint, outcome), n in Counts([each[:2] for each in noted]).items():
+            counter = (
+                self._received[endpoint] if outcome is None else self._requests[endpoint, outcome]
+            )
+            counter.inc(n)
+        for endpoint, outcome, taken in noted:
+            if outcome is not None:
+                seconds.setdefault(endpoint, []).append(taken)
+        for endpoint, of_endpoint in seconds.items():
+            observe(self._seconds[endpoint], of_endpoint)
 
 
 _lock = Lock()

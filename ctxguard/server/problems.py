@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 from pydantic import ValidationError
 from pydantic_core import to_json
-from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
 
 from ctxguard._support.error_text import reason_of
 from ctxguard.errors import FilterViolationError, OverloadedError, StageError
@@ -20,6 +20,47 @@ TYPES = "urn:ctxguard:problem:"
 
 _MOST_ERRORS = 10
 """Faults that one problem lists: 10,000 documents of a wrong type are one mistake."""
+
+
+class Answer:
+    """The answer to a request, as an ASGI application.
+
+    Args:
+        body: The whole body.
+        headers: Besides length and type.
+        status: Status of HTTP.
+        media_type: Type of the body.
+    """
+
+    __slots__ = ("body", "headers", "status")
+
+    def __init__(
+        self,
+        body: bytes,
+        headers: Mapping[str, str] | None = None,
+        status: int = 200,
+        media_type: str = "application/json",
+    ) -> None:
+        self.body, self.status = body, status
+        self.headers = [
+            (b"content-length", b"%d" % len(body)),
+            (b"content-type", media_type.encode("latin-1")),
+        ]
+        if headers:
+            own = [
+                (name.encode("latin-1"), text.encode("latin-1")) for name, text in headers.items()
+            ]
+            self.headers += own
+
+    def start(self, *more: tuple[bytes, bytes]) -> Message:
+        """The message that begins it, with more headers."""
+        headers = [*self.headers, *more]
+        return {"type": "http.response.start", "status": self.status, "headers": headers}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Send it."""
+        await send(self.start())
+        await send({"type": "http.response.body", "body": self.body})
 
 
 class ProblemKind(Enum):
@@ -78,7 +119,7 @@ class Problem(Exception):  # noqa: N818 - RFC 9457 calls it a problem
         self.errors = errors
         self.headers = headers
 
-    def response(self, request_id: str | None = None, *, retry_after: bool = False) -> Response:
+    def answer(self, request_id: str | None = None, *, retry_after: bool = False) -> Answer:
         """The problem document.
 
         Args:
@@ -101,7 +142,7 @@ class Problem(Exception):  # noqa: N818 - RFC 9457 calls it a problem
         if self.kind in _CLOSES:
             # The rest of the body is neither read nor taken for the next request.
             headers["connection"] = "close"
-        return Response(to_json(document), self.kind.status, headers, MEDIA_TYPE)
+        return Answer(to_json(document), headers, self.kind.status, MEDIA_TYPE)
 
 
 def invalid_request(error: ValidationError) -> Problem:

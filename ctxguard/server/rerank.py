@@ -11,9 +11,9 @@ from operator import or_
 from time import perf_counter, time
 from typing import Annotated, Any, Literal, NotRequired, cast
 
+from msgspec import Meta
 from pydantic import Field, TypeAdapter, create_model
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.types import Scope
 from typing_extensions import TypedDict
 
 from ctxguard.core.context import Context
@@ -25,9 +25,9 @@ from ctxguard.core.types import Flag, Mode, Passage, Ranking, ScoreKind, StageFa
 from ctxguard.guard import ContextGuard
 from ctxguard.resilience import failure_of
 from ctxguard.retrieval.rerank_forms import FORMS, Protocol, RerankForm, form_of
-from ctxguard.server.problems import Problem, ProblemKind
+from ctxguard.server.problems import Answer, Problem, ProblemKind
 from ctxguard.server.scoring import STAGE, BoundedScorer
-from ctxguard.server.wire import answer, parse
+from ctxguard.server.wire import Body, answer
 
 ALIAS = "ctxguard:"
 DEFAULT_MODEL = "ctxguard"
@@ -61,6 +61,9 @@ _Documents = Annotated[
 ]
 
 
+_Count = Annotated[int, Field(ge=0), Meta(ge=0)]
+
+
 # No `oneOf` of the two required fields: generators of clients type no body that has alternatives.
 class RerankRequest(TypedDict):
     """Documents to rerank: ``documents`` as Cohere, Jina and vLLM name them, ``texts`` as TEI."""
@@ -79,22 +82,21 @@ class RerankRequest(TypedDict):
     ]
     top_n: NotRequired[
         Annotated[
-            int | None,
+            _Count | None,
             Field(
-                ge=0,
                 description="The most results; dropped ones are left out. Absent, 0, or as many "
                 "as there are documents: all, dropped ones with a score of 0.0.",
             ),
         ]
     ]
-    top_k: NotRequired[Annotated[int | None, Field(ge=0, description="``top_n`` of Voyage.")]]
+    top_k: NotRequired[Annotated[_Count | None, Field(description="``top_n`` of Voyage.")]]
     truncation: NotRequired[Annotated[bool | None, Field(description="Of Voyage; not used.")]]
     return_documents: NotRequired[bool | None]
     return_text: NotRequired[bool | None]
-    max_tokens_per_doc: NotRequired[Annotated[int | None, Field(ge=1)]]
+    max_tokens_per_doc: NotRequired[Annotated[int, Field(ge=1), Meta(ge=1)] | None]
 
 
-_Few = Annotated[list[str], Field(min_length=1, max_length=1)]
+_Few = Annotated[list[str], Field(min_length=1, max_length=1), Meta(min_length=1, max_length=1)]
 
 
 class ScoreRequest(TypedDict):
@@ -153,9 +155,9 @@ _SPOKEN: tuple[tuple[tuple[Protocol, ...], Any], ...] = (
     (("cohere", "voyage", "tei"), RerankRequest),
     (("score",), ScoreRequest),
 )
-BODIES: dict[tuple[str, ...], tuple[TypeAdapter[Any], TypeAdapter[Any]]] = {
+BODIES: dict[tuple[str, ...], tuple[Body[Any], TypeAdapter[Any]]] = {
     FORMS[names[0]].paths: (
-        TypeAdapter(asks),
+        Body(asks),
         TypeAdapter(reduce(or_, [answer_type(name, FORMS[name]) for name in names])),
     )
     for names, asks in _SPOKEN
@@ -211,7 +213,7 @@ class RerankEndpoint:
         model: str | None,
         *,
         max_documents: int,
-        request: TypeAdapter[Any],
+        request: Body[Any],
     ) -> None:
         self._guard = guard
         self._scorer = scorer
@@ -224,13 +226,14 @@ class RerankEndpoint:
         # Of equal scores the first in the request is the better.
         self._ranks = tuple(range(1, max_documents + 1))
 
-    async def __call__(self, request: Request) -> Response:
+    async def __call__(self, scope: Scope) -> Answer:
         """Answer one request.
 
         Raises:
             Problem: it cannot be answered.
         """
-        given = parse(self._request, request.scope["state"]["body"])
+        state = scope["state"]
+        given = self._request.read(state["body"])
         form = form_of(given)
         query, texts = self._asked_of(given, form)
         asked = given.get("model")
@@ -239,7 +242,6 @@ class RerankEndpoint:
                 ProblemKind.UNKNOWN_ALIAS,
                 f"aliases are {OMIT} and {FULL}; any other model is the reranker's own",
             )
-        state = request.scope["state"]
         ranking = await self._scored(query, texts, given)
         context = await self._guard.afilter(query, ranking, request_id=state["request_id"])
         ranked = ranked_of(context)

@@ -14,7 +14,6 @@ from typing import Any
 
 import uvicorn
 from prometheus_client import disable_created_metrics
-from starlette.applications import Starlette
 from starlette.types import ASGIApp
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -70,7 +69,7 @@ def serve(
         Multiprocess(_config(settings, f"{__name__}:app_from_environment"), [listening]).run()
 
 
-def app_from_environment() -> Starlette:
+def app_from_environment() -> ASGIApp:
     """The application of a worker process; ends the process if it cannot be made."""
     from ctxguard.server.app import create_app
 

@@ -1,0 +1,156 @@
+"""The gate: request ids, accounts, and problem documents for whatever is refused."""
+
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from time import perf_counter
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ctxguard._support.error_text import describe_error
+from ctxguard.errors import CtxguardError, QueryError, StageError
+from ctxguard.server.access import Access
+from ctxguard.server.limits import ClientGoneError, RequestLimits
+from ctxguard.server.metrics import ENDPOINTS, Endpoint, HttpMetrics, Outcome, endpoint_of
+from ctxguard.server.problems import Answer, Problem, ProblemKind, problem_of
+from ctxguard.server.settings import ServiceSettings
+
+_log = logging.getLogger(__name__)
+
+_MOST_LABEL_CHARS = 128
+_BEAR_RETRY_AFTER = frozenset({Endpoint.FILTER, Endpoint.CONTEXT, Endpoint.VECTOR_STORE_SEARCH})
+"""Clients of the rerank protocol retry as often as ten times when they are told when to."""
+
+
+_ENDS = {**dict.fromkeys(range(4), Outcome.OK), 4: Outcome.REJECTED, 5: Outcome.FAILED}
+"""By the first digit of a status."""
+_ONCE = frozenset({b"host", b"authorization"})
+"""Whoever reads the other one of two, such as a proxy, would take the request for another."""
+
+
+class Gate:
+    """The application in front of all others.
+
+    Gives each request an id, refuses it or reads its body, has it answered, answers a `Problem`
+    with a document, and counts how it ended. Sets ``request_id`` and ``body`` in the scope's state.
+
+    Args:
+        app: Answers what has no direct answer.
+        direct: Answers what is posted to a path without parameters, by path: a framework's routing
+            takes longer than many a decision.
+        settings: Tokens and limits.
+        metrics: Where requests are counted.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        direct: Mapping[str, Callable[[Scope], Awaitable[Answer]]],
+        settings: ServiceSettings,
+        metrics: HttpMetrics,
+    ) -> None:
+        self._app = app
+        self._direct = direct
+        self._access = Access(settings.secrets)
+        self._limits = RequestLimits(settings)
+        self._note = metrics.note
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, and account for how it ended."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start, path = perf_counter(), scope["path"]
+        endpoint = ENDPOINTS.get(path) or endpoint_of(path)
+        self._note((endpoint, None, 0.0))
+        head = dict(scope["headers"])
+        request_id = request_id_for(head.get(b"x-request-id", b""))
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        named = (b"x-request-id", request_id.encode("ascii"))
+        outcome, status = Outcome.CANCELLED, 0
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"].append(named)
+            await send(message)
+
+        try:
+            if len(head) < len(scope["headers"]):
+                _check_repeated(scope["headers"])
+            self._access.check(endpoint, head)
+            body = state["body"] = await self._limits.body(endpoint, head, receive)
+            budget = self._limits.enter(endpoint, body)
+            try:
+                answers = self._direct.get(path)
+                if answers and scope["method"] == "POST" and not scope.get("root_path"):
+                    answer = await answers(scope)
+                    status = answer.status
+                    await send(answer.start(named))
+                    await send({"type": "http.response.body", "body": answer.body})
+                else:
+                    # Without it Starlette's router answers by itself what it does not know.
+                    scope["app"] = self._app
+                    await self._app(scope, _Replay(body, receive).receive, send_named)
+            finally:
+                budget.in_flight -= 1
+                budget.buffered -= len(body)
+            outcome = Outcome.DEGRADED if state.get("degraded") else _ENDS[status // 100]
+        except ClientGoneError:
+            pass
+        except Exception as error:
+            outcome, refusal = _refusal(error, endpoint, request_id)
+            if status == 0:
+                await refusal(scope, receive, send_named)
+        finally:
+            self._note((endpoint, outcome, perf_counter() - start))
+
+
+def _refusal(error: Exception, endpoint: Endpoint, request_id: str) -> tuple[Outcome, Answer]:
+    """How a request ends that raised an error, and its answer."""
+    if isinstance(error, (Problem, StageError, QueryError)):
+        problem = problem_of(error)
+        is_shed = problem.kind is ProblemKind.OVERLOADED
+        outcome = Outcome.SHED if is_shed else _ENDS[problem.kind.status // 100]
+        retry_after = is_shed and endpoint in _BEAR_RETRY_AFTER
+        return outcome, problem.answer(request_id, retry_after=retry_after)
+    _log.error("request %s failed: %s", request_id, describe_error(error))
+    # Such as a damaged index: its text holds paths, and it is not the caller's fault.
+    kind = ProblemKind.UNAVAILABLE if isinstance(error, CtxguardError) else ProblemKind.INTERNAL
+    return Outcome.FAILED, Problem(kind, "the log of the service has the request id").answer(
+        request_id
+    )
+
+
+class _Replay:
+    """Hands on a body that was read already, then what comes after it."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._unread = [body]
+        self._receive = receive
+
+    async def receive(self) -> Message:
+        if self._unread:
+            return {"type": "http.request", "body": self._unread.pop(), "more_body": False}
+        return await self._receive()
+
+
+def _check_repeated(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    names = [name for name, _ in headers if name in _ONCE]
+    if len(names) > len(set(names)):
+        repeated = max(names, key=names.count).decode("ascii")
+        raise Problem(ProblemKind.REPEATED_HEADER, f"{repeated} may be sent once only")
+
+
+def request_id_for(label: bytes) -> str:
+    """A request id of the service's own, which begins with the caller's if that can be a label.
+
+    Samples are drawn, judged and labelled by hashes of their request ids, so that a caller who
+    chose the whole id could choose the samples, and the passages to judge.
+    """
+    own = os.urandom(8).hex()
+    if 0 < len(label) <= _MOST_LABEL_CHARS and all(33 <= each <= 126 for each in label):
+        return f"{label.decode('ascii')}.{own}"
+    return own
