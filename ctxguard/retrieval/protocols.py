@@ -5,7 +5,7 @@ Any object with these methods will do: nothing needs to be inherited.
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,8 @@ from ctxguard.core.types import FloatArray, Hit, Ranking
 
 Float32Array = NDArray[np.float32]
 RowArray = NDArray[np.int64]
-Int8Array = NDArray[np.int8]
+NibbleArray = NDArray[np.uint8]
+"""Rows of numbers in four bits; see `ctxguard.retrieval.nibbles`."""
 PieceArray = NDArray[np.uint16] | NDArray[np.int32]
 
 Progress = Callable[[int], None]
@@ -166,16 +167,16 @@ class Sentences(NamedTuple):
     """The sentences of passages, as sets of word pieces and as vectors.
 
     Attributes:
-        vectors: 127 times the unit vector of each sentence, rounded: the mean of the model's last
-            hidden states of its word pieces; shape (n_sentences, d).
-        lengths: Word pieces of each sentence, 1 to 64, shape (n_sentences,).
-        pieces: The number of each word piece in the model's vocabulary, of one sentence after the
-            other, shape (n_pieces,).
+        vectors: The unit vector of each sentence, the mean of the model's last hidden states of
+            its word pieces, as `nibbles.packed` gives it.
+        lengths: Distinct word pieces of each sentence, 1 to 64, shape (n_sentences,).
+        pieces: The number of each in the model's vocabulary, of one sentence after the other, shape
+            (n_pieces,).
         starts: Where each passage's sentences begin, and where its pieces do, with the ends of the
             last; shape (n_passages + 1, 2).
     """
 
-    vectors: Int8Array
+    vectors: NibbleArray
     lengths: NDArray[np.uint8]
     pieces: PieceArray
     starts: RowArray
@@ -193,6 +194,17 @@ class Sentences(NamedTuple):
             np.concatenate([np.zeros((1, 2), np.int64), *starts]),
         )
 
+    def at(self, rows: RowArray) -> "Sentences":
+        """Copy the sentences of some passages, in their order."""
+        begin, sizes = self.starts[rows], np.diff(self.starts, axis=0)[rows]
+        starts = np.zeros((rows.size + 1, 2), np.int64)
+        np.cumsum(sizes, axis=0, out=starts[1:])
+        shift = begin - starts[:-1]
+        sentence, piece = (
+            np.repeat(shift[:, at], sizes[:, at]) + np.arange(starts[-1, at]) for at in (0, 1)
+        )
+        return Sentences(self.vectors[sentence], self.lengths[sentence], self.pieces[piece], starts)
+
 
 class TokenEncoder(Protocol):
     """Gives states of word pieces beside vectors. Safe to call from several threads at once."""
@@ -207,12 +219,14 @@ class TokenEncoder(Protocol):
         """What `Embedder.encode_passages` gives, and each passage's sentences."""
         ...
 
-    def token_table(self) -> Int8Array:
-        """127 times the unit vector of each word piece by itself, rounded, shape (n_pieces, d)."""
+    def token_table(self) -> NibbleArray:
+        """The unit vector of each word piece by itself, as `nibbles.packed` gives it.
+
+        Called for every query: keep it once it is computed.
+        """
         ...
 
 
-@runtime_checkable
 class TokenEmbedder(Protocol):
     """An `Embedder` that can give states of word pieces too."""
 
@@ -223,7 +237,9 @@ class TokenEmbedder(Protocol):
 
 def token_encoder_of(embedder: Embedder) -> TokenEncoder | None:
     """What gives an embedder's states of word pieces; None where it has none."""
-    return embedder.token_encoder() if isinstance(embedder, TokenEmbedder) else None
+    # Asked for every query: isinstance of a protocol takes ten times as long.
+    has_one = hasattr(embedder, "token_encoder")
+    return cast(TokenEmbedder, embedder).token_encoder() if has_one else None
 
 
 @runtime_checkable

@@ -4,19 +4,20 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
 from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.models.sentences import (
-    as_int8,
     sentence_lengths,
-    sentence_vectors,
+    sentences_of,
     unit_states,
 )
+from ctxguard.retrieval.nibbles import packed
 from ctxguard.retrieval.protocols import (
     Float32Array,
-    Int8Array,
+    NibbleArray,
     Progress,
     QueryTokens,
     RowArray,
@@ -96,28 +97,28 @@ class _WordEncoder:
         self, texts: Sequence[str], progress: Progress | None = None
     ) -> tuple[Float32Array, Sentences]:
         """Return one unit vector per text, and each text's sentences."""
-        found = [self._sentences(text) for text in texts]
-        none = Sentences(
-            np.zeros((0, _STATE_LENGTH), np.int8),
-            np.zeros(0, np.uint8),
-            np.zeros(0, np.uint16),
-            np.zeros((1, 2), np.int64),
+        # The empty text has no sentence; without it there might be no text at all.
+        found = [self._words(text) for text in ("", *texts)]
+        lengths = [
+            sentence_lengths(text, starts)
+            for text, (starts, _, _) in zip(("", *texts), found, strict=True)
+        ]
+        sums = [
+            np.add.reduceat(states, np.cumsum(sizes, dtype=np.int64) - sizes, axis=0)
+            for sizes, (_, _, states) in zip(lengths, found, strict=True)
+            if sizes.size
+        ]
+        none = np.zeros((0, _STATE_LENGTH), np.float32)
+        pieces = np.concatenate([each for _, each, _ in found])
+        sentences = sentences_of(np.concatenate([none, *sums]), lengths, pieces, _N_PIECES)
+        return (
+            self.embedder.encode_passages(texts, progress),
+            sentences._replace(starts=sentences.starts[1:]),
         )
-        return self.embedder.encode_passages(texts, progress), Sentences.of([none, *found])
 
-    def token_table(self) -> Int8Array:
+    def token_table(self) -> NibbleArray:
         """Return the direction of every word."""
-        return as_int8(_directions())
-
-    def _sentences(self, text: str) -> Sentences:
-        starts, pieces, states = self._words(text)
-        lengths = sentence_lengths(text, starts)
-        return Sentences(
-            sentence_vectors(states, lengths),
-            lengths,
-            pieces.astype(np.uint16),
-            np.array([[0, 0], [lengths.size, pieces.size]]),
-        )
+        return _table()
 
     def _words(self, text: str) -> tuple[list[int], RowArray, Float32Array]:
         """Return the start of each word, its piece, and its state."""
@@ -128,6 +129,11 @@ class _WordEncoder:
         if pieces.size:
             states = states + np.float32(0.5) * states.mean(axis=0)
         return [word.start() for word in words], pieces, states
+
+
+@cache
+def _table() -> NibbleArray:
+    return packed(_directions())
 
 
 def _directions() -> Float32Array:

@@ -79,9 +79,10 @@ def signals_of(index: HybridIndex) -> tuple[dict[str, list[float]], dict[str, li
     assert index.forward is not None
     rows, query = np.arange(len(index.passages))[::-1].copy(), "the red foxes wait for quagga"
     tokens = WordTokenEmbedder().token_encoder().encode_query(query)
+    table = WordTokenEmbedder().token_encoder().token_table()
     words = index.forward.text_signals(query, rows)
     words["cosines"] = index.forward.term_cosines(rows)
-    sentences = {} if index.sentences is None else index.sentences.signals(tokens, rows)
+    sentences = {} if index.sentences is None else index.sentences.signals(tokens, rows, table)
     return tuple({name: x.tolist() for name, x in found.items()} for found in (words, sentences))
 
 

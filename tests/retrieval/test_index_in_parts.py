@@ -13,7 +13,7 @@ from ctxguard.errors import DataError, IndexFolderError
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.index import forward, growing, hybrid_index, kernels, lexical, passages
 from ctxguard.retrieval.index.growing import Growing, blocks
-from ctxguard.retrieval.protocols import Float32Array, Int8Array, Progress, Sentences
+from ctxguard.retrieval.protocols import Float32Array, NibbleArray, Progress, Sentences
 
 _DIMENSION, _PIECES, _WORDS = 1_024, 100, 400
 
@@ -51,14 +51,14 @@ class _Sentences:
         vectors = _FromText().encode_passages(texts, progress)
         pieces = np.array([[len(text) % _PIECES] * 3 for text in texts], np.uint16)
         return vectors, Sentences(
-            np.sign(vectors).astype(np.int8),
+            np.sign(vectors).astype(np.int8).view(np.uint8),
             np.full(n, 3, np.uint8),
             pieces.reshape(-1),
             np.stack([ends, 3 * ends], axis=1),
         )
 
-    def token_table(self) -> Int8Array:
-        return np.ones((_PIECES, _DIMENSION), np.int8)
+    def token_table(self) -> NibbleArray:
+        return np.ones((_PIECES, _DIMENSION), np.uint8)
 
 
 def _corpus(n: int, first: int = 0) -> Iterator[Passage]:

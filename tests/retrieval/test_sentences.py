@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxguard.core.types import Passage, Ranking
-from ctxguard.errors import ConfigurationError, IndexFolderError
+from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from ctxguard.retrieval.index.part_files import PartFiles
 from ctxguard.retrieval.index.sentences import SentenceIndex
-from ctxguard.retrieval.models.sentences import as_int8, sentence_lengths, sentence_vectors
+from ctxguard.retrieval.models.sentences import sentence_lengths, sentences_of
+from ctxguard.retrieval.nibbles import packed
 from ctxguard.retrieval.protocols import QueryTokens, Sentences
 from ctxguard.testing import WordHashEmbedder, WordTokenEmbedder
 
@@ -41,10 +42,14 @@ def tokens_of(query: str) -> QueryTokens:
     return WordTokenEmbedder().token_encoder().encode_query(query)
 
 
+def token_table() -> np.ndarray:
+    return WordTokenEmbedder().token_encoder().token_table()
+
+
 def signals_of(index: HybridIndex, query: str = QUERY) -> dict[str, list[float]]:
     assert index.sentences is not None
     rows = np.arange(len(index.passages))[::-1].copy()
-    found = index.sentences.signals(tokens_of(query), rows)
+    found = index.sentences.signals(tokens_of(query), rows, token_table())
     return {name: values.tolist() for name, values in found.items()}
 
 
@@ -86,11 +91,15 @@ class TestSentencesOfATextInPieces:
         assert (lengths <= 64).all()
         assert (lengths >= min(5, len(starts))).all()
 
-    def test_a_sentences_vector_is_the_direction_of_its_mean_state(self) -> None:
-        states = np.array([[3.0, 0.0], [1.0, 0.0], [0.0, 2.0], [0.0, 0.0]], np.float32)
-        lengths = np.array([1, 2, 1], np.uint8)
-        assert sentence_vectors(states, lengths).tolist() == [[127, 0], [57, 114], [0, 0]]
-        assert as_int8(states[:1]).tolist() == [[127, 0]]
+    def test_a_sentence_has_the_direction_of_its_sum_and_each_piece_once(self) -> None:
+        sums = np.array([[3.0, 0.0], [0.0, 0.0], [0.0, -2.0]], np.float32)
+        lengths = [np.array([3, 1], np.uint8), np.array([2], np.uint8)]
+        found = sentences_of(sums, lengths, np.array([7, 5, 7, 5, 6, 5]), 997)
+        expected = packed(np.array([[1.0, 0.0], [0.0, 0.0], [0.0, -1.0]], np.float32))
+        assert found.vectors.tolist() == expected.tolist()
+        assert found.lengths.tolist() == [2, 1, 2]
+        assert found.pieces.tolist() == [5, 7, 5, 5, 6]
+        assert found.starts.tolist() == [[0, 0], [2, 3], [3, 5]]
 
 
 def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
@@ -195,19 +204,19 @@ def test_damaged_arrays_are_refused(
     for file, array in zip(files, (*sentences, frequencies), strict=True):
         np.save(file, array)
     with pytest.raises(ValueError, match=r"sentence|word piece"):
-        SentenceIndex.load(PartFiles(tmp_path), built.table)
+        SentenceIndex.load(PartFiles(tmp_path))
 
 
-@pytest.mark.parametrize("table", [np.zeros((9, 32), np.int8), np.zeros((N_PIECES, 32))])
-def test_a_table_of_another_model_is_refused(table: np.ndarray, tmp_path: Path) -> None:
-    build(TEXTS).save(tmp_path / "index")
-    (file,) = tmp_path.rglob("table.npy")
-    size = file.stat().st_size
-    np.save(file, table)
-    with file.open("r+b") as stream:
-        stream.truncate(size)
-    with pytest.raises(IndexFolderError):
-        HybridIndex.load(tmp_path / "index", verify=False)
+def test_the_table_of_word_pieces_is_the_models_and_not_in_the_index(tmp_path: Path) -> None:
+    """Two indexes of one model need it once."""
+    index = build(TEXTS)
+    index.save(tmp_path / "index")
+    names = {file.name for file in tmp_path.rglob("sentences.*")}
+    assert names == {f"sentences.{name}.npy" for name in (*Sentences._fields, "frequencies")}
+    assert not list(tmp_path.rglob("table*"))
+    assert index.sentences is not None
+    with pytest.raises(ConfigurationError, match=r"the token table of shape \(996, 18\)"):
+        index.sentences.signals(tokens_of(QUERY), np.arange(2), token_table()[:-1])
 
 
 @pytest.mark.parametrize(
@@ -223,7 +232,7 @@ def test_a_query_of_another_model_is_refused(tokens: QueryTokens) -> None:
     sentences = build(TEXTS).sentences
     assert sentences is not None
     with pytest.raises(ConfigurationError, match="the index's embedder"):
-        sentences.signals(tokens, np.arange(2))
+        sentences.signals(tokens, np.arange(2), token_table())
 
 
 class TestTheQueryOfARetriever:

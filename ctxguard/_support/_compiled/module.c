@@ -15,7 +15,7 @@
  * the work, begins with `held`. Kernels are declared here, and Python calls them by their names. */
 #define WORDS "i4 i8 i4 n x x"
 #define QUERY "i8 f8 i8 i8 f8 f8"
-#define SENTENCES "?i2 ?i4 ?i1 ?i1 ?u1 ?u2 ?i4 ?i8"
+#define SENTENCES "?i2 ?i4 ?u1 ?u1 ?u1 ?u2 ?i4 ?i8"
 #define KERNELS(kernel)                                                                             \
     kernel(rank_by_probability, "held i8 f8 x ?f8 i8 f8 u1 f8 x u1 *f8 ?i8 x =f8 =i8")              \
     kernel(best_scores, "f4 x =i8")                                                                 \

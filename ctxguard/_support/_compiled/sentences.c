@@ -2,16 +2,17 @@
  * with their sentences. See `ctxguard.retrieval.signals.sentences` for the formulas.
  *
  * States have 16 bits and shares are multiples of 2⁻²⁴, so that every sum is an integer: equal on
- * every processor. Sixteen of the query's pieces lie in one register, of which each lane adds up its
- * own product: a pair of a row's numbers is copied to all lanes. Products are kept in 16 bits. */
+ * every processor. Rows have 4 bits a number and end with their step; see `ctxguard.retrieval.nibbles`.
+ * Sixteen of the query's pieces lie in one register, of which each lane adds up its own product: a
+ * pair of a row's numbers is copied to all lanes. Products are kept in 16 bits. */
 #include "signals.h"
 
 #if HAS_AVX
 #include <immintrin.h>
 #endif
 
-enum { LANES = 16, MOST_GROUPS = 4, BLOCK = 8, SHIFT = 8 };
-#define ONE (32767.0 * 127.0 / (1 << SHIFT) * 16777216.0)
+enum { LANES = 16, MOST_GROUPS = 4, BLOCK = 8, SHIFT = 4, STEP_SHIFT = 14, LOW = -8 };
+#define ONE (32767.0 * 131072.0 / (1 << (SHIFT + STEP_SHIFT)) * 16777216.0)
 
 /* States by groups of 16: two numbers of each in turn, shape (groups, pairs, 16, 2). */
 static void interleave(const int16_t *states, int64_t m, int64_t d, int64_t groups, int16_t *into) {
@@ -22,34 +23,42 @@ static void interleave(const int16_t *states, int64_t m, int64_t d, int64_t grou
             into[((i / LANES * pairs + k / 2) * LANES + i % LANES) * 2 + k % 2] = states[i * d + k];
 }
 
+/* BLOCK rows: their numbers in 16 bits, `pitch` apart, and their steps. */
+typedef struct {
+    int16_t *wide;
+    int64_t pitch;
+    int32_t steps[BLOCK];
+} block_rows;
+
 /* A product in 16 bits: rounded, and at most ±32767. */
-INLINE int16_t narrowed(int32_t product) {
-    const int32_t all = (product + (1 << (SHIFT - 1))) >> SHIFT;
+INLINE int16_t narrowed(uint32_t sum, int32_t step) {
+    const int32_t scaled = (int32_t)(sum + (1 << (SHIFT - 1))) >> SHIFT;
+    const int32_t all = (int32_t)((uint32_t)scaled * (uint32_t)step + (1 << (STEP_SHIFT - 1))) >> STEP_SHIFT;
     return (int16_t)(all > 32767 ? 32767 : all < -32768 ? -32768 : all);
 }
 
-/* The products of BLOCK rows, widened in `wide`, with one or two groups of states; of the last group,
- * lanes from `lanes` on need not be computed. */
-typedef void (*block_function)(const int16_t *states, const int16_t *wide, int64_t pairs, int64_t pitch,
-                               int groups, int64_t lanes, int16_t *products, int64_t stride);
+/* The products of BLOCK rows with one or two groups of states; of the last group, lanes from `lanes` on
+ * need not be computed. */
+typedef void (*block_function)(const int16_t *states, const block_rows *rows, int64_t pairs, int groups,
+                               int64_t lanes, int16_t *products, int64_t stride);
 
 /* The highest products of some rows, by lane. */
 typedef void (*nearest_function)(const int16_t *products, const int32_t *rows, int64_t n, int64_t stride,
                                  int16_t *nearest);
 
-static void block_plain(const int16_t *states, const int16_t *wide, int64_t pairs, int64_t pitch, int groups,
+static void block_plain(const int16_t *states, const block_rows *rows, int64_t pairs, int groups,
                         int64_t lanes, int16_t *products, int64_t stride) {
     (void)lanes;
     for (int g = 0; g < groups; g++)
         for (int r = 0; r < BLOCK; r++) {
             uint32_t sums[LANES] = {0};
             for (int64_t k = 0; k < pairs; k++) {
-                const int16_t *two = wide + r * pitch + 2 * k, *group = states + (g * pairs + k) * LANES * 2;
+                const int16_t *two = rows->wide + r * rows->pitch + 2 * k, *group = states + (g * pairs + k) * LANES * 2;
                 for (int lane = 0; lane < LANES; lane++)
                     sums[lane] += (uint32_t)(group[2 * lane] * two[0]) + (uint32_t)(group[2 * lane + 1] * two[1]);
             }
             for (int lane = 0; lane < LANES; lane++)
-                products[r * stride + g * LANES + lane] = narrowed((int32_t)sums[lane]);
+                products[r * stride + g * LANES + lane] = narrowed(sums[lane], rows->steps[r]);
         }
 }
 
@@ -63,8 +72,13 @@ static void nearest_plain(const int16_t *products, const int32_t *rows, int64_t 
 }
 
 #if HAS_AVX
-FOR_AVX2 static void block_avx2(const int16_t *states, const int16_t *wide, int64_t pairs, int64_t pitch,
-                                int groups, int64_t lanes, int16_t *products, int64_t stride) {
+FOR_AVX2 static inline __m256i scaled_avx2(__m256i sums, int32_t step) {
+    const __m256i scaled = _mm256_mullo_epi32(_mm256_srai_epi32(sums, SHIFT), _mm256_set1_epi32(step));
+    return _mm256_srai_epi32(_mm256_add_epi32(scaled, _mm256_set1_epi32(1 << (STEP_SHIFT - 1))), STEP_SHIFT);
+}
+
+FOR_AVX2 static void block_avx2(const int16_t *states, const block_rows *rows, int64_t pairs, int groups,
+                                int64_t lanes, int16_t *products, int64_t stride) {
     (void)lanes;
     const __m256i half = _mm256_set1_epi32(1 << (SHIFT - 1));
     for (int g = 0; g < groups; g++)
@@ -76,14 +90,14 @@ FOR_AVX2 static void block_avx2(const int16_t *states, const int16_t *wide, int6
                 const __m256i first = _mm256_load_si256((const __m256i *)group);
                 const __m256i second = _mm256_load_si256((const __m256i *)(group + LANES));
                 for (int r = 0; r < 4; r++) {
-                    const __m256i two = _mm256_set1_epi32(*(const int32_t *)(wide + (b + r) * pitch + 2 * k));
+                    const __m256i two = _mm256_set1_epi32(*(const int32_t *)(rows->wide + (b + r) * rows->pitch + 2 * k));
                     low[r] = _mm256_add_epi32(low[r], _mm256_madd_epi16(first, two));
                     high[r] = _mm256_add_epi32(high[r], _mm256_madd_epi16(second, two));
                 }
             }
             for (int r = 0; r < 4; r++) {
-                const __m256i both =
-                    _mm256_packs_epi32(_mm256_srai_epi32(low[r], SHIFT), _mm256_srai_epi32(high[r], SHIFT));
+                const __m256i both = _mm256_packs_epi32(scaled_avx2(low[r], rows->steps[b + r]),
+                                                        scaled_avx2(high[r], rows->steps[b + r]));
                 _mm256_storeu_si256((__m256i *)(products + (b + r) * stride + g * LANES),
                                     _mm256_permute4x64_epi64(both, 0xd8));
             }
@@ -101,8 +115,14 @@ FOR_AVX2 static void nearest_avx2(const int16_t *products, const int32_t *rows, 
     }
 }
 
+FOR_AVX512 static inline __m256i scaled_avx512(__m512i sums, int32_t step) {
+    const __m512i scaled = _mm512_mullo_epi32(_mm512_srai_epi32(sums, SHIFT), _mm512_set1_epi32(step));
+    return _mm512_cvtsepi32_epi16(_mm512_srai_epi32(
+        _mm512_add_epi32(scaled, _mm512_set1_epi32(1 << (STEP_SHIFT - 1))), STEP_SHIFT));
+}
+
 FOR_AVX512 static inline __attribute__((always_inline)) void block_of(
-    const int16_t *states, const int16_t *wide, int64_t pairs, int64_t pitch, const int whole, const int half,
+    const int16_t *states, const block_rows *rows, int64_t pairs, const int whole, const int half,
     int16_t *products, int64_t stride) {
     __m512i sums[2][BLOCK];
     __m256i halves[BLOCK];
@@ -115,7 +135,7 @@ FOR_AVX512 static inline __attribute__((always_inline)) void block_of(
         for (int g = 0; g < whole; g++) group[g] = _mm512_load_si512(states + (g * pairs + k) * LANES * 2);
         const __m256i last = _mm256_load_si256((const __m256i *)(states + (whole * pairs * half + k) * LANES * 2));
         for (int r = 0; r < BLOCK; r++) {
-            const __m512i two = _mm512_set1_epi32(*(const int32_t *)(wide + r * pitch + 2 * k));
+            const __m512i two = _mm512_set1_epi32(*(const int32_t *)(rows->wide + r * rows->pitch + 2 * k));
             for (int g = 0; g < whole; g++) sums[g][r] = _mm512_dpwssd_epi32(sums[g][r], group[g], two);
             if (half) halves[r] = _mm256_dpwssd_epi32(halves[r], last, _mm512_castsi512_si256(two));
         }
@@ -123,20 +143,18 @@ FOR_AVX512 static inline __attribute__((always_inline)) void block_of(
     for (int r = 0; r < BLOCK; r++) {
         __m256i *into = (__m256i *)(products + r * stride);
         for (int g = 0; g < whole; g++)
-            _mm256_storeu_si256(into + g, _mm512_cvtsepi32_epi16(_mm512_srai_epi32(sums[g][r], SHIFT)));
-        if (half)
-            _mm256_storeu_si256(into + whole, _mm256_zextsi128_si256(_mm256_cvtsepi32_epi16(
-                                                  _mm256_srai_epi32(halves[r], SHIFT))));
+            _mm256_storeu_si256(into + g, scaled_avx512(sums[g][r], rows->steps[r]));
+        if (half) _mm256_storeu_si256(into + whole, scaled_avx512(_mm512_zextsi256_si512(halves[r]), rows->steps[r]));
     }
 }
 
-FOR_AVX512 static void block_avx512(const int16_t *states, const int16_t *wide, int64_t pairs, int64_t pitch,
-                                    int groups, int64_t lanes, int16_t *products, int64_t stride) {
+FOR_AVX512 static void block_avx512(const int16_t *states, const block_rows *rows, int64_t pairs, int groups,
+                                    int64_t lanes, int16_t *products, int64_t stride) {
     const int half = lanes <= LANES / 2;
-    if (groups == 1 && half) block_of(states, wide, pairs, pitch, 0, 1, products, stride);
-    else if (groups == 1) block_of(states, wide, pairs, pitch, 1, 0, products, stride);
-    else if (half) block_of(states, wide, pairs, pitch, 1, 1, products, stride);
-    else block_of(states, wide, pairs, pitch, 2, 0, products, stride);
+    if (groups == 1 && half) block_of(states, rows, pairs, 0, 1, products, stride);
+    else if (groups == 1) block_of(states, rows, pairs, 1, 0, products, stride);
+    else if (half) block_of(states, rows, pairs, 1, 1, products, stride);
+    else block_of(states, rows, pairs, 2, 0, products, stride);
 }
 
 FOR_AVX512 static void nearest_avx512(const int16_t *products, const int32_t *rows, int64_t n, int64_t stride,
@@ -155,20 +173,20 @@ FOR_AVX512 static void nearest_avx512(const int16_t *products, const int32_t *ro
 }
 #endif
 
-INLINE void widen_body(const int8_t *row, int64_t d, int16_t *into, const int level) {
+INLINE void widen_body(const uint8_t *restrict row, int64_t half, int16_t *restrict into, const int level) {
     (void)level;
-    for (int64_t k = 0; k < d; k++) into[k] = row[k];
+    for (int64_t k = 0; k < half; k++) into[k] = (int16_t)((row[k] & 15) + LOW);
+    for (int64_t k = 0; k < half; k++) into[half + k] = (int16_t)((row[k] >> 4) + LOW);
 }
-BY_PROCESSOR(widen, (const int8_t *row, int64_t d, int16_t *into), row, d, into)
+BY_PROCESSOR(widen, (const uint8_t *row, int64_t half, int16_t *into), row, half, into)
 
 /* The products of all rows with all states, shape (n, stride); BLOCK rows more are there twice over. */
-static int multiply(const int8_t *const *rows, int64_t n, int64_t d, const int16_t *states, int64_t m,
+static int multiply(const uint8_t *const *rows, int64_t n, int64_t d, const int16_t *states, int64_t m,
                     int16_t *products) {
     const int64_t groups = (m + LANES - 1) / LANES;
     const int64_t pairs = (d + 1) / 2, pitch = (2 * pairs + 31) / 32 * 32, stride = groups * LANES;
-    int16_t *wide = scratch(BLOCK * pitch * sizeof *wide);
-    if (!wide) return 0;
-    memset(wide, 0, BLOCK * pitch * sizeof *wide);
+    block_rows wide = {scratch(BLOCK * pitch * sizeof(int16_t)), pitch, {0}};
+    if (!wide.wide) return 0;
     block_function block = block_plain;
 #if HAS_AVX
     if (processor() == AVX2) block = block_avx2;
@@ -176,11 +194,12 @@ static int multiply(const int8_t *const *rows, int64_t n, int64_t d, const int16
 #endif
     for (int64_t at = 0; at < n; at += BLOCK) {
         for (int r = 0; r < BLOCK; r++) {
-            widen(rows[at + r], d, wide + r * pitch);
-            expect(rows[at + r + BLOCK], d);
+            widen(rows[at + r], pairs, wide.wide + r * pitch);
+            wide.steps[r] = rows[at + r][pairs] | rows[at + r][pairs + 1] << 8;
+            expect(rows[at + r + BLOCK], pairs + 2);
         }
         for (int64_t g = 0; g < groups; g += 2)
-            block(states + g * pairs * LANES * 2, wide, pairs, pitch, (int)least(groups - g, 2),
+            block(states + g * pairs * LANES * 2, &wide, pairs, (int)least(groups - g, 2),
                   least(m - (groups - 1) * LANES, LANES) + (g + 2 < groups ? LANES : 0), products + at * stride + g * LANES, stride);
     }
     return 1;
@@ -241,9 +260,9 @@ INLINE int32_t number_pieces(const uint16_t *narrow, const int32_t *wide, int64_
 }
 
 int64_t read_sentences(const argument *a, const int64_t *rows, int64_t n, double *signals) {
-    const int64_t m = a[1].length, d = a[2].width, n_known = d ? a[2].length / d : 0;
+    const int64_t m = a[1].length, d = a[0].width, row = (d + 1) / 2 + 2, n_known = a[2].length / row;
     const int64_t groups = (m + LANES - 1) / LANES, stride = groups * LANES;
-    const int8_t *known = a[2].data, *vectors = a[3].data;
+    const uint8_t *known = a[2].data, *vectors = a[3].data;
     const uint8_t *lengths = a[4].data;
     const uint16_t *narrow = a[5].data;
     const int32_t *wide = a[6].data;
@@ -253,9 +272,9 @@ int64_t read_sentences(const argument *a, const int64_t *rows, int64_t n, double
         for (int64_t i = 0; i < SENTENCE_SIGNALS * n; i++) signals[i] = NAN;
         return 0;
     }
-    if (!n_known || groups > MOST_GROUPS || a[0].length != m * d || a[3].width != d || a[7].width != 2)
+    if (!n_known || groups > MOST_GROUPS || a[0].length != m * d || a[2].width != row || a[3].width != row || a[7].width != 2)
         return BAD_LENGTHS;
-    if (a[3].length != a[4].length * d) return BAD_LENGTHS;
+    if (a[3].length != a[4].length * row) return BAD_LENGTHS;
     int64_t n_pieces = 0, n_sentences = 0;
     for (int64_t i = 0; i < n; i++) {
         if (rows[i] < 0 || rows[i] + 1 >= a[7].length / 2) return BAD_LENGTHS;
@@ -269,7 +288,7 @@ int64_t read_sentences(const argument *a, const int64_t *rows, int64_t n, double
     const int64_t pairs = (d + 1) / 2;
     int16_t *states = scratch(groups * pairs * LANES * 2 * sizeof *states);
     int32_t shares[MOST_GROUPS * LANES] = {0};
-    const int8_t **read = scratch(most * sizeof *read);
+    const uint8_t **read = scratch(most * sizeof *read);
     int32_t *positions = scratch((n_pieces + 1) * sizeof *positions);
     int16_t *products = scratch((most * stride + LANES) * sizeof *products);
     int32_t *distinct = scratch((least(n_pieces, n_known) + 1) * sizeof *distinct);
@@ -295,11 +314,11 @@ int64_t read_sentences(const argument *a, const int64_t *rows, int64_t n, double
     }
     for (int32_t i = 0; i < n_read; i++) {
         position_of[distinct[i]] = 0;
-        read[i] = known + distinct[i] * d;
+        read[i] = known + distinct[i] * row;
     }
     int64_t total = n_read;
     for (int64_t i = 0; i < n; i++)
-        for (int64_t s = starts[2 * rows[i]]; s < starts[2 * rows[i] + 2]; s++) read[total++] = vectors + s * d;
+        for (int64_t s = starts[2 * rows[i]]; s < starts[2 * rows[i] + 2]; s++) read[total++] = vectors + s * row;
     for (int64_t i = 0; i < 2 * BLOCK; i++) read[total + i] = known;
     if (!multiply(read, total, d, states, m, products)) return NO_MEMORY;
     nearest_function nearest_of = nearest_plain;

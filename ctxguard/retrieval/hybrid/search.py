@@ -42,8 +42,10 @@ from ctxguard.retrieval.index.passages import PassageTable
 from ctxguard.retrieval.protocols import (
     Float32Array,
     LexicalHits,
+    NibbleArray,
     QueryTokens,
     RowArray,
+    TokenEncoder,
     token_encoder_of,
 )
 from ctxguard.retrieval.signals.pooled import ranked_signals
@@ -213,10 +215,18 @@ class Search:
         if isinstance(self.query_vector, QueryTokens):
             return self.query_vector
         if not self._tokens:
-            embedder = self.settings.embedder
-            encoder = None if self.index.sentences is None else token_encoder_of(embedder)
+            encoder = self._token_encoder()
             self._tokens.append(None if encoder is None else encoder.encode_query(self.query))
         return self._tokens[0]
+
+    def _token_table(self) -> NibbleArray | None:
+        encoder = self._token_encoder()
+        return None if encoder is None else encoder.token_table()
+
+    def _token_encoder(self) -> TokenEncoder | None:
+        """Return what encodes word pieces; None if the index has no sentences."""
+        embedder = self.settings.embedder
+        return None if self.index.sentences is None else token_encoder_of(embedder)
 
     def unit_vector(self) -> Float32Array:
         """Return the query's vector at unit length, shape (dimension,); errors as for `dense`."""
@@ -271,7 +281,7 @@ class Search:
             )
         if len(legs) < 2:
             return replace(candidates, signals=forward.text_signals(self.query, rows))
-        tokens = self.query_tokens()
+        tokens, table = self.query_tokens(), self._token_table()
         # Where rows do not lie in one segment, those of the candidates are gathered.
         order, signals = ranked_signals(
             rows,
@@ -280,7 +290,9 @@ class Search:
             forward.query_words(self.query),
             forward.stem_weights,
             index.dense.vectors_at(rows) if vectors is None else vectors,
-            None if sentences is None or tokens is None else sentences.inputs(tokens, rows),
+            None
+            if sentences is None or tokens is None or table is None
+            else sentences.inputs(tokens, rows, table),
             self.settings.ranker,
             None if index.rows.is_plain else np.arange(rows.size),
         )
@@ -301,15 +313,15 @@ class Search:
         pass that gives its vector.
         """
         forward, sentences, tokens = self.index.forward, self.index.sentences, self.query_tokens()
-        taken = {}
+        taken, table = {}, self._token_table()
         if forward is not None:
             taken["stems"] = _milliseconds(
                 lambda: forward.text_signals(self.query, candidates.rows)
             )
         if len(candidates.legs) == len(_BOTH):
-            if sentences is not None and tokens is not None:
+            if sentences is not None and tokens is not None and table is not None:
                 taken["sentences"] = _milliseconds(
-                    lambda: sentences.signals(tokens, candidates.rows)
+                    lambda: sentences.signals(tokens, candidates.rows, table)
                 )
             whole = _milliseconds(lambda: self.signalled(candidates))
             taken["ranker"] = max(whole - sum(taken.values()), 0.0)

@@ -35,7 +35,7 @@ from ctxguard.retrieval.index.passages import (
 from ctxguard.retrieval.index.rows import Rows
 from ctxguard.retrieval.index.scripts import letters_by_script, unhandled_letters
 from ctxguard.retrieval.index.segment import Encoded, Segment, SignalLevel
-from ctxguard.retrieval.index.sentences import SentenceIndex, TokenTable, sentences_at
+from ctxguard.retrieval.index.sentences import SentenceIndex
 from ctxguard.retrieval.protocols import (
     Analyser,
     Embedder,
@@ -55,7 +55,7 @@ MERGE_FROM = 2_000
 _Part = tuple[Segment, NDArray[np.bool_]]
 """A segment, and which of its rows are kept."""
 
-_SEGMENT, _ROWS, _TOKENS = "segment", "rows", "tokens"
+_SEGMENT, _ROWS = "segment", "rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +133,15 @@ class HybridIndex:
                 that cannot give the signals.
         """
         valid, report = read_passages(passages)
-        table = None
-        if signals == "full":
-            table = TokenTable.of(_token_encoder(embedder).token_table())
+        n_pieces = len(_token_encoder(embedder).token_table()) if signals == "full" else 0
         segment = Segment.build(
             valid,
-            _Encoder(embedder, valid, table, progress).encode,
+            _Encoder(embedder, valid, n_pieces > 0, progress).encode,
             engine=engine,
             analyser=analyser,
             exact_limit=exact_limit,
             signals=signals,
-            table=table,
+            n_pieces=n_pieces,
         )
         return cls._of(
             [segment],
@@ -202,10 +200,6 @@ class HybridIndex:
             return "none"
         return "text" if self.sentences is None else "full"
 
-    @property
-    def _table(self) -> TokenTable | None:
-        return None if self.sentences is None else self.sentences.table
-
     def added(
         self,
         passages: Iterable[Passage],
@@ -224,7 +218,7 @@ class HybridIndex:
                 f"{len(repeated)} of {len(new)} passages have the id of one in the index, first "
                 f"{repeated[0]!r}; use upsert to replace them"
             )
-        encode = _Encoder(embedder, new, self._table, progress).encode
+        encode = _Encoder(embedder, new, self.sentences is not None, progress).encode
         index = self._changed(new, encode, np.zeros(0, np.int64), self._with(report))
         return index, Changes(added=len(new), encoded=len(new))
 
@@ -276,7 +270,7 @@ class HybridIndex:
         ]
         new = given if all(is_new) else given.taken(np.flatnonzero(is_new))
         former = rows[is_new]
-        encoder = _Encoder(embedder, new, self._table, progress, self, former)
+        encoder = _Encoder(embedder, new, self.sentences is not None, progress, self, former)
         gone = former[former >= 0]
         changes = Changes(
             added=len(new) - gone.size,
@@ -319,7 +313,7 @@ class HybridIndex:
                 analyser=self.lexical.analyser,
                 exact_limit=len(new),
                 signals=self.signals,
-                table=self._table,
+                n_pieces=0 if self.sentences is None else self.sentences.n_vocabulary,
             )
             parts.append((added, np.ones(len(new), np.bool_)))
         n_later = sum(int(keep.sum()) for _, keep in parts[1:])
@@ -465,8 +459,6 @@ class HybridIndex:
         }
         if not self.rows.is_plain:
             parts[_ROWS] = storage.Part(token_hex(8), self.rows.save)
-        if self._table is not None:
-            parts[_TOKENS] = storage.Part(self._table.table_id, self._table.save)
         storage.save(folder, content, parts)
 
     @classmethod
@@ -514,9 +506,6 @@ class HybridIndex:
         manifest, folder = saved.manifest, saved.files
         lexical, dense, parts = manifest["lexical"], manifest["dense"], manifest["parts"]
         files = {name: PartFiles(folder / name, mapped=saved.is_large) for name in parts}
-        table = None
-        if _TOKENS in parts:
-            table = TokenTable.load(files[_TOKENS], parts[_TOKENS])
         segments = []
         for name in [name for name in parts if name.startswith(_SEGMENT)]:
             segment = known.get(parts[name])
@@ -529,7 +518,6 @@ class HybridIndex:
                     parts[name],
                     engine=lexical["engine"],
                     analyser=analyser_of_index(lexical["analyser"], analyser),
-                    table=table,
                     exact_limit=dense["exact_limit"],
                 )
             segments.append(segment)
@@ -579,7 +567,7 @@ class _Encoder:
     Args:
         embedder: The model.
         passages: The table.
-        tokens: The model's token table if sentences are kept, else None.
+        with_sentences: Whether sentences are kept.
         progress: Called with the number of passages encoded so far.
         index: The index.
         former: The row in it of each passage, −1 for none.
@@ -592,12 +580,12 @@ class _Encoder:
         self,
         embedder: Embedder,
         passages: PassageTable,
-        tokens: TokenTable | None,
+        with_sentences: bool,
         progress: Progress | None,
         index: HybridIndex | None = None,
         former: RowArray | None = None,
     ) -> None:
-        self._embedder, self._passages, self._tokens = embedder, passages, tokens
+        self._embedder, self._passages, self._with_sentences = embedder, passages, with_sentences
         self._progress, self._done = progress, 0
         self._index, self._former = index, former
         self.is_known = np.zeros(len(passages), np.bool_)
@@ -621,8 +609,7 @@ class _Encoder:
         order = np.argsort(np.concatenate((np.flatnonzero(~is_known), np.flatnonzero(is_known))))
         vectors = np.concatenate((vectors, self._index.dense.vectors_at(old)))[order]
         if sentences is not None and self._index.sentences is not None:
-            both = Sentences.of([sentences, self._index.sentences.taken(old)])
-            sentences = sentences_at(both, order)
+            sentences = Sentences.of([sentences, self._index.sentences.taken(old)]).at(order)
         return vectors, sentences
 
     def _new(self, rows: RowArray) -> Encoded:
@@ -631,10 +618,10 @@ class _Encoder:
         texts = [searchable_text(passage) for passage in passages]
         total = None if progress is None else lambda done: progress(before + done)
         sentences = None
-        if self._tokens is None:
-            vectors = embedder.encode_passages(texts, total)
-        else:
+        if self._with_sentences:
             vectors, sentences = _token_encoder(embedder).encode_passages(texts, total)
+        else:
+            vectors = embedder.encode_passages(texts, total)
         if vectors.shape != (len(texts), embedder.dimension):
             raise ConfigurationError(
                 f"the embedder {embedder.name!r} returned shape {vectors.shape} for {len(texts)} "

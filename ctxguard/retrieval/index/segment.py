@@ -21,7 +21,7 @@ from ctxguard.retrieval.index.lexical import LexicalEngine, lexical_index
 from ctxguard.retrieval.index.part_files import Maps, PartFiles
 from ctxguard.retrieval.index.passages import PassageTable, searchable_text
 from ctxguard.retrieval.index.rows import Rows
-from ctxguard.retrieval.index.sentences import SentenceIndex, TokenTable, collected
+from ctxguard.retrieval.index.sentences import SentenceIndex, collected
 from ctxguard.retrieval.protocols import Analyser, Float32Array, LexicalIndex, RowArray, Sentences
 
 SignalLevel = Literal["full", "text", "none"]
@@ -63,7 +63,7 @@ class Segment:
         analyser: Analyser,
         exact_limit: int,
         signals: SignalLevel,
-        table: TokenTable | None,
+        n_pieces: int,
     ) -> "Segment":
         """Index passages, of which some thousand at a time are in memory.
 
@@ -74,7 +74,7 @@ class Segment:
             analyser: Splits them into terms.
             exact_limit: As for `DenseIndex.build`.
             signals: The data kept for signals.
-            table: The model's token table; None without sentences.
+            n_pieces: Number of word pieces that the model has; 0 without sentences.
         """
         vectors, sentences = Growing(np.float32), None
 
@@ -85,10 +85,10 @@ class Segment:
                 if own_sentences is not None:
                     yield own_sentences
 
-        if table is None:
-            deque(encoded(), maxlen=0)
+        if n_pieces:
+            sentences = SentenceIndex.build(collected(encoded()), n_pieces)
         else:
-            sentences = SentenceIndex.build(table, collected(encoded()))
+            deque(encoded(), maxlen=0)
         words = map(searchable_text, passages)
         return cls(
             token_hex(8),
@@ -153,7 +153,6 @@ class Segment:
         *,
         engine: LexicalEngine,
         analyser: Analyser,
-        table: TokenTable | None,
         exact_limit: int,
     ) -> "Segment":
         """Read the files of ``save``.
@@ -166,7 +165,7 @@ class Segment:
             lexical_index(engine).load(files, analyser),
             DenseIndex.load(files, exact_limit=exact_limit),
             ForwardIndex.load(files, analyser),
-            SentenceIndex.load(files, table),
+            SentenceIndex.load(files),
         )
         sizes = {len(each) for each in (passages, *parts) if each is not None}
         if len(sizes) > 1:

@@ -1,12 +1,12 @@
 """The sentences of passages: their vectors and word pieces, and the signals that they give.
 
 They come from the pass through the model that gives a passage its vector. A passage of 200 words
-takes some 3 KB: 384 bytes a sentence, two a word piece.
+takes some 2 KB: 194 bytes a sentence, two a word piece. The vectors of single word pieces are not
+kept here: they are one table for every index of a model, which its encoder gives.
 """
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from secrets import token_hex
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -24,7 +24,8 @@ from ctxguard.retrieval.index.part_files import (
     read_only,
 )
 from ctxguard.retrieval.index.rows import Rows
-from ctxguard.retrieval.protocols import Int8Array, QueryTokens, RowArray, Sentences
+from ctxguard.retrieval.nibbles import row_bytes
+from ctxguard.retrieval.protocols import NibbleArray, QueryTokens, RowArray, Sentences
 from ctxguard.retrieval.signals.sentences import (
     NAMES,
     SentenceInputs,
@@ -33,37 +34,6 @@ from ctxguard.retrieval.signals.sentences import (
 )
 
 _FREQUENCIES = "frequencies"
-_TABLE = "table.npy"
-
-
-class TokenTable(NamedTuple):
-    """The state of each word piece of a model by itself.
-
-    Attributes:
-        table_id: Unique to the table.
-        states: 127 times the unit vector of each piece, rounded, shape (n_vocabulary, d).
-    """
-
-    table_id: str
-    states: Int8Array
-
-    @classmethod
-    def of(cls, states: Int8Array) -> "TokenTable":
-        """Make a new table."""
-        return cls(token_hex(8), read_only(states))
-
-    def save(self, folder: Path) -> None:
-        """Write an array into a folder that is there."""
-        np.save(folder / _TABLE, self.states)
-
-    @classmethod
-    def load(cls, files: PartFiles, table_id: str) -> "TokenTable":
-        """Read the files of ``save``.
-
-        Raises:
-            ValueError, OSError: the file is not one of ``save``.
-        """
-        return cls(table_id, read_only(files.array(_TABLE, "int8", ndim=2)))
 
 
 class _Part(NamedTuple):
@@ -86,87 +56,100 @@ class SentenceIndex:
     """The sentences of passages by row, and the signals that they give for a query.
 
     Args:
-        table: The model's token table.
         segments: The sentences of each segment.
         rows: Their rows.
 
     Attributes:
-        table: As given.
+        n_vocabulary: Number of pieces that the model has.
 
     Raises:
-        ValueError: the table and the sentences are not of one model.
+        ValueError: the segments are not of one model.
     """
 
-    def __init__(self, table: TokenTable, segments: Sequence[_Part], rows: Rows) -> None:
-        self.table = table
+    def __init__(self, segments: Sequence[_Part], rows: Rows) -> None:
         self._segments, self._rows = segments, rows
-        frequencies = np.zeros(len(table.states), np.int64)
+        self.n_vocabulary: int = segments[0].frequencies.size
+        self._row_bytes: int = segments[0].sentences.vectors.shape[1]
+        frequencies = np.zeros(self.n_vocabulary, np.int64)
         for part, of_index in zip(segments, rows.of_segments, strict=True):
-            if (part.frequencies.size, part.sentences.vectors.shape[1]) != table.states.shape:
-                raise ValueError("the token table and the sentences are not of one model")
+            shape = part.frequencies.size, part.sentences.vectors.shape[1]
+            if shape != (self.n_vocabulary, self._row_bytes):
+                raise ValueError("the sentences of segments are not of one model")
             deleted = np.flatnonzero(of_index < 0)
             frequencies += part.frequencies - part.frequencies_of(deleted)
         self._weights = idf(frequencies, len(rows))
 
     @classmethod
-    def build(cls, table: TokenTable, sentences: Sentences) -> Self:
+    def build(cls, sentences: Sentences, n_vocabulary: int) -> Self:
         """Keep the sentences of every row."""
         sentences = Sentences(*[read_only(each) for each in sentences])
         rows = Rows.whole(len(sentences.starts) - 1)
-        frequencies = _frequencies(sentences, rows.stored, len(table.states))
-        return cls(table, [_Part(sentences, read_only(frequencies))], rows)
+        frequencies = _frequencies(sentences, rows.stored, n_vocabulary)
+        return cls([_Part(sentences, read_only(frequencies))], rows)
 
     @classmethod
     def over(cls, indexes: "Sequence[SentenceIndex]", rows: Rows) -> Self:
         """Read segments as one index."""
         segments = [each for index in indexes for each in index._segments]
-        return cls(indexes[0].table, segments, rows)
+        return cls(segments, rows)
 
     def merged(self) -> Self:
         """Store the sentences as one segment, without encoding anything."""
         sizes = np.concatenate([np.diff(each.sentences.starts, axis=0) for each in self._segments])
-        n_bytes = sizes[self._rows.stored] @ [self.table.states.shape[1], 2]
-        return self.build(self.table, collected(map(self.taken, blocks(n_bytes))))
+        n_bytes = sizes[self._rows.stored] @ [self._row_bytes, 2]
+        return self.build(collected(map(self.taken, blocks(n_bytes))), self.n_vocabulary)
 
     def taken(self, rows: RowArray) -> Sentences:
         """Copy the sentences of some rows, in their order."""
         every = np.arange(rows.size)
         parts, places = [], []
         for (at, stored), part in zip(self._rows.split(rows), self._segments, strict=True):
-            parts.append(sentences_at(part.sentences, stored))
+            parts.append(part.sentences.at(stored))
             places.append(every[at])
-        return sentences_at(Sentences.of(parts), np.argsort(np.concatenate(places)))
+        return Sentences.of(parts).at(np.argsort(np.concatenate(places)))
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def signals(self, query: QueryTokens, rows: RowArray) -> dict[str, FloatArray]:
+    def signals(
+        self, query: QueryTokens, rows: RowArray, table: NibbleArray
+    ) -> dict[str, FloatArray]:
         """Compute the sentence family of some rows, shape (n,) each; see `signals.sentences`.
 
         A piece of the query weighs ln(1 + (n − df + ½) / (df + ½)), where df of n passages have
         it. All signals are NaN for a row without a piece, and for a query without one.
 
+        Args:
+            query: From the model that encoded the passages.
+            rows: At least one.
+            table: The model's, as `TokenEncoder.token_table` gives it.
+
         Raises:
             ConfigurationError: the query was encoded by another model.
         """
         places = rows if self._rows.is_plain else np.arange(rows.size)
-        found = sentence_signals(self.inputs(query, rows), places)
+        found = sentence_signals(self.inputs(query, rows, table), places)
         return dict(zip(NAMES, found, strict=True))
 
-    def inputs(self, query: QueryTokens, rows: RowArray) -> SentenceInputs:
+    def inputs(self, query: QueryTokens, rows: RowArray, table: NibbleArray) -> SentenceInputs:
         """Return a query's pieces with the sentences of some rows: of all in one plain segment.
 
         Raises:
             ConfigurationError: As for `signals`.
         """
-        n_vocabulary, d = self.table.states.shape
-        pieces, states = query.pieces, query.states
+        pieces, states, n_vocabulary = query.pieces, query.states, self.n_vocabulary
         is_known = not pieces.size or 0 <= pieces.min() <= pieces.max() < n_vocabulary
-        if states.shape != (pieces.size, d) or not is_known:
+        if (
+            len(states) != pieces.size
+            or not is_known
+            or row_bytes(states.shape[1]) != self._row_bytes
+            or table.shape != (n_vocabulary, self._row_bytes)
+        ):
             raise ConfigurationError(
-                f"the query's {pieces.size} word pieces, with states of shape {states.shape}, are "
-                f"not those of the index's model ({n_vocabulary} pieces, length {d}): encode the "
-                "query with the index's embedder"
+                f"the query's {pieces.size} word pieces, with states of shape {states.shape}, and "
+                f"the token table of shape {table.shape} are not those of the index's model "
+                f"({n_vocabulary} pieces in rows of {self._row_bytes} bytes): encode the query "
+                "with the index's embedder"
             )
         own = self._segments[0].sentences if self._rows.is_plain else self.taken(rows)
         vectors, lengths, numbers, starts = own
@@ -174,9 +157,7 @@ class SentenceIndex:
         wide: Any
         narrow, wide = (numbers, None) if numbers.dtype == np.uint16 else (None, numbers)
         scaled, shares = weighted_pieces(states, self._weights[pieces])
-        return SentenceInputs(
-            scaled, shares, self.table.states, vectors, lengths, narrow, wide, starts
-        )
+        return SentenceInputs(scaled, shares, table, vectors, lengths, narrow, wide, starts)
 
     def save(self, folder: Path) -> None:
         """Write the arrays of one segment."""
@@ -185,16 +166,16 @@ class SentenceIndex:
             np.save(folder / _file(name), array)
 
     @classmethod
-    def load(cls, files: PartFiles, table: TokenTable | None) -> Self | None:
-        """Read the files of ``save``; return None without a table.
+    def load(cls, files: PartFiles) -> Self | None:
+        """Read the files of ``save``; return None if there are none.
 
         Raises:
             ValueError, OSError: files that ``save`` did not write together.
         """
-        if table is None:
+        if _file("vectors") not in files:
             return None
         sentences = Sentences(
-            files.large_array(_file("vectors"), "int8", ndim=2),
+            files.large_array(_file("vectors"), "uint8", ndim=2),
             files.large_array(_file("lengths"), "uint8"),
             files.large_array(_file("pieces"), "uint16", "int32"),
             files.array(_file("starts"), "int64", ndim=2),
@@ -202,26 +183,13 @@ class SentenceIndex:
         frequencies = files.array(_file(_FREQUENCIES), "int32")
         _check(sentences, frequencies)
         part = _Part(Sentences(*[read_only(each) for each in sentences]), read_only(frequencies))
-        return cls(table, [part], Rows.whole(len(sentences.starts) - 1))
+        return cls([part], Rows.whole(len(sentences.starts) - 1))
 
 
 def _frequencies(sentences: Sentences, rows: RowArray, n_vocabulary: int) -> NDArray[np.int32]:
     itself = read_only(np.arange(n_vocabulary, dtype=np.int32))
     starts = np.ascontiguousarray(sentences.starts[:, 1])
     return rows_with(sentences.pieces, starts, rows, itself, n_vocabulary).astype(np.int32)
-
-
-def sentences_at(sentences: Sentences, rows: RowArray) -> Sentences:
-    """Copy the sentences of some rows, in their order."""
-    vectors, lengths, pieces, starts = sentences
-    begin, sizes = starts[rows], (starts[1:] - starts[:-1])[rows]
-    new_starts = np.zeros((rows.size + 1, 2), np.int64)
-    np.cumsum(sizes, axis=0, out=new_starts[1:])
-    shift = begin - new_starts[:-1]
-    sentence, piece = (
-        np.repeat(shift[:, at], sizes[:, at]) + np.arange(new_starts[-1, at]) for at in (0, 1)
-    )
-    return Sentences(vectors[sentence], lengths[sentence], pieces[piece], new_starts)
 
 
 def collected(parts: Iterable[Sentences]) -> Sentences:

@@ -36,7 +36,7 @@ from ctxguard._support.atomic_write import PRIVATE, PRIVATE_FOLDER
 from ctxguard._support.regular_file import read_regular
 from ctxguard.errors import IndexFolderError
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 VERIFY_LIMIT_BYTES = 256 * 2**20
 """An index of at most so much is read into memory, and its digests checked, before it answers.
 

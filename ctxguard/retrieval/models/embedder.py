@@ -19,7 +19,7 @@ from ctxguard.retrieval.models.runtimes.tracing import PROBES, traceable_embedde
 from ctxguard.retrieval.models.window import PassageWindow
 from ctxguard.retrieval.protocols import (
     Float32Array,
-    Int8Array,
+    NibbleArray,
     Progress,
     QueryTokens,
     Sentences,
@@ -163,7 +163,7 @@ class _TokenEncoder:
     ) -> tuple[Float32Array, Sentences]:
         return self.encoder.passages_with_sentences(texts, progress)
 
-    def token_table(self) -> Int8Array:
+    def token_table(self) -> NibbleArray:
         return self.model.token_table(self.encoder)
 
 

@@ -1,4 +1,4 @@
-"""Combines the states of a text's word pieces into its sentences."""
+"""Combines the states of texts' word pieces into their sentences."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,10 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard.retrieval.analysers.reading import SENTENCE_END
-from ctxguard.retrieval.protocols import Float32Array, Int8Array
-
-SCALE = 127
-"""Scale of the whole numbers that store a unit vector's components."""
+from ctxguard.retrieval.nibbles import packed
+from ctxguard.retrieval.protocols import Float32Array, PieceArray, Sentences
 
 _SHORTEST, _LONGEST = 5, 64
 
@@ -50,24 +48,34 @@ def _fitted(lengths: Sequence[int]) -> Iterator[int]:
             yield length // n_parts + (part < length % n_parts)
 
 
-def sentence_vectors(states: Float32Array, lengths: NDArray[np.uint8]) -> Int8Array:
-    """Average the states of each sentence's pieces, as `as_int8` gives the result.
+def sentences_of(
+    sums: Float32Array,
+    lengths: Sequence[NDArray[np.uint8]],
+    pieces: NDArray[np.int64],
+    n_vocabulary: int,
+) -> Sentences:
+    """Make the sentences of passages, in their order.
 
     Args:
-        states: States of the pieces, shape (n_pieces, d).
-        lengths: Pieces of each sentence, from `sentence_lengths`.
+        sums: The sum of the states of each sentence's pieces, shape (n_sentences, d).
+        lengths: Pieces of each sentence by passage, from `sentence_lengths`; at least one passage.
+        pieces: The number of each piece, shape (n_pieces,).
+        n_vocabulary: Number of pieces that the model has.
     """
-    if lengths.size == 0:
-        return np.zeros((0, states.shape[1]), np.int8)
-    ends = np.cumsum(lengths, dtype=np.int64)
-    return as_int8(np.add.reduceat(states, ends - lengths, axis=0))
-
-
-def as_int8(vectors: Float32Array) -> Int8Array:
-    """Scale the unit vectors by `SCALE` and round, same shape; zero vectors stay zero."""
-    scaled = np.rint(unit_states(vectors) * np.float32(SCALE))
-    whole: Int8Array = scaled.astype(np.int8)
-    return whole
+    of_all = np.concatenate(lengths)
+    # Sorted in each sentence, of which only the nearest piece ever counts.
+    distinct = np.unique(np.repeat(np.arange(of_all.size), of_all) * n_vocabulary + pieces)
+    sizes = np.bincount(distinct // n_vocabulary, minlength=of_all.size)
+    numbers: PieceArray = (distinct % n_vocabulary).astype(np.int32)
+    if n_vocabulary <= 2**16:
+        numbers = numbers.astype(np.uint16)
+    firsts = np.cumsum([0, *map(len, lengths)], dtype=np.int64)
+    return Sentences(
+        packed(unit_states(sums)),
+        sizes.astype(np.uint8),
+        numbers,
+        np.stack((firsts, np.concatenate(([0], np.cumsum(sizes)))[firsts]), axis=1),
+    )
 
 
 def unit_states(vectors: Float32Array) -> Float32Array:

@@ -9,10 +9,10 @@ itself, s_S the unit vector of sentence S, and all maxima over one candidate:
 
 A soft match in the manner of MaxSim (Khattab and Zaharia, SIGIR 2020), without a stored vector for
 every piece: one table for all texts gives a piece by itself, and its sentence gives its context.
-Each q_i·e(t) is computed once for all candidates, in integers: states have 16 bits, products are
-rounded to 16 bits, and weights are multiples of 2⁻²⁴. The sums are then exact, so that they are
-equal on every processor. For 100 candidates of 200 words and a query of 20 pieces this takes half a
-millisecond on one thread.
+Each q_i·e(t) is computed once for all candidates, in integers: states have 16 bits, numbers of e(t)
+and s_S four (see `ctxguard.retrieval.nibbles`), products are rounded to 16 bits, and weights are
+multiples of 2⁻²⁴. The sums are then exact, so that they are equal on every processor. For 100
+candidates of 200 words and a query of 20 pieces this takes half a millisecond on one thread.
 """
 
 from typing import NamedTuple
@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 from ctxguard._support import _compiled
 from ctxguard.core.types import FloatArray
+from ctxguard.retrieval.nibbles import UNIT, unpacked
+from ctxguard.retrieval.protocols import Float32Array, NibbleArray, RowArray
 
 NAMES = ("sentence_match", "token_match", "sentence_similarity")
 """The columns of `sentence_signals`."""
@@ -30,13 +32,10 @@ MOST_PIECES = 64
 """Maximum number of a query's pieces that count: those of the highest weights."""
 
 _STATE = 32767
-_SHIFT = 8
+_SHIFT = 4
+_STEP_SHIFT = 14
 _SHARE = 2**24
-_ONE = _STATE * 127.0 / 2**_SHIFT * _SHARE
-
-Float32Array = NDArray[np.float32]
-Int8Array = NDArray[np.int8]
-RowArray = NDArray[np.int64]
+_ONE = _STATE * UNIT / 2 ** (_SHIFT + _STEP_SHIFT) * _SHARE
 
 
 class SentenceInputs(NamedTuple):
@@ -45,9 +44,9 @@ class SentenceInputs(NamedTuple):
     Attributes:
         states: `_STATE` times the unit state of up to `MOST_PIECES` pieces, shape (m, d).
         shares: `_SHARE` times their weights, which sum to 1, shape (m,).
-        table: 127 times the unit vector of each piece by itself, rounded, shape (n_vocabulary, d).
-        vectors: 127 times the unit vector of each sentence, rounded, shape (n_sentences, d).
-        lengths: Pieces of each sentence, shape (n_sentences,).
+        table: The unit vector of each piece by itself, shape (n_vocabulary, `row_bytes`).
+        vectors: The unit vector of each sentence, shape (n_sentences, `row_bytes`).
+        lengths: Distinct pieces of each sentence, shape (n_sentences,).
         narrow: The number of each piece in the vocabulary, shape (n_pieces,); None if it is
             ``wide``.
         wide: The same.
@@ -56,8 +55,8 @@ class SentenceInputs(NamedTuple):
 
     states: NDArray[np.int16]
     shares: NDArray[np.int32]
-    table: Int8Array
-    vectors: Int8Array
+    table: NibbleArray
+    vectors: NibbleArray
     lengths: NDArray[np.uint8]
     narrow: NDArray[np.uint16] | None
     wide: NDArray[np.int32] | None
@@ -112,11 +111,17 @@ def sentence_signals(inputs: SentenceInputs, rows: RowArray) -> FloatArray:
     return signals
 
 
-def _products(states: FloatArray, rows: Int8Array) -> FloatArray:
+def _products(states: FloatArray, rows: NibbleArray) -> FloatArray:
     """Compute the inner products of all states with rows, rounded to 16 bits, shape (m, n).
 
     All are integers, and no sum needs rounding.
     """
-    exact = states @ rows.T.astype(np.float64)
-    rounded: FloatArray = np.floor((exact + 2 ** (_SHIFT - 1)) / 2**_SHIFT)
-    return rounded.clip(-(2**15), 2**15 - 1)
+    numbers, steps = unpacked(rows, states.shape[1])
+    exact = states @ numbers.T.astype(np.float64)
+    products = _shifted(_shifted(exact, _SHIFT) * steps, _STEP_SHIFT)
+    return products.clip(-(2**15), 2**15 - 1)
+
+
+def _shifted(numbers: FloatArray, bits: int) -> FloatArray:
+    shifted: FloatArray = np.floor((numbers + 2 ** (bits - 1)) / 2**bits)
+    return shifted

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxguard.core.types import FloatArray
+from ctxguard.retrieval.nibbles import UNIT, packed, unpacked
 from ctxguard.retrieval.protocols import Sentences
 from ctxguard.retrieval.signals.sentences import (
     MOST_PIECES,
@@ -20,14 +21,18 @@ pytestmark = pytest.mark.usefixtures("computed_by")
 NEAR = 2e-4
 """Products are rounded to 16 bits."""
 
-TABLE = np.array([[127, 0], [0, 127], [76, 102]], np.int8)
-
 
 def unit_rows(rng: np.random.Generator, n: int, d: int) -> np.ndarray:
-    """127 times unit vectors, rounded, as an index stores them."""
-    rows = rng.standard_normal((n, d))
-    rounded: np.ndarray = np.rint(127.0 * rows / np.linalg.norm(rows, axis=1, keepdims=True))
-    return rounded.astype(np.int8)
+    """Unit vectors as an index stores them."""
+    rows = rng.standard_normal((n, d)).astype(np.float32)
+    return packed(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+
+
+def as_numbers(rows: np.ndarray, d: int) -> np.ndarray:
+    """The vectors that stored rows stand for."""
+    numbers, steps = unpacked(rows, d)
+    vectors: np.ndarray = numbers * (steps[:, np.newaxis] / UNIT)
+    return vectors
 
 
 def random_sentences(seed: int, n_passages: int, n_pieces: int = 40, d: int = 12) -> Sentences:
@@ -73,14 +78,15 @@ def plain(
     states: np.ndarray, weights: FloatArray, table: np.ndarray, sentences: Sentences, row: int
 ) -> list[float]:
     """The formulas, word for word."""
-    vectors, lengths, pieces, starts = sentences
+    rows, lengths, pieces, starts = sentences
+    table, vectors = (as_numbers(each, states.shape[1]) for each in (table, rows))
     w = weights / weights.sum()
     (first, at), (end, _) = starts[row], starts[row + 1]
     match, similarity, of_tokens = [], [], []
     for sentence in range(first, end):
-        own = table[pieces[at : at + lengths[sentence]]] / 127.0
+        own = table[pieces[at : at + lengths[sentence]]]
         at += lengths[sentence]
-        to_sentence = states @ (vectors[sentence] / 127.0)
+        to_sentence = states @ vectors[sentence]
         nearest = (states @ own.T).max(axis=1)
         match.append(w @ (nearest + 2.0 * to_sentence))
         similarity.append(w @ to_sentence)
@@ -96,19 +102,20 @@ def test_a_case_worked_by_hand() -> None:
     The first passage has the sentences of the pieces 0 and 2 and of the piece 1, with the vectors
     (1, 0) and (0, 1); the second one of the piece 2, with its vector.
     """
+    table = packed(np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]], np.float32))
     sentences = Sentences(
-        np.array([[127, 0], [0, 127], [76, 102]], np.int8),
+        table,
         np.array([2, 1, 1], np.uint8),
         np.array([0, 2, 1, 2], np.uint16),
         np.array([[0, 0], [2, 3], [3, 4]]),
     )
-    found = computed(np.eye(2, dtype=np.float32), np.array([1.0, 3.0]), TABLE, sentences, [0, 1])
-    own = 0.25 * 76 / 127 + 0.75 * 102 / 127
+    found = computed(np.eye(2, dtype=np.float32), np.array([1.0, 3.0]), table, sentences, [0, 1])
+    own = 0.25 * 0.6 + 0.75 * 0.8
     assert NAMES == ("sentence_match", "token_match", "sentence_similarity")
-    # Of the first passage: 0.25 · (1 + 2) + 0.75 · 102 / 127 = 1.35 and 0.75 · (1 + 2) = 2.25;
+    # Of the first passage: 0.25 · (1 + 2) + 0.75 · 0.8 = 1.35 and 0.75 · (1 + 2) = 2.25;
     # (0.25 + 0.75) · (1 + 1); 0.25 and 0.75.
-    assert found[0].tolist() == pytest.approx([2.25, 2.0, 0.75], abs=NEAR)
-    assert found[1].tolist() == pytest.approx([3.0 * own, 2.0 * own, own], abs=NEAR)
+    assert found[0].tolist() == pytest.approx([2.25, 2.0, 0.75], abs=0.1)
+    assert found[1].tolist() == pytest.approx([3.0 * own, 2.0 * own, own], abs=0.1)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 11))

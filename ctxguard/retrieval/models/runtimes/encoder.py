@@ -1,6 +1,6 @@
 """Turns texts into rows of numbers with a model's tokenizer and its session."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -12,15 +12,15 @@ from ctxguard._support.extras import require
 from ctxguard.retrieval.models.runtimes.exported import Exported
 from ctxguard.retrieval.models.runtimes.tracing import Traceable
 from ctxguard.retrieval.models.sentences import (
-    as_int8,
     sentence_lengths,
-    sentence_vectors,
+    sentences_of,
     unit_states,
 )
 from ctxguard.retrieval.models.window import PassageWindow
+from ctxguard.retrieval.nibbles import packed, row_bytes
 from ctxguard.retrieval.protocols import (
     Float32Array,
-    Int8Array,
+    NibbleArray,
     Progress,
     QueryTokens,
     Sentences,
@@ -60,26 +60,40 @@ class Session(Protocol):
         ...
 
 
-class _Pieces(NamedTuple):
-    """A text's own word pieces in one window: without the model's marks and its prompt.
+class _Read(NamedTuple):
+    """A text as the tokenizer reads it.
 
     Attributes:
-        ids: Numbers of the pieces, shape (n,).
-        starts: The position of each piece's first character, shape (n,).
-        states: States of the pieces, shape (n, d).
+        windows: The parts that the model computes, each by itself.
+        own: Positions of the text's own word pieces in each window: without the model's marks and
+            its prompt.
+        pieces: Number of each own piece, over all windows.
+        lengths: Own pieces of each sentence, over all windows.
     """
 
-    ids: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    states: Float32Array
+    windows: Sequence[Any]
+    own: Sequence[NDArray[np.int64]]
+    pieces: NDArray[np.int64]
+    lengths: NDArray[np.uint8]
 
     @classmethod
-    def of(cls, encoding: Any, states: Float32Array, n_prompt: int) -> "_Pieces":
-        """Take the pieces of a window after a prompt of ``n_prompt`` characters."""
-        offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
-        is_mark = np.array(encoding.special_tokens_mask, np.bool_)
-        own = np.flatnonzero(~is_mark & ((n_prompt == 0) | (offsets[:, 1] > n_prompt)))
-        return cls(np.array(encoding.ids, np.int64)[own], offsets[own, 0], states[own])
+    def of(cls, text: str, encoding: Any, n_prompt: int) -> "_Read":
+        """Divide a text that begins with a prompt of ``n_prompt`` characters."""
+        windows = (encoding, *encoding.overflowing[: _MAX_WINDOWS - 1])
+        own, starts, pieces = [], [], []
+        for window in windows:
+            at = _own_pieces(window, n_prompt)
+            own.append(at)
+            starts.append(np.array(window.offsets, np.int64).reshape(-1, 2)[at, 0])
+            pieces.append(np.array(window.ids, np.int64)[at])
+        lengths = sentence_lengths(text, np.concatenate(starts))
+        return cls(windows, own, np.concatenate(pieces), lengths)
+
+    def sentences(self, window: int) -> NDArray[np.int64]:
+        """Return the sentence of each own piece of a window, ascending."""
+        first = sum(own.size for own in self.own[:window])
+        of_pieces = np.repeat(np.arange(self.lengths.size), self.lengths)
+        return of_pieces[first : first + self.own[window].size]
 
 
 class Encoder:
@@ -104,7 +118,7 @@ class Encoder:
             self._tokenizer.enable_truncation(model.inputs.max_tokens)
         self.width: int = model.expected.shape[1]
 
-    @property
+    @cached_property
     def gives_tokens(self) -> bool:
         """Whether the model also gives the states of tokens."""
         return self._session.n_outputs > 1
@@ -125,7 +139,8 @@ class Encoder:
 
     def query(self, text: str) -> Float32Array:
         """Compute the row of a query, shape (width,)."""
-        return self._run([(self._inputs.query_prompt + text, None)]).reshape(-1)
+        encoding = self._tokenizer.encode(self._inputs.query_prompt + text)
+        return self._infer([encoding], 1)[0].reshape(-1)
 
     def passages(self, texts: Sequence[str], progress: Progress | None = None) -> Float32Array:
         """Compute one row per passage, shape (n, width)."""
@@ -138,10 +153,11 @@ class Encoder:
 
     def query_tokens(self, text: str) -> QueryTokens:
         """Compute a query's row and its word pieces; for a model that gives tokens."""
-        encoding = self._tokenizer.encode(self._inputs.query_prompt + text)
+        prompt = self._inputs.query_prompt
+        encoding = self._tokenizer.encode(prompt + text)
         (vector,), (states,) = self._infer([encoding], 2)
-        pieces = _Pieces.of(encoding, states, len(self._inputs.query_prompt))
-        return QueryTokens(vector, unit_states(pieces.states), pieces.ids)
+        at = _own_pieces(encoding, len(prompt))
+        return QueryTokens(vector, unit_states(states[at]), np.array(encoding.ids, np.int64)[at])
 
     def passages_with_sentences(
         self, texts: Sequence[str], progress: Progress | None = None
@@ -151,27 +167,24 @@ class Encoder:
         A text longer than the window is read in up to 8 windows; its row is that of the first.
         """
         if not texts:
-            rows, (vectors, lengths, pieces, starts) = self.passages_with_sentences([""])
-            return rows[:0], Sentences(vectors[:0], lengths[:0], pieces[:0], starts[:1])
+            rows, sentences = self.passages_with_sentences([""])
+            return rows[:0], sentences.at(np.zeros(0, np.int64))
         prompt = self._inputs.passage_prompt
-        rows = np.zeros((len(texts), self.width), np.float32)
-        sentences: list[Any] = [None] * len(texts)
+        rows, found, order = np.zeros((len(texts), self.width), np.float32), [], []
+        for chunk in _chunks(list(map(len, texts)), progress):
+            of_chunk, sentences = self._with_sentences([prompt + texts[at] for at in chunk])
+            rows[chunk] = of_chunk
+            found.append(sentences)
+            order.extend(chunk)
+        return rows, Sentences.of(found).at(np.argsort(order))
 
-        def encode(batch: Sequence[int]) -> None:
-            rows[batch], found = self._with_sentences([prompt + texts[at] for at in batch])
-            for at, each in zip(batch, found, strict=True):
-                sentences[at] = each
-
-        self._spread(_longest_first(list(map(len, texts))), self._session.batch, encode, progress)
-        return rows, Sentences.of(sentences)
-
-    def token_table(self) -> Int8Array:
-        """Compute each word piece's state between the model's own marks, as `as_int8` gives it."""
+    def token_table(self) -> NibbleArray:
+        """Compute each word piece's state between the model's own marks, as `packed` gives it."""
         frame = self._tokenizer.encode("a")
         content = [at for at, mark in enumerate(frame.special_tokens_mask) if not mark]
         before, after = frame.ids[: content[0]], frame.ids[content[-1] + 1 :]
         states = self._infer([frame], 2)[1]
-        table = np.zeros((self.n_pieces, states.shape[-1]), np.int8)
+        table = np.zeros((self.n_pieces, row_bytes(states.shape[-1])), np.uint8)
 
         def encode(pieces: Sequence[int]) -> None:
             ids = np.array([[*before, piece, *after] for piece in pieces], np.int64)
@@ -181,78 +194,98 @@ class Encoder:
                 "token_type_ids": np.full_like(ids, frame.type_ids[0]),
             }
             states = self._session.run([columns[name] for name in self._inputs.names], 2)[1]
-            table[pieces] = as_int8(states[:, len(before)])
+            table[pieces] = packed(unit_states(states[:, len(before)]))
 
-        self._spread(range(self.n_pieces), _TABLE_BATCH, encode, None)
+        self._share(encode, range(self.n_pieces), _TABLE_BATCH)
         return table
 
     def _many(self, items: Sequence[_Item], progress: Progress | None = None) -> Float32Array:
         rows = np.zeros((len(items), self.width), np.float32)
+        for chunk in _chunks([len(text) + len(pair or "") for text, pair in items], progress):
+            encodings = self._tokenized([items[at] for at in chunk])
 
-        def encode(batch: Sequence[int]) -> None:
-            rows[batch] = self._run([items[at] for at in batch])
+            def take(at: int, row: Float32Array, chunk: Sequence[int] = chunk) -> None:
+                rows[chunk[at]] = row
 
-        lengths = [len(text) + len(pair or "") for text, pair in items]
-        self._spread(_longest_first(lengths), self._session.batch, encode, progress)
+            self._compute(encodings, 1, take)
         return rows
 
-    def _spread(
-        self,
-        order: Sequence[int],
-        size: int,
-        encode: Callable[[Sequence[int]], None],
-        progress: Progress | None,
-    ) -> None:
-        """Call ``encode`` with batches of this many items, which threads share.
-
-        The batches do not depend on the number of threads, so neither do the rows.
-        """
-        workers = max(1, min(self._session.workers, -(-len(order) // size)))
-        with ThreadPoolExecutor(workers, "ctxguard-encode") as threads:
-            for start in range(0, len(order), _CHUNK):
-                chunk = order[start : start + _CHUNK]
-                batches = [chunk[at : at + size] for at in range(0, len(chunk), size)]
-                # One worker needs no thread; map otherwise hands out every batch at once.
-                for _ in map(encode, batches) if workers == 1 else threads.map(encode, batches):
-                    pass
-                if progress is not None:
-                    progress(start + len(chunk))
-
-    def _with_sentences(self, texts: Sequence[str]) -> tuple[Float32Array, list[Sentences]]:
-        """Compute a batch's rows and each text's sentences; the texts begin with the prompt."""
+    def _with_sentences(self, texts: Sequence[str]) -> tuple[Float32Array, Sentences]:
+        """Compute the rows and the sentences of texts, which begin with the prompt."""
         n_prompt = len(self._inputs.passage_prompt)
-        encodings = [self._tokenizer.encode(text) for text in texts]
-        vectors, states = self._infer(encodings, 2)
-        windows = [
-            [_Pieces.of(encoding, of_text, n_prompt)]
-            for encoding, of_text in zip(encodings, states, strict=True)
+        encodings = self._tokenized([(text, None) for text in texts])
+        read = [
+            _Read.of(text, encoding, n_prompt)
+            for text, encoding in zip(texts, encodings, strict=True)
         ]
-        further = [
-            (row, window)
-            for row, encoding in enumerate(encodings)
-            for window in encoding.overflowing[: _MAX_WINDOWS - 1]
-        ]
-        for start in range(0, len(further), self._session.batch):
-            batch = further[start : start + self._session.batch]
-            states = self._infer([window for _, window in batch], 2)[1]
-            for (row, window), of_window in zip(batch, states, strict=True):
-                windows[row].append(_Pieces.of(window, of_window, n_prompt))
-        return vectors, [self._sentences(*each) for each in zip(texts, windows, strict=True)]
+        windows = [(at, n) for at, each in enumerate(read) for n in range(len(each.windows))]
+        rows = np.zeros((len(texts), self.width), np.float32)
+        parts: list[Any] = [None] * len(windows)
 
-    def _sentences(self, text: str, windows: Sequence[_Pieces]) -> Sentences:
-        """Combine a text's windows into its sentences."""
-        pieces = _Pieces(*map(np.concatenate, zip(*windows, strict=True)))
-        lengths = sentence_lengths(text, pieces.starts)
-        return Sentences(
-            sentence_vectors(pieces.states, lengths),
-            lengths,
-            pieces.ids.astype(np.uint16) if self.n_pieces <= 2**16 else pieces.ids.astype(np.int32),
-            np.array([[0, 0], [lengths.size, pieces.ids.size]], np.int64),
-        )
+        def take(which: int, row: Float32Array, states: Float32Array) -> None:
+            at, n = windows[which]
+            if n == 0:
+                rows[at] = row
+            # The states of all windows would take hundreds of megabytes.
+            of_pieces = read[at].sentences(n)
+            firsts = np.flatnonzero(np.diff(of_pieces, prepend=-1))
+            own = states[read[at].own[n]]
+            sums = np.add.reduceat(own, firsts, axis=0) if firsts.size else own
+            parts[which] = of_pieces[firsts], sums
 
-    def _run(self, items: Sequence[_Item]) -> Float32Array:
-        # One by one: a batch would be tokenized on threads that a fork does not survive.
-        return self._infer([self._tokenizer.encode(text, pair) for text, pair in items], 1)[0]
+        self._compute([read[at].windows[n] for at, n in windows], 2, take)
+        lengths = [each.lengths for each in read]
+        first = np.cumsum([0, *map(len, lengths)])
+        sums = np.zeros((first[-1], parts[0][1].shape[1]), np.float32)
+        for (at, _), (sentences, part) in zip(windows, parts, strict=True):
+            sums[first[at] + sentences] += part
+        pieces = np.concatenate([each.pieces for each in read])
+        return rows, sentences_of(sums, lengths, pieces, self.n_pieces)
+
+    def _tokenized(self, items: Sequence[_Item]) -> list[Any]:
+        encodings: list[Any] = [None] * len(items)
+
+        def read(batch: Sequence[int]) -> None:
+            # One by one: a batch would be tokenized on threads that a fork does not survive.
+            for at in batch:
+                encodings[at] = self._tokenizer.encode(*items[at])
+
+        self._share(read, range(len(items)), self._session.batch)
+        return encodings
+
+    def _compute(self, encodings: Sequence[Any], n_outputs: int, take: Callable[..., None]) -> None:
+        """Compute encodings with others of about their length.
+
+        Args:
+            encodings: From the tokenizer.
+            n_outputs: Number of the model's outputs.
+            take: Called with the position of each encoding and its outputs, on any thread.
+        """
+
+        def compute(batch: Sequence[int]) -> None:
+            outputs = self._infer([encodings[at] for at in batch], n_outputs)
+            for at, *of_one in zip(batch, *outputs, strict=True):
+                take(at, *of_one)
+
+        order = _longest_first([len(encoding) for encoding in encodings])
+        self._share(compute, order, self._session.batch)
+
+    def _share(
+        self, work: Callable[[Sequence[int]], None], order: Sequence[int], size: int
+    ) -> None:
+        """Call ``work`` with batches of this many items, which threads share.
+
+        The batches do not depend on the number of threads, so neither do the results.
+        """
+        batches = [order[at : at + size] for at in range(0, len(order), size)]
+        workers = max(1, min(self._session.workers, len(batches)))
+        if workers == 1:
+            for batch in batches:
+                work(batch)
+            return
+        with ThreadPoolExecutor(workers, "ctxguard-encode") as threads:
+            for _ in threads.map(work, batches):
+                pass
 
     def _infer(self, encodings: Sequence[Any], n_outputs: int) -> list[Float32Array]:
         shape = (len(encodings), max(len(encoding) for encoding in encodings))
@@ -268,6 +301,22 @@ class Encoder:
         return self._session.run([columns[name] for name in self._inputs.names], n_outputs)
 
 
+def _own_pieces(encoding: Any, n_prompt: int) -> NDArray[np.int64]:
+    """Return the positions of a text's own word pieces, behind a prompt of so many characters."""
+    ends = np.array(encoding.offsets, np.int64).reshape(-1, 2)[:, 1]
+    is_mark = np.array(encoding.special_tokens_mask, np.bool_)
+    return np.flatnonzero(~is_mark & ((n_prompt == 0) | (ends > n_prompt)))
+
+
+def _chunks(lengths: Sequence[int], progress: Progress | None) -> Iterator[list[int]]:
+    """Divide texts of such lengths, the longest first, so that a lack of memory shows at once."""
+    order = _longest_first(lengths)
+    for start in range(0, len(order), _CHUNK):
+        chunk = order[start : start + _CHUNK]
+        yield chunk
+        if progress is not None:
+            progress(start + len(chunk))
+
+
 def _longest_first(lengths: Sequence[int]) -> list[int]:
-    """Order texts so that similar lengths share a batch and a lack of memory shows at once."""
     return sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)

@@ -99,7 +99,7 @@ def cache_key(weights: str, folder: Path, kind: str = "openvino") -> str:
     Args:
         weights: The digest of the weights.
         folder: The model's folder; the same weights under another pooling are another model.
-        kind: Content of the file: ``openvino`` for an export, ``tokens`` for its token table.
+        kind: Content of the file: ``openvino`` for an export, ``pieces`` for its token table.
     """
     digest = hashlib.sha256(f"{_FORMAT}\0{kind}\0{weights}".encode())
     for file in sorted({file for pattern in _SETTINGS for file in folder.rglob(pattern)}):

@@ -34,7 +34,7 @@ from ctxguard.retrieval.models.runtimes.tracing import (
     UntraceableModelError,
     to_openvino,
 )
-from ctxguard.retrieval.protocols import Float32Array, Int8Array
+from ctxguard.retrieval.protocols import Float32Array, NibbleArray
 
 _log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class RuntimeModel:
         self._cache = default_cache() if cache is None else cache
         self._given_folder = folder
         self._opened: tuple[Runtime, Encoder | None] | None = None
-        self._table: Int8Array | None = None
+        self._table: NibbleArray | None = None
 
     @cached_property
     def folder(self) -> Path:
@@ -166,7 +166,7 @@ class RuntimeModel:
             return None
         return Encoder(traceable, TorchSession(self.torch, traceable))
 
-    def token_table(self, encoder: Encoder) -> Int8Array:
+    def token_table(self, encoder: Encoder) -> NibbleArray:
         """Return the states of single word pieces, from the cache if it has them.
 
         Args:
@@ -174,7 +174,7 @@ class RuntimeModel:
         """
         with self._lock:
             if self._table is None:
-                key = cache_key(self.weights, self.folder, "tokens")
+                key = cache_key(self.weights, self.folder, "pieces")
                 kept = read(self._cache, key)
                 self._table = encoder.token_table() if kept is None else kept["table"]
                 if kept is None:
