@@ -5,7 +5,7 @@ them, and kept by their ids, as many as fit.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
@@ -44,7 +44,7 @@ class _PassagesWith:
     """How many passages of a corpus have each term."""
 
     def __init__(self, counts: Mapping[str, int]) -> None:
-        numbers = _numbers(list(counts))
+        numbers = _numbers(counts)
         order = np.argsort(numbers)
         self._numbers = numbers[order]
         self._counts = np.array(list(counts.values()), np.int64)[order]
@@ -142,7 +142,10 @@ class TextSignals:
         n_passages = len(read) if corpus is None else corpus.n_passages
 
         def known(
-            given: list[NumberArray], counted: _PassagesWith | None, weigh: _Weigh, terms: list[str]
+            given: list[NumberArray],
+            counted: _PassagesWith | None,
+            weigh: _Weigh,
+            terms: Collection[str],
         ) -> tuple[NumberArray, FloatArray]:
             """Number the terms of passages and query together; as `Known`."""
             wanted, flat = _numbers(terms), np.concatenate([_NO_WORDS, *given])
@@ -208,6 +211,6 @@ class TextSignals:
         return _Corpus(*counts, n_passages, n_words / n_passages)
 
 
-def _numbers(terms: list[str]) -> NumberArray:
+def _numbers(terms: Collection[str]) -> NumberArray:
     """63 bits that identify each term in this process."""
     return np.array([hash(term) for term in terms], np.int64) & _NON_NEGATIVE

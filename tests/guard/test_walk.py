@@ -126,15 +126,15 @@ def test_filtering_hits_calls_few_functions() -> None:
 
 
 def test_a_hybrid_search_calls_few_functions(hybrid: list[Call]) -> None:
-    assert len(hybrid) <= 55
-    assert len(set(hybrid)) <= 49
+    assert len(hybrid) <= 51
+    assert len(set(hybrid)) <= 45
 
 
 def test_a_hybrid_search_with_signals_calls_few_functions(retriever: HybridRetriever) -> None:
     guard = guard_of(retriever)
     calls = walk(lambda: guard.retrieve(QUERY))
-    assert len(calls) <= 113
-    assert len(set(calls)) <= 93
+    assert len(calls) <= 67
+    assert len(set(calls)) <= 54
 
 
 def test_the_guards_part_of_it_is_short(hybrid: list[Call]) -> None:

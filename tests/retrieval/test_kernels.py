@@ -17,6 +17,7 @@ from ctxguard.retrieval.index.kernels import (
     fuse_candidates,
     nearest,
     search_postings,
+    unit_vector,
 )
 from tests.rankings import assert_best
 
@@ -61,9 +62,22 @@ class TestSearchPostings:
             read_only(np.array([0, 2, 2, 3], np.int32)),
             read_only(np.array([0, 2, 4], np.int64)),
         )
-        rows, scores, all_scores = search_postings(np.array([0, 1, 0]), postings, 5, 2)
+        # A word below 0 is one that no passage has.
+        rows, scores, all_scores = search_postings(np.array([0, -1, 1, 0]), postings, 5, 2)
         assert all_scores.tolist() == [2.0, 0.0, 8.0, 8.0, 0.0]
         assert (rows.tolist(), scores.tolist()) == ([2, 3], [8.0, 8.0])
+
+
+class TestUnitVector:
+    def test_a_vector_keeps_its_direction(self) -> None:
+        vector = np.random.default_rng(0).normal(size=383).astype(np.float32)
+        unit = unit_vector(vector)
+        assert unit is not None
+        assert unit == pytest.approx(vector / np.linalg.norm(vector), rel=1e-6)
+
+    @pytest.mark.parametrize("value", [0.0, np.nan, np.inf])
+    def test_one_without_a_direction_is_none(self, value: float) -> None:
+        assert unit_vector(np.full(7, value, np.float32)) is None
 
 
 class TestNearest:

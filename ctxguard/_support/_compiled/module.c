@@ -21,6 +21,7 @@
     kernel(best_scores, "f4 x =i8")                                                                 \
     kernel(search_postings, "i8 f4 i4 i8 =f4 =i8 =f8")                                              \
     kernel(add_scores, "=f4 i8 f8 u2 i4 i8 i8 f8")                                                  \
+    kernel(unit_vector, "held f4 =f4")                                                              \
     kernel(nearest, "f4 f4 ?i8 =i8 =f8")                                                            \
     kernel(fuse_candidates, "i8 f4 i8 f4 f4 n x n =i8 =f8")                                         \
     kernel(search_both, "i8 f4 i4 i8 f4 f4 ?i8 n x n =i8 =f8")                                      \
@@ -28,6 +29,7 @@
     kernel(renumbered, "i8 =i4")                                                                    \
     kernel(text_signals, "i8 " WORDS " " QUERY " =f8")                                              \
     kernel(term_cosines, "i8 " WORDS " f8 =f8")                                                     \
+    kernel(weighted_pieces, "held f4 f8 =i2 =i4")                                                   \
     kernel(sentence_signals, "i8 " SENTENCES " =f8")                                                \
     kernel(ranked_signals, "i8 ?i8 f8 f8 " WORDS " " QUERY " f8 f4 " SENTENCES " f8 =i8 =f8")
 

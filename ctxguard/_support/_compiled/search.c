@@ -3,7 +3,8 @@
  * The BM25 scores of a word lie one after the other, as bm25s stores them. A search is one call: it
  * takes tenths of a millisecond, in which a dozen numpy calls would show, and each of those would
  * release and take the interpreter lock, for which concurrent clients wait longer than for the work.
- * A row that does not exist, as in a mapped file that somebody altered, counts as the first. */
+ * A row that does not exist, as in a mapped file that somebody altered, counts as the first. A word of
+ * the query below 0 is one that no passage has. */
 #include "loops.h"
 
 /* Moves an element of a heap down until none below it is worse. */
@@ -63,7 +64,8 @@ static int add_postings(const argument *words, const argument *postings, float *
     if (postings[1].length < postings[0].length) return 0;
     for (int64_t i = 0; i < words->length; i++) {
         const int64_t word = ((const int64_t *)words->data)[i];
-        if (word < 0 || word + 1 >= postings[2].length) return 0;
+        if (word < 0) continue;
+        if (!n || word + 1 >= postings[2].length) return 0;
         if (starts[word] < 0 || starts[word + 1] > postings[0].length) return 0;
         for (int64_t at = starts[word]; at < starts[word + 1]; at++)
             all[(uint64_t)rows[at] < (uint64_t)n ? rows[at] : 0] += data[at];
@@ -79,7 +81,7 @@ int64_t search_postings(const argument *a) {
     scored *best = scratch(k * sizeof *best);
     if (!best) return NO_MEMORY;
     memset(all, 0, n_all * sizeof *all);
-    if (a[0].length && (!n_all || !add_postings(&a[0], &a[1], all, n_all))) return BAD_LENGTHS;
+    if (!add_postings(&a[0], &a[1], all, n_all)) return BAD_LENGTHS;
     const int64_t n = best_first(all, n_all, k, 0.0f, best);
     for (int64_t i = 0; i < n; i++) {
         ARRAY(int64_t, 5)[i] = best[i].at;
@@ -133,6 +135,24 @@ BY_PROCESSOR(row_products,
              (const float *vectors, int64_t d, const float *vector, const int64_t *rows, int64_t n,
               float *products),
              vectors, d, vector, rows, n, products)
+
+/* A vector, the same at unit length; UNDEFINED without a direction. */
+INLINE void length_of_body(const float *vector, int64_t d, float *length, const int level) {
+    const float *one[] = {vector};
+    DOTS(1, one, one, d, length);
+    *length = (float)sqrt(*length);
+}
+BY_PROCESSOR(length_of, (const float *vector, int64_t d, float *length), vector, d, length)
+
+int64_t unit_vector(const argument *a) {
+    const float *vector = CONST_ARRAY(float, 0);
+    float length;
+    if (a[1].length < a[0].length) return BAD_LENGTHS;
+    length_of(vector, a[0].length, &length);
+    if (!(length > 0.0f && length < INFINITY)) return UNDEFINED;
+    for (int64_t i = 0; i < a[0].length; i++) ARRAY(float, 1)[i] = vector[i] / length;
+    return 0;
+}
 
 static void sort_rows(int64_t *rows, int64_t n) {
     int64_t gap = 1;
@@ -261,7 +281,7 @@ int64_t search_both(const argument *a) {
     int64_t *rows = scratch(2 * k * sizeof *rows);
     if (!all || !best || !rows) return NO_MEMORY;
     memset(all, 0, n_all * sizeof *all);
-    if (a[0].length && (!n_all || !add_postings(&a[0], &a[1], all, n_all))) return BAD_LENGTHS;
+    if (!add_postings(&a[0], &a[1], all, n_all)) return BAD_LENGTHS;
     const int64_t lexical = best_first(all, n_all, k, 0.0f, best);
     for (int64_t i = 0; i < lexical; i++) rows[i] = best[i].at;
     const int64_t dense = find_nearest(&a[4], CONST_ARRAY(float, 5), &a[6], k, best);

@@ -213,8 +213,9 @@ static void second_pass(const pool *in, const double *scores, double *signals) {
 
 /* Rows (ties of the final order go by them); where to read each, None for the rows themselves; lexical
  * and dense scores; 6 of words, 6 of the query, stem weights; vectors; 8 of sentences or None; the
- * ranker's weights; then the final order and, in that order, every signal: the text family, sentences
- * if there are any, lists, the ranker's score, the second pass. */
+ * ranker's weights; then the rows in the final order and, in that order, the lexical and dense scores and
+ * every signal: the text family, sentences if there are any, lists, the ranker's score, the second
+ * pass. */
 int64_t ranked_signals(const argument *a) {
     const int64_t n = a[0].length, d = a[17].width, *rows = CONST_ARRAY(int64_t, 0);
     const int has_sentences = a[18].data != NULL;
@@ -224,7 +225,7 @@ int64_t ranked_signals(const argument *a) {
     pool in = {.n = n, .m = least(n, MOST)};
     in.stride = (n + 7) / 8 * 8;
     if (a[2].length < n || a[3].length < n || (a[1].data && a[1].length < n) || !d || n >= 1 << 20) return BAD_LENGTHS;
-    if (a[26].length != n_values + 2 + has_sentences || a[27].length < n || a[28].length < n_signals * n)
+    if (a[26].length != n_values + 2 + has_sentences || a[27].length < n || a[28].length < (n_signals + 2) * n)
         return BAD_LENGTHS;
     const passage_words words = words_of(&a[4]);
     if (a[16].length < words.n_stems) return BAD_LENGTHS;
@@ -238,9 +239,9 @@ int64_t ranked_signals(const argument *a) {
     in.vectors = scratch(in.m * in.stride * sizeof(double));
     in.terms = scratch(in.m * in.stride * sizeof(double));
     if (!values || !at || !vectors || !in.sorted || !in.work || !in.vectors || !in.terms) return NO_MEMORY;
-    double *text = values, *sentences = text + TEXT_SIGNALS * n, *lists = sentences + n_sentence * n;
-    double *scores = lists + LIST_SIGNALS * n, *second = scores + n, *lexical = second + SECOND_SIGNALS * n;
-    double *dense = lexical + n, *logs = dense + n;
+    double *lexical = values, *dense = lexical + n, *text = dense + n, *sentences = text + TEXT_SIGNALS * n;
+    double *lists = sentences + n_sentence * n, *scores = lists + LIST_SIGNALS * n, *second = scores + n;
+    double *logs = second + SECOND_SIGNALS * n;
     in.fused = logs + n, in.lexical_ranks = in.fused + n, in.dense_ranks = in.lexical_ranks + n;
     double *by_rank = in.dense_ranks + n;
     /* From here on in the order of the reciprocal ranks, ties by position. */
@@ -281,8 +282,8 @@ int64_t ranked_signals(const argument *a) {
     sort_scored(in.sorted, n);
     for (int64_t i = 0; i < n; i++) {
         const int64_t from = in.sorted[i].at & ((1 << 20) - 1);
-        ARRAY(int64_t, 27)[i] = given[from];
-        for (int64_t which = 0; which < n_signals; which++)
+        ARRAY(int64_t, 27)[i] = rows[given[from]];
+        for (int64_t which = 0; which < n_signals + 2; which++)
             ARRAY(double, 28)[which * n + i] = values[which * n + from];
     }
     return 0;
@@ -312,6 +313,22 @@ int64_t term_cosines(const argument *a) {
         ARRAY(double, 8)[i * n + i] = words.starts[row + 1] > words.starts[row];
     }
     return failed;
+}
+
+/* A query's pieces: states, weights ≥ 0, the states in 16 bits, the weights as shares of 2²⁴. */
+int64_t weighted_pieces(const argument *a) {
+    const int64_t m = a[1].length;
+    const float rounding = 12582912.0f; /* 1.5 · 2²³: adding it leaves no fraction */
+    double total = 0.0;
+    if (a[2].length < a[0].length || a[3].length < m) return BAD_LENGTHS;
+    for (int64_t i = 0; i < a[0].length; i++) {
+        const float state = CONST_ARRAY(float, 0)[i], kept = state > 1.0f ? 1.0f : state >= -1.0f ? state : -1.0f;
+        ARRAY(int16_t, 2)[i] = (int16_t)(int32_t)((kept * 32767.0f + rounding) - rounding);
+    }
+    for (int64_t i = 0; i < m; i++) total += CONST_ARRAY(double, 1)[i];
+    for (int64_t i = 0; i < m; i++)
+        ARRAY(int32_t, 3)[i] = (int32_t)rint(CONST_ARRAY(double, 1)[i] * (GRID / (total > 0.0 ? total : 1.0)));
+    return 0;
 }
 
 /* Rows, 8 of sentences, signals, shape (3, n). */

@@ -6,6 +6,9 @@
 
 enum { TEXT_SIGNALS = 7, SENTENCE_SIGNALS = 3 };
 
+/* Shares and components are multiples of its reciprocal, 2⁻²⁴. */
+#define GRID 16777216.0
+
 /* The words of passages, from 6 arguments: words (a sentence's first as its complement), the start of
  * each row's, each word's stem, how many stems there are, BM25's norm of no word and of each word. */
 typedef struct {

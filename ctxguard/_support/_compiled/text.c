@@ -71,8 +71,6 @@ passage_words words_of(const argument *a) {
 
 /* Components are multiples of 2⁻²⁴. Their products are then added without any rounding, so that no
  * cosine depends on the order of the terms or the candidates; its error is about 1e-7 at most. */
-#define GRID 16777216.0
-
 /* From here on a term adds a whole row of products at once. */
 enum { DENSE = 8 };
 

@@ -1,5 +1,7 @@
 r"""The English analyser: words in lower case, without stop words, not stemmed. Pure."""
 
+from itertools import filterfalse
+
 from ctxguard.retrieval.analysers.words import words
 
 STOP_WORDS = frozenset(
@@ -25,7 +27,7 @@ class EnglishAnalyser:
         >>> EnglishAnalyser().analyse("Is the asyncio.wait_for timeout a float?")
         ['asyncio', 'wait_for', 'wait', 'timeout', 'float']
         """
-        return [word for word in words(text) if word not in STOP_WORDS]
+        return [*filterfalse(STOP_WORDS.__contains__, words(text))]
 
 
 ENGLISH = EnglishAnalyser()

@@ -3,7 +3,6 @@
 A leg that raises, hangs or gives garbage becomes a `StageFailure`; the other answers without it.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,6 +34,7 @@ from ctxguard.retrieval.hybrid.candidates import (
     check_finite,
 )
 from ctxguard.retrieval.hybrid.pipeline import SearchSettings
+from ctxguard.retrieval.index import kernels
 from ctxguard.retrieval.index.filters import AllowedRows
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from ctxguard.retrieval.index.kernels import FusedCandidates
@@ -241,12 +241,11 @@ class Search:
             raise StageError(
                 DENSE, f"the query's vector has shape {vector.shape}, the index has ({dimension},)"
             )
-        # A dot product would release the interpreter lock, for a microsecond's work.
-        length = math.sqrt(np.square(vector).sum())
-        if not 0.0 < length < math.inf:
-            message = f"the query's vector has length {length}, so no direction"
+        unit = kernels.unit_vector(vector)
+        if unit is None:
+            message = f"the query's vector has length {np.linalg.norm(vector)}, so no direction"
             raise StageError(DENSE, message) if given is None else ConfigurationError(message)
-        return vector / np.float32(length)
+        return unit
 
     def _nearest(self, vector: Float32Array) -> DenseHits:
         rows, scores = self.index.dense.search(vector, self.depth, self.allowed)
@@ -283,7 +282,7 @@ class Search:
             return replace(candidates, signals=forward.text_signals(self.query, rows))
         tokens, table = self.query_tokens(), self._token_table()
         # Where rows do not lie in one segment, those of the candidates are gathered.
-        order, signals = ranked_signals(
+        ordered, signals = ranked_signals(
             rows,
             legs,
             forward.passage_words(rows),
@@ -296,14 +295,11 @@ class Search:
             self.settings.ranker,
             None if index.rows.is_plain else np.arange(rows.size),
         )
-        return Candidates(
-            rows[order],
-            signals[RANKER_SIGNAL],
-            ScoreKind.LOGIT,
-            candidates.answered,
-            {name: Leg(leg.scores[order], leg.kind) for name, leg in legs.items()},
-            signals,
-        )
+        by_leg = {
+            LEXICAL: Leg(signals.pop(LEXICAL), ScoreKind.RATIO),
+            DENSE: Leg(signals.pop(DENSE), ScoreKind.COSINE),
+        }
+        return Candidates(ordered, signals[RANKER_SIGNAL], ScoreKind.LOGIT, _BOTH, by_leg, signals)
 
     def signal_milliseconds(self, candidates: Candidates) -> dict[str, float]:
         """Time the steps of `signalled`, by the first family that each computes.

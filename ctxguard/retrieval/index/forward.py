@@ -6,9 +6,10 @@ index is built or opened: edits change them.
 """
 
 from array import array
-from collections import ChainMap, Counter
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from functools import partial
+from itertools import repeat
 from math import log, log1p
 from pathlib import Path
 from typing import NamedTuple, Self, cast
@@ -42,7 +43,7 @@ _HELD = 2**18
 
 NumberArray = NDArray[np.int64]
 
-Known = Callable[[list[str]], tuple[NumberArray, FloatArray]]
+Known = Callable[[Collection[str]], tuple[NumberArray, FloatArray]]
 """Gives the number of each term, −1 for none, and its weight."""
 
 
@@ -275,18 +276,21 @@ class ForwardIndex:
 
 def query_words(reading: Reading, query: str, words_known: Known, stems_known: Known) -> QueryWords:
     """Weigh the words of a query."""
-    order = reading.words(query)
-    positions = {word: at for at, word in enumerate(dict.fromkeys(order))}
-    counts = Counter(reading.stems(order))
-    words, weights = words_known(list(positions))
-    stems, of_stems = stems_known(list(counts))
+    read = reading.words(query)
+    positions: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    order = [positions.setdefault(word, len(positions)) for word in read]
+    for stem in reading.stems(read):
+        counts[stem] = counts.get(stem, 0) + 1
+    words, weights = words_known(positions)
+    stems, of_stems = stems_known(counts)
     return QueryWords(
         words,
         weights,
-        np.array([positions[word] for word in order], np.int64),
+        np.array(order, np.int64),
         stems,
         of_stems,
-        np.array(list(counts.values()), np.float64),
+        np.array([*counts.values()], np.float64),
     )
 
 
@@ -313,9 +317,9 @@ def stem_weights(passages_with: NumberArray, n_passages: int) -> FloatArray:
 
 
 def _known(
-    numbers: Mapping[str, int], weights: FloatArray, terms: list[str]
+    numbers: Mapping[str, int], weights: FloatArray, terms: Collection[str]
 ) -> tuple[NumberArray, FloatArray]:
-    found = np.array([numbers.get(term, -1) for term in terms], np.int64)
+    found = np.fromiter(map(numbers.get, terms, repeat(-1)), np.int64, len(terms))
     return found, weights[found]
 
 

@@ -407,7 +407,7 @@ class HybridIndex:
             dense.vectors,
             vector,
             k,
-            dense.candidate_rows(vector, k),
+            None if dense.is_exact else dense.candidate_rows(vector, k),
             fusion,
         )
 

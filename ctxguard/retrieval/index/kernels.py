@@ -52,6 +52,12 @@ def search_postings(
 ) -> tuple[RowArray, FloatArray, Float32Array]:
     """Search by BM25: find the at most k best rows above zero, best first, ties by row.
 
+    Args:
+        words: The query's words; −1 for one that no passage has.
+        postings: See `Postings`.
+        n_passages: Rows of the index.
+        k: ≥ 0.
+
     Returns:
         The rows, their scores, and the score of every row of the index, shape (n_passages,).
     """
@@ -61,7 +67,7 @@ def search_postings(
         n = _compiled.kernels.search_postings(words, *postings, all_scores, rows, scores)
         return rows[:n], scores[:n], all_scores
     data, indices, indptr = postings
-    for word in words.tolist():
+    for word in words[words >= 0].tolist():
         part = slice(indptr[word], indptr[word + 1])
         all_scores[_existing(indices[part], n_passages)] += data[part]
     rows = best_first(all_scores, k, 0.0)
@@ -188,6 +194,15 @@ def _products(vectors: Float32Array, vector: Float32Array) -> Float32Array:
     return products
 
 
+def unit_vector(vector: Float32Array) -> Float32Array | None:
+    """Scale a vector to unit length, same shape; None if it has no direction."""
+    if _compiled.kernels is not None:
+        unit = np.empty_like(vector)
+        return None if _compiled.kernels.unit_vector(vector, unit) is None else unit
+    length = np.sqrt(np.square(vector).sum())
+    return vector / length if 0.0 < length < np.inf else None
+
+
 def nearest(
     vectors: Float32Array, vector: Float32Array, k: int, candidate_rows: RowArray | None
 ) -> tuple[RowArray, FloatArray]:
@@ -232,7 +247,16 @@ def fuse_candidates(  # noqa: PLR0917  as the compiled one
     if _compiled.kernels is not None:
         rows, values = np.empty(k, np.int64), np.empty((3, k))
         n = _compiled.kernels.fuse_candidates(
-            lexical_rows, all_scores, dense_rows, vectors, vector, *_params(fusion), rows, values
+            lexical_rows,
+            all_scores,
+            dense_rows,
+            vectors,
+            vector,
+            fusion.method == "convex",
+            fusion.weight,
+            fusion.constant,
+            rows,
+            values,
         )
         return rows[:n], *values[:, :n]
     rows = np.union1d(lexical_rows, dense_rows)
@@ -262,16 +286,21 @@ def search_both(  # noqa: PLR0917  as the compiled one
     if _compiled.kernels is not None:
         rows, values = np.empty(k, np.int64), np.empty((3, k))
         n = _compiled.kernels.search_both(
-            words, *postings, vectors, vector, candidate_rows, *_params(fusion), rows, values
+            words,
+            *postings,
+            vectors,
+            vector,
+            candidate_rows,
+            fusion.method == "convex",
+            fusion.weight,
+            fusion.constant,
+            rows,
+            values,
         )
         return rows[:n], *values[:, :n]
     lexical_rows, _, all_scores = search_postings(words, postings, len(vectors), k)
     dense_rows, _ = nearest(vectors, vector, k, candidate_rows)
     return fuse_candidates(lexical_rows, all_scores, dense_rows, vectors, vector, k, fusion)
-
-
-def _params(fusion: Fusion) -> tuple[bool, float, int]:
-    return fusion.method == "convex", fusion.weight, fusion.constant
 
 
 def renumbered(words: PostingRows, numbers: PostingRows) -> PostingRows:

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, repeat
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -219,10 +219,10 @@ class Bm25sIndex:
         return LexicalHits(best, all_scores[best].astype(np.float64), all_scores)
 
     def words(self, query: str) -> NDArray[np.int64]:
-        """Return the numbers of a query's terms in the one segment that has them."""
-        numbers = self._segments[0].vocabulary
+        """Return the numbers of a query's terms in the one segment, −1 for one that it lacks."""
         terms = self.analyser.analyse(query)
-        return np.array([numbers[term] for term in terms if term in numbers], np.int64)
+        numbers = map(self._segments[0].vocabulary.get, terms, repeat(-1))
+        return np.fromiter(numbers, np.int64, len(terms))
 
     @property
     def fingerprint(self) -> str:

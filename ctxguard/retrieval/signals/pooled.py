@@ -23,10 +23,11 @@ from ctxguard.retrieval.signals.text import PassageWords, QueryWords, text_signa
 _BY_RANKS = Fusion()
 _VALUES = {level: [name.rpartition(".")[0] for name in names] for level, names in INPUTS.items()}
 _N_SCORES = {level: sum(name.endswith(".z") for name in INPUTS[level]) for level in INPUTS}
+_LEGS = ("lexical", "dense")
 _POOLED = (*candidates.NAMES, RANKER_SIGNAL, *second_pass.NAMES)
 _NAMES: Mapping[RankerLevel, tuple[str, ...]] = {
-    "full": (*text.NAMES, *sentences.NAMES, *_POOLED),
-    "text": (*text.NAMES, *_POOLED),
+    "full": (*_LEGS, *text.NAMES, *sentences.NAMES, *_POOLED),
+    "text": (*_LEGS, *text.NAMES, *_POOLED),
 }
 
 
@@ -56,12 +57,13 @@ def ranked_signals(  # noqa: PLR0917  as the compiled one
             for ``rows``.
 
     Returns:
-        The positions of the candidates, best first by the ranker, ties by row; and every signal by
-        name, in that order: text family, sentences if there are any, lists, ranker, second pass.
+        The rows, best first by the ranker, ties by row; and by name, in that order, the legs'
+        scores and every signal: text family, sentences if there are any, lists, ranker, second
+        pass.
     """
     level: RankerLevel = "text" if sentence_inputs is None else "full"
     if _compiled.kernels is not None:
-        order, values = np.empty(rows.size, np.int64), np.empty((len(_NAMES[level]), rows.size))
+        ordered, values = np.empty(rows.size, np.int64), np.empty((len(_NAMES[level]), rows.size))
         _compiled.kernels.ranked_signals(
             rows,
             places,
@@ -72,20 +74,21 @@ def ranked_signals(  # noqa: PLR0917  as the compiled one
             stem_weights,
             vectors,
             *(sentence_inputs or (None,) * len(SentenceInputs._fields)),
-            _weights(ranker, level),
-            order,
+            ranker.in_order[level],
+            ordered,
             values,
         )
-        return order, dict(zip(_NAMES[level], values, strict=True))
+        return ordered, dict(zip(_NAMES[level], values, strict=True))
     places = rows if places is None else places
-    signals = dict(zip(text.NAMES, text_signals(words, query, places), strict=True))
+    signals = {name: legs[name].scores for name in _LEGS}
+    signals |= zip(text.NAMES, text_signals(words, query, places), strict=True)
     if sentence_inputs is not None:
         found = sentence_signals(sentence_inputs, places)
         signals |= dict(zip(sentences.NAMES, found, strict=True))
     cosines = term_cosines(words, stem_weights, places)
     signals |= rank_candidates(legs, signals, vectors[places], cosines, ranker)
     order = np.lexsort((rows, -signals[RANKER_SIGNAL]))
-    return order, {name: values[order] for name, values in signals.items()}
+    return rows[order], {name: values[order] for name, values in signals.items()}
 
 
 def rank_candidates(
@@ -134,13 +137,9 @@ def ranker_scores(
     """Compute the ranker's score of every candidate, shape (n,); arguments as `ranker_inputs`."""
     level = level_of(signals)
     scores: FloatArray = np.einsum(
-        "k,kn->n", _weights(ranker, level), ranker_inputs(legs, signals, level, fused)
+        "k,kn->n", ranker.in_order[level], ranker_inputs(legs, signals, level, fused)
     )
     return scores
-
-
-def _weights(ranker: Ranker, level: RankerLevel) -> FloatArray:
-    return np.fromiter(map(ranker.weights(level).__getitem__, INPUTS[level]), np.float64)
 
 
 def level_of(signals: Mapping[str, FloatArray]) -> RankerLevel:

@@ -10,15 +10,18 @@ collections that the file names.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from ctxguard._support.atomic_write import SHARED, atomic_write
 from ctxguard._support.regular_file import read_regular
 from ctxguard.core.scores import is_valid
+from ctxguard.core.types import FloatArray
 from ctxguard.errors import DataError
 
 RankerLevel = Literal["full", "text"]
@@ -71,6 +74,7 @@ class Ranker:
         full: One weight for each of ``INPUTS["full"]``.
         text: One weight for each of ``INPUTS["text"]``: for candidates without sentence signals.
         trained_on: The collections that the weights were trained on.
+        in_order: The weights of each level in the order of ``INPUTS``.
 
     Raises:
         DataError: at construction, if an input lacks a weight, is unknown, or has a weight that
@@ -80,10 +84,16 @@ class Ranker:
     full: Mapping[str, float]
     text: Mapping[str, float]
     trained_on: tuple[str, ...] = ()
+    in_order: Mapping[RankerLevel, FloatArray] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for level in INPUTS:
             _check(level, self.weights(level))
+        in_order = {
+            level: np.array([self.weights(level)[name] for name in names])
+            for level, names in INPUTS.items()
+        }
+        object.__setattr__(self, "in_order", in_order)
 
     @staticmethod
     def default() -> "Ranker":

@@ -75,6 +75,11 @@ def weighted_pieces(
     if weights.size > MOST_PIECES:
         heaviest = np.sort(np.argsort(-weights, kind="stable")[:MOST_PIECES])
         states, weights = states[heaviest], weights[heaviest]
+    if _compiled.kernels is not None:
+        as_whole, shares = np.empty(states.shape, np.int16), np.empty(weights.size, np.int32)
+        states = np.ascontiguousarray(states, np.float32)
+        _compiled.kernels.weighted_pieces(states, weights, as_whole, shares)
+        return as_whole, shares
     scaled = np.rint(np.clip(states, -1.0, 1.0) * np.float32(_STATE)).astype(np.int16)
     return scaled, np.rint(weights * (_SHARE / (weights.sum() or 1.0))).astype(np.int32)
 

@@ -14,7 +14,7 @@ from ctxguard.retrieval.signals import candidates, sentences, text
 from ctxguard.retrieval.signals.candidates import MOST_COMPARED, OrderArray
 from ctxguard.retrieval.signals.pooled import ranked_signals
 from ctxguard.retrieval.signals.ranker import INPUTS, Ranker
-from ctxguard.retrieval.signals.sentences import SentenceInputs, weighted_pieces
+from ctxguard.retrieval.signals.sentences import MOST_PIECES, SentenceInputs, weighted_pieces
 from ctxguard.retrieval.signals.text import PassageWords, QueryWords
 
 Ranked = tuple[OrderArray, dict[str, FloatArray]]
@@ -105,6 +105,20 @@ def test_the_compiled_signals_are_those_of_the_reference(
         assert found[name] == pytest.approx(values, abs=near, nan_ok=True), name
 
 
+@needs_module
+@pytest.mark.parametrize("m", [0, 1, 20, MOST_PIECES + 9])
+def test_a_querys_pieces_are_prepared_as_by_the_reference(
+    m: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(m)
+    states, weights = rng.normal(0.0, 0.4, (m, 24)).astype(np.float32), rng.uniform(0.0, 9.0, m)
+    scaled, shares = weighted_pieces(states, weights)
+    monkeypatch.setattr(_compiled, "kernels", None)
+    expected, expected_shares = weighted_pieces(states, weights)
+    assert scaled.tolist() == expected.tolist()
+    assert shares == pytest.approx(expected_shares, abs=1)
+
+
 def test_candidates_may_lie_elsewhere_than_in_their_rows(computed_by: str) -> None:
     """An edited index gathers its candidates; ties still go by row."""
     places = np.arange(20)
@@ -112,7 +126,7 @@ def test_candidates_may_lie_elsewhere_than_in_their_rows(computed_by: str) -> No
     same, others = ranked(3, 20, at=places)
     assert order.tolist() == same.tolist()
     assert found["length"].tolist() == others["length"].tolist()
-    assert sorted(order.tolist()) == list(range(20))
+    assert sorted(order.tolist()) == sorted(ranked(3, 20)[0].tolist())
 
 
 def digest() -> str:
