@@ -7,13 +7,14 @@ LangChain: a guarded retriever over its in-memory vector store of fake embedding
 ``similarity_search_with_score`` of that store and LangChain's own retriever over it. LlamaIndex:
 the guard as a postprocessor, beside ``SimilarityPostprocessor``. Beside both a retriever and a
 postprocessor that do nothing but return the first five: what the framework itself takes to call
-one. All are called in turns, in one process and one thread; the guard runs with metrics in a
-registry.
+one. All are called in turns, in one process and one thread, whose processor time is taken; the
+guard runs with metrics in a registry.
 """
 
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,7 +45,7 @@ FIRST_POSTPROCESSOR = "LlamaIndex: a postprocessor that returns the first five"
 GUARD_POSTPROCESSOR = "LlamaIndex: GuardPostprocessor"
 
 MOST_OVER_SEARCH = 80.0
-MOST_TIMES_SIMILARITY = 2.0
+MOST_TIMES_SIMILARITY = 2.5
 
 PACKAGES = ("ctxguard-rag", "langchain-core", "llama-index-core", "pydantic")
 
@@ -89,10 +90,10 @@ def langchain_cases() -> dict[str, Callable[[], object]]:
     plain = store.as_retriever(search_kwargs={"k": DOCUMENTS})
     assert 0 < len(guarded.invoke(QUERY)) <= K
     return {
-        SEARCH: lambda: store.similarity_search_with_score(QUERY, k=DOCUMENTS),
+        GUARDED_RETRIEVER: lambda: guarded.invoke(QUERY),
         PLAIN_RETRIEVER: lambda: plain.invoke(QUERY),
         FIRST_RETRIEVER: lambda: first.invoke(QUERY),
-        GUARDED_RETRIEVER: lambda: guarded.invoke(QUERY),
+        SEARCH: lambda: store.similarity_search_with_score(QUERY, k=DOCUMENTS),
     }
 
 
@@ -123,9 +124,9 @@ def llama_index_cases() -> dict[str, Callable[[], object]]:
     guard = GuardPostprocessor(guard=make_guard())
     assert len(guard.postprocess_nodes(nodes, query_str=QUERY)) == K
     return {
+        GUARD_POSTPROCESSOR: lambda: guard.postprocess_nodes(nodes, query_str=QUERY),
         SIMILARITY: lambda: similarity.postprocess_nodes(nodes, query_str=QUERY),
         FIRST_POSTPROCESSOR: lambda: first.postprocess_nodes(nodes, query_str=QUERY),
-        GUARD_POSTPROCESSOR: lambda: guard.postprocess_nodes(nodes, query_str=QUERY),
     }
 
 
@@ -170,6 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rounds=options.rounds,
         calls=options.calls,
         seconds=1.0,
+        clock=time.thread_time_ns,
     )
     table = Table(title=f"{DOCUMENTS} documents, µs per call", title_justify="left")
     for column in ("case", "p50", "p99", "min", "p50 by round"):
