@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from ctxguard.monitor.estimation.sums import RatioSums, TermSums, sums_of
+from ctxguard.monitor.estimation.sums import Accumulator, RatioSums, TermSums, request_terms
 from ctxguard.monitor.estimation.terms import JudgedRequest, Metric, Table, table_of, term
 
 
@@ -12,7 +12,10 @@ def table(requests: Iterable[JudgedRequest]) -> Table:
 
 
 def sums(requests: Iterable[JudgedRequest]) -> TermSums:
-    return sums_of(table(requests))
+    """Sums of the terms of some requests, clustered by session."""
+    whole, rows = Accumulator(), table(requests)
+    whole.add(request_terms(rows), rows["session"])
+    return whole.sums()
 
 
 def ratio_sums(metric: Metric, requests: Iterable[JudgedRequest]) -> RatioSums:
@@ -22,5 +25,5 @@ def ratio_sums(metric: Metric, requests: Iterable[JudgedRequest]) -> RatioSums:
 def term_of(metric: Metric, request: JudgedRequest) -> tuple[float, float] | None:
     """Numerator and denominator before weighting; None where the metric is undefined."""
     found = term(metric, table([request]))
-    pair = float(found.numerator[0]), float(found.denominator[0])
+    pair = float(found[0][0]), float(found[1][0])
     return None if any(map(math.isnan, pair)) else pair

@@ -5,14 +5,12 @@ outlives a process. An early warning only: scores can change without recall fall
 fall without scores changing. Pure: no I/O, no clock, no logging.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from heapq import nlargest
+from operator import le
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ctxguard.core.scores import is_valid
 from ctxguard.core.types import Route
@@ -67,6 +65,7 @@ class SignalCounts:
         route: The stages that answered.
         signal: The signal.
         n_reference: Queries that the deciles were taken from; None where unknown.
+        deciles: Of the calibration.
         n: Live requests.
         below: Shape (11,), those whose value is below the 0, 10, …, 100% quantile.
         above: Shape (11,), those whose value is above it.
@@ -75,57 +74,35 @@ class SignalCounts:
     route: Route
     signal: Signal
     n_reference: int | None
-    n: int
-    below: tuple[int, ...]
-    above: tuple[int, ...]
+    deciles: tuple[float, ...]
+    n: int = 0
+    below: tuple[int, ...] = (0,) * _DECILES
+    above: tuple[int, ...] = (0,) * _DECILES
+
+    def after(self, value: float) -> "SignalCounts":
+        """With one more request."""
+        beyond = zip(self.deciles, self.below, self.above, strict=True)
+        counts = [(low + (value < each), high + (value > each)) for each, low, high in beyond]
+        below, above = map(tuple, zip(*counts, strict=True))
+        return replace(self, n=self.n + 1, below=below, above=above)
 
 
-class SignalCounter:
-    """Counts the signals of a profile's routes that have a reference distribution.
-
-    Args:
-        profile: The profile whose references are compared with.
+def signal_counts(profile: Profile) -> dict[tuple[Route, Signal], SignalCounts]:
+    """Begin to count the signals of a profile's routes that have a reference distribution.
 
     Raises:
         ConfigurationError: a reference without 11 ascending deciles.
     """
-
-    def __init__(self, profile: Profile) -> None:
-        self._deciles: dict[tuple[Route, Signal], NDArray[np.float64]] = {}
-        self._queries: dict[Route, int | None] = {}
-        for route, calibrated in profile.routes.items():
-            chosen_on = calibrated.chosen_on
-            self._queries[route] = None if chosen_on is None else chosen_on.queries
-            for signal in Signal:
-                if signal.value in calibrated.reference:
-                    self._deciles[route, signal] = _checked(calibrated.reference[signal.value])
-        self._n = dict.fromkeys(self._deciles, 0)
-        self._beyond = {key: np.zeros((2, _DECILES), np.int64) for key in self._deciles}
-
-    def add(self, route: Route, signals: Signals) -> None:
-        """Count one request; a signal that is undefined or has no reference is left out."""
-        for signal, value in zip(Signal, signals, strict=True):
-            deciles = self._deciles.get((route, signal))
-            if deciles is None or value is None:
+    found = {}
+    for route, calibrated in profile.routes.items():
+        n = None if calibrated.chosen_on is None else calibrated.chosen_on.queries
+        for signal in Signal:
+            if signal.value not in calibrated.reference:
                 continue
-            self._n[route, signal] += 1
-            self._beyond[route, signal] += np.stack([value < deciles, value > deciles])
-
-    def counts(self) -> tuple[SignalCounts, ...]:
-        """The counts so far."""
-        return tuple(
-            [
-                SignalCounts(route, signal, self._queries[route], n, *map(tuple, beyond.tolist()))
-                for (route, signal), n in self._n.items()
-                for beyond in [self._beyond[route, signal]]
-            ]
-        )
-
-
-def _checked(deciles: Sequence[float]) -> NDArray[np.float64]:
-    checked = np.array(deciles, np.float64)
-    if checked.shape != (_DECILES,) or not np.all(np.diff(checked) >= 0.0):
-        raise ConfigurationError(
-            f"reference {tuple(deciles)!r} must be 11 ascending deciles; calibrate again"
-        )
-    return checked
+            deciles = tuple(map(float, calibrated.reference[signal.value]))
+            if len(deciles) != _DECILES or not all(map(le, deciles, deciles[1:])):
+                raise ConfigurationError(
+                    f"reference {deciles!r} must be 11 ascending deciles; calibrate again"
+                )
+            found[route, signal] = SignalCounts(route, signal, n, deciles)
+    return found

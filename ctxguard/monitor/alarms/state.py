@@ -22,7 +22,7 @@ from ctxguard.core.types import Route
 from ctxguard.errors import DataError, ProfileError
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
 from ctxguard.monitor.alarms.day import Day
-from ctxguard.monitor.alarms.drift import SignalCounter, SignalCounts, Signals
+from ctxguard.monitor.alarms.drift import Signal, SignalCounts, Signals, signal_counts
 from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss, Quantity, promises
 from ctxguard.monitor.alarms.reference import Correction, ReferenceKind
 from ctxguard.monitor.store import LossRow, StoredShares
@@ -113,7 +113,7 @@ class AlarmState:
         self._raised = dict.fromkeys(AlarmKind, 0)
         self._active: dict[tuple[AlarmKind, Route | None], Alarm] = {}
         self._losses = self._new_monitors()
-        self._signals = SignalCounter(self.profile)
+        self._signals = signal_counts(self.profile)
         self.evaluated_until: float | None = None
         """The end of the last day that was added; None before the first."""
 
@@ -192,7 +192,10 @@ class AlarmState:
     def add_signals(self, route: Route, signals: Signals) -> None:
         """Count the signals of one sampled request, judged or not."""
         with self._lock:
-            self._signals.add(route, signals)
+            for signal, value in zip(Signal, signals, strict=True):
+                former = self._signals.get((route, signal))
+                if former is not None and value is not None:
+                    self._signals[route, signal] = former.after(value)
 
     def add(self, alarm: Alarm) -> bool:
         """Raise an alarm that was detected elsewhere; return whether it was not yet active."""
@@ -216,7 +219,7 @@ class AlarmState:
                 raised=dict(self._raised),
                 active=tuple(self._active.values()),
                 losses=tuple(self._losses.values()),
-                signals=self._signals.counts(),
+                signals=tuple(self._signals.values()),
             )
 
     def to_json(self) -> str:

@@ -121,16 +121,14 @@ def borrowed_estimates(
         ratio = sums.combined(of_relevant * relevant + of_all * all_seen, requests)
         if not ratio.b > 0.0:
             continue
-        value = ratio.a / ratio.b
-        squares = ratio.aa - 2.0 * value * ratio.ab + value * value * ratio.bb
         y, whole = (float(one @ sums.totals) / ratio.b for one in (relevant, all_seen))
         slope = of_relevant / power * np.array([-y, y - whole])
         errors = rates.errors @ slope
         errors = errors[errors != 0.0]
-        variance = max(squares, 0.0) * ratio.n / (ratio.n - 1) / ratio.b**2
+        variance = max(ratio.squares, 0.0) * ratio.n / (ratio.n - 1) / ratio.b**2
         found[metric] = shown(
             metric,
-            value,
+            ratio.a / ratio.b,
             variance + float(errors @ errors),
             df=(degrees_of_freedom(errors) if len(errors) > 1 else 0.0) - 4.0,
             n=len(rates.errors),

@@ -80,7 +80,7 @@ class Worth(NamedTuple):
 
     def take(self, rows: NDArray[np.bool_]) -> "Worth":
         """Return some of the requests."""
-        return Worth(self.served[rows], self.dropped[rows])
+        return Worth._make(each[rows] for each in self)
 
 
 def worth(population: Population, model: Model, recall_weight: float = RECALL_WEIGHT) -> Worth:

@@ -96,13 +96,7 @@ class Population(NamedTuple):
 
     def take(self, rows: IntArray | NDArray[np.bool_]) -> "Population":
         """Return some of the requests."""
-        return Population(
-            self.verdict[rows],
-            self.dropped[rows],
-            self.weight[rows],
-            self.chance[rows],
-            self.score[rows],
-        )
+        return Population._make(column[rows] for column in self)
 
 
 class Grades(NamedTuple):

@@ -267,10 +267,14 @@ class Labels:
         )
 
     @property
+    def is_first(self) -> NDArray[np.bool_]:
+        """Shape (m,), whether each is the first passage of a run."""
+        return np.asarray((self.passages["frame"] == joint.RUN) & (self.passages["rank"] == 1))
+
+    @property
     def opened(self) -> IntArray:
         """The samples that are graded from the top down, below l."""
-        is_first = (self.passages["frame"] == joint.RUN) & (self.passages["rank"] == 1)
-        return np.asarray(self.request[is_first])
+        return np.asarray(self.request[self.is_first])
 
     def take(self, chosen: NDArray[np.bool_]) -> "Labels":
         """Return some of the samples, with the same fit."""
@@ -313,8 +317,7 @@ class Labels:
 
     def opened_requests(self, stands_for: FloatArray) -> Opened:
         """Return the runs from the top."""
-        is_first = (self.passages["frame"] == joint.RUN) & (self.passages["rank"] == 1)
-        first, request = self.passages[is_first], self.request[is_first]
+        first, request = self.passages[self.is_first], self.opened
         found = np.zeros(len(self.sample_ids))
         hits = (self.passages["frame"] == joint.RUN) & (self.passages["rank"] > 0)
         hits &= self.passages["relevant"] > 0.0
@@ -344,17 +347,9 @@ def _response(
 
 def grades_of(rows: NDArray[np.void], request: IntArray, weight: FloatArray) -> Grades:
     """Read rows of ``graded.PASSAGE``."""
-    return Grades(
-        request,
-        rows["frame"].astype(np.intp),
-        rows["rank"].astype(np.intp),
-        rows["group"].astype(np.intp),
-        rows["verdict"].astype(np.intp),
-        rows["relevant"],
-        rows["gain"],
-        rows["harm"],
-        weight,
-    )
+    kinds = [rows[name].astype(np.intp) for name in ("frame", "rank", "group", "verdict")]
+    found = [rows[name] for name in ("relevant", "gain", "harm")]
+    return Grades._make([request, *kinds, *found, weight])
 
 
 def _dealt(table: Table) -> FloatArray:
@@ -469,9 +464,8 @@ def _from_own_labels(
         judged.weight_by_pick.values()
     ):
         return nothing
-    is_first = (labels.passages["frame"] == joint.RUN) & (labels.passages["rank"] == 1)
     stands_for = np.zeros(len(labels.judge))
-    stands_for[labels.request[is_first]] = labels.response[is_first]
+    stands_for[labels.opened] = labels.response[labels.is_first]
     for pick in opened_picks:
         own = labels.first_pick == pick
         stands_for[own] *= judged.served_by_pick[pick] / stands_for[own].sum()

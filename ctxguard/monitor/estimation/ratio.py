@@ -146,8 +146,7 @@ def estimate(metric: Metric, sums: RatioSums, precision: Precision = DEFAULT_PRE
     effective = sums.b**2 / sums.bb if n else 0.0
     if effective < precision.min_n:
         return no_estimate(n, effective, precision)
-    value = sums.a / sums.b
-    squares = sums.aa - 2.0 * value * sums.ab + value * value * sums.bb
+    value, squares = sums.a / sums.b, sums.squares
     # Anything up to this is rounding: all clusters are alike.
     alike = squares <= 1e-12 * (sums.aa + value * value * sums.bb)
     bounded = metric in IN_UNIT_INTERVAL
@@ -202,8 +201,8 @@ def corrected_estimate(
     value = sums.a / sums.b
     errors = residuals[0] - value * residuals[1]
     errors = errors[np.abs(errors) > 1e-9 * np.abs(errors).max(initial=0.0)]
-    squares = max(sums.aa - 2.0 * value * sums.ab + value * value * sums.bb, 0.0)
-    variance = (float(errors @ errors) + sums.n / (sums.n - 1) * squares) / sums.b**2
+    squares = sums.n / (sums.n - 1) * max(sums.squares, 0.0)
+    variance = (float(errors @ errors) + squares) / sums.b**2
     return shown(
         metric,
         value,

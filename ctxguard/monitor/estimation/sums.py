@@ -4,7 +4,7 @@ A cluster is a session, or a request that belongs to none. Requests may come in 
 pages of a store. Pure: no I/O, no clock, no logging.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -35,13 +35,13 @@ def request_terms(table: Table) -> ClusterTerms:
     values = np.zeros((len(table), 2 * len(_METRICS)))
     inclusion = np.zeros((len(table), len(_METRICS)))
     for place, metric in enumerate(_METRICS):
-        columns = term(metric, table)
+        numerator, denominator, chance = term(metric, table)
         # A denominator of 0 is a request in which the metric is not defined, such as recall
         # without a relevant passage.
-        defined = ~np.isnan(columns.numerator) & (columns.denominator > 0.0)
-        values[defined, 2 * place] = columns.numerator[defined]
-        values[defined, 2 * place + 1] = columns.denominator[defined]
-        inclusion[defined, place] = columns.inclusion[defined]
+        defined = ~np.isnan(numerator) & (denominator > 0.0)
+        values[defined, 2 * place] = numerator[defined]
+        values[defined, 2 * place + 1] = denominator[defined]
+        inclusion[defined, place] = chance[defined]
     return ClusterTerms(values / table["probability"][:, None], inclusion)
 
 
@@ -90,6 +90,12 @@ class RatioSums:
     bb: float = 0.0
     n_observable: float = 0.0
 
+    @property
+    def squares(self) -> float:
+        """Σ (a_c − R·b_c)² over clusters c, of the ratio R."""
+        value = self.a / self.b
+        return self.aa - 2.0 * value * self.ab + value * value * self.bb
+
 
 @dataclass(frozen=True, slots=True)
 class TermSums:
@@ -119,13 +125,8 @@ class TermSums:
         )
 
     def __add__(self, other: "TermSums") -> "TermSums":
-        return TermSums(
-            self.n + other.n,
-            self.totals + other.totals,
-            self.products + other.products,
-            self.n_defined + other.n_defined,
-            self.n_observable + other.n_observable,
-        )
+        pairs = ((getattr(self, each.name), getattr(other, each.name)) for each in fields(self))
+        return TermSums(*[own + others for own, others in pairs])
 
     def ratio(self, metric: Metric) -> RatioSums:
         """Return the sums of one metric, of terms from ``request_terms``."""
@@ -187,16 +188,3 @@ class Accumulator:
         )
         _, cluster = np.unique(ids, return_inverse=True)
         return self._alone + TermSums.of(by_cluster(terms, cluster))
-
-
-def sums_of(table: Table) -> TermSums:
-    """Sum the terms of some requests, clustered by session.
-
-    >>> from ctxguard.monitor.estimation.terms import JudgedRequest, table_of
-    >>> request = JudgedRequest(0.5, (1,), (1.0,), 1.0, 1.0, None, 0.0, 0.5)
-    >>> sums_of(table_of([request.to_row()] * 2)).ratio(Metric.RECALL)
-    RatioSums(n=2, a=4.0, b=8.0, aa=8.0, ab=16.0, bb=32.0, n_observable=2.0)
-    """
-    whole = Accumulator()
-    whole.add(request_terms(table), table["session"])
-    return whole.sums()

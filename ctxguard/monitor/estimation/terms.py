@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -249,23 +248,16 @@ def table_of(rows: bytes | Sequence[bytes], n: int | None = None) -> Table:
     return table
 
 
-class RatioTerm(NamedTuple):
-    """Contributions of requests to one metric before weighting by 1/π, one per request.
-
-    Attributes:
-        numerator: Shape (n,); NaN if the metric is not defined or was not observed.
-        denominator: Shape (n,); NaN with ``numerator``.
-        inclusion: Shape (n,), the probability with which a value unlike the others' would have
-            been observed: below 1 if a part of each request is judged with a probability only.
-    """
-
-    numerator: FloatArray
-    denominator: FloatArray
-    inclusion: FloatArray
+_Columns = tuple[FloatArray, FloatArray, FloatArray]
 
 
-def term(metric: Metric, table: Table) -> RatioTerm:
-    """Compute the numerators and denominators that requests add to a metric.
+def term(metric: Metric, table: Table) -> _Columns:
+    """Compute what n requests add to a metric before weighting by 1/π.
+
+    Returns:
+        Numerators and denominators, shape (n,) each, NaN if the metric is not defined or was not
+        observed; and the probability with which a value unlike the others' would have been
+        observed: below 1 if a part of each request is judged with a probability only.
 
     >>> request = JudgedRequest(0.1, (0, 1), (-0.5, 1.0), 5.0, 0.2, None, 0.0, 0.5)
     >>> table = table_of(request.to_row())
@@ -273,10 +265,7 @@ def term(metric: Metric, table: Table) -> RatioTerm:
     [[1.0], [6.0], [0.2]]
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        return RatioTerm(*_TERMS[metric](table))
-
-
-_Columns = tuple[FloatArray, FloatArray, FloatArray]
+        return _TERMS[metric](table)
 
 
 def _mean(column: str) -> Callable[[Table], _Columns]:
