@@ -7,7 +7,7 @@ choosing queries is out of fold. k and the threshold stay those of the route's p
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from calibration.data.dataset import Dataset
 from calibration.evaluate import bootstrap_interval
 from calibration.fit import FOLDS, fold_of, out_of_fold, pool_features, probabilities
-from calibration.pool_labels import PoolLabels, discounts, label
+from calibration.pool_labels import PoolLabels, discounts, labelled_part
 from calibration.replay import Pools, Progress
 from ctxguard.core.asking import ANSWER, AnswerModel, Assessment, to_ask
 from ctxguard.core.metrics import Utilities
@@ -142,10 +142,10 @@ def calibrate_asking(
     """
     if not isinstance(policy, ExpectedUtilityPolicy):
         return None
-    chosen = _part(pools, dataset, chosen_on, utilities)
+    chosen = labelled_part(pools, dataset, chosen_on, utilities)
     tables = [(*chosen, out_of_fold(*chosen, pool_features(chosen[0])))]
     if held_out is not None:
-        own = _part(pools, dataset, held_out, utilities)
+        own = labelled_part(pools, dataset, held_out, utilities)
         tables.append((*own, probabilities(policy.model, own[0], pool_features(own[0]))))
     texts = {query.query_id: query.text for query in dataset.queries}
     parts = [_asked(*part, texts=texts, asking=asking, progress=progress) for part in tables]
@@ -176,13 +176,6 @@ def calibrate_asking(
     )
 
 
-def _part(
-    pools: Pools, dataset: Dataset, queries: Dataset, utilities: Utilities
-) -> tuple[Pools, PoolLabels]:
-    own = pools.subset([query.query_id for query in queries.queries])
-    return own, label(own, dataset, utilities)
-
-
 def _asked(
     pools: Pools,
     labels: PoolLabels,
@@ -201,7 +194,7 @@ def _asked(
     for row, query_id in enumerate(pools.query_ids):
         ids = pools.passage_ids[row]
         first = order[row, : min(FIRST, len(ids))].tolist()
-        passages = PassagesBy(partial(_passage_at, asking.passage, ids))
+        passages = PassagesBy(lambda position, ids=ids: asking.passage(ids[position]))  # type: ignore[misc]
         question = asking.stage.about(query_id, texts[query_id], passages, first, len(ids))
         found = None if question is None else _patiently(asking, question)
         if found is not None:
@@ -217,10 +210,6 @@ def _asked(
             "can be reached, and that it answers in time"
         )
     return _AnsweredPools(pools, labels, chances, answers, places, n_asked, cost or None)
-
-
-def _passage_at(passage: Callable[[str], Passage], ids: tuple[str, ...], position: int) -> Passage:
-    return passage(ids[position])
 
 
 def _patiently(asking: Asking, question: Question) -> Assessment:
@@ -304,14 +293,6 @@ def _strict_udcg(chances: FloatArray, worth: FloatArray, policy: ExpectedUtility
 
 
 def _rounded(model: AnswerModel) -> AnswerModel:
-    def short(value: float) -> float:
-        return float(f"{value:.8g}")
-
-    return replace(
-        model,
-        intercept=short(model.intercept),
-        slope=short(model.slope),
-        effect=short(model.effect),
-        deviation=short(model.deviation),
-        place=short(model.place),
-    )
+    names = ("intercept", "slope", "effect", "deviation", "place")
+    short: dict[str, Any] = {name: float(f"{getattr(model, name):.8g}") for name in names}
+    return replace(model, **short)

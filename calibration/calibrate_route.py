@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 from typing import Self
 
@@ -22,7 +23,7 @@ from calibration.fit import (
 )
 from calibration.grid import Grid, GridIndex, plain_grid, ratio_grid, sizes, utility_grid
 from calibration.objectives import keep_recall
-from calibration.pool_labels import IntArray, PoolLabels, label
+from calibration.pool_labels import IntArray, PoolLabels, labelled_part
 from calibration.replay import Pools
 from calibration.settings import ChoiceSettings, Family
 from calibration.sufficiency import calibrate_sufficiency
@@ -37,7 +38,6 @@ from ctxguard.core.types import DEFAULT_DEPTH, FloatArray
 from ctxguard.errors import CalibrationError, ConfigurationError
 from ctxguard.profile.schema import (
     Certificate,
-    Evidence,
     RecallDifference,
     RouteProfile,
     RouteVerdict,
@@ -189,31 +189,32 @@ def calibrate_route(
         CalibrationError: the labels do not support a choice.
     """
 
+    utilities, k = settings.utilities, settings.serving_k
+
     def part(queries: Dataset) -> tuple[Pools, PoolLabels]:
-        own = pools.subset([query.query_id for query in queries.queries])
-        return own, label(own, dataset, settings.utilities, baseline_k=settings.serving_k)
+        return labelled_part(pools, dataset, queries, utilities, baseline_k=k)
 
     family, why = _family(pools, chosen_on, settings)
     chosen_part = part(chosen_on)
     grid, _ = _grids(family, *chosen_part, settings)
-    plain = plain_grid(*chosen_part, settings.serving_k)
-    today = RatioPolicy(k=settings.serving_k)
+    plain, today = plain_grid(*chosen_part, k), RatioPolicy(k=k)
 
     def keeping_recall(tolerance: float, caution: float = 1.0) -> GridIndex | None:
-        return keep_recall(grid, plain, settings.serving_k, tolerance, caution)
+        return keep_recall(grid, plain, k, tolerance, caution)
 
     def at(index: GridIndex | None) -> Policy:
         return today if index is None else grid.policy(index)
 
+    evidence_of = partial(QueryMetrics.evidence, seed=settings.seed, metrics=PROFILE_METRICS)
     best = grid.means.best()
     certification: Certification | None = None
     segments, n_rungs = dict[str, SegmentProfile](), 1
     measured_part = chosen_part if held_out is None else part(held_out)
 
     def option(name: str, policy: Policy) -> Option:
-        return Option(name, policy, per_query(*measured_part, policy, settings.utilities))
+        return Option(name, policy, per_query(*measured_part, policy, utilities))
 
-    first = option(f"first {today.k}, as today", today)
+    first = option(f"first {k}, as today", today)
 
     if settings.promise is not None:
         policy, certification, segments = _promised(
@@ -236,11 +237,11 @@ def calibrate_route(
     judged = _verdict(differences, weights, settings, found=index is not None, held_out=held_out)
     refuted = []
     if index is not None and judged.decision == "keep":
-        why += f"; the first {today.k} as today, since the held-out queries refute what was chosen"
+        why += f"; the first {k} as today, since the held-out queries refute what was chosen"
         refuted = [replace(chosen, name=REFUTED)]
         index, policy, chosen = None, today, replace(first, name="chosen")
     elif index is None:
-        why += f"; the first {today.k} as today, since no other policy " + (
+        why += f"; the first {k} as today, since no other policy " + (
             "is shown to keep their recall"
             if settings.promise is None
             else "that gains utility is certified"
@@ -264,8 +265,8 @@ def calibrate_route(
         verdict=judged,
         certificate=certificate,
         segments=segments,
-        chosen_on=_evidence(per_query(*chosen_part, policy, settings.utilities), settings),
-        held_out=None if held_out is None else _evidence(chosen.metrics, settings),
+        chosen_on=evidence_of(per_query(*chosen_part, policy, utilities)),
+        held_out=None if held_out is None else evidence_of(chosen.metrics),
         reference=reference_deciles(chosen_part[0], chosen_part[1].weights, policy),
         safe_policy=today,
         sufficiency=calibrate_sufficiency(
@@ -512,10 +513,6 @@ def _cost_certificate(
             n=int(differences.size),
         ),
     )
-
-
-def _evidence(metrics: QueryMetrics, settings: Settings) -> Evidence:
-    return metrics.evidence(settings.seed, PROFILE_METRICS)
 
 
 def _segment_rows(part: Dataset, pools: Pools, column: str) -> dict[str, IntArray]:

@@ -20,14 +20,14 @@ from calibration.asking import RecordedAnswers
 from calibration.calibrate import Calibration, Passes, calibrate, provenance
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query, folded
-from calibration.evaluate import QueryMetrics, per_query
-from calibration.pool_labels import label
+from calibration.evaluate import per_query
+from calibration.pool_labels import labelled_part
 from calibration.results import COMPARED, Results, tabulate
 from calibration.retrievers import RecordedRankings
 from calibration.weights import effective_number
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.policies import Policy, RatioPolicy
+from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import DEFAULT_K, FloatArray, Mode, Ranking, Route
 from ctxguard.errors import CalibrationError, ConfigurationError
 from ctxguard.monitor.estimation.whole_pools import (
@@ -128,10 +128,20 @@ def judged_traffic(
     totals = np.array([question.weight for question in questions])
     weights = totals / totals.max()
     effective = (effective_number(np.array(used)), effective_number(weights))
+    in_all = (
+        f"{len(used):,} judged requests ask {len(questions):,} questions. A question weighs as "
+        "much as its requests, each by 1 / the probability that it was used, and has the answer "
+        f"and verdicts of one of them: in all like {effective[0]:,.0f} requests and "
+        f"{effective[1]:,.0f} questions of equal weight"
+    )
+    graded = (
+        f"the labels are the grades of judge {series!r}, or of people where they graded: where the "
+        "judge errs, a certificate is about its grades"
+    )
     notes = (
-        _count_words(len(used), len(questions), *effective),
+        in_all,
         *_dominance(weights),
-        _judge_words(series),
+        graded,
         *[f"{n:,} judged requests are left out: {why}" for why, n in left_out.items()],
         *_more_whole_pools(in_part),
     )
@@ -207,24 +217,6 @@ def _question(asked: list[JudgedPool]) -> JudgedPool:
     drawn = max(asked, key=key)
     known = {name: by_people.get(name, verdict) for name, verdict in drawn.labels.items()}
     return replace(drawn, labels=known, weight=sum([sample.weight for sample in asked]))
-
-
-def _count_words(
-    requests: int, questions: int, effective_requests: float, effective_questions: float
-) -> str:
-    return (
-        f"{requests:,} judged requests ask {questions:,} questions. A question weighs as much as "
-        "its requests, each by 1 / the probability that it was used, and has the answer and "
-        f"verdicts of one of them: in all like {effective_requests:,.0f} requests and "
-        f"{effective_questions:,.0f} questions of equal weight"
-    )
-
-
-def _judge_words(series: str) -> str:
-    return (
-        f"the labels are the grades of judge {series!r}, or of people where they graded: where the "
-        "judge errs, a certificate is about its grades"
-    )
 
 
 def _more_whole_pools(in_part: list[SampleRecord]) -> Iterable[str]:
@@ -365,14 +357,14 @@ def recalibrate(
         else RecordedAnswers(traffic.rankings, before.assessor).asking(before.assessor.price),
     )
     after = calibration.profile.routes[route]
-    held_out = () if calibration.held_out is None else calibration.held_out.queries
-    pools = calibration.pools[route].subset([query.query_id for query in held_out])
-    labels = label(pools, traffic.dataset, baseline_k=settings.serving_k)
-
-    def measured(policy: Policy) -> QueryMetrics:
-        return per_query(pools, labels, policy, settings.utilities)
-
-    measured_policies = {"old": measured(before.policy), "new": measured(after.policy)}
+    held_out = traffic.dataset.subset(()) if calibration.held_out is None else calibration.held_out
+    part = labelled_part(
+        calibration.pools[route], traffic.dataset, held_out, baseline_k=settings.serving_k
+    )
+    measured_policies = {
+        name: per_query(*part, policy, settings.utilities)
+        for name, policy in (("old", before.policy), ("new", after.policy))
+    }
     return Recalibration(
         profile=profile.model_copy(
             update={
@@ -385,5 +377,5 @@ def recalibrate(
         ),
         calibration=calibration,
         results=tabulate(measured_policies, COMPARED, seed=settings.seed),
-        held_out=len(pools),
+        held_out=len(part[0]),
     )

@@ -13,7 +13,7 @@ from calibration.evaluate import per_query
 from calibration.judge_mixture import DEFAULT_RATES, JudgeRates
 from calibration.judged_questions import graded_by_people, graded_whole
 from calibration.judged_route import ByQuestion, JudgedRoute, judged_route
-from calibration.pool_labels import label
+from calibration.pool_labels import labelled_part
 from calibration.replay import Pools
 from calibration.retrievers import RankingSource
 from calibration.verdict import verdict
@@ -125,9 +125,8 @@ def _route_profile(
             reference=reference_deciles(pools, everything, today),
             safe_policy=today,
         )
-    own = pools.subset([query.query_id for query in held_out.queries])
     judged = verdict(
-        _recall_differences(own, held_out, today, result.policy, settings),
+        _recall_differences(pools, held_out, today, result.policy, settings),
         serving_k=settings.serving_k,
         tolerance=settings.tolerance,
         max_loss=settings.max_loss,
@@ -148,8 +147,7 @@ def _recall_differences(
     """Recall of the choice less that of today, of graded questions with a relevant passage."""
     if not len(held_out):
         return np.zeros(0)
-    labels = label(pools, held_out, settings.utilities, baseline_k=settings.serving_k)
-    before, after = (
-        per_query(pools, labels, policy, settings.utilities) for policy in (today, chosen)
-    )
+    utilities, k = settings.utilities, settings.serving_k
+    part = labelled_part(pools, held_out, held_out, utilities, baseline_k=k)
+    before, after = (per_query(*part, policy, utilities) for policy in (today, chosen))
     return recall_differences(before, after, settings.seed)[0]

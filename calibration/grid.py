@@ -248,7 +248,7 @@ def ratio_grid(
     values, outside = relative_values(pools, chosen)
     table = KeepTable.of(
         values,
-        _sizes(pools, ks),
+        ks or sizes(pools.scores.shape[1]),
         ratios if is_relative(pools.kind) else np.zeros(1),
         min_keep=min_keep,
         always=outside,
@@ -313,7 +313,7 @@ def utility_grid(
     order = np.argsort(-probabilities, axis=1, kind="stable")
     table = KeepTable.of(
         np.take_along_axis(probabilities, order, axis=1),
-        _sizes(pools, ks),
+        ks or sizes(pools.scores.shape[1]),
         thresholds,
         min_keep=min_keep,
     )
@@ -328,10 +328,6 @@ def utility_grid(
             min_keep=min(min_keep, k),
         ),
     )
-
-
-def _sizes(pools: Pools, ks: Sequence[int] | None) -> Sequence[int]:
-    return sizes(pools.scores.shape[1]) if ks is None else ks
 
 
 def sizes(largest: int) -> list[int]:

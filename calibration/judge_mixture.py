@@ -81,7 +81,7 @@ def fit_mixture(
         Shape (n,), P(relevant) of each candidate given its features, verdict and grade; and how
         the judge errs.
     """
-    x = _with_intercept(standardised(inputs)[0])
+    x = np.column_stack([np.ones(len(inputs)), standardised(inputs)[0]])
     nearness = np.zeros(len(x))
     known = grades >= 0
     if known.any():
@@ -191,10 +191,6 @@ def _newton_step(
     curvature = (x * (fitted * (1.0 - fitted))[:, None]).T @ x
     curvature[np.diag_indices_from(curvature)] += penalty + 1e-9
     return np.asarray(np.linalg.solve(curvature, gradient), dtype=np.float64)
-
-
-def _with_intercept(x: FloatArray) -> FloatArray:
-    return np.column_stack([np.ones(len(x)), x])
 
 
 def _sigmoid(values: FloatArray) -> FloatArray:

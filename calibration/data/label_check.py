@@ -35,7 +35,7 @@ def check_ids(dataset: Dataset, passage_ids: Container[str]) -> tuple[str, ...]:
         return ()
     if len(unknown) > _MOST * len(named):
         raise DataError(
-            f"{dataset.name}: the index holds {_none_if_0(len(named) - len(unknown))} of the "
+            f"{dataset.name}: the index holds {len(named) - len(unknown) or 'none'} of the "
             f"{len(named):,} labelled passages, and lacks {unknown[0]!r}; these labels belong to "
             f"another corpus: {_MEND}"
         )
@@ -97,7 +97,3 @@ def _to_compare(dataset: Dataset, corpus: Path, passage_ids: Container[str]) -> 
 
 def _words(passage: Passage) -> list[str]:
     return f"{passage.title} {passage.text}".split()
-
-
-def _none_if_0(count: int) -> str:
-    return f"{count:,}" if count else "none"

@@ -5,7 +5,6 @@ Pure, except that it looks up the passages shown as examples.
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from math import floor
 
 import numpy as np
@@ -27,13 +26,8 @@ _PRECISION = 10_000
 PassageOf = Callable[[str], Passage]
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    """A candidate at ``position`` of the pool of query ``row``, and the policy's verdict on it."""
-
-    row: int
-    position: int
-    verdict: Verdict
+Candidate = tuple[int, int, Verdict]
+"""The row of a query, a position in its pool, and the policy's verdict on the candidate there."""
 
 
 def dropped_passages(
@@ -61,33 +55,33 @@ def dropped_passages(
         Irrelevant passages of the first ``bare_k``, labelled distractors shown first; and
         relevant passages of the baseline of recall loss, the highest grades shown first.
     """
-    irrelevant: list[_Candidate] = []
-    relevant: list[_Candidate] = []
+    irrelevant: list[Candidate] = []
+    relevant: list[Candidate] = []
     for row, (query_id, ranking) in enumerate(zip(pools.query_ids, pools.rankings(), strict=True)):
         decision = decide(ranking, policies[query_id])
         for position, verdict in zip(decision.order, decision.verdicts, strict=False):
-            candidate = _Candidate(row, position, verdict)
+            candidate = (row, position, verdict)
             if labels.relevant[row, position]:
                 if labels.in_baseline[row, position]:
                     relevant.append(candidate)
             elif position < bare_k:
                 irrelevant.append(candidate)
 
-    def worst(candidate: _Candidate) -> tuple[float, int, int, str]:
-        row, position = candidate.row, candidate.position
+    def worst(candidate: Candidate) -> tuple[float, int, int, str]:
+        row, position, _ = candidate
         grade = int(labels.grades[row, position])
         # The utility of an irrelevant passage is lower if it is labelled as misleading.
         severity = -grade if grade else float(labels.utilities[row, position])
         return severity, -int(labels.judged[row, position]), position, pools.query_ids[row]
 
-    def per_query(candidates: list[_Candidate]) -> FloatArray:
-        counts = np.bincount([candidate.row for candidate in candidates], minlength=len(pools))
+    def per_query(candidates: list[Candidate]) -> FloatArray:
+        counts = np.bincount([row for row, *_ in candidates], minlength=len(pools))
         return counts.astype(float)
 
-    def examples(candidates: list[_Candidate]) -> Examples:
-        dropped = [candidate for candidate in candidates if not candidate.verdict.kept]
+    def examples(candidates: list[Candidate]) -> Examples:
+        dropped = [candidate for candidate in candidates if not candidate[2].kept]
         # The worst comes last, so that it is the one that a query keeps.
-        worst_of = {c.row: c for c in sorted(dropped, key=worst, reverse=True)}
+        worst_of = {each[0]: each for each in sorted(dropped, key=worst, reverse=True)}
         shown = sorted(worst_of.values(), key=worst)[:SHOWN]
         return Examples(
             total=len(candidates),
@@ -100,13 +94,13 @@ def dropped_passages(
 
 
 def _example(
-    candidate: _Candidate,
+    candidate: Candidate,
     pools: Pools,
     labels: PoolLabels,
     dataset: Dataset,
     passage_of: PassageOf | None,
 ) -> Example:
-    verdict, row, position = candidate.verdict, candidate.row, candidate.position
+    row, position, verdict = candidate
     query_id = pools.query_ids[row]
     passage = None
     if passage_of is not None:

@@ -25,7 +25,7 @@ from calibration.evaluate import (
 )
 from calibration.families import FamilyGain, family_gains
 from calibration.fit import fit_temperature, pool_features, probabilities
-from calibration.pool_labels import PoolLabels, judged_share, label
+from calibration.pool_labels import PoolLabels, judged_share, label, labelled_part
 from calibration.replay import Pools
 from calibration.report.data import LabelCounts, Reliability, ReportData, RouteReport, Segments
 from calibration.report.dropped import PassageOf, dropped_passages
@@ -150,9 +150,10 @@ def _route(
     column = _segment_column(calibration)
     part = calibration.held_out or calibration.chosen_on
     segment_of = {query.query_id: _segment(query, column) for query in part.queries}
-    pools = calibration.pools[route].subset(list(segment_of))
     serving_k, utilities = settings.serving_k, calibration.profile.utilities
-    labels = label(pools, calibration.dataset, utilities, baseline_k=serving_k)
+    pools, labels = labelled_part(
+        calibration.pools[route], calibration.dataset, part, utilities, baseline_k=serving_k
+    )
     served = {name: each.policy for name, each in chosen.segments.items()}
     policies = {
         query_id: served.get(segment_of[query_id], chosen.policy) for query_id in pools.query_ids
@@ -261,9 +262,9 @@ def _families(
     settings, utilities = calibration.settings, calibration.profile.utilities
     if not isinstance(calibration.outcomes[route].profile.policy, ExpectedUtilityPolicy):
         return ()
-    chose = calibration.pools[route].subset([q.query_id for q in calibration.chosen_on.queries])
+    replayed, chosen_on = calibration.pools[route], calibration.chosen_on
     return family_gains(
-        (chose, label(chose, calibration.dataset, utilities)),
+        labelled_part(replayed, calibration.dataset, chosen_on, utilities),
         None if calibration.held_out is None else (pools, labels),
         utilities=utilities,
         min_keep=settings.min_keep,

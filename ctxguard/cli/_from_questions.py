@@ -170,17 +170,13 @@ def _notes(
             f"grade the passages of {to_grade} ({_HOW_TO_GRADE}): a judge whose errors are known "
             "is worth more, and only graded questions can raise the verdict"
         )
-    elif _is_unproven(made) and not is_synthetic:
+    elif not is_synthetic and getattr(made.profile.verdict, "value", 0.0) is None:
         more = f"; {to_grade} has {count(n_to_grade, 'question')} more" if n_to_grade else ""
         notes.append(
             f"{count(made.n_graded, 'question')} graded whole: from 50 that have a relevant "
             f"passage 20 are held out, and the verdict may rise{more}"
         )
     return notes
-
-
-def _is_unproven(made: "JudgedCalibration") -> bool:
-    return made.profile.verdict is not None and made.profile.verdict.value is None
 
 
 def _print(made: "JudgedCalibration", files: Mapping[str, Path], output: Output) -> None:

@@ -159,9 +159,9 @@ def _settings_in(file: Path, command: str, fields: Fields) -> dict[str, Any]:
     Raises:
         DataError: the file cannot be read, or it has a key that is unknown.
     """
-    document = _read_toml(file)
+    document = read_toml(file)
     tables = {name: document.pop(name) for name in _tables(document)}
-    system = _named(document, System.model_fields, file)
+    system = named(document, System.model_fields, file)
     own_sources = SOURCES if _SYSTEM in fields else fields
     for name in [each for each in SOURCES if each in system and each not in own_sources]:
         raise DataError(
@@ -169,7 +169,7 @@ def _settings_in(file: Path, command: str, fields: Fields) -> dict[str, Any]:
             path=file,
         )
     own = {name: field for name, field in fields.items() if name not in System.model_fields}
-    table = _named(tables.get(command, {}), own, file, f"[{command}] ")
+    table = named(tables.get(command, {}), own, file, f"[{command}] ")
     if _SYSTEM in fields:
         system = {name: value for name, value in system.items() if name not in SOURCES}
     return {**{name: value for name, value in system.items() if name in fields}, **table}
@@ -182,10 +182,10 @@ def system_in(file: Path) -> System:
         DataError: the file cannot be read, or it has a key that is unknown.
         ConfigurationError: a value cannot be used.
     """
-    document = _read_toml(file)
+    document = read_toml(file)
     for name in _tables(document):
         del document[name]
-    return System(**_named(document, System.model_fields, file))
+    return System(**named(document, System.model_fields, file))
 
 
 def _tables(document: Mapping[str, Any]) -> list[str]:
@@ -197,7 +197,7 @@ def _tables(document: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _read_toml(file: Path) -> dict[str, Any]:
+def read_toml(file: Path) -> dict[str, Any]:
     """Read a TOML file.
 
     Raises:
@@ -211,7 +211,7 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise DataError(f"is no TOML: {error}", path=file) from None
 
 
-def _named(table: Mapping[str, Any], fields: Fields, file: Path, where: str = "") -> dict[str, Any]:
+def named(table: Mapping[str, Any], fields: Fields, file: Path, where: str = "") -> dict[str, Any]:
     """The values of a table by the names of fields; paths start from the file's folder.
 
     Raises:

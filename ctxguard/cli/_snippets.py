@@ -5,7 +5,6 @@ Pure: no I/O, no clock, no logging.
 
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from rich.text import Text
 
@@ -18,10 +17,8 @@ _WORD = re.compile(r"\w+")
 _MATCH_STYLE = "bold"
 
 
-class _Match(NamedTuple):
-    start: int
-    end: int
-    term: str
+Match = tuple[int, int, str]
+"""The start and the end of a match in a line, and the term."""
 
 
 def snippet(text: str, query: str, analyse: Callable[[str], Sequence[str]], width: int) -> Text:
@@ -45,16 +42,16 @@ def snippet(text: str, query: str, analyse: Callable[[str], Sequence[str]], widt
     matches = _matches(line, terms, analyse)
     start, end = _stretch(line, matches, width)
     shown = Text(line[start:end])
-    for match in matches:
-        if start <= match.start and match.end <= end:
-            shown.stylize(_MATCH_STYLE, match.start - start, match.end - start)
+    for first, last, _ in matches:
+        if start <= first and last <= end:
+            shown.stylize(_MATCH_STYLE, first - start, last - start)
     left_out = end < len(line) or len(text) > _MOST_CHARACTERS
     return Text.assemble(f"{_ELLIPSIS} " if start else "", shown, _ELLIPSIS if left_out else "")
 
 
 def _matches(
     line: str, terms: frozenset[str], analyse: Callable[[str], Sequence[str]]
-) -> list[_Match]:
+) -> list[Match]:
     """Where the terms are: the words that give one, or in a script without spaces the terms."""
     found = []
     for word in _WORD.finditer(line):
@@ -62,25 +59,25 @@ def _matches(
         for term in sorted(given):
             inside = word[0].casefold().find(term)
             if word[0].isascii() or inside < 0:
-                found.append(_Match(word.start(), word.end(), term))
+                found.append((word.start(), word.end(), term))
             else:
                 start = word.start() + inside
-                found.append(_Match(start, start + len(term), term))
+                found.append((start, start + len(term), term))
     return sorted(found)
 
 
-def _stretch(line: str, matches: Sequence[_Match], width: int) -> tuple[int, int]:
+def _stretch(line: str, matches: Sequence[Match], width: int) -> tuple[int, int]:
     """The bounds of the stretch: at the first match from which most terms fit, after some words."""
     if len(line) <= width:
         return 0, len(line)
     best = 0
     if matches:
 
-        def terms_from(first: _Match) -> int:
-            end = first.start + round(width * (1 - _BEFORE))
-            return len({one.term for one in matches if first.start <= one.start < end})
+        def terms_from(first: Match) -> int:
+            end = first[0] + round(width * (1 - _BEFORE))
+            return len({term for start, _, term in matches if first[0] <= start < end})
 
-        best = max(matches, key=terms_from).start
+        best, *_ = max(matches, key=terms_from)
     earliest = min(max(best - round(width * _BEFORE), 0), len(line) - width)
     start = min(_next_word(line, earliest), best)
     room = width - len(_ELLIPSIS) - (len(_ELLIPSIS) + 1 if start else 0)

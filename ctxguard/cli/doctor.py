@@ -2,7 +2,6 @@
 
 import platform
 import time
-import tomllib
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -17,13 +16,13 @@ from rich.text import Text
 import ctxguard
 from ctxguard._support import _compiled
 from ctxguard._support.foreign_distribution import foreign_distribution
-from ctxguard._support.regular_file import read_regular
 from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, Output, one_line, print_json
+from ctxguard.cli._settings import named, read_toml
 from ctxguard.cli._store import open_store
 from ctxguard.cli._system import System
-from ctxguard.errors import ConfigurationError, CtxguardError, DataError
+from ctxguard.errors import ConfigurationError, CtxguardError
 
 if TYPE_CHECKING:
     from ctxguard.cli._system import Source
@@ -97,7 +96,7 @@ def doctor(settings: DoctorSettings) -> None:
     """
     output = Output(as_json=settings.as_json)
     with output.doing("looking"):
-        findings = [*_installation(), *_deployment(_named(settings.places))]
+        findings = [*_installation(), *_deployment(*_parts(settings.places))]
     wrong = any(finding.status == "wrong" for finding in findings)
     if settings.as_json:
         print_json({"ok": not wrong, "findings": [asdict(finding) for finding in findings]})
@@ -129,18 +128,8 @@ def _installation() -> Iterator[Finding]:
     yield Finding("computation", status, _compiled.standing())
 
 
-@dataclass(frozen=True)
-class _Deployment:
-    """The parts named, by kind."""
-
-    system: dict[str, Any]
-    profile: Path | None = None
-    store: str | None = None
-    metrics: str | None = None
-
-
-def _named(places: Sequence[str]) -> _Deployment:
-    """The parts that the places name.
+def _parts(places: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The system that the places name, and the other parts by kind.
 
     Raises:
         ConfigurationError: a place is none of the known kinds.
@@ -168,44 +157,36 @@ def _named(places: Sequence[str]) -> _Deployment:
                 f"{place!r} is no index folder, engine URL, profile (.json), store URL, URL of "
                 "metrics or system file (.toml); check the name"
             )
-    return _Deployment(system, **rest)
+    return system, rest
 
 
 def _system_file(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    try:
-        document = tomllib.loads(read_regular(file, 2**20).decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"is no TOML: {error}", path=file) from None
-    system = {
-        name.replace("-", "_"): value
-        for name, value in document.items()
-        if not isinstance(value, dict)
-    }
-    for name in ("index", "ranker"):
-        if name in system:
-            system[name] = file.parent / system[name]
-    tables = [table for table in document.values() if isinstance(table, dict)]
+    """The system that a file describes, and the profile and the store that a table of it names."""
+    document = read_toml(file)
+    tables = [document, *[table for table in document.values() if isinstance(table, dict)]]
     beside: dict[str, Any] = {}
-    for table in [system, *tables]:
-        if "profile" in table:
-            beside.setdefault("profile", file.parent / table["profile"])
-        if "store" in table:
-            beside.setdefault("store", table["store"])
-    return {name: value for name, value in system.items() if name not in beside}, beside
+    for table in reversed(tables):
+        beside |= {name: table[name] for name in ("profile", "store") if name in table}
+    if "profile" in beside:
+        beside["profile"] = file.parent / beside["profile"]
+    top = {
+        name: value
+        for name, value in document.items()
+        if name not in beside and not isinstance(value, dict)
+    }
+    return named(top, System.model_fields, file), beside
 
 
-def _deployment(parts: _Deployment) -> Iterator[Finding]:
+def _deployment(system: dict[str, Any], parts: dict[str, Any]) -> Iterator[Finding]:
     source: list[Source] = []
-    if parts.system:
-        yield from _tried("index", lambda: _index(parts.system, source))
-    if parts.profile is not None:
-        file = parts.profile
-        yield from _tried("profile", lambda: _profile(file, source))
-    if parts.store is not None:
-        url = parts.store
-        yield from _tried("store", lambda: _store(url))
-    if parts.metrics is not None:
-        yield _metrics(parts.metrics)
+    if system:
+        yield from _tried("index", lambda: _index(system, source))
+    if "profile" in parts:
+        yield from _tried("profile", lambda: _profile(parts["profile"], source))
+    if "store" in parts:
+        yield from _tried("store", lambda: _store(parts["store"]))
+    if "metrics" in parts:
+        yield _metrics(parts["metrics"])
 
 
 def _tried(part: str, look: Callable[[], Iterator[Finding]]) -> list[Finding]:

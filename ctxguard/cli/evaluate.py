@@ -35,9 +35,6 @@ from ctxguard.profile.describe import describe_policy
 if TYPE_CHECKING:
     from calibration.evaluate import QueryMetrics
     from calibration.results import Results
-    from ctxguard.cli._inputs import Labelled
-    from ctxguard.cli._system import Source
-    from ctxguard.core.interval import Interval
     from ctxguard.core.policies import Policy
     from ctxguard.profile.schema import Profile
 
@@ -125,12 +122,14 @@ def evaluate(settings: Evaluate) -> None:
             )
 
         results = tabulate({each: measured(by) for each, by in policies.items()}, seed=seed)
-    notes = [
-        *labelled.notes,
-        *notes_on_pools(pools, route, settings.run),
-        *_reservations(loaded, labelled, source),
-    ]
-    notes += _notes(results.of(name, "recall_at_depth").mean if dataset.answerable else None)
+    notes = [*labelled.notes, *notes_on_pools(pools, route, settings.run)]
+    if loaded is not None:
+        notes += (*seen_in_calibration(labelled, loaded), *compared(loaded, source).reservations)
+    if dataset.answerable and results.of(name, "recall_at_depth").mean.value == 0.0:
+        notes.append(
+            "no relevant passage is among the candidates of any query: check that these labels "
+            "belong to the corpus that is searched"
+        )
     notes += beyond_index(source, most) + write_pools(pools, settings.write_run)
     profile_id = None if loaded is None else loaded.profile_id
     document = {
@@ -186,25 +185,6 @@ def _print(results: "Results", output: Output, *, show_all: bool) -> None:
     if not show_all:
         n_left = len(results.metrics) - len(shown.metrics)
         output.note(f"{n_left} more metrics: all-metrics = true in [evaluate] of a file --system")
-
-
-def _reservations(
-    profile: "Profile | None", labelled: "Labelled", retriever: "Source"
-) -> tuple[str, ...]:
-    """Why the figures of a profile may not be what they will be in production."""
-    if profile is None:
-        return ()
-    return (*seen_in_calibration(labelled, profile), *compared(profile, retriever).reservations)
-
-
-def _notes(found: "Interval | None") -> list[str]:
-    if found is None or found.value != 0.0:
-        return []
-    note = (
-        "no relevant passage is among the candidates of any query: check that these labels belong "
-        "to the corpus that is searched"
-    )
-    return [note]
 
 
 def _policies(
