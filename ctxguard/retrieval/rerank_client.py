@@ -2,12 +2,16 @@
 
 import asyncio
 import math
+import ssl
 import threading
 from collections.abc import MutableMapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from io import BytesIO
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, finalize
+from urllib.parse import SplitResult, urlsplit
+from urllib.request import getproxies, proxy_bypass
+from weakref import finalize
 
 import numpy as np
 from pydantic_core import PydanticSerializationError, from_json, to_json
@@ -41,15 +45,17 @@ _BYTES_PER_RESULT = 256
 _BYTES_PER_SENT_BYTE = 3
 """Servers may send the documents back; é takes two bytes in UTF-8 and six as ``\\u00e9``."""
 
+_of_parents: list[object] = []
+
 
 class RerankClient:
     """Scores documents by a reranker that another server runs.
 
-    A redirect is not followed, so that documents and key go to no host that nobody chose. Answers
-    are read up to a size that follows from the request, are not unpacked, and must be exact: a
-    result for a document that was not sent, or two for one document, is garbage, since scores
-    could belong to other documents. What the server says beside scores is neither logged nor
-    quoted in errors, because it may quote documents.
+    A redirect is not followed, so that documents and key go to no host that nobody chose; a proxy
+    is one that the environment names. Answers are read up to a size that follows from the request,
+    are not unpacked, and must be exact: a result for a document that was not sent, or two for one
+    document, is garbage, since scores could belong to other documents. What the server says beside
+    scores is neither logged nor quoted in errors, because it may quote documents.
 
     Threads and event loops may share a client. A forked child opens connections of its own.
 
@@ -71,8 +77,8 @@ class RerankClient:
     """
 
     _lock = OfProcess(threading.Lock)
-    # Connections are dropped without closing them: they are the parent's.
-    _clients = OfProcess[WeakKeyDictionary[asyncio.AbstractEventLoop, Any]](WeakKeyDictionary)
+    # By loop. A child keeps its parent's as they are: to close them would stop the parent's.
+    _clients = OfProcess[dict[asyncio.AbstractEventLoop, Any]](dict, _of_parents.append)
     _background = OfProcess["_Background | None"](
         lambda: None, lambda parents: parents and parents.stop.detach()
     )
@@ -93,9 +99,11 @@ class RerankClient:
             raise ConfigurationError(
                 f"rerank timeout_seconds {timeout_seconds!r} must be finite and > 0"
             )
-        self._library = require("httpx2", "rerank")
+        self._library = require("aiohttp", "rerank")
         self._form = FORMS[protocol]
-        self._url = _endpoint(self._library, url, self._form)
+        parsed = _endpoint(url, self._form)
+        self._url = require("yarl", "rerank").URL(parsed.geturl())
+        self._by_proxy = parsed.scheme in getproxies() and not proxy_bypass(parsed.hostname or "")
         self._headers = _headers(key)
         self._protocol = protocol
         self._model = model
@@ -144,7 +152,7 @@ class RerankClient:
                 FailureKind.TIMEOUT,
                 f"no whole answer from {self._url.host} within {self._timeout_seconds:g} s",
             ) from None
-        except self._library.HTTPError as error:
+        except (self._library.ClientError, OSError) as error:
             raise StageUnavailableError(
                 RERANK, f"{self._url.host} cannot be reached ({describe_error(error)})"
             ) from error
@@ -165,7 +173,7 @@ class RerankClient:
         with self._lock:
             client = self._clients.pop(asyncio.get_running_loop(), None)
         if client is not None:
-            await client.aclose()
+            await client.close()
 
     def close(self) -> None:
         """Close the connections of ``score``; scoring again opens new ones."""
@@ -181,17 +189,34 @@ class RerankClient:
         with self._lock:
             client = self._clients.get(loop)
             if client is None:
-                client = self._library.AsyncClient(
-                    timeout=None, follow_redirects=False, headers=self._headers
-                )
-                self._clients[loop] = client
+                for ended in [each for each in self._clients if each.is_closed()]:
+                    self._clients.pop(ended).detach()
+                client = self._clients[loop] = self._session()
             return client
 
+    def _session(self) -> Any:
+        library = self._library
+        context: Any = True
+        if self._url.scheme == "https":
+            # The certificates that the system trusts, also where OpenSSL does not find them.
+            context = require("truststore", "rerank").SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        return library.ClientSession(
+            auto_decompress=False,
+            connector=library.TCPConnector(limit=0, ssl=context),
+            cookie_jar=library.DummyCookieJar(),
+            headers=self._headers,
+            timeout=library.ClientTimeout(),
+            trust_env=self._by_proxy,
+        )
+
     async def _post(self, body: bytes, most_bytes: int) -> bytes:
-        async with self._connected().stream("POST", self._url, content=body) as response:
-            self._check_status(response.status_code)
+        session = self._connected()
+        # Written in pieces if it is large.
+        data = body if len(body) <= _MAX_ANSWER_BYTES else BytesIO(body)
+        async with session.post(self._url, data=data, allow_redirects=False) as response:
+            self._check_status(response.status)
             answer = bytearray()
-            async for piece in response.aiter_raw():
+            async for piece in response.content.iter_any():
                 answer += piece
                 if len(answer) > most_bytes:
                     raise StageError(
@@ -251,7 +276,7 @@ def _start_background(
         await stop.wait()
         client = clients.pop(loop, None)
         if client is not None:
-            await client.aclose()
+            await client.close()
 
     thread = threading.Thread(
         target=lambda: asyncio.run(until_stopped()), name="ctxguard-rerank", daemon=True
@@ -288,6 +313,8 @@ def read_scores(answer: bytes, n_documents: int, protocol: Protocol) -> FloatArr
         raise _garbage(f"is not of the {protocol} form: check the protocol")
     name = form.score
     scores = np.full(n_documents, np.nan)
+    if _fill(scores, results, name):
+        return scores
     seen = set()
     for result in results:
         index = result.get("index") if isinstance(result, dict) else None
@@ -300,6 +327,22 @@ def read_scores(answer: bytes, n_documents: int, protocol: Protocol) -> FloatArr
     if np.isnan(scores).all():
         raise _garbage(f"has no finite {name}")
     return scores
+
+
+def _fill(scores: FloatArray, results: list[Any], name: str) -> bool:
+    """Set all scores at once; False, and none set, if an answer is not plainly in order."""
+    try:
+        indexes = [result["index"] for result in results]
+        values = [result[name] for result in results]
+    except (KeyError, TypeError, IndexError):
+        return False
+    in_order = set(map(type, indexes)) == {int} and set(map(type, values)) == {float}
+    if not in_order or min(indexes) < 0 or max(indexes) >= len(scores):
+        return False
+    if len(set(indexes)) < len(indexes) or not all(map(math.isfinite, values)):
+        return False
+    scores[indexes] = values
+    return True
 
 
 def _finite_or_nan(score: object) -> float:
@@ -318,21 +361,22 @@ def _garbage(what: str) -> StageError:
     return StageError(RERANK, f"the server's answer {what}")
 
 
-def server_url(library: Any, url: str, whose: str) -> Any:
+def server_url(url: str, whose: str) -> SplitResult:
     """Parse the URL of a server.
 
     Raises:
         ConfigurationError: it is no such URL, or holds a user name or password.
     """
     try:
-        parsed = library.URL(url)
-    except (library.InvalidURL, TypeError):
-        parsed = None
-    if parsed is None or parsed.scheme not in ("http", "https") or not parsed.host:
+        parsed = urlsplit(url)
+        is_whole = parsed.scheme in ("http", "https") and parsed.hostname and parsed.port != 0
+    except (AttributeError, TypeError, ValueError):
+        is_whole = False
+    if not is_whole or any(character <= " " for character in url):
         raise ConfigurationError(
             f"the {whose} URL is not http://HOST[:PORT][/PATH] or https://HOST[:PORT][/PATH]"
         )
-    if parsed.userinfo:
+    if "@" in parsed.netloc:
         raise ConfigurationError(
             f"the {whose} URL holds a user name or password; pass a key instead"
         )
@@ -349,13 +393,13 @@ def check_key(key: str, whose: str) -> None:
         raise ConfigurationError(f"the {whose} key must be printable ASCII characters, not empty")
 
 
-def _endpoint(library: Any, url: str, form: RerankForm) -> Any:
+def _endpoint(url: str, form: RerankForm) -> SplitResult:
     """Return the URL of the endpoint, from it or from the server's base."""
-    parsed = server_url(library, url, "rerank")
+    parsed = server_url(url, "rerank")
     path = parsed.path.rstrip("/")
     if not path.endswith(form.paths[0]):
         path += form.paths[0]
-    return parsed.copy_with(path=path, fragment=None)
+    return parsed._replace(path=path, fragment="")
 
 
 def _headers(key: str | None) -> dict[str, str]:

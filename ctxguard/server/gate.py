@@ -49,7 +49,7 @@ class Gate:
         settings: ServiceSettings,
         metrics: HttpMetrics,
     ) -> None:
-        self._app = app
+        self.app = app
         self._direct = direct
         self._access = Access(settings.secrets)
         self._limits = RequestLimits(settings)
@@ -58,7 +58,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, and account for how it ended."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         start, path = perf_counter(), scope["path"]
         endpoint = ENDPOINTS.get(path) or endpoint_of(path)
@@ -92,8 +92,8 @@ class Gate:
                     await send({"type": "http.response.body", "body": answer.body})
                 else:
                     # Without it Starlette's router answers by itself what it does not know.
-                    scope["app"] = self._app
-                    await self._app(scope, _Replay(body, receive).receive, send_named)
+                    scope["app"] = self.app
+                    await self.app(scope, _Replay(body, receive).receive, send_named)
             finally:
                 budget.in_flight -= 1
                 budget.buffered -= len(body)

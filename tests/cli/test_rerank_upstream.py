@@ -1,6 +1,5 @@
 """Commands on lists of candidates that a server reranks: from the file to the tables."""
 
-import asyncio
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -84,13 +83,13 @@ def test_candidates_are_calibrated_compared_and_guarded(
         rerank_upstream=upstream.url, rerank_model="m", profile=profile, mode=Mode.ENFORCE
     )
     body = json.loads(_lines(candidates)[0])
-    answer = asyncio.run(ask(settings, {key: body[key] for key in ("query", "documents")}))
+    answer = ask(settings, {key: body[key] for key in ("query", "documents")})
     assert answer["meta"]["ctxguard"]["policy"] == made_for.profile_id
     assert answer["meta"]["ctxguard"]["flags"] == []
     assert sum(each["relevance_score"] > 0.0 for each in answer["results"]) < len(answer["results"])
 
     upstream.score = at_random
-    answer = asyncio.run(ask(settings, {key: body[key] for key in ("query", "documents")}))
+    answer = ask(settings, {key: body[key] for key in ("query", "documents")})
     assert answer["meta"]["ctxguard"]["flags"] == ["profile_mismatch"]
     assert answer["meta"]["ctxguard"]["dropped"] == {}
 
@@ -99,21 +98,16 @@ def at_random(query: str, documents: Sequence[str]) -> list[float]:
     return [random.Random(query + each).random() for each in documents]
 
 
-async def ask(settings: ServiceSettings, body: object) -> Any:
+def ask(settings: ServiceSettings, body: object) -> Any:
     """The answer of a service to one request."""
-    import httpx2
     from prometheus_client import CollectorRegistry
+    from starlette.testclient import TestClient
 
     from ctxguard.server.app import create_app
 
     app = create_app(settings, registry=CollectorRegistry())
-    async with (
-        app.router.lifespan_context(app),
-        httpx2.AsyncClient(
-            transport=httpx2.ASGITransport(app), base_url="http://127.0.0.1"
-        ) as client,
-    ):
-        answer = await client.post("/v1/rerank", json=body)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        answer = client.post("/v1/rerank", json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()
 

@@ -23,7 +23,7 @@ from ctxguard.retrieval.rerank_forms import FORMS, Protocol
 from tests.rerank_endpoint import Answer, RerankEndpoint
 from tests.timing import NEVER, SOON, until
 
-pytest.importorskip("httpx2")
+pytest.importorskip("aiohttp")
 
 QUERY = "red fox"
 DOCUMENTS = ["A blue fox.", "a red fox runs", "nothing"]
@@ -380,6 +380,21 @@ def test_a_server_that_is_not_there_is_an_outage(make: Make) -> None:
     error = failure(make(f"http://127.0.0.1:{port}"))
     assert isinstance(error, StageUnavailableError)
     assert "127.0.0.1 cannot be reached" in str(error)
+
+
+def test_a_server_that_speaks_no_tls_is_an_outage(endpoint: RerankEndpoint, make: Make) -> None:
+    error = failure(make(endpoint.url.replace("http:", "https:")))
+    assert isinstance(error, StageUnavailableError)
+    assert "127.0.0.1 cannot be reached" in str(error)
+
+
+def test_a_proxy_of_the_environment_is_asked(
+    endpoint: RerankEndpoint, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", endpoint.url)
+    assert make("http://reranker.invalid").score(QUERY, DOCUMENTS).tolist() == EXPECTED
+    assert make().score(QUERY, DOCUMENTS).tolist() == EXPECTED
+    assert endpoint.paths == ["http://reranker.invalid/rerank", "/rerank"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on Windows")

@@ -159,7 +159,7 @@ class ElasticsearchRetriever(Hybrid):
             stages=STAGES[Route.HYBRID if rerank is None else Route.HYBRID_RERANK],
             legs_rerank=rerank is not None,
         )
-        self._library: Any = require("httpx2", "rerank")
+        self._library: Any = require("httpx2", "elasticsearch")
         self._url = _endpoint(self._library, url, index)
         headers = _headers(product, key)
         self._client = LazyClient(
@@ -482,11 +482,11 @@ def _check(
 
 
 def _endpoint(library: Any, url: str, index: str) -> Any:
-    parsed = server_url(library, url, "cluster's")
+    parsed = server_url(url, "cluster's")
     if not index or index.startswith("_"):
         raise ConfigurationError(f"the index's name {index!r} is empty or begins with _")
     path = f"{parsed.path.rstrip('/')}/{quote(index, safe='')}/_msearch"
-    return parsed.copy_with(path=path, fragment=None)
+    return library.URL(parsed._replace(path=path, fragment="").geturl())
 
 
 def _headers(product: Product, key: str | None) -> dict[str, str]:
