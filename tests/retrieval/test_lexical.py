@@ -94,3 +94,22 @@ def test_the_analyser_says_how_many_stop_words_it_has() -> None:
 def test_any_text_can_be_analysed(text: str) -> None:
     words = ENGLISH.analyse(text)
     assert all(len(word) > 1 and word not in STOP_WORDS for word in words)
+
+
+def test_the_counts_of_words_are_read_from_their_scores(tmp_path: Path) -> None:
+    """They are not stored, and an edited index needs them."""
+    rng = np.random.default_rng(0)
+    counts = rng.geometric(0.3, (40, 25)) * (rng.random((40, 25)) < 0.4)
+    counts[0, 0], counts[1, 1], counts[2, 2] = 1_000, 60_000, 70_000
+    texts = [" ".join(f"word{w} " * n for w, n in enumerate(row)) for row in counts.tolist()]
+    built = Bm25sIndex.build(texts)
+    built.save(tmp_path)
+    (segment,) = Bm25sIndex.load(PartFiles(tmp_path))._segments
+    assert not list(tmp_path.glob("*counts*"))
+    found = np.zeros_like(counts)
+    for term, word in segment.vocabulary.items():
+        part = slice(segment.starts[word], segment.starts[word + 1])
+        found[segment.rows[part], int(term.removeprefix("word"))] = segment.counts[part]
+    large = counts > 1_000
+    assert (found[~large] == counts[~large]).all()
+    assert found[large] == pytest.approx(np.minimum(counts[large], 2**16 - 1), rel=0.01)

@@ -104,6 +104,23 @@ def posting_scores(
         yield _bm25(counts[part], by_posting, norms[rows[part]])
 
 
+def posting_counts(
+    scores: Float32Array,
+    rows: PostingRows,
+    starts: WordArray,
+    weights: FloatArray,
+    norms: FloatArray,
+) -> Iterator[CountArray]:
+    """Yield the counts of postings from their scores; arguments as for `posting_scores`."""
+    for part, words, bounds in _some_postings(starts):
+        norm = norms[_existing(rows[part], norms.size)]
+        share = scores[part] / np.repeat(weights[words], np.diff(bounds))
+        # Only scores that were altered in a mapped file are no share from 0 to 1.
+        share = np.nan_to_num(share).clip(0.0, 1.0 - 1e-7)
+        found = np.rint(norm * share / (1.0 - share))
+        yield found.clip(1, np.iinfo(np.uint16).max).astype(np.uint16)
+
+
 def _some_postings(starts: WordArray) -> Iterator[tuple[slice, slice, WordArray]]:
     """Yield some postings at a time: where they are, their words, and the bounds of each word."""
     for first in range(0, int(starts[-1]), _POSTINGS):

@@ -79,24 +79,44 @@ class _Part(NamedTuple):
     new_rows: RowArray | None = None
 
 
-class _Terms(NamedTuple):
-    """The terms of a segment's passages.
+class _Terms:
+    """The terms of a segment's passages, read-only.
 
     Attributes:
         vocabulary: The number of each term, from 0 in its own order.
-        counted: Their counts by passage, read-only.
-        scores: The BM25 score of each posting among the segment's own passages, read-only, shape
+        scores: The BM25 score of each posting among the segment's own passages, shape
             (n_postings,).
+        rows: As for `Counted`, like the next two.
+        starts: The postings of each word.
+        lengths: Words of each passage.
     """
 
-    vocabulary: dict[str, int]
-    counted: Counted
-    scores: Float32Array
+    def __init__(
+        self,
+        vocabulary: dict[str, int],
+        scores: Float32Array,
+        rows: NDArray[np.int32],
+        starts: NDArray[np.int64],
+        lengths: NDArray[np.int32],
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.scores, self.rows = read_only(scores), read_only(rows)
+        self.starts, self.lengths = read_only(starts), read_only(lengths)
 
     @property
     def postings(self) -> Postings:
         """The scores and rows of all terms, one after the other, and the start of each."""
-        return self.scores, self.counted.rows, self.counted.starts
+        return self.scores, self.rows, self.starts
+
+    @cached_property
+    def counts(self) -> NDArray[np.uint16]:
+        """How often each posting's passage has its word, as its score tells, read-only.
+
+        Only edits ask for it. Exact up to 1,000; above, the score that it gives is within 1e-7.
+        """
+        weights, norms = idf(np.diff(self.starts), self.lengths.size), length_norms(self.lengths)
+        counts = kernels.posting_counts(self.scores, self.rows, self.starts, weights, norms)
+        return collected(np.uint16, counts)
 
 
 class Bm25sIndex:
@@ -125,22 +145,21 @@ class Bm25sIndex:
         self._segments, self._rows = segments, rows
         self.postings = segments[0].postings if rows.is_plain else None
         if self.postings is None:
-            lengths = np.concatenate([each.counted.lengths for each in segments])
+            lengths = np.concatenate([each.lengths for each in segments])
             self._norms = read_only(length_norms(lengths[rows.stored]))
             self._passages_with = [
-                kernels.passages_with(each.counted.rows, each.counted.starts, there)
+                kernels.passages_with(each.rows, each.starts, there)
                 for each, there in zip(segments, rows.of_segments, strict=True)
             ]
 
     @classmethod
     def _of(cls, analyser: Analyser, vocabulary: dict[str, int], counted: Counted) -> Self:
         """Score the postings of one segment."""
-        counted = Counted(*[read_only(each) for each in counted])
         counts, rows, starts, lengths = counted
         scores = kernels.posting_scores(
             counts, rows, starts, idf(np.diff(starts), lengths.size), length_norms(lengths)
         )
-        segment = _Terms(vocabulary, counted, collected(np.float32, scores))
+        segment = _Terms(vocabulary, collected(np.float32, scores), rows, starts, lengths)
         return cls(analyser, [segment], Rows.whole(lengths.size))
 
     @classmethod
@@ -178,7 +197,7 @@ class Bm25sIndex:
         lengths = np.zeros(len(self), np.int64)
         parts = []
         for segment, new in zip(self._segments, self._rows.of_segments, strict=True):
-            counts, rows, starts, own_lengths = segment.counted
+            rows, starts, own_lengths = segment.rows, segment.starts, segment.lengths
             try:
                 check_numbers("the rows", rows, new.size)
             except ValueError as error:
@@ -187,7 +206,7 @@ class Bm25sIndex:
             terms, numbers = list(segment.vocabulary), np.full(len(segment.vocabulary), -1)
             for number in np.flatnonzero(kernels.passages_with(rows, starts, new)).tolist():
                 numbers[number] = vocabulary.setdefault(terms[number], len(vocabulary))
-            parts.append(_Part(numbers, starts, rows, counts, new))
+            parts.append(_Part(numbers, starts, rows, segment.counts, new))
         return self._of(self.analyser, vocabulary, _joined(parts, lengths, len(vocabulary)))
 
     def __len__(self) -> int:
@@ -211,7 +230,7 @@ class Bm25sIndex:
         for segment, words, rows in zip(
             self._segments, numbers, self._rows.of_segments, strict=True
         ):
-            counts, stored, starts, _ = segment.counted
+            counts, stored, starts = segment.counts, segment.rows, segment.starts
             kernels.add_scores(
                 all_scores, words, weights, counts, stored, starts, rows, self._norms
             )
@@ -231,32 +250,26 @@ class Bm25sIndex:
 
     def save(self, folder: Path) -> None:
         """Write the postings of one segment as arrays and its vocabulary as JSON."""
-        ((vocabulary, counted, scores),) = self._segments
-        for name, array_of in (("scores", scores), *counted._asdict().items()):
-            np.save(folder / _array(name), array_of)
-        write_texts(folder / _VOCABULARY, vocabulary)
+        (segment,) = self._segments
+        for name in ("scores", "rows", "starts", "lengths"):
+            np.save(folder / _array(name), getattr(segment, name))
+        write_texts(folder / _VOCABULARY, segment.vocabulary)
 
     @classmethod
     def load(cls, files: PartFiles, analyser: Analyser = ENGLISH) -> Self:
         """Read the files of ``save``."""
         scores = files.large_array(_array("scores"), "float32")
-        counted = Counted(
-            files.large_array(_array("counts"), "uint16"),
-            files.large_array(_array("rows"), "int32"),
-            files.array(_array("starts"), "int64"),
-            files.array(_array("lengths"), "int32"),
-        )
-        counts, rows, starts, lengths = counted
+        rows = files.large_array(_array("rows"), "int32")
+        starts = files.array(_array("starts"), "int64")
+        lengths = files.array(_array("lengths"), "int32")
         vocabulary = files.vocabulary(_VOCABULARY)
         check_starts("the postings of words", starts, len(vocabulary), rows.size)
-        if not scores.size == counts.size == rows.size:
+        if scores.size != rows.size:
             raise ValueError("the lexical postings do not belong together")
         check_numbers("the passages of lexical postings", rows, lengths.size)
         if (lengths < 0).any():
             raise ValueError("a passage has a negative length")
-        segment = _Terms(
-            vocabulary, Counted(*[read_only(each) for each in counted]), read_only(scores)
-        )
+        segment = _Terms(vocabulary, scores, rows, starts, lengths)
         return cls(analyser, [segment], Rows.whole(lengths.size))
 
 
