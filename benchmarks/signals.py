@@ -2,12 +2,12 @@
 
     python -m benchmarks.signals --data DIR … demo --json signals.json
 
-For each collection: bytes a passage by kind of file, the token table apart, which one model has once
-on a machine; and nDCG@10 of the default search over all labelled queries, by a ranker that was not
-trained on the collection (``benchmarks._collection``). Then, for some passages of the first one, in
-turns on one thread: passages a second at each level beside those that torch only encodes, by the
-processor's time, so that other work on the machine counts little; and the median milliseconds of a
-query by the steps in which signals are computed.
+For each collection: bytes a passage by kind of file, the token table apart, of which a machine has
+one for each model; and nDCG@10 of the default search over all labelled queries, by a ranker that
+was not trained on the collection (``benchmarks._collection``). Then, for some passages of the first
+one, in turns on one thread: passages a second at each level beside those that torch only encodes,
+by the processor's time, so that other work on the machine counts little; and the median
+milliseconds of a query by the steps in which signals are computed.
 """
 
 import argparse
@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     retriever = indexed(first, default_cache(), embedder, unseen_ranker(first.resolve().name))
     queries = [query.text for query in all_splits(first).queries[: options.queries]]
     retriever.warm_up()
-    report = {
+    report: dict[str, Any] = {
         "environment": environment(("ctxguard-rag", "openvino", "torch", "numpy")),
         "runtime": embedder.runtime.value,
         "collections": collections,
