@@ -371,7 +371,8 @@ class Ranking:
         """
         hits = tuple(hits)
         ranks = tuple([hit.rank for hit in hits])
-        names = sorted({name for hit in hits for name in hit.signals or ()})
+        signals = [hit.signals for hit in hits]
+        names = sorted({name for each in signals for name in each or ()}) if any(signals) else ()
         return cls(
             passage_ids=tuple([hit.passage_id for hit in hits]),
             scores=tuple([hit.score for hit in hits]),
@@ -380,7 +381,7 @@ class Ranking:
             route=cast(Route, route),
             ranks=None if ranks.count(None) == len(ranks) else ranks,
             signals={
-                name: np.array([_number((hit.signals or {}).get(name)) for hit in hits])
+                name: np.array([_number((each or {}).get(name)) for each in signals])
                 for name in names
             },
         )
