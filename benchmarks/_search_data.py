@@ -27,7 +27,7 @@ DIMENSION = 384
 DEPTH = 100
 QUERIES = 400
 
-_FORMAT = 1
+_FORMAT = 2
 _TOPIC_SIZE = 500
 _SUBTOPIC_SIZE = 40
 _MEAN_SHARE, _TOPIC_SHARE, _SUBTOPIC_SHARE, _OWN_SHARE = 0.13, 0.25, 0.20, 0.42
@@ -35,6 +35,7 @@ _QUERY_NOISE = 1.2
 _ZIPF_EXPONENT = 1.07
 _ZIPF_SHIFT = 2.7
 _WORDS_PER_PASSAGE = 60
+_WORDS_PER_SENTENCE = 12
 _WORDS_PER_TOPIC = 40
 _TOPIC_WORD_SHARE = 0.3
 _COMMON_WORDS = 60
@@ -145,12 +146,20 @@ def _write(folder: Path, n: int, n_queries: int, seed: int) -> None:
     words_of: dict[int, list[str]] = {}
     with (folder / "texts.txt").open("w", encoding="utf-8") as stream:
         for row, words in enumerate(language.passages(topics)):
-            stream.write(" ".join(words) + "\n")
+            stream.write(_text(words) + "\n")
             if row in wanted:
                 words_of[row] = words
     queries = [language.query(words_of[row], number) for number, row in enumerate(sorted(targets))]
     (folder / "queries.txt").write_text("\n".join(queries), encoding="utf-8")
     (folder / "about.json").write_text(json.dumps({"passages": n, "seed": seed}))
+
+
+def _text(words: list[str]) -> str:
+    sentences = [
+        " ".join(words[start : start + _WORDS_PER_SENTENCE])
+        for start in range(0, len(words), _WORDS_PER_SENTENCE)
+    ]
+    return ". ".join(sentences) + "."
 
 
 class _Space:

@@ -156,10 +156,14 @@ def _clients(
     The numbers of clients take turns, so that a busy spell of the machine falls on all of them.
     """
     turns: dict[int, list[tuple[list[float], float]]] = {n: [] for n in clients}
+    spent: dict[int, list[float]] = {n: [] for n in clients}
     for _ in range(_TURNS):
         for n, taken_turns in turns.items():
             ask = _in_processes if peer.clients == "processes" and n > 1 else _in_threads
+            before = time.process_time()
             taken_turns.append(ask(peer, n, n_queries, seconds / _TURNS))
+            # The first query of each client is not timed.
+            spent[n].append((time.process_time() - before) / (len(taken_turns[-1][0]) + n))
     for n, taken_turns in turns.items():
         taken = [each for turn, _ in taken_turns for each in turn]
         p50, p99 = np.quantile(taken, (0.5, 0.99)) * 1e3
@@ -169,6 +173,7 @@ def _clients(
             "as": "one thread" if n == 1 else peer.clients,
             "p50_ms": round(float(p50), 4),
             "p99_ms": round(float(p99), 4),
+            "processor_ms": round(float(np.median(spent[n])) * 1e3, 4),
             "queries_per_second": round(float(np.median(rates)), 2),
             "queries": len(taken),
         }

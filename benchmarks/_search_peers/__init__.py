@@ -7,9 +7,11 @@ system is not installed.
 """
 
 from benchmarks._search_peers.base import SearchPeer
+from ctxguard.retrieval.index.lexical import LexicalEngine
 
 PEERS = (
     "ctxguard",
+    "ctxguard-none",
     "ctxguard-rank-bm25",
     "direct",
     "langchain",
@@ -23,9 +25,10 @@ PEERS = (
     "postgres",
     "postgres-strict",
 )
-"""Every system, by the name that the command knows it by; the first three are not peers."""
+"""Every system, by the name that the command knows it by; the first four are not peers. The first
+is the search that a new user gets, with all signals; the second and third are without signals."""
 
-OURS = ("ctxguard", "ctxguard-rank-bm25")
+OURS = ("ctxguard", "ctxguard-none", "ctxguard-rank-bm25")
 SERVERS = ("postgres", "postgres-strict")
 """Peers that are servers of their own, not embedded in the process that asks."""
 
@@ -38,14 +41,11 @@ def open_peer(name: str) -> SearchPeer:  # noqa: PLR0911  one line for each syst
         ValueError: a name that is not in ``PEERS``.
     """
     match name:
-        case "ctxguard":
+        case "ctxguard" | "ctxguard-none" | "ctxguard-rank-bm25":
             from benchmarks._search_peers.embedded import Embedded
 
-            return Embedded("bm25s")
-        case "ctxguard-rank-bm25":
-            from benchmarks._search_peers.embedded import Embedded
-
-            return Embedded("rank-bm25")
+            engine: LexicalEngine = "rank-bm25" if name.endswith("bm25") else "bm25s"
+            return Embedded(engine, "full" if name == "ctxguard" else "none")
         case "direct":
             from benchmarks._search_peers.embedded import Direct
 

@@ -1,6 +1,6 @@
 """ctxguard's embedded retriever, and its two engines called directly.
 
-    python -m benchmarks._search_peers.embedded CORPUS ENGINE FOLDER THREADS
+    python -m benchmarks._search_peers.embedded CORPUS ENGINE SIGNALS FOLDER THREADS
 
 builds and saves an index and prints the seconds that each took.
 """
@@ -20,11 +20,13 @@ import numpy as np
 
 from benchmarks._search_data import DIMENSION, Corpus
 from benchmarks._search_peers.base import DEPTH, K, Legs, SearchPeer, Surroundings
+from benchmarks._search_tokens import GivenTokens, query_tokens
 from ctxguard.core.types import Passage, Route
 from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index.dense import EXACT_LIMIT, build_pq_codes, rescore_factor
 from ctxguard.retrieval.index.lexical import LexicalEngine
+from ctxguard.retrieval.index.segment import SignalLevel
 from ctxguard.retrieval.protocols import Float32Array, Progress
 
 _FEW = 1_100
@@ -32,7 +34,7 @@ _FEW = 1_100
 
 
 class GivenVectors:
-    """An embedder of vectors that are at hand."""
+    """An embedder of vectors that are at hand, with generated word pieces."""
 
     name = "given vectors"
     dimension = DIMENSION
@@ -53,6 +55,9 @@ class GivenVectors:
     def fingerprint(self) -> str:
         return "given"
 
+    def token_encoder(self) -> GivenTokens:
+        return GivenTokens(self._vectors)
+
 
 def passages_of(corpus: Corpus) -> list[Passage]:
     """The corpus with ids in the order of its rows."""
@@ -65,22 +70,25 @@ class Embedded(SearchPeer):
     packages: ClassVar = ("bm25s", "rank-bm25", "faiss-cpu", "numpy")
     reference: ClassVar[Literal["united", "fused"] | None] = "united"
 
-    def __init__(self, lexical: LexicalEngine) -> None:
-        self.setting = f"{lexical}; exact to {EXACT_LIMIT:,} passages"
-        self._lexical = lexical
+    def __init__(self, lexical: LexicalEngine, signals: SignalLevel) -> None:
+        self.setting = f"{lexical}; signals {signals}; exact to {EXACT_LIMIT:,} passages"
+        self._lexical, self._signals = lexical, signals
+        # Signals order as no exact search does.
+        self.reference = "united" if signals == "none" else None  # type: ignore[misc]
         # Compiled loops are a library's share of the memory, not an index's.
         few = [Passage(f"p{row}", f"word{row} word") for row in range(_FEW)]
         random = np.random.default_rng(0).normal(size=(_FEW, DIMENSION)).astype(np.float32)
+        (given,) = query_tokens(["word"], random[:1])
         for exact_limit in (0, EXACT_LIMIT):
             retriever = HybridRetriever.build(
-                few, embedder=GivenVectors(random), exact_limit=exact_limit, signals="none"
+                few, embedder=GivenVectors(random), exact_limit=exact_limit, signals=signals
             )
             for route in retriever.routes:
-                retriever.on_route(route).retrieve("word", query_vector=random[0])
+                retriever.on_route(route).retrieve("word", query_vector=given)
 
     def build(self, corpus: Corpus, around: Surroundings) -> dict[str, float]:
         folder = around.folder / "index"
-        task = (corpus.folder, self._lexical, folder, around.build_threads)
+        task = (corpus.folder, self._lexical, self._signals, folder, around.build_threads)
         # What building leaves behind in a process is no part of the index.
         built = subprocess.run(  # noqa: S603  this module, with arguments made here
             [sys.executable, "-m", __name__, *map(str, task)], check=True, stdout=subprocess.PIPE
@@ -90,7 +98,8 @@ class Embedded(SearchPeer):
         embedder = GivenVectors(np.zeros((0, DIMENSION), np.float32))
         self._hybrid = HybridRetriever.load(folder, embedder=embedder)
         self._routes = [self._hybrid.on_route(route) for route in (Route.LEXICAL, Route.DENSE)]
-        self._queries, self._vectors = corpus.queries, corpus.query_vectors
+        self._queries = corpus.queries
+        self._given = query_tokens(corpus.queries, corpus.query_vectors)
         files = [*folder.rglob("vectors.npy"), *folder.rglob("lexical.*.npy")]
         self._floor_bytes = sum(file.stat().st_size for file in files)
         return seconds | {"load": perf_counter() - started}
@@ -106,7 +115,7 @@ class Embedded(SearchPeer):
         return self._floor_bytes
 
     def _best(self, retriever: HybridRetriever, at: int) -> list[int]:
-        ranking = retriever.retrieve(self._queries[at], depth=DEPTH, query_vector=self._vectors[at])
+        ranking = retriever.retrieve(self._queries[at], depth=DEPTH, query_vector=self._given[at])
         return [int(passage_id[1:]) for passage_id in ranking.passage_ids]
 
 
@@ -170,13 +179,15 @@ class Direct(SearchPeer):
         return self._lexical.search(self._queries[at]), self._dense.search(self._vectors[at])
 
 
-def main(corpus: str, lexical: LexicalEngine, folder: str, build_threads: str) -> None:
+def main(
+    corpus: str, lexical: LexicalEngine, signals: SignalLevel, folder: str, build_threads: str
+) -> None:
     """Build an index of the corpus and save it."""
     faiss.omp_set_num_threads(int(build_threads))
     given = Corpus(Path(corpus))
     started = perf_counter()
     built = HybridRetriever.build(
-        passages_of(given), embedder=GivenVectors(given.vectors), lexical=lexical, signals="none"
+        passages_of(given), embedder=GivenVectors(given.vectors), lexical=lexical, signals=signals
     )
     indexed = perf_counter()
     built.save(folder)

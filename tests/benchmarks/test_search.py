@@ -52,13 +52,13 @@ def test_the_exact_dense_answer_is_that_of_comparing_everything(corpus: Corpus) 
 
 
 def test_the_retriever_finds_the_exact_top_ten_and_is_timed(corpus: Corpus) -> None:
-    ours = run("ctxguard", corpus, [1, 2], LIMITS)
+    ours = run("ctxguard-none", corpus, [1, 2], LIMITS)
     assert ours["ended"] == "done"
     assert ours["agreement"]["top_10"] == {"hybrid": ALL, "lexical": ALL, "dense": ALL}
     assert ours["clients_2"]["queries"] >= 6
     assert ours["clients_1"]["p99_ms"] >= ours["clients_1"]["p50_ms"] > 0.0
     assert ours["served"]["vectors_and_postings_mib"] >= 0
-    assert "ctxguard " in row_of("ctxguard", ours)
+    assert "ctxguard-none " in row_of("ctxguard-none", ours)
 
 
 def test_a_leg_that_scores_otherwise_agrees_less_and_is_still_compared(corpus: Corpus) -> None:
@@ -82,7 +82,7 @@ def test_a_system_over_its_limit_of_time_is_stopped_and_says_so(corpus: Corpus) 
 
 def test_a_system_over_its_limit_of_memory_is_stopped_and_says_so(corpus: Corpus) -> None:
     limits = Limits(0.2, total_seconds=60.0, gibibytes=0.001, build_threads=1, threads=1)
-    assert run("ctxguard", corpus, [1], limits)["ended"] == "stopped above 0.001 GiB"
+    assert run("ctxguard-none", corpus, [1], limits)["ended"] == "stopped above 0.001 GiB"
 
 
 def test_a_system_that_is_not_installed_is_shown_as_absent(
@@ -105,17 +105,20 @@ def test_a_name_that_no_system_has_is_refused() -> None:
 def test_bars_are_read_against_the_nearest_embedded_peer_and_not_a_server() -> None:
     def system(p50: float, rate: float) -> dict[str, object]:
         return {
-            "clients_1": {"p50_ms": p50, "queries_per_second": rate},
+            "clients_1": {"p50_ms": p50, "processor_ms": p50 / 2, "queries_per_second": rate},
             "clients_4": {"p50_ms": p50, "queries_per_second": 3.0 * rate},
             "agreement": {"top_10": {"hybrid": 0.99}},
             "served": {"memory_mib": 110, "vectors_and_postings_mib": 100},
         }
 
-    figures = {"ctxguard": system(1.0, 900.0), "direct": system(0.9, 1000.0)}
+    figures = {"ctxguard": system(3.0, 300.0), "ctxguard-none": system(1.0, 900.0)}
+    figures |= {"direct": system(0.9, 1000.0)}
     figures |= {"postgres": system(2.0, 400.0), "txtai": system(9.0, 100.0), "lost": {}}
     measured = bars(figures)
     assert measured["nearest_embedded_peer"] == "txtai"
     assert measured["times_faster_at_p50"] == 9.0
+    assert measured["times_less_processor_time"] == 9.0
+    assert measured["default_times_faster_at_p50"] == 3.0
     assert measured["four_clients_to_one"] == 3.0
     assert measured["memory_to_vectors_and_postings"] == 1.1
     assert bars({})["times_faster_at_p50"] is None
@@ -126,7 +129,7 @@ def options(tmp_path: Path, *more: str) -> list[str]:
 
 
 def test_the_command_writes_what_it_measured(tmp_path: Path) -> None:
-    main(options(tmp_path, "--no-direct", "--peers", "ctxguard", "--seconds", "0.1"))
+    main(options(tmp_path, "--no-direct", "--peers", "ctxguard,ctxguard-none", "--seconds", "0.1"))
     figures = json.loads((tmp_path / "out.json").read_text())["300"]["peers"]
     assert figures["systems"]["ctxguard"]["clients_1"]["p50_ms"] > 0.0
     assert figures["bars"]["recall_of_exact_top_10"] == 1.0

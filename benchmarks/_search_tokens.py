@@ -1,0 +1,89 @@
+"""Word pieces and sentences of generated texts, so that the default search has all its signals.
+
+A word is one piece, or two if it is long, by its hash; each piece has a random unit vector in a
+table of the size of all-MiniLM-L6-v2's. A sentence's vector is its passage's with noise, and the
+state of a query's piece lies between the piece's and the query's vector.
+"""
+
+import re
+from collections.abc import Sequence
+from zlib import crc32
+
+import numpy as np
+
+from benchmarks._search_data import DIMENSION
+from ctxguard.retrieval.models.sentences import as_int8, sentence_lengths, unit_states
+from ctxguard.retrieval.protocols import (
+    Float32Array,
+    Int8Array,
+    Progress,
+    QueryTokens,
+    RowArray,
+    Sentences,
+)
+
+N_PIECES = 30_522
+_BLOCK = 10_000
+_PIECE = re.compile(r"\w{1,7}|[^\w\s]")
+
+
+def pieces_of(text: str) -> tuple[list[int], RowArray]:
+    """The start and the number of each word piece of a text."""
+    found = list(_PIECE.finditer(text))
+    numbers = [crc32(piece[0].lower().encode()) % N_PIECES for piece in found]
+    return [piece.start() for piece in found], np.array(numbers, np.int64)
+
+
+def token_table() -> Int8Array:
+    """The vector of every piece by itself, shape (N_PIECES, 384)."""
+    drawn = np.random.default_rng(0).standard_normal((N_PIECES, DIMENSION), dtype=np.float32)
+    return as_int8(drawn)
+
+
+def query_tokens(queries: Sequence[str], vectors: Float32Array) -> list[QueryTokens]:
+    """Each query with its vector, as a model would read it."""
+    table, made = token_table(), []
+    for query, vector in zip(queries, vectors, strict=True):
+        _, pieces = pieces_of(query)
+        states = unit_states(table[pieces].astype(np.float32) / 127.0 + vector)
+        made.append(QueryTokens(vector, states, pieces))
+    return made
+
+
+class GivenTokens:
+    """A `TokenEncoder` of vectors that are at hand."""
+
+    def __init__(self, vectors: Float32Array) -> None:
+        self._vectors = vectors
+
+    def encode_query(self, text: str) -> QueryTokens:
+        raise RuntimeError(f"the word pieces of {text!r} were not given")
+
+    def encode_passages(
+        self,
+        texts: Sequence[str],
+        progress: Progress | None = None,  # noqa: ARG002  it takes seconds
+    ) -> tuple[Float32Array, Sentences]:
+        rng, parts = np.random.default_rng(1), []
+        for start in range(0, len(texts), _BLOCK):
+            read = [(text, *pieces_of(text)) for text in texts[start : start + _BLOCK]]
+            lengths = [sentence_lengths(text, starts) for text, starts, _ in read]
+            of_sentences = np.repeat(
+                self._vectors[start : start + len(read)], list(map(len, lengths)), axis=0
+            )
+            noise = rng.standard_normal(of_sentences.shape, dtype=np.float32)
+            sizes = [
+                (each.size, pieces.size) for each, (*_, pieces) in zip(lengths, read, strict=True)
+            ]
+            parts.append(
+                Sentences(
+                    as_int8(of_sentences + noise / np.float32(DIMENSION**0.5)),
+                    np.concatenate(lengths),
+                    np.concatenate([pieces for *_, pieces in read]).astype(np.uint16),
+                    np.concatenate([[[0, 0]], np.cumsum(sizes, axis=0)]).astype(np.int64),
+                )
+            )
+        return self._vectors, Sentences.of(parts)
+
+    def token_table(self) -> Int8Array:
+        return token_table()
