@@ -169,8 +169,8 @@ def largest_gap(_fitted: View, applied: View) -> Contexts:
 
 def expected_utility(fitted: View, applied: View) -> Contexts:
     """Logistic P(relevant), tuned on predictions out of fold as ``calibrate`` does."""
-    model = fit_relevance(fitted.pools, fitted.labels, fitted.table)
-    own = out_of_fold(fitted.pools, fitted.labels, fitted.table)
+    model = fit_relevance(fitted.pools, fitted.labels)
+    own = out_of_fold(fitted.pools, fitted.labels)
     grid = utility_grid(fitted.pools, fitted.labels, own, model)
     return _decided(grid.policy(grid.means.best()), applied)
 
@@ -192,8 +192,8 @@ def keeping_recall(k: int) -> Rule:
     def rule(fitted: View, applied: View) -> Contexts:
         labels = fitted.labels.with_baseline(k)
         if labels.n_answerable >= FEWEST_LABELS:
-            model = fit_relevance(fitted.pools, labels, fitted.table)
-            own = out_of_fold(fitted.pools, labels, fitted.table)
+            model = fit_relevance(fitted.pools, labels)
+            own = out_of_fold(fitted.pools, labels)
             grid = utility_grid(fitted.pools, labels, own, model)
         else:
             grid = ratio_grid(fitted.pools, labels)

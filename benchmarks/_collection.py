@@ -15,7 +15,7 @@ import numpy as np
 
 from calibration.data.dataset import Dataset
 from calibration.data.readers import read_beir, read_corpus, splits
-from calibration.fit import fit_fusion, pool_features
+from calibration.fit import fit_fusion
 from calibration.pool_labels import IntArray, PoolLabels, label
 from calibration.replay import Pools, replay
 from ctxguard._support.cache_folder import cache_folder
@@ -50,17 +50,15 @@ class View:
     Attributes:
         pools: The candidates, best fused score first.
         labels: What is known of them.
-        table: Shape (n_q, depth, n_features), NaN beyond a pool's end.
     """
 
     pools: Pools
     labels: PoolLabels
-    table: FloatArray
 
     def rows(self, rows: IntArray) -> "View":
         """The same of some of the queries."""
         ids = [self.pools.query_ids[row] for row in rows]
-        return View(self.pools.subset(ids), self.labels.rows(rows), self.table[rows])
+        return View(self.pools.subset(ids), self.labels.rows(rows))
 
     def of(self, query_ids: Sequence[str]) -> "View":
         """The same of the queries with these ids; those that could not be replayed are left out."""
@@ -131,7 +129,7 @@ class Collection:
     def _view(self, key: tuple[Fusion, bool], make: Callable[[], Pools]) -> View:
         if key not in self._views:
             pools = make()
-            self._views[key] = View(pools, label(pools, self.dataset), pool_features(pools))
+            self._views[key] = View(pools, label(pools, self.dataset))
         return self._views[key]
 
     def _replayed(self, fusion: Fusion, depth: int) -> Pools:

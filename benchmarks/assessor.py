@@ -108,14 +108,14 @@ class Half:
     """One split of a set: P(relevant) and labels of both halves, best first by P."""
 
     def __init__(self, fitted: View, applied: View) -> None:
-        model = fit_relevance(fitted.pools, fitted.labels, fitted.table)
-        own = out_of_fold(fitted.pools, fitted.labels, fitted.table)
+        model = fit_relevance(fitted.pools, fitted.labels)
+        own = out_of_fold(fitted.pools, fitted.labels)
         grid = utility_grid(fitted.pools, fitted.labels, own, model)
         self.k, self.threshold = grid.settings(grid.means.best())
         order = np.argsort(-np.nan_to_num(own, nan=-1.0), axis=1, kind="stable")[:, :FIRST]
         self.fit_chances = np.take_along_axis(own, order, axis=1)
         self.fit_relevant = np.take_along_axis(fitted.labels.relevant, order, axis=1)
-        chances = probabilities(model, applied.pools, applied.table)
+        chances = probabilities(model, applied.pools)
         order = np.argsort(-np.nan_to_num(chances, nan=-1.0), axis=1, kind="stable")
         labels = applied.labels.reordered(order)
         self.query_ids = applied.pools.query_ids

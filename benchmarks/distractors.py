@@ -103,9 +103,9 @@ def _both(view: View, fit_on: IntArray, others: IntArray) -> tuple[FloatArray, F
     own, apart = view.rows(fit_on), view.rows(others)
     inside, outside = [], []
     for labels in (own.labels, misleading(own.labels)):
-        inside.append(out_of_fold(own.pools, labels, own.table))
-        model = fit_relevance(own.pools, labels, own.table)
-        outside.append(probabilities(model, apart.pools, apart.table))
+        inside.append(out_of_fold(own.pools, labels))
+        model = fit_relevance(own.pools, labels)
+        outside.append(probabilities(model, apart.pools))
     return utilities(own, *inside), utilities(apart, *outside)
 
 

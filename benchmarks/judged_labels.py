@@ -190,7 +190,7 @@ def _served(policy: ExpectedUtilityPolicy, view: View) -> float:
     grid = utility_grid(
         view.pools,
         view.labels,
-        probabilities(policy.model, view.pools, view.table),
+        probabilities(policy.model, view.pools),
         policy.model,
         ks=(policy.k,),
         thresholds=np.array([policy.min_probability]),
@@ -201,7 +201,7 @@ def _served(policy: ExpectedUtilityPolicy, view: View) -> float:
 def _plain_gain(policy: ExpectedUtilityPolicy, view: View) -> float:
     """Mean gain in the utilities that `judged_route` counts: relevant or not."""
     discount = discounts(view.pools.scores.shape[1])
-    values = probabilities(policy.model, view.pools, view.table)
+    values = probabilities(policy.model, view.pools)
     gains = []
     for row, n in enumerate(view.pools.lengths.tolist()):
         worth = np.where(view.labels.relevant[row, :n], policy.gain, -policy.cost)
@@ -215,7 +215,7 @@ def _plain_gain(policy: ExpectedUtilityPolicy, view: View) -> float:
 
 def _nearness(policy: ExpectedUtilityPolicy, view: View) -> FloatArray:
     """Standardised log-odds of relevance of the first candidates, by a model of all labels."""
-    p = probabilities(policy.model, view.pools, view.table)[:, :JUDGED_DEPTH]
+    p = probabilities(policy.model, view.pools)[:, :JUDGED_DEPTH]
     log_odds: FloatArray = np.log(p / (1.0 - p))
     standardised: FloatArray = (log_odds - np.nanmean(log_odds)) / np.nanstd(log_odds)
     return np.nan_to_num(standardised)

@@ -42,7 +42,7 @@ from benchmarks._collection import Collection, default_cache
 from benchmarks.policies import environment
 from calibration.data.dataset import Dataset, Query, split_by_query
 from calibration.evaluate import interval_bounds
-from calibration.fit import FOLDS, fit_relevance, fold_of, pool_features
+from calibration.fit import FOLDS, fit_relevance, fold_of
 from calibration.pool_labels import PoolLabels, label
 from calibration.replay import Pools
 from calibration.sufficiency import (
@@ -232,12 +232,10 @@ def _policy(model: RelevanceModel) -> ExpectedUtilityPolicy:
 def _fitted_scorers(fit: tuple[Pools, PoolLabels]) -> dict[str, Scorer]:
     """Logistic regressions on the contexts of the fitting half, by P that did not fit on them."""
     pools, labels = fit
-    table = pool_features(pools)
     folds = np.array([fold_of(query_id) for query_id in pools.query_ids])
     rankings, decisions = list(pools.rankings()), []
     models = [
-        fit_relevance(pools, labels, table, np.flatnonzero(folds != number))
-        for number in range(FOLDS)
+        fit_relevance(pools, labels, np.flatnonzero(folds != number)) for number in range(FOLDS)
     ]
     for fold, ranking in zip(folds.tolist(), rankings, strict=True):
         decisions.append(decide(ranking, _policy(models[fold])))
@@ -267,7 +265,7 @@ def _measure_split(
     setting: tuple[Pools, PoolLabels],
     counting: tuple[Pools, PoolLabels],
 ) -> _Split:
-    policy = _policy(fit_relevance(*fit, pool_features(fit[0])))
+    policy = _policy(fit_relevance(*fit))
     certified = calibrate_sufficiency(policy, None, setting, false_alarms=ALPHA, delta=DELTA)
     assert certified is not None
     scorers = {**SCORERS, **_fitted_scorers(fit)}
@@ -415,7 +413,7 @@ def simulated_rankings(n: int, seed: int) -> tuple[Pools, PoolLabels]:
 def simulate_retriever(n: int, repeats: int, seed: int) -> Outcome:
     """Thresholds by n held-out queries, for a P(relevant) that other queries fitted."""
     fitted = simulated_rankings(400, seed + 1)
-    policy = replace(_policy(fit_relevance(*fitted, pool_features(fitted[0]))), k=3)
+    policy = replace(_policy(fit_relevance(*fitted)), k=3)
     pools, labels = simulated_rankings(POPULATION_SIZE, seed)
     decisions = [decide(ranking, policy) for ranking in pools.rankings()]
     probabilities = np.array([p_sufficient(decision) for decision in decisions], dtype=np.float64)

@@ -140,9 +140,9 @@ class Splits:
             )
         ]
         choosing = self._ranked.rows(parts[0])
-        model = fit_relevance(choosing.pools, choosing.labels, choosing.table)
-        values = probabilities(model, self._ranked.pools, self._ranked.table)
-        values[parts[0]] = out_of_fold(choosing.pools, choosing.labels, choosing.table)
+        model = fit_relevance(choosing.pools, choosing.labels)
+        values = probabilities(model, self._ranked.pools)
+        values[parts[0]] = out_of_fold(choosing.pools, choosing.labels)
         return {
             name: _split(
                 view, np.take_along_axis(values, columns, axis=1), model, parts, self._cautions

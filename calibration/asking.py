@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from calibration.data.dataset import Dataset
 from calibration.evaluate import bootstrap_interval
-from calibration.fit import FOLDS, fold_of, out_of_fold, pool_features, probabilities
+from calibration.fit import FOLDS, fold_of, out_of_fold, probabilities
 from calibration.pool_labels import PoolLabels, discounts, labelled_part
 from calibration.replay import Pools, Progress
 from ctxguard.core.asking import ANSWER, AnswerModel, Assessment, to_ask
@@ -143,10 +143,10 @@ def calibrate_asking(
     if not isinstance(policy, ExpectedUtilityPolicy):
         return None
     chosen = labelled_part(pools, dataset, chosen_on, utilities)
-    tables = [(*chosen, out_of_fold(*chosen, pool_features(chosen[0])))]
+    tables = [(*chosen, out_of_fold(*chosen))]
     if held_out is not None:
         own = labelled_part(pools, dataset, held_out, utilities)
-        tables.append((*own, probabilities(policy.model, own[0], pool_features(own[0]))))
+        tables.append((*own, probabilities(policy.model, own[0])))
     texts = {query.query_id: query.text for query in dataset.queries}
     parts = [_asked(*part, texts=texts, asking=asking, progress=progress) for part in tables]
     models = {name: parts[0].fitted(name) for name in asking.stage.assessor.names}

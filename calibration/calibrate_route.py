@@ -18,7 +18,6 @@ from calibration.fit import (
     fit_relevance,
     fit_temperature,
     out_of_fold,
-    pool_features,
     probabilities,
 )
 from calibration.grid import Grid, GridIndex, plain_grid, ratio_grid, sizes, utility_grid
@@ -437,15 +436,14 @@ def _grids(
             return ratio_grid(pools, labels, temperature=temperature, ks=ks, min_keep=min_keep)
 
         return ratios(pools, labels), ratios
-    table = pool_features(pools)
-    model = fit_relevance(pools, labels, table)
+    model = fit_relevance(pools, labels)
 
     def grid(pools: Pools, labels: PoolLabels, values: FloatArray | None = None) -> Grid:
         if values is None:
-            values = probabilities(model, pools, pool_features(pools))
+            values = probabilities(model, pools)
         return utility_grid(pools, labels, values, model, ks=ks, min_keep=min_keep)
 
-    return grid(pools, labels, out_of_fold(pools, labels, table)), grid
+    return grid(pools, labels, out_of_fold(pools, labels)), grid
 
 
 def _certificate(certification: Certification, promise: Promise, settings: Settings) -> Certificate:

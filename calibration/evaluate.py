@@ -42,6 +42,7 @@ from ctxguard.core.types import FloatArray, Ranking
 from ctxguard.profile.schema import Evidence
 
 RESAMPLES = 2_000
+_RESAMPLED = 200
 CONFIDENCE = 0.95
 NDCG_CUTOFF = 10
 PROFILE_METRICS: Mapping[str, str] = {
@@ -370,7 +371,10 @@ def resampled_means(
     random = np.random.default_rng(seed)
     # Drawing multinomial counts of the rows resamples them. The product is not a matrix product,
     # whose order of sums depends on the number of threads.
-    counts = random.multinomial(n, np.full(n, 1.0 / n), size=resamples).astype(np.float64)
-    totals = np.einsum("rn,n->r", counts, own)
-    means: FloatArray = np.einsum("rn,nc->rc", counts, own[:, None] * values) / totals[:, None]
-    return means
+    weighted, shares, means = own[:, None] * values, np.full(n, 1.0 / n), list[FloatArray]()
+    for first in range(0, resamples, _RESAMPLED):
+        size = min(_RESAMPLED, resamples - first)
+        counts = random.multinomial(n, shares, size=size).astype(np.float64)
+        totals = np.einsum("rn,n->r", counts, own)
+        means.append(np.einsum("rn,nc->rc", counts, weighted) / totals[:, None])
+    return np.concatenate(means)

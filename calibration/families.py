@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from calibration.evaluate import bootstrap_interval
-from calibration.fit import fit_relevance, out_of_fold, pool_features, probabilities
+from calibration.fit import fit_relevance, out_of_fold, probabilities
 from calibration.grid import utility_grid
 from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
@@ -135,12 +135,11 @@ def _utilities(
     fitted: Labelled, applied: Labelled | None, utilities: Utilities, min_keep: int
 ) -> FloatArray:
     """Strict UDCG of each measured query, shape (n_q,)."""
-    table = pool_features(fitted[0])
-    model = fit_relevance(*fitted, table)
+    model = fit_relevance(*fitted)
     if applied is None:
-        applied, values = fitted, out_of_fold(*fitted, table)
+        applied, values = fitted, out_of_fold(*fitted)
     else:
-        values = probabilities(model, applied[0], pool_features(applied[0]))
+        values = probabilities(model, applied[0])
     cost = max(-utilities.irrelevant, 0.0)
     grid = utility_grid(
         *applied,

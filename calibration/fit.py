@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,7 +92,7 @@ def better_fusion(
     if found is None:
         return None
     # Fitted last, since it costs most and is seldom asked for.
-    probable = out_of_fold(pools, labels, pool_features(pools))
+    probable = out_of_fold(pools, labels)
     order = np.argsort(-np.nan_to_num(probable, nan=-1.0), axis=1, kind="stable")
     by_probability = _ndcg(pools, labels.reordered(order), None)
     best_served = candidates[found[1]][defined]
@@ -196,26 +196,42 @@ FEWEST_FOR_TREES = 50
 """Answerable queries from which boosted trees are averaged with the regression."""
 
 _MAX_ITERATIONS = 1_000
+_COLUMNS = 8
 
 
-def pool_features(pools: Pools) -> FloatArray:
-    """The features of every candidate of every query, shape (n_q, depth, n_features).
+def pool_features(pools: Pools, rows: Sequence[int] | IntArray | None = None) -> FloatArray:
+    """The features of every candidate of some queries, one query after the other.
 
-    NaN beyond a pool's end. The guard computes them by the same function.
+    The guard computes them by the same function.
+
+    Args:
+        pools: The replay of one route.
+        rows: The queries; all unless given.
+
+    Returns:
+        Shape (n_candidates, n_features).
     """
-    named = named_features(pools.signals)
-    n_features = len(feature_names(pools.legs or (RANKING,), named))
-    table = np.full((*pools.scores.shape, n_features), np.nan)
-    for row, ranking in enumerate(pools.rankings()):
-        n = len(ranking)
-        legs = legs_of(ranking, range(n))
-        table[row, :n] = features(legs, ranking.signals, named).T
+    rows = range(len(pools)) if rows is None else rows
+    table, end = np.empty((pools.lengths[rows].sum(), len(_names(pools)))), 0
+    for own in _features(pools, rows):
+        table[end : end + len(own)] = own
+        end += len(own)
     return table
 
 
-def fit_relevance(
-    pools: Pools, labels: PoolLabels, table: FloatArray, rows: IntArray | None = None
-) -> RelevanceModel:
+def _features(pools: Pools, rows: Sequence[int] | IntArray) -> Iterator[FloatArray]:
+    """The features of the candidates of each query, shape (n, n_features)."""
+    named = named_features(pools.signals)
+    for ranking in pools.rankings(rows):
+        found = features(legs_of(ranking, range(len(ranking))), ranking.signals, named)
+        yield np.ascontiguousarray(found.T)
+
+
+def _names(pools: Pools) -> tuple[str, ...]:
+    return feature_names(pools.legs or (RANKING,), named_features(pools.signals))
+
+
+def fit_relevance(pools: Pools, labels: PoolLabels, rows: IntArray | None = None) -> RelevanceModel:
     """P(relevant) from the features, by weight of the queries (DESIGN.md §5).
 
     L2 logistic regression; where all ``labels`` have at least ``FEWEST_FOR_TREES`` answerable
@@ -224,7 +240,6 @@ def fit_relevance(
     Args:
         pools: The replay of one route, with its legs' scores and named signals.
         labels: Their labels; a candidate without a label counts as not relevant.
-        table: ``pool_features(pools)``.
         rows: The queries to fit on; all unless given.
 
     Raises:
@@ -232,8 +247,8 @@ def fit_relevance(
     """
     if rows is None:
         rows = np.arange(len(pools))
-    inside = ~np.isnan(pools.scores[rows])
-    inputs, relevant = table[rows][inside], labels.relevant[rows][inside]
+    inside = np.arange(pools.scores.shape[1]) < pools.lengths[rows, None]
+    inputs, relevant = pool_features(pools, rows), labels.relevant[rows][inside]
     weights = np.broadcast_to(counted(labels.weights[rows])[:, None], inside.shape)[inside]
     if np.isnan(inputs).any():
         raise CalibrationError(
@@ -262,61 +277,69 @@ def fit_model(
 
     Args:
         pools: Names the legs and signals.
-        inputs: Shape (n, n_features), finite.
+        inputs: Shape (n, n_features), finite; overwritten.
         relevant: Shape (n,), of both kinds.
         weights: Shape (n,), ≥ 0.
         with_trees: Whether boosted trees are averaged with the regression.
     """
-    x, means, scales = standardised(inputs)
-    legs, named = tuple(sorted(pools.legs or (RANKING,))), named_features(pools.signals)
-    free = np.array([_FREE if is_free(name) else 1.0 for name in feature_names(legs, named)])
+    free = np.array([_FREE if is_free(name) else 1.0 for name in _names(pools)])
     linear_model = require("sklearn.linear_model", "calibrate")
     regression = linear_model.LogisticRegression(C=REGULARISATION, max_iter=_MAX_ITERATIONS)
     # The number of threads changes the order of sums, and so the last digits of a coefficient.
     with require("threadpoolctl", "calibrate").threadpool_limits(1):
-        regression.fit(x * free, relevant, sample_weight=weights)
         trees = (
             fit_trees(inputs, relevant, None if (weights == 1.0).all() else weights)
             if with_trees
             else None
         )
+        x, means, scales = standardised(inputs)
+        x *= free
+        regression.fit(x, relevant, sample_weight=weights)
     return RelevanceModel(
-        legs=legs,
+        legs=tuple(sorted(pools.legs or (RANKING,))),
         coefficients=_rounded(regression.coef_[0] * free),
         means=_rounded(means),
         scales=_rounded(scales),
         intercept=_rounded(regression.intercept_)[0],
-        features=named,
+        features=named_features(pools.signals),
         clip=_CLIP,
         trees=trees,
     )
 
 
 def standardised(inputs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Features at mean 0 and deviation 1, clipped, with the means and deviations."""
-    means, scales = inputs.mean(axis=0), inputs.std(axis=0)
+    """Bring features to mean 0 and deviation 1, clipped, in place; return the numbers too."""
+    # Some columns at a time: numpy copies what it takes the deviation of.
+    parts = np.array_split(inputs, max(inputs.shape[1] // _COLUMNS, 1), axis=1)
+    means, scales = inputs.mean(axis=0), np.concatenate([part.std(axis=0) for part in parts])
     scales[scales < 1e-12] = 1.0
-    return ((inputs - means) / scales).clip(-_CLIP, _CLIP), means, scales
+    inputs -= means
+    inputs /= scales
+    return inputs.clip(-_CLIP, _CLIP, out=inputs), means, scales
 
 
-def probabilities(model: RelevanceModel, pools: Pools, table: FloatArray) -> FloatArray:
-    """P(relevant) of every candidate, shape (n_q, depth), NaN beyond a pool's end.
-
-    As the guard computes it.
+def probabilities(
+    model: RelevanceModel, pools: Pools, rows: Sequence[int] | IntArray | None = None
+) -> FloatArray:
+    """P(relevant) of every candidate of some queries, as the guard computes it.
 
     Args:
         model: Over the features of these pools.
         pools: The replay of one route.
-        table: ``pool_features(pools)``.
+        rows: The queries; all unless given.
+
+    Returns:
+        Shape (n_rows, depth), NaN beyond a pool's end.
     """
-    values = np.full(pools.scores.shape, np.nan)
-    for row, n in enumerate(pools.lengths.tolist()):
-        found = model.from_features(table[row, :n].T)
-        values[row, :n] = np.nan if found is None else found
+    rows = range(len(pools)) if rows is None else rows
+    values = np.full((len(rows), pools.scores.shape[1]), np.nan)
+    for at, own in enumerate(_features(pools, rows)):
+        found = model.from_features(own.T)
+        values[at, : len(own)] = np.nan if found is None else found
     return values
 
 
-def out_of_fold(pools: Pools, labels: PoolLabels, table: FloatArray) -> FloatArray:
+def out_of_fold(pools: Pools, labels: PoolLabels) -> FloatArray:
     """P(relevant) of every candidate, from a model that was not fitted to its query.
 
     A threshold tuned on a model's own training queries is too high. Folds follow from the query
@@ -333,10 +356,10 @@ def out_of_fold(pools: Pools, labels: PoolLabels, table: FloatArray) -> FloatArr
         if inside.size == 0:
             continue
         try:
-            model = fit_relevance(pools, labels, table, outside)
+            model = fit_relevance(pools, labels, outside)
         except CalibrationError:
-            model = fit_relevance(pools, labels, table)
-        values[inside] = probabilities(model, pools, table)[inside]
+            model = fit_relevance(pools, labels)
+        values[inside] = probabilities(model, pools, inside)
     return values
 
 

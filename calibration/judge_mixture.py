@@ -81,7 +81,7 @@ def fit_mixture(
         Shape (n,), P(relevant) of each candidate given its features, verdict and grade; and how
         the judge errs.
     """
-    x = np.column_stack([np.ones(len(inputs)), standardised(inputs)[0]])
+    x = np.column_stack([np.ones(len(inputs)), standardised(inputs.copy())[0]])
     nearness = np.zeros(len(x))
     known = grades >= 0
     if known.any():

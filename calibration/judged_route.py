@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.calibrate_route import Settings
-from calibration.fit import FEWEST_FOR_TREES, fit_model, fold_of, pool_features, probabilities
+from calibration.fit import FEWEST_FOR_TREES, fit_model, fold_of, pool_features
 from calibration.judge_mixture import DEFAULT_RATES, JudgeRates, fit_mixture
 from calibration.pool_labels import discounts
 from calibration.replay import Pools
@@ -97,7 +97,6 @@ class _JudgedPairs:
     """
 
     pools: Pools
-    table: FloatArray
     rows: NDArray[np.int64]
     columns: NDArray[np.int64]
     inputs: FloatArray
@@ -180,13 +179,14 @@ def _fitted(
 
 def _judged(pools: Pools, verdicts: ByQuestion, grades: ByQuestion) -> _JudgedPairs:
     table = pool_features(pools)
-    usable: NDArray[np.bool_] = np.logical_not(np.isnan(table).any(axis=2))
+    usable: NDArray[np.bool_] = np.logical_not(np.isnan(table).any(axis=1))
+    starts = np.cumsum(pools.lengths) - pools.lengths
     rows, columns, said, graded = [], [], [], []
     for row, query_id in enumerate(pools.query_ids):
         own, by_people = verdicts.get(query_id, {}), grades.get(query_id, {})
         ids = pools.labelled_ids(row, own.keys())
         for column, passage_id in enumerate(ids[:JUDGED_DEPTH]):
-            if passage_id in own and usable[row, column]:
+            if passage_id in own and usable[starts[row] + column]:
                 rows.append(row)
                 columns.append(column)
                 said.append(own[passage_id])
@@ -198,9 +198,8 @@ def _judged(pools: Pools, verdicts: ByQuestion, grades: ByQuestion) -> _JudgedPa
             "not both yes and no: ask it about more questions, or check that it can be reached"
         )
     at = (np.array(rows, dtype=np.int64), np.array(columns, dtype=np.int64))
-    return _JudgedPairs(
-        pools, table, *at, table[at], np.array(said), np.array(graded, dtype=np.int8)
-    )
+    inputs = table[starts[at[0]] + at[1]]
+    return _JudgedPairs(pools, *at, inputs, np.array(said), np.array(graded, dtype=np.int8))
 
 
 def _mixture(judged: _JudgedPairs, rates: JudgeRates) -> tuple[FloatArray, JudgeRates]:
@@ -266,7 +265,8 @@ def _gains(
 def _predicted(inside: _JudgedPairs, outside: _JudgedPairs, rates: JudgeRates) -> FloatArray:
     """P(relevant) of some candidates, by a model of others."""
     model = _model(outside, _mixture(outside, rates)[0])
-    return probabilities(model, inside.pools, inside.table)[inside.rows, inside.columns]
+    found = model.from_features(inside.inputs.T)
+    return np.full(len(inside.inputs), np.nan) if found is None else found
 
 
 def _given_verdicts(

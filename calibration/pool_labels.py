@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ class PoolLabels:
     def __len__(self) -> int:
         return len(self.query_grades)
 
-    @property
+    @cached_property
     def relevant(self) -> NDArray[np.bool_]:
         """Shape (n_q, depth)."""
         return self.grades > 0

@@ -6,11 +6,10 @@ the depth. Later steps read pools, never the retriever.
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -43,6 +42,8 @@ from ctxguard.core.types import (
 )
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError, QueryError
 from ctxguard.retrieval.chunks import document_of, is_chunk_id
+from ctxguard.retrieval.index.growing import Growing
+from ctxguard.retrieval.protocols import QueryTokens
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever
@@ -97,7 +98,7 @@ class Pools:
     def __len__(self) -> int:
         return len(self.query_ids)
 
-    @property
+    @cached_property
     def lengths(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Shape (n_q,): how many candidates each query has."""
         return np.array([len(ids) for ids in self.passage_ids], dtype=np.int64)
@@ -135,12 +136,16 @@ class Pools:
             signals={name: values[rows] for name, values in self.signals.items()},
         )
 
-    def rankings(self) -> Iterator[Ranking]:
+    def rankings(self, rows: Iterable[int] | None = None) -> Iterator[Ranking]:
         """Each pool as the ranking that was recorded, without its texts.
 
         Ranks are those of the pool, so that ties keep the recorded order.
+
+        Args:
+            rows: The queries; all unless given.
         """
-        for row, ids in enumerate(self.passage_ids):
+        for row in range(len(self)) if rows is None else rows:
+            ids = self.passage_ids[row]
             n = len(ids)
             yield Ranking(
                 passage_ids=ids,
@@ -198,14 +203,53 @@ class _Encoder(Protocol):
     def encode_query(self, query: str) -> Any: ...
 
 
+class QueryVectors(Mapping[str, Any]):
+    """The vectors of queries by query id, with their word pieces; of many queries in a file."""
+
+    def __init__(self) -> None:
+        self._bytes, self._n_bytes = Growing(np.uint8), 0
+        self._arrays: dict[str, tuple[Callable[..., Any], list[tuple[np.dtype[Any], Any, int]]]]
+        self._arrays = {}
+
+    def add(self, query_id: str, encoded: Any) -> None:
+        """Keep what a retriever's ``encode_query`` returned."""
+        is_tokens = isinstance(encoded, QueryTokens)
+        found = []
+        for each in encoded if is_tokens else (np.asarray(encoded),):
+            found.append((each.dtype, each.shape, self._n_bytes))
+            self._bytes.extend(each.tobytes())
+            self._n_bytes += each.nbytes
+        self._arrays[query_id] = (QueryTokens if is_tokens else np.asarray, found)
+
+    @cached_property
+    def _buffer(self) -> Any:
+        return self._bytes.buffer()
+
+    def __getitem__(self, query_id: str) -> Any:
+        make, arrays = self._arrays[query_id]
+        found = [
+            np.ndarray(shape, dtype, self._buffer, at).copy()
+            if np.prod(shape)
+            else np.empty(shape, dtype)
+            for dtype, shape, at in arrays
+        ]
+        return make(*found)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+
 def encode_queries(
     retriever: _Encoder, queries: Sequence[Query], progress: Progress
-) -> dict[str, Any]:
+) -> QueryVectors:
     """Each query's vector by query id, encoded once, on one thread.
 
     The last bits of a vector depend on the number of threads; a profile must not.
     """
-    vectors = {}
+    vectors = QueryVectors()
     if queries:
         with suppress(QueryError):
             retriever.encode_query(queries[0].text)  # loads the libraries to be limited
@@ -213,7 +257,7 @@ def encode_queries(
         for query in queries:
             # If it is refused, the replay meets it again and records why.
             with suppress(QueryError):
-                vectors[query.query_id] = retriever.encode_query(query.text)
+                vectors.add(query.query_id, retriever.encode_query(query.text))
             progress(1)
     return vectors
 
@@ -273,90 +317,106 @@ def _replay(
     progress: Progress | None,
     columns: Sequence[SignalColumn],
 ) -> Pools:
-    answered: list[tuple[str, Ranking]] = []
+    # By route and kind of score: a stage may be down for some queries.
+    answers: dict[tuple[Route, ScoreKind], _Answers] = {}
     skipped: list[str] = []
     for query in queries:
         vector = None if vectors is None else vectors.get(query.query_id)
         try:
             ranking = retriever.retrieve(query.text, depth=depth, query_vector=vector)
-            if candidate_order(ranking)[2] is Flag.INVALID_SCORES:
+            order, _, flag = candidate_order(ranking)
+            if flag is Flag.INVALID_SCORES:
                 raise QueryError(_NO_SCORES)
         except ConfigurationError:
             raise  # every query would meet it
         except CtxguardError as error:
             skipped.append(f"{query.query_id}: {error}")
         else:
-            answered.append((query.query_id, with_columns(ranking, columns, query.text)))
+            key = (ranking.route, ranking.kind)
+            own = answers.setdefault(key, _Answers(len(queries), depth))
+            own.add(query.query_id, with_columns(ranking, columns, query.text), order[:depth])
         if progress is not None:
             progress(1)
-    if not answered:
+    if not answers:
         raise CalibrationError(
             f"none of {len(queries)} queries could be replayed; the first: {skipped[0]}"
         )
-    # The commonest, not that of the first query, for which a stage may have been down.
-    counts = Counter((ranking.route, ranking.kind) for _, ranking in answered)
-    (route, kind), _ = counts.most_common(1)[0]
-    same = []
-    for query_id, ranking in answered:
-        if (ranking.route, ranking.kind) == (route, kind):
-            same.append((query_id, ranking))
-        else:
+    # The commonest, not that of the first query.
+    route, kind = max(answers, key=lambda key: len(answers[key].query_ids))
+    where = {each: key for key, own in answers.items() for each in own.query_ids}
+    for query in queries:
+        answered = where.get(query.query_id, (route, kind))
+        if answered != (route, kind):
             skipped.append(
-                f"{query_id}: answered by {ranking.route.value} with {ranking.kind.value} scores, "
-                f"not {route.value} with {kind.value}"
+                f"{query.query_id}: answered by {answered[0].value} with {answered[1].value} "
+                f"scores, not {route.value} with {kind.value}"
             )
-    return _columns(same, route, kind, depth, tuple(skipped))
+    return answers[route, kind].pools(route, kind, tuple(skipped))
 
 
-def _columns(
-    answered: Sequence[tuple[str, Ranking]],
-    route: Route,
-    kind: ScoreKind,
-    depth: int,
-    skipped: tuple[str, ...],
-) -> Pools:
-    shape = (len(answered), depth)
-    scores = np.full(shape, np.nan)
-    leg_kinds = {name: leg.kind for _, ranking in answered for name, leg in ranking.legs.items()}
-    legs = {name: np.full(shape, np.nan) for name in sorted(leg_kinds)}
-    signals = {
-        name: np.full(shape, np.nan)
-        for name in sorted({name for _, ranking in answered for name in ranking.signals})
-        if not name.startswith(ANSWER)
-    }
-    tokens = np.full(shape, np.nan)
-    all_ids, documents = [], []
-    for row, (_, ranking) in enumerate(answered):
-        order = list(candidate_order(ranking)[0])[:depth]
-        n = len(order)
+class _Answers:
+    """The candidates of the queries that were answered on one route, as columns that grow.
+
+    Args:
+        n: The most queries.
+        depth: Candidates per query.
+    """
+
+    def __init__(self, n: int, depth: int) -> None:
+        self._shape = (n, depth)
+        self._columns: dict[tuple[str, str], FloatArray] = {}
+        self._leg_kinds: dict[str, ScoreKind] = {}
+        self._passage_ids: list[tuple[str, ...]] = []
+        self._documents: list[tuple[str, ...]] = []
+        self.query_ids: list[str] = []
+
+    def add(self, query_id: str, ranking: Ranking, order: Sequence[int]) -> None:
+        """Keep a query's candidates, without their texts."""
+        row, n, order = len(self.query_ids), len(order), list(order)
         # Of scores that carry order only, none is needed: the reciprocal rank stands for it.
-        scores[row, :n] = [
-            1.0 / rank if ranking.scores[position] is None else ranking.scores[position]
-            for rank, position in enumerate(order, start=1)
-        ]
-        for name, leg in ranking.legs.items():
-            legs[name][row, :n] = leg.scores[order]
-        for name, values in ranking.signals.items():
-            if name in signals:
-                signals[name][row, :n] = values[order]
-        tokens[row, :n] = [_tokens(ranking.passages, position) for position in order]
-        all_ids.append(tuple(ranking.passage_ids[position] for position in order))
-        documents.append(_documents(ranking, order))
-    whole, notes = _whole_signals(signals, np.isnan(scores))
-    return Pools(
-        route=route,
-        kind=kind,
-        query_ids=tuple(query_id for query_id, _ in answered),
-        passage_ids=tuple(all_ids),
-        scores=scores,
-        legs=legs,
-        leg_kinds=leg_kinds,
-        skipped=skipped,
-        tokens=tokens,
-        documents=None if documents == all_ids else tuple(documents),
-        signals=whole,
-        notes=notes,
-    )
+        given: dict[tuple[str, str], Any] = {
+            ("", "scores"): [
+                1.0 / rank if ranking.scores[position] is None else ranking.scores[position]
+                for rank, position in enumerate(order, start=1)
+            ],
+            ("", "tokens"): [_tokens(ranking.passages, position) for position in order],
+        }
+        given |= {("leg", name): leg.scores[order] for name, leg in ranking.legs.items()}
+        given |= {
+            ("signal", name): values[order]
+            for name, values in ranking.signals.items()
+            if not name.startswith(ANSWER)
+        }
+        for key in given.keys() - self._columns.keys():
+            self._columns[key] = np.empty(self._shape)
+            self._columns[key][:row] = np.nan
+        for key, column in self._columns.items():
+            column[row, :n], column[row, n:] = given.get(key, np.nan), np.nan
+        self._leg_kinds |= {name: leg.kind for name, leg in ranking.legs.items()}
+        self._passage_ids.append(tuple(ranking.passage_ids[position] for position in order))
+        self._documents.append(_documents(ranking, order))
+        self.query_ids.append(query_id)
+
+    def pools(self, route: Route, kind: ScoreKind, skipped: tuple[str, ...]) -> Pools:
+        """All that was kept."""
+        found: dict[str, dict[str, FloatArray]] = {"": {}, "leg": {}, "signal": {}}
+        for (what, name), column in sorted(self._columns.items()):
+            found[what][name] = column[: len(self.query_ids)]
+        signals, notes = _whole_signals(found["signal"], np.isnan(found[""]["scores"]))
+        return Pools(
+            route=route,
+            kind=kind,
+            query_ids=tuple(self.query_ids),
+            passage_ids=tuple(self._passage_ids),
+            scores=found[""]["scores"],
+            legs=found["leg"],
+            leg_kinds=self._leg_kinds,
+            skipped=skipped,
+            tokens=found[""]["tokens"],
+            documents=None if self._documents == self._passage_ids else tuple(self._documents),
+            signals=signals,
+            notes=notes,
+        )
 
 
 def _whole_signals(

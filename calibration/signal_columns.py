@@ -11,6 +11,7 @@ from calibration.fit import REGULARISATION, fold_of, standardised
 from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
 from calibration.retrievers import RankingSource
+from calibration.weights import pair_share
 from ctxguard._support.extras import require
 from ctxguard.core.columns import MOST_COLUMNS, SignalColumn, metadata_of, read_column
 from ctxguard.core.policies import ExpectedUtilityPolicy
@@ -132,7 +133,7 @@ def leaks(pools: Pools, labels: PoolLabels, column: SignalColumn) -> float | Non
             own = inside[row]
             scores = model.decision_function((table[row, own] - means) / scales)
             right = labels.relevant[row, own]
-            above = np.subtract.outer(scores[right], scores[~right])
-            found.append(float(np.heaviside(above.round(9), 0.5).mean()))
+            scores = scores.round(9)
+            found.append(pair_share(scores[right], scores[~right]))
     auroc = float(np.mean(found)) if found else 0.5
     return auroc if auroc >= LEAKS_FROM else None

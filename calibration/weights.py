@@ -20,6 +20,16 @@ def weighted_mean(values: FloatArray, weights: FloatArray) -> FloatArray:
     return mean
 
 
+def pair_share(above: FloatArray, below: FloatArray) -> float:
+    """The share of pairs in which a value of the first is higher, ties half; at least one pair.
+
+    >>> pair_share(np.array([2.0, 1.0]), np.array([1.0]))
+    0.75
+    """
+    wins = sum(np.searchsorted(np.sort(below), above, side).sum() for side in ("left", "right"))
+    return float(wins / 2.0 / (above.size * below.size))
+
+
 def effective_number(weights: FloatArray) -> float:
     """How many of equal weight would give as precise a mean: (Σ w)² / Σ w².
 

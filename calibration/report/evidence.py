@@ -24,7 +24,7 @@ from calibration.evaluate import (
     per_query,
 )
 from calibration.families import FamilyGain, family_gains
-from calibration.fit import fit_temperature, pool_features, probabilities
+from calibration.fit import fit_temperature, probabilities
 from calibration.pool_labels import PoolLabels, judged_share, label, labelled_part
 from calibration.replay import Pools
 from calibration.report.data import LabelCounts, Reliability, ReportData, RouteReport, Segments
@@ -232,7 +232,7 @@ def _reliability(
             None,
             "No query was held out, and a model looks better on the queries it was fitted on.",
         )
-    values = probabilities(policy.model, pools, pool_features(pools))
+    values = probabilities(policy.model, pools)
     relevant = labels.relevant
     kept = np.zeros((len(pools), 3))
     for row, ranking in enumerate(pools.rankings()):

@@ -12,7 +12,6 @@ from benchmarks.distractors import (
     misleading,
     utilities,
 )
-from calibration.fit import pool_features
 
 
 def test_a_passage_above_the_second_threshold_is_passed_over() -> None:
@@ -22,7 +21,7 @@ def test_a_passage_above_the_second_threshold_is_passed_over() -> None:
         distractors=[{"p1": "distractor"}],
     )
     assert misleading(labels).relevant[0, :3].tolist() == [False, True, False]
-    view = View(pools, labels, pool_features(pools))
+    view = View(pools, labels)
     padding = [np.nan] * (pools.scores.shape[1] - 3)
     relevant = np.array([[0.9, 0.8, 0.25, *padding]])
     distracting = np.array([[0.1, 0.6, 0.2, *padding]])

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_pools import labelled, ranking_of
 
+from calibration import evaluate
 from calibration.evaluate import (
     KEYWORD_METRICS,
     LABEL_METRICS,
@@ -137,6 +138,15 @@ class TestUndefined:
 
 
 class TestBootstrap:
+    @pytest.mark.parametrize("at_once", [7, 300])
+    def test_samples_do_not_depend_on_how_many_are_drawn_at_once(
+        self, monkeypatch: pytest.MonkeyPatch, at_once: int
+    ) -> None:
+        values = np.random.default_rng(0).random((40, 3))
+        expected = resampled_means(values, resamples=300)
+        monkeypatch.setattr(evaluate, "_RESAMPLED", at_once)
+        np.testing.assert_array_equal(resampled_means(values, resamples=300), expected)
+
     @pytest.mark.parametrize(
         ("values", "value", "n"),
         [([np.nan, 1.0, 0.0, np.nan], 0.5, 2), ([np.nan], None, 0), ([], None, 0), ([0.3], 0.3, 1)],

@@ -16,7 +16,6 @@ from calibration.fit import (
     fit_temperature,
     fold_of,
     out_of_fold,
-    pool_features,
     probabilities,
 )
 from calibration.pool_labels import PoolLabels, label
@@ -164,25 +163,25 @@ class TestTemperature:
 class TestRelevance:
     def test_it_tells_relevant_from_irrelevant_on_queries_it_never_saw(self) -> None:
         pools, labels = replayed(100)
-        model = fit_relevance(pools, labels, pool_features(pools))
+        model = fit_relevance(pools, labels)
         fresh, truth = replayed(100, seed=1)
-        found = probabilities(model, fresh, pool_features(fresh))
+        found = probabilities(model, fresh)
         assert found[truth.relevant].mean() > 0.8
         assert found[~truth.relevant].mean() < 0.05
 
     def test_on_average_it_is_right_about_how_many_are_relevant(self) -> None:
         pools, labels = replayed(200, noise=0.3)
         fresh, truth = replayed(400, seed=1, noise=0.3)
-        model = fit_relevance(pools, labels, pool_features(pools))
-        found = probabilities(model, fresh, pool_features(fresh))
+        model = fit_relevance(pools, labels)
+        found = probabilities(model, fresh)
         for low, high in ((0.0, 0.1), (0.1, 0.3), (0.3, 0.6), (0.6, 1.0)):
             inside = (found >= low) & (found < high)
             assert truth.relevant[inside].mean() == pytest.approx(found[inside].mean(), abs=0.07)
 
     def test_the_same_probabilities_as_on_the_request_path(self) -> None:
         pools, labels = replayed(30)
-        model = fit_relevance(pools, labels, pool_features(pools))
-        found = probabilities(model, pools, pool_features(pools))
+        model = fit_relevance(pools, labels)
+        found = probabilities(model, pools)
         for row, ranking in enumerate(pools.rankings()):
             decision = decide(ranking, ExpectedUtilityPolicy(model))
             assert decision.probabilities == pytest.approx(
@@ -192,13 +191,12 @@ class TestRelevance:
     def test_beyond_a_pools_end_there_is_no_probability(self) -> None:
         rankings = [two_legs([0.9, 0.1], [5.0, 1.0]), two_legs([], []), two_legs([0.5], [2.0])]
         pools, labels = labelled(rankings, [{"p0": 1}, {}, {}], depth=3)
-        table = pool_features(pools)
-        found = probabilities(fit_relevance(pools, labels, table), pools, table)
+        found = probabilities(fit_relevance(pools, labels), pools)
         assert np.isnan(found).tolist() == [[False, False, True], [True] * 3, [False, True, True]]
 
     def test_coefficients_are_short_enough_to_read(self) -> None:
         pools, labels = replayed(30)
-        model = fit_relevance(pools, labels, pool_features(pools))
+        model = fit_relevance(pools, labels)
         for value in (*model.coefficients, *model.means, *model.scales, model.intercept):
             assert value == float(f"{value:.8g}")
 
@@ -206,7 +204,7 @@ class TestRelevance:
         lacking = two_legs([0.9, math.nan], [5.0, 1.0])
         pools, labels = labelled([lacking], [{"p0": 1}])
         with pytest.raises(CalibrationError, match=r"lacks a leg's score.*policy = ratio"):
-            fit_relevance(pools, labels, pool_features(pools))
+            fit_relevance(pools, labels)
 
     @pytest.mark.parametrize(("qrels", "count"), [({"p0": 1, "p1": 1}, 2), ({"far": 1}, 0)])
     def test_all_relevant_or_none_is_refused_with_the_numbers(
@@ -214,20 +212,19 @@ class TestRelevance:
     ) -> None:
         pools, labels = labelled([two_legs([0.9, 0.2], [5.0, 1.0])], [qrels])
         with pytest.raises(CalibrationError, match=f"of 2 candidates of 1 queries {count} are"):
-            fit_relevance(pools, labels, pool_features(pools))
+            fit_relevance(pools, labels)
 
 
 class TestOutOfFold:
     def test_a_querys_own_labels_do_not_move_its_probabilities(self) -> None:
         retriever, dataset = simulate(40)
         pools = replay(retriever, dataset.queries, depth=20)
-        table = pool_features(pools)
-        before = out_of_fold(pools, label(pools, dataset), table)
+        before = out_of_fold(pools, label(pools, dataset))
         query_id = pools.query_ids[7]
         flipped = Dataset(
             dataset.name, dataset.queries, {**dataset.qrels, query_id: {f"{query_id}-0": 1}}
         )
-        after = out_of_fold(pools, label(pools, flipped), table)
+        after = out_of_fold(pools, label(pools, flipped))
         same_fold = [
             row for row, q in enumerate(pools.query_ids) if fold_of(q) == fold_of(query_id)
         ]
@@ -236,14 +233,13 @@ class TestOutOfFold:
 
     def test_every_candidate_has_one(self) -> None:
         pools, labels = replayed(15)
-        found = out_of_fold(pools, labels, pool_features(pools))
+        found = out_of_fold(pools, labels)
         assert np.array_equal(np.isnan(found), np.isnan(pools.scores))
 
     def test_where_a_fold_leaves_nothing_to_fit_on_the_model_of_all_stands_in(self) -> None:
         pools, labels = replayed(1)
-        table = pool_features(pools)
-        expected = probabilities(fit_relevance(pools, labels, table), pools, table)
-        assert out_of_fold(pools, labels, table) == pytest.approx(expected, nan_ok=True)
+        expected = probabilities(fit_relevance(pools, labels), pools)
+        assert out_of_fold(pools, labels) == pytest.approx(expected, nan_ok=True)
 
     def test_the_order_of_the_queries_does_not_matter(self) -> None:
         retriever, dataset = simulate(30)
@@ -251,7 +247,7 @@ class TestOutOfFold:
         results = []
         for queries in (dataset, backwards):
             pools = replay(retriever, queries.queries, depth=20)
-            results.append(out_of_fold(pools, label(pools, queries), pool_features(pools)))
+            results.append(out_of_fold(pools, label(pools, queries)))
         assert results[0] == pytest.approx(results[1][::-1], abs=1e-6)
 
     def test_folds_are_of_similar_size(self) -> None:

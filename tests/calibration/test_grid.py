@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from simulated_pools import labelled, ranking_of
 
-from calibration.fit import pool_features, probabilities
+from calibration.fit import probabilities
 from calibration.grid import Grid, GridIndex, KeepTable, ratio_grid, relative_values, utility_grid
 from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
@@ -156,7 +156,7 @@ class TestGridEqualsNaiveLoop:
     ) -> None:
         model = RelevanceModel(("dense",), tuple(coefficients), (0.0,) * 5, (1.0,) * 5, -0.3)
         thresholds = np.array([0.0, 0.1, 0.3, 0.5, 0.8])
-        values = probabilities(model, case.pools, pool_features(case.pools))
+        values = probabilities(model, case.pools)
         assume(not (np.abs(values[..., None] - thresholds) < 1e-6).any())
         grid = utility_grid(
             *case,

@@ -155,10 +155,10 @@ class TestModels:
     @pytest.mark.parametrize(("n", "has_trees"), [(30, False), (FEWEST_FOR_TREES, True)])
     def test_trees_come_with_enough_answerable_queries(self, n: int, has_trees: bool) -> None:
         pools = replay(Shop(), dataset(n).queries, depth=DEPTH, score_kind=ScoreKind.COSINE)
-        labels, table = label(pools, dataset(n)), pool_features(pools)
-        assert (fit_relevance(pools, labels, table).trees is not None) is has_trees
+        labels = label(pools, dataset(n))
+        assert (fit_relevance(pools, labels).trees is not None) is has_trees
         # A model of a fold is of the same kind as the one that it stands for.
-        fold = fit_relevance(pools, labels, table, np.arange(n // 2))
+        fold = fit_relevance(pools, labels, np.arange(n // 2))
         assert (fold.trees is not None) is has_trees
 
 
@@ -178,7 +178,7 @@ class TestPools:
         (again,) = pools.rankings()
         assert again.signals["price"].tolist() == [7.0, 5.0]
         names = feature_names(["ranking"], ["price", "price.z", "price.gap"])
-        assert pool_features(pools).shape == (1, 3, len(names))
+        assert pool_features(pools).shape == (2, len(names))
 
     @pytest.mark.parametrize("garbage", [math.nan, math.inf, -3.4e38])
     def test_a_signal_that_a_candidate_lacks_is_left_out_with_a_note(self, garbage: float) -> None:

@@ -1,6 +1,7 @@
 """Replay: what is recorded of a retriever's answers, in which order, and how it is kept."""
 
 import json
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 from simulated_pools import Recorded, ranking_of, simulate
 
 from calibration.data.dataset import Query
-from calibration.replay import Pools, replay
+from calibration.replay import Pools, QueryVectors, replay
 from ctxguard.core.decision import decide
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import Leg, Ranking, Route, ScoreKind
+from ctxguard.core.types import FloatArray, Leg, Ranking, Route, ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError
+from ctxguard.retrieval.index import growing
+from ctxguard.retrieval.protocols import QueryTokens
 
 QUERIES = (Query("q0", "first"), Query("q1", "second"))
 LEGS = {
@@ -262,3 +265,48 @@ def test_a_cache_that_cannot_be_written_says_so_before_the_work(tmp_path: Path) 
     with pytest.raises(ConfigurationError, match="give another"):
         replay(retriever, QUERIES[:1], cache=blocked)
     assert retriever.asked == []
+
+
+class TestQueryVectors:
+    def test_arrays_and_word_pieces_come_back_as_they_were(self) -> None:
+        rng = np.random.default_rng(0)
+        tokens = QueryTokens(
+            rng.random(3, np.float32), rng.random((2, 4), np.float32), np.array([7, 5])
+        )
+        none = QueryTokens(np.ones(3, np.float32), np.zeros((0, 4), np.float32), np.zeros(0, int))
+        vectors = QueryVectors()
+        for query_id, encoded in (("t", tokens), ("v", tokens.vector), ("n", none)):
+            vectors.add(query_id, encoded)
+        assert list(vectors) == ["t", "v", "n"]
+        for expected, found in ((tokens, vectors["t"]), (none, vectors["n"])):
+            assert isinstance(found, QueryTokens)
+            for one, other in zip(expected, found, strict=True):
+                np.testing.assert_array_equal(one, other)
+                assert np.asarray(one).dtype == np.asarray(other).dtype
+        np.testing.assert_array_equal(vectors["v"], tokens.vector)
+        assert vectors.get("unknown") is None
+
+    def test_those_of_many_queries_lie_in_a_file(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(growing, "IN_MEMORY_BYTES", 100)
+        vectors = QueryVectors()
+        for number in range(50):
+            vectors.add(str(number), np.full(8, number, np.float32))
+        assert vectors["31"].tolist() == [31.0] * 8
+
+
+def test_the_answers_of_queries_are_not_kept() -> None:
+    scores: list[weakref.ref[FloatArray]] = []
+    most = 0
+
+    class Retriever:
+        def retrieve(self, query: str, *, depth: int = 100) -> Ranking:
+            nonlocal most
+            del query, depth
+            most = max(most, sum(one() is not None for one in scores))
+            own = np.array([0.5, 0.2])
+            scores.append(weakref.ref(own))
+            return ranking_of([2.0, 1.0], legs={"dense": Leg(own, ScoreKind.COSINE)})
+
+    queries = tuple(Query(str(number), f"query {number}") for number in range(20))
+    assert len(replay(Retriever(), queries, depth=5)) == len(scores) == 20
+    assert most <= 2

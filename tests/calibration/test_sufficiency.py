@@ -7,7 +7,7 @@ import pytest
 from simulated_pools import calibrated, simulate
 
 from benchmarks.sufficiency import simulated_rankings
-from calibration.fit import fit_relevance, pool_features
+from calibration.fit import fit_relevance
 from calibration.pool_labels import PoolLabels, label
 from calibration.replay import Pools
 from calibration.report import report
@@ -35,9 +35,7 @@ def fitted() -> SufficiencyProfile:
     return own
 
 
-POLICY = ExpectedUtilityPolicy(
-    fit_relevance(*SIMULATED, pool_features(SIMULATED[0])), k=3, cost=0.0
-)
+POLICY = ExpectedUtilityPolicy(fit_relevance(*SIMULATED), k=3, cost=0.0)
 
 
 def held_out_of(n: int) -> tuple[Pools, PoolLabels]:

@@ -37,7 +37,7 @@ from calibration.data.readers import (
     read_jsonl,
     read_trec_run,
 )
-from calibration.fit import fit_fusion, fit_relevance, fit_temperature, out_of_fold, pool_features
+from calibration.fit import fit_fusion, fit_relevance, fit_temperature, out_of_fold
 from calibration.pool_labels import label
 from calibration.reader.answers import read_answers
 from calibration.reader.saved_utilities import load_utilities
@@ -701,8 +701,8 @@ def _run_fit(retriever: Any, dataset: Dataset) -> None:
     for call in (
         lambda: fit_fusion(pools, labels) if pools.legs else None,
         lambda: fit_temperature(pools),
-        lambda: fit_relevance(pools, labels, pool_features(pools)),
-        lambda: out_of_fold(pools, labels, pool_features(pools)),
+        lambda: fit_relevance(pools, labels),
+        lambda: out_of_fold(pools, labels),
     ):
         with suppress(CtxguardError):
             call()
