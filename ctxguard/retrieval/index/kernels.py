@@ -328,7 +328,7 @@ def renumbered(words: PostingRows, numbers: PostingRows) -> PostingRows:
 
 
 def taken(
-    words: NDArray[_Number], starts: WordArray, rows: RowArray
+    words: NDArray[_Number], starts: NDArray[np.integer], rows: RowArray
 ) -> tuple[NDArray[_Number], WordArray]:
     """Copy the words of some passages, in the order of ``rows``; also return their starts."""
     begin, sizes = starts[rows], starts[rows + 1] - starts[rows]

@@ -38,7 +38,7 @@ _MAX_COUNT = np.iinfo(np.uint16).max
 
 _VOCABULARY = "lexical.vocabulary.json"
 
-_HELD = 2**19
+_HELD = 2**18
 """Words that are counted together: each takes some tens of bytes meanwhile."""
 
 _POSTING_BYTES = 32
@@ -69,13 +69,15 @@ class _Part(NamedTuple):
         starts: As for `Counted`, like the next two.
         rows: The former row of each posting.
         counts: How often.
+        order: Words in the order of their numbers; None if they are in it.
         new_rows: The row of each former row, −1 where it was deleted; None for the same.
     """
 
-    numbers: NDArray[np.int64]
-    starts: NDArray[np.int64]
+    numbers: NDArray[np.integer]
+    starts: NDArray[np.integer]
     rows: NDArray[np.int32]
     counts: NDArray[np.uint16]
+    order: RowArray | None = None
     new_rows: RowArray | None = None
 
 
@@ -166,22 +168,25 @@ class Bm25sIndex:
     def build(cls, texts: Iterable[str], analyser: Analyser = ENGLISH) -> Self:
         """Analyse and score texts, one per row."""
         vocabulary: dict[str, int] = {}
-        rows, counts = Growing(np.int32), Growing(np.uint16)
-        lengths, words_of_parts = [], []
-        n_rows = n_postings = 0
+        columns = [Growing(dtype) for dtype in (np.int32, np.int32, np.int32, np.uint16)]
+        ends, lengths, n_rows = [np.zeros(4, np.int64)], list[NDArray[np.int64]](), 0
         for words, own_lengths in _term_ids(texts, analyser, vocabulary):
             n = max(own_lengths.size, 1)
             row_of_word = np.repeat(np.arange(own_lengths.size), own_lengths)
             # One number for each pair of word and row, so that sorting counts the pairs.
-            pairs, found = np.unique(words * n + row_of_word, return_counts=True)
+            pairs, counts = np.unique(words * n + row_of_word, return_counts=True)
             numbers, starts = np.unique(pairs // n, return_index=True)
-            words_of_parts.append((numbers, n_postings + np.append(starts, pairs.size)))
-            rows.extend(n_rows + pairs % n)
-            counts.extend(np.minimum(found, _MAX_COUNT))
+            part = (numbers, np.append(starts, pairs.size), n_rows + pairs % n, counts)
+            for column, each in zip(columns, part, strict=True):
+                column.extend(np.minimum(each, _MAX_COUNT) if each is counts else each)
+            ends.append(ends[-1] + [each.size for each in part])
             lengths.append(own_lengths)
-            n_rows, n_postings = n_rows + own_lengths.size, n_postings + pairs.size
-        postings = rows.array(), counts.array()
-        parts = [_Part(*each, *postings) for each in words_of_parts]
+            n_rows += own_lengths.size
+        arrays = [column.array() for column in columns]
+        parts = [
+            _Part(*[array[a:b] for array, a, b in zip(arrays, *each, strict=True)])
+            for each in pairwise(ends)
+        ]
         counted = _joined(parts, np.concatenate(lengths), len(vocabulary))
         return cls._of(analyser, vocabulary, counted)
 
@@ -206,7 +211,8 @@ class Bm25sIndex:
             terms, numbers = list(segment.vocabulary), np.full(len(segment.vocabulary), -1)
             for number in np.flatnonzero(kernels.passages_with(rows, starts, new)).tolist():
                 numbers[number] = vocabulary.setdefault(terms[number], len(vocabulary))
-            parts.append(_Part(numbers, starts, rows, segment.counts, new))
+            order = np.argsort(numbers, kind="stable")
+            parts.append(_Part(numbers, starts, rows, segment.counts, order, new))
         return self._of(self.analyser, vocabulary, _joined(parts, lengths, len(vocabulary)))
 
     def __len__(self) -> int:
@@ -288,16 +294,16 @@ def length_norms(lengths: NDArray[np.int32]) -> FloatArray:
 def _joined(parts: Sequence[_Part], lengths: NDArray[np.integer], n_words: int) -> Counted:
     """Sort the postings of several parts by new word and row, some words at a time."""
     sizes, totals = np.zeros(n_words, np.int64), np.zeros(n_words + 1, np.int64)
-    orders = [np.argsort(part.numbers, kind="stable") for part in parts]
     for part in parts:
         there = part.numbers >= 0
         sizes[part.numbers[there]] += np.diff(part.starts)[there]
     rows, counts = Growing(np.int32), Growing(np.uint16)
     for block in blocks(sizes * _POSTING_BYTES):
         found = []
-        for part, order in zip(parts, orders, strict=True):
-            begin = np.searchsorted(part.numbers, block[0], "left", order)
-            own = order[begin : np.searchsorted(part.numbers, block[-1], "right", order)]
+        for part in parts:
+            bounds = (block[0], block[-1] + 1)
+            own = np.arange(*np.searchsorted(part.numbers, bounds, "left", part.order))
+            own = own if part.order is None else part.order[own]
             old, starts = kernels.taken(part.rows, part.starts, own)
             row = old.astype(np.int64) if part.new_rows is None else part.new_rows[old]
             word = np.repeat(part.numbers[own], np.diff(starts))

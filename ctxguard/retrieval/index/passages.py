@@ -38,7 +38,7 @@ OFFSETS = "passages.offsets.npy"
 IDS = "passages.ids.json"
 DIGESTS = "passages.digests.npy"
 
-_MOST_ENCODED, _MOST_ENCODED_BYTES = 2**14, 2**24
+_MOST_ENCODED, _MOST_ENCODED_BYTES = 2**13, 2**24
 """Passages, and bytes of their lines, that are encoded together."""
 
 _METADATA_KEY = b', "metadata": '

@@ -6,6 +6,7 @@ counts only the passages that are there, in the order of their ids, whatever seg
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -49,9 +50,12 @@ class Rows:
         return cls(tuple(of_segments), stored, starts, is_plain)
 
     @classmethod
+    @lru_cache(maxsize=1)
     def whole(cls, n_passages: int) -> "Rows":
-        """Number the rows of one segment."""
-        return cls.of([np.arange(n_passages)])
+        """Number the rows of one segment; all that is kept of its passages shares them."""
+        rows = np.arange(n_passages)
+        rows.flags.writeable = False
+        return cls((rows,), rows, np.array([0, n_passages]), is_plain=True)
 
     @classmethod
     def in_order(cls, ids: Sequence[Sequence[str]], kept: Sequence[NDArray[np.bool_]]) -> "Rows":

@@ -195,15 +195,16 @@ def _frequencies(sentences: Sentences, rows: RowArray, n_vocabulary: int) -> NDA
 def collected(parts: Iterable[Sentences]) -> Sentences:
     """`Sentences.of`, for sentences that may together be larger than memory; at least one part."""
     columns: list[Growing] = []
-    starts, end = [np.zeros((1, 2), np.int64)], np.zeros(2, np.int64)
-    for *arrays, own_starts in parts:
-        columns = columns or [Growing(each.dtype) for each in arrays]
-        for column, each in zip(columns, arrays, strict=True):
+    end = np.zeros((1, 2), np.int64)
+    for part in parts:
+        if not columns:
+            columns = [Growing(each.dtype) for each in part]
+            columns[-1].extend(end)
+        starts = end + part.starts[1:]
+        for column, each in zip(columns, (*part[:-1], starts), strict=True):
             column.extend(each)
-        starts.append(end + own_starts[1:])
-        end = end + own_starts[-1]
-    vectors, lengths, pieces = (column.array() for column in columns)
-    return Sentences(vectors, lengths, pieces, np.concatenate(starts))
+        end = end + part.starts[-1]
+    return Sentences(*[column.array() for column in columns])
 
 
 def _check(sentences: Sentences, frequencies: NDArray[np.int32]) -> None:
