@@ -126,6 +126,11 @@ class Monitor:
             requests let it rise.
         clock: Seconds since the epoch.
 
+    Attributes:
+        latest: The last report; None before the first.
+        store_fault: The ``StoreError`` that the background thread met last; None once all went
+            well again.
+
     Raises:
         ConfigurationError: a window that is not > 0 and finite.
     """
@@ -182,11 +187,11 @@ class Monitor:
         self._claimant = uuid4().hex
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._latest: Report | None = None
+        self.latest: Report | None = None
         self._profile_version: FileVersion | None = None
         self._shadowed = self._watch_shadow()
         self._is_leader = False
-        self._store_fault: str | None = None
+        self.store_fault: str | None = None
         self._counters = MonitorCounters()
         self._sharing = threading.Lock()
         self._shared: Counts = {}
@@ -236,7 +241,7 @@ class Monitor:
         if self.series == PEOPLE_ALONE:
             live = replace(live, judge_estimates={})
         states = self.store.states()
-        self._latest = Report(
+        self.latest = Report(
             judge=self.series,
             live=live,
             labelled_waiting=0
@@ -255,7 +260,7 @@ class Monitor:
             is_leader=self._is_leader,
             rises={} if self._shadowed is None else self._shadowed.look(),
         )
-        return self._latest
+        return self.latest
 
     def _share_counts(self) -> Counts:
         """Add to the store what was counted since the last call, and return all monitors' totals.
@@ -277,19 +282,9 @@ class Monitor:
         return totals
 
     @property
-    def latest(self) -> Report | None:
-        """The last report; None before the first. Does not read the store."""
-        return self._latest
-
-    @property
     def errors(self) -> int:
         """Steps and reports of this process that failed, and results that the store refused."""
         return self._counters.errors
-
-    @property
-    def store_fault(self) -> str | None:
-        """The ``StoreError`` that the background thread met last; None once all went well again."""
-        return self._store_fault
 
     def estimates(self, window: Window = Window.RECENT) -> dict[Metric, Estimate]:
         """Make a report, and return its estimates of one window by metric."""
@@ -425,10 +420,10 @@ class Monitor:
                 if time.monotonic() >= refresh_at:
                     self.maintain()
                     refresh_at = time.monotonic() + refresh_seconds
-                    self._store_fault = None
+                    self.store_fault = None
             except Exception as error:
                 if isinstance(error, StoreError):
-                    self._store_fault = type(error).__name__
+                    self.store_fault = type(error).__name__
                 _log.warning("a step of the monitor failed: %s", describe_error(error))
                 self._counters.add_error()
             failures = failures + 1 if self._worker.failing and not n_finished else 0

@@ -42,13 +42,13 @@ def judged_request(
     none = Judgment("", 0, judged=False)
     of_served = [verdicts.get(ids[position], none) for position in record.served]
     grades = tuple([verdict.grade for verdict in of_served])
-    has_hit = any(grade > 0 for grade in grades)
+    has_hit = max(grades, default=0) > 0
     to_judge = record.to_judge(has_hit=has_hit)
     baseline = set(record.in_baseline)
-    outside_baseline, in_baseline = (
+    outside_baseline, in_baseline = [
         rates.dropped_probability(has_hit=has_hit, in_baseline=each) for each in (False, True)
-    )
-    n_relevant, n_missing = sum(grade > 0 for grade in grades), 0
+    ]
+    n_relevant, n_missing = sum([grade > 0 for grade in grades]), 0
     cells = [0.0] * 4
     near = set(record.dropped[:NEAR_DROPPED])
     for position in to_judge:

@@ -108,10 +108,11 @@ class JudgedRequest:
     def to_row(self) -> bytes:
         """Pack the request into one row of ``ROW``: ``ROW.itemsize`` bytes."""
         worth = udcg(self.utilities)
+        relevant = [place for place, grade in enumerate(self.grades) if grade > 0]
         numbers = (
             self.probability,
-            self.kept_relevant,
-            next((1.0 / rank for rank, grade in enumerate(self.grades, 1) if grade > 0), 0.0),
+            len(relevant),
+            1.0 / (relevant[0] + 1) if relevant else 0.0,
             worth.gain,
             worth.harm,
             precision_at_k(self.grades),
@@ -130,7 +131,6 @@ class JudgedRequest:
             min(len(self.grades), MOST_SERVED),
             *self.dropped,
         )
-        relevant = [place for place, grade in enumerate(self.grades) if grade > 0]
         return _PACKED.pack(
             *[_NAN if number is None else float(number) for number in numbers],
             _bits(relevant),
@@ -161,7 +161,7 @@ def scores_of(table: "Table", k: int) -> FloatArray:
 
 
 def _bits(places: Sequence[int]) -> int:
-    return sum(1 << place for place in places if place < MOST_SERVED)
+    return sum([1 << place for place in places if place < MOST_SERVED])
 
 
 MOST_SCORED = 16

@@ -44,13 +44,13 @@ LABELS = {
 """Every count, and what labels it beside the judge."""
 
 
-def token_counts(mode: Mode, tokens: TokenAccount) -> Counts:
+def token_counts(mode: Mode, tokens: TokenAccount, weight: float = 1.0) -> Counts:
     """The tokens of requests in a mode, as counts."""
     *fates, (_, today) = tokens._asdict().items()
     counts: dict[tuple[str, ...], float] = {
-        ("candidate_tokens", mode.value, fate): float(n) for fate, n in fates
+        ("candidate_tokens", mode.value, fate): weight * n for fate, n in fates
     }
-    return {**counts, ("today_tokens", mode.value): float(today)}
+    return {**counts, ("today_tokens", mode.value): weight * today}
 
 
 def tokens_by_mode(counts: Counts) -> dict[Mode, TokenAccount]:
@@ -91,7 +91,8 @@ class MonitorCounters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts = Counter[tuple[str, ...]]()
-        self._errors = 0
+        self.errors = 0
+        """Steps that failed as a whole, and results that the store refused."""
 
     def add_canary(self, same: int, other: int) -> None:
         """Count the verdicts on a sample that was judged again by the same judge."""
@@ -117,9 +118,8 @@ class MonitorCounters:
 
     def add_tokens(self, record: SampleRecord) -> None:
         """Add the tokens of a sample, weighted by 1/π: each stands for all traffic."""
-        counts = token_counts(record.mode, record.tokens)
         weight = 1.0 / record.probability if record.probability else 0.0
-        self._add({key: weight * n for key, n in counts.items()})
+        self._add(token_counts(record.mode, record.tokens, weight))
 
     def _add(self, more: Mapping[tuple[str, ...], float]) -> None:
         with self._lock:
@@ -129,12 +129,7 @@ class MonitorCounters:
     def add_error(self) -> None:
         """Count a step that failed as a whole, or a result that the store refused."""
         with self._lock:
-            self._errors += 1
-
-    @property
-    def errors(self) -> int:
-        """Steps that failed as a whole, and results that the store refused."""
-        return self._errors
+            self.errors += 1
 
     def counts(self) -> Counts:
         """All counts now."""

@@ -25,6 +25,7 @@ class SampleVerdicts:
         request: Reduced for the estimates; None if a served passage got no valid verdict.
         verdicts: The valid ones by passage id, in the order in which they were wanted.
         missing: Ids of the pool's passages that got none.
+        is_complete: Whether all served passages got one.
         n_wanted: Passages that a verdict was wanted of.
         n_invalid: Wanted passages without a valid verdict, unreadable passages included.
     """
@@ -32,6 +33,7 @@ class SampleVerdicts:
     request: JudgedRequest | None
     verdicts: Mapping[str, Judgment]
     missing: tuple[str, ...]
+    is_complete: bool
     n_wanted: int
     n_invalid: int
 
@@ -60,7 +62,7 @@ class SampleJudge:
 
         Raises whatever the audit's search raises.
         """
-        dropped = max(len(record.to_judge(has_hit=has_hit)) for has_hit in (False, True))
+        dropped = max(len(record.to_judge(has_hit=False)), len(record.to_judge(has_hit=True)))
         return len(record.served) + dropped + len(self._beyond_pool(record) or ())
 
     def verdicts_on(self, record: SampleRecord, probability: float | None = None) -> SampleVerdicts:
@@ -72,24 +74,27 @@ class SampleJudge:
                 sampling alone.
         """
         at_first = record.to_judge(has_hit=True) if self._judges_pools else ()
-        found = self._verdicts(record, (*record.served, *at_first))
+        first = [self._passage(record, each) for each in (*record.served, *at_first)]
+        found = self._graded(record, first)
         names = record.passage_ids
         verdicts = {names[one]: found[names[one]] for one in record.served if names[one] in found}
         # Without people's grades a missing verdict would be a guess: an exact judge has none.
         exact = getattr(self.judge, "exact", False)
-        is_complete = len(verdicts) == len(record.served) or (bool(verdicts) and not exact)
-        has_hit = any(verdict.grade > 0 for verdict in verdicts.values())
+        is_complete = len(verdicts) == len(record.served)
+        counts = is_complete or (bool(verdicts) and not exact)
+        has_hit = max([verdict.grade for verdict in verdicts.values()], default=0) > 0
         # A judge that has no verdict on anything served has none on the rest.
         is_answered = bool(verdicts) or not record.served
         dropped = record.to_judge(has_hit=has_hit) if is_answered else ()
-        left = [position for position in dropped if position not in at_first]
-        found |= self._verdicts(record, left)
+        left = [self._passage(record, each) for each in dropped if each not in at_first]
+        found |= self._graded(record, left)
         wanted = [names[position] for position in (*record.served, *dropped)]
         verdicts = {name: found[name] for name in wanted if name in found}
         missing = tuple([each for each in wanted if each not in verdicts])
         n_wanted, n_valid = len(wanted), len(verdicts)
-        if not is_complete:
-            return SampleVerdicts(None, verdicts, missing, n_wanted, n_wanted - n_valid)
+        if not counts:
+            n_invalid = n_wanted - n_valid
+            return SampleVerdicts(None, verdicts, missing, is_complete, n_wanted, n_invalid)
         request = judged_request(
             record,
             verdicts,
@@ -108,11 +113,12 @@ class SampleJudge:
                 audit_probability=self._settings.audit.probability,
                 audited_share=self._settings.audit.judged,
             )
-        return SampleVerdicts(request, verdicts, missing, n_wanted, n_wanted - n_valid)
+        n_invalid = n_wanted - n_valid
+        return SampleVerdicts(request, verdicts, missing, is_complete, n_wanted, n_invalid)
 
     def verdicts_again(self, record: SampleRecord, positions: Sequence[int]) -> dict[str, Judgment]:
         """Judge some candidates of a sample; the valid verdicts by passage id."""
-        return self._verdicts(record, positions)
+        return self._graded(record, [self._passage(record, each) for each in positions])
 
     def _beyond_pool(self, record: SampleRecord) -> list[str] | None:
         """What the audit judges, from one search for a sample; None where it is not audited."""
@@ -121,9 +127,6 @@ class SampleJudge:
         if self._beyond is None or self._beyond[0] is not record:
             self._beyond = record, self._settings.audit.passage_ids(record)
         return self._beyond[1]
-
-    def _verdicts(self, record: SampleRecord, positions: Sequence[int]) -> dict[str, Judgment]:
-        return self._graded(record, [self._passage(record, position) for position in positions])
 
     def _passage(self, record: SampleRecord, position: int) -> Passage | None:
         passage = record.passage(position)

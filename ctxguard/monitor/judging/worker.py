@@ -302,8 +302,7 @@ class JudgingWorker:
         estimated = JudgedAs.INCOMPLETE if verdicts.request is None else JudgedAs.JUDGED
         finished = _finished(sample, estimated, verdicts, self._rejected(record))
         # A judge that people correct keeps its incomplete samples, and they count as such too.
-        served = {record.passage_ids[position] for position in record.served}
-        outcome = estimated if served.isdisjoint(verdicts.missing) else JudgedAs.INCOMPLETE
+        outcome = estimated if verdicts.is_complete else JudgedAs.INCOMPLETE
         if self._alarms is not None:
             loss = self._safely("the alarms", sample, partial(self._loss, sample, record, verdicts))
             finished = replace(finished, loss=loss)
@@ -366,11 +365,13 @@ class JudgingWorker:
 
     def _rejected(self, record: SampleRecord) -> tuple[tuple[str, str, str], ...]:
         """Replies that were no verdict; they may quote a passage whose text is not stored."""
+        if self._ledger is None:
+            return ()
         stored = {passage.passage_id for passage in record.passages.values() if passage.text}
         return tuple(
             [
                 (one.passage_id, one.reason.value, one.reply if one.passage_id in stored else "")
-                for one in (() if self._ledger is None else self._ledger.take_rejected())
+                for one in self._ledger.take_rejected()
             ]
         )
 

@@ -59,8 +59,8 @@ class Privacy:
         passages = {
             position: replace(
                 passage,
-                title=self._kept_of_passage(passage.title),
-                text=self._kept_of_passage(passage.text),
+                title=self._kept(passage.title, self.passages, recurs=True) or "",
+                text=self._kept(passage.text, self.passages, recurs=True) or "",
                 metadata=None,
             )
             for position, passage in record.passages.items()
@@ -84,14 +84,9 @@ class Privacy:
             for text in (*texts, *where.fields)
         )
 
-    def _kept_of_passage(self, text: str) -> str:
-        if self.passages is Text.STORED and self.redactor is not None:
-            return redacted_once(text, self.redactor)
-        return self._kept(text, self.passages) or ""
-
-    def _kept(self, text: str, how: Text | TextName) -> str | None:
+    def _kept(self, text: str, how: Text | TextName, *, recurs: bool = False) -> str | None:
         if how is Text.STORED and self.redactor is not None:
-            text = redacted(text, self.redactor)
+            text = (redacted_once if recurs else redacted)(text, self.redactor)
         return kept(text, Text(how), self.hash_key)
 
 

@@ -217,7 +217,12 @@ class SampleRecord:
             DataError: ``payload`` is not a record, or has another format.
         """
         try:
-            data = json.loads(_decompressed(payload))
+            decompressor = zlib.decompressobj()
+            text = decompressor.decompress(payload, MOST_BYTES + 1)
+            if not decompressor.eof:
+                # A few bytes may stand for gigabytes.
+                raise DataError(f"a sample is cut off, or has more than {MOST_BYTES:,} bytes")
+            data = json.loads(text)
             if (version := data.pop("format")) != FORMAT:
                 raise DataError(
                     f"a sample has format {version!r}, and this release reads {FORMAT}: use the "
@@ -254,15 +259,6 @@ class SampleRecord:
         except Exception as error:
             # A damaged record may hold anything: numbers without end, lists a million deep.
             raise DataError(f"a sample cannot be read: {type(error).__name__}") from error
-
-
-def _decompressed(payload: bytes) -> bytes:
-    decompressor = zlib.decompressobj()
-    data = decompressor.decompress(payload, MOST_BYTES + 1)
-    if not decompressor.eof:
-        # A few bytes may stand for gigabytes.
-        raise DataError(f"a sample is cut off, or has more than {MOST_BYTES:,} bytes")
-    return data
 
 
 def _checked(record: SampleRecord) -> SampleRecord:

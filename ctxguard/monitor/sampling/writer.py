@@ -304,9 +304,8 @@ class SampleWriter:
         self._learn(batch)
 
     def _append_to_store(self, batch: _Batch) -> bool:
-        return self.store.append(
-            self.sampler.worker_id, batch.entries, batch.counts, batch=batch.number
-        )
+        worker_id = self.sampler.worker_id
+        return self.store.append(worker_id, batch.entries, batch.counts, batch=batch.number)
 
     def _learn(self, batch: _Batch) -> None:
         """The store knows the counts of a batch."""
@@ -314,12 +313,10 @@ class SampleWriter:
         more = {**batch.counts.earlier, batch.counts.hour or 0: batch.counts.sampled}
         for hour, n in more.items():
             self._told_hours[hour] = self._told_hours.get(hour, 0) + n
-        self._told = Accounts(
-            told.sampled + sum(more.values()),
-            0,
-            batch.counts.pending,
-            {reason: n + batch.counts.lost.get(reason, 0) for reason, n in told.lost.items()},
-        )
+        lost = dict(told.lost)
+        for reason, n in batch.counts.lost.items():
+            lost[reason] += n
+        self._told = Accounts(told.sampled + sum(more.values()), 0, batch.counts.pending, lost)
         self._told_at = time.monotonic()
         self._batch = None
 

@@ -13,7 +13,14 @@ import sqlalchemy as sa
 
 from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.judgments import JUDGED, judged_rows, series_id
-from ctxguard.monitor.store.transactions import StoreHandle, chunks, reads, rows_with, writes
+from ctxguard.monitor.store.transactions import (
+    StoreHandle,
+    by_sample,
+    chunks,
+    reads,
+    rows_with,
+    writes,
+)
 from ctxguard.monitor.store.types import (
     MOST_UNCOVERED,
     NO_PICK,
@@ -86,8 +93,7 @@ def first_verdicts(
         _verdicts.sample_id == _judged.sample_id, _verdicts.series_id == _judged.series_id
     )
     query = sa.select(_judged.sample_id, _verdicts.verdicts).join(schema.verdicts, first)
-    rows = rows_with(connection, query, _judged.sample_id, sample_ids)
-    return {row.sample_id: row.verdicts for row in rows}
+    return by_sample(connection, query, sample_ids)
 
 
 @reads

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.database import storable
-from ctxguard.monitor.store.transactions import StoreHandle, reads, record, rows_with
+from ctxguard.monitor.store.transactions import StoreHandle, by_sample, reads, record, rows_with
 from ctxguard.monitor.store.types import NO_PICK, JudgedRows, LossRow, State, StoredSample
 
 PAGE_ROWS = 5_000
@@ -158,8 +158,7 @@ def verdicts(
     query = sa.select(table.sample_id, table.verdicts).where(
         table.series_id == series_id(connection, series)
     )
-    rows = rows_with(connection, query, table.sample_id, sample_ids)
-    return {row.sample_id: row.verdicts for row in rows}
+    return by_sample(connection, query, sample_ids)
 
 
 @reads
@@ -214,8 +213,7 @@ def request_ids(
 ) -> dict[int, str]:
     """The request of each sample, without samples that were deleted."""
     query = sa.select(_samples.sample_id, _samples.request_id)
-    rows = rows_with(connection, query, _samples.sample_id, sample_ids)
-    return {row.sample_id: row.request_id for row in rows}
+    return by_sample(connection, query, sample_ids)
 
 
 def _of_profile(

@@ -14,10 +14,9 @@ from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.database import AHEAD_SECONDS, storable
 from ctxguard.monitor.store.transactions import (
     StoreHandle,
+    by_sample,
     chunks,
     reads,
-    record,
-    rows_with,
     writes,
 )
 from ctxguard.monitor.store.types import Claimed, Finished, FinishResult, State
@@ -76,12 +75,7 @@ def claim(
     )
     payload_of = _payloads(connection, list(attempts))
     return [
-        record(
-            Claimed,
-            row,
-            payload=payload_of[row.sample_id],
-            attempts=attempts[row.sample_id],
-        )
+        Claimed(*row[:5], payload_of[row.sample_id], attempts[row.sample_id])
         for row in rows
     ]
 
@@ -122,7 +116,14 @@ def _finish(
 ) -> list[int]:
     """Store results; return the samples that were not finished before."""
     last = {one.sample_id: one for one in reversed(finished)}
-    label_orders = _unfinished(connection, list(last))
+    # Locked until the transaction ends.
+    unfinished = (
+        sa.select(_samples.sample_id, _samples.label_order)
+        .where(_samples.state.in_(schema.UNFINISHED))
+        .order_by(_samples.sample_id)
+        .with_for_update()
+    )
+    label_orders: dict[int, float] = by_sample(connection, unfinished, sorted(last))
     accepted = [one for one in last.values() if one.sample_id in label_orders]
     if not accepted:
         return []
@@ -330,7 +331,7 @@ def _begun(
     store.database.upsert(connection, table, {"name": storable(series)}, changes=None)
     row = connection.execute(sa.select(table).where(table.c.name == storable(series))).one()
     series_id: int = row.series_id
-    for size in sorted({len(one) for one in summaries if one}):
+    for size in sorted(set(map(len, filter(None, summaries)))):
         if row.summary_bytes is None:
             own = table.c.series_id == series_id
             row = connection.execute(
@@ -365,23 +366,9 @@ def _oldest(
     ).all()
 
 
-def _unfinished(connection: sa.Connection, sample_ids: Sequence[int]) -> dict[int, float]:
-    """The label order of those samples that are not finished, locked until the transaction ends."""
-    query = (
-        sa.select(_samples.sample_id, _samples.label_order)
-        .where(_samples.state.in_(schema.UNFINISHED))
-        .order_by(_samples.sample_id)
-        .with_for_update()
-    )
-    rows = rows_with(connection, query, _samples.sample_id, sorted(sample_ids))
-    return {row.sample_id: row.label_order for row in rows}
-
-
 def _payloads(connection: sa.Connection, sample_ids: Sequence[int]) -> dict[int, bytes]:
     table = schema.payloads.c
-    query = sa.select(table.sample_id, table.payload)
-    rows = rows_with(connection, query, table.sample_id, sample_ids)
-    return {row.sample_id: row.payload for row in rows}
+    return by_sample(connection, sa.select(table.sample_id, table.payload), sample_ids)
 
 
 def _insert(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:

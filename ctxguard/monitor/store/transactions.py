@@ -81,8 +81,17 @@ def rows_with(
     values: Sequence[Any],
 ) -> Iterator[sa.Row[Any]]:
     """The rows of a query in which a column has one of many values."""
-    for some in chunks(values):
+    for start in range(0, len(values), _MOST_VALUES):
+        some = values[start : start + _MOST_VALUES]
         yield from connection.execute(query.where(column.in_(some)))
+
+
+def by_sample(
+    connection: sa.Connection, query: sa.Select[tuple[int, T]], sample_ids: Sequence[int]
+) -> dict[int, T]:
+    """The second column of a query by the first, the sample, which is one of many."""
+    column = query.selected_columns[0]
+    return dict(map(tuple, rows_with(connection, query, column, sample_ids)))
 
 
 def chunks(values: Sequence[T], size: int = _MOST_VALUES) -> list[Sequence[T]]:
