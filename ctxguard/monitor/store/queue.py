@@ -75,8 +75,7 @@ def claim(
     )
     payload_of = _payloads(connection, list(attempts))
     return [
-        Claimed(*row[:5], payload_of[row.sample_id], attempts[row.sample_id])
-        for row in rows
+        Claimed(*[*row[:5], payload_of[row.sample_id], attempts[row.sample_id]]) for row in rows
     ]
 
 
