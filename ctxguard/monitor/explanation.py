@@ -157,7 +157,6 @@ def explain_sample(
     """All that the store knows of one sample.
 
     Args:
-        store: Where it is.
         stored: As ``samples_of`` gave it.
         profile: Decides again, which tells the reason of each drop; None for no reasons.
 
@@ -200,7 +199,6 @@ def state_in_words(stored: StoredSample, *, is_readable: bool) -> str:
     """How far a sample came.
 
     Args:
-        stored: The sample.
         is_readable: Whether its record could be read.
     """
     words = _STATES[stored.state].format(series=stored.series)

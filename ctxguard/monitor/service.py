@@ -110,7 +110,6 @@ class Monitor:
     """Judges stored samples and estimates the quality of live traffic.
 
     Args:
-        store: Where the samples are.
         judge, utilities, budget, lookup, audit, redactor, on_judged: See ``JudgingSettings``.
         window_seconds: Length of the recent window, > 0.
         precision: What an estimate needs in order to be shown.

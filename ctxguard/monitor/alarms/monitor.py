@@ -48,7 +48,6 @@ class AlarmMonitor:
     Args:
         state: The profile's detectors and alarms.
         store: Where labels are requested, and where the alarms' state outlives the process.
-        series: The judge's series.
         clock: Seconds since the epoch.
         switch_path: The profile file to switch to its safe policy; None never switches.
     """
@@ -95,8 +94,6 @@ class AlarmMonitor:
         """The losses of a judged sample for the store; None if the profile did not serve it.
 
         Args:
-            sample: The sample.
-            record: Its record.
             verdicts: Those on it; every served passage has one.
             harm: Its harm.
             probability: Probability with which it was sampled and then taken up for judging.

@@ -85,7 +85,6 @@ class Canaries:
         """The state after a sample was judged again.
 
         Args:
-            sample_id: The sample.
             first: The first verdicts on its passages.
             now: The verdicts on the same passages now.
             now_seconds: The present, in seconds since the epoch.

@@ -111,10 +111,8 @@ def plan(
     """Spend a budget of grades on n ≥ 1 requests.
 
     Args:
-        population: The requests that can be opened.
         model: What earlier grades predict.
         m: What a grade of each of their passages can change.
-        budget: How many grades.
         whole: Whether to grade all that is judged of the opened requests, and nothing else.
     """
     served, _ = predicted(population, model)

@@ -96,9 +96,7 @@ def update_graded(store: SampleStore, series: str, *, utilities: Utilities, max_
     Call this before text is deleted.
 
     Args:
-        store: The store of labels and judgments.
         series: The series of judgments that the labels correct.
-        utilities: The utility of a passage.
         max_grade: The highest grade of people's scale where the labels do not say.
     """
     newest_label = store.to_grade(series)
@@ -193,13 +191,11 @@ def graded_passages(
     The passages of a run count once it is complete: where it ends depends on what was found.
 
     Args:
-        record: The sample.
         picked: What draws ask about it.
         verdicts: The verdicts of people, by passage id.
         by_judge: The verdicts of the judge, by passage id.
         by_first: Those of the judge whose verdicts decided which passages were judged and drawn;
             None where it is the same.
-        utilities: The utility of a passage.
         max_grade: The highest grade of people's scale.
     """
     dropped = DroppedSize.of(record, by_judge if by_first is None else by_first)

@@ -318,7 +318,6 @@ def corrected(
         found: The graded passages, at least one; and the requests graded from the top down.
         labelled: The requests of both, l of them.
         fold: Shape (l,), their folds.
-        model: The model of the predictions.
     """
     grades, opened = found
     coefficients = np.eye(N_QUANTITIES, N_COLUMNS)

@@ -143,12 +143,9 @@ def live_estimates(
     does not grow with the number of requests.
 
     Args:
-        store: The store of judgments and graded samples.
-        series: The series of judgments.
         exact: Whether the judge's verdicts equal people's and need no correction.
         now_seconds: The present, in seconds since the epoch.
         window_seconds: Length of the recent window.
-        precision: The precision that an estimate needs in order to be shown.
     """
     graded, stored = store.graded(series), store.stored_shares()
     labels = Labels.of(graded, stored)
@@ -492,8 +489,6 @@ def joint_estimates(
         sums: Sums of the columns of ``joint.basis`` over the judged requests.
         found: The graded passages, at least one; and the requests graded from the top down.
         labelled: The requests of both, l of them, with their folds and clusters, shape (l,) each.
-        model: The model of the predictions.
-        precision: The precision that an estimate needs.
     """
     (grades, opened), (population, fold, cluster) = found, labelled
     correction = joint.corrected(sums.totals, found, population, fold, model)

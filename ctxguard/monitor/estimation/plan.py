@@ -75,8 +75,6 @@ def to_label(
     another tenant are not returned.
 
     Args:
-        store: Where judgments and picks are.
-        series: The series of judgments.
         n: About how many passages people are to grade.
         tenant: As ``GradedSample.is_of_tenant`` takes it; None for all.
         whole: Whether new requests are graded as far as they are judged.
@@ -223,9 +221,6 @@ def label_plan(
     those of this traffic. No width is promised where the labels may not suffice for an estimate.
 
     Args:
-        store: The store of judgments and graded samples.
-        series: The series of judgments.
-        samples: The samples to be graded.
         now_seconds: The present, in seconds since the epoch.
     """
     live = live_estimates(
@@ -264,7 +259,6 @@ def _promised(metric: Metric, now: Estimate, counted: float, worth: float) -> fl
     """Promise a width; None if the labels may not suffice for an estimate.
 
     Args:
-        metric: The metric.
         now: Its estimate.
         counted: What more labels count towards the fewest that an estimate needs.
         worth: How many equal labels they are worth.

@@ -127,9 +127,7 @@ def estimate(metric: Metric, sums: RatioSums, precision: Precision = DEFAULT_PRE
     of that kind. If all clusters are alike, the interval rests on this alone.
 
     Args:
-        metric: The metric to estimate.
         sums: Its sums, from ``TermSums.ratio``.
-        precision: The precision that the estimate needs.
 
     Returns:
         The estimate; without a value if n or the width does not suffice, or if UDCG, gain
@@ -184,7 +182,6 @@ def corrected_estimate(
     Student's t has Satterthwaite's degrees of freedom of Σ z², less 4 for what was fitted.
 
     Args:
-        metric: The metric to estimate.
         sums: Sums of the corrected terms over all judged clusters.
         residuals: Shape (l,) each, the errors that labelled clusters add to numerator and
             denominator.
@@ -192,7 +189,6 @@ def corrected_estimate(
         effective: Their effective number.
         counted: What ``precision.min_n`` is compared with.
         bounds: What the metric of a request lies between.
-        precision: The precision that the estimate needs.
     """
     if counted < precision.min_n - 1e-9:
         return no_estimate(n, counted, precision)
@@ -256,10 +252,7 @@ def shown(
         value: The estimate; a correction may carry a share beyond its range.
         variance: Its variance, ≥ 0.
         df: Degrees of freedom of the variance.
-        n: Number of clusters.
         effective: Effective number of clusters.
-        method: Method of the interval.
-        precision: The precision that the estimate needs.
         n_observable: As ``RatioSums.n_observable``; infinite if nothing can have been missed.
         bounds: What the metric of a request lies between.
     """

@@ -30,9 +30,7 @@ def judged_request(
     """Reduce the verdicts on a sample to the numbers that estimates need.
 
     Args:
-        record: The sample.
         verdicts: Verdicts by passage id; those of some passages may be missing.
-        utilities: The utility of a passage.
         max_grade: The highest grade of the scale.
         probability: Probability with which it was sampled and then taken up for judging; None for
             the probability of sampling alone.
@@ -101,8 +99,6 @@ def recall_loss(
     nothing relevant was served would make the loss look larger.
 
     Args:
-        record: The sample.
-        verdicts: Verdicts by passage id.
         k: Number of the pool's passages that count, in the retriever's own order; None for all.
 
     Returns:

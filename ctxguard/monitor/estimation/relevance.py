@@ -78,7 +78,6 @@ class Relevance:
         """Fit the regression; without grades it is the prior.
 
         Args:
-            graded: The graded passages.
             fold: Shape (m,), below ``FOLDS``, the same for all passages of a request.
             relevant: Shape (m,), 0 or 1, by people.
         """
@@ -90,7 +89,6 @@ class Relevance:
         """Predict P(relevant) of passages.
 
         Args:
-            passages: The passages; arrays of any one shape.
             fold: The fold that is left out of each; None for the mean of all fits.
         """
         verdict, group, _, _, score = passages

@@ -223,7 +223,6 @@ def table_of(rows: bytes | Sequence[bytes], n: int | None = None) -> Table:
     """Read packed rows, one after another, as a table.
 
     Args:
-        rows: The rows.
         n: Required number of rows; None for any number.
 
     Raises:

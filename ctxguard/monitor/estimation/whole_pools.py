@@ -84,8 +84,6 @@ def judged_pools(
     """The judged requests of a series whose text is kept, oldest first.
 
     Args:
-        store: The samples.
-        series: The series of judgments.
         people: From ``verdicts_of_people``.
         skip: Samples that are not read.
         whole_only: Whether to leave out, unread, what was judged in part.
@@ -171,8 +169,6 @@ class ShadowedTraffic:
     once, and again when people grade it.
 
     Args:
-        store: The samples.
-        series: The series of judgments.
         profile: The profile in force.
         exact: Whether the judge's verdicts equal people's.
     """

@@ -31,11 +31,8 @@ class JudgingAgain:
     """Judges labelled samples again; one monitor of a series at a time does.
 
     Args:
-        store: The samples and labels.
         settings: What they are judged with. For an exact judge, and where people grade alone,
             nothing is judged again: no estimate depends on the judge's errors.
-        judge: The judge of samples.
-        claimant: The monitor.
         clock: Seconds since the epoch.
     """
 

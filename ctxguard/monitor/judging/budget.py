@@ -54,7 +54,6 @@ class JudgingBudget:
     Args:
         limits: The most that judging may take.
         store: Whose samples wait, and where the spending is kept.
-        series: The judge's.
         clock: Seconds since the epoch. Set forward by a day, the next day's budget begins early;
             set back, the former period goes on. So it does for all monitors.
 

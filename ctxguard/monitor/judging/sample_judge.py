@@ -41,9 +41,6 @@ class SampleVerdicts:
 class SampleJudge:
     """Has samples judged, one at a time.
 
-    Args:
-        settings: What it judges with.
-
     Attributes:
         n_judged: Passages that the judge has given a verdict of, or was asked for one in vain,
             also those of samples on which it failed later.
@@ -69,7 +66,6 @@ class SampleJudge:
         """Judge one sample; raises whatever the judge raises.
 
         Args:
-            record: The sample.
             probability: With which it was sampled and then taken up for judging; None for the
                 sampling alone.
         """

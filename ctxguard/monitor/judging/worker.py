@@ -79,10 +79,6 @@ class JudgingWorker:
     dies is judged again, once the leases of its samples end.
 
     Args:
-        store: Where the samples are.
-        settings: What they are judged with.
-        claimant: Who claims them.
-        budget: What judging may take.
         counters: Told the outcome of each sample.
         alarms: Told what each sample shows; None without alarms.
         clock: Seconds since the epoch.

@@ -82,7 +82,6 @@ def rows_to_label(
     """Return the passages of a sample that people may still have to grade, as rows of a file.
 
     Args:
-        record: The sample.
         picked: What draws ask about it.
         verdicts: Those of people so far, by passage id.
     """

@@ -103,7 +103,6 @@ def rows_left(
     coins are graded below its end (``estimation.draw``).
 
     Args:
-        record: The sample.
         picked: What draws ask about it.
         verdicts: Those of people so far, by passage id.
 

@@ -118,9 +118,6 @@ def graded_samples(
     The text of old ones was deleted; one that is damaged is logged.
 
     Args:
-        store: Where judgments and labels are.
-        series: The series of judgments.
-        sample_ids: The samples.
         picked: What people are asked about them; None for what draws that were saved ask.
     """
     verdicts = store.verdicts(series, sample_ids)
@@ -152,7 +149,6 @@ def unfinished(
     """Return those that lack grades, in random order, as not all may be graded.
 
     Args:
-        samples: The samples.
         n: About how many passages are to be graded at most.
         tenant: As ``GradedSample.is_of_tenant`` takes it; None for all.
     """

@@ -173,7 +173,6 @@ class InclusionDesign:
         """Decide what of one request is judged.
 
         Args:
-            request_id: The request.
             passage_ids: Of all candidates.
             dropped: Positions of the dropped ones among them.
         """

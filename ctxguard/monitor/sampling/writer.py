@@ -61,7 +61,6 @@ class SampleWriter:
 
     Args:
         sampler: The queue of samples. Use one writer per sampler.
-        store: The store to write to.
         rates: How many of the dropped passages are judged.
         privacy: How much of the text is stored.
         interval_seconds: How often the queue is emptied, > 0.

@@ -139,7 +139,6 @@ def add_counts(
     """Add what a monitor has counted; return the totals of all monitors, which never fall.
 
     Args:
-        series: The judge's.
         more: By name and label values, what was counted since the last call.
     """
     table, own = schema.counts, storable(series)

@@ -31,7 +31,6 @@ def spend(
     monitor has begun for all of them.
 
     Args:
-        name: Whose budget.
         periods: The current ones, by the clock of the caller, with their limits.
         calls: How many to reserve.
         returned: Calls that were reserved and not used.

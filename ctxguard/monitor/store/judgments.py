@@ -137,7 +137,6 @@ def first_loss_seconds(
     """When the first request with a loss was answered; None if there is none.
 
     Args:
-        series: The judge's.
         profile_id: The profile that served it.
         since: Leave earlier ones out; None for the first of all.
     """

@@ -49,7 +49,6 @@ def add_labels(
     annotator's label of that passage back, and is added only if there is one.
 
     Args:
-        rows: The labels.
         top_grade: The highest grade of their scale, which the first labels set for the store:
             the worth of a grade depends on it. None for the store's.
 

@@ -99,7 +99,6 @@ def ask_for_labels(
     """Remember that people are asked to grade picked samples, which is the first time.
 
     Args:
-        sample_ids: The samples.
         tenant: The tenant whose file they are in; empty for a file of all tenants.
     """
     for some in chunks(sample_ids):

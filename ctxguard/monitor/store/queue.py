@@ -42,7 +42,6 @@ def claim(
     clock that no change of the wall clock moves.
 
     Args:
-        claimant: Who takes them.
         limit: How many at most, ≥ 1.
         lease_seconds: Longer than judging them takes.
     """
@@ -249,7 +248,6 @@ def lead(
     """Become or stay the one monitor that leads, until the lease ends.
 
     Args:
-        who: The monitor.
         lease_seconds: 0 to step down.
         task: In which it leads: each task has its own leader.
 
