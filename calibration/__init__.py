@@ -16,5 +16,17 @@
     reader           what passages are worth to one reader
     report           the evidence as one HTML page
 
+Arguments of these names mean the same everywhere, so that functions describe them only where
+they say more:
+
+    dataset     labelled queries, or the labels of the pools
+    pools       the replay of one route: the candidates of each query
+    labels      the labels of these pools, row by row
+    policy      what is kept; utilities: the worth of a passage
+    serving_k   how many passages are served today
+    depth       candidates per query
+    seed        random seed of every split, shuffle and bootstrap
+    passes      reports progress, by passes over the queries
+
 What serves requests never imports this package.
 """

@@ -107,7 +107,6 @@ def calibrate(
         fingerprint: Identity of a retriever that has no ``fingerprint()``. Without either the
             profile is unverified: it cannot be told from a profile of another system.
         corpus_sketch: The corpus sketch, if the retriever has no method for it.
-        passes: Reports progress.
         cache: Folder for replayed pools; None keeps none.
         asking: An assessor that is asked where that pays; None for none.
 
@@ -188,11 +187,11 @@ class ReplayedSystem:
         self, dataset: Dataset, settings: Settings
     ) -> tuple["ReplayedSystem", tuple[str, ...]]:
         """Leave out the columns that tell the labels by themselves; a line about each."""
+        if not self.columns:
+            return self, ()
         pools = next(iter(self.pools.values()))
-        found = {}
-        if self.columns:
-            labels = label(pools, dataset, settings.utilities)
-            found = {column: leaks(pools, labels, column) for column in self.columns}
+        labels = label(pools, dataset, settings.utilities)
+        found = {column: leaks(pools, labels, column) for column in self.columns}
         leaking = [column for column, auroc in found.items() if auroc is not None]
         said = [
             f"signal column {column.name!r} is left out: alone it puts {found[column]:.0%} of the "

@@ -108,7 +108,6 @@ class QueryMetrics:
         """Means with bootstrap intervals over the queries that define a metric.
 
         Args:
-            seed: Random seed of the bootstrap.
             metrics: Which ones; all unless given.
         """
         names = self.values if metrics is None else metrics
@@ -154,10 +153,8 @@ def per_query_keywords(
     """Decide on every recorded pool and measure the resulting context by ``KEYWORD_METRICS``.
 
     Args:
-        pools: The replay of one route.
         keywords: Words and phrases that an answer needs, by query id; the metrics are undefined
             for a query without any.
-        policy: What is kept.
         text_of: The text of a passage.
     """
     rows = []
@@ -186,10 +183,6 @@ def measure(
     """Every metric that the labels of a data set allow: of passages, of keywords, or of both.
 
     Args:
-        pools: The replay of one route.
-        dataset: The labels.
-        policy: What is kept.
-        utilities: What a passage is worth.
         baseline_k: What recall loss is relative to, as in ``label``.
         text_of: The text of a passage, in which keywords are looked for.
     """

@@ -78,10 +78,8 @@ def family_gains(
     Args:
         fitted: The queries to fit on, with their labels.
         applied: Other queries to measure on; None measures those of ``fitted`` out of fold.
-        utilities: What a passage is worth.
         min_keep: The fewest passages kept.
         milliseconds: What each family costs a query, where that was measured.
-        seed: Of the bootstrap.
 
     Returns:
         One for each family that the retriever gives, legs first; none without named signals.

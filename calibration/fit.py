@@ -31,7 +31,6 @@ def fit_fusion(pools: Pools, labels: PoolLabels, weights: Sequence[float] = WEIG
 
     Args:
         pools: A hybrid replay, whose candidates have both legs' scores.
-        labels: Their labels.
         weights: The weights of the dense leg to try.
 
     Returns:
@@ -57,7 +56,6 @@ def better_fusion(
 
     Args:
         pools: A hybrid replay, whose candidates have both legs' scores.
-        labels: Their labels.
         weights: The weights of the dense leg to try.
 
     Returns:
@@ -325,7 +323,6 @@ def probabilities(
 
     Args:
         model: Over the features of these pools.
-        pools: The replay of one route.
         rows: The queries; all unless given.
 
     Returns:

@@ -314,7 +314,6 @@ def recalibrate(
             policy for the route of the traffic.
         settings: How to choose; some queries must be held out. The serving k and the depth are
             those of the profile in force.
-        passes: Reports progress.
         corpus_sketch: Of the corpus that the traffic was answered from; None for that of the
             profile in force.
 

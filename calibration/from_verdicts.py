@@ -65,7 +65,6 @@ def calibrate_from_verdicts(
             ``max_loss``, ``held_out``, ``seed`` and ``signal_columns`` are used.
         rates: What is assumed of the judge where people graded nothing; by default it finds 0.85 of
             the relevant passages, and says yes to 0.10 of the others.
-        passes: Reports progress.
 
     Raises:
         CalibrationError: there are no verdicts on the candidates, or all are alike.

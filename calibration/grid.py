@@ -237,8 +237,6 @@ def ratio_grid(
     """Every (k, min_ratio); min_ratio is always 0 where scores carry rank only.
 
     Args:
-        pools: The replay of one route.
-        labels: Their labels.
         temperature: The relative score's; fitted to these pools unless given.
         ks: Sizes of context; ``sizes`` up to the depth unless given.
         ratios: Relative thresholds, ascending.
@@ -300,7 +298,6 @@ def utility_grid(
     """Every (k, cost) of expected-utility policies with one model.
 
     Args:
-        pools: The replay of one route.
         labels: Their labels, in the order of the pools.
         probabilities: Shape (n_q, depth), from the model; out of fold if a threshold is chosen
             on the queries that the model was fitted to.

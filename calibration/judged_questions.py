@@ -46,7 +46,6 @@ def questions_to_judge(
 
     Args:
         retriever: Finds them.
-        queries: The questions.
         first: Candidates of each question to judge.
         depth: Candidates to retrieve, as many as the guard does: they are scored relative to one
             another, so another depth is another order.

@@ -128,7 +128,6 @@ def judged_route(
     """Fit a route's policy, and estimate its gain.
 
     Args:
-        pools: The replay of the route.
         verdicts: The judge's, of the first candidates of each question; a missing one is left out.
         grades: People's.
         settings: ``serving_k``, ``min_keep`` and ``utilities`` are used.
@@ -233,7 +232,6 @@ def _gains(
     Args:
         judged: The judged candidates.
         policy: Its threshold and its k.
-        serving_k: How many passages are served today.
         fitted: The rates under which the model that decides is fitted.
         true: The rates under which the gain is expected.
 

@@ -40,7 +40,6 @@ def keep_recall(
     Args:
         grid: The policies over the queries that choose, with probabilities out of fold.
         plain: The serving k alone over the same queries, as one policy.
-        serving_k: How many passages are served today.
         tolerance: How much mean recall may be lost, ≥ 0.
         caution: How many standard errors the mean must be clear of that, ≥ 0.
 

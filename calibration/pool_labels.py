@@ -124,9 +124,6 @@ def label(
     """Look up the labels of every candidate.
 
     Args:
-        pools: The replay of one route.
-        dataset: The labels.
-        utilities: The worth of a passage.
         baseline_k: Recall loss is relative to the retriever's first ``baseline_k`` passages;
             None for the whole pool.
 
@@ -220,7 +217,6 @@ def judged_share(labels: PoolLabels, k: int) -> FloatArray:
     this is the share that is known to be relevant.
 
     Args:
-        labels: The labels, in the order to measure.
         k: Cut-off, ≥ 1.
 
     Returns:

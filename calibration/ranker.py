@@ -192,8 +192,6 @@ def refit(
     Args:
         ranker: The weights to start from. They stay on a level whose signals the pools lack.
         name: The collection that the queries belong to.
-        pools: A replay of the hybrid route with its signals.
-        labels: Their labels.
         rows: The queries to fit on; None for all.
 
     Raises:
@@ -225,8 +223,6 @@ def ndcg_by_query(pools: Pools, labels: PoolLabels, ranker: Ranker | None) -> Fl
     """nDCG@10 of each query, shape (n_q,), NaN for one without a relevant passage.
 
     Args:
-        pools: A replay of the hybrid route with its signals.
-        labels: Their labels.
         ranker: Orders the candidates; None for reciprocal ranks.
     """
     pooled = require("ctxguard.retrieval.signals.pooled", "embedded")
@@ -250,8 +246,6 @@ def fit(ranker: Ranker, name: str, pools: Pools, labels: PoolLabels) -> RankerFi
     Args:
         ranker: The ranker to start from.
         name: The collection that the queries belong to.
-        pools: A replay of the hybrid route with its signals.
-        labels: Their labels.
 
     Raises:
         CalibrationError: As for `train`, also where a fold's queries are all that have labels.

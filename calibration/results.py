@@ -131,7 +131,6 @@ def tabulate(
         metrics: Which ones, as far as all policies have them; all unless given.
         reference: The policy that differences are taken from; the first unless given.
         proven: Whether the queries took no part in any choice; otherwise differences have no value.
-        seed: Random seed of every bootstrap.
 
     >>> of = lambda values: QueryMetrics(("a", "b"), {"recall": np.array(values)})
     >>> table = tabulate({"today": of([0.0, 0.5]), "chosen": of([0.5, 1.0])})
@@ -179,7 +178,6 @@ def paired_differences(
     Args:
         columns: By metric, two columns of shape (n_q,) of the same queries; NaN where undefined.
         weights: Shape (n_q,), weight of each query; None weighs them equally.
-        seed: Random seed of the bootstrap.
 
     >>> paired_differences({"harm": (np.array([2.0, 3.0]), np.array([1.0, 2.0]))})["harm"].outcome
     'worse'

@@ -80,7 +80,6 @@ class RankingSource(RetrieverAdapter):
         """Retrieve the candidates for a query.
 
         Args:
-            query: The query.
             depth: Maximum number of candidates.
             query_vector: For a retriever that takes one; None otherwise.
 

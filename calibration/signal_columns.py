@@ -39,9 +39,7 @@ def read_columns(
 
     Args:
         source: The retriever, on the route of all stages.
-        queries: The labelled queries.
         names: The columns.
-        depth: Candidates per query.
         vectors: Query vectors by query id, for a retriever that takes them.
 
     Raises:
@@ -82,6 +80,8 @@ def needed(
     columns: Sequence[SignalColumn], routes: Mapping[Route, RouteProfile]
 ) -> tuple[SignalColumn, ...]:
     """The columns whose signals some model of a profile takes."""
+    if not columns:
+        return ()
     policies = [
         policy
         for route in routes.values()
@@ -109,7 +109,6 @@ def leaks(pools: Pools, labels: PoolLabels, column: SignalColumn) -> float | Non
 
     Args:
         pools: The replay of one route, with the column's signals.
-        labels: Their labels.
         column: The column.
     """
     names = of_column(pools.signals, column)

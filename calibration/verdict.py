@@ -37,7 +37,6 @@ def verdict(
         differences: Shape (n,): recall of the policy less that of the first ``serving_k``, of the
             held-out queries that have a relevant passage.
         weights: Shape (n,): how much each query counts; None where all count the same.
-        serving_k: How many passages are served today.
         tolerance: How far the mean may lie below 0, ≥ 0.
         max_loss: How far its lower bound may lie below 0, > 0.
         refutable: Whether a policy whose upper bound lies below −tolerance gives way to today's;

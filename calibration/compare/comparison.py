@@ -105,7 +105,6 @@ def compare(
         rule: The rule of the verdicts.
         depth: Number of candidates per query, at least as many as every k.
         vectors: Query vectors by query id, so that latency leaves encoding out.
-        seed: Random seed of every bootstrap.
         passes: Called with the name and the size of each pass over the queries; returns its
             progress callback.
         clock: Returns seconds; measures latency.

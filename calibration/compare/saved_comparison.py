@@ -157,7 +157,6 @@ def check_regressions(
         dataset_digest: Digest of the new one's queries and labels.
         metrics: Metrics that must not get worse.
         tolerance: Accepted loss, in the unit of the metric; ≥ 0.
-        seed: Random seed of the bootstrap.
 
     Raises:
         ConfigurationError: the saved comparison has other labels, other utilities, or no

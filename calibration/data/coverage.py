@@ -57,10 +57,8 @@ def coverage(
     """Compute coverage at several cut-offs, over the queries that have a label.
 
     Args:
-        pools: The candidates of each query.
         dataset: The labels; a known distractor is judged.
         ks: Cut-offs, each ≥ 1.
-        seed: Random seed of the bootstrap.
 
     Returns:
         One value for each k, ascending.
@@ -102,7 +100,6 @@ def unjudged(
 
     Args:
         pools: The candidates of each query; queries without any label are included.
-        dataset: The labels.
         k: The cut-off, ≥ 1.
         times_asked: How often each query was asked; 1 for an absent query.
     """

@@ -151,7 +151,6 @@ def unknown_passages(dataset: Dataset, passage_ids: Container[str]) -> tuple[str
     """Return labelled passages missing from a corpus, sorted: no retriever can find them.
 
     Args:
-        dataset: The labels.
         passage_ids: The ids of the corpus.
     """
     return tuple(sorted(one for one in named_passages(dataset) if one not in passage_ids))

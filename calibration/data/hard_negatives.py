@@ -79,8 +79,6 @@ def mine(
     passage was retrieved, its rank does not matter.
 
     Args:
-        pools: The candidates of each query.
-        dataset: The labels.
         per_query: Maximum number of negatives per query, ≥ 1.
         near: Ranks below the first relevant passage to search, ≥ 0.
         unjudged_margin: In [0, 1); None takes labelled passages only. Otherwise unlabelled

@@ -23,7 +23,6 @@ def check_ids(dataset: Dataset, passage_ids: Container[str]) -> tuple[str, ...]:
     """Return a note if the index lacks some of the labelled passages.
 
     Args:
-        dataset: The labels.
         passage_ids: The ids of the index.
 
     Raises:
@@ -55,7 +54,6 @@ def check_texts(
     any if none of those is labelled. Ignores white space.
 
     Args:
-        dataset: The labels.
         corpus: The corpus file that the labels were made on; nothing is compared if it cannot
             be read.
         passage_ids: The ids of the index.

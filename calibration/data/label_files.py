@@ -112,7 +112,6 @@ def read_rows(
     """Yield lines with their columns, separated by tabs or, without any, by white space.
 
     Args:
-        path: The file.
         columns: The numbers of columns that a line may have.
         form: Says what they are, for the error.
         headers: A first line that ends in one of these is skipped.

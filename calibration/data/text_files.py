@@ -190,7 +190,6 @@ def read_model(form: type[Model], path: Path | str, max_bytes: int, what: str) -
 
     Args:
         form: The form.
-        path: The file.
         max_bytes: A larger file is refused.
         what: Names the form in errors, such as ``the snapshot of a golden set``.
 

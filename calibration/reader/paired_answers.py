@@ -408,7 +408,6 @@ def compare_answers(
         column: The mark: ``correct``, or a column that another tool has added, whose value is a
             number or true or false; more is better.
         prices: Of tokens; None leaves the cost out.
-        seed: Random seed of the bootstrap.
 
     Raises:
         CalibrationError: no question has a marked answer to both contexts.

@@ -64,11 +64,8 @@ def predictive_aucs(
 
     Args:
         answers: The answers that ``fit`` was fitted to.
-        dataset: Their labels.
         fit: The fitted utilities.
-        seed: Random seed of folds and bootstrap.
         utilities: The preset that the unfitted metrics use.
-        resamples: Bootstrap samples of questions.
 
     Returns:
         Shares in [0, 1], with bootstrap intervals over questions; n counts questions with a right

@@ -232,7 +232,6 @@ def fit_utilities(answers: Sequence[Answer], dataset: Dataset) -> ReaderFit:
 
     Args:
         answers: The answers of one reader.
-        dataset: Labels of the questions.
 
     Raises:
         CalibrationError: no answer belongs to a question with a relevant passage.

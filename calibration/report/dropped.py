@@ -43,13 +43,10 @@ def dropped_passages(
     """Count what was dropped rightly and wrongly, with the worst of each as examples.
 
     Args:
-        pools: The replay of one route.
-        labels: Labels of the pools.
         dataset: The queries of the pools, with their texts.
         policies: The policy that serves each query, by query id.
         passage: Returns a passage by its id, or raises KeyError; None shows ids only.
         bare_k: Irrelevant passages are counted among the retriever's first ``bare_k``.
-        seed: Random seed of the bootstrap.
 
     Returns:
         Irrelevant passages of the first ``bare_k``, labelled distractors shown first; and

@@ -111,8 +111,6 @@ def expected_calibration_error(
     Args:
         probabilities: Shape (n_q, depth), NaN beyond each query's candidates.
         relevant: Shape (n_q, depth).
-        seed: Random seed of the bootstrap.
-        resamples: Number of bootstrap samples.
 
     Returns:
         In [0, 1]; n counts queries that have a candidate.

@@ -89,8 +89,6 @@ def price(
     Args:
         outcome: The route's choice.
         pools: Of queries that took no part in it.
-        labels: Their labels.
-        utilities: What a passage is worth.
         delta: The probability that a bound may be false.
         seed: Of the bootstrap, and of the order that betting needs.
 
