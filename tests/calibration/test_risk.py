@@ -1,5 +1,7 @@
 """The certificate's statistics: worked by hand, by properties, and against a known truth."""
 
+from collections.abc import Callable
+from functools import partial
 from math import log, sqrt
 
 import numpy as np
@@ -102,11 +104,6 @@ def test_where_every_loss_is_1_so_is_the_upper_bound() -> None:
     assert betting_upper_bound([1.0 - 1e-16, 1.0]) == 1.0
 
 
-def test_an_upper_bound_is_of_one_setting() -> None:
-    with pytest.raises(CalibrationError, match="one setting at a time"):
-        betting_upper_bound([[0.0, 1.0]])
-
-
 def differences_of(name: str, rng: np.random.Generator, shape: tuple[int, ...]) -> Losses:
     """Differences in recall of a shape that occurs, with the mean in ``TRUE_DIFFERENCE``."""
     chance = rng.random(shape)
@@ -159,11 +156,6 @@ def test_gains_on_some_queries_count_against_losses_on_others() -> None:
     losing, mixed = [-0.2, 0.0] * 100, [-0.2, 0.2] * 100
     assert betting_lower_bound(mixed) > betting_lower_bound(losing)
     assert betting_lower_bound([0.5] * 100) > 0.0
-
-
-def test_a_difference_outside_its_range_is_refused() -> None:
-    with pytest.raises(CalibrationError, match="loss"):
-        betting_lower_bound([0.0, -1.5])
 
 
 def test_as_many_differences_as_are_needed_show_the_limit() -> None:
@@ -238,22 +230,17 @@ def test_two_promises_of_which_one_is_broken_are_certified_at_most_delta_of_the_
     assert (joint <= DELTA).mean() <= allowed(DELTA, repeats)
 
 
-def test_risks_over_different_candidates_are_refused() -> None:
-    with pytest.raises(CalibrationError, match="same candidates"):
-        joint_p_value([0.1, 0.2], [0.1])
-
-
-def test_no_risk_at_all_is_refused() -> None:
-    with pytest.raises(CalibrationError, match="at least one risk"):
-        joint_p_value()
-
-
-def test_of_equal_risks_the_least_beneficial_is_tested_first() -> None:
-    assert pareto_order([0.0, 0.0, 0.0], [0.3, 0.1, 0.2]).tolist() == [1, 2, 0]
-
-
-def test_of_candidates_alike_in_everything_one_is_tested() -> None:
-    assert pareto_order([0.1, 0.1], [0.5, 0.5]).tolist() == [0]
+@pytest.mark.parametrize(
+    ("risk", "benefit", "order"),
+    [
+        ([0.0, 0.0, 0.0], [0.3, 0.1, 0.2], [1, 2, 0]),  # of equal risks the least beneficial first
+        ([0.1, 0.1], [0.5, 0.5], [0]),  # of candidates alike in everything one
+    ],
+)
+def test_candidates_of_equal_risk_are_tested_by_their_benefit(
+    risk: list[float], benefit: list[float], order: list[int]
+) -> None:
+    assert pareto_order(risk, benefit).tolist() == order
 
 
 @given(figures=st.lists(st.tuples(st.integers(0, 6), st.integers(-6, 6)), min_size=1, max_size=30))
@@ -269,26 +256,13 @@ def test_the_order_rises_in_risk_and_leaves_out_only_what_another_dominates(
         assert dominates.any()
 
 
-def test_an_undefined_figure_has_no_place_in_an_order() -> None:
-    with pytest.raises(CalibrationError, match="benefit of candidate 1 is undefined"):
-        pareto_order([0.1, 0.2], [0.0, float("nan")])
-
-
-def test_risks_and_benefits_of_different_candidates_have_no_order() -> None:
-    with pytest.raises(CalibrationError, match="one risk and one benefit"):
-        pareto_order([0.1, 0.2], [0.0])
-
-
-def test_fixed_sequence_stops_at_the_first_failure_and_never_looks_beyond() -> None:
-    assert fixed_sequence([0.01, 0.1, 0.11, 0.0001], 0.1) == 2
-
-
-def test_fixed_sequence_certifies_nothing_when_the_safest_candidate_fails() -> None:
-    assert fixed_sequence([0.2, 0.0], 0.1) == 0
-
-
-def test_fixed_sequence_certifies_the_whole_order_when_none_fails() -> None:
-    assert fixed_sequence([0.01, 0.02], 0.1) == 2
+@pytest.mark.parametrize(
+    ("p_values", "certified"), [([0.01, 0.1, 0.11, 0.0001], 2), ([0.2, 0.0], 0), ([0.01, 0.02], 2)]
+)
+def test_fixed_sequence_stops_at_the_first_failure_and_never_looks_beyond(
+    p_values: list[float], certified: int
+) -> None:
+    assert fixed_sequence(p_values, 0.1) == certified
 
 
 def test_an_order_from_a_disjoint_split_keeps_the_error_of_the_family_at_delta() -> None:
@@ -333,48 +307,36 @@ def test_a_smaller_margin_needs_more_labels() -> None:
     assert len(set(needed)) == 4
 
 
-def test_labels_are_counted_for_one_candidate_at_a_time() -> None:
-    with pytest.raises(CalibrationError, match="give those of one candidate"):
-        labels_needed([[0.0, 0.1]], 0.2)
-
-
-def test_an_undefined_loss_is_refused_and_the_query_named() -> None:
-    losses = np.zeros((5, 3))
-    losses[3, 1] = np.nan
-    with pytest.raises(CalibrationError, match="query 3 is undefined"):
-        betting_p_value(losses, 0.1)
-
-
-@pytest.mark.parametrize("value", [-0.01, 1.01, float("inf")])
-def test_a_loss_outside_0_to_1_is_refused_with_its_value(value: float) -> None:
-    with pytest.raises(CalibrationError, match=f"{value!r} of query 1 lies outside"):
-        betting_p_value(np.array([0.0, value]), 0.1)
-
-
 def test_a_rounding_error_outside_0_to_1_is_not_a_fault() -> None:
     rounded = betting_p_value(np.array([1.0 - 10 * 0.1 - 1e-15, 1.0 + 1e-15, 0.2]), 0.5)
     assert rounded == pytest.approx(float(betting_p_value(np.array([0.0, 1.0, 0.2]), 0.5)))
 
 
-def test_no_labelled_query_is_refused() -> None:
-    with pytest.raises(CalibrationError, match="at least one labelled query"):
-        betting_p_value(np.empty((0, 3)), 0.1)
+NAN = float("nan")
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    (lambda: betting_p_value(np.empty((0, 3)), 0.1), "at least one labelled query"),
+    (lambda: betting_p_value([[0.0, 0.0], [0.0, NAN]], 0.1), "query 1 is undefined"),
+    (lambda: betting_upper_bound([[0.0, 1.0]]), "one setting at a time"),
+    (lambda: betting_lower_bound([0.0, -1.5]), "loss"),
+    (lambda: labels_needed([[0.0, 0.1]], 0.2), "give those of one candidate"),
+    (lambda: joint_p_value([0.1, 0.2], [0.1]), "same candidates"),
+    (joint_p_value, "at least one risk"),
+    (lambda: pareto_order([0.1, 0.2], [0.0, NAN]), "benefit of candidate 1 is undefined"),
+    (lambda: pareto_order([0.1, 0.2], [0.0]), "one risk and one benefit"),
+    *[
+        (partial(betting_p_value, [0.0, loss], 0.1), f"{loss!r} of query 1 lies outside")
+        for loss in (-0.01, 1.01, float("inf"))
+    ],
+    *[(partial(betting_p_value, [0.0, 0.1], alpha), "alpha") for alpha in (0.0, 1.0, -1.0, NAN)],
+    *[(partial(fixed_sequence, [0.5, p], 0.1), "p-value") for p in (NAN, -0.1, 1.1)],
+    *[(partial(joint_p_value, [0.5, p]), "p-value") for p in (NAN, -0.1, 1.1)],
+    *[(partial(fixed_sequence, [0.5], delta), "delta") for delta in (0.0, 1.0)],
+]
 
 
-@pytest.mark.parametrize("alpha", [0.0, 1.0, -1.0, float("nan")])
-def test_a_limit_that_says_nothing_is_refused(alpha: float) -> None:
-    with pytest.raises(CalibrationError, match="alpha"):
-        betting_p_value(np.array([0.0, 0.1]), alpha)
-
-
-@pytest.mark.parametrize("value", [float("nan"), -0.1, 1.1])
-def test_what_is_not_a_p_value_is_refused(value: float) -> None:
-    for refuses in (lambda p: fixed_sequence(p, 0.1), joint_p_value):
-        with pytest.raises(CalibrationError, match="p-value"):
-            refuses([0.5, value])
-
-
-def test_delta_must_be_a_probability_that_says_something() -> None:
-    for delta in (0.0, 1.0):
-        with pytest.raises(CalibrationError, match="delta"):
-            fixed_sequence([0.5], delta)
+@pytest.mark.parametrize(("computed", "says"), REFUSED)
+def test_input_that_makes_no_sense_is_refused_with_its_fault(
+    computed: Callable[[], object], says: str
+) -> None:
+    with pytest.raises(CalibrationError, match=says):
+        computed()
