@@ -78,10 +78,7 @@ def test_a_file_that_is_no_ranker_is_refused(
     run: Run, index: Path, collection: Path, profile: Path
 ) -> None:
     run.refused(
-        "query",
-        "clean a violin",
-        "--index",
-        index,
+        *("query", "clean a violin", "--index", index),
         system={"ranker": str(profile)},
         says="is no ranker",
     )

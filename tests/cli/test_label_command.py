@@ -68,6 +68,11 @@ def import_(run: Run, tmp_path: Path) -> Import:
     return imported
 
 
+def importing(traffic: Traffic, file: Path, *options: str) -> tuple[object, ...]:
+    """The command that imports the labels of one annotator."""
+    return ("label", "import", file, "--store", traffic.url, "--annotator", "ann", *options)
+
+
 def graded(rows: Rows, traffic: Traffic) -> Rows:
     """The rows with the truth filled in."""
     return [
@@ -375,7 +380,7 @@ class TestImport:
         rows = graded(export(traffic, "-n", "12", "--whole"), traffic)
         rows[0]["request_id"] = "from elsewhere"
         file = write_jsonl(tmp_path / "back.jsonl", rows)
-        result = run.ok("label", "import", file, "--store", traffic.url, "--annotator", "ann")
+        result = run.ok(*importing(traffic, file))
         assert "11 labels imported from ann" in result.stdout
         assert "first unknown request: from elsewhere" in result.stdout
 
@@ -393,9 +398,7 @@ class TestImport:
     ) -> None:
         rows = graded(export(traffic, "-n", "12", "--whole"), traffic)
         file = write_table(tmp_path / "back.csv", [*rows, dict.fromkeys(rows[0], "")])
-        result = run.ok(
-            *("label", "import", file, "--store", traffic.url, "--annotator", "ann", "--json")
-        )
+        result = run.ok(*importing(traffic, file, "--json"))
         assert json.loads(result.stdout)["blank"] == 0
 
     def test_how_a_passage_misleads_is_kept(
@@ -413,9 +416,7 @@ class TestImport:
         back = [{**rows[0], "grade": 2.0}, {**rows[1], "grade": " "}]
         file = tmp_path / f"back.{suffix}"
         write_table(file, back) if suffix == "csv" else write_jsonl(file, back)
-        result = run.ok(
-            *("label", "import", file, "--store", traffic.url, "--annotator", "ann", "--json")
-        )
+        result = run.ok(*importing(traffic, file, "--json"))
         assert json.loads(result.stdout)["blank"] == 1
         assert [label.grade for label in labels_of(traffic)] == [2]
 
@@ -430,7 +431,7 @@ class TestImport:
         rows = export(made, "--whole", name="out.csv")
         assert not any(row[key][:1] in set("=+-@\t\r") for row in rows for key in row)
         file = write_table(tmp_path / "back.csv", [{**row, "grade": 1} for row in rows])
-        run.ok("label", "import", file, "--store", made.url, "--annotator", "ann")
+        run.ok(*importing(made, file))
         (query,) = made.relevant
         names = {label.passage_id for label in labels_of(made)}
         assert made.relevant[query] < names
@@ -443,16 +444,7 @@ class TestImport:
         rows = [{**row, "text": 'one\ntwo, "three"', "grade": 1} for row in rows]
         rows[2]["grade"] = "many"
         file = write_table(tmp_path / "back.csv", rows)
-        run.refused(
-            "label",
-            "import",
-            file,
-            "--store",
-            traffic.url,
-            "--annotator",
-            "ann",
-            says=f"{file}, line 6: grade 'many'",
-        )
+        run.refused(*importing(traffic, file), says=f"{file}, line 6: grade 'many'")
         assert labels_of(traffic) == []
 
     def test_what_excel_puts_before_utf8_is_no_part_of_a_column(
@@ -461,7 +453,7 @@ class TestImport:
         rows = [{**row, "grade": 1} for row in export(traffic, "-n", "12", "--whole")]
         file = write_table(tmp_path / "back.csv", rows)
         file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
-        run.ok("label", "import", file, "--store", traffic.url, "--annotator", "ann")
+        run.ok(*importing(traffic, file))
 
     @pytest.mark.parametrize("name", BAD_LABELS)
     def test_a_row_that_is_no_label_names_its_line_and_nothing_is_taken_in(
@@ -471,9 +463,7 @@ class TestImport:
         rows = [{**row, "grade": 1} for row in export(traffic, "-n", "12", "--whole")]
         rows[1].update(change)
         file = write_jsonl(tmp_path / "back.jsonl", rows)
-        result = run.refused(
-            *("label", "import", file, "--store", traffic.url, "--annotator", "ann", "--json")
-        )
+        result = run.refused(*importing(traffic, file, "--json"))
         error = json.loads(result.stdout)["error"]
         assert (error["path"], error["line"]) == (str(file), 2)
         assert said in error["message"]
@@ -484,7 +474,7 @@ class TestImport:
     ) -> None:
         row = export(traffic, "-n", "12", "--whole")[0]
         file = write_jsonl(tmp_path / "b.jsonl", [{**row, "grade": 5}])
-        command = ("label", "import", file, "--store", traffic.url, "--annotator", "ann")
+        command = importing(traffic, file)
         assert run(*command).exit_code == 2
         assert run(*command, "--max-grade", "5").exit_code == 0
 
@@ -493,7 +483,7 @@ class TestImport:
     ) -> None:
         row = export(traffic, "-n", "12", "--whole")[0]
         file = write_jsonl(tmp_path / "b.jsonl", [{**row, "grade": 1}])
-        command = ("label", "import", file, "--store", traffic.url, "--annotator", "ann")
+        command = importing(traffic, file)
         assert run(*command, "--max-grade", "5").exit_code == 0
         refused = run(*command, "--max-grade", "6", "--json")
         assert refused.exit_code == 2

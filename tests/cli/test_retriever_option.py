@@ -187,11 +187,7 @@ def test_a_module_that_fails_while_it_is_imported_is_named(
 ) -> None:
     Path("fails_on_import.py").write_text("raise SystemExit('usage: …')\n", encoding="utf-8")
     run.refused(
-        "evaluate",
-        "--retriever",
-        "fails_on_import:search",
-        "--data",
-        collection,
+        *("evaluate", "--retriever", "fails_on_import:search", "--data", collection),
         says="'fails_on_import' cannot be imported (SystemExit: usage: …)",
     )
 
@@ -305,11 +301,7 @@ class TestRuns:
             file.write("q Q0 p one 0.5 tag\n")
         number = len(trec.read_text(encoding="utf-8").splitlines())
         run.refused(
-            "evaluate",
-            "--run",
-            trec,
-            "--data",
-            collection,
+            *("evaluate", "--run", trec, "--data", collection),
             says=f"both.run, line {number}: rank 'one'",
         )
 
