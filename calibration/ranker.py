@@ -60,23 +60,6 @@ class Lists:
         return len(self.weights)
 
 
-@dataclass(frozen=True)
-class RankerFit:
-    """A ranker that was fitted to labelled queries, with the measured worth of such fits.
-
-    Attributes:
-        ranker: Fitted to all queries.
-        levels: The levels that were fitted; the first is that of the queries' signals.
-        ndcg: nDCG@10 of each query, shape (n_q,), NaN for one without a relevant passage: by
-            ``reciprocal_rank``, by the ``shipped`` ranker, and by a ``fitted`` one that was fitted
-            to the queries of other folds.
-    """
-
-    ranker: Ranker
-    levels: tuple[RankerLevel, ...]
-    ndcg: Mapping[str, FloatArray]
-
-
 def training_lists(
     pools: Pools, labels: PoolLabels, level: RankerLevel, rows: IntArray | None = None
 ) -> Lists:
@@ -240,12 +223,19 @@ def ndcg_by_query(pools: Pools, labels: PoolLabels, ranker: Ranker | None) -> Fl
     return values
 
 
-def fit(ranker: Ranker, name: str, pools: Pools, labels: PoolLabels) -> RankerFit:
+def fit(
+    ranker: Ranker, name: str, pools: Pools, labels: PoolLabels
+) -> tuple[Ranker, dict[str, FloatArray]]:
     """Refit a ranker on all labelled queries, and measure such fits on queries they do not know.
 
     Args:
         ranker: The ranker to start from.
         name: The collection that the queries belong to.
+
+    Returns:
+        The ranker; and nDCG@10 of each query, shape (n_q,), NaN for one without a relevant
+        passage: by ``reciprocal_rank``, by the ``shipped`` ranker, and by a ``fitted`` one that was
+        fitted to the queries of other folds.
 
     Raises:
         CalibrationError: As for `train`, also where a fold's queries are all that have labels.
@@ -257,12 +247,8 @@ def fit(ranker: Ranker, name: str, pools: Pools, labels: PoolLabels) -> RankerFi
         others = refit(ranker, name, pools, labels, np.flatnonzero(fold != number))
         own = pools.subset([pools.query_ids[row] for row in inside])
         held_out[inside] = ndcg_by_query(own, labels.rows(inside), others)
-    return RankerFit(
-        refit(ranker, name, pools, labels),
-        levels(pools),
-        {
-            "reciprocal_rank": ndcg_by_query(pools, labels, None),
-            "shipped": ndcg_by_query(pools, labels, ranker),
-            "fitted": held_out,
-        },
-    )
+    return refit(ranker, name, pools, labels), {
+        "reciprocal_rank": ndcg_by_query(pools, labels, None),
+        "shipped": ndcg_by_query(pools, labels, ranker),
+        "fitted": held_out,
+    }

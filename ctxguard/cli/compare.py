@@ -1,9 +1,9 @@
 """``ctxguard compare``: ways to rank and to cut side by side, and against a saved comparison."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import Field
@@ -12,7 +12,7 @@ from rich.text import Text
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import FINDING, Output, as_json, check_writable, one_line, print_json
+from ctxguard.cli._console import FINDING, Output, as_json, check_writable, one_line
 from ctxguard.cli._inputs import fitted, read_labelled, seen_in_calibration
 from ctxguard.cli._results import print_checks, print_comparison
 from ctxguard.cli._settings import system_in
@@ -121,7 +121,9 @@ def compare(settings: Compare) -> None:
     rule = VerdictRule(settings.safe, settings.dangerous)
     metrics = check_metrics(settings.regression_metrics)
     saved = None if settings.against is None else SavedComparison.load(settings.against)
-    _check_out(settings.out, settings.against)
+    check_writable(settings.out, "--out")
+    if settings.out and settings.against and settings.out.resolve() == settings.against.resolve():
+        raise typer.BadParameter("name another file than --against", param_hint="--out")
     profiles = {name: Profile.load(path) for name, path in _by_name(settings.profile).items()}
     index, sources = _systems(settings)
     reranker = None if index is None else index.reranker
@@ -134,10 +136,14 @@ def compare(settings: Compare) -> None:
         queries = labelled.dataset.queries
         external = {name: source.open(queries) for name, source in sources.items()}
         opened = None if index is None else open_index(index.model_copy(update={"reranker": None}))
-        views = _Views(opened, reranker, external)
-        candidates = candidates if settings.candidate else _possible(candidates, opened)
-        views.check(profiles.values(), candidates)
-    labelled, counts = labelled.against(views.first)
+        view = _viewer(opened, reranker, external)
+        if not settings.candidate and opened is not None and not opened.has_signals:
+            candidates = [each for each in candidates if each.fusion.method != "ranker"]
+        for candidate in candidates:
+            source = view(candidate)
+            if candidate.name in profiles:
+                fitted(profiles[candidate.name], source)
+    labelled, counts = labelled.against(opened or next(iter(external.values())))
     dataset = labelled.dataset
     with output.passes() as begin:
         vectors = None
@@ -146,7 +152,7 @@ def compare(settings: Compare) -> None:
             vectors = encode_queries(opened, dataset.queries, progress)
         comparison = compare_all(
             candidates,
-            views.view,
+            view,
             dataset,
             baseline=baseline,
             utilities=utilities,
@@ -161,8 +167,7 @@ def compare(settings: Compare) -> None:
     checks = saved and check_regressions(
         comparison, saved, digest, metrics=metrics, tolerance=settings.tolerance, seed=seed
     )
-    notes = _notes(comparison, labelled, profiles)
-    about = {
+    about: dict[str, object] = {
         "data": dataset.name,
         "split": labelled.split,
         "dataset_digest": digest,
@@ -170,25 +175,36 @@ def compare(settings: Compare) -> None:
         "depth": depth,
         "seed": seed,
     }
-    content = _document(comparison, checks or (), about, notes)
     facts = [
         ("queries", labelled.described(counts)),
         ("measured on", f"{len(comparison.query_ids):,} queries that every candidate answered"),
         ("unlabelled", comparison.unlabelled),
     ]
+    about["notes"] = _notes(comparison, labelled, profiles)
+    document = _document(comparison, checks or (), about)
+    _show(document, comparison, checks or (), facts, settings)
+
+
+def _show(
+    document: Mapping[str, Any],
+    comparison: "Comparison",
+    checks: "Sequence[RegressionCheck]",
+    facts: list[tuple[str, str]],
+    settings: Compare,
+) -> None:
+    """Save and print; end with a finding if a candidate is worse than the saved one of its name."""
+    output = Output(as_json=settings.as_json)
     if settings.out is not None:
-        facts.append(("saved to", _saved(content, settings.out)))
-    if settings.as_json:
-        print_json(content)
-    else:
+        with atomic_write(settings.out) as stream:
+            stream.write((as_json(document) + "\n").encode())
+        facts.append(("saved to", str(settings.out)))
+
+    def show() -> None:
         print_comparison(comparison, facts, output, show_all=settings.show_all)
-        print_checks(checks or (), output)
-    output.notes(notes)
-    _check_regressed(checks or (), output)
+        print_checks(checks, output)
 
-
-def _check_regressed(checks: "Sequence[RegressionCheck]", output: Output) -> None:
-    """End with a finding if a candidate is worse than the saved one of its name."""
+    output.result(document, show)
+    output.notes(document["notes"])
     worse = [check.candidate for check in checks if check.regressed]
     if worse:
         names = one_line(", ".join(worse))
@@ -196,18 +212,10 @@ def _check_regressed(checks: "Sequence[RegressionCheck]", output: Output) -> Non
         raise typer.Exit(FINDING)
 
 
-def _saved(content: Mapping[str, object], out: Path) -> str:
-    """Write a comparison, and return the name of its file."""
-    with atomic_write(out) as stream:
-        stream.write((as_json(content) + "\n").encode())
-    return str(out)
-
-
 def _document(
     comparison: "Comparison",
     checks: "Sequence[RegressionCheck]",
     about: Mapping[str, object],
-    notes: Sequence[str],
 ) -> dict[str, object]:
     """A comparison as JSON; ``SavedComparison`` reads a part of it back."""
     from calibration.compare.saved_comparison import values_as_json
@@ -240,18 +248,8 @@ def _document(
             }
             for check in checks
         },
-        "notes": notes,
         "query_ids": comparison.query_ids,
     }
-
-
-def _check_out(out: Path | None, against: Path | None) -> None:
-    """Refuse a file that cannot be written, or one that the next check would be made against."""
-    if out is None:
-        return
-    check_writable(out, "--out")
-    if against is not None and out.resolve() == against.resolve():
-        raise typer.BadParameter("name another file than --against", param_hint="--out")
 
 
 def _by_name(paths: Sequence[Path]) -> dict[str, Path]:
@@ -310,13 +308,6 @@ def _candidates(
     return candidates + [from_profile(name, loaded, own) for name, loaded in profiles.items()]
 
 
-def _possible(candidates: "list[Candidate]", index: "HybridRetriever | None") -> "list[Candidate]":
-    """The usual candidates without the ranker where an index has no signals."""
-    if index is None or index.has_signals:
-        return candidates
-    return [each for each in candidates if each.fusion.method != "ranker"]
-
-
 def _utilities(profiles: "dict[str, Profile]") -> "Utilities":
     """The utilities of the profiles, which must be the same: one table has one unit."""
     from ctxguard.core.metrics import DEFAULT_UTILITIES
@@ -330,76 +321,41 @@ def _utilities(profiles: "dict[str, Profile]") -> "Utilities":
     return utilities[0] if utilities else DEFAULT_UTILITIES
 
 
-class _Views:
-    """One index under each candidate's stages, and the retrievers and runs beside it."""
+def _viewer(
+    index: "HybridRetriever | None", reranker: str | None, external: "Mapping[str, Source]"
+) -> "Callable[[Candidate], Source]":
+    """Return a function from a candidate to its retriever: the index at its stages, or another.
 
-    def __init__(
-        self,
-        retriever: "HybridRetriever | None",
-        reranker: str | None,
-        external: "Mapping[str, Source]",
-    ) -> None:
-        self._retriever = retriever
-        self._external = external
-        self._reranker = reranker
-        self._reranked: dict[str, HybridRetriever] = {}
+    The function raises ConfigurationError where the candidate reranks, and no reranker was given,
+    or where there is no index.
+    """
+    from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 
-    def view(self, candidate: "Candidate") -> "Source":
-        """The retriever of a candidate.
+    reranking: dict[str, HybridRetriever] = {}
 
-        Raises:
-            ConfigurationError: it reranks, and no reranker was given, or there is no index.
-        """
-        route, fusion, reranker, source = candidate.stages
+    def view(candidate: "Candidate") -> "Source":
+        route, fusion, model, source = candidate.stages
         if source is not None:
-            return self._external[source]
-        base = self._index
-        if route.value.endswith("+rerank"):
-            base = self._with_reranker(reranker, candidate.name)
-        return base.with_fusion(fusion).on_route(route)
-
-    @property
-    def first(self) -> "Source":
-        """The index, or without one the first of the others."""
-        return next(iter(self._external.values())) if self._retriever is None else self._retriever
-
-    def check(self, profiles: "Iterable[Profile]", candidates: "Iterable[Candidate]") -> None:
-        """Check that every profile was calibrated on what is compared, and every candidate can be.
-
-        Raises:
-            ProfileMismatchError: one was calibrated on another system.
-            ConfigurationError: a candidate has no retriever.
-        """
-        for profile in profiles:
-            if self._retriever is None or profile.fingerprint.get("reranker", "none") == "none":
-                fitted(profile, self.first)
-            else:
-                fitted(profile, self._with_reranker(None, "the profile"))
-        for candidate in candidates:
-            self.view(candidate)
-
-    @property
-    def _index(self) -> "HybridRetriever":
-        """The index without a reranker."""
-        if self._retriever is None:
+            return external[source]
+        base = index
+        if base is None:
             raise ConfigurationError(
                 "a retriever of your own and a run have no stages to choose: compare them by k and "
                 "min_ratio, or give --index"
             )
-        return self._retriever
+        if route.value.endswith("+rerank"):
+            model = reranker if model is None else model
+            if model is None:
+                raise ConfigurationError(
+                    f"{candidate.name} reranks, and no reranker was given; name one as reranker in "
+                    "--system, or with rerank=MODEL in the candidate"
+                )
+            if model not in reranking:
+                reranking[model] = base.with_reranker(CrossEncoderReranker(model))
+            base = reranking[model]
+        return base.with_fusion(fusion).on_route(route)
 
-    def _with_reranker(self, model: str | None, who: str) -> "HybridRetriever":
-        from ctxguard.retrieval.models.reranker import CrossEncoderReranker
-
-        model = self._reranker if model is None else model
-        if model is None:
-            raise ConfigurationError(
-                f"{who} reranks, and no reranker was given; name one as reranker in --system, or "
-                "with rerank=MODEL in the candidate"
-            )
-        if model not in self._reranked:
-            self._reranked[model] = self._index.with_reranker(CrossEncoderReranker(model))
-        return self._reranked[model]
+    return view
 
 
 def _notes(

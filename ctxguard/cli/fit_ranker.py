@@ -50,7 +50,7 @@ def fit_ranker(settings: FitRanker) -> None:
     """
     from calibration.evaluate import bootstrap_interval
     from calibration.pool_labels import label
-    from calibration.ranker import fit
+    from calibration.ranker import fit, levels
     from calibration.results import paired_differences
     from ctxguard.retrieval.signals.ranker import Ranker
 
@@ -71,28 +71,28 @@ def fit_ranker(settings: FitRanker) -> None:
     pools = replayed(retriever, dataset, output, depth=DEFAULT_DEPTH)
     with output.doing("fitting"):
         labels = label(pools, dataset)
-        fitted = fit(Ranker.default(), dataset.name, pools, labels)
+        ranker, ndcg = fit(Ranker.default(), dataset.name, pools, labels)
         means = {
             order: bootstrap_interval(values, labels.weights, seed=_SEED)
-            for order, values in fitted.ndcg.items()
+            for order, values in ndcg.items()
         }
         differences = {
             order: {
                 other: paired_differences(
-                    {"ndcg": (fitted.ndcg[order], fitted.ndcg[other])}, labels.weights, seed=_SEED
+                    {"ndcg": (ndcg[order], ndcg[other])}, labels.weights, seed=_SEED
                 )["ndcg"]
                 for other in _BEFORE[:position]
             }
             for position, order in enumerate(_ORDERS)
         }
     if out is not None:
-        fitted.ranker.save(out)
+        ranker.save(out)
     verdict = _verdict(differences["fitted"]["shipped"], out)
     notes = [*labelled.notes, *(f"left out: {line}" for line in pools.skipped)]
     document = {
         "out": out,
-        "ranker": fitted.ranker.digest(),
-        "levels": fitted.levels,
+        "ranker": ranker.digest(),
+        "levels": levels(pools),
         **counts,
         "ndcg_at_10": means,
         "differences": differences,
@@ -107,7 +107,7 @@ def fit_ranker(settings: FitRanker) -> None:
     def show() -> None:
         measured = "fitted rankers on queries that they were not fitted to"
         queries = labelled.described(counts)
-        output.facts([("queries", queries), ("signals", fitted.levels[0]), ("measured", measured)])
+        output.facts([("queries", queries), ("signals", levels(pools)[0]), ("measured", measured)])
         output.out.print(_shown(means, differences))
         output.facts([("verdict", verdict)])
 
