@@ -146,7 +146,7 @@ def damaged(values: np.ndarray, at: int, value: int) -> np.ndarray:
         ("lexical.starts", lambda starts: damaged(starts, 0, -9), "do not belong together"),
         ("lexical.starts", lambda starts: damaged(starts, -1, 2**40), "do not belong together"),
         ("lexical.scores", lambda scores: scores.astype(np.float64), "float64"),
-        ("lexical.counts", lambda counts: counts[:-1], "do not belong together"),
+        ("lexical.scores", lambda scores: scores[:-1], "do not belong together"),
         ("lexical.lengths", lambda lengths: lengths[:-1], "is not from 0 to 6|different numbers"),
         ("passages.offsets", lambda offsets: damaged(offsets, 1, 2**40), "end before they begin"),
         ("vectors", lambda vectors: vectors[:-1], "different numbers"),
