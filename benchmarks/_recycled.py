@@ -19,6 +19,7 @@ from ctxguard.retrieval.analysers.reading import SENTENCE_END
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index import storage
 from ctxguard.retrieval.index.dense import unit_rows
+from ctxguard.retrieval.index.sentences import sentences_at
 from ctxguard.retrieval.protocols import (
     Embedder,
     Float32Array,
@@ -67,13 +68,20 @@ class _Given:
         every = np.arange(len(retriever))
         self.sentences = _exchanged(index.sentences.taken(every), rows, rng)
         self._encoder: Any = token_encoder_of(embedder)
+        self._n_given = 0
+
+    def given(self, n: int) -> tuple[Float32Array, Sentences]:
+        """The next n passages: an index is encoded part by part, in the order of its ids."""
+        rows = np.arange(self._n_given, self._n_given + n)
+        self._n_given += n
+        return self.vectors[rows], sentences_at(self.sentences, rows)
 
     def encode_passages(
         self,
-        texts: Sequence[str],  # noqa: ARG002  they are those of the vectors
+        texts: Sequence[str],
         progress: Progress | None = None,  # noqa: ARG002
     ) -> Float32Array:
-        return self.vectors
+        return self.given(len(texts))[0]
 
     def token_encoder(self) -> "_GivenSentences":
         return _GivenSentences(self, self._encoder)
@@ -88,10 +96,10 @@ class _GivenSentences:
 
     def encode_passages(
         self,
-        texts: Sequence[str],  # noqa: ARG002
+        texts: Sequence[str],
         progress: Progress | None = None,  # noqa: ARG002
     ) -> tuple[Float32Array, Sentences]:
-        return self._given.vectors, self._given.sentences
+        return self._given.given(len(texts))
 
 
 def _exchanged(own: Sentences, rows: RowArray, rng: np.random.Generator) -> Sentences:

@@ -6,7 +6,7 @@ state of a query's piece lies between the piece's and the query's vector.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from zlib import crc32
 
 import numpy as np
@@ -51,10 +51,10 @@ def query_tokens(queries: Sequence[str], vectors: Float32Array) -> list[QueryTok
 
 
 class GivenTokens:
-    """A `TokenEncoder` of vectors that are at hand."""
+    """A `TokenEncoder` of vectors that a function of the texts gives."""
 
-    def __init__(self, vectors: Float32Array) -> None:
-        self._vectors = vectors
+    def __init__(self, vectors_of: Callable[[Sequence[str]], Float32Array]) -> None:
+        self._vectors_of = vectors_of
 
     def encode_query(self, text: str) -> QueryTokens:
         raise RuntimeError(f"the word pieces of {text!r} were not given")
@@ -64,12 +64,12 @@ class GivenTokens:
         texts: Sequence[str],
         progress: Progress | None = None,  # noqa: ARG002  it takes seconds
     ) -> tuple[Float32Array, Sentences]:
-        rng, parts = np.random.default_rng(1), []
+        vectors, rng, parts = self._vectors_of(texts), np.random.default_rng(1), []
         for start in range(0, len(texts), _BLOCK):
             read = [(text, *pieces_of(text)) for text in texts[start : start + _BLOCK]]
             lengths = [sentence_lengths(text, starts) for text, starts, _ in read]
             of_sentences = np.repeat(
-                self._vectors[start : start + len(read)], list(map(len, lengths)), axis=0
+                vectors[start : start + len(read)], list(map(len, lengths)), axis=0
             )
             noise = rng.standard_normal(of_sentences.shape, dtype=np.float32)
             sizes = [
@@ -83,7 +83,7 @@ class GivenTokens:
                     np.concatenate([[[0, 0]], np.cumsum(sizes, axis=0)]).astype(np.int64),
                 )
             )
-        return self._vectors, Sentences.of(parts)
+        return vectors, Sentences.of(parts)
 
     def token_table(self) -> Int8Array:
         return token_table()

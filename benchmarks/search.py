@@ -181,8 +181,8 @@ def show_direct(size: str, result: dict[str, Any]) -> None:
 
 
 _HEADER = (
-    f"  {'system':20} {'p50 ms':>9} {'p99 ms':>9} {'cpu ms':>9} {'q/s x1':>9} {'q/s x4':>9} {'build s':>8} "
-    f"{'MiB':>7} {'disk':>6} {'hybrid':>7} {'words':>6} {'dense':>6}"
+    f"  {'system':20} {'p50 ms':>9} {'p99 ms':>9} {'cpu ms':>9} {'q/s x1':>9} {'q/s x4':>9} "
+    f"{'build s':>8} {'MiB':>7} {'disk':>6} {'hybrid':>7} {'words':>6} {'dense':>6}"
 )
 
 

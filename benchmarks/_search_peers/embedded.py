@@ -41,6 +41,7 @@ class GivenVectors:
 
     def __init__(self, vectors: Float32Array) -> None:
         self._vectors = vectors
+        self._n_given = 0
 
     def encode_query(self, text: str) -> Float32Array:
         raise RuntimeError(f"the vector of {text!r} was not given")
@@ -50,13 +51,15 @@ class GivenVectors:
     ) -> Float32Array:
         if progress is not None:
             progress(len(texts))
-        return self._vectors
+        # An index is encoded part by part, in the order of its ids.
+        self._n_given += len(texts)
+        return self._vectors[self._n_given - len(texts) : self._n_given]
 
     def fingerprint(self) -> str:
         return "given"
 
     def token_encoder(self) -> GivenTokens:
-        return GivenTokens(self._vectors)
+        return GivenTokens(self.encode_passages)
 
 
 def passages_of(corpus: Corpus) -> list[Passage]:
