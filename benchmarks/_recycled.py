@@ -19,7 +19,6 @@ from ctxguard.retrieval.analysers.reading import SENTENCE_END
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index import storage
 from ctxguard.retrieval.index.dense import unit_rows
-from ctxguard.retrieval.index.sentences import sentences_at
 from ctxguard.retrieval.protocols import (
     Embedder,
     Float32Array,
@@ -74,7 +73,7 @@ class _Given:
         """The next n passages: an index is encoded part by part, in the order of its ids."""
         rows = np.arange(self._n_given, self._n_given + n)
         self._n_given += n
-        return self.vectors[rows], sentences_at(self.sentences, rows)
+        return self.vectors[rows], self.sentences.at(rows)
 
     def encode_passages(
         self,
@@ -110,14 +109,10 @@ def _exchanged(own: Sentences, rows: RowArray, rng: np.random.Generator) -> Sent
     is_exchanged = rng.random(taken.size) < _EXCHANGED
     is_exchanged[: own.lengths.size] = False
     taken[is_exchanged] = rng.integers(own.lengths.size, size=int(is_exchanged.sum()))
-    lengths = own.lengths[taken]
-    ended = np.cumsum(lengths, dtype=np.int64)
-    begins = (np.cumsum(own.lengths, dtype=np.int64) - own.lengths)[taken]
-    pieces = np.repeat(begins - (ended - lengths), lengths) + np.arange(ended[-1])
-    starts = np.zeros((rows.size + 1, 2), np.int64)
-    starts[1:, 0] = ends
-    starts[1:, 1] = np.concatenate(([0], ended))[ends]
-    return Sentences(own.vectors[taken], lengths, own.pieces[pieces], starts)
+    ended = np.concatenate(([0], np.cumsum(own.lengths, dtype=np.int64)))
+    each = own._replace(starts=np.stack((np.arange(ended.size), ended), axis=1)).at(taken)
+    firsts = np.concatenate(([0], ends))
+    return each._replace(starts=np.stack((firsts, each.starts[firsts, 1]), axis=1))
 
 
 def _passages(retriever: HybridRetriever, n: int) -> list[Passage]:

@@ -12,10 +12,11 @@ from zlib import crc32
 import numpy as np
 
 from benchmarks._search_data import DIMENSION
-from ctxguard.retrieval.models.sentences import as_int8, sentence_lengths, unit_states
+from ctxguard.retrieval.models.sentences import sentence_lengths, sentences_of, unit_states
+from ctxguard.retrieval.nibbles import packed
 from ctxguard.retrieval.protocols import (
     Float32Array,
-    Int8Array,
+    NibbleArray,
     Progress,
     QueryTokens,
     RowArray,
@@ -23,7 +24,6 @@ from ctxguard.retrieval.protocols import (
 )
 
 N_PIECES = 30_522
-_BLOCK = 10_000
 _PIECE = re.compile(r"\w{1,7}|[^\w\s]")
 
 
@@ -34,19 +34,22 @@ def pieces_of(text: str) -> tuple[list[int], RowArray]:
     return [piece.start() for piece in found], np.array(numbers, np.int64)
 
 
-def token_table() -> Int8Array:
-    """The vector of every piece by itself, shape (N_PIECES, 384)."""
+def token_table() -> NibbleArray:
+    """The vector of every piece by itself, packed."""
+    return packed(_directions())
+
+
+def _directions() -> Float32Array:
     drawn = np.random.default_rng(0).standard_normal((N_PIECES, DIMENSION), dtype=np.float32)
-    return as_int8(drawn)
+    return unit_states(drawn)
 
 
 def query_tokens(queries: Sequence[str], vectors: Float32Array) -> list[QueryTokens]:
     """Each query with its vector, as a model would read it."""
-    table, made = token_table(), []
+    directions, made = _directions(), []
     for query, vector in zip(queries, vectors, strict=True):
         _, pieces = pieces_of(query)
-        states = unit_states(table[pieces].astype(np.float32) / 127.0 + vector)
-        made.append(QueryTokens(vector, states, pieces))
+        made.append(QueryTokens(vector, unit_states(directions[pieces] + vector), pieces))
     return made
 
 
@@ -64,26 +67,19 @@ class GivenTokens:
         texts: Sequence[str],
         progress: Progress | None = None,  # noqa: ARG002  it takes seconds
     ) -> tuple[Float32Array, Sentences]:
-        vectors, rng, parts = self._vectors_of(texts), np.random.default_rng(1), []
-        for start in range(0, len(texts), _BLOCK):
-            read = [(text, *pieces_of(text)) for text in texts[start : start + _BLOCK]]
-            lengths = [sentence_lengths(text, starts) for text, starts, _ in read]
-            of_sentences = np.repeat(
-                vectors[start : start + len(read)], list(map(len, lengths)), axis=0
-            )
-            noise = rng.standard_normal(of_sentences.shape, dtype=np.float32)
-            sizes = [
-                (each.size, pieces.size) for each, (*_, pieces) in zip(lengths, read, strict=True)
-            ]
-            parts.append(
-                Sentences(
-                    as_int8(of_sentences + noise / np.float32(DIMENSION**0.5)),
-                    np.concatenate(lengths),
-                    np.concatenate([pieces for *_, pieces in read]).astype(np.uint16),
-                    np.concatenate([[[0, 0]], np.cumsum(sizes, axis=0)]).astype(np.int64),
-                )
-            )
-        return vectors, Sentences.of(parts)
+        vectors, rng = self._vectors_of(texts), np.random.default_rng(1)
+        read = [pieces_of(text) for text in texts]
+        lengths = [
+            sentence_lengths(text, starts) for text, (starts, _) in zip(texts, read, strict=True)
+        ]
+        of_sentences = np.repeat(vectors, list(map(len, lengths)), axis=0)
+        noise = rng.standard_normal(of_sentences.shape, dtype=np.float32)
+        return vectors, sentences_of(
+            of_sentences + noise / np.float32(DIMENSION**0.5),
+            lengths,
+            np.concatenate([pieces for _, pieces in read]),
+            N_PIECES,
+        )
 
-    def token_table(self) -> Int8Array:
+    def token_table(self) -> NibbleArray:
         return token_table()
