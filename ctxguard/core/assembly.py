@@ -17,6 +17,7 @@ from ctxguard.core.decision import Decision
 from ctxguard.core.render import DEFAULT_SEPARATOR, DEFAULT_TEMPLATE, Template, sanitise
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import (
+    CheckedPassages,
     DropReason,
     Flag,
     Passage,
@@ -209,6 +210,10 @@ def read_passages(
         positions: Best first.
         max_chars: A passage whose title and text are longer is left out.
     """
+    if isinstance(source, CheckedPassages):
+        passages = source.many(positions)
+        if max([len(each.text) + len(each.title) for each in passages], default=0) <= max_chars:
+            return ReadPassages(list(positions), passages, [each.text for each in passages], [], [])
     read = ReadPassages([], [], [], [], [])
     for position in positions:
         try:

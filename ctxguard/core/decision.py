@@ -164,7 +164,7 @@ class Decision:
         kind = self.ranking.kind
         if not self.order or not is_relative(kind):
             return None
-        scores = [cast(float, self.ranking.scores[position]) for position in self.order]
+        scores = [*map(cast(Sequence[float], self.ranking.scores).__getitem__, self.order)]
         if not all_valid(scores):  # mode ``off`` sets nothing aside
             return None
         top = max(scores)

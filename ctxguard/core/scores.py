@@ -138,8 +138,12 @@ def relative_scores(
         top = max(scores)
         ratios = [1.0 if score >= top else score / top for score in scores]
         return ratios if temperature == 1.0 else [ratio ** (1.0 / temperature) for ratio in ratios]
-    if kind is ScoreKind.PROBABILITY:
-        scores = [_logit(score) for score in scores]
     # Inlined: a call for each of a hundred scores takes four times as long.
-    top, exp = max(scores), math.exp
+    top, exp, log = max(scores), math.exp, math.log
+    if kind is ScoreKind.PROBABILITY:
+        if top > 1.0 - _PROBABILITY_EDGE or min(scores) < _PROBABILITY_EDGE:
+            scores = [_logit(score) for score in scores]
+        else:
+            scores = [log(score / (1.0 - score)) for score in scores]
+        top = max(scores)
     return [1.0 if score >= top else exp((score - top) / temperature) for score in scores]

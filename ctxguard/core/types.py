@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,6 +198,24 @@ class PassageSource(Protocol):
     """The passages of a ranking by position, counted from 0; only those that are kept are read."""
 
     def __getitem__(self, position: int, /) -> Passage: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedPassages:
+    """Passages whose fields were checked before, made when they are read.
+
+    Attributes:
+        columns: The first of `Passage`'s fields or all of them, in their order, shape (n,) each.
+    """
+
+    columns: tuple[Sequence[Any], ...] = field(repr=False)
+
+    def __getitem__(self, position: int, /) -> Passage:
+        return self.many([position])[0]
+
+    def many(self, positions: Sequence[int]) -> list[Passage]:
+        """Make the passages at these positions."""
+        return [*map(Passage, *[map(column.__getitem__, positions) for column in self.columns])]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A stage: work that may fail, hang or return garbage, behind a pool and a circuit breaker."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from contextvars import copy_context
@@ -15,6 +15,7 @@ from ctxguard.core.types import FailureKind, StageFailure
 from ctxguard.errors import CtxguardError, OverloadedError, StageError, StageUnavailableError
 from ctxguard.resilience.breaker import Breaker, Probe, Refused, Watcher
 from ctxguard.resilience.pool import DaemonPool, PoolFullError
+from ctxguard.resilience.within import LateError, within
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -230,6 +231,27 @@ class Stage:
             breaker.failed(probe)
             raise self._late(seconds)
         return self._settle(task, probe)
+
+    async def await_ending(
+        self, start: Callable[[], Coroutine[Any, Any, _T]], seconds: float
+    ) -> _T:
+        """`await_within` for a call that ends when it is cancelled, without a task of its own."""
+        probe = None if self.breaker.is_closed else self._admit(seconds)
+        try:
+            result = await within(seconds, start())
+        except asyncio.CancelledError:
+            if probe is not None:
+                self.breaker.failed(probe)
+            raise
+        except LateError:
+            self.breaker.failed(probe)
+            raise self._late(seconds) from None
+        except Exception as error:
+            self._note_error(error, probe)
+            raise
+        if probe is not None or self.breaker.failures:
+            self.breaker.succeeded(probe)
+        return result
 
     def _settle(self, future: "Future[_T] | asyncio.Future[_T]", probe: Probe | None) -> _T:
         """Note the outcome of a finished call, and return or raise it."""

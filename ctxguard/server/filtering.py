@@ -14,11 +14,10 @@ from typing_extensions import TypedDict
 from ctxguard.core.context import Context
 from ctxguard.core.copies import copies_of
 from ctxguard.core.types import (
+    CheckedPassages,
     DropReason,
     FloatArray,
     Leg,
-    Passage,
-    PassagesBy,
     Ranking,
     ScoreKind,
     ScoreKindName,
@@ -180,6 +179,9 @@ def ranking_of(given: FilterRequest, kind: ScoreKind) -> Ranking:
         Problem: a leg without a kind, or more names of legs or signals than there may be.
     """
     candidates = given["candidates"]
+    ids, texts = [one["id"] for one in candidates], [one.get("text", "") for one in candidates]
+    titles = [one.get("title", "") for one in candidates]
+    metadata = [one.get("metadata") for one in candidates]
     ranks = [one.get("rank") for one in candidates]
     scores, signals = _Columns(candidates, "legs"), _Columns(candidates, "signals")
     kinds = given.get("leg_kinds", {})
@@ -189,19 +191,15 @@ def ranking_of(given: FilterRequest, kind: ScoreKind) -> Ranking:
             ProblemKind.INVALID_REQUEST, f"leg_kinds does not say what {missing[0]!r} means"
         )
     return Ranking(
-        [one["id"] for one in candidates],
+        ids,
         [one.get("score") for one in candidates],
         ScoreKind(given.get("score_kind") or kind),
-        PassagesBy(lambda at: _passage(candidates[at])),
+        CheckedPassages((ids, texts, titles, metadata)),
         ranks=None if ranks.count(None) == len(ranks) else ranks,
         legs={name: Leg(scores[name], ScoreKind(kinds[name])) for name in scores},
         signals=signals,
-        copies=copies_of([one.get("text", "") for one in candidates]),
+        copies=copies_of(texts),
     )
-
-
-def _passage(one: ScoredCandidate) -> Passage:
-    return Passage(one["id"], one.get("text", ""), one.get("title", ""), one.get("metadata"))
 
 
 class _Columns(Mapping[str, FloatArray]):

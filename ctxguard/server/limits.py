@@ -4,12 +4,12 @@ Nothing of a body is parsed before it has passed. It is read here, within its li
 whole. The limits that an operator may change are in ``ServiceSettings``; the others are here.
 """
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from starlette.types import Receive
 
+from ctxguard.resilience.within import LateError, within
 from ctxguard.server.metrics import Endpoint
 from ctxguard.server.problems import Problem, ProblemKind
 from ctxguard.server.settings import ServiceSettings
@@ -108,31 +108,13 @@ class RequestLimits:
             return b""
         most, budget = self._most_bytes[endpoint], self._budgets[endpoint]
         _check_body(head, endpoint, most)
-        received = 0
-        chunks: list[bytes] = []
         try:
-            async with asyncio.timeout(self._receive_seconds):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGoneError
-                    chunk: bytes = message.get("body", b"")
-                    received += len(chunk)
-                    budget.buffered += len(chunk)
-                    if received > most:
-                        raise _too_large(most)
-                    if budget.buffered > budget.max_buffered_bytes:
-                        raise Problem(ProblemKind.OVERLOADED, "too much is being received at once")
-                    chunks.append(chunk)
-                    if not message.get("more_body", False):
-                        return chunk if len(chunks) == 1 else b"".join(chunks)
-        except TimeoutError:
+            return await within(self._receive_seconds, _received(receive, most, budget))
+        except LateError:
             raise Problem(
                 ProblemKind.TOO_SLOW,
                 f"the body was not whole after {self._receive_seconds:g} s",
             ) from None
-        finally:
-            budget.buffered -= received
 
     def enter(self, endpoint: Endpoint, body: bytes) -> BodyBudget:
         """Count a request that is answered from now on, until it leaves its budget.
@@ -149,6 +131,29 @@ class RequestLimits:
         budget.in_flight += 1
         budget.buffered += len(body)
         return budget
+
+
+async def _received(receive: Receive, most: int, budget: BodyBudget) -> bytes:
+    """The whole body, of at most so many bytes."""
+    received = 0
+    chunks: list[bytes] = []
+    try:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            chunk: bytes = message.get("body", b"")
+            received += len(chunk)
+            budget.buffered += len(chunk)
+            if received > most:
+                raise _too_large(most)
+            if budget.buffered > budget.max_buffered_bytes:
+                raise Problem(ProblemKind.OVERLOADED, "too much is being received at once")
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return chunk if len(chunks) == 1 else b"".join(chunks)
+    finally:
+        budget.buffered -= received
 
 
 def _check_body(head: Head, endpoint: Endpoint, most: int) -> None:

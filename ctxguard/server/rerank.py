@@ -21,7 +21,15 @@ from ctxguard.core.copies import copies_of
 from ctxguard.core.decision import candidate_order
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.scores import relative_scores
-from ctxguard.core.types import Flag, Mode, Passage, Ranking, ScoreKind, StageFailure, StageTiming
+from ctxguard.core.types import (
+    CheckedPassages,
+    Flag,
+    Mode,
+    Ranking,
+    ScoreKind,
+    StageFailure,
+    StageTiming,
+)
 from ctxguard.guard import ContextGuard
 from ctxguard.resilience import failure_of
 from ctxguard.retrieval.rerank_forms import FORMS, Protocol, RerankForm, form_of
@@ -164,16 +172,6 @@ BODIES: dict[tuple[str, ...], tuple[Body[Any], TypeAdapter[Any]]] = {
 }
 """The types of a request and of its answer, by the paths that take it."""
 _DOCUMENTS = frozenset([form.documents for form in FORMS.values()])
-
-
-@dataclass(frozen=True, slots=True)
-class _Texts:
-    """The documents as passages, made when they are read; their ids are their positions."""
-
-    texts: Sequence[str]
-
-    def __getitem__(self, position: int, /) -> Passage:
-        return Passage(str(position), self.texts[position])
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +344,7 @@ class RerankEndpoint:
             self._ids[:n],
             scores,
             self._kind,
-            _Texts(texts),
+            CheckedPassages((self._ids, texts)),
             ranks=self._ranks[:n],
             failures=failures,
             timings=timings,

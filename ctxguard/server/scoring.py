@@ -36,6 +36,8 @@ class Scorer(Protocol):
     ) -> FloatArray:
         """One score per document, shape (n,), higher is better; NaN where there is none.
 
+        Ends when it is cancelled.
+
         Args:
             query: The query.
             documents: Their texts.
@@ -143,7 +145,7 @@ class BoundedScorer:
         self._in_flight += 1
         try:
             stage = self._stage if model is None else self._named
-            return await stage.await_within(
+            return await stage.await_ending(
                 partial(self._checked, query, documents, model, max_tokens_per_doc),
                 self._deadline_seconds,
             )
