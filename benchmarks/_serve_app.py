@@ -1,20 +1,22 @@
 """A server of the service's benchmark, on any free port.
 
 python -m benchmarks._serve_app service|attacked|echo|upstream
-python -m benchmarks._serve_app relay|proxy|lean_proxy PORT
+python -m benchmarks._serve_app relay|proxy|httpx_proxy PORT
 
 ``service`` has scores at hand, ``attacked`` is one with an index, a console and tokens, and
-``relay`` asks the reranker at PORT, as ``proxy`` (with httpx) and ``lean_proxy`` (with the
-service's own client) do without reading what they hand on. ``upstream`` is such a reranker, which
-reads nothing either.
+``relay`` asks the reranker at PORT, as ``proxy`` (with aiohttp, as the service does) and
+``httpx_proxy`` do without reading what they hand on. ``upstream`` is such a reranker, which reads
+nothing either.
 """
 
 import json
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+import aiohttp
 import httpx2
 import numpy as np
 from starlette.applications import Starlette
@@ -102,6 +104,21 @@ def _upstream() -> ASGIApp:
 
 
 def _proxy(url: str) -> ASGIApp:
+    """Hands a body on by the client that the service has, and the answer back."""
+    head = {"content-type": "application/json"}
+    sessions: list[aiohttp.ClientSession] = []
+
+    async def forward(request: Request) -> Response:
+        if not sessions:
+            jar = aiohttp.DummyCookieJar()
+            sessions.append(aiohttp.ClientSession(cookie_jar=jar, headers=head))
+        async with sessions[0].post(url, data=await request.body()) as answer:
+            return Response(await answer.read(), media_type="application/json")
+
+    return _posted(forward)
+
+
+def _httpx_proxy(url: str) -> ASGIApp:
     client = httpx2.AsyncClient(timeout=10.0)
     head = {"content-type": "application/json"}
 
@@ -121,20 +138,21 @@ def _app(what: str, folder: Path, port: str) -> tuple[ServiceSettings, ASGIApp]:
     file = folder / "profile.json"
     url = f"http://127.0.0.1:{port}/rerank"
     settings = ServiceSettings(port=0, profile=file)
-    match what:
-        case "echo":
-            return settings, _posted(_echo)
-        case "upstream":
-            return settings, _upstream()
-        case "proxy":
-            return settings, _proxy(url)
-        case "service":
-            profile().save(file)
-            return settings, create_app(settings, scorer=ScoresAtHand())
-        case "relay":
-            profile("cohere (default model)").save(file)
-            settings = ServiceSettings(port=0, profile=file, rerank_upstream=url)
-            return settings, create_app(settings)
+    floors: dict[str, Callable[[], ASGIApp]] = {
+        "echo": partial(_posted, _echo),
+        "upstream": _upstream,
+        "proxy": partial(_proxy, url),
+        "httpx_proxy": partial(_httpx_proxy, url),
+    }
+    if what in floors:
+        return settings, floors[what]()
+    if what == "service":
+        profile().save(file)
+        return settings, create_app(settings, scorer=ScoresAtHand())
+    if what == "relay":
+        profile("cohere (default model)").save(file)
+        settings = ServiceSettings(port=0, profile=file, rerank_upstream=url)
+        return settings, create_app(settings)
     settings = ServiceSettings(
         port=0,
         store=f"sqlite:///{folder}/samples.db",

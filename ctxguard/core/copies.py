@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from operator import itemgetter
 
+from ctxguard._support import _compiled
+
 _END_WINDOW = 40
 _END = 16
 _LAST_WINDOW, _LAST_LETTERS = (itemgetter(slice(-n, None)) for n in (_END_WINDOW, _END))
@@ -38,14 +40,8 @@ def copies_of(texts: Sequence[str]) -> dict[int, int]:
     >>> copies_of(["One  two", "three", "ONE\\ntwo", "", "", "ｏｎｅ two"])
     {2: 0, 5: 0}
     """
-    # Nearly always all texts end differently: a few passes over all ends in C tell.
-    ends = list(map(_LAST_WINDOW, texts))
-    if not "".join(ends).isascii():
-        ends = [end if end.isascii() else "".join(_folded(end).split()) for end in ends]
-    joined = "\0".join(ends).encode(errors="surrogatepass").lower().translate(None, _ASCII_SPACE)
-    letters = joined.decode(errors="surrogatepass").split("\0")
-    differ = len(set(map(_LAST_LETTERS, letters))) == len(letters) == len(texts)
-    if differ and min(map(len, letters)) > _END:
+    # Nearly always all texts end differently.
+    if _ends_differ(texts):
         return {}
     first_of: dict[str, int] = {}
     for at, text in enumerate(texts):
@@ -65,6 +61,22 @@ def copies_of(texts: Sequence[str]) -> dict[int, int]:
         for at, text in enumerate(texts)
         if (first := first_of[text]) != at and text not in wordless
     }
+
+
+def _ends_differ(texts: Sequence[str]) -> bool:
+    """Tell whether the last letters alone show that no text repeats another."""
+    ends = list(map(_LAST_WINDOW, texts))
+    joined = "\0".join(ends)
+    if not joined.isascii():
+        joined = "\0".join(
+            [end if end.isascii() else "".join(_folded(end).split()) for end in ends]
+        )
+    coded = joined.encode(errors="surrogatepass")
+    if _compiled.kernels is not None and coded.isascii():
+        return bool(_compiled.kernels.ends_differ(coded, len(ends)))
+    letters = coded.lower().translate(None, _ASCII_SPACE).decode(errors="surrogatepass").split("\0")
+    differ = len(set(map(_LAST_LETTERS, letters))) == len(letters) == len(texts)
+    return differ and min(map(len, letters)) > _END
 
 
 def _end(text: str) -> str:

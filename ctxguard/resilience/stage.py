@@ -233,19 +233,22 @@ class Stage:
         return self._settle(task, probe)
 
     async def await_ending(
-        self, start: Callable[[], Coroutine[Any, Any, _T]], seconds: float
+        self, start: Callable[[], Coroutine[Any, Any, _T]], seconds: float | None
     ) -> _T:
-        """`await_within` for a call that ends when it is cancelled, without a task of its own."""
+        """`await_within` for a call that ends when it is cancelled, without a task of its own.
+
+        Without ``seconds`` the call has a time limit of its own.
+        """
         probe = None if self.breaker.is_closed else self._admit(seconds)
         try:
-            result = await within(seconds, start())
+            result = await (start() if seconds is None else within(seconds, start()))
         except asyncio.CancelledError:
             if probe is not None:
                 self.breaker.failed(probe)
             raise
         except LateError:
             self.breaker.failed(probe)
-            raise self._late(seconds) from None
+            raise self._late(cast(float, seconds)) from None
         except Exception as error:
             self._note_error(error, probe)
             raise

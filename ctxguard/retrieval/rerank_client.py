@@ -4,10 +4,11 @@ import asyncio
 import math
 import ssl
 import threading
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import Future
-from functools import partial
+from functools import cache, partial
 from io import BytesIO
+from operator import attrgetter
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -301,6 +302,9 @@ def read_scores(answer: bytes, n_documents: int, protocol: Protocol) -> FloatArr
     >>> read_scores(b'[{"index": 1, "score": 2.5}]', 2, "tei")
     array([nan, 2.5])
     """
+    scores = _plain_scores(answer, n_documents, protocol)
+    if scores is not None:
+        return scores
     try:
         content = from_json(answer)
     except ValueError:
@@ -313,8 +317,6 @@ def read_scores(answer: bytes, n_documents: int, protocol: Protocol) -> FloatArr
         raise _garbage(f"is not of the {protocol} form: check the protocol")
     name = form.score
     scores = np.full(n_documents, np.nan)
-    if _fill(scores, results, name):
-        return scores
     seen = set()
     for result in results:
         index = result.get("index") if isinstance(result, dict) else None
@@ -329,20 +331,33 @@ def read_scores(answer: bytes, n_documents: int, protocol: Protocol) -> FloatArr
     return scores
 
 
-def _fill(scores: FloatArray, results: list[Any], name: str) -> bool:
-    """Set all scores at once; False, and none set, if an answer is not plainly in order."""
+@cache
+def _reader(protocol: Protocol) -> Callable[[bytes], Any]:
+    """Return a reader of answers whose results all have an index and a finite score."""
+    library, form = require("msgspec", "rerank"), FORMS[protocol]
+    fields = [("index", int), ("score", float)]
+    result: Any = library.defstruct("Result", fields, rename={"score": form.score})
+    if form.results is None:
+        return library.json.Decoder(list[result]).decode  # type: ignore[no-any-return]
+    answer = library.defstruct("Answer", [(form.results, list[result])])
+    decode, results_of = library.json.Decoder(answer).decode, attrgetter(form.results)
+    return lambda body: results_of(decode(body))
+
+
+def _plain_scores(answer: bytes, n_documents: int, protocol: Protocol) -> FloatArray | None:
+    """Read an answer that is plainly in order; None for any other, good or garbage."""
     try:
-        indexes = [result["index"] for result in results]
-        values = [result[name] for result in results]
-    except (KeyError, TypeError, IndexError):
-        return False
-    in_order = set(map(type, indexes)) == {int} and set(map(type, values)) == {float}
-    if not in_order or min(indexes) < 0 or max(indexes) >= len(scores):
-        return False
-    if len(set(indexes)) < len(indexes) or not all(map(math.isfinite, values)):
-        return False
-    scores[indexes] = values
-    return True
+        results = _reader(protocol)(answer)
+    except (ValueError, RecursionError):
+        return None
+    indexes = [result.index for result in results]
+    if not indexes or len(set(indexes)) < len(indexes):
+        return None
+    if min(indexes) < 0 or max(indexes) >= n_documents:
+        return None
+    scores = np.full(n_documents, np.nan)
+    scores[indexes] = [result.score for result in results]
+    return scores
 
 
 def _finite_or_nan(score: object) -> float:

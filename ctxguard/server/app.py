@@ -103,7 +103,11 @@ class Service:
             None
             if self._scorer is None
             else BoundedScorer(
-                self._scorer, settings.deadline_seconds, settings.max_scoring, telemetry
+                self._scorer,
+                # The settings' own scorers keep the deadline themselves.
+                None if scorer is None else settings.deadline_seconds,
+                settings.max_scoring,
+                telemetry,
             )
         )
         self._check = (

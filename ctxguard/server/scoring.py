@@ -100,7 +100,7 @@ class BoundedScorer:
 
     Args:
         scorer: Scores.
-        deadline_seconds: The longest that one call may take.
+        deadline_seconds: The longest that one call may take; None if the scorer sees to that.
         max_in_flight: The most calls at once.
         telemetry: Told when the circuit opens or closes.
 
@@ -109,7 +109,11 @@ class BoundedScorer:
     """
 
     def __init__(
-        self, scorer: Scorer, deadline_seconds: float, max_in_flight: int, telemetry: Telemetry
+        self,
+        scorer: Scorer,
+        deadline_seconds: float | None,
+        max_in_flight: int,
+        telemetry: Telemetry,
     ) -> None:
         self.scorer = scorer
         self._deadline_seconds = deadline_seconds

@@ -32,6 +32,22 @@ def test_unicode_form_case_and_white_space_make_no_other_text(text: str, copy: s
     assert copies_of([text, "another", copy]) == {2: 0}
 
 
+@pytest.mark.usefixtures("computed_by")
+@given(
+    st.lists(
+        st.text("aB \n\x1c\0z", min_size=16, max_size=24).map(lambda end: "letter " * 3 + end)
+        | st.text(max_size=30),
+        max_size=8,
+    )
+)
+def test_texts_are_copies_by_their_words(texts: list[str]) -> None:
+    words = [" ".join(unicodedata.normalize("NFKC", text).casefold().split()) for text in texts]
+    if all(text.isascii() for text in texts):
+        first = [words.index(each) for each in words]
+        expected = {at: one for at, one in enumerate(first) if one != at and words[at]}
+        assert copies_of(texts) == expected
+
+
 @pytest.mark.parametrize(
     ("text", "other"), [("one two", "onetwo"), ("1", "2"), (LONG, LONG + "More."), ("a", "á")]
 )

@@ -18,6 +18,7 @@
 #define SENTENCES "?i2 ?i4 ?u1 ?u1 ?u1 ?u2 ?i4 ?i8"
 #define KERNELS(kernel)                                                                             \
     kernel(rank_by_probability, "held i8 f8 x ?f8 i8 f8 u1 f8 x u1 *f8 ?i8 x =f8 =i8")              \
+    kernel(ends_differ, "held u1 n")                                                                \
     kernel(best_scores, "f4 x =i8")                                                                 \
     kernel(search_postings, "i8 f4 i4 i8 =f4 =i8 =f8")                                              \
     kernel(add_scores, "=f4 i8 f8 u2 i4 i8 i8 f8")                                                  \
