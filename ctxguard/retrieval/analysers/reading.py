@@ -23,10 +23,12 @@ class Reading:
     Attributes:
         words: Returns the words of a text in order, with repetitions and stop words.
         stems: Returns the stem of each word.
+        terms_are_stems: Whether the terms that lexical search matches are stems, not words.
     """
 
     words: Callable[[str], list[str]]
     stems: Callable[[list[str]], list[str]]
+    terms_are_stems: bool = False
 
     @classmethod
     def of(cls, analyser: Analyser) -> "Reading":
@@ -41,7 +43,7 @@ class Reading:
         if isinstance(analyser, EnglishAnalyser):
             return cls(words, Stemmers("en").stems)
         if isinstance(analyser, SnowballAnalyser):
-            return cls(analyser.words, analyser.stems)
+            return cls(analyser.words, analyser.stems, terms_are_stems=True)
         return cls(analyser.analyse, list)
 
     def sentences(self, text: str) -> list[list[str]]:

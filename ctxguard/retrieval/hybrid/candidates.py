@@ -18,6 +18,7 @@ from ctxguard.core.types import (
 )
 from ctxguard.errors import StageError
 from ctxguard.retrieval.protocols import RowArray
+from ctxguard.retrieval.signals.ranker import RANKER_SIGNAL
 
 LEXICAL = "lexical"
 DENSE = "dense"
@@ -64,7 +65,7 @@ class Candidates:
 
     def best(self, n: int) -> "Candidates":
         """Return the at most ``n`` best."""
-        return self if n >= self.rows.size else self._at(slice(n))
+        return self if n >= self.rows.size else self.at(slice(n))
 
     def reranked(self, logits: FloatArray) -> "Candidates":
         """Order by a reranker's logits, shape (n,)."""
@@ -72,12 +73,19 @@ class Candidates:
         answered = (*self.answered, RERANK)
         return replace(self, legs=legs, answered=answered).ordered_by(logits, ScoreKind.LOGIT)
 
+    def ranked(self, rows: RowArray, signals: dict[str, FloatArray]) -> "Candidates":
+        """Take the order of `ranked_signals`, with the legs' scores and the signals in it."""
+        legs = {name: Leg(signals.pop(name), leg.kind) for name, leg in self.legs.items()}
+        scores = signals[RANKER_SIGNAL]
+        return Candidates(rows, scores, ScoreKind.LOGIT, self.answered, legs, signals)
+
     def ordered_by(self, scores: FloatArray, kind: ScoreKind) -> "Candidates":
         """Order by other scores, shape (n,), best first, ties by row."""
         ordered = replace(self, scores=scores, kind=kind)
-        return ordered._at(np.lexsort((self.rows, -scores)))
+        return ordered.at(np.lexsort((self.rows, -scores)))
 
-    def _at(self, positions: RowArray | slice) -> "Candidates":
+    def at(self, positions: RowArray | slice) -> "Candidates":
+        """Return the candidates at some positions, in their order."""
         return Candidates(
             self.rows[positions],
             self.scores[positions],

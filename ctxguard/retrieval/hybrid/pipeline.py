@@ -332,3 +332,12 @@ class Hybrid(ABC):
     def fusion(self) -> Fusion:
         """Combines the legs' scores."""
         return self._settings.fusion
+
+    def _fusion_in_words(self, signals: str) -> str:
+        """Describe the fusion with the ranker and the level of signals that it reads."""
+        fusion = self.fusion
+        if fusion.method == "ranker":
+            return (
+                f"ranker {self._settings.ranker.digest()}, signals {signals}, {fusion.fingerprint}"
+            )
+        return fusion.fingerprint

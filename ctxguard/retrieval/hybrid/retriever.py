@@ -336,18 +336,11 @@ class HybridRetriever(Hybrid):
             "embedder": portable_name(index.embedder),
             "embedder_weights": index.embedder_weights,
             "lexical": index.lexical.fingerprint,
-            "fusion": self._fusion_in_words(index),
+            "fusion": self._fusion_in_words(index.signals),
             "reranker": "none" if reranker is None else reranker.fingerprint,
             "corpus_size": str(len(index.passages)),
             "corpus_digest": index.corpus_digest,
         }
-
-    def _fusion_in_words(self, index: HybridIndex) -> str:
-        fusion = self._settings.fusion
-        if fusion.method == "ranker":
-            ranker = self._settings.ranker.digest()
-            return f"ranker {ranker}, signals {index.signals}, {fusion.fingerprint}"
-        return fusion.fingerprint
 
     def corpus_sketch(self) -> CorpusSketch:
         """Return a sketch of all passages, which tells a profile how many have changed."""

@@ -49,7 +49,6 @@ from ctxguard.retrieval.protocols import (
     token_encoder_of,
 )
 from ctxguard.retrieval.signals.pooled import ranked_signals
-from ctxguard.retrieval.signals.ranker import RANKER_SIGNAL
 
 _T = TypeVar("_T")
 
@@ -282,24 +281,21 @@ class Search:
             return replace(candidates, signals=forward.text_signals(self.query, rows))
         tokens, table = self.query_tokens(), self._token_table()
         # Where rows do not lie in one segment, those of the candidates are gathered.
-        ordered, signals = ranked_signals(
-            rows,
-            legs,
-            forward.passage_words(rows),
-            forward.query_words(self.query),
-            forward.stem_weights,
-            index.dense.vectors_at(rows) if vectors is None else vectors,
-            None
-            if sentences is None or tokens is None or table is None
-            else sentences.inputs(tokens, rows, table),
-            self.settings.ranker,
-            None if index.rows.is_plain else np.arange(rows.size),
+        return candidates.ranked(
+            *ranked_signals(
+                rows,
+                legs,
+                forward.passage_words(rows),
+                forward.query_words(self.query),
+                forward.stem_weights,
+                index.dense.vectors_at(rows) if vectors is None else vectors,
+                None
+                if sentences is None or tokens is None or table is None
+                else sentences.inputs(tokens, rows, table),
+                self.settings.ranker,
+                None if index.rows.is_plain else np.arange(rows.size),
+            )
         )
-        by_leg = {
-            LEXICAL: Leg(signals.pop(LEXICAL), ScoreKind.RATIO),
-            DENSE: Leg(signals.pop(DENSE), ScoreKind.COSINE),
-        }
-        return Candidates(ordered, signals[RANKER_SIGNAL], ScoreKind.LOGIT, _BOTH, by_leg, signals)
 
     def signal_milliseconds(self, candidates: Candidates) -> dict[str, float]:
         """Time the steps of `signalled`, by the first family that each computes.

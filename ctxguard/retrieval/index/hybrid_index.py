@@ -613,19 +613,34 @@ class _Encoder:
         return vectors, sentences
 
     def _new(self, rows: RowArray) -> Encoded:
-        embedder, progress, before = self._embedder, self._progress, self._done
+        progress, before = self._progress, self._done
         passages = [self._passages[row] for row in rows.tolist()]
-        texts = [searchable_text(passage) for passage in passages]
         total = None if progress is None else lambda done: progress(before + done)
-        sentences = None
-        if self._with_sentences:
-            vectors, sentences = _token_encoder(embedder).encode_passages(texts, total)
-        else:
-            vectors = embedder.encode_passages(texts, total)
-        if vectors.shape != (len(texts), embedder.dimension):
-            raise ConfigurationError(
-                f"the embedder {embedder.name!r} returned shape {vectors.shape} for {len(texts)} "
-                f"passages; it must be {(len(texts), embedder.dimension)}"
-            )
-        self._done += len(texts)
-        return unit_rows(vectors, [passage.passage_id for passage in passages]), sentences
+        self._done += len(passages)
+        return encode(self._embedder, passages, total, with_sentences=self._with_sentences)
+
+
+def encode(
+    embedder: Embedder,
+    passages: Sequence[Passage],
+    progress: Progress | None,
+    *,
+    with_sentences: bool,
+) -> Encoded:
+    """Encode passages to unit vectors, and to sentences if they are kept.
+
+    Raises:
+        DataError: vectors with NaN or an infinity.
+        ConfigurationError: vectors of the wrong shape, or the embedder gives no sentences.
+    """
+    texts, sentences = [searchable_text(passage) for passage in passages], None
+    if with_sentences:
+        vectors, sentences = _token_encoder(embedder).encode_passages(texts, progress)
+    else:
+        vectors = embedder.encode_passages(texts, progress)
+    if vectors.shape != (len(texts), embedder.dimension):
+        raise ConfigurationError(
+            f"the embedder {embedder.name!r} returned shape {vectors.shape} for {len(texts)} "
+            f"passages; it must be {(len(texts), embedder.dimension)}"
+        )
+    return unit_rows(vectors, [passage.passage_id for passage in passages]), sentences

@@ -5,7 +5,8 @@ takes some 2 KB: 194 bytes a sentence, two a word piece. The vectors of single w
 kept here: they are one table for every index of a model, which its encoder gives.
 """
 
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -34,6 +35,8 @@ from ctxguard.retrieval.signals.sentences import (
 )
 
 _FREQUENCIES = "frequencies"
+_HEADER = struct.Struct("<4i")
+_PIECES: Mapping[int, type] = {2: np.uint16, 4: np.int32}
 
 
 class _Part(NamedTuple):
@@ -49,7 +52,7 @@ class _Part(NamedTuple):
 
     def frequencies_of(self, rows: RowArray) -> NDArray[np.int32]:
         """Count how many of some rows have each piece, shape (n_vocabulary,)."""
-        return _frequencies(self.sentences, rows, self.frequencies.size)
+        return piece_frequencies(self.sentences, rows, self.frequencies.size)
 
 
 class SentenceIndex:
@@ -84,7 +87,7 @@ class SentenceIndex:
         """Keep the sentences of every row."""
         sentences = Sentences(*[read_only(each) for each in sentences])
         rows = Rows.whole(len(sentences.starts) - 1)
-        frequencies = _frequencies(sentences, rows.stored, n_vocabulary)
+        frequencies = piece_frequencies(sentences, rows.stored, n_vocabulary)
         return cls([_Part(sentences, read_only(frequencies))], rows)
 
     @classmethod
@@ -137,27 +140,8 @@ class SentenceIndex:
         Raises:
             ConfigurationError: As for `signals`.
         """
-        pieces, states, n_vocabulary = query.pieces, query.states, self.n_vocabulary
-        is_known = not pieces.size or 0 <= pieces.min() <= pieces.max() < n_vocabulary
-        if (
-            len(states) != pieces.size
-            or not is_known
-            or row_bytes(states.shape[1]) != self._row_bytes
-            or table.shape != (n_vocabulary, self._row_bytes)
-        ):
-            raise ConfigurationError(
-                f"the query's {pieces.size} word pieces, with states of shape {states.shape}, and "
-                f"the token table of shape {table.shape} are not those of the index's model "
-                f"({n_vocabulary} pieces in rows of {self._row_bytes} bytes): encode the query "
-                "with the index's embedder"
-            )
         own = self._segments[0].sentences if self._rows.is_plain else self.taken(rows)
-        vectors, lengths, numbers, starts = own
-        narrow: Any
-        wide: Any
-        narrow, wide = (numbers, None) if numbers.dtype == np.uint16 else (None, numbers)
-        scaled, shares = weighted_pieces(states, self._weights[pieces])
-        return SentenceInputs(scaled, shares, table, vectors, lengths, narrow, wide, starts)
+        return sentence_inputs(query, own, table, self._weights)
 
     def save(self, folder: Path) -> None:
         """Write the arrays of one segment."""
@@ -186,7 +170,82 @@ class SentenceIndex:
         return cls([part], Rows.whole(len(sentences.starts) - 1))
 
 
-def _frequencies(sentences: Sentences, rows: RowArray, n_vocabulary: int) -> NDArray[np.int32]:
+def sentence_inputs(
+    query: QueryTokens, sentences: Sentences, table: NibbleArray, weights: FloatArray
+) -> SentenceInputs:
+    """Combine a query's pieces with the sentences of passages.
+
+    Args:
+        query: From the model that encoded the passages.
+        sentences: The passages' sentences.
+        table: The model's, as `TokenEncoder.token_table` gives it.
+        weights: The weight of each piece, shape (n_vocabulary,).
+
+    Raises:
+        ConfigurationError: the query was encoded by another model.
+    """
+    pieces, states, shape = query.pieces, query.states, (weights.size, sentences.vectors.shape[1])
+    is_known = not pieces.size or 0 <= pieces.min() <= pieces.max() < weights.size
+    fits = len(states) == pieces.size and row_bytes(states.shape[1]) == shape[1]
+    if not is_known or not fits or table.shape != shape:
+        raise ConfigurationError(
+            f"the query's {pieces.size} word pieces, with states of shape {states.shape}, and "
+            f"the token table of shape {table.shape} are not those of the index's model "
+            f"({shape[0]} pieces in rows of {shape[1]} bytes): encode the query with the index's "
+            "embedder"
+        )
+    vectors, lengths, numbers, starts = sentences
+    narrow: Any
+    wide: Any
+    narrow, wide = (numbers, None) if numbers.dtype == np.uint16 else (None, numbers)
+    scaled, shares = weighted_pieces(states, weights[pieces])
+    return SentenceInputs(scaled, shares, table, vectors, lengths, narrow, wide, starts)
+
+
+def sentences_to_bytes(sentences: Sentences) -> list[bytes]:
+    """Write the sentences of each row, for `sentences_from_bytes`."""
+    vectors, lengths, pieces, starts = sentences
+    written = []
+    for (first, at), (end, last) in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+        header = _HEADER.pack(end - first, vectors.shape[1], last - at, pieces.itemsize)
+        arrays = (vectors[first:end], pieces[at:last], lengths[first:end])
+        written.append(header + b"".join([each.tobytes() for each in arrays]))
+    return written
+
+
+def sentences_from_bytes(written: Sequence[bytes | memoryview]) -> Sentences:
+    """Read rows that `sentences_to_bytes` wrote; at least one.
+
+    Raises:
+        ValueError: one is something else, or they are of several models.
+    """
+    vectors, pieces, lengths, sizes, forms = [], [], [], [(0, 0)], set()
+    for each in written:
+        row = memoryview(each)
+        if len(row) < _HEADER.size:
+            raise ValueError("sentences end before their sizes")
+        n, width, n_pieces, piece_bytes = _HEADER.unpack_from(row)
+        middle = _HEADER.size + n * width
+        end = middle + n_pieces * piece_bytes
+        if min(n, width, n_pieces) < 0 or end + n != len(row):
+            raise ValueError(f"sentences take {len(row)} bytes, not {end + n}")
+        forms.add((width, piece_bytes))
+        sizes.append((n, n_pieces))
+        vectors.append(row[_HEADER.size : middle])
+        pieces.append(row[middle:end])
+        lengths.append(row[end:])
+    if len(forms) != 1 or (form := forms.pop())[1] not in _PIECES:
+        raise ValueError("the sentences are of several models, or of none")
+    return Sentences(
+        np.frombuffer(b"".join(vectors), np.uint8).reshape(-1, form[0]),
+        np.frombuffer(b"".join(lengths), np.uint8),
+        np.frombuffer(b"".join(pieces), _PIECES[form[1]]),
+        np.cumsum(sizes, axis=0),
+    )
+
+
+def piece_frequencies(sentences: Sentences, rows: RowArray, n_vocabulary: int) -> NDArray[np.int32]:
+    """Count how many of some rows have each word piece, shape (n_vocabulary,)."""
     itself = read_only(np.arange(n_vocabulary, dtype=np.int32))
     starts = np.ascontiguousarray(sentences.starts[:, 1])
     return rows_with(sentences.pieces, starts, rows, itself, n_vocabulary).astype(np.int32)
