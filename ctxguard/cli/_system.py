@@ -44,7 +44,7 @@ SOURCES = {
 
 _HAVE_NO_EFFECT = {
     "index": ("score_kind", "fingerprint", "candidates"),
-    "engine": ("score_kind", "fingerprint", "candidates", "reranker", "ranker"),
+    "engine": ("score_kind", "fingerprint", "candidates", "reranker"),
     "retriever": ("candidates", "reranker", "ranker"),
     "run": ("candidates", "reranker", "ranker"),
     "rerank_upstream": ("fingerprint", "reranker", "ranker"),
@@ -107,7 +107,7 @@ class System(PassageWorth, ServedSystem):
         if self.index is not None:
             return open_index(self)
         if self.engine is not None:
-            return _open_engine(self.engine)
+            return _open_engine(self.engine, self.ranker)
         if self.rerank_upstream is not None:
             return self._reranked_candidates(self.rerank_upstream, queries)
         return self._run(self.run, queries) if self.run is not None else self._own()
@@ -199,16 +199,19 @@ def open_index(system: IndexSystem) -> "HybridRetriever":
     )
 
 
-def _open_engine(url: str) -> "EngineRetriever":
+def _open_engine(url: str, ranker: Path | None) -> "EngineRetriever":
     """An index in an engine, closed when the process ends.
 
     Raises:
         ConfigurationError: the URL is wrong, or there is no such index.
+        DataError: the file holds no ranker.
         StageUnavailableError: the engine cannot be reached.
     """
     from ctxguard.integrations.engines.retriever import EngineRetriever
+    from ctxguard.retrieval.signals.ranker import Ranker
 
-    retriever = EngineRetriever.open(url)
+    loaded = None if ranker is None else Ranker.load(ranker)
+    retriever = EngineRetriever.open(url, ranker=loaded)
     atexit.register(retriever.close)
     return retriever
 

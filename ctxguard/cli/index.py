@@ -92,8 +92,8 @@ class Index(SettingsModel):
                     f"--{name}: an update keeps what the index was built with; leave this out, or "
                     "build the index anew without --update"
                 )
-            if given and self.engine is not None and name in ("lexical", "signals"):
-                raise ConfigurationError(f"--{name} has no effect with --engine: leave it out")
+            if given and self.engine is not None and name == "lexical":
+                raise ConfigurationError("--lexical has no effect with --engine: leave it out")
         return self
 
 
@@ -140,7 +140,7 @@ def _index(settings: Index, output: Output) -> None:
     with output.doing("loading the model"):
         embedder = _embedder(settings, existing)
         corpus = _Corpus(reader, embedder, chunk=chunk)
-    if settings.out is not None and existing is None and settings.signals in {None, "full"}:
+    if existing is None and settings.signals in {None, "full"}:
         # Made before the passages are counted, if the model gives one.
         with output.doing("reading the model's word pieces, once on this machine"):
             encoder = embedder.token_encoder()
@@ -189,7 +189,7 @@ def _opened(settings: Index) -> "_Index":
 
     if settings.out is not None:
         return HybridRetriever.load(settings.out)
-    return EngineRetriever.open(str(settings.engine), signals="none")
+    return EngineRetriever.open(str(settings.engine))
 
 
 def _built(
@@ -205,7 +205,7 @@ def _built(
         "embedder": embedder,
         "analyser": settings.language or "en",
         "progress": progress,
-        "signals": settings.signals if settings.engine is None else "none",
+        "signals": settings.signals,
     }
     if settings.engine is not None:
         return EngineRetriever.build(passages, settings.engine, **about)
@@ -347,9 +347,11 @@ def _saved(
     document = {"passages": len(retriever), "fingerprint": fingerprint}
     if isinstance(retriever, EngineRetriever):
         shown = EngineAddress.parse(str(settings.engine)).shown
-        facts = [("engine", shown), passages, embedder, ("analyser", fingerprint["analyser"])]
+        signals = retriever.signals
+        kept = ("signals", signals)
+        facts = [("engine", shown), passages, kept, embedder, ("analyser", fingerprint["analyser"])]
         retriever.close()
-        return facts, {"engine": shown, **document}, []
+        return facts, {"engine": shown, **document, "signals": signals}, []
     folder = Path(str(settings.out))
     with output.doing("saving"):
         retriever.save(folder)

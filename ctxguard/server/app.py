@@ -367,22 +367,24 @@ def _scorer(settings: ServiceSettings) -> Scorer | None:
 
 
 def _retriever(settings: ServiceSettings) -> Any:
+    from ctxguard.retrieval.signals.ranker import Ranker
+
+    ranker = None if settings.ranker is None else Ranker.load(settings.ranker)
     if settings.engine is not None:
         from ctxguard.integrations.engines.retriever import EngineRetriever
 
-        engine = EngineRetriever.open(settings.engine)
+        engine = EngineRetriever.open(settings.engine, ranker=ranker)
         engine.warm_up()
         return engine
     if settings.index is None:
         return None
     from ctxguard.retrieval import HybridRetriever
     from ctxguard.retrieval.models.reranker import CrossEncoderReranker
-    from ctxguard.retrieval.signals.ranker import Ranker
 
     retriever = HybridRetriever.load(
         settings.index,
         reranker=None if settings.reranker is None else CrossEncoderReranker(settings.reranker),
-        ranker=None if settings.ranker is None else Ranker.load(settings.ranker),
+        ranker=ranker,
         deadlines=Deadlines(total_seconds=settings.deadline_seconds),
     )
     retriever.warm_up()

@@ -17,7 +17,7 @@ def engine(postgresql_server: str, collection: Path, run: Run) -> Iterator[str]:
     pytest.importorskip("psycopg_pool")
     url = f"{postgresql_server}#{_NAME}"
     built = run.read("index", collection, "--engine", url, "--json")
-    assert built["passages"] == 36
+    assert (built["passages"], built["signals"]) == (36, "full")
     assert built["engine"].endswith(f"#{_NAME}")
     yield url
     import psycopg
@@ -54,7 +54,9 @@ def test_calibrated_evaluated_and_asked_it_answers_like_the_folder(
     engine: str, index: Path, profile: Path, collection: Path, run: Run
 ) -> None:
     made = profile.with_name("engine-profile.json")
-    result = run.ok("calibrate", "--engine", engine, "--data", collection, "--out", made)
+    run.ok("calibrate", "--engine", engine, "--data", collection, "--out", made)
+    routes = [json.loads(each.read_text())["routes"]["hybrid"] for each in (made, profile)]
+    assert routes[0]["policy"] == routes[1]["policy"]
     answered = {}
     for source, by in ((("--engine", engine), made), (("--index", index), profile)):
         asked = ("--data", collection, "--profile", by, "--json")
@@ -87,8 +89,8 @@ def test_what_cannot_be_opened_is_named_without_its_password(run: Run, collectio
     assert "mysql" in result.stderr
     result = run("index", collection)
     assert "--engine" in result.stderr
-    result = run("index", collection, "--engine", "qdrant:///tmp/x", "--signals", "none")
-    assert "--signals" in result.stderr
+    result = run("index", collection, "--engine", "qdrant:///tmp/x", "--lexical", "bm25s")
+    assert "--lexical" in result.stderr
 
 
 def test_a_folder_of_qdrant_is_built_calibrated_and_asked(

@@ -7,6 +7,7 @@ shared by threads and left to their process.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from itertools import islice
 from threading import Lock
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
@@ -28,8 +29,9 @@ from ctxguard.resilience import UnansweredError
 from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL
 from ctxguard.retrieval.protocols import Float32Array
 
-__all__ = ["DENSE", "KINDS", "LEXICAL", "Engine", "EngineDownError", "LazyClient", "LegQuery"]
-__all__ += ["LegRows", "Row", "leave_to_parent", "ranking_of_rows"]
+__all__ = ["DENSE", "KINDS", "LEXICAL", "Engine", "EngineDownError", "LazyClient", "StoredRecord"]
+__all__ += ["LegQuery", "LegRows", "Row", "Statistics", "leave_to_parent", "ranking_of_rows"]
+__all__ += ["version_of"]
 
 KINDS = {LEXICAL: ScoreKind.RATIO, DENSE: ScoreKind.COSINE}
 
@@ -81,6 +83,25 @@ class LegQuery:
     def only(self, leg: str) -> "LegQuery":
         """Return the request for one of the legs."""
         return replace(self, **{"vector" if leg == LEXICAL else "terms": None})  # type: ignore[arg-type]
+
+
+class StoredRecord(NamedTuple):
+    """What an engine keeps to compute a passage's signals from.
+
+    Attributes:
+        vector: The unit vector, shape (dimension,).
+        record: See `ctxguard.retrieval.index.records`.
+    """
+
+    vector: Float32Array
+    record: bytes
+
+
+class Statistics(NamedTuple):
+    """What was counted over the corpus: the bytes that were kept, and what identifies them."""
+
+    version: str
+    content: bytes
 
 
 class EngineDownError(StageUnavailableError):
@@ -186,6 +207,22 @@ class Engine(ABC):
     @abstractmethod
     def smallest_digests(self, n: int) -> Sequence[int]:
         """Return the ``n`` smallest digests of passages, or all if there are fewer; signed."""
+
+    @abstractmethod
+    def evidence(self, passage_ids: Sequence[str]) -> Mapping[str, StoredRecord]:
+        """Read what signals need of the passages with these ids that are there."""
+
+    @abstractmethod
+    def records(self, size: int) -> Iterable[list[bytes]]:
+        """Read the records of all passages, at most ``size`` at a time."""
+
+    @abstractmethod
+    def statistics(self, known: str | None) -> Statistics | None:
+        """Read what `keep_statistics` kept; None if nothing, or if its version is ``known``."""
+
+    @abstractmethod
+    def keep_statistics(self, content: bytes) -> None:
+        """Keep counts of the corpus, in place of any others."""
 
     @abstractmethod
     def insert(self, passages: Sequence[IndexedPassage]) -> None:
@@ -317,6 +354,11 @@ def leave_to_parent(client: Any) -> None:
     """Keep a parent process's client from being closed here, by hand or by its ``__del__``."""
     client.close = lambda: None
     _inherited.append(client)
+
+
+def version_of(content: bytes) -> str:
+    """Identify counts of a corpus by a digest."""
+    return blake2b(content, digest_size=8).hexdigest()
 
 
 def ranking_of_rows(

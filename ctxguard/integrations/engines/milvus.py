@@ -4,14 +4,17 @@ import json
 import logging
 import re
 import threading
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
+
+import numpy as np
 
 from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import OfProcess
@@ -36,6 +39,9 @@ from ctxguard.integrations.engines.engine import (
     LegQuery,
     LegRows,
     Row,
+    Statistics,
+    StoredRecord,
+    version_of,
 )
 from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage, passage_of
 from ctxguard.resilience import Stage
@@ -75,6 +81,10 @@ _LOUD = (
     "milvus_lite",
 )
 """Loggers that print a traceback of each error that is raised too, or that nobody can mend."""
+_RECORDS = ("record_1", "record_2", "record_3")
+"""The fields that a passage's record is cut into, as one may hold less."""
+_STATISTICS = "STATISTICS"
+"""Ends the name of the collection with the counts; names of indexes have no capital letters."""
 _KEPT_TERM = re.compile(r"[a-z0-9]{1,40}")
 
 _Answer = TypeVar("_Answer")
@@ -93,7 +103,7 @@ class MilvusEngine(Engine):
     """
 
     name = _NAME
-    # Milvus takes messages of 64 MB; a row is at most 5 texts of `MAX_BYTES` and a vector.
+    # Milvus takes messages of 64 MB; a row is at most 8 texts of `MAX_BYTES` and a vector.
     rows_per_write = 128
     _writing = OfProcess(threading.Lock)
 
@@ -170,6 +180,9 @@ class MilvusEngine(Engine):
         schema.add_field("filter_tokens", types.ARRAY, **tokens)
         schema.add_field("digest", types.INT64)
         schema.add_field("revision", types.INT64)
+        if self.settings.signals != "none":
+            for field in _RECORDS:
+                schema.add_field(field, **text)
         schema.add_field(DENSE, types.FLOAT_VECTOR, dim=self.settings.dimension)
         schema.add_field(LEXICAL, types.SPARSE_FLOAT_VECTOR)
         bm25 = library.Function("bm25", library.FunctionType.BM25, ["terms"], [LEXICAL])
@@ -312,8 +325,84 @@ class MilvusEngine(Engine):
         finally:
             pages.close()
 
+    def evidence(self, passage_ids: Sequence[str]) -> dict[str, StoredRecord]:
+        # Whatever was deleted meanwhile is only left out: no search needs to wait for writes.
+        rows = self._call(
+            "query",
+            filter=_in(passage_ids),
+            output_fields=["passage_id", DENSE, *_RECORDS],
+            consistency_level="Session",
+        )
+        return {
+            row["passage_id"]: StoredRecord(np.array(row[DENSE], np.float32), _record(row))
+            for row in rows
+        }
+
+    def records(self, size: int) -> Iterator[list[bytes]]:
+        rows = self._where("", _RECORDS)
+        while page := list(map(_record, islice(rows, size))):
+            yield page
+
+    def statistics(self, known: str | None) -> Statistics | None:
+        def work(client: Any, limit: dict[str, float]) -> list[Mapping[str, Any]]:
+            if not client.has_collection(name, **limit):
+                return []
+            first = client.query(name, filter="part == 0", output_fields=["version"], **strong)
+            if not first or first[0]["version"] == known:
+                return []
+            return list(client.query(name, filter="part >= 0", output_fields=fields, **strong))
+
+        name, fields = f"{self.address.name}_{_STATISTICS}", ["part", "version", "content"]
+        strong: dict[str, Any] = {
+            "consistency_level": _STRONG,
+            "timeout": self.address.timeout_seconds,
+        }
+        parts = sorted(self._ask(work), key=lambda row: row["part"])
+        versions = {row["version"] for row in parts}
+        # Several while they are written.
+        if len(versions) != 1:
+            return None
+        return Statistics(versions.pop(), b64decode("".join([row["content"] for row in parts])))
+
+    def keep_statistics(self, content: bytes) -> None:
+        """Keep counts in a collection of their own, in parts that a field can hold."""
+        name, version = f"{self.address.name}_{_STATISTICS}", version_of(content)
+        text, size = b64encode(content).decode(), MAX_BYTES
+        # A collection needs a vector.
+        parts = [
+            {"part": n, "version": version, "content": text[at : at + size], DENSE: [0.0, 0.0]}
+            for n, at in enumerate(range(0, len(text), size))
+        ]
+
+        def work(client: Any, limit: dict[str, float]) -> None:
+            if not client.has_collection(name, **limit):
+                self._create_statistics(client, name, limit)
+            client.delete(name, filter=f"part >= {len(parts)}", **limit)
+            for part in parts:
+                client.upsert(name, [part], **limit)
+            if self._is_file:
+                client.flush(name, **limit)
+
+        with self._writing:
+            self._ask(work, _WRITE_SECONDS, sends_text=False)
+
+    def _create_statistics(self, client: Any, name: str, limit: dict[str, float]) -> None:
+        types = self._library.DataType
+        schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
+        schema.add_field("part", types.INT64, is_primary=True)
+        for field in ("version", "content"):
+            schema.add_field(field, types.VARCHAR, max_length=MAX_BYTES)
+        schema.add_field(DENSE, types.FLOAT_VECTOR, dim=2)
+        indexes = client.prepare_index_params()
+        indexes.add_index(DENSE, index_type="FLAT", metric_type="L2")
+        client.create_collection(
+            name, schema=schema, index_params=indexes, consistency_level=_STRONG, **limit
+        )
+        client.load_collection(name, **limit)
+
     def insert(self, passages: Sequence[IndexedPassage]) -> None:
-        self._change("upsert", data=list(map(_stored, passages)))
+        keeps = self.settings.signals != "none"
+        self._change("upsert", data=[_stored(each, keeps_record=keeps) for each in passages])
 
     def delete(self, passage_ids: Sequence[str]) -> None:
         if passage_ids:
@@ -463,7 +552,7 @@ def _term(term: str) -> str:
     return "x" + blake2b(term.encode(), digest_size=6).hexdigest()
 
 
-def _stored(indexed: IndexedPassage) -> dict[str, Any]:
+def _stored(indexed: IndexedPassage, *, keeps_record: bool) -> dict[str, Any]:
     """Build the row of a passage.
 
     Raises:
@@ -471,8 +560,13 @@ def _stored(indexed: IndexedPassage) -> dict[str, Any]:
     """
     row = indexed.stored()
     row["terms"] = " ".join(map(_term, indexed.terms))
+    if keeps_record:
+        text, size = b64encode(indexed.record).decode(), MAX_BYTES - 3
+        row |= {name: text[at * size : (at + 1) * size] for at, name in enumerate(_RECORDS)}
+        # The last field holds all the rest, which is refused below where it is too long.
+        row[_RECORDS[-1]] = text[(len(_RECORDS) - 1) * size :]
     passage_id = indexed.passage.passage_id
-    for name in (*PASSAGE, "terms"):
+    for name in (*PASSAGE, "terms", *(_RECORDS if keeps_record else ())):
         if (size := len(row[name].encode())) > MAX_BYTES:
             raise DataError(
                 f"passage {passage_id[:80]!r}: its {name.removeprefix('passage_')} takes "
@@ -485,6 +579,10 @@ def _stored(indexed: IndexedPassage) -> dict[str, Any]:
         )
     row["filter_tokens"] = list(map(key_of, indexed.filter_tokens))
     return {**row, "key": key_of(passage_id), DENSE: indexed.vector}
+
+
+def _record(row: Mapping[str, Any]) -> bytes:
+    return b64decode("".join([row[name] for name in _RECORDS]))
 
 
 def _bm25(rows: Sequence[Row]) -> LegRows:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from ctxguard._support.extras import require
 from ctxguard.core.scores import is_valid
 from ctxguard.errors import (
@@ -32,6 +34,9 @@ from ctxguard.integrations.engines.engine import (
     LegQuery,
     LegRows,
     Row,
+    Statistics,
+    StoredRecord,
+    version_of,
 )
 from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage, passage_of
 from ctxguard.retrieval.index.lexical import K1, B
@@ -73,9 +78,12 @@ CREATE TABLE passages (
     digest bigint NOT NULL,
     revision bigint NOT NULL,
     length int NOT NULL,
-    vector {vector}({dimension}) NOT NULL
+    vector {vector}({dimension}) NOT NULL,
+    record bytea NOT NULL
 );
 ALTER TABLE passages ALTER COLUMN vector SET STORAGE {storage};
+ALTER TABLE passages ALTER COLUMN record SET STORAGE EXTERNAL;
+CREATE TABLE statistics (version text NOT NULL, content bytea NOT NULL);
 CREATE INDEX ON passages (digest);
 CREATE INDEX ON passages USING gin (filter_tokens);
 CREATE TABLE postings (
@@ -91,13 +99,13 @@ CREATE INDEX ON postings (passage);
 _INSERT = """
 WITH stored AS (
     INSERT INTO passages
-    (id, title, text, metadata, filter_tokens, digest, revision, length, vector)
+    (id, title, text, metadata, filter_tokens, digest, revision, length, vector, record)
     SELECT id, title, text, metadata, ARRAY(SELECT json_array_elements_text(tokens::json)), digest,
-        revision, length, vector::{vector}
+        revision, length, vector::{vector}, record
     FROM unnest(
         %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::bigint[], %s::bigint[],
-        %s::int[], %s::text[]
-    ) AS given (id, title, text, metadata, tokens, digest, revision, length, vector)
+        %s::int[], %s::text[], %s::bytea[]
+    ) AS given (id, title, text, metadata, tokens, digest, revision, length, vector, record)
     RETURNING number, id, length
 )
 INSERT INTO postings (term, passage, count, length)
@@ -219,12 +227,16 @@ class PostgresEngine(Engine):
     def find(self, query: LegQuery) -> dict[str, LegRows | CtxguardError]:
         """Search both legs, and score the candidates of either in both, in one statement."""
         rows = self._database.read(*_statement(query, self._vector))
+        passages = [passage_of(_named(PASSAGE, row[2:])) for row in rows]
         legs: dict[str, LegRows | CtxguardError] = {}
         for leg in query.legs:
             column = (LEXICAL, DENSE).index(leg)
             # A passage without a BM25 score has no term of the query; all have a cosine.
-            scored = [row for row in rows if leg == DENSE or row[column] is not None]
-            found = [Row(passage_of(_named(PASSAGE, row[2:])), row[column]) for row in scored]
+            found = [
+                Row(passage, row[column])
+                for row, passage in zip(rows, passages, strict=True)
+                if leg == DENSE or row[column] is not None
+            ]
             legs[leg] = LegRows(sorted(found, key=_worst_last), KINDS[leg])
         return legs
 
@@ -252,6 +264,46 @@ class PostgresEngine(Engine):
             "SELECT digest FROM passages ORDER BY digest LIMIT %(n)s", {"n": n}
         )
         return [row[0] for row in rows]
+
+    def evidence(self, passage_ids: Sequence[str]) -> Mapping[str, StoredRecord]:
+        rows = self._database.read(
+            f"SELECT id, {self._vector}_send(vector), record FROM passages "  # noqa: S608
+            "WHERE id = ANY(%(ids)s)",
+            {"ids": _storable(passage_ids)},
+        )
+        form = ">f4" if self._vector == "vector" else ">f2"
+        return {
+            row[0]: StoredRecord(np.frombuffer(row[1], form, offset=4).astype(np.float32), row[2])
+            for row in rows
+        }
+
+    def records(self, size: int) -> Iterator[list[bytes]]:
+        last = 0
+        while True:
+            page = self._database.read(
+                "SELECT number, record FROM passages WHERE number > %(last)s "
+                "ORDER BY number LIMIT %(size)s",
+                {"last": last, "size": size},
+                _WRITE_SECONDS,
+            )
+            if not page:
+                return
+            last = page[-1][0]
+            yield [record for _, record in page]
+
+    def statistics(self, known: str | None) -> Statistics | None:
+        rows = self._database.read(
+            "SELECT version, content FROM statistics "
+            "WHERE version IS DISTINCT FROM %(known)s::text",
+            {"known": known},
+        )
+        return Statistics(*rows[0]) if rows else None
+
+    def keep_statistics(self, content: bytes) -> None:
+        with self._database.transaction(_WRITE_SECONDS) as run:
+            run("LOCK TABLE statistics IN EXCLUSIVE MODE")
+            run("DELETE FROM statistics")
+            run("INSERT INTO statistics VALUES (%s, %s)", [version_of(content), content])
 
     def insert(self, passages: Sequence[IndexedPassage]) -> None:
         """Insert passages in one transaction.
@@ -323,7 +375,9 @@ class _Database:
         for last in (False, True):
             try:
                 with self._connection(seconds) as connection:
-                    rows: list[tuple[Any, ...]] = connection.execute(statement, values).fetchall()
+                    rows: list[tuple[Any, ...]] = connection.execute(
+                        statement, values, binary=True
+                    ).fetchall()
                     return rows
             except StageUnavailableError as error:
                 # Connections that waited in the pool when the server ended are of no use.
@@ -522,6 +576,7 @@ def _columns(batch: Sequence[IndexedPassage]) -> list[list[Any]]:
         [row["revision"] for row in stored],
         [len(one.terms) for one in batch],
         [_vector_text(one.vector) for one in batch],
+        [one.record for one in batch],
     ]
 
 

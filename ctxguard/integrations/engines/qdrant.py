@@ -3,14 +3,17 @@
 import atexit
 import math
 import threading
+from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from uuid import UUID
+
+import numpy as np
 
 from ctxguard._support.error_text import describe_error
 from ctxguard._support.extras import require
@@ -33,7 +36,10 @@ from ctxguard.integrations.engines.engine import (
     LegQuery,
     LegRows,
     Row,
+    Statistics,
+    StoredRecord,
     leave_to_parent,
+    version_of,
 )
 from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage, passage_of
 from ctxguard.retrieval.index.lexical import K1, B
@@ -46,6 +52,9 @@ _REFUSED = (401, 403)
 _NOT_FOUND, _TOO_MANY_REQUESTS = 404, 429
 _METADATA_KEY = "ctxguard"
 """The key of the settings in the collection's metadata."""
+_EVIDENCE, _STATISTICS = "evidence", "statistics"
+_POINT_OF_STATISTICS = str(UUID(int=0))
+"""A point without vectors, which no search finds."""
 
 _Answer = TypeVar("_Answer")
 
@@ -184,23 +193,61 @@ class QdrantEngine(Engine):
     def rows(
         self, fields: Sequence[str], passage_ids: Sequence[str] | None = None
     ) -> Iterable[Mapping[str, Any]]:
-        name, wanted = self.address.name, list(fields)
         if passage_ids is not None:
-            ids = list(map(point_id, passage_ids))
-            found = self._ask(partial(_call, "retrieve", name, ids, with_payload=wanted))
-            yield from (record.payload for record in found if ids)
-            return
-        offset = None
+            return self._payloads(list(map(point_id, passage_ids)), fields)
+        return [row for page in self._pages(fields, _PAGE) for row in page]
+
+    def _payloads(self, points: list[str], fields: Sequence[str]) -> list[Mapping[str, Any]]:
+        """Read fields of some points that are there."""
+        if not points:
+            return []
+        wanted = {"with_payload": list(fields)}
+        found = self._ask(partial(_call, "retrieve", self.address.name, points, **wanted))
+        return [record.payload or {} for record in found]
+
+    def _pages(self, fields: Sequence[str], size: int) -> Iterator[list[Mapping[str, Any]]]:
+        """Read fields of all passages, page by page."""
+        options: dict[str, Any] = {"limit": size, "with_payload": list(fields)}
         while True:
-            found, offset = self._ask(
-                partial(_call, "scroll", name, limit=_PAGE, offset=offset, with_payload=wanted)
-            )
-            yield from (record.payload for record in found)
+            found, offset = self._ask(partial(_call, "scroll", self.address.name, **options))
+            yield [each.payload for each in found if str(each.id) != _POINT_OF_STATISTICS]
             if offset is None:
                 return
+            options["offset"] = offset
+
+    def evidence(self, passage_ids: Sequence[str]) -> dict[str, StoredRecord]:
+        rows = self.rows(("passage_id", _EVIDENCE), passage_ids)
+        n = 4 * self.settings.dimension
+        found = {str(row.get("passage_id")): _decoded(row, _EVIDENCE) for row in rows}
+        return {
+            name: StoredRecord(np.frombuffer(both[:n], np.float32), both[n:])
+            for name, both in found.items()
+            if len(both) >= n
+        }
+
+    def records(self, size: int) -> Iterator[list[bytes]]:
+        n = 4 * self.settings.dimension
+        for page in self._pages([_EVIDENCE], size):
+            yield [_decoded(row, _EVIDENCE)[n:] for row in page]
+
+    def statistics(self, known: str | None) -> Statistics | None:
+        for row in self._payloads([_POINT_OF_STATISTICS], ["version"]):
+            version = str(row.get("version"))
+            if version != known:
+                for found in self._payloads([_POINT_OF_STATISTICS], [_STATISTICS]):
+                    return Statistics(version, _decoded(found, _STATISTICS))
+        return None
+
+    def keep_statistics(self, content: bytes) -> None:
+        payload = {"version": version_of(content), _STATISTICS: b64encode(content).decode()}
+        point = self._models.PointStruct(id=_POINT_OF_STATISTICS, vector={}, payload=payload)
+        self._ask(lambda client: client.upsert(self.address.name, [point], timeout=_WRITE_SECONDS))
 
     def count(self) -> int:
-        return int(self._ask(lambda client: client.count(self.address.name, exact=True)).count)
+        models = self._models
+        others = models.Filter(must_not=[models.HasIdCondition(has_id=[_POINT_OF_STATISTICS])])
+        counted = self._ask(partial(_call, "count", self.address.name, others, exact=True))
+        return int(counted.count)
 
     def smallest_digests(self, n: int) -> Sequence[int]:
         order = self._models.OrderBy(key="digest")
@@ -220,7 +267,12 @@ class QdrantEngine(Engine):
         if indexed.terms:
             vectors[LEXICAL] = self._sparse(bm25_weights(indexed.terms, self.settings.mean_length))
         identity = point_id(indexed.passage.passage_id)
-        return self._models.PointStruct(id=identity, vector=vectors, payload=indexed.stored())
+        payload = indexed.stored()
+        if self.settings.signals != "none":
+            # A list of numbers would take far longer to read.
+            both = indexed.vector.tobytes() + indexed.record
+            payload[_EVIDENCE] = b64encode(both).decode()
+        return self._models.PointStruct(id=identity, vector=vectors, payload=payload)
 
     def delete(self, passage_ids: Sequence[str]) -> None:
         points = self._models.PointIdsList(points=list(map(point_id, passage_ids)))
@@ -292,6 +344,14 @@ def bm25_weights(terms: Sequence[str], mean_length: float) -> dict[int, float]:
 def _call(method: str, *args: Any, **options: Any) -> Any:
     *given, client = args
     return getattr(client, method)(*given, **options)
+
+
+def _decoded(row: Mapping[str, Any], field: str) -> bytes:
+    """Read bytes from a payload; none if they are not there."""
+    try:
+        return b64decode(row.get(field, ""))
+    except (TypeError, ValueError):
+        return b""
 
 
 def _rows(leg: str, answer: Any) -> LegRows | StageError:

@@ -1,37 +1,42 @@
 """A hybrid retriever over an index in an engine, which answers the legs."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from statistics import fmean
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 
-from ctxguard.core.corpus_sketch import SKETCH_SIZE, CorpusSketch
+from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Passage, Ranking, StageFailure
 from ctxguard.errors import ConfigurationError, CtxguardError, StageUnavailableError
 from ctxguard.integrations.engines.address import EngineAddress, engine_class
 from ctxguard.integrations.engines.engine import KINDS, Engine, LegQuery
+from ctxguard.integrations.engines.signals import EngineSignals, sketch_of
 from ctxguard.integrations.engines.stored import (
     IndexedPassage,
     IndexSettings,
     filter_tokens,
     revision_of,
     signed_digest,
-    unsigned_digest,
     where_tokens,
 )
 from ctxguard.resilience import Budget, StageFailed, attempt, failure_of
 from ctxguard.retrieval.analysers import analyser_of_index, as_analyser
+from ctxguard.retrieval.analysers.reading import Reading
 from ctxguard.retrieval.chunks import first_chunk_id
 from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL, Candidates, Pool, alone, united
 from ctxguard.retrieval.hybrid.pipeline import DEFAULT_MAX_QUERY_CHARS, Hybrid, SearchSettings
-from ctxguard.retrieval.index.hybrid_index import Changes
+from ctxguard.retrieval.hybrid.retriever import default_signals
+from ctxguard.retrieval.hybrid.search import vector_of
+from ctxguard.retrieval.index.hybrid_index import Changes, encode
 from ctxguard.retrieval.index.passages import PassageTable, read_passages, searchable_text
+from ctxguard.retrieval.index.records import Records
+from ctxguard.retrieval.index.segment import SignalLevel
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder, named_embedder
 from ctxguard.retrieval.models.files import portable_name
 from ctxguard.retrieval.protocols import (
@@ -41,7 +46,7 @@ from ctxguard.retrieval.protocols import (
     Progress,
     QueryTokens,
 )
-from ctxguard.retrieval.text_signals import TextSignals
+from ctxguard.retrieval.signals.ranker import Ranker
 
 BATCH = 512
 """Passages that are written or deleted at a time."""
@@ -58,7 +63,7 @@ class LegsOfRankings:
         query_vector: The caller's vector of the query; None to encode it.
         ask: Asks for the legs of a unit vector; None for a vector that is not to be searched, or
             could not be encoded.
-        text_signals: Computes the candidates' signals; None for none.
+        signals: Computes the candidates' signals; None for none.
         passages: The candidates' passages, once the legs have answered.
     """
 
@@ -67,13 +72,15 @@ class LegsOfRankings:
     depth: int
     query_vector: Float32Array | QueryTokens | None
     ask: Callable[[Float32Array | None], Mapping[str, Ranking | CtxguardError]]
-    text_signals: TextSignals | None = None
+    signals: EngineSignals | None = None
     passages: Pool = field(default_factory=lambda: Pool((), ()), init=False)
+    _tokens: QueryTokens | None = field(default=None, init=False)
+    _unit: Float32Array | None = field(default=None, init=False)
 
     @property
     def with_signals(self) -> bool:
         """Whether the candidates' signals are computed."""
-        return self.text_signals is not None
+        return self.signals is not None
 
     def legs(self, budget: Budget | None) -> tuple[Candidates, list[StageFailure]]:  # noqa: ARG002
         """Encode the query, ask for the legs, and unite the candidates of those that answered.
@@ -113,14 +120,29 @@ class LegsOfRankings:
 
     def _vector(self) -> Float32Array:
         given = self.query_vector
-        vector = self.settings.embedder.encode_query(self.query) if given is None else given
-        return unit(vector.vector if isinstance(vector, QueryTokens) else vector)
+        if given is None:
+            encoder = None if self.signals is None else self.signals.encoder
+            given = (encoder or self.settings.embedder).encode_query(self.query)
+        self._tokens = given if isinstance(given, QueryTokens) else None
+        self._unit = unit(vector_of(given))
+        return self._unit
 
     def signalled(self, candidates: Candidates) -> Candidates:
-        """Add the signals of the candidates' texts."""
-        passages = list(map(self.passages.__getitem__, candidates.rows.tolist()))
-        signals = self.text_signals.text_signals(self.query, passages)  # type: ignore[union-attr]
-        return replace(candidates, signals=signals)
+        """Add the candidates' signals, and order those of both legs by the ranker.
+
+        Raises:
+            StageError: the engine does not answer, or holds nothing to compute signals from.
+            Exception: whatever the embedder raises.
+        """
+        ids, _ = self.passages.select(candidates.rows)
+        return self.signals.signalled(  # type: ignore[union-attr]
+            self.query,
+            candidates,
+            ids,
+            tokens=self._tokens,
+            vector=self._unit,
+            ranker=self.settings.ranker,
+        )
 
 
 class EngineRetriever(Hybrid):
@@ -135,10 +157,10 @@ class EngineRetriever(Hybrid):
         embedder: The model that made its vectors; None for the one that the index names.
         analyser: The analyser that split its texts, if it was your own; None for the one that the
             index names.
-        fusion: Combines the legs' scores: ``reciprocal_rank`` or ``convex``.
+        fusion: Combines the legs' scores; None for the pooled ranker if the index has signals,
+            else reciprocal ranks.
         max_query_chars: Longer queries are refused.
-        signals: ``text`` for the text family of the candidates' signals, computed from the texts
-            that the engine returns (see `TextSignals`); ``none`` for none.
+        ranker: The weights by which fusion ``ranker`` orders; None for those of the package.
 
     Raises:
         ConfigurationError: another embedder or analyser than the index's, or a setting that cannot
@@ -153,7 +175,7 @@ class EngineRetriever(Hybrid):
         analyser: Analyser | str | None = None,
         fusion: Fusion | None = None,
         max_query_chars: int = DEFAULT_MAX_QUERY_CHARS,
-        signals: Literal["text", "none"] = "text",
+        ranker: Ranker | None = None,
     ) -> None:
         settings = engine.settings
         self._engine = engine
@@ -161,12 +183,15 @@ class EngineRetriever(Hybrid):
         given = None if analyser is None else as_analyser(analyser)
         self.analyser = analyser_of_index(settings.analyser, given)
         _check_models(settings, embedder, self.analyser)
+        self._signals = EngineSignals(engine, self.analyser, embedder)
+        self._reading = Reading.of(self.analyser)
+        default = Fusion("ranker") if self.has_signals else Fusion()
         self._settings = SearchSettings(
             embedder=embedder,
-            fusion=without_ranker(Fusion() if fusion is None else fusion),
+            fusion=self._usable(default if fusion is None else fusion),
             max_query_chars=max_query_chars,
+            ranker=Ranker.default() if ranker is None else ranker,
         )
-        self._text_signals = TextSignals(self.analyser) if signals == "text" else None
 
     @classmethod
     def build(
@@ -178,6 +203,7 @@ class EngineRetriever(Hybrid):
         embedder: Embedder | None = None,
         analyser: Analyser | str = "en",
         progress: Progress | None = None,
+        signals: SignalLevel | None = None,
         **options: Any,
     ) -> Self:
         """Make an index in an engine.
@@ -192,6 +218,7 @@ class EngineRetriever(Hybrid):
             embedder: None for all-MiniLM-L6-v2.
             analyser: A language code, or an analyser.
             progress: Called with the number of passages encoded so far.
+            signals: As for `HybridRetriever.build`.
             options: Further arguments of the class.
 
         Raises:
@@ -211,6 +238,7 @@ class EngineRetriever(Hybrid):
             analyser=analyser.name,
             analyser_fingerprint=analyser.fingerprint,
             mean_length=fmean(max(len(_terms(analyser, each)), 1) for each in given),
+            signals=default_signals(embedder) if signals is None else signals,
         )
         engine = engine_class(address).create(address, settings)
         built = cls(engine, embedder=embedder, analyser=analyser, **options)
@@ -255,38 +283,45 @@ class EngineRetriever(Hybrid):
         """The name of the model that made the index's vectors."""
         return self._engine.settings.embedder
 
+    @property
+    def has_signals(self) -> bool:
+        """Whether the index holds the data that signals need; see ``Ranking.signals``."""
+        return self._engine.settings.signals != "none"
+
+    @property
+    def signals(self) -> str:
+        """The data kept for signals, a `SignalLevel`."""
+        return self._engine.settings.signals
+
     def with_fusion(self, fusion: Fusion) -> Self:
         """Return a view with another fusion.
 
         Raises:
-            ConfigurationError: fusion ``ranker``, which needs the passages' vectors.
+            ConfigurationError: fusion ``ranker``, if the index holds no signals.
         """
-        return super().with_fusion(without_ranker(fusion))
+        return super().with_fusion(self._usable(fusion))
+
+    def _usable(self, fusion: Fusion) -> Fusion:
+        return fusion if self.has_signals else without_ranker(fusion)
 
     def fingerprint(self) -> dict[str, str]:
         """Return the model, the analyser, the fusion, and the engine's settings that decide.
 
         Without the corpus, which changes while the index is kept up: its sketch tells how much.
         """
-        settings, signals = self._engine.settings, self._text_signals
-        reranker = self._settings.reranker
+        settings, reranker = self._engine.settings, self._settings.reranker
         return {
             **self._engine.fingerprint(),
             "embedder": portable_name(settings.embedder),
             "embedder_weights": settings.embedder_weights,
             "analyser": settings.analyser_fingerprint,
-            "fusion": self.fusion.fingerprint,
-            "text_signals": "none" if signals is None else signals.fingerprint,
+            "fusion": self._fusion_in_words(self.signals),
             **({} if reranker is None else {"reranker": reranker.fingerprint}),
         }
 
     def corpus_sketch(self) -> CorpusSketch:
         """Read a sketch of all passages from the engine."""
-        stored = self._engine.smallest_digests(SKETCH_SIZE)
-        sketch = CorpusSketch.of(map(unsigned_digest, stored))
-        if sketch.passages < SKETCH_SIZE:
-            return sketch
-        return replace(sketch, passages=max(self._engine.count(), sketch.passages))
+        return sketch_of(self._engine)
 
     def __len__(self) -> int:
         return self._engine.count()
@@ -358,38 +393,20 @@ class EngineRetriever(Hybrid):
             if not is_there[row] or before[row] != revision
         )
         while batch := list(islice(to_write, BATCH)):
-            self._write([(given[row], revision) for row, revision in batch])
+            self._engine.write(self._indexed([(given[row], revision) for row, revision in batch]))
             changed += sum(bool(is_there[row]) for row, _ in batch)
             encoded += len(batch)
             if progress is not None:
                 progress(encoded)
         self._delete(gone)
         # Also without a change: an interrupted call may have written everything but this.
-        self._engine.finish()
+        self._finish()
         return Changes(
             added=encoded - changed,
             changed=changed,
             deleted=len(gone),
             unchanged=len(given) - encoded,
             encoded=encoded,
-        )
-
-    def _write(self, batch: Sequence[tuple[Passage, int]]) -> None:
-        """Encode and write passages with their revisions."""
-        texts = [searchable_text(passage) for passage, _ in batch]
-        vectors = self._settings.embedder.encode_passages(texts)
-        self._engine.write(
-            [
-                IndexedPassage(
-                    each,
-                    unit(vector),
-                    _terms(self.analyser, each),
-                    filter_tokens(each.metadata),
-                    signed_digest(each),
-                    revision,
-                )
-                for (each, revision), vector in zip(batch, vectors, strict=True)
-            ]
         )
 
     def delete(self, passage_ids: Iterable[str]) -> int:
@@ -401,8 +418,38 @@ class EngineRetriever(Hybrid):
         there = sorted(self.known_ids(passage_ids))
         self._delete(there)
         if there:
-            self._engine.finish()
+            self._finish()
         return len(there)
+
+    def _indexed(self, batch: Sequence[tuple[Passage, int]]) -> list[IndexedPassage]:
+        """Encode passages, given with their revisions, and make their records."""
+        passages = [passage for passage, _ in batch]
+        is_full = self.signals == "full"
+        vectors, sentences = encode(self._settings.embedder, passages, None, with_sentences=is_full)
+        terms = [_terms(self.analyser, each) for each in passages]
+        records = [b""] * len(passages)
+        if self.has_signals:
+            texts, lengths = map(searchable_text, passages), list(map(len, terms))
+            records = Records.read(self._reading, texts, lengths, sentences).to_bytes()
+        return [
+            IndexedPassage(
+                each,
+                vector,
+                its_terms,
+                filter_tokens(each.metadata),
+                signed_digest(each),
+                revision,
+                record,
+            )
+            for (each, revision), vector, its_terms, record in zip(
+                batch, vectors, terms, records, strict=True
+            )
+        ]
+
+    def _finish(self) -> None:
+        self._engine.finish()
+        if self.has_signals:
+            self._signals.recount()
 
     def _delete(self, passage_ids: Sequence[str]) -> None:
         for start in range(0, len(passage_ids), BATCH):
@@ -416,17 +463,21 @@ class EngineRetriever(Hybrid):
 
     def warm_up(self) -> None:
         """Load the model, so that the first query does not wait."""
-        self._settings.embedder.encode_query("warm up")
-        if self._text_signals is not None:
-            self._text_signals.text_signals("warm up", [Passage("warm", "up")])
+        self.encode_query("warm up")
+        if self.has_signals:
+            self._signals.warm_up()
 
-    def encode_query(self, query: str) -> Float32Array:
-        """Encode a query, for callers that retrieve it more than once; shape (dimension,).
+    def encode_query(self, query: str) -> Float32Array | QueryTokens:
+        """Encode a query, for callers that retrieve it more than once.
+
+        Returns:
+            Its vector, shape (dimension,); with its word pieces if the index has sentences.
 
         Raises:
             QueryError: As for ``retrieve``.
         """
-        return self._settings.embedder.encode_query(self._checked(query))
+        encoder = self._signals.encoder or self._settings.embedder
+        return encoder.encode_query(self._checked(query))
 
     def _search(
         self,
@@ -445,8 +496,10 @@ class EngineRetriever(Hybrid):
             # Nothing satisfies the filter.
             return {leg: Ranking.from_hits([], KINDS[leg]) for leg in asked.legs}
 
-        settings = self._settings
-        return LegsOfRankings(settings, query, depth, query_vector, ask, self._text_signals)
+        by_ranker = self.fusion.method == "ranker"
+        return LegsOfRankings(
+            self._settings, query, depth, query_vector, ask, self._signals if by_ranker else None
+        )
 
 
 def unit(vector: Float32Array) -> Float32Array:
@@ -456,15 +509,15 @@ def unit(vector: Float32Array) -> Float32Array:
 
 
 def without_ranker(fusion: Fusion) -> Fusion:
-    """Refuse fusion ``ranker``, which needs the passages' vectors.
+    """Refuse fusion ``ranker``, which reads signals.
 
     Raises:
         ConfigurationError: it is ``ranker``.
     """
     if fusion.method == "ranker":
         raise ConfigurationError(
-            "fusion 'ranker' needs an index of ctxguard; an engine's legs are fused by "
-            "'reciprocal_rank' or 'convex'"
+            "fusion 'ranker' needs an index with signals: build it by ctxguard with the signals "
+            "'full' or 'text', or fuse by 'reciprocal_rank' or 'convex'"
         )
     return fusion
 

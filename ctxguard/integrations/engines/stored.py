@@ -33,6 +33,7 @@ class IndexSettings:
         analyser: Name of the analyser that splits texts into terms.
         analyser_fingerprint: Its rules.
         mean_length: Mean number of terms of a passage when the index was built, > 0.
+        signals: The data kept for signals, a `SignalLevel`.
         format: `FORMAT` of the release that built it.
     """
 
@@ -42,6 +43,7 @@ class IndexSettings:
     analyser: str
     analyser_fingerprint: str
     mean_length: float
+    signals: str
     format: int = FORMAT
 
     def to_json(self) -> str:
@@ -81,6 +83,7 @@ class IndexedPassage(NamedTuple):
         filter_tokens: See `filter_tokens`.
         digest: Identifies its id, title and text, as a signed 64-bit number; see `signed_digest`.
         revision: Identifies all of it, with its metadata; likewise signed.
+        record: What its signals are computed from; empty if nothing is kept.
     """
 
     passage: Passage
@@ -89,9 +92,10 @@ class IndexedPassage(NamedTuple):
     filter_tokens: Sequence[str]
     digest: int
     revision: int
+    record: bytes = b""
 
     def stored(self) -> dict[str, Any]:
-        """Return the fields by name, without vector and terms."""
+        """Return the fields by name, without vector, terms and record."""
         passage = self.passage
         return {
             "passage_id": passage.passage_id,

@@ -9,12 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctxguard import Passage, Where
+from ctxguard import Passage, Route, ScoreKind, Where
 from ctxguard.core.corpus_sketch import CorpusSketch, passage_digest
 from ctxguard.errors import ConfigurationError, CtxguardError, DataError
 from ctxguard.integrations.engines.engine import LegQuery
 from ctxguard.integrations.engines.retriever import EngineRetriever
-from ctxguard.testing import WordHashEmbedder
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+from ctxguard.retrieval.signals import sentences, text
+from ctxguard.testing import WordHashEmbedder, WordTokenEmbedder
+
+EXACT = {"text": text.NAMES, "full": (*text.NAMES, *sentences.NAMES)}
+"""The signals that do not depend on a leg's scores."""
 
 _names = count(1)
 
@@ -50,6 +55,9 @@ class CountingEmbedder(WordHashEmbedder):
 class EngineContract(ABC):
     """Inherit in an engine's test module, as ``class TestEngine``."""
 
+    scores_as_a_folder = False
+    """Whether both legs score every candidate as an index in a folder does."""
+
     @abstractmethod
     def url(self, name: str) -> str:
         """The URL of an index with a name, in an engine that runs."""
@@ -65,7 +73,7 @@ class EngineContract(ABC):
 
     def test_what_was_built_is_opened_and_finds_the_same(self) -> None:
         url = self.url(f"index_{next(_names)}")
-        options: Any = {"embedder": WordHashEmbedder(), "signals": "none"}
+        options: Any = {"embedder": WordHashEmbedder()}
         with EngineRetriever.build(PASSAGES, url, **options) as built:
             asked = "kettles and ladders", "violins"
             before = [built.retrieve(query, depth=5) for query in asked]
@@ -78,7 +86,7 @@ class EngineContract(ABC):
 
     def test_an_index_is_never_replaced(self) -> None:
         url = self.url(f"index_{next(_names)}")
-        options: Any = {"embedder": WordHashEmbedder(), "signals": "none"}
+        options: Any = {"embedder": WordHashEmbedder()}
         with (
             EngineRetriever.build(PASSAGES, url, **options) as built,
             pytest.raises(ConfigurationError, match="--update"),
@@ -103,6 +111,29 @@ class EngineContract(ABC):
         EngineRetriever.build(PASSAGES, url, embedder=WordHashEmbedder()).close()
         with pytest.raises(ConfigurationError, match="embedder"):
             EngineRetriever.open(url, embedder=WordHashEmbedder(dimension=32))
+
+    @pytest.mark.parametrize("level", ["full", "text"])
+    def test_candidates_have_the_signals_of_a_folder(self, level: Any) -> None:
+        embedder = WordTokenEmbedder()
+        options: Any = {"embedder": embedder, "signals": level}
+        others = [replace(PASSAGES[0], text="Umbrellas. A fox runs by."), *PASSAGES[2:]]
+        with self.built(**options) as built:
+            for passages in (PASSAGES, others):
+                built.upsert(passages, delete_others=True)
+                folder = HybridRetriever.build(passages, **options)
+                for query in ("kettles and ladders", "A passage of rivers. Foxes", "unheard"):
+                    own, found = [each.retrieve(query, depth=50) for each in (folder, built)]
+                    assert not found.failures
+                    assert found.kind is ScoreKind.LOGIT
+                    assert list(found.signals) == list(own.signals)
+                    same = [own.passage_ids.index(each) for each in found.passage_ids]
+                    for name in own.signals if self.scores_as_a_folder else EXACT[level]:
+                        values = own.signals[name][same]
+                        assert found.signals[name] == pytest.approx(values, abs=1e-5, nan_ok=True)
+                    if self.scores_as_a_folder:
+                        assert list(found.scores) == pytest.approx(list(own.scores), abs=1e-5)
+            alone = built.on_route(Route.LEXICAL).retrieve("kettles and ladders", depth=50)
+            assert set(alone.signals) == set(text.NAMES)
 
     def test_two_indexes_do_not_meet(self) -> None:
         with self.built(PASSAGES[:6]) as first, self.built(PASSAGES[6:]) as second:
@@ -206,8 +237,8 @@ class EngineContract(ABC):
 
         url = self.url(f"index_{next(_names)}")
         with pytest.raises(OSError, match="stopped"):
-            EngineRetriever.build(PASSAGES, url, embedder=Stopping(), signals="none")
-        with EngineRetriever.open(url, embedder=WordHashEmbedder(), signals="none") as opened:
+            EngineRetriever.build(PASSAGES, url, embedder=Stopping())
+        with EngineRetriever.open(url, embedder=WordHashEmbedder()) as opened:
             assert len(opened.retrieve("foxes", depth=5)) == 0
             assert opened.upsert(PASSAGES).added == len(PASSAGES)
             assert len(opened) == len(PASSAGES)

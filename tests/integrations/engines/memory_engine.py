@@ -16,6 +16,9 @@ from ctxguard.integrations.engines.engine import (
     LegQuery,
     LegRows,
     Row,
+    Statistics,
+    StoredRecord,
+    version_of,
 )
 from ctxguard.integrations.engines.stored import IndexedPassage, IndexSettings
 
@@ -29,6 +32,8 @@ class MemoryEngine(Engine):
         before_write: Called before every write; raises to interrupt it.
         failing: Legs that raise when they are asked.
         finished: How often ``finish`` was called.
+        before_evidence: Called before evidence is read; raises to fail.
+        kept_statistics: The counts of the corpus.
     """
 
     name = "memory"
@@ -39,6 +44,8 @@ class MemoryEngine(Engine):
         self.before_write: Callable[[], None] = lambda: None
         self.failing: set[str] = set()
         self.finished = 0
+        self.before_evidence: Callable[[], None] = lambda: None
+        self.kept_statistics: Statistics | None = None
 
     def stored_settings(self) -> str:
         return self.settings.to_json()
@@ -96,6 +103,25 @@ class MemoryEngine(Engine):
 
     def smallest_digests(self, n: int) -> Sequence[int]:
         return sorted(row.digest for row in self.stored.values())[:n]
+
+    def evidence(self, passage_ids: Sequence[str]) -> dict[str, StoredRecord]:
+        self.before_evidence()
+        return {
+            name: StoredRecord(self.stored[name].vector, self.stored[name].record)
+            for name in passage_ids
+            if name in self.stored
+        }
+
+    def records(self, size: int) -> list[list[bytes]]:
+        records = [row.record for row in self.stored.values()]
+        return [records[at : at + size] for at in range(0, len(records), size)]
+
+    def statistics(self, known: str | None) -> Statistics | None:
+        found = self.kept_statistics
+        return None if found is None or found.version == known else found
+
+    def keep_statistics(self, content: bytes) -> None:
+        self.kept_statistics = Statistics(version_of(content), content)
 
     def insert(self, passages: Sequence[IndexedPassage]) -> None:
         self.before_write()

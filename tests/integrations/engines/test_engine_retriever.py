@@ -1,6 +1,7 @@
 """The retriever over an engine: routes, fusion, failures and signals, on an engine in memory."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,8 @@ def _engine() -> MemoryEngine:
 
 
 class TestEngine(EngineContract):
+    scores_as_a_folder = True
+
     def url(self, name: str) -> str:
         return f"qdrant:///x#{name}"
 
@@ -92,8 +95,6 @@ def test_other_routes_and_fusions_are_refused() -> None:
     built = _built()
     with pytest.raises(ConfigurationError, match="rerank"):
         built.on_route(Route.HYBRID_RERANK)
-    with pytest.raises(ConfigurationError, match="ranker"):
-        built.with_fusion(Fusion("ranker"))
     with pytest.raises(ConfigurationError, match="max_query_chars"):
         built.with_max_query_chars(0)
 
@@ -146,24 +147,65 @@ def test_an_engine_whose_legs_both_fail_is_an_outage() -> None:
         built.retrieve("kettles")
 
 
-def test_candidates_have_the_text_family_of_signals() -> None:
-    ranking = _built(signals="text").retrieve("kettles and ladders", depth=10)
-    assert ranking.signals["coverage"][0] == ranking.signals["coverage"].max()
-    assert not ranking.failures
+def _fails() -> None:
+    raise StageError("memory", "out of order")
 
 
-def test_text_signals_that_fail_are_reported_and_the_answer_stands(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def _spoil_the_records() -> None:
+    stored = _engine().stored
+    stored |= {name: row._replace(record=b"\1\0\0") for name, row in stored.items()}
+
+
+def _lose_the_counts() -> None:
+    _engine().kept_statistics = None
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda: setattr(_engine(), "before_evidence", _fails),
+        _spoil_the_records,
+        _lose_the_counts,
+        lambda: _engine().keep_statistics(b"no counts"),
+    ],
+)
+def test_signals_that_fail_are_reported_and_the_legs_order_stands(harm: Any) -> None:
     built = _built(signals="text")
-
-    def fails(*_: Any) -> Mapping[str, Any]:
-        raise ValueError("out of order")
-
-    monkeypatch.setattr(built._text_signals, "text_signals", fails)
+    harm()
     ranking = built.retrieve("kettles", depth=3)
     assert [each.stage for each in ranking.failures] == ["signals"]
-    assert len(ranking) == 3
+    assert (
+        ranking.passage_ids == built.with_fusion(Fusion()).retrieve("kettles", depth=3).passage_ids
+    )
+    assert not ranking.signals
+
+
+def test_a_passage_that_is_deleted_meanwhile_is_no_candidate() -> None:
+    built = _built(signals="text")
+    best = built.retrieve("kettles and ladders", depth=50).passage_ids[0]
+    _engine().before_evidence = lambda: _engine().delete([best])
+    ranking = built.retrieve("kettles and ladders", depth=50)
+    assert len(ranking) == len(PASSAGES) - 1
+    assert best not in ranking.passage_ids
+
+
+def test_the_corpus_is_counted_anew_once_much_has_changed() -> None:
+    many = [Passage(f"m{n:03}", f"number{n} of many") for n in range(200)]
+    built = _built(many, signals="text")
+    first = _engine().kept_statistics
+    built.upsert([replace(many[0], text="another")])
+    assert _engine().kept_statistics == first
+    built.delete([each.passage_id for each in many[:5]])
+    assert _engine().kept_statistics != first
+
+
+def test_without_signals_the_ranker_is_refused_and_no_record_is_kept() -> None:
+    built = _built(signals="none")
+    assert not built.has_signals
+    assert built.fusion == Fusion()
+    assert {each.record for each in _engine().stored.values()} == {b""}
+    with pytest.raises(ConfigurationError, match="signals"):
+        built.with_fusion(Fusion("ranker"))
 
 
 def test_a_reranker_orders_an_engines_candidates_too() -> None:
@@ -199,7 +241,7 @@ def test_calibrated_it_is_guarded_by_every_route_and_the_profile_fits() -> None:
     qrels = {f"q{n}": {each.passage_id: 1} for n, each in enumerate(PASSAGES)}
     calibration = calibrate(built, Dataset("passages", tuple(queries), qrels))
     assert set(calibration.profile.routes) == {Route.HYBRID, Route.LEXICAL, Route.DENSE}
-    assert calibration.profile.fusion.method == "convex"
+    assert calibration.profile.fusion.method == "ranker"
     guard = ContextGuard(
         built, profile=calibration.profile, telemetry=Telemetry(CollectorRegistry())
     )

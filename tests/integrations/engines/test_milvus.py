@@ -247,7 +247,7 @@ def test_a_collection_that_was_left_without_indexes_is_finished(
             EngineRetriever.build(PASSAGES, url, embedder=WordHashEmbedder())
     with pytest.raises(ConfigurationError, match="--update brings it up to date"):
         EngineRetriever.build(PASSAGES, url, embedder=WordHashEmbedder())
-    with EngineRetriever.open(url, embedder=WordHashEmbedder(), signals="none") as opened:
+    with EngineRetriever.open(url, embedder=WordHashEmbedder()) as opened:
         opened.upsert(PASSAGES)
         assert len(opened) == len(PASSAGES)
         assert opened.retrieve("kettles").passage_ids

@@ -23,6 +23,7 @@ from ctxguard.errors import (
 from ctxguard.integrations.engines import postgresql
 from ctxguard.integrations.engines.engine import LegQuery
 from ctxguard.integrations.engines.retriever import EngineRetriever
+from ctxguard.retrieval.hybrid.search import vector_of
 from ctxguard.testing import RetrieverContract, WordHashEmbedder
 
 _server = ""
@@ -54,6 +55,8 @@ def _database(retriever: EngineRetriever) -> Any:
 
 
 class TestEngine(EngineContract):
+    scores_as_a_folder = True
+
     def url(self, name: str) -> str:
         return f"{_server}#{name}"
 
@@ -93,7 +96,7 @@ def test_a_wrong_password_is_refused_and_the_key_is_one(postgresql_process: Any)
 
 def test_bm25_is_that_of_the_formula_and_stays_so(built: EngineRetriever) -> None:
     memory = MemoryEngine(built._engine.settings)
-    own = EngineRetriever(memory, embedder=WordHashEmbedder(), signals="none")
+    own = EngineRetriever(memory, embedder=WordHashEmbedder())
     changed = [Passage(PASSAGES[1].passage_id, "Foxes, foxes and a ladder."), *PASSAGES[2:]]
     for passages in (PASSAGES, changed):
         for each in (own, built):
@@ -135,7 +138,7 @@ def test_writers_of_the_same_passages_count_each_once(built: EngineRetriever) ->
 
 
 def test_vectors_have_an_index_that_a_search_can_use(built: EngineRetriever) -> None:
-    vector = built.encode_query("kettles and ladders")
+    vector = vector_of(built.encode_query("kettles and ladders"))
     with _database(built).transaction(10.0) as run:
         # Of so few passages the planner would rather compare all.
         run("SET LOCAL enable_seqscan = off")
@@ -154,7 +157,7 @@ def test_an_index_is_searched_by_a_role_that_may_only_read(built: EngineRetrieve
         connection.execute(f"GRANT USAGE ON SCHEMA {name} TO reader")
         connection.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {name} TO reader")
     url = f"{_server.replace('postgres:@', 'reader:@')}#{name}"
-    with EngineRetriever.open(url, embedder=WordHashEmbedder(), signals="none") as opened:
+    with EngineRetriever.open(url, embedder=WordHashEmbedder()) as opened:
         found = opened.retrieve("kettles", depth=3)
         assert found.passage_ids == built.retrieve("kettles", depth=3).passage_ids
         with pytest.raises(ConfigurationError, match="lacks a right"):

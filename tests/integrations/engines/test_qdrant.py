@@ -37,7 +37,7 @@ from ctxguard.testing import RetrieverContract, WordHashEmbedder
 
 _folder = ""
 _names = iter(range(10_000))
-OPTIONS: dict[str, Any] = {"embedder": WordHashEmbedder(), "signals": "none"}
+OPTIONS: dict[str, Any] = {"embedder": WordHashEmbedder()}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -351,7 +351,8 @@ def test_a_collection_of_another_program_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_indexes_of_a_folder_share_it_until_the_last_is_closed(tmp_path: Path) -> None:
-    first = EngineRetriever.build(PASSAGES, f"qdrant://{tmp_path}#one", **OPTIONS)
+    url = f"qdrant://{tmp_path}#one"
+    first = EngineRetriever.build(PASSAGES, url, signals="none", **OPTIONS)
     second = EngineRetriever.build(PASSAGES[:3], f"qdrant://{tmp_path}#two", **OPTIONS)
     first.close()
     first.close()
