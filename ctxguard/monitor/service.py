@@ -212,10 +212,9 @@ class Monitor:
         return None if self._alarms is None else self._alarms.state
 
     def _watch_shadow(self) -> ShadowedTraffic | None:
-        alarms = self.alarms
-        if alarms is None:
+        if self.alarms is None:
             return None
-        return ShadowedTraffic(self.store, self.series, alarms.profile, exact=self.exact)
+        return ShadowedTraffic(self.store, self.series, self.alarms.profile, exact=self.exact)
 
     def step(self, limit: int = _STEP_LIMIT) -> int:
         """Judge up to ``limit`` waiting samples.
@@ -366,11 +365,7 @@ class Monitor:
     def start(self, interval_seconds: float = 1.0, refresh_seconds: float = 15.0) -> None:
         """Judge on a background thread.
 
-        Errors are logged and counted. A second call does nothing.
-
-        Args:
-            interval_seconds: How long to wait when no sample waits.
-            refresh_seconds: How often ``maintain`` is called.
+        Errors are logged and counted. A second call does nothing. The arguments are ``run``'s.
         """
         if self._thread is not None:
             return

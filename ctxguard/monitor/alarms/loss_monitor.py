@@ -6,6 +6,7 @@ Pure: no I/O, no clock, no logging.
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 
@@ -181,7 +182,7 @@ class LossMonitor:
         # What was cut off a question's weight says neither that losses rose nor that they fell.
         kept = scaled._replace(losses=1.0 - scaled.losses, raise_by=1.0)
         is_new_run = self.ecusum is None or self.ecusum.is_at_floor
-        since = replace(self, run_n=0, run_weight=0.0, run_sum=0.0) if is_new_run else self
+        since = replace(self, **_NO_RUN) if is_new_run else self
         seen = replace(
             since,
             n=self.n + day.n,
@@ -245,9 +246,7 @@ class LossMonitor:
         return replace(
             self,
             ecusum=replace(self.ecusum, n=0, log_e_values=()),
-            run_n=0,
-            run_weight=0.0,
-            run_sum=0.0,
+            **_NO_RUN,
             baseline=None if self.baseline is None else self.baseline.final(),
             recovery=self.recovery or _betting(1.0 - target, _BET_ON_RECOVERY),
         )
@@ -260,7 +259,7 @@ class LossMonitor:
         """The alarm that this monitor raises; ``time_seconds`` is the end of the last day."""
         calibrated = profile.routes[self.route]
         if self.quantity is Quantity.RECALL_LOSS:
-            quantity, advice = f"recall loss{_baseline(calibrated)}", _recall_advice(calibrated)
+            quantity, advice = _about_recall(calibrated)
         else:
             quantity = "harm"
             advice = (
@@ -310,6 +309,9 @@ class LossMonitor:
         return f"{learned}. Grade the requests of `ctxguard label export --alarm` to see."
 
 
+_NO_RUN: dict[str, Any] = {"run_n": 0, "run_weight": 0.0, "run_sum": 0.0}
+
+
 def _within(target: float) -> float:
     return min(max(target, LEAST_TARGET), 1.0 - LEAST_TARGET)
 
@@ -324,22 +326,19 @@ def _betting(target: float, bet: float) -> ECusum:
     return ECusum(target, min(target + bet * target * (1.0 - target), 1.0))
 
 
-def _baseline(calibrated: RouteProfile) -> str:
-    certificate = calibrated.certificate
-    if certificate is None:
-        return ""
-    if certificate.baseline == "pool":
-        return " against the whole pool"
-    return f" against the retriever's first {certificate.baseline.removeprefix('k=')}"
-
-
-def _recall_advice(calibrated: RouteProfile) -> str:
-    if calibrated.safe_policy is None:
-        return "Recalibrate on judged traffic; this profile has no safe policy to serve meanwhile"
-    return (
-        f"Recalibrate on judged traffic; meanwhile the safe policy, the retriever's first "
-        f"{calibrated.safe_policy.k}, loses the least recall"
+def _about_recall(calibrated: RouteProfile) -> tuple[str, str]:
+    """The quantity and the advice, in words."""
+    certificate, safe = calibrated.certificate, calibrated.safe_policy
+    against = ""
+    if certificate is not None:
+        k = certificate.baseline.removeprefix("k=")
+        against = " against " + ("the whole pool" if k == "pool" else f"the retriever's first {k}")
+    advice = (
+        "this profile has no safe policy to serve meanwhile"
+        if safe is None
+        else f"meanwhile the safe policy, the retriever's first {safe.k}, loses the least recall"
     )
+    return f"recall loss{against}", f"Recalibrate on judged traffic; {advice}"
 
 
 def promises(profile: Profile) -> tuple[PromisedLoss, ...]:
@@ -354,20 +353,14 @@ def promises(profile: Profile) -> tuple[PromisedLoss, ...]:
         certificate = calibrated.certificate
         if certificate is not None and certificate.alpha < 1.0:
             found.append(PromisedLoss(route, Quantity.RECALL_LOSS, max(certificate.alpha, 0.0)))
-        at_most, source = _harm_target(calibrated)
+        at_most, source = None if certificate is None else certificate.beta, "certificate"
+        held_out = calibrated.held_out
+        if at_most is None and held_out is not None and "harm" in held_out.metrics:
+            at_most, source = held_out.metrics["harm"].upper, "held-out evidence"
         bound = _harm_bound(calibrated, profile.utilities)
         if at_most is not None and 0.0 <= at_most < bound:
             found.append(PromisedLoss(route, Quantity.HARM, at_most, bound, source))
     return tuple(found)
-
-
-def _harm_target(calibrated: RouteProfile) -> tuple[float | None, str]:
-    certificate = calibrated.certificate
-    if certificate is not None and certificate.beta is not None:
-        return certificate.beta, "certificate"
-    held_out = calibrated.held_out
-    harm = None if held_out is None else held_out.metrics.get("harm")
-    return None if harm is None else harm.upper, "held-out evidence"
 
 
 def _harm_bound(calibrated: RouteProfile, utilities: Utilities) -> float:

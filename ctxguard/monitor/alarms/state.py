@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -81,10 +81,6 @@ class _Saved:
 @cache
 def _saved_form() -> TypeAdapter[_Saved]:
     return TypeAdapter(_Saved)
-
-
-def _plain(saved: _Saved) -> Any:
-    return _saved_form().dump_python(saved, mode="json")
 
 
 class AlarmState:
@@ -225,20 +221,16 @@ class AlarmState:
     def to_json(self) -> str:
         """Alarms and losses as JSON, for ``restore`` after a restart."""
         with self._lock:
-            return json.dumps(
-                _plain(
-                    _Saved(
-                        FORMAT,
-                        self.profile_id,
-                        _safe_profile_id(self.profile),
-                        self._raised,
-                        tuple(self._active.values()),
-                        tuple(self._losses.values()),
-                        self.evaluated_until,
-                    )
-                ),
-                allow_nan=False,
+            saved = _Saved(
+                FORMAT,
+                self.profile_id,
+                _safe_profile_id(self.profile),
+                self._raised,
+                tuple(self._active.values()),
+                tuple(self._losses.values()),
+                self.evaluated_until,
             )
+            return json.dumps(_saved_form().dump_python(saved, mode="json"), allow_nan=False)
 
     def restore(self, text: str) -> bool:
         """Continue from a saved state; where it cannot be read, nothing changes.
@@ -263,7 +255,7 @@ class AlarmState:
                     f"{FORMAT}: use the release that wrote it, or remove the state to start afresh"
                 )
             saved = _saved_form().validate_python(data)
-            if _plain(saved) != data:
+            if _saved_form().dump_python(saved, mode="json") != data:
                 raise ValueError("a field is missing, unknown or of another type")
         except (LookupError, TypeError, ValueError, RecursionError) as error:
             raise DataError(

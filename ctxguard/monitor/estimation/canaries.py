@@ -6,9 +6,11 @@ any one is as often the odd one out while the judge is the same; once it has cha
 Pure: no I/O, no clock, no logging.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import cache
+
+from pydantic import TypeAdapter
 
 from ctxguard.monitor.judges import Judgment
 
@@ -64,7 +66,7 @@ class Canaries:
     day: int = -1
     today: int = 0
     waiting: tuple[tuple[int, int, str], ...] = ()
-    wealth: tuple[float, ...] = (0.0,) * len(_BETS)
+    wealth: tuple[float, float, float] = (0.0, 0.0, 0.0)
     changed_at: float | None = None
 
     @property
@@ -108,17 +110,15 @@ class Canaries:
         if len(second) != len(now):
             return found
         gain = excess(first, [one == "1" for one in second], now) - TOLERATED
-        wealth = [
-            min((1.0 + held) * (1.0 + bet * gain), 1e100)
-            for held, bet in zip(self.wealth, _BETS, strict=True)
-        ]
-        found = replace(found, wealth=tuple(wealth))
+        bets = zip(self.wealth, _BETS, strict=True)
+        a, b, c = [min((1.0 + held) * (1.0 + bet * gain), 1e100) for held, bet in bets]
+        found = replace(found, wealth=(a, b, c))
         is_new = found.changed_at is None and found.evidence >= CHANGED
         return replace(found, changed_at=now_seconds) if is_new else found
 
     def to_json(self) -> str:
         """Write the state, for ``from_json``."""
-        return json.dumps(astuple(self))
+        return _form().dump_json(self).decode()
 
     @classmethod
     def from_json(cls, text: str | None) -> "Canaries":
@@ -128,17 +128,14 @@ class Canaries:
         (3, -1)
         """
         try:
-            day, today, waiting, wealth, changed_at = json.loads(text or "null")
-            found = cls(
-                int(day),
-                int(today),
-                tuple((int(one), int(since), str(said)) for one, since, said in waiting),
-                tuple(map(float, wealth)),
-                None if changed_at is None else float(changed_at),
-            )
-        except (TypeError, ValueError):
+            return _form().validate_json(text or "")
+        except ValueError:
             return cls()
-        return found if len(found.wealth) == len(_BETS) else cls()
+
+
+@cache
+def _form() -> TypeAdapter[Canaries]:
+    return TypeAdapter(Canaries)
 
 
 def yes_or_no(

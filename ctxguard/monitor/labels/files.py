@@ -9,9 +9,10 @@ import csv
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from io import StringIO, TextIOWrapper
 from pathlib import Path
 from typing import TextIO, TypeGuard
@@ -27,6 +28,8 @@ from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import FEEDBACK_KINDS, FeedbackRow, LabelRow, PickedPassage
 
 _ORDER = HashSampler("label rows")
+_Refuse = Callable[[str], DataError]
+"""The error of a row, with its file and line."""
 
 # A spreadsheet that takes another character for the separator begins a cell after each of it.
 _CELL_START = r"(?:\A|(?<=[;\t\r\n]))"
@@ -159,44 +162,37 @@ def read_label_file(path: Path, annotator: str, time_seconds: float, max_grade: 
         DataError: a row that is no label, with file and line.
     """
     rows, blank = [], []
-    for line, document in _documents(path):
-        request_id = _identifier(document, "request_id", path, line)
-        passage_id = _identifier(document, "passage_id", path, line)
-        grade = _grade(document.get("grade"), max_grade, path, line)
+    documents = _csv_rows(path) if path.suffix.lower() == ".csv" else _json_lines(path)
+    for line, document in documents:
+        refuse = partial(DataError, path=path, line=line)
+        request_id = _identifier(document, "request_id", refuse)
+        passage_id = _identifier(document, "passage_id", refuse)
+        if path.suffix.lower() == ".csv":
+            request_id, passage_id = _content(request_id), _content(passage_id)
+        grade = _grade(document.get("grade"), max_grade, refuse)
         if grade is None:
             blank.append(request_id)
             continue
         negative = document.get("negative") or None
-        if negative is not None and (
-            grade > 0 or negative not in [member.value for member in Negative]
-        ):
-            raise DataError(
+        kinds = [member.value for member in Negative]
+        if negative is not None and (grade > 0 or negative not in kinds):
+            raise refuse(
                 f"negative {negative!r} does not fit grade {grade}; leave it empty, or use "
-                f"{' or '.join(member.value for member in Negative)} with grade 0",
-                path=path,
-                line=line,
+                f"{' or '.join(kinds)} with grade 0"
             )
-        rows.append(
-            LabelRow(
-                request_id,
-                passage_id,
-                grade,
-                None if negative is None else str(negative),
-                annotator,
-                time_seconds,
-            )
-        )
+        kind = None if negative is None else str(negative)
+        rows.append(LabelRow(request_id, passage_id, grade, kind, annotator, time_seconds))
     return LabelsRead(tuple(rows), tuple(blank))
 
 
-def _identifier(document: Mapping[str, object], name: str, path: Path, line: int) -> str:
+def _identifier(document: Mapping[str, object], name: str, refuse: _Refuse) -> str:
     value = document.get(name)
     if not isinstance(value, str) or not value:
-        raise DataError(f"{name} is {value!r}; keep the column as exported", path=path, line=line)
-    return _content(value) if path.suffix.lower() == ".csv" else value
+        raise refuse(f"{name} is {value!r}; keep the column as exported")
+    return value
 
 
-def _grade(value: object, max_grade: int, path: Path, line: int) -> int | None:
+def _grade(value: object, max_grade: int, refuse: _Refuse) -> int | None:
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     try:
@@ -205,11 +201,7 @@ def _grade(value: object, max_grade: int, path: Path, line: int) -> int | None:
     except (ValueError, OverflowError):
         grade = math.nan
     if isinstance(value, bool) or not grade.is_integer() or not 0 <= grade <= max_grade:
-        raise DataError(
-            f"grade {value!r} is not a whole number from 0 (irrelevant) to {max_grade}",
-            path=path,
-            line=line,
-        )
+        raise refuse(f"grade {value!r} is not a whole number from 0 (irrelevant) to {max_grade}")
     return int(grade)
 
 
@@ -225,40 +217,24 @@ def read_feedback_file(path: Path, time_seconds: float) -> list[FeedbackRow]:
     """
     rows = []
     for line, document in _json_lines(path):
+        refuse = partial(DataError, path=path, line=line)
         kind, time = document.get("kind"), document.get("time")
         passage_ids = document.get("passage_ids") or []
         if kind not in FEEDBACK_KINDS:
-            raise DataError(
-                f"kind {kind!r} is unknown; use one of {', '.join(FEEDBACK_KINDS)}",
-                path=path,
-                line=line,
-            )
+            raise refuse(f"kind {kind!r} is unknown; use one of {', '.join(FEEDBACK_KINDS)}")
         if not isinstance(passage_ids, list) or not all(isinstance(i, str) for i in passage_ids):
-            raise DataError(
-                f"passage_ids {passage_ids!r} is no list of texts", path=path, line=line
-            )
+            raise refuse(f"passage_ids {passage_ids!r} is no list of texts")
         if time is not None and not _is_time(time):
-            raise DataError(
-                f"time {time!r:.80} is no number of seconds since 1970", path=path, line=line
-            )
-        rows.append(
-            FeedbackRow(
-                _identifier(document, "request_id", path, line),
-                str(kind),
-                tuple(passage_ids),
-                time_seconds if time is None else float(time),
-            )
-        )
+            raise refuse(f"time {time!r:.80} is no number of seconds since 1970")
+        request_id = _identifier(document, "request_id", refuse)
+        at = time_seconds if time is None else float(time)
+        rows.append(FeedbackRow(request_id, str(kind), tuple(passage_ids), at))
     return rows
 
 
 def _is_time(value: object) -> TypeGuard[float]:
     # Seconds since 1970 of a year that dates can have; a whole number of JSON has no largest.
     return isinstance(value, (int, float)) and value is not True and 0 <= value < _LATEST_SECONDS
-
-
-def _documents(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
-    return _csv_rows(path) if path.suffix.lower() == ".csv" else _json_lines(path)
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
