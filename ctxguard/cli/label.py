@@ -197,12 +197,12 @@ def import_(settings: Import) -> None:
     from ctxguard.monitor.labels.files import read_label_file
 
     output, annotator = Output(as_json=settings.as_json), settings.annotator
-    read = read_label_file(settings.file, annotator, time.time(), settings.max_grade)
+    rows, ungraded = read_label_file(settings.file, annotator, time.time(), settings.max_grade)
     with open_store(settings.store) as opened:
-        added = opened.add_labels(read.rows, settings.max_grade)
-        requests = list(dict.fromkeys([row.request_id for row in read.rows] + list(read.blank)))
+        added = opened.add_labels(rows, settings.max_grade)
+        requests = list(dict.fromkeys([row.request_id for row in rows] + ungraded))
         unknown = opened.unknown_requests(requests)
-        blank = sum(request_id not in unknown for request_id in read.blank)
+        blank = sum(request_id not in unknown for request_id in ungraded)
         usable = usable_labels(opened, requests)
     counts = (
         (added.duplicates, "were in the store already"),

@@ -52,7 +52,7 @@ def test_what_is_written_is_read_back_and_no_cell_begins_a_formula(
         writer = csv.DictWriter(opened, columns)
         writer.writeheader()
         writer.writerows(graded)
-    labels = read_label_file(file, "ann", 1.0, 3).rows
+    labels, _ = read_label_file(file, "ann", 1.0, 3)
     assert [(one.request_id, one.passage_id, one.grade) for one in labels] == [
         (request, passage, grade) for request, passage, _, grade in rows
     ]

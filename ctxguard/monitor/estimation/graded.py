@@ -5,7 +5,6 @@ The rows are made while the text is available and outlive it. Labels that arrive
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,37 +48,26 @@ opened request ``probability`` is that of its grade within it, and ``went_on`` a
 in ``joint.Opened``."""
 
 
-class DroppedSize(NamedTuple):
-    """Which dropped passages of a sample are judged, by the judge's verdicts.
+def dropped_sizes(
+    record: SampleRecord, by_judge: Mapping[str, Judgment]
+) -> dict[int, tuple[int, float]]:
+    """List the dropped passages of a sample that are judged, by the judge's verdicts.
 
-    Attributes:
-        near: Positions of the first few.
-        sizes: By position, 1 / the probability of being judged.
+    Returns:
+        By position, the rank group and 1 / the probability of being judged; a passage without a
+        verdict has none.
     """
-
-    near: frozenset[int]
-    sizes: Mapping[int, float]
-
-    @classmethod
-    def of(cls, record: SampleRecord, by_judge: Mapping[str, Judgment]) -> "DroppedSize":
-        """Compute the sizes; a passage without a verdict has none."""
-        has_hit = any(grade_of(record, by_judge, position) for position in record.served)
-        baseline = set(record.in_baseline)
-        return cls(
-            frozenset(record.dropped[:NEAR_DROPPED]),
-            {
-                position: 1.0
-                / record.rates.dropped_probability(
-                    has_hit=has_hit, in_baseline=position in baseline
-                )
-                for position in record.to_judge(has_hit=has_hit)
-                if record.passage_ids[position] in by_judge
-            },
-        )
-
-    def group(self, position: int) -> int:
-        """Return the rank group of a dropped passage."""
-        return NEAR if position in self.near else FAR
+    has_hit = any(grade_of(record, by_judge, position) for position in record.served)
+    baseline, near = set(record.in_baseline), set(record.dropped[:NEAR_DROPPED])
+    chance = {
+        each: record.rates.dropped_probability(has_hit=has_hit, in_baseline=each)
+        for each in (False, True)
+    }
+    return {
+        position: (NEAR if position in near else FAR, 1.0 / chance[position in baseline])
+        for position in record.to_judge(has_hit=has_hit)
+        if record.passage_ids[position] in by_judge
+    }
 
 
 def verdict_on(record: SampleRecord, by_judge: Mapping[str, Judgment], position: int) -> int:
@@ -198,7 +186,7 @@ def graded_passages(
             None where it is the same.
         max_grade: The highest grade of people's scale.
     """
-    dropped = DroppedSize.of(record, by_judge if by_first is None else by_first)
+    dropped = dropped_sizes(record, by_judge if by_first is None else by_first)
     rows = []
     for one, position, probability, run in _asked(record, picked, verdicts):
         verdict = verdicts[record.passage_ids[position]]
@@ -211,8 +199,9 @@ def graded_passages(
         )
         is_served = position in record.served
         rank = record.served.index(position) + 1 if is_served else 0
-        if rank > MOST_SERVED or (not is_served and position not in dropped.sizes):
+        if rank > MOST_SERVED or (not is_served and position not in dropped):
             continue
+        group, size = (int(rank_group(np.array(rank))), 1.0) if is_served else dropped[position]
         if not is_served and record.passage_ids[position] not in by_judge:
             # Nothing but its verdict tells a dropped passage from the others.
             continue
@@ -221,14 +210,14 @@ def graded_passages(
                 one.pick_id,
                 SINGLE if run is None else RUN,
                 rank,
-                int(rank_group(np.array(rank))) if is_served else dropped.group(position),
+                group,
                 # A dropped passage without a verdict counts among those that are not relevant.
                 verdict_on(record, by_judge, position) % (3 if is_served else 2),
                 run is not None and run.goes_on,
                 verdict.grade > 0,
                 max(worth, 0.0),
                 max(-worth, 0.0),
-                1.0 if is_served else dropped.sizes[position],
+                size,
                 probability,
                 1.0 if run is None else run.probability,
             )

@@ -12,7 +12,7 @@ from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import StoreError
 from ctxguard.monitor.estimation import draw
-from ctxguard.monitor.estimation.graded import DroppedSize, graded_passages, verdict_on
+from ctxguard.monitor.estimation.graded import dropped_sizes, graded_passages, verdict_on
 from ctxguard.monitor.estimation.joint import RUN, Population
 from ctxguard.monitor.estimation.live import (
     ARMS,
@@ -156,11 +156,10 @@ def _opened(
     record, request_id = sample.record, sample.record.request_id
     goes_on = _RUN.selects(request_id, plan.go_on)
     yield PickedPassage(sample.sample_id, PickKind.RUN, -1, plan.go_on, goes_on)
-    judged = DroppedSize.of(record, sample.judge)
     worths = dict(zip(record.served[1:], served[1:].tolist(), strict=False))
-    for position, size in judged.sizes.items():
+    for position, (group, size) in dropped_sizes(record, sample.judge).items():
         verdict = verdict_on(record, sample.judge, position) % 2
-        worths[position] = size * float(dropped[judged.group(position) - NEAR, verdict])
+        worths[position] = size * float(dropped[group - NEAR, verdict])
     for position, m in worths.items():
         chance = min(plan.coin * m, 1.0)
         if _COIN.selects(f"{request_id}\0{record.passage_ids[position]}", chance):
@@ -174,13 +173,11 @@ def _single(sample: GradedSample, units: draw.Units, unit: int) -> Iterator[Pick
     if rank:
         yield PickedPassage(sample.sample_id, PickKind.SINGLE, record.served[rank - 1], chance)
         return
-    judged = DroppedSize.of(record, sample.judge)
     group, verdict = int(units.group[unit]), int(units.verdict[unit])
     sizes = {
         position: size
-        for position, size in judged.sizes.items()
-        if judged.group(position) == group
-        and verdict_on(record, sample.judge, position) % 2 == verdict
+        for position, (own, size) in dropped_sizes(record, sample.judge).items()
+        if own == group and verdict_on(record, sample.judge, position) % 2 == verdict
     }
     point = _SINGLE.uniform(f"{record.request_id}\0{group}\0{verdict}") * sum(sizes.values())
     for position, size in sizes.items():

@@ -5,16 +5,11 @@ guessing is not valid. Pure: no I/O, no clock, no logging.
 """
 
 import json
-from typing import Any
 
 from ctxguard.monitor.judges.prompt import MAX_GRADE
 from ctxguard.retrieval.usage import InvalidReason
 
 _MOST_QUESTION_CHARS = 1_000
-
-
-class _RepeatedKeyError(ValueError):
-    pass
 
 
 def read_grade(content: str) -> int | InvalidReason:
@@ -43,19 +38,10 @@ def read_question(content: str) -> str | InvalidReason:
 def only_value(content: str, name: str) -> object:
     """Read the value of a JSON object that has this one key, or the reason why there is none."""
     try:
-        verdict = json.loads(content, object_pairs_hook=_unrepeated)
-    except _RepeatedKeyError:
-        return InvalidReason.OFF_SCHEMA
+        # Pairs, since the json module would silently take the last value of a repeated key.
+        pairs = json.loads(content, object_pairs_hook=tuple)
     except (ValueError, RecursionError):
         return InvalidReason.MALFORMED
-    if not isinstance(verdict, dict) or verdict.keys() != {name}:
+    if not isinstance(pairs, tuple) or [key for key, _ in pairs] != [name]:
         return InvalidReason.OFF_SCHEMA
-    return verdict[name]
-
-
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a repeated key: the json module would silently take its last value."""
-    read = dict(pairs)
-    if len(read) < len(pairs):
-        raise _RepeatedKeyError
-    return read
+    return pairs[0][1]

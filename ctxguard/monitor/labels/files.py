@@ -66,19 +66,6 @@ class RowToLabel:
 COLUMNS = tuple(RowToLabel.__dataclass_fields__)
 
 
-@dataclass(frozen=True, slots=True)
-class LabelsRead:
-    """The content of a file of labels.
-
-    Attributes:
-        rows: The labels.
-        blank: The request id of each row without a grade.
-    """
-
-    rows: tuple[LabelRow, ...]
-    blank: tuple[str, ...]
-
-
 def rows_to_label(
     record: SampleRecord, picked: Sequence[PickedPassage], verdicts: Mapping[str, Judgment]
 ) -> list[RowToLabel]:
@@ -149,8 +136,10 @@ def _content(cell: str) -> str:
     return _ESCAPED.sub("", cell)
 
 
-def read_label_file(path: Path, annotator: str, time_seconds: float, max_grade: int) -> LabelsRead:
-    """Read a graded file.
+def read_label_file(
+    path: Path, annotator: str, time_seconds: float, max_grade: int
+) -> tuple[list[LabelRow], list[str]]:
+    """Read a graded file: its labels, and the request id of each row without a grade.
 
     Args:
         path: CSV if it is named .csv, else JSONL.
@@ -161,7 +150,8 @@ def read_label_file(path: Path, annotator: str, time_seconds: float, max_grade: 
     Raises:
         DataError: a row that is no label, with file and line.
     """
-    rows, blank = [], []
+    rows: list[LabelRow] = []
+    blank: list[str] = []
     documents = _csv_rows(path) if path.suffix.lower() == ".csv" else _json_lines(path)
     for line, document in documents:
         refuse = partial(DataError, path=path, line=line)
@@ -182,7 +172,7 @@ def read_label_file(path: Path, annotator: str, time_seconds: float, max_grade: 
             )
         kind = None if negative is None else str(negative)
         rows.append(LabelRow(request_id, passage_id, grade, kind, annotator, time_seconds))
-    return LabelsRead(tuple(rows), tuple(blank))
+    return rows, blank
 
 
 def _identifier(document: Mapping[str, object], name: str, refuse: _Refuse) -> str:

@@ -315,7 +315,6 @@ def record_of(sample: Sample, design: InclusionDesign) -> SampleRecord:
     passage_ids = tuple(map(str, ranking.passage_ids))
     read = read_passages(ranking.passages, range(len(passage_ids)))
     readable = dict(zip(read.positions, read.passages, strict=True))
-    inclusion = design.choose(context.request_id, passage_ids, dropped)
     record = SampleRecord(
         request_id=context.request_id,
         time_seconds=sample.time_seconds,
@@ -340,10 +339,7 @@ def record_of(sample: Sample, design: InclusionDesign) -> SampleRecord:
         served=tuple(served),
         dropped=dropped,
         kept=context.decision.n_kept,
-        sampled=inclusion.sampled,
-        full_pool=inclusion.full_pool,
-        full_pool_if_no_hit=inclusion.full_pool_if_no_hit,
-        baseline=inclusion.baseline,
+        **design.choose(context.request_id, passage_ids, dropped)._asdict(),
         rates=design.rates,
         passages={},
         flags=tuple([flag.value for flag in context.flags]),
