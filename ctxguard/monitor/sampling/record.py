@@ -10,7 +10,6 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -186,7 +185,7 @@ class SampleRecord:
             DataError: it is larger than ``MOST_BYTES``.
         """
         document = {
-            **{name: getattr(self, name) for name in _plain_fields()},
+            **{one.name: getattr(self, one.name) for one in fields(self)},
             "format": FORMAT,
             "scores": _packed(self.scores),
             "legs": {
@@ -289,13 +288,6 @@ def _checked(record: SampleRecord) -> SampleRecord:
     if record.arm_probability is not None and not 0.0 < record.arm_probability <= 1.0:
         raise DataError("a sample has a probability of its mode that is none")
     return record
-
-
-@cache
-def _plain_fields() -> tuple[str, ...]:
-    """The fields of a record that JSON holds as they are."""
-    converted = {"scores", "legs", "signals", "rates", "passages", "where"}
-    return tuple([field.name for field in fields(SampleRecord) if field.name not in converted])
 
 
 def record_of(sample: Sample, design: InclusionDesign) -> SampleRecord:

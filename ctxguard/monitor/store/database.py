@@ -146,17 +146,21 @@ class Database:
         values: dict[str, Any],
         *,
         changes: dict[str, Any] | None,
+        where: sa.ColumnElement[bool] | None = None,
     ) -> bool:
         """Insert a row, or change the row with its key; ``changes`` None leaves that as it is.
+
+        Args:
+            where: Which row with its key is changed; None for any.
 
         Returns:
             Whether a row was inserted or changed.
         """
-        insert = self.insert(table).values(values)
+        insert, key = self.insert(table).values(values), list(table.primary_key)
         upsert = (
             insert.on_conflict_do_nothing()
             if changes is None
-            else insert.on_conflict_do_update(index_elements=list(table.primary_key), set_=changes)
+            else insert.on_conflict_do_update(index_elements=key, set_=changes, where=where)
         )
         options = {"preserve_rowcount": True}
         return connection.execute(upsert, execution_options=options).rowcount > 0

@@ -254,20 +254,13 @@ def lead(
     Returns:
         Whether ``who`` leads; False while another does.
     """
-    now = store.database.lease_now(connection)
+    now, own = store.database.lease_now(connection), schema.leases.c
     lease = {"holder": storable(who), "leased_at": now, "leased_until": now + lease_seconds}
-    store.database.upsert(
-        connection, schema.leases, {"name": storable(task), **lease}, changes=None
+    is_free = sa.or_(
+        own.holder == lease["holder"], own.leased_until <= now, own.leased_at > now + AHEAD_SECONDS
     )
-    table = schema.leases.c
-    current = connection.execute(
-        sa.select(schema.leases).where(table.name == storable(task)).with_for_update()
-    ).one()
-    is_held = current.leased_at - AHEAD_SECONDS <= now < current.leased_until
-    if current.holder != lease["holder"] and is_held:
-        return False
-    connection.execute(sa.update(schema.leases).where(table.name == storable(task)).values(lease))
-    return True
+    row = {"name": storable(task), **lease}
+    return store.database.upsert(connection, schema.leases, row, changes=lease, where=is_free)
 
 
 @reads
