@@ -18,18 +18,10 @@ from ctxguard.monitor.store import (
 
 
 class TestRetention:
-    @pytest.fixture
-    def limited(self, clock: Clock, open_store: OpenStore) -> OpenStore:
-        def opened(url: str, **limits: float | None) -> SampleStore:
-            kept = Limits(**limits)  # type: ignore[arg-type]
-            return open_store(url, limits=kept, clock=clock)
-
-        return opened
-
     def test_old_samples_go_with_all_that_belongs_to_them(
-        self, any_store_url: str, clock: Clock, limited: OpenStore
+        self, store: SampleStore, clock: Clock
     ) -> None:
-        store = limited(any_store_url, max_age_seconds=DAY)
+        store.limits = Limits(max_age_seconds=DAY)
         ids = fill(store, 2)
         judge_all(store)
         store.add_feedback([FeedbackRow("r0", "thumb_up", (), NOW)])
@@ -45,10 +37,10 @@ class TestRetention:
         assert store.feedback(young) != []  # the same request was sampled again
 
     def test_labelled_samples_go_as_well_and_leave_their_graded_row(
-        self, any_store_url: str, clock: Clock, limited: OpenStore
+        self, store: SampleStore, clock: Clock
     ) -> None:
         """Or the labelled ones alone would stand for a time that is over."""
-        store = limited(any_store_url, max_age_seconds=DAY)
+        store.limits = Limits(max_age_seconds=DAY)
         ids = fill(store, 3)
         judge_all(store)
         store.add_labels([label(1)])
@@ -65,9 +57,9 @@ class TestRetention:
         assert (left.sample_ids.tolist(), left.passages) == ([ids[1]], (b"grades",))
 
     def test_over_the_size_limit_the_oldest_payloads_go_and_judged_rows_stay(
-        self, any_store_url: str, clock: Clock, limited: OpenStore
+        self, store: SampleStore, clock: Clock
     ) -> None:
-        store = limited(any_store_url, max_bytes=5_000)
+        store.limits = Limits(max_bytes=5_000)
         ids = fill(store, 8, payload=bytes(1_000))
         judge_all(store)
         assert store.size_bytes() == 8_000
@@ -79,28 +71,26 @@ class TestRetention:
         assert store.to_pick("judge").sample_ids.tolist() == ids[3:]
 
     def test_over_the_size_limit_what_nobody_judged_goes_whole(
-        self, any_store_url: str, clock: Clock, limited: OpenStore
+        self, store: SampleStore, clock: Clock
     ) -> None:
-        store = limited(any_store_url, max_bytes=5_000)
+        store.limits = Limits(max_bytes=5_000)
         ids = fill(store, 8, payload=bytes(1_000))
         assert store.clean() == (0, 3)
         claimed = store.claim("m", 99, lease_seconds=60.0)
         assert [one.sample_id for one in claimed] == ids[3:]
 
-    def test_without_limits_nothing_goes(
-        self, any_store_url: str, clock: Clock, limited: OpenStore
-    ) -> None:
-        store = limited(any_store_url, max_age_seconds=None, max_bytes=None)
+    def test_without_limits_nothing_goes(self, store: SampleStore, clock: Clock) -> None:
+        store.limits = Limits(max_age_seconds=None, max_bytes=None)
         fill(store, 2)
         clock.now += 1_000.0 * DAY
         store.clean()
         assert store.states()[State.PENDING] == 2
 
     def test_the_id_of_a_deleted_sample_never_comes_back(
-        self, any_store_url: str, clock: Clock, limited: OpenStore
+        self, store: SampleStore, clock: Clock
     ) -> None:
         """A monitor that finishes late must not judge another sample by it."""
-        store = limited(any_store_url, max_age_seconds=DAY)
+        store.limits = Limits(max_age_seconds=DAY)
         [old] = fill(store, 1)
         store.claim("slow", 1, lease_seconds=60.0)
         clock.now += 2.0 * DAY
@@ -111,27 +101,25 @@ class TestRetention:
         assert store.states()[State.PENDING] == 1
 
     def test_what_a_worker_stored_stays_counted_when_its_samples_go(
-        self, any_store_url: str, clock: Clock, limited: OpenStore
+        self, store: SampleStore, clock: Clock
     ) -> None:
-        store = limited(any_store_url, max_age_seconds=DAY)
+        store.limits = Limits(max_age_seconds=DAY)
         fill(store, 3)
         clock.now += 2.0 * DAY
         store.clean()
         assert store.accounts().stored == 3
 
-    def test_more_than_one_batch_is_cleaned(
-        self, any_store_url: str, clock: Clock, limited: OpenStore
-    ) -> None:
-        store = limited(any_store_url, max_bytes=1_000)
+    def test_more_than_one_batch_is_cleaned(self, store: SampleStore, clock: Clock) -> None:
+        store.limits = Limits(max_bytes=1_000)
         store.append("w", [entry(n, payload=bytes(10)) for n in range(700)], WorkerCounts(700))
         assert store.clean() == (0, 600)
         assert store.size_bytes() == 1_000
 
     def test_a_sqlite_file_shrinks_when_it_is_cleaned(
-        self, tmp_path: Path, clock: Clock, limited: OpenStore
+        self, tmp_path: Path, clock: Clock, open_store: OpenStore
     ) -> None:
         file = tmp_path / "samples.db"
-        store = limited(f"sqlite:///{file}", max_bytes=50_000)
+        store = open_store(f"sqlite:///{file}", limits=Limits(max_bytes=50_000), clock=clock)
         fill(store, 60, payload=random.Random(0).randbytes(50_000))
         store.close()
         before = file.stat().st_size
@@ -140,10 +128,10 @@ class TestRetention:
         assert file.stat().st_size < 0.2 * before
 
     def test_deleted_text_is_not_left_in_a_sqlite_file(
-        self, tmp_path: Path, clock: Clock, limited: OpenStore
+        self, tmp_path: Path, clock: Clock, open_store: OpenStore
     ) -> None:
         file = tmp_path / "samples.db"
-        store = limited(f"sqlite:///{file}", max_age_seconds=DAY)
+        store = open_store(f"sqlite:///{file}", limits=Limits(max_age_seconds=DAY), clock=clock)
         fill(store, 1, payload=b"a secret of the user's")
         clock.now += 2.0 * DAY
         fill(store, 1, time_seconds=clock.now)
