@@ -160,18 +160,16 @@ def fit_temperature(pools: Pools) -> float:
     """
     if pools.kind in (ScoreKind.RATIO, ScoreKind.RANK):
         return 1.0
-    scores = _log_odds(pools.scores) if pools.kind is ScoreKind.PROBABILITY else pools.scores
+    scores = pools.scores
+    if pools.kind is ScoreKind.PROBABILITY:
+        clipped = np.clip(scores, 1e-9, 1.0 - 1e-9)
+        scores = np.log(clipped / (1.0 - clipped))
     column = min(_TEMPERATURE_RANK, scores.shape[1]) - 1
     gaps = scores[:, 0] - scores[:, column]
     gaps = gaps[~np.isnan(gaps) & (gaps > 0.0)]
     if gaps.size == 0:
         return 1.0
     return float(f"{np.median(gaps) / -math.log(_TEMPERATURE_SHARE):.3g}")
-
-
-def _log_odds(probabilities: FloatArray) -> FloatArray:
-    clipped = np.clip(probabilities, 1e-9, 1.0 - 1e-9)
-    return np.log(clipped / (1.0 - clipped))
 
 
 FOLDS = 5

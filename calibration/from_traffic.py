@@ -145,6 +145,11 @@ def judged_traffic(
         *[f"{n:,} judged requests are left out: {why}" for why, n in left_out.items()],
         *_more_whole_pools(in_part),
     )
+    bare = [
+        len(sample.record.served)
+        for sample in chain(*by_question.values())
+        if sample.record.mode is not Mode.ENFORCE or sample.record.profile_id is None
+    ]
     return JudgedTraffic(
         _dataset(series, questions, weights, notes),
         {question.text: question.record.ranking() for question in questions},
@@ -152,18 +157,9 @@ def judged_traffic(
         len(used),
         *effective,
         left_out,
-        _serving_k([sample.record for sample in chain(*by_question.values())]),
+        max(bare, default=None),
         max(len(question.record.passage_ids) for question in questions),
     )
-
-
-def _serving_k(records: Sequence[SampleRecord]) -> int | None:
-    bare = [
-        len(record.served)
-        for record in records
-        if record.mode is not Mode.ENFORCE or record.profile_id is None
-    ]
-    return max(bare, default=None)
 
 
 def _dataset(
@@ -271,15 +267,6 @@ def served_today(
     )
 
 
-def _note(route: Route, before: Profile) -> str:
-    if before.routes.keys() == {route}:
-        return f"route {route.value} was calibrated from judged traffic"
-    return (
-        f"route {route.value} was recalibrated from judged traffic; the others are those of "
-        f"profile {before.profile_id}"
-    )
-
-
 @dataclass(frozen=True)
 class Recalibration:
     """A recalibrated profile beside the one in force.
@@ -364,14 +351,17 @@ def recalibrate(
         name: per_query(*part, policy, settings.utilities)
         for name, policy in (("old", before.policy), ("new", after.policy))
     }
+    note = f"route {route.value} was calibrated from judged traffic"
+    if profile.routes.keys() != {route}:
+        note = note.replace("was calibrated", "was recalibrated")
+        note += f"; the others are those of profile {profile.profile_id}"
+    made = calibration.profile.provenance
     return Recalibration(
         profile=profile.model_copy(
             update={
                 "routes": {**profile.routes, route: after},
                 "corpus": profile.corpus if corpus_sketch is None else corpus_sketch,
-                "provenance": calibration.profile.provenance.model_copy(
-                    update={"notes": (*calibration.profile.provenance.notes, _note(route, profile))}
-                ),
+                "provenance": made.model_copy(update={"notes": (*made.notes, note)}),
             }
         ),
         calibration=calibration,

@@ -23,8 +23,6 @@ NegativeKind = Literal["irrelevant", "unjudged"] | DistractorKind
 
 DEFAULT_PER_QUERY = 4
 DEFAULT_NEAR = 10
-DEFAULT_MARGIN = 0.05
-"""Share of the positive's score; Moreira et al., NV-Retriever (arXiv 2407.15831)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +82,9 @@ def mine(
         unjudged_margin: In [0, 1); None takes labelled passages only. Otherwise unlabelled
             passages fill up the rest of ``per_query``, best rank first, if their relative score
             against the best relevant passage (DESIGN.md §4, T = 1) is at most 1 − margin: on a
-            ratio scale, 0.05 takes those with at most 95% of its score. 0 takes any unlabelled
-            passage, even above the first relevant passage.
+            ratio scale, 0.05 takes those with at most 95% of its score (Moreira et al.,
+            NV-Retriever, arXiv 2407.15831). 0 takes any unlabelled passage, even above the first
+            relevant one.
 
     Raises:
         ConfigurationError: a setting is out of range, or a margin is set on scores of rank only.

@@ -16,7 +16,6 @@ from calibration.reader.answers import (
     TERMS,
     Answer,
     IntArray,
-    LabelledContext,
     MarkedContexts,
     TermName,
     mark,
@@ -316,7 +315,8 @@ class _Model:
         rows = WithinQuestion({**others, **sums}, marked.question, marked.correct)
         self._infinite = set(rows.separated())
         self._fit: WithinFit = rows.fit()
-        per_passage = float(np.mean([1.0 / c.n_needed for c in _one_per_question(marked)]))
+        one_each: IntArray = np.unique(marked.question, return_index=True)[1]
+        per_passage = float(np.mean([1.0 / marked.contexts[row].n_needed for row in one_each]))
         whole: list[TermName] = ["relevant", "completeness"]
         self._whole = {name: 1.0 for name in whole if name in columns}
         self._unit = dict.fromkeys(self._whole, per_passage)
@@ -394,11 +394,6 @@ def _rounded(found: Interval) -> Interval:
         for figure in (found.value, found.lower, found.upper)
     )
     return Interval(value, lower, upper, found.n)
-
-
-def _one_per_question(marked: MarkedContexts) -> list[LabelledContext]:
-    first: IntArray = np.unique(marked.question, return_index=True)[1]
-    return [marked.contexts[row] for row in first]
 
 
 def _too_few(marked: MarkedContexts, n_compared: int, n_columns: int) -> str | None:

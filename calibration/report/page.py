@@ -9,7 +9,7 @@ from pathlib import Path
 
 from calibration.evaluate import DESCRIPTIONS
 from calibration.report import charts
-from calibration.report.data import ReportData, RouteReport
+from calibration.report.data import ReportData
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.extras import require
 from ctxguard.errors import ConfigurationError
@@ -44,7 +44,7 @@ def page(data: ReportData) -> str:
         lstrip_blocks=True,
     )
     templates.filters |= {
-        "anchor": _anchor,
+        "anchor": lambda route: f"route-{route.route.value.replace('+', '-')}",
         "count": "{:,}".format,
         "markup": markup,
         "number": number,
@@ -58,10 +58,6 @@ def page(data: ReportData) -> str:
         descriptions=DESCRIPTIONS,
     )
     return text
-
-
-def _anchor(route: RouteReport) -> str:
-    return f"route-{route.route.value.replace('+', '-')}"
 
 
 def number(value: float | None, digits: int = 3, *, signed: bool = False) -> str:

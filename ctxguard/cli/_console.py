@@ -91,8 +91,10 @@ class Command(TyperCommand):
                 raise
             if ctx.params.get("as_json"):
                 print_json({"error": _described(error)})
-            _print_error(error)
-            raise typer.Exit(FINDING if isinstance(error, _FINDINGS) else BAD_INPUT) from None
+            finding = isinstance(error, _FINDINGS)
+            label, colour = ("finding", "yellow") if finding else ("error", "red")
+            _print_labelled(label, colour, _message(error))
+            raise typer.Exit(FINDING if finding else BAD_INPUT) from None
         return result
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -146,12 +148,6 @@ def _message(error: Exception) -> str:
         f"unexpected {type(error).__name__}: {error} (set {DEBUG}=1 for the traceback, and please "
         "report it)"
     )
-
-
-def _print_error(error: Exception) -> None:
-    finding = isinstance(error, _FINDINGS)
-    label, colour = ("finding", "yellow") if finding else ("error", "red")
-    _print_labelled(label, colour, _message(error))
 
 
 def print_warning(text: str) -> None:

@@ -176,7 +176,8 @@ def calibrate(settings: Calibrate) -> None:
     with output.doing("writing the report"):
         _write_reports(calibration, opened, settings.report)
     written = [str(file) for file in (settings.out, *settings.report)]
-    notes = _notes(calibration, (*labelled.notes, *shared_questions(labelled)))
+    said = (*labelled.notes, *shared_questions(labelled), *calibration.chosen_on.notes)
+    notes = list(dict.fromkeys([*said, *calibration.profile.provenance.notes]))
     for route, pools in calibration.pools.items():
         notes += notes_on_pools(replace(pools, skipped=()), route, settings.run)
     described, show_all = labelled.described(counts), settings.show_all
@@ -247,12 +248,6 @@ def _signal_milliseconds(
     queries = [query.text for query in calibration.dataset.queries[:_TIMED_QUERIES]]
     view = retriever.with_fusion(calibration.profile.fusion)
     return view.signal_milliseconds(queries, calibration.settings.depth)
-
-
-def _notes(calibration: "Calibration", notes: tuple[str, ...]) -> list[str]:
-    """Notes on the labels, the parts and the replay, each once, in order."""
-    provenance = calibration.profile.provenance
-    return list(dict.fromkeys([*notes, *calibration.chosen_on.notes, *provenance.notes]))
 
 
 def _document(

@@ -183,7 +183,10 @@ def _print_candidates(
         "passage": [one.passage_id for one in candidates],
         "rank>": [str(one.rank) for one in candidates],
         "score>": [number(one.score) for one in candidates],
-        "stages": [_legs(one.legs) for one in candidates],
+        "stages": [
+            ", ".join(f"{leg} {score:.4g}" for leg, score in one.legs.items() if score is not None)
+            for one in candidates
+        ],
         "why": ["; kept if ".join(_why(one)) for one in candidates],
         "judge": [verdict_in_words(one.judge) for one in candidates],
         "people": [labels_in_words(one.labels) for one in candidates],
@@ -202,10 +205,6 @@ def _print_table(title: str | None, columns: Mapping[str, Sequence[str]], output
 
 def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
-
-
-def _legs(legs: Mapping[str, float | None]) -> str:
-    return ", ".join(f"{name} {score:.4g}" for name, score in legs.items() if score is not None)
 
 
 def _why(candidate: "ExplainedCandidate | DroppedPassage") -> list[str]:

@@ -144,7 +144,8 @@ def coverage(settings: Coverage) -> None:
         retriever = open_index(settings)
     loaded = None if settings.profile is None else Profile.load(settings.profile)
     source = retriever if loaded is None else fitted(loaded, retriever)
-    notes += label_notes(dataset, _corpus(settings.data), retriever)
+    folder = settings.data.parent.parent if is_split(settings.data) else settings.data
+    notes += label_notes(dataset, folder / "corpus.jsonl", retriever)
     route = settings.route or served_route(source, loaded)
     depth = served_depth(settings.depth, max(ks), loaded)
     pools = replayed(on_route(source, route), dataset, output, depth=depth, name=route.value)
@@ -237,10 +238,6 @@ def _print_disputes(golden: "GoldenSet", output: Output) -> None:
     more = len(golden.disputed) - _SHOWN_DISPUTES
     if more > 0:
         output.note(f"{more:,} more disagree; --json lists them all")
-
-
-def _corpus(data: Path) -> Path:
-    return (data.parent.parent if is_split(data) else data) / "corpus.jsonl"
 
 
 def _questions(data: Path) -> "tuple[Dataset, Mapping[str, int], list[str]]":

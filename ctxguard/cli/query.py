@@ -81,7 +81,9 @@ def query(settings: QuerySettings) -> None:
         )
         context = guard.retrieve(settings.question)
     comparison = guard.comparison
-    notes = beyond_index(source, settings.k or DEFAULT_K) + _notes(context)
+    notes = beyond_index(source, settings.k or DEFAULT_K)
+    notes += [f"{flag.value}: {FLAGS[flag]}" for flag in context.flags]
+    notes += [f"{failure.stage} failed: {failure.cause}" for failure in context.failures]
     notes += [f"the profile: {line}" for line in comparison.reservations]
     if settings.as_json:
         differences = list(comparison.differences)
@@ -95,11 +97,6 @@ def query(settings: QuerySettings) -> None:
         output.err.print(Text(f"finding: the profile does not fit this index: {one_line(line)}"))
     if comparison.mismatches:
         raise typer.Exit(FINDING)
-
-
-def _notes(context: "Context") -> list[str]:
-    notes = [f"{flag.value}: {FLAGS[flag]}" for flag in context.flags]
-    return notes + [f"{failure.stage} failed: {failure.cause}" for failure in context.failures]
 
 
 def _print(context: "Context", retriever: "Source", output: Output, *, show_all: bool) -> None:
@@ -162,7 +159,8 @@ def _candidate(
 
 
 def _figures(verdict: Verdict) -> list[Text]:
-    parts = [Text(f"{name} {value:.4g}") for name, value in _compared(verdict) if value is not None]
+    compared = {"score": verdict.score, "r": verdict.relative_score, "P": verdict.probability}
+    parts = [Text(f"{name} {value:.4g}") for name, value in compared.items() if value is not None]
     if verdict.reason is None:
         return parts
     reason = Text(REASONS[verdict.reason], style="red")
@@ -170,8 +168,3 @@ def _figures(verdict: Verdict) -> list[Text]:
         settings = " and ".join(threshold_in_words(threshold) for threshold in verdict.kept_if)
         reason.append(f"; kept if {settings}", style="dim")
     return [*parts, reason]
-
-
-def _compared(verdict: Verdict) -> tuple[tuple[str, float | None], ...]:
-    """The figures that candidates are compared by; r and P only where they exist."""
-    return (("score", verdict.score), ("r", verdict.relative_score), ("P", verdict.probability))

@@ -161,13 +161,14 @@ def _print(
     rises: "Mapping[Route, Rise]",
     output: Output,
 ) -> None:
-    route = traffic.route
+    route, n_questions = traffic.route, len(traffic.dataset)
     after = recalibration.profile.routes[route]
+    requests = f"{traffic.requests:,} with wholly judged pools, which ask {n_questions:,} questions"
     output.facts(
         [
             ("verdict", "" if after.verdict is None else after.verdict.statement),
             *[("in shadow", f"{each.value}: {rise.statement}") for each, rise in rises.items()],
-            ("requests", _requests(traffic)),
+            ("requests", requests),
             ("route", route.value),
             ("old policy", describe_policy(before.routes[route].policy)),
             ("new policy", describe_policy(after.policy)),
@@ -178,13 +179,6 @@ def _print(
     output.heading(f"In shadow, on {held_out}")
     output.out.print(by_metric(recalibration.results))
     print_asking(after.assessor, output)
-
-
-def _requests(traffic: "JudgedTraffic") -> str:
-    return (
-        f"{traffic.requests:,} with wholly judged pools, which ask {len(traffic.dataset):,} "
-        "questions"
-    )
 
 
 def _certificate(after: "RouteProfile") -> str:

@@ -38,6 +38,9 @@ def rollback(settings: Rollback) -> None:
     output = Output(as_json=settings.as_json)
     if settings.to is not None:
         again = roll_back(settings.profile, settings.to).profile
+        policies = [
+            f"{route.value}: {describe_policy(own.policy)}" for route, own in again.routes.items()
+        ]
         if settings.as_json:
             print_json({"in_force": again.profile_id, "verdict": again.verdict})
             return
@@ -45,7 +48,7 @@ def rollback(settings: Rollback) -> None:
             [
                 ("in force", f"{settings.profile} holds profile {again.profile_id} again"),
                 ("verdict", _verdict(again)),
-                ("policy", _policies(again)),
+                ("policy", "; ".join(policies)),
             ]
         )
         return
@@ -89,9 +92,3 @@ def rollback(settings: Rollback) -> None:
 
 def _verdict(profile: "Profile") -> str:
     return "without a verdict" if profile.verdict is None else profile.verdict.statement
-
-
-def _policies(profile: "Profile") -> str:
-    return "; ".join(
-        [f"{route.value}: {describe_policy(own.policy)}" for route, own in profile.routes.items()]
-    )
