@@ -1,6 +1,7 @@
 """Offline calibration: from labelled queries to a profile.
 
     data             labels: read, adjudicated, frozen, checked for coverage
+    settings         how a policy is chosen, for the command and in Python
     calibrate        the whole way, for every route of a retriever
       retrievers       anything that a guard takes, or a recorded run
       replay           every query through the retriever once

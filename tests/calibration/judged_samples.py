@@ -1,6 +1,7 @@
 """Simulated queries as live traffic: served by a guard, sampled, and judged by their own labels."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from simulated_pools import DEPTH, Recorded, simulate
@@ -9,9 +10,9 @@ from watching import Watching
 from calibration.data.dataset import Dataset
 from ctxguard.core.context import Context
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import Route
+from ctxguard.core.types import Passage, Route
 from ctxguard.guard import ContextGuard
-from ctxguard.monitor.judges import LabelJudge
+from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.profile.schema import Profile, RouteProfile
 from ctxguard.request.telemetry import Telemetry
@@ -34,12 +35,37 @@ def serve(retriever: Recorded, queries: Sequence[str], *, k: int = 3) -> list[Co
     return [guard.retrieve(query, request_id=f"r{place}") for place, query in enumerate(queries)]
 
 
-def watched(n: int, *, rates: JudgingRates = WHOLE, url: str = "sqlite://") -> Watching:
-    """A store with n judged requests."""
-    retriever, dataset = simulate(n)
-    live = Watching(truth_of(dataset), rates=rates, url=url)
-    live.watch(*serve(retriever, [query.text for query in dataset.queries]))
+def watching(
+    retriever: Recorded,
+    dataset: Dataset,
+    texts: Sequence[str] = (),
+    *,
+    judge: object = None,
+    url: str = "sqlite://",
+    **settings: Any,
+) -> Watching:
+    """A store with the judged requests of these texts, or of all queries once."""
+    live = Watching(judge or truth_of(dataset), url=url, **{"rates": WHOLE, **settings})
+    live.watch(*serve(retriever, texts or [query.text for query in dataset.queries]))
     return live
+
+
+def watched(n: int, **settings: Any) -> Watching:
+    """A store with n judged requests."""
+    return watching(*simulate(n), **settings)
+
+
+class GradedBy:
+    """A judge whose verdict on a passage a function of the query and the passage's id gives."""
+
+    name, version, max_grade, reads_text = "labels", "1", 1, False
+
+    def __init__(self, grade: Callable[[str, str], int | None]) -> None:
+        self.grade = grade
+
+    def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
+        grades = [(each.passage_id, self.grade(query, each.passage_id)) for each in passages]
+        return [None if grade is None else Judgment(name, grade) for name, grade in grades]
 
 
 def spoilt(profile: Profile) -> Profile:

@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from judged_samples import SERIES, WHOLE, serve, spoilt, truth_of, watched
+from judged_samples import SERIES, WHOLE, GradedBy, serve, spoilt, truth_of, watched, watching
 from prometheus_client import CollectorRegistry
 from simulated_pools import DEPTH, calibrated, simulate
 from watching import Watching
@@ -40,6 +40,10 @@ from ctxguard.request.telemetry import Telemetry
 from tests.profiles import profile_with
 
 
+def rates_of(*, dropped: float, whole: float, if_no_hit: float) -> JudgingRates:
+    return JudgingRates(dropped, whole, if_no_hit, 0.0)
+
+
 def request_of(live: Watching, sample_id: int) -> SampleRecord:
     return SampleRecord.from_bytes(live.store.payloads([sample_id])[sample_id])
 
@@ -63,8 +67,7 @@ class TestGathering:
             query.text: {**dataset.relevant(query.query_id), "judged elsewhere": 0}
             for query in dataset.queries
         }
-        live = Watching(LabelJudge(partial), rates=WHOLE)
-        live.watch(*serve(retriever, [query.text for query in dataset.queries]))
+        live = watching(retriever, dataset, judge=LabelJudge(partial))
         found = judged_traffic(live.store, SERIES)
         assert found.left_out == {}
         for query in found.dataset.queries:
@@ -82,9 +85,7 @@ class TestGathering:
             assert (ranking.kind, ranking.route) == (made.kind, made.route)
 
     def test_pools_that_were_judged_in_part_are_left_out(self) -> None:
-        rates = JudgingRates(
-            dropped_rate=0.2, full_pool_rate=0.5, full_pool_rate_if_no_hit=0.5, baseline_rate=0.0
-        )
+        rates = rates_of(dropped=0.2, whole=0.5, if_no_hit=0.5)
         live = watched(60, rates=rates)
         whole = sum(request_of(live, sample_id).full_pool for sample_id in range(1, 61))
         found = judged_traffic(live.store, SERIES)
@@ -99,12 +100,9 @@ class TestGathering:
         ) in found.dataset.notes
 
     def test_pools_judged_because_nothing_served_was_relevant_weigh_less(self) -> None:
-        rates = JudgingRates(
-            dropped_rate=0.0, full_pool_rate=0.25, full_pool_rate_if_no_hit=1.0, baseline_rate=0.0
-        )
+        rates = rates_of(dropped=0.0, whole=0.25, if_no_hit=1.0)
         retriever, dataset = simulate(200, noise=0.5, unanswerable=0.3)
-        live = Watching(truth_of(dataset), rates=rates)
-        live.watch(*serve(retriever, [query.text for query in dataset.queries]))
+        live = watching(retriever, dataset, rates=rates)
         found = judged_traffic(live.store, SERIES)
         relevant = {query.text: dataset.relevant(query.query_id) for query in dataset.queries}
         for query in found.dataset.queries:
@@ -121,43 +119,28 @@ class TestGathering:
         assert "make about" in found.dataset.notes[-1]
 
     def test_pools_judged_because_nothing_served_was_relevant_teach_nothing(self) -> None:
-        rates = JudgingRates(
-            dropped_rate=0.0, full_pool_rate=0.0, full_pool_rate_if_no_hit=1.0, baseline_rate=0.0
-        )
+        rates = rates_of(dropped=0.0, whole=0.0, if_no_hit=1.0)
         retriever, dataset = simulate(20, unanswerable=1.0)
-        live = Watching(truth_of(dataset), rates=rates)
-        live.watch(*serve(retriever, [query.text for query in dataset.queries]))
+        live = watching(retriever, dataset, rates=rates)
         assert request_of(live, 1).to_judge(has_hit=False)
         never = r"20 whose pool is judged in full only where nothing relevant was served"
         with pytest.raises(CalibrationError, match=rf"{never}; .*full_pool_rate=0.5\)"):
             judged_traffic(live.store, SERIES)
 
     def test_where_every_dropped_passage_is_judged_every_pool_is_whole(self) -> None:
-        rates = JudgingRates(
-            dropped_rate=1.0, full_pool_rate=0.0, full_pool_rate_if_no_hit=0.0, baseline_rate=0.0
-        )
+        rates = rates_of(dropped=1.0, whole=0.0, if_no_hit=0.0)
         assert len(judged_traffic(watched(10, rates=rates).store, SERIES).dataset) == 10
 
     def test_a_pool_with_a_verdict_missing_is_left_out(self) -> None:
-        class Silent:
-            """Says nothing of the last candidate of every second query."""
+        """The judge says nothing of the last candidate of every second query."""
 
-            name, version, max_grade, reads_text = "labels", "1", 1, False
-
-            def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
-                return [
-                    None
-                    if int(query.rsplit(maxsplit=1)[-1]) % 2 and passage.passage_id == last[query]
-                    else Judgment(passage.passage_id, 1)
-                    for passage in passages
-                ]
+        def grade(query: str, passage_id: str) -> int | None:
+            return None if query[-1] in "13579" and passage_id == last[query] else 1
 
         retriever, dataset = simulate(10)
         texts = [query.text for query in dataset.queries]
         last = {text: retriever.rankings[text].passage_ids[-1] for text in texts}
-        live = Watching(Silent(), rates=WHOLE)
-        live.watch(*serve(retriever, texts))
-        found = judged_traffic(live.store, SERIES)
+        found = judged_traffic(watching(retriever, dataset, judge=GradedBy(grade)).store, SERIES)
         assert len(found.dataset) == 5
         assert found.left_out == {"with passages that have no verdict": 5}
 
@@ -181,21 +164,13 @@ class TestGathering:
         assert found.qrels["2"] == judged.qrels["2"]
 
     def test_a_passage_that_only_people_graded_counts_as_judged(self) -> None:
-        class Mute:
-            """Says nothing of dropped passages."""
+        """The judge says nothing of dropped passages."""
 
-            name, version, max_grade, reads_text = "labels", "1", 1, False
-
-            def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
-                served = retriever.rankings[query].passage_ids[:3]
-                return [
-                    Judgment(passage.passage_id, 1) if passage.passage_id in served else None
-                    for passage in passages
-                ]
+        def grade(query: str, passage_id: str) -> int | None:
+            return 1 if passage_id in retriever.rankings[query].passage_ids[:3] else None
 
         retriever, dataset = simulate(2)
-        live = Watching(Mute(), rates=WHOLE)
-        live.watch(*serve(retriever, [query.text for query in dataset.queries]))
+        live = watching(retriever, dataset, judge=GradedBy(grade))
         record = request_of(live, 1)
         live.store.add_labels(
             [LabelRow(record.request_id, name, 0, None, "ann", 1.0) for name in record.passage_ids]
@@ -206,8 +181,7 @@ class TestGathering:
     def test_those_who_ask_the_same_are_one_question_that_weighs_as_much_as_all(self) -> None:
         retriever, dataset = simulate(4)
         texts = [query.text for query in dataset.queries]
-        live = Watching(truth_of(dataset), rates=WHOLE)
-        live.watch(*serve(retriever, [*texts, texts[0], texts[0], texts[1]]))
+        live = watching(retriever, dataset, [*texts, texts[0], texts[0], texts[1]])
         found = judged_traffic(live.store, SERIES)
         weights = [query.weight for query in sorted(found.dataset.queries, key=lambda q: q.text)]
         assert weights == pytest.approx([1.0, 2 / 3, 1 / 3, 1 / 3])
@@ -238,9 +212,7 @@ class TestGathering:
                 return [Judgment(passage.passage_id, grade) for passage in passages]
 
         random = Random(0)
-        rates = JudgingRates(
-            dropped_rate=0.0, full_pool_rate=0.2, full_pool_rate_if_no_hit=1.0, baseline_rate=0.0
-        )
+        rates = rates_of(dropped=0.0, whole=0.2, if_no_hit=1.0)
         retriever, dataset = simulate(120)
         live = Watching(Moody(), rates=rates)
         live.watch(*serve(retriever, [query.text for query in dataset.queries] * 10))
@@ -253,8 +225,7 @@ class TestGathering:
     def test_what_people_said_of_one_request_holds_of_all_that_ask_the_same(self) -> None:
         retriever, dataset = simulate(2)
         text = dataset.queries[0].text
-        live = Watching(truth_of(dataset), rates=WHOLE)
-        live.watch(*serve(retriever, [text, text]))
+        live = watching(retriever, dataset, [text, text])
         record = request_of(live, 1)
         first, second = record.passage_ids[:2]
         live.store.add_labels(
@@ -271,8 +242,7 @@ class TestGathering:
     def test_that_few_questions_are_most_of_the_traffic_is_said(self) -> None:
         retriever, dataset = simulate(40)
         texts = [query.text for query in dataset.queries]
-        live = Watching(truth_of(dataset), rates=WHOLE)
-        live.watch(*serve(retriever, [*texts, *texts[:2] * 29]))
+        live = watching(retriever, dataset, [*texts, *texts[:2] * 29])
         found = judged_traffic(live.store, SERIES)
         count, dominance, judge = found.dataset.notes
         assert count.startswith("98 judged requests ask 40 questions.")
@@ -320,8 +290,7 @@ class TestGathering:
 
     def test_queries_whose_text_is_not_kept_are_not_judged_and_so_not_used(self) -> None:
         retriever, dataset = simulate(3)
-        live = Watching(truth_of(dataset), rates=WHOLE, privacy=Privacy(query=Text.OMITTED))
-        live.watch(*serve(retriever, [query.text for query in dataset.queries]))
+        live = watching(retriever, dataset, privacy=Privacy(query=Text.OMITTED))
         with pytest.raises(CalibrationError, match="no judged request"):
             judged_traffic(live.store, SERIES)
 
@@ -379,8 +348,7 @@ class TestRecalibrating:
     def test_repeats_count_as_the_requests_that_they_are(self, in_force: Profile) -> None:
         retriever, dataset = simulate(160)
         texts = [query.text for query in dataset.queries]
-        live = Watching(truth_of(dataset), rates=WHOLE)
-        live.watch(*serve(retriever, [*texts, *texts[:15] * 10]))
+        live = watching(retriever, dataset, [*texts, *texts[:15] * 10])
         made = recalibrate(judged_traffic(live.store, SERIES), in_force, ASKED).profile
         certificate = made.routes[Route.HYBRID].certificate
         assert certificate.n_equivalent < 30.0

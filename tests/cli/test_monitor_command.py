@@ -26,6 +26,9 @@ from ctxguard.monitor.store import LabelRow, SampleStore, State
 from ctxguard.profile.history import former_profiles
 from ctxguard.profile.schema import Profile
 
+Once = Callable[..., Result]
+"""Runs `ctxguard monitor --once` on some traffic."""
+
 
 @pytest.fixture
 def endpoint() -> Iterator[ChatEndpoint]:
@@ -36,7 +39,7 @@ def endpoint() -> Iterator[ChatEndpoint]:
 
 
 @pytest.fixture
-def once(run: Run, tmp_path: Path) -> Callable[..., Result]:
+def once(run: Run, tmp_path: Path) -> Once:
     """`ctxguard monitor --once` with the truth for a judge."""
 
     def judge(traffic: Traffic, *options: object, **keys: object) -> Result:
@@ -50,9 +53,7 @@ def once(run: Run, tmp_path: Path) -> Callable[..., Result]:
     return judge
 
 
-def test_tokens_saved_are_shown_with_their_price(
-    once: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_tokens_saved_are_shown_with_their_price(once: Once, tmp_path: Path) -> None:
     traffic = serve(tmp_path, 20, profile=profile_of(RatioPolicy(k=2)))
     said = " ".join(ok(once(traffic, "--price-per-million", "2.5")).stdout.split())
     found = read(once(traffic, "--price-per-million", "2.5", "--json"))["tokens"]["enforce"]
@@ -79,7 +80,7 @@ def mean_precision(traffic: Traffic) -> float:
 
 class TestOnce:
     def test_known_labels_give_the_exact_figures_of_what_was_served(
-        self, once: Callable[..., Result], tmp_path: Path
+        self, once: Once, tmp_path: Path
     ) -> None:
         traffic = serve(tmp_path, 60)
         found = read(once(traffic, "--json"))
@@ -93,7 +94,7 @@ class TestOnce:
         assert found["estimates"]["all_retained"]["retriever_miss"]["value"] is None
 
     def test_a_person_reads_what_was_taken_judged_and_found(
-        self, once: Callable[..., Result], tmp_path: Path
+        self, once: Once, tmp_path: Path
     ) -> None:
         result = ok(once(serve(tmp_path, 40)))
         assert "40 taken, 40 stored, 0 lost" in result.stdout
@@ -105,9 +106,7 @@ class TestOnce:
         )
         assert len(result.stdout.splitlines()) <= 40
 
-    def test_samples_that_nobody_accounts_for_are_shown(
-        self, once: Callable[..., Result], tmp_path: Path
-    ) -> None:
+    def test_samples_that_nobody_accounts_for_are_shown(self, once: Once, tmp_path: Path) -> None:
         traffic = serve(tmp_path, 20)
         assert json.loads(once(traffic, "--json").stdout)["unaccounted"] == 0
         with closing(sqlite3.connect(traffic.url.removeprefix("sqlite:///"))) as store, store:
@@ -117,7 +116,7 @@ class TestOnce:
         assert "25 taken, 20 stored, 0 lost, 2 pending, 3 unaccounted for" in once(traffic).stdout
 
     def test_enforced_and_shadowed_requests_are_shown_side_by_side(
-        self, once: Callable[..., Result], tmp_path: Path
+        self, once: Once, tmp_path: Path
     ) -> None:
         """The fifth passage is the relevant one; the first is served, or today's ten."""
         traffic = serve(
@@ -137,7 +136,7 @@ class TestOnce:
         assert re.search(r"recall of the pool\s+0\.00 \[.*1\.00 \[.*-1\.00 \[", table)
 
     def test_judging_again_finds_nothing_waiting_and_says_the_same(
-        self, once: Callable[..., Result], tmp_path: Path
+        self, once: Once, tmp_path: Path
     ) -> None:
         traffic = serve(tmp_path, 40)
         first, second = (json.loads(once(traffic, "--json").stdout) for _ in range(2))
@@ -166,7 +165,7 @@ class TestOnce:
         assert [len(table) for table in rows] == [1, len(Metric)]
 
     def test_other_labels_are_another_judge_and_begin_a_series_of_their_own(
-        self, once: Callable[..., Result], tmp_path: Path
+        self, once: Once, tmp_path: Path
     ) -> None:
         traffic = serve(tmp_path, 40)
         once(traffic)
@@ -175,7 +174,7 @@ class TestOnce:
         assert found["estimates"]["all_retained"]["precision"]["n"] == 0
 
     def test_another_judge_is_told_what_the_former_one_judged(
-        self, once: Callable[..., Result], tmp_path: Path
+        self, once: Once, tmp_path: Path
     ) -> None:
         traffic = serve(tmp_path, 20)
         ok(once(traffic))
@@ -189,9 +188,7 @@ class TestOnce:
         assert "has judged 20 samples of this store, and people labelled 1 of them" in words
         assert "has judged" not in ok(once(traffic)).stdout, "it goes on with its own"
 
-    def test_the_budget_passes_samples_over_and_says_so(
-        self, once: Callable[..., Result], tmp_path: Path
-    ) -> None:
+    def test_the_budget_passes_samples_over_and_says_so(self, once: Once, tmp_path: Path) -> None:
         traffic = serve(tmp_path, 300, rates=ONLY_SERVED)
         found = read(once(traffic, "--calls-per-day", "500", "--json"))
         assert 0 < found["verdicts"] <= 500
@@ -201,7 +198,7 @@ class TestOnce:
         assert precision["lower"] <= mean_precision(traffic) <= precision["upper"]
 
     def test_a_budget_that_is_used_up_is_said_and_what_waits_stays(
-        self, once: Callable[..., Result], tmp_path: Path
+        self, once: Once, tmp_path: Path
     ) -> None:
         traffic = serve(tmp_path, 10, rates=ONLY_SERVED)
         once(traffic, "--calls-per-day", "50")
@@ -326,7 +323,7 @@ class TestAlarms:
         profile.save(folder / "profile.json")
         return serve(folder, n, profile=profile, relevant_ranks=[4], rates=EVERYTHING, days_ago=2.0)
 
-    def test_a_broken_promise_rings(self, once: Callable[..., Result], tmp_path: Path) -> None:
+    def test_a_broken_promise_rings(self, once: Once, tmp_path: Path) -> None:
         traffic = self.broken(tmp_path)
         result = once(traffic, "--profile", tmp_path / "profile.json", "--json")
         assert result.exit_code == 1
@@ -342,7 +339,7 @@ class TestAlarms:
         assert [one["quantity"] for one in found["promises"]] == ["recall_loss"]
 
     def test_an_alarm_is_up_until_another_profile_takes_over(
-        self, once: Callable[..., Result], tmp_path: Path
+        self, once: Once, tmp_path: Path
     ) -> None:
         traffic = self.broken(tmp_path)
         file = tmp_path / "profile.json"
@@ -357,7 +354,7 @@ class TestAlarms:
         assert "no day of requests that this profile served" in " ".join(result.stdout.split())
 
     def test_a_promise_that_holds_is_shown_with_what_speaks_against_it(
-        self, once: Callable[..., Result], tmp_path: Path
+        self, once: Once, tmp_path: Path
     ) -> None:
         profile = profile_of(RatioPolicy(k=10, min_ratio=0.0))
         profile.save(tmp_path / "p.json")
@@ -370,7 +367,7 @@ class TestAlarms:
         assert promise["e_value"] < 1.0
 
     def test_the_safe_policy_takes_the_profiles_place_where_asked_for(
-        self, once: Callable[..., Result], tmp_path: Path
+        self, once: Once, tmp_path: Path
     ) -> None:
         traffic = self.broken(tmp_path)
         file = tmp_path / "profile.json"
@@ -380,9 +377,7 @@ class TestAlarms:
         assert former.profile == profile_of(BROKEN)
         assert "judged recall loss is above the promise" in former.why
 
-    def test_without_being_asked_the_profile_stays(
-        self, once: Callable[..., Result], tmp_path: Path
-    ) -> None:
+    def test_without_being_asked_the_profile_stays(self, once: Once, tmp_path: Path) -> None:
         once(self.broken(tmp_path), "--profile", tmp_path / "profile.json")
         assert Profile.load(tmp_path / "profile.json") == profile_of(BROKEN)
 
@@ -500,9 +495,7 @@ class TestBadInput:
         assert "another --host, or port in the file --system" in " ".join(result.stderr.split())
         assert states(traffic) == {State.PENDING: 1}
 
-    def test_a_store_of_a_newer_release_is_left_as_it_is(
-        self, once: Callable[..., Result], tmp_path: Path
-    ) -> None:
+    def test_a_store_of_a_newer_release_is_left_as_it_is(self, once: Once, tmp_path: Path) -> None:
         traffic = serve(tmp_path, 2)
         with closing(sqlite3.connect(traffic.file)) as connection, connection:
             connection.execute("UPDATE ctxguard_schema SET version = 99")
@@ -511,7 +504,7 @@ class TestBadInput:
         assert traffic.file.read_bytes() == before
 
     def test_a_corpus_that_has_changed_is_a_warning_to_calibrate_again(
-        self, run: Run, once: Callable[..., Result], tmp_path: Path
+        self, run: Run, once: Once, tmp_path: Path
     ) -> None:
         passages = [{"_id": f"p{n}", "text": f"text {n}"} for n in range(20)]
         corpus = write_jsonl(tmp_path / "corpus.jsonl", passages)
@@ -528,7 +521,7 @@ class TestBadInput:
         assert "Calibrate again" in said
 
     def test_a_damaged_store_is_named_and_left_where_it_is(
-        self, once: Callable[..., Result], tmp_path: Path
+        self, once: Once, tmp_path: Path
     ) -> None:
         traffic = serve(tmp_path, 2)
         damaged = b"no database at all" * 500
@@ -537,9 +530,7 @@ class TestBadInput:
         assert "the database is damaged; move it away" in " ".join(result.stderr.split())
         assert traffic.file.read_bytes() == damaged
 
-    def test_a_store_that_may_only_be_read_is_named(
-        self, once: Callable[..., Result], disk: Path
-    ) -> None:
+    def test_a_store_that_may_only_be_read_is_named(self, once: Once, disk: Path) -> None:
         traffic = serve(disk, 2)
         mount = shutil.which("mount")
         assert mount is not None
@@ -561,7 +552,7 @@ class TestBadInput:
         subprocess.run([unmount, "--lazy", str(folder)], check=True)
 
     def test_a_sample_of_another_release_is_left_out_and_counted(
-        self, once: Callable[..., Result], tmp_path: Path
+        self, once: Once, tmp_path: Path
     ) -> None:
         traffic = serve(tmp_path, 2)
         with closing(sqlite3.connect(traffic.file)) as connection, connection:
