@@ -1,7 +1,6 @@
 """Compares ways to rank and to cut on the same labelled queries.
 
 candidates           the compared settings
-comparison           compare(): replays them and measures what each would serve
-verdict              SAFE, RISKY or DANGEROUS
+comparison           compare(): what each would serve, with its verdict SAFE, RISKY or DANGEROUS
 saved_comparison     comparisons saved as JSON, and regressions against them
 """

@@ -26,12 +26,7 @@ from calibration.reader.identification import (
     MIN_OWN_VARIATION,
     unidentified,
 )
-from calibration.reader.within_question import (
-    CONFIDENCE,
-    WithinFit,
-    WithinQuestion,
-    compared_questions,
-)
+from calibration.reader.within_question import CONFIDENCE, compared_questions, fit_within
 from ctxguard.core.interval import Interval
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.types import FloatArray
@@ -223,7 +218,7 @@ def penalties(base: Utilities, costs: Mapping[TermName, float]) -> Utilities:
 def fit_utilities(answers: Sequence[Answer], dataset: Dataset) -> ReaderFit:
     """Fit the utility of passages to the reader that gave these answers.
 
-    Correctness is regressed on ``answers.term_columns`` within questions, see ``WithinQuestion``.
+    Correctness is regressed on ``answers.term_columns`` within questions, see ``fit_within``.
     The unit is the gain of a relevant passage: log odds with all needed passages minus those with
     none, divided by the number needed, averaged over questions. It is defined even if
     completeness cannot be told from the share held. Answers to one question count as one
@@ -312,9 +307,8 @@ class _Model:
             group[0]: np.sum([columns[name] for name in group], axis=0) for group in self._groups
         }
         others = {name: column for name, column in columns.items() if name not in COSTS}
-        rows = WithinQuestion({**others, **sums}, marked.question, marked.correct)
-        self._infinite = set(rows.separated())
-        self._fit: WithinFit = rows.fit()
+        together = {**others, **sums}
+        self._fit, self._infinite = fit_within(together, marked.question, marked.correct)
         one_each: IntArray = np.unique(marked.question, return_index=True)[1]
         per_passage = float(np.mean([1.0 / marked.contexts[row].n_needed for row in one_each]))
         whole: list[TermName] = ["relevant", "completeness"]

@@ -6,7 +6,6 @@ Pure: no I/O, no clock, no logging.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,9 +74,10 @@ class WithinFit:
         return float(np.einsum("p,pq,q->", first, self.covariance, second))
 
 
-@dataclass(frozen=True)
-class WithinQuestion:
-    """Answers to be compared within their questions.
+def fit_within(
+    columns: Mapping[TermName, FloatArray], question: IntArray, correct: NDArray[np.bool_]
+) -> tuple[WithinFit, frozenset[TermName]]:
+    """Estimate effects on answers that are compared within their questions.
 
     A column enters as its deviation from the mean over the question's answers, whose coefficient is
     its effect within questions, and the means enter as controls: a question that is easy and gets
@@ -90,61 +90,45 @@ class WithinQuestion:
     reader that answers most questions always right or always wrong, it makes costs too large
     (``benchmarks.reader``).
 
-    Attributes:
+    The covariance is robust to dependence of answers to a question. Liang and Zeger, "Longitudinal
+    data analysis using generalized linear models", Biometrika 73, 1986.
+
+    Args:
         columns: The columns, shape (n,) each.
         question: Shape (n,), the question that each row answers, from 0 without a gap.
         correct: Shape (n,), whether each answer is right.
+
+    Returns:
+        The effects; and the columns along which right and wrong answers are separated without
+        exception, whose effects are not finite.
+
+    Raises:
+        MissingExtraError: scipy is not installed.
     """
+    names, rows = list(columns), _rows(columns, question)
+    beta, inverse = fit_logistic(rows, correct)
+    residual = correct - probability(rows, beta)
+    n_questions, p = int(question.max()) + 1, len(names)
+    scores = np.zeros((n_questions, rows.shape[1]))
+    np.add.at(scores, question, rows * residual[:, None])
+    # As many degrees of freedom as questions minus columns: otherwise small samples are narrow.
+    factor = n_questions / max(n_questions - rows.shape[1], 1)
+    middle = np.einsum("qp,qr->pr", scores, scores) * factor
+    covariance = np.einsum("pq,qr,rs->ps", inverse, middle, inverse)
+    freedom = max(compared_questions(columns, question) - p, 1)
+    quantile = require("scipy.stats", "calibrate").t.ppf(0.5 + CONFIDENCE / 2, freedom)
+    fitted = WithinFit(tuple(names), beta[:p], covariance[:p, :p], float(quantile), len(rows))
+    return fitted, frozenset(names[at] for at in separated(rows, correct) if at < p)
 
-    columns: Mapping[TermName, FloatArray]
-    question: IntArray
-    correct: NDArray[np.bool_]
 
-    @cached_property
-    def rows(self) -> FloatArray:
-        """Rows (n, p + 1 + controls): deviations, 1, and a basis of the questions' means."""
-        table = np.stack(list(self.columns.values()), axis=1)
-        deviations = np.stack([centred(column, self.question) for column in table.T], axis=1)
-        means = table - deviations
-        spanned, sizes, _ = np.linalg.svd(means - means.mean(axis=0), full_matrices=False)
-        controls = spanned[:, sizes > _EXACT * max(len(table), 1)] * math.sqrt(len(table))
-        return np.concatenate([deviations, np.ones((len(table), 1)), controls], axis=1)
-
-    def separated(self) -> tuple[TermName, ...]:
-        """Find columns along which right and wrong answers are separated without exception."""
-        names = list(self.columns)
-        found = separated(self.rows, self.correct)
-        return tuple([names[column] for column in found if column < len(names)])
-
-    def fit(self) -> WithinFit:
-        """Estimate the effects, with a covariance robust to dependence of answers to a question.
-
-        Liang and Zeger, "Longitudinal data analysis using generalized linear models", Biometrika
-        73, 1986.
-
-        Raises:
-            MissingExtraError: scipy is not installed.
-        """
-        rows, p = self.rows, len(self.columns)
-        beta, inverse = fit_logistic(rows, self.correct)
-        residual = self.correct - probability(rows, beta)
-        n_questions = int(self.question.max()) + 1
-        scores = np.zeros((n_questions, rows.shape[1]))
-        np.add.at(scores, self.question, rows * residual[:, None])
-        # As many degrees of freedom as questions minus columns: otherwise small samples are narrow.
-        factor = n_questions / max(n_questions - rows.shape[1], 1)
-        middle = np.einsum("qp,qr->pr", scores, scores) * factor
-        covariance = np.einsum("pq,qr,rs->ps", inverse, middle, inverse)
-        freedom = max(compared_questions(self.columns, self.question) - p, 1)
-        return WithinFit(
-            names=tuple(self.columns),
-            coefficients=beta[:p],
-            covariance=covariance[:p, :p],
-            quantile=float(
-                require("scipy.stats", "calibrate").t.ppf(0.5 + CONFIDENCE / 2, freedom)
-            ),
-            n=len(rows),
-        )
+def _rows(columns: Mapping[TermName, FloatArray], question: IntArray) -> FloatArray:
+    """Rows (n, p + 1 + controls): deviations, 1, and a basis of the questions' means."""
+    table = np.stack(list(columns.values()), axis=1)
+    deviations = np.stack([centred(column, question) for column in table.T], axis=1)
+    means = table - deviations
+    spanned, sizes, _ = np.linalg.svd(means - means.mean(axis=0), full_matrices=False)
+    controls = spanned[:, sizes > _EXACT * max(len(table), 1)] * math.sqrt(len(table))
+    return np.concatenate([deviations, np.ones((len(table), 1)), controls], axis=1)
 
 
 def centred(column: FloatArray, groups: IntArray) -> FloatArray:

@@ -106,14 +106,13 @@ def compare(settings: Compare) -> None:
     Save a comparison with --out (or --json > FILE), and check a later one against it with
     --against FILE.
     """
-    from calibration.compare.comparison import check_candidates
+    from calibration.compare.comparison import VerdictRule, check_candidates
     from calibration.compare.comparison import compare as compare_all
     from calibration.compare.saved_comparison import (
         SavedComparison,
         check_metrics,
         check_regressions,
     )
-    from calibration.compare.verdict import VerdictRule
     from calibration.replay import encode_queries
     from ctxguard.profile.schema import Profile
 

@@ -15,8 +15,7 @@ from calibration.compare.candidates import (
     from_profile,
     parse_candidates,
 )
-from calibration.compare.comparison import Comparison, check_candidates, compare
-from calibration.compare.verdict import VerdictRule
+from calibration.compare.comparison import Comparison, VerdictRule, check_candidates, compare
 from calibration.data.dataset import Dataset, Query
 from calibration.results import COMPARED
 from ctxguard.core.fusion import Fusion
