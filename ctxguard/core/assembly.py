@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from ctxguard.core.conflicts import Conflict
@@ -200,6 +201,9 @@ class ReadPassages(NamedTuple):
     failures: list[StageFailure]
 
 
+_TEXT, _TITLE = attrgetter("text"), attrgetter("title")
+
+
 def read_passages(
     source: PassageSource, positions: Sequence[int], max_chars: float = math.inf
 ) -> ReadPassages:
@@ -212,8 +216,9 @@ def read_passages(
     """
     if isinstance(source, CheckedPassages):
         passages = source.many(positions)
-        if max([len(each.text) + len(each.title) for each in passages], default=0) <= max_chars:
-            return ReadPassages(list(positions), passages, [each.text for each in passages], [], [])
+        texts, titles = [*map(_TEXT, passages)], map(_TITLE, passages)
+        if max(map(len, texts), default=0) + max(map(len, titles), default=0) <= max_chars:
+            return ReadPassages(list(positions), passages, texts, [], [])
     read = ReadPassages([], [], [], [], [])
     for position in positions:
         try:

@@ -40,8 +40,13 @@ def copies_of(texts: Sequence[str]) -> dict[int, int]:
     >>> copies_of(["One  two", "three", "ONE\\ntwo", "", "", "ｏｎｅ two"])
     {2: 0, 5: 0}
     """
-    # Nearly always all texts end differently.
-    if _ends_differ(texts):
+    # Nearly always all texts end differently, by letters alone.
+    ends = list(map(_LAST_WINDOW, texts))
+    if not "".join(ends).isascii():
+        ends = [end if end.isascii() else "".join(_folded(end).split()) for end in ends]
+    coded, kernels = "\0".join(ends).encode(errors="surrogatepass"), _compiled.kernels
+    tell = _ends_differ if kernels is None or not coded.isascii() else kernels.ends_differ
+    if tell(coded, len(ends)):
         return {}
     first_of: dict[str, int] = {}
     for at, text in enumerate(texts):
@@ -63,19 +68,10 @@ def copies_of(texts: Sequence[str]) -> dict[int, int]:
     }
 
 
-def _ends_differ(texts: Sequence[str]) -> bool:
-    """Tell whether the last letters alone show that no text repeats another."""
-    ends = list(map(_LAST_WINDOW, texts))
-    joined = "\0".join(ends)
-    if not joined.isascii():
-        joined = "\0".join(
-            [end if end.isascii() else "".join(_folded(end).split()) for end in ends]
-        )
-    coded = joined.encode(errors="surrogatepass")
-    if _compiled.kernels is not None and coded.isascii():
-        return bool(_compiled.kernels.ends_differ(coded, len(ends)))
+def _ends_differ(coded: bytes, n: int) -> bool:
+    """Tell in Python what the kernel of this name does, also of other letters than ASCII's."""
     letters = coded.lower().translate(None, _ASCII_SPACE).decode(errors="surrogatepass").split("\0")
-    differ = len(set(map(_LAST_LETTERS, letters))) == len(letters) == len(texts)
+    differ = len(set(map(_LAST_LETTERS, letters))) == len(letters) == n
     return differ and min(map(len, letters)) > _END
 
 

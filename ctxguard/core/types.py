@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import repeat
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
@@ -200,6 +202,9 @@ class PassageSource(Protocol):
     def __getitem__(self, position: int, /) -> Passage: ...
 
 
+_item_of = attrgetter("__getitem__")
+
+
 @dataclass(frozen=True, slots=True)
 class CheckedPassages:
     """Passages whose fields were checked before, made when they are read.
@@ -215,7 +220,7 @@ class CheckedPassages:
 
     def many(self, positions: Sequence[int]) -> list[Passage]:
         """Make the passages at these positions."""
-        return [*map(Passage, *[map(column.__getitem__, positions) for column in self.columns])]
+        return [*map(Passage, *map(map, map(_item_of, self.columns), repeat(positions)))]
 
 
 @dataclass(frozen=True, slots=True)

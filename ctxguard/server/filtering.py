@@ -260,14 +260,14 @@ def decision_of(context: Context) -> dict[str, object]:
 _NAMES = {reason: reason.value for reason in DropReason}
 
 
-class _WouldKeep(msgspec.Struct):
+class _WouldKeep(msgspec.Struct, gc=False):
     """A `WouldKeep`, as it is written."""
 
     setting: str
     value: float
 
 
-class _VerdictAnswer(msgspec.Struct):
+class _VerdictAnswer(msgspec.Struct, gc=False):
     """A `VerdictAnswer`, as it is written."""
 
     id: str

@@ -63,8 +63,8 @@ class Gate:
         start, path = perf_counter(), scope["path"]
         endpoint = ENDPOINTS.get(path) or endpoint_of(path)
         self._note((endpoint, None, 0.0))
-        head = dict(scope["headers"])
-        request_id = request_id_for(head.get(b"x-request-id", b""))
+        given = dict(scope["headers"])
+        request_id = request_id_for(given.get(b"x-request-id", b""))
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         named = (b"x-request-id", request_id.encode("ascii"))
@@ -78,17 +78,18 @@ class Gate:
             await send(message)
 
         try:
-            if len(head) < len(scope["headers"]):
+            if len(given) < len(scope["headers"]):
                 _check_repeated(scope["headers"])
-            self._access.check(endpoint, head)
-            body = state["body"] = await self._limits.body(endpoint, head, receive)
+            self._access.check(endpoint, given)
+            body = state["body"] = await self._limits.body(endpoint, given, receive)
             budget = self._limits.enter(endpoint, body)
             try:
                 answers = self._direct.get(path)
                 if answers and scope["method"] == "POST" and not scope.get("root_path"):
                     answer = await answers(scope)
-                    status = answer.status
-                    await send(answer.start(named))
+                    status, headers = answer.status, [*answer.headers, named]
+                    head = {"type": "http.response.start", "status": status, "headers": headers}
+                    await send(head)
                     await send({"type": "http.response.body", "body": answer.body})
                 else:
                     # Without it Starlette's router answers by itself what it does not know.

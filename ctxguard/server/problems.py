@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 from pydantic import ValidationError
 from pydantic_core import to_json
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from ctxguard._support.error_text import reason_of
 from ctxguard.errors import FilterViolationError, OverloadedError, StageError
@@ -52,14 +52,9 @@ class Answer:
             ]
             self.headers += own
 
-    def start(self, *more: tuple[bytes, bytes]) -> Message:
-        """The message that begins it, with more headers."""
-        headers = [*self.headers, *more]
-        return {"type": "http.response.start", "status": self.status, "headers": headers}
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Send it."""
-        await send(self.start())
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
         await send({"type": "http.response.body", "body": self.body})
 
 

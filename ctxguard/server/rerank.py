@@ -267,7 +267,7 @@ class RerankEndpoint:
             "mode": context.mode.value,
             "kept": ranked.kept,
             "dropped": ranked.dropped,
-            "flags": [flag.value for flag in context.flags],
+            "flags": [*map(str, context.flags)],
             "degraded": (
                 None if failure is None else {"stage": failure.stage, "kind": failure.kind.value}
             ),
@@ -299,7 +299,9 @@ class RerankEndpoint:
             (query,) = query
         if isinstance(documents, str):
             documents = [documents]
-        texts = [each if isinstance(each, str) else each["text"] for each in documents]
+        texts: list[str] = documents
+        if not set(map(type, documents)) <= {str}:
+            texts = [each if isinstance(each, str) else each["text"] for each in documents]
         if len(texts) > self._max_documents:
             raise Problem(
                 ProblemKind.INVALID_REQUEST,
