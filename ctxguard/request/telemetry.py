@@ -107,37 +107,38 @@ class CountedLater(Generic[_T]):
     Args:
         count: Counts items, called by one thread at a time.
         metrics: The metrics that it adds to.
+
+    Attributes:
+        waiting: Items not yet counted.
+        most: How many may wait; whoever appends the last of them calls `count`.
     """
 
     _counting = OfProcess(Lock)
 
     def __init__(self, count: Callable[[list[_T]], None], metrics: Iterable[Any]) -> None:
-        self._waiting: deque[_T] = deque()
+        self.waiting: deque[_T] = deque()
         self._count = count
         # Other processes read files, which hold only what was counted.
         shared = getattr(values.ValueClass, "_multiprocess", False)
-        self._most = 1 if shared else _MAX_WAITING
+        self.most = 1 if shared else _MAX_WAITING
         for metric in metrics:
             metric.collect = partial(self._collected, metric.collect)
         reset_in_children(self)
 
     def _reset_after_fork(self) -> None:
         """Leave the items that wait to the parent."""
-        self._waiting = deque()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
+        self.waiting = deque()
 
     def append(self, item: _T) -> None:
         """Have an item counted."""
-        self._waiting.append(item)
-        if len(self._waiting) >= self._most:
+        self.waiting.append(item)
+        if len(self.waiting) >= self.most:
             self.count()
 
     def count(self) -> None:
         """Count the items that wait; others may come for as long as this takes."""
         with self._counting:
-            self._count([self._waiting.popleft() for _ in range(len(self._waiting))])
+            self._count([self.waiting.popleft() for _ in range(len(self.waiting))])
 
     def _collected(self, collect: Callable[[], Iterable[Metric]]) -> Iterable[Metric]:
         self.count()
@@ -358,8 +359,8 @@ class Telemetry:
             retrieve_seconds: Time of the retriever; None if it was not called.
             guard_seconds: Time of the guard itself.
         """
-        decision = context.decision
-        self._answers.append(
+        decision, answers = context.decision, self._answers
+        answers.waiting.append(
             _answer(
                 (
                     (context.mode, context.route, bool(decision.ranking.failures)),
@@ -379,6 +380,8 @@ class Telemetry:
         )
         if context.assessment is not None:
             self._count_assessment(context.assessment)
+        if len(answers.waiting) >= answers.most:
+            answers.count()
 
     def _count(self, answers: list[_Answer]) -> None:
         tally: dict[Counter, int] = {}
