@@ -19,6 +19,7 @@ from ctxguard.core.asking import ANSWER, AnswerModel
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import ByProbability, RelevanceModel
 from ctxguard.core.scores import (
+    DOMAIN,
     INVALID_MAGNITUDE,
     all_valid,
     is_relative,
@@ -389,7 +390,8 @@ def candidate_order(
             positions, set_aside = _upstream_order(ranking)
             return positions, set_aside, None if by_rank else Flag.INVALID_SCORES
     best, worst = cast(float, scores[positions[0]]), cast(float, scores[positions[-1]])
-    if within_domain(ranking.kind, worst, best):
+    low, high = DOMAIN[ranking.kind]
+    if low <= worst and best <= high:
         return positions, set_aside, None
     if ranking.kind is ScoreKind.DISTANCE:
         positions, set_aside = _sorted_candidates(ranking, by_score=False)

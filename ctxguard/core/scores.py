@@ -20,7 +20,7 @@ _ROUNDING = 1e-4
 _PROBABILITY_EDGE = 1e-9
 """Probabilities are clipped this far from 0 and 1, whose log-odds are infinite."""
 
-_DOMAIN: dict[ScoreKind, tuple[float, float]] = {
+DOMAIN: dict[ScoreKind, tuple[float, float]] = {
     ScoreKind.RATIO: (0.0, INVALID_MAGNITUDE),
     ScoreKind.COSINE: (-1.0 - _ROUNDING, 1.0 + _ROUNDING),
     ScoreKind.INNER_PRODUCT: (-INVALID_MAGNITUDE, INVALID_MAGNITUDE),
@@ -29,6 +29,7 @@ _DOMAIN: dict[ScoreKind, tuple[float, float]] = {
     ScoreKind.PROBABILITY: (-_ROUNDING, 1.0 + _ROUNDING),
     ScoreKind.RANK: (-INVALID_MAGNITUDE, INVALID_MAGNITUDE),
 }
+"""The range of each kind of score."""
 
 
 def is_valid(score: object) -> bool:
@@ -71,7 +72,7 @@ def within_domain(kind: ScoreKind, lowest: float, highest: float) -> bool:
     >>> within_domain(ScoreKind.RATIO, -0.2, 3.0)
     False
     """
-    low, high = _DOMAIN[kind]
+    low, high = DOMAIN[kind]
     return low <= lowest and highest <= high
 
 
