@@ -9,9 +9,11 @@ sets: modes, routes, reasons, flags, outcomes, stages.
 from bisect import bisect_left
 from collections import Counter as Counts
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
+from itertools import product
+from operator import getitem
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -145,6 +147,21 @@ class CountedLater(Generic[_T]):
         return collect()
 
 
+_Values = Iterable[str] | Mapping[bool, str]
+"""The values of a label; a mapping's are known by its keys."""
+
+
+def _children(metric: Any, *labels: _Values) -> dict[Any, Any]:
+    """Look up the child of every combination of label values, by value; by a tuple of several."""
+    texts = [
+        each if isinstance(each, Mapping) else {one: str(one) for one in each} for each in labels
+    ]
+    return {
+        key if len(key) > 1 else key[0]: metric.labels(*map(getitem, texts, key))
+        for key in product(*texts)
+    }
+
+
 class Telemetry:
     """The request-path metrics of one registry; one instance serves any number of guards.
 
@@ -153,194 +170,144 @@ class Telemetry:
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        received = Counter(
+        counted_later: list[Any] = []
+
+        def metric(kind: Any, name: str, text: str, *, later: bool = False, **settings: Any) -> Any:
+            made = kind(name, text, registry=registry, **settings)
+            if later:
+                counted_later.append(made)
+            return made
+
+        def counter(name: str, text: str, *, later: bool = False, **labels: _Values) -> Any:
+            made = metric(Counter, name, text, later=later, labelnames=list(labels))
+            return _children(made, *labels.values()) if labels else made
+
+        stages = (*sorted(KNOWN_STAGES), "other")
+        self._received = counter(
             "ctxguard_received_requests",
             "Requests received, by mode; each ends as ok, degraded, failed or shed.",
-            ["mode"],
-            registry=registry,
+            mode=Mode,
         )
-        self._received = {mode: received.labels(mode.value) for mode in Mode}
-        requests = Counter(
+        self._requests = counter(
             "ctxguard_requests",
             "Requests answered, by mode, route and outcome (ok, or degraded: a stage was missing).",
-            ["mode", "route", "outcome"],
-            registry=registry,
+            later=True,
+            mode=Mode,
+            route=Route,
+            outcome={False: "ok", True: "degraded"},
         )
-        self._requests = {
-            (mode, route, degraded): requests.labels(
-                mode.value, route.value, "degraded" if degraded else "ok"
-            )
-            for mode in Mode
-            for route in Route
-            for degraded in (False, True)
-        }
-        failed = Counter(
+        self._failed = counter(
             "ctxguard_failed_requests",
             "Requests that raised an error or were cancelled, by mode and cause.",
-            ["mode", "cause"],
-            registry=registry,
+            mode=Mode,
+            cause=sorted(FAILED_CAUSES),
         )
-        self._failed = {
-            (mode, cause): failed.labels(mode.value, cause)
-            for mode in Mode
-            for cause in sorted(FAILED_CAUSES)
-        }
-        shed = Counter(
+        self._shed = counter(
             "ctxguard_shed_requests",
             "Requests refused because too many were under way, by mode.",
-            ["mode"],
-            registry=registry,
+            mode=Mode,
         )
-        self._shed = {mode: shed.labels(mode.value) for mode in Mode}
-        self._kept = Counter(
-            "ctxguard_kept_candidates",
-            "Candidate passages that were kept.",
-            registry=registry,
+        self._kept = counter(
+            "ctxguard_kept_candidates", "Candidate passages that were kept.", later=True
         )
-        dropped = Counter(
+        self._dropped = counter(
             "ctxguard_dropped_candidates",
             "Candidate passages that were dropped, by reason.",
-            ["reason"],
-            registry=registry,
+            later=True,
+            reason=DropReason,
         )
-        self._dropped = {reason: dropped.labels(reason.value) for reason in DropReason}
-        flags = Counter(
-            "ctxguard_flags", "Answers with a flag, by flag.", ["flag"], registry=registry
+        self._flags = counter(
+            "ctxguard_flags", "Answers with a flag, by flag.", later=True, flag=Flag
         )
-        self._flags = {flag: flags.labels(flag.value) for flag in Flag}
-        sufficiency = Counter(
+        self._sufficiency = counter(
             "ctxguard_context_sufficiency",
             "Answers whose policy has a certified threshold of sufficiency, by route and verdict "
             "(sufficient, or insufficient: probably nothing that was kept is relevant).",
-            ["route", "verdict"],
-            registry=registry,
+            later=True,
+            route=Route,
+            verdict={True: "sufficient", False: "insufficient"},
         )
-        self._sufficiency = {
-            (route, sufficient): sufficiency.labels(
-                route.value, "sufficient" if sufficient else "insufficient"
-            )
-            for route in Route
-            for sufficient in (True, False)
-        }
-        stage_failures = Counter(
+        self._stage_failures = counter(
             "ctxguard_stage_failures",
             "Stages missing from an answer, and failures in assembly, by stage and cause.",
-            ["stage", "cause"],
-            registry=registry,
+            later=True,
+            stage=stages,
+            cause=FailureKind,
         )
-        stages = (*sorted(KNOWN_STAGES), "other")
-        self._stage_failures = {
-            (stage, kind): stage_failures.labels(stage, kind.value)
-            for stage in stages
-            for kind in FailureKind
-        }
-        open_circuits = Gauge(
+        open_circuits = metric(
+            Gauge,
             "ctxguard_open_circuits",
             "Circuit breakers that are open now, by stage.",
-            ["stage"],
-            registry=registry,
+            labelnames=["stage"],
             multiprocess_mode="livesum",
         )
-        self._open_circuits = {stage: open_circuits.labels(stage) for stage in stages}
+        self._open_circuits = _children(open_circuits, stages)
         self._ever_open: set[str] = set()
-        circuit_changes = Counter(
+        self._circuit_changes = counter(
             "ctxguard_circuit_changes",
             "Times that a circuit breaker opened or closed, by stage and new state.",
-            ["stage", "state"],
-            registry=registry,
+            stage=stages,
+            state={True: "open", False: "closed"},
         )
-        self._circuit_changes = {
-            (stage, is_open): circuit_changes.labels(stage, "open" if is_open else "closed")
-            for stage in stages
-            for is_open in (True, False)
-        }
-        observer_failures = Counter(
+        self._observer_failures = counter(
             "ctxguard_observer_failures",
             "Errors of sampler, telemetry and tracing, by observer; they never fail a request.",
-            ["observer"],
-            registry=registry,
+            observer=sorted(OBSERVERS),
         )
-        self._observer_failures = {
-            observer: observer_failures.labels(observer) for observer in sorted(OBSERVERS)
-        }
-        assessed = Counter(
+        self._assessed = counter(
             "ctxguard_assessed_candidates",
             "Candidates that were worth asking an assessor about, by outcome (answered, cached, "
             "refused, failed, or over_budget: not asked).",
-            ["outcome"],
-            registry=registry,
+            outcome=ASSESSED,
         )
-        self._assessed = {outcome: assessed.labels(outcome) for outcome in ASSESSED}
-        self._assessed_requests = Counter(
-            "ctxguard_assessed_requests", "Requests that asked an assessor.", registry=registry
+        self._assessed_requests = counter(
+            "ctxguard_assessed_requests", "Requests that asked an assessor."
         )
-        changed = Counter(
+        self._changed = counter(
             "ctxguard_changed_decisions",
             "Requests whose kept passages an assessor's answers changed (applied), or would change "
             "(recorded, in shadow).",
-            ["answers"],
-            registry=registry,
+            answers={True: "applied", False: "recorded"},
         )
-        self._changed = {
-            applied: changed.labels("applied" if applied else "recorded")
-            for applied in (True, False)
-        }
-        self._assessor_cost = Counter(
+        self._assessor_cost = counter(
             "ctxguard_assessor_cost",
             "Cost of an assessor's answers, in the currency of its prices.",
-            registry=registry,
         )
-        self._filter_violations = Counter(
+        self._filter_violations = counter(
             "ctxguard_filter_violations",
             "Requests that failed because the retriever returned passages their filter forbids.",
-            registry=registry,
         )
-        self._reloads = {}
-        self._reload_failing = {}
+        self._reloads, self._reload_failing = {}, {}
         for what in ReloadTarget:
-            reloads = Counter(
+            self._reloads[what] = counter(
                 f"ctxguard_{what}_reloads",
                 f"Attempts to reload a changed {what} while serving, by outcome.",
-                ["outcome"],
-                registry=registry,
+                outcome=ReloadOutcome,
             )
-            for outcome in ReloadOutcome:
-                self._reloads[what, outcome] = reloads.labels(outcome.value)
-            self._reload_failing[what] = Gauge(
+            self._reload_failing[what] = metric(
+                Gauge,
                 f"ctxguard_{what}_reload_failing",
                 f"Watchers whose last reload of a changed {what} failed; the former {what} serves.",
-                registry=registry,
                 multiprocess_mode="livemax",
             )
-        self._guard_seconds = Histogram(
+        self._guard_seconds = metric(
+            Histogram,
             "ctxguard_guard_seconds",
             "Seconds that the guard adds to a request: decide, assemble, sample.",
+            later=True,
             buckets=_GUARD_BUCKETS,
-            registry=registry,
         )
-        self._retrieve_seconds = Histogram(
-            "ctxguard_retrieve_seconds", "Seconds that the retriever takes.", registry=registry
+        self._retrieve_seconds = metric(
+            Histogram, "ctxguard_retrieve_seconds", "Seconds that the retriever takes.", later=True
         )
-        self._context_size = Histogram(
+        self._context_size = metric(
+            Histogram,
             "ctxguard_context_passages",
             "Passages in each context.",
+            later=True,
             buckets=_KEPT_BUCKETS,
-            registry=registry,
         )
-        self._answers = CountedLater(
-            self._count,
-            (
-                requests,
-                self._kept,
-                dropped,
-                flags,
-                sufficiency,
-                stage_failures,
-                self._guard_seconds,
-                self._retrieve_seconds,
-                self._context_size,
-            ),
-        )
+        self._answers = CountedLater(self._count, counted_later)
         reset_in_children(self)
 
     def _reset_after_fork(self) -> None:
@@ -462,7 +429,7 @@ class Telemetry:
 
     def reload_attempted(self, what: ReloadTarget, outcome: ReloadOutcome) -> None:
         """Count one attempt to reload a file."""
-        self._reloads[what, outcome].inc()
+        self._reloads[what][outcome].inc()
 
     def reload_failing(self, what: ReloadTarget, is_failing: bool) -> None:
         """Note that a watcher began or stopped failing."""
