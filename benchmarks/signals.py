@@ -75,12 +75,10 @@ def collection(folder: Path, embedder: SentenceTransformerEmbedder) -> dict[str,
     ranker = unseen_ranker(folder.resolve().name)
     retriever = indexed(folder, default_cache(), embedder, ranker)
     dataset = all_splits(folder)
-    encoder = token_encoder_of(embedder)
     return {
         "passages": len(retriever),
         "queries": len(dataset.queries),
         "bytes_per_passage": bytes_by_kind(retriever),
-        "token_table_bytes": None if encoder is None else encoder.token_table().nbytes,
         "ndcg": mean_ndcg(retriever, dataset),
     }
 
@@ -151,9 +149,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     retriever = indexed(first, default_cache(), embedder, unseen_ranker(first.resolve().name))
     queries = [query.text for query in all_splits(first).queries[: options.queries]]
     retriever.warm_up()
+    encoder = token_encoder_of(embedder)
     report: dict[str, Any] = {
         "environment": environment(("ctxguard-rag", "openvino", "torch", "numpy")),
         "runtime": embedder.runtime.value,
+        "token_table_mb": 0.0 if encoder is None else encoder.token_table().nbytes / 1e6,
         "collections": collections,
         "rates": built,
         "milliseconds": retriever.signal_milliseconds(queries),
