@@ -276,7 +276,6 @@ def in_engine(url: str, work: Work) -> tuple[EngineRetriever, Outcome]:
         work.passages, url, embedder=work.embedder, ranker=work.ranker
     )
     seconds = time.perf_counter() - start
-    retriever.warm_up()
     return retriever, loop(retriever, work, load_seconds=seconds, store=lambda: None)
 
 

@@ -25,7 +25,7 @@ MAX_WORDS = 2_000_000
 """Words that are kept, at 8 bytes each."""
 
 
-class _Read(NamedTuple):
+class _Kept(NamedTuple):
     """A passage as it was read: its text's hash, and its record."""
 
     text: int
@@ -53,7 +53,7 @@ class TextSignals:
     """
 
     # By passage id, those used last at the end.
-    _kept = OfProcess[OrderedDict[str, _Read]](OrderedDict)
+    _kept = OfProcess[OrderedDict[str, _Kept]](OrderedDict)
     _size = OfProcess(int)
     _lock = OfProcess(Lock)
 
@@ -97,7 +97,7 @@ class TextSignals:
             if kept is not None and kept.text == digest:
                 self._kept.move_to_end(passage.passage_id)
                 return kept.record
-        read = _Read(digest, self._split(text))
+        read = _Kept(digest, self._split(text))
         with self._lock:
             old = self._kept.pop(passage.passage_id, None)
             self._kept[passage.passage_id] = read

@@ -40,10 +40,11 @@ _PAGE = 1_000
 
 
 class _Weights(NamedTuple):
-    """The counts of a corpus, and the inverse document frequency of each word piece."""
+    """The counts of a corpus, its sketch, and the inverse document frequency of each word piece."""
 
     version: str
     counts: CorpusCounts
+    sketch: CorpusSketch
     of_pieces: FloatArray
 
 
@@ -151,18 +152,23 @@ class EngineSignals:
         )
 
     def _current(self) -> _Weights:
-        """Return the counts of the corpus, read again now and then by one thread at a time."""
+        """Return the counts of the corpus, read again now and then by one thread at a time.
+
+        If they cannot be read again, those that are known serve on.
+        """
         weights = self._weights
-        if monotonic() - self._asked_at < REFRESHED_SECONDS and weights is not None:
+        is_recent = monotonic() - self._asked_at < REFRESHED_SECONDS
+        if weights is not None and is_recent:
             return weights
-        if not self._reading_lock.acquire(blocking=weights is None):
-            return weights  # type: ignore[return-value]
-        try:
-            if monotonic() - self._asked_at < REFRESHED_SECONDS and self._weights is not None:
-                return self._weights
-            self._refresh()
-        finally:
-            self._reading_lock.release()
+        if self._reading_lock.acquire(blocking=weights is None):
+            try:
+                if self._weights is weights:
+                    self._refresh()
+            except StageError:
+                if weights is None:
+                    raise
+            finally:
+                self._reading_lock.release()
         if self._weights is None:
             raise StageError(
                 SIGNALS, "the engine holds no counts of words; run `ctxguard index --update`"
@@ -170,29 +176,32 @@ class EngineSignals:
         return self._weights
 
     def _refresh(self) -> None:
-        version = None if self._weights is None else self._weights.version
-        found = self._engine.statistics(version)
+        """Read the counts that the engine holds, if they are others than those known."""
+        self._asked_at = monotonic()
+        found = self._engine.statistics(None if self._weights is None else self._weights.version)
         if found is not None:
             try:
-                counts, _ = CorpusCounts.from_bytes(found.content)
+                counts, sketch = CorpusCounts.from_bytes(found.content)
             except ValueError as error:
                 raise StageError(SIGNALS, f"{error}; run `ctxguard index --update`") from error
-            self._weights = _Weights(found.version, counts, counts.piece_weights())
-        self._asked_at = monotonic()
+            self._weights = _Weights(found.version, counts, sketch, counts.piece_weights())
 
     def recount(self) -> None:
         """Count the corpus anew if more than `MOST_CHANGED` of it has changed since it was counted.
 
         Reads the records of all passages then.
         """
-        now, found = sketch_of(self._engine), self._engine.statistics(None)
-        if found is not None:
-            try:
-                _, before = CorpusCounts.from_bytes(found.content)
-            except ValueError:
-                before = CorpusSketch.of([])
-            if now.changed_share(before) <= MOST_CHANGED and now.passages and before.passages:
-                return
+        now = sketch_of(self._engine)
+        try:
+            self._refresh()
+        except StageError as error:
+            # Unreadable counts are replaced; an engine that does not answer is no reason to.
+            if error.stage != SIGNALS:
+                raise
+            self._weights = None
+        before = None if self._weights is None else self._weights.sketch
+        if before is not None and before.passages and now.changed_share(before) <= MOST_CHANGED:
+            return
         n_pieces = 0 if (encoder := self.encoder) is None else len(encoder.token_table())
         pages = (
             Records.from_bytes(page, with_sentences=n_pieces > 0)
@@ -200,7 +209,7 @@ class EngineSignals:
         )
         counts = CorpusCounts.of(pages, n_pieces)
         self._engine.keep_statistics(counts.to_bytes(now))
-        self._weights, self._asked_at = None, -REFRESHED_SECONDS
+        self._refresh()
 
 
 def _completed(leg: Leg, bm25: FloatArray) -> Leg:

@@ -16,6 +16,7 @@ from ctxguard import ContextGuard, Flag, Fusion, Passage, Route, ScoreKind, Wher
 from ctxguard.core.fusion import fuse
 from ctxguard.errors import ConfigurationError, QueryError, StageError, StageUnavailableError
 from ctxguard.integrations.engines import retriever as retriever_module
+from ctxguard.integrations.engines import signals as signals_module
 from ctxguard.integrations.engines.address import EngineAddress, already_there, nothing_there
 from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.integrations.engines.stored import IndexSettings
@@ -170,14 +171,24 @@ def _lose_the_counts() -> None:
     ],
 )
 def test_signals_that_fail_are_reported_and_the_legs_order_stands(harm: Any) -> None:
-    built = _built(signals="text")
+    _built(signals="text")
     harm()
+    built = EngineRetriever(_engine(), embedder=WordHashEmbedder())
     ranking = built.retrieve("kettles", depth=3)
     assert [each.stage for each in ranking.failures] == ["signals"]
     assert (
         ranking.passage_ids == built.with_fusion(Fusion()).retrieve("kettles", depth=3).passage_ids
     )
     assert not ranking.signals
+
+
+def test_counts_that_cannot_be_read_again_serve_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = _built(signals="text")
+    expected = built.retrieve("kettles and ladders", depth=5)
+    monkeypatch.setattr(signals_module, "REFRESHED_SECONDS", 0.0)
+    _engine().keep_statistics(b"no counts")
+    ranking = built.retrieve("kettles and ladders", depth=5)
+    assert (ranking.scores, ranking.failures) == (expected.scores, ())
 
 
 def test_a_passage_that_is_deleted_meanwhile_is_no_candidate() -> None:
@@ -197,6 +208,9 @@ def test_the_corpus_is_counted_anew_once_much_has_changed() -> None:
     assert _engine().kept_statistics == first
     built.delete([each.passage_id for each in many[:5]])
     assert _engine().kept_statistics != first
+    _engine().keep_statistics(b"no counts")
+    built.upsert(many[5:])
+    assert EngineRetriever(_engine(), embedder=WordHashEmbedder()).retrieve("many").signals
 
 
 def test_without_signals_the_ranker_is_refused_and_no_record_is_kept() -> None:
