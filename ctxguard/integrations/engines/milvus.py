@@ -81,6 +81,8 @@ _LOUD = (
     "milvus_lite",
 )
 """Loggers that print a traceback of each error that is raised too, or that nobody can mend."""
+_LOUD_OF_FILE = "grpc._server"
+"""The logger of Milvus Lite's server in this process, for each request that it does not know."""
 _RECORDS = ("record_1", "record_2", "record_3")
 """The fields that a passage's record is cut into, as one may hold less."""
 _STATISTICS = "STATISTICS"
@@ -118,7 +120,7 @@ class MilvusEngine(Engine):
         if address.path is not None and not make and not Path(address.path).exists():
             raise nothing_there(address)
         self._library: Any = require("pymilvus", "milvus")
-        for name in _LOUD:
+        for name in (*_LOUD, *([_LOUD_OF_FILE] if self._is_file else [])):
             logger = logging.getLogger(name)
             if logger.level == logging.NOTSET:
                 logger.setLevel(logging.CRITICAL)
