@@ -86,7 +86,7 @@ class LegQuery:
 
 
 class StoredRecord(NamedTuple):
-    """What an engine keeps to compute a passage's signals from.
+    """The data from which a passage's signals are computed.
 
     Attributes:
         vector: The unit vector, shape (dimension,).
@@ -98,7 +98,7 @@ class StoredRecord(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """What was counted over the corpus: the bytes that were kept, and what identifies them."""
+    """Counts of the corpus: their version, and the bytes of `CorpusCounts.to_bytes`."""
 
     version: str
     content: bytes
@@ -210,7 +210,7 @@ class Engine(ABC):
 
     @abstractmethod
     def evidence(self, passage_ids: Sequence[str]) -> Mapping[str, StoredRecord]:
-        """Read what signals need of the passages with these ids that are there."""
+        """Read the vectors and records of the passages with these ids that are there."""
 
     @abstractmethod
     def records(self, size: int) -> Iterable[list[bytes]]:
@@ -218,7 +218,7 @@ class Engine(ABC):
 
     @abstractmethod
     def statistics(self, known: str | None) -> Statistics | None:
-        """Read what `keep_statistics` kept; None if nothing, or if its version is ``known``."""
+        """Read the counts of the corpus; None if there are none, or their version is ``known``."""
 
     @abstractmethod
     def keep_statistics(self, content: bytes) -> None:

@@ -34,7 +34,7 @@ REFRESHED_SECONDS = 300.0
 """How often a retriever asks whether the corpus was counted anew."""
 
 MOST_CHANGED = 0.02
-"""Share of a corpus that may change before it is counted anew: what a sketch tells apart."""
+"""Share of a corpus that may change before it is counted anew; sketches tell no less apart."""
 
 _PAGE = 1_000
 
@@ -75,7 +75,7 @@ class EngineSignals:
         return token_encoder_of(self._embedder) if is_full else None
 
     def warm_up(self) -> None:
-        """Read all that the first query would wait for."""
+        """Read the counts and the token table, so that the first query does not wait."""
         self._current()
         if (encoder := self.encoder) is not None:
             encoder.token_table()

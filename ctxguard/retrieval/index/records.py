@@ -1,4 +1,4 @@
-"""Records: what the signals need of a passage as bytes, for a store that is no index of ctxguard.
+"""Records: the data that signals read of a passage, as bytes for a store that is no index of ours.
 
 A record holds a passage's words in order with their stems, and its sentences; a passage of 200
 words takes 4 KB. Words and stems are numbered by a hash of 31 bits, so that writers need no common
@@ -301,7 +301,7 @@ class CorpusCounts:
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> tuple[Self, CorpusSketch]:
-        """Read what `to_bytes` wrote.
+        """Read the bytes of `to_bytes`.
 
         Raises:
             ValueError: it is something else.
