@@ -198,10 +198,10 @@ class _JudgedBy:
             return None
         kept, dropped = parts
         verdicts = {} if decision is None else by_position(decision)
-        lost = [place for place in dropped if self._grade(sample, place) > 0]
+        lost = [place for place in dropped if sample.grade(place) > 0]
         if not lost:
             return None
-        n_relevant = len(lost) + sum(self._grade(sample, place) > 0 for place in kept)
+        n_relevant = len(lost) + sum(sample.grade(place) > 0 for place in kept)
         return Mistake(
             request_id=record.request_id,
             time_seconds=record.time_seconds,
@@ -217,17 +217,11 @@ class _JudgedBy:
             note="; ".join(notes),
         )
 
-    def _grade(self, sample: GradedSample, place: int) -> int:
-        """A candidate's grade, of people before the judge; 0 without one."""
-        name = sample.record.passage_ids[place]
-        verdict = sample.people.get(name) or sample.judge.get(name)
-        return 0 if verdict is None else verdict.grade
-
     def _gain(self, sample: GradedSample, place: int) -> float:
         """What a relevant candidate is worth."""
         is_of_people = sample.record.passage_ids[place] in sample.people
         [worth] = strict_utilities(
-            [self._grade(sample, place)],
+            [sample.grade(place)],
             top_grade=self.people_top if is_of_people else self.judge_top,
             utilities=DEFAULT_UTILITIES if self.profile is None else self.profile.utilities,
         )
@@ -241,7 +235,7 @@ class _JudgedBy:
             title=passage.title,
             text=passage.text,
             rank=place + 1,
-            grade=self._grade(sample, place),
+            grade=sample.grade(place),
             graded_by="people" if name in sample.people else self.series,
             probability=None if verdict is None else verdict.probability,
             relative_score=None if verdict is None else verdict.relative_score,

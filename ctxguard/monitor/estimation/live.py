@@ -179,14 +179,14 @@ def live_estimates(
         if arm is not None and not judged.n:
             continue
         sums = judged.own.sums()
-        by_judge = {each: estimate(each, sums.ratio(each), precision) for each in Metric}
+        shown = by_judge = {each: estimate(each, sums.ratio(each), precision) for each in Metric}
         if not exact:
             of_window = labels if arm is None else labels.dealt()
-            corrected = _corrected(judged, of_window, precision, can_borrow=can_borrow)
+            shown = _corrected(judged, of_window, precision, can_borrow=can_borrow)
         if arm is not None:
-            arms[window, arm] = by_judge if exact else corrected
+            arms[window, arm] = shown
             continue
-        found[window] = by_judge if exact else corrected
+        found[window] = shown
         if not exact:
             judge[window] = by_judge
     return LiveEstimates(

@@ -60,6 +60,12 @@ class GradedSample:
         allowed = [] if where is None else allowed_values(where).get(field, [])
         return bool(allowed) and all(str(one) == value for one in allowed)
 
+    def grade(self, position: int) -> int:
+        """Return a candidate's grade, of people before the judge; 0 without one."""
+        name = self.record.passage_ids[position]
+        verdict = self.people.get(name) or self.judge.get(name)
+        return 0 if verdict is None else verdict.grade
+
     @property
     def is_graded(self) -> bool:
         """Whether people have graded all that draws ask about."""

@@ -266,14 +266,14 @@ class Database:
         if not tables:
             return None
         if schema_version.name not in tables:
-            raise faults.half_made(self.name, None, f"it has no table {schema_version.name}")
+            raise faults.half_made(self.name, None, f"table {schema_version.name}")
         newest = sa.select(sa.func.max(schema_version.c.version))
         version: int | None = connection.execute(newest).scalar()
         faults.refuse_other(self.name, version)
         missing = sorted(metadata.tables.keys() - tables)
         if version is None or missing:
-            what = f"no table {missing[0]}" if missing else "no schema version"
-            raise faults.half_made(self.name, version, f"it has {what}")
+            lacking = f"table {missing[0]}" if missing else "schema version"
+            raise faults.half_made(self.name, version, lacking)
         return version
 
 

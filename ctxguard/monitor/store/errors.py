@@ -82,22 +82,20 @@ def store_error(
 def refuse_other(name: str, version: int | None) -> None:
     """Raise StoreSchemaError for tables of another schema version."""
     if version is not None and version != SCHEMA_VERSION:
-        raise StoreSchemaError(
-            f"{name} has schema version {version}, this release reads {SCHEMA_VERSION}; it was not "
-            "changed: use the release that made it, or give this one another store",
-            found=version,
-            known=SCHEMA_VERSION,
+        what = (
+            f"has schema version {version}, this release reads {SCHEMA_VERSION}; it was not "
+            "changed: use the release that made it, or give this one another store"
         )
+        raise StoreSchemaError(f"{name} {what}", found=version, known=SCHEMA_VERSION)
 
 
-def half_made(name: str, version: int | None, what: str) -> StoreSchemaError:
+def half_made(name: str, version: int | None, lacking: str) -> StoreSchemaError:
     """The error for tables that no release leaves behind, such as those of half a copy."""
-    return StoreSchemaError(
-        f"{name} is not a whole sample store ({what}), and was not changed: restore a whole copy "
-        "of it, or give ctxguard another store",
-        found=version,
-        known=SCHEMA_VERSION,
+    what = (
+        f"is not a whole sample store (it has no {lacking}), and was not changed: restore a whole "
+        "copy of it, or give ctxguard another store"
     )
+    return StoreSchemaError(f"{name} {what}", found=version, known=SCHEMA_VERSION)
 
 
 def is_busy(error: BaseException) -> bool:

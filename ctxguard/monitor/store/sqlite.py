@@ -31,12 +31,9 @@ def prepare(connection: sqlite3.Connection, name: str) -> None:
     found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
     tables = {table for (table,) in found}
     if tables and schema_version.name not in tables:
-        raise StoreSchemaError(
-            f"{name} is the database of another program, and was not changed: give the sample "
-            "store a file of its own",
-            found=None,
-            known=SCHEMA_VERSION,
-        )
+        what = "is the database of another program, and was not changed: give the sample store"
+        message = f"{name} {what} a file of its own"
+        raise StoreSchemaError(message, found=None, known=SCHEMA_VERSION)
     if tables:
         query = f"SELECT max(version) FROM {schema_version.name}"  # noqa: S608  no input
         faults.refuse_other(name, connection.execute(query).fetchone()[0])
