@@ -35,7 +35,6 @@ class ExplainedCandidate:
     """A candidate and all that is known of it.
 
     Attributes:
-        passage_id: Its id.
         title: Its title; empty where it has none, or none is stored.
         rank: In the retriever's own order, from 1.
         score: The score that decided; None where it is not a number.

@@ -95,7 +95,6 @@ class AlarmMonitor:
 
         Args:
             verdicts: Those on it; every served passage has one.
-            harm: Its harm.
             probability: Probability with which it was sampled and then taken up for judging.
         """
         if not self._is_of_profile(record):
@@ -160,10 +159,6 @@ class AlarmMonitor:
         if self.state.add(alarm):
             self._act_on(alarm)
 
-    def clear(self, kind: AlarmKind) -> None:
-        """End an alarm about the monitor itself."""
-        self.state.clear(kind)
-
     def check_corpus(self, present: CorpusSketch) -> None:
         """Warn while more of the corpus has changed since calibration than a profile holds for."""
         former, profile_id = self.state.profile.corpus, self.state.profile_id
@@ -171,7 +166,7 @@ class AlarmMonitor:
             return
         change = former.changed_share(present)
         if change <= DEFAULT_MAX_CORPUS_CHANGE:
-            self.clear(AlarmKind.CORPUS_CHANGED)
+            self.state.clear(AlarmKind.CORPUS_CHANGED)
             return
         self.add(
             AlarmKind.CORPUS_CHANGED,

@@ -158,9 +158,7 @@ class Units(NamedTuple):
 
     Attributes:
         request: Shape (u,), the row of the population.
-        rank: Shape (u,), 1-based among those served; 0 for the dropped of a kind.
-        group: Shape (u,), the rank group.
-        verdict: Shape (u,), the judge's.
+        rank, group, verdict: Shape (u,), as of ``joint.Grades``; rank 0 for the dropped of a kind.
         probability: Shape (u,), with which it is drawn; of the dropped of a kind, that of any.
     """
 

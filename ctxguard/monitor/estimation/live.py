@@ -217,8 +217,7 @@ class Labels:
     """The l samples with grades of people on passages that were drawn, by ascending id.
 
     Attributes:
-        sample_ids: Shape (l,).
-        first_pick: Shape (l,), as ``JudgedRows.first_pick``.
+        sample_ids, first_pick: Shape (l,), as of ``JudgedRows``.
         judge: Shape (l,), the requests by the verdicts of the judge.
         passages: Shape (m,), the graded passages, as ``graded.PASSAGE``.
         request: Shape (m,), the sample of each, below l.

@@ -148,7 +148,6 @@ class _Difference:
     """How a policy in shadow differs from what is served today on one request.
 
     Attributes:
-        route: The stages that answered.
         value: Its recall less that of today's first k; None where the request does not count.
         is_graded: Whether people graded all that either keeps.
         by_people: What people said when this was computed.

@@ -116,17 +116,16 @@ class JudgingBudget:
         calls = self._calls / self._samples if self._samples else 1.0
         cost = self._cost / self._samples if self._samples else 0.0
         probability = 1.0
-        for period in self._periods():
-            own = self._spent[period.kind]
+        for own in self._spent.values():
             for limit, spent, each in (
-                (period.max_calls, own.calls - self._reserved, calls),
-                (period.max_cost, own.cost + self._cost_since, cost),
+                (own.max_calls, own.calls - self._reserved, calls),
+                (own.max_cost, own.cost + self._cost_since, cost),
             ):
                 if limit is None:
                     continue
                 if spent + each > limit:
                     return 0.0
-                seconds = _SECONDS[period.kind]
+                seconds = _SECONDS[own.kind]
                 left_seconds = seconds - now % seconds
                 needed = (max(waiting, 1) + arriving_per_second * left_seconds) * each
                 probability = min(probability, (limit - spent) / needed if needed else 1.0)

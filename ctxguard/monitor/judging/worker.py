@@ -303,7 +303,7 @@ class JudgingWorker:
             loss = self._safely("the alarms", sample, partial(self._loss, sample, record, verdicts))
             finished = replace(finished, loss=loss)
             # Also where it was another process, before a restart, that saw the judge fail.
-            self._alarms.clear(AlarmKind.JUDGE_DOWN)
+            self._alarms.state.clear(AlarmKind.JUDGE_DOWN)
         self.failing = False
         self._counters.add_verdicts(record.route, verdicts.n_wanted, verdicts.n_invalid)
         self._counters.add_places(verdicts.verdicts.values())

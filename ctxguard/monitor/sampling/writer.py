@@ -360,11 +360,8 @@ def sample_to(
     Args:
         url: ``sqlite:///samples.db`` for the processes of one host, ``postgresql://…`` for
             several hosts.
-        rate: π, the probability that a request is sampled.
-        max_per_second: Approximate cap on samples a second in this process; None for no cap.
-        rates: How many of the dropped passages are judged.
-        privacy: How much of the text is stored.
-        seed: Seed of the random choices.
+        rate, max_per_second, seed: As ``Sampler``'s.
+        rates, privacy: As ``SampleWriter``'s.
         limits: What the store keeps.
 
     Raises:

@@ -79,7 +79,6 @@ judged = sa.Table(
     sa.Column("time_seconds", sa.Double, primary_key=True),
     *_key("sample_id"),
     sa.Column("label_order", sa.Double, nullable=False),
-    # The first pick for labels that could have taken it; none so far where it is null.
     sa.Column("first_pick", sa.BigInteger),
     sa.Column("summary", sa.LargeBinary, nullable=False),
     sa.Index("ctxguard_judged_sample", "sample_id"),
@@ -172,25 +171,19 @@ picked = sa.Table(
     sa.Column("position", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("probability", sa.Double, nullable=False),
     sa.Column("goes_on", sa.Boolean, nullable=False),
-    # The tenant whose file it was written to first, or nothing for a file of all tenants; null
-    # where nobody was asked to grade it so far.
     sa.Column("asked", sa.Text),
 )
 
-# What estimates of a series need of a sample that people graded; it outlives the sample.
+# The fields of GradedRow: it outlives the sample, and is made again with a newer label.
 graded = sa.Table(
     "ctxguard_graded",
     metadata,
     *_key("series_id", "sample_id"),
     sa.Column("time_seconds", sa.Double, nullable=False),
     sa.Column("route", sa.Text, nullable=False),
-    # The picked passages that are graded, and the request by the judge's verdicts.
     *_columns(sa.LargeBinary, "passages", "judge"),
-    # The request by the grades of people; empty unless all of it was to be graded and is.
     sa.Column("human", sa.LargeBinary, nullable=False),
-    # Passages on whose relevance annotators disagree.
     sa.Column("disagreements", sa.Integer, nullable=False),
-    # The newest label in it: with a newer one the row is made again.
     sa.Column("last_label_id", sa.BigInteger, nullable=False),
 )
 

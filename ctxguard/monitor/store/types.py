@@ -407,13 +407,9 @@ class GradedRows:
     """Samples of a series that people have graded, by ascending id; n of them.
 
     Attributes:
-        sample_ids: Shape (n,), int64.
-        time_seconds: Shape (n,), when the requests were answered.
-        first_pick: Shape (n,), as ``JudgedRows.first_pick``.
-        routes: The stages that answered each.
-        passages: Of each, the picked passages that are graded.
-        judge: All n rows by the grades of the judge, of one size.
-        human: The row of each by the grades of people; empty unless all of it was graded.
+        sample_ids, time_seconds, first_pick: Shape (n,), as of ``JudgedRows``.
+        routes, passages, human: Of each, as of ``GradedRow``.
+        judge: Those of ``GradedRow``, all n of one size.
         is_targeted: Shape (n,), whether an alarm asked for each as well, so that it is graded more
             often.
         asked: What draws asked about that stand for all that they could have taken: the number of
@@ -477,7 +473,6 @@ class PickedSample:
     """A sample that was picked for labels.
 
     Attributes:
-        request_id: Its request.
         n_labels: How many labels of that request were added; those taken back are among them.
     """
 
