@@ -11,11 +11,15 @@ def table(requests: Iterable[JudgedRequest]) -> Table:
     return table_of([request.to_row() for request in requests])
 
 
-def sums(requests: Iterable[JudgedRequest]) -> TermSums:
+def sums_of(rows: Table) -> TermSums:
     """Sums of the terms of some requests, clustered by session."""
-    whole, rows = Accumulator(), table(requests)
+    whole = Accumulator()
     whole.add(request_terms(rows), rows["session"])
     return whole.sums()
+
+
+def sums(requests: Iterable[JudgedRequest]) -> TermSums:
+    return sums_of(table(requests))
 
 
 def ratio_sums(metric: Metric, requests: Iterable[JudgedRequest]) -> RatioSums:

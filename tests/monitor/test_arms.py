@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from judged_rows import sums_of
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -10,7 +11,6 @@ from watching import Watching
 from ctxguard import ContextGuard, Hit, Mode, RatioPolicy, ScoreKind
 from ctxguard.monitor.estimation.live import ARMS, Window, _dealt
 from ctxguard.monitor.estimation.ratio import Estimate, difference, estimate
-from ctxguard.monitor.estimation.sums import sums_of
 from ctxguard.monitor.estimation.terms import ROW, Metric, Table
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling.inclusion import JudgingRates
