@@ -14,12 +14,7 @@ from calibration import risk
 from calibration.certify import Certification, GridPair, Promise, certify
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.evaluate import PROFILE_METRICS, QueryMetrics, per_query
-from calibration.fit import (
-    fit_relevance,
-    fit_temperature,
-    out_of_fold,
-    probabilities,
-)
+from calibration.fit import fit_relevance, fit_temperature, out_of_fold, probabilities
 from calibration.grid import Grid, GridIndex, plain_grid, ratio_grid, sizes, utility_grid
 from calibration.objectives import keep_recall
 from calibration.pool_labels import IntArray, PoolLabels, labelled_part

@@ -212,9 +212,7 @@ def _show(
 
 
 def _document(
-    comparison: "Comparison",
-    checks: "Sequence[RegressionCheck]",
-    about: Mapping[str, object],
+    comparison: "Comparison", checks: "Sequence[RegressionCheck]", about: Mapping[str, object]
 ) -> dict[str, object]:
     """A comparison as JSON; ``SavedComparison`` reads a part of it back."""
     from calibration.compare.saved_comparison import values_as_json
