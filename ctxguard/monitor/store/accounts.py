@@ -68,23 +68,27 @@ def append(
     present = math.floor(store.clock() / HOUR_SECONDS) if counts.hour is None else counts.hour
     stored = Counter([math.floor(entry.time_seconds / HOUR_SECONDS) for entry in entries])
     lost = {column.name: counts.lost.get(reason, 0) for reason, column in _LOST.items()}
-    row = {"worker_id": storable(worker_id), "hour": present, "sampled": counts.sampled, **lost}
-    row |= {"stored": stored.pop(present, 0), "pending": counts.pending, "batch": batch or 0}
+    row: dict[str, Any] = {"worker_id": storable(worker_id), "hour": present, **lost}
+    row |= {
+        "sampled": counts.sampled,
+        "stored": stored.pop(present, 0),
+        "pending": counts.pending,
+        "batch": batch or 0,
+    }
     is_sqlite = store.database.is_sqlite
-    report = _report(is_sqlite=is_sqlite).values(heard_at=store.database.lease_clock())
+    report, clock = _report(is_sqlite=is_sqlite), store.database.lease_clock()
+    if isinstance(clock, sa.BindParameter):
+        # A statement that stays the same is not compiled again.
+        row["heard_at"] = clock.value
+    else:
+        report = report.values(heard_at=clock)
     options = {"preserve_rowcount": True}
     if not connection.execute(report, row, execution_options=options).rowcount:
         return False
     if earlier := sorted(stored.keys() | counts.earlier.keys()):
-        none = dict.fromkeys([*lost, "pending", "batch"], 0)
+        none = {**row, **dict.fromkeys([*lost, "pending", "batch"], 0), "heard_at": None}
         rows = [
-            {
-                **row,
-                **none,
-                "hour": hour,
-                "sampled": counts.earlier.get(hour, 0),
-                "stored": stored[hour],
-            }
+            {**none, "hour": hour, "sampled": counts.earlier.get(hour, 0), "stored": stored[hour]}
             for hour in earlier
         ]
         connection.execute(_report_of_earlier(is_sqlite=is_sqlite), rows)
