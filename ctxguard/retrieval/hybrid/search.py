@@ -42,7 +42,6 @@ from ctxguard.retrieval.index.passages import PassageTable
 from ctxguard.retrieval.protocols import (
     Float32Array,
     LexicalHits,
-    NibbleArray,
     QueryTokens,
     RowArray,
     TokenEncoder,
@@ -105,6 +104,7 @@ class Search:
     allowed: AllowedRows | None = None
     with_signals: bool = False
     _tokens: list[QueryTokens | None] = field(default_factory=list, init=False)
+    _encoders: list[TokenEncoder | None] = field(default_factory=list, init=False)
 
     def legs(self, budget: Budget | None) -> tuple[Candidates, list[StageFailure]]:
         """Search the legs under their time limits and circuit breakers.
@@ -214,18 +214,15 @@ class Search:
         if isinstance(self.query_vector, QueryTokens):
             return self.query_vector
         if not self._tokens:
-            encoder = self._token_encoder()
+            encoder = None if self.index.sentences is None else self._token_encoder()
             self._tokens.append(None if encoder is None else encoder.encode_query(self.query))
         return self._tokens[0]
 
-    def _token_table(self) -> NibbleArray | None:
-        encoder = self._token_encoder()
-        return None if encoder is None else encoder.token_table()
-
     def _token_encoder(self) -> TokenEncoder | None:
-        """Return what encodes word pieces; None if the index has no sentences."""
-        embedder = self.settings.embedder
-        return None if self.index.sentences is None else token_encoder_of(embedder)
+        """Return what encodes word pieces, asked for once."""
+        if not self._encoders:
+            self._encoders.append(token_encoder_of(self.settings.embedder))
+        return self._encoders[0]
 
     def unit_vector(self) -> Float32Array:
         """Return the query's vector at unit length, shape (dimension,); errors as for `dense`."""
@@ -279,7 +276,8 @@ class Search:
             )
         if len(legs) < 2:
             return replace(candidates, signals=forward.text_signals(self.query, rows))
-        tokens, table = self.query_tokens(), self._token_table()
+        encoder = None if sentences is None else self._token_encoder()
+        tokens = None if encoder is None else self.query_tokens()
         # Where rows do not lie in one segment, those of the candidates are gathered.
         return candidates.ranked(
             *ranked_signals(
@@ -290,8 +288,8 @@ class Search:
                 forward.stem_weights,
                 index.dense.vectors_at(rows) if vectors is None else vectors,
                 None
-                if sentences is None or tokens is None or table is None
-                else sentences.inputs(tokens, rows, table),
+                if sentences is None or tokens is None or encoder is None
+                else sentences.inputs(tokens, rows, encoder.token_table()),
                 self.settings.ranker,
                 None if index.rows.is_plain else np.arange(rows.size),
             )
@@ -305,13 +303,14 @@ class Search:
         pass that gives its vector.
         """
         forward, sentences, tokens = self.index.forward, self.index.sentences, self.query_tokens()
-        taken, table = {}, self._token_table()
+        taken, encoder = {}, None if tokens is None else self._token_encoder()
         if forward is not None:
             taken["stems"] = _milliseconds(
                 lambda: forward.text_signals(self.query, candidates.rows)
             )
         if len(candidates.legs) == len(_BOTH):
-            if sentences is not None and tokens is not None and table is not None:
+            if sentences is not None and tokens is not None and encoder is not None:
+                table = encoder.token_table()
                 taken["sentences"] = _milliseconds(
                     lambda: sentences.signals(tokens, candidates.rows, table)
                 )
