@@ -31,6 +31,12 @@ class TestBm25s(LexicalContract):
     def load(self, folder: Path) -> Bm25sIndex:
         return Bm25sIndex.load(PartFiles(folder))
 
+    def test_words_times_passages_may_exceed_32_bits(self) -> None:
+        n = 50_000
+        index = Bm25sIndex.build(f"common word{row}" for row in range(n))
+        for row in (0, 43_000, n - 1):
+            assert index.search(f"word{row}", 2).rows.tolist() == [row]
+
 
 class TestRankBm25(LexicalContract):
     def build(self, texts: Sequence[str]) -> RankBm25Index:

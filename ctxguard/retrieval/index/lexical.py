@@ -306,7 +306,8 @@ def _joined(parts: Sequence[_Part], lengths: NDArray[np.integer], n_words: int) 
             own = own if part.order is None else part.order[own]
             old, starts = kernels.taken(part.rows, part.starts, own)
             row = old.astype(np.int64) if part.new_rows is None else part.new_rows[old]
-            word = np.repeat(part.numbers[own], np.diff(starts))
+            # A word times the number of passages does not fit 32 bits.
+            word = np.repeat(part.numbers[own].astype(np.int64), np.diff(starts))
             count, _ = kernels.taken(part.counts, part.starts, own)
             found.append([each[row >= 0] for each in (word, row, count)])
         word, row, count = map(np.concatenate, zip(*found, strict=True))
