@@ -7,6 +7,7 @@ state of a query's piece lies between the piece's and the query's vector.
 
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from zlib import crc32
 
 import numpy as np
@@ -34,6 +35,7 @@ def pieces_of(text: str) -> tuple[list[int], RowArray]:
     return [piece.start() for piece in found], np.array(numbers, np.int64)
 
 
+@cache
 def token_table() -> NibbleArray:
     """The vector of every piece by itself, packed."""
     return packed(_directions())
