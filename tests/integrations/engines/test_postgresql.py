@@ -109,6 +109,14 @@ def test_bm25_is_that_of_the_formula_and_stays_so(built: EngineRetriever) -> Non
             )
 
 
+def test_all_passages_are_read_page_by_page(
+    built: EngineRetriever, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgresql, "_PAGE", 3)
+    found = [row["passage_id"] for row in built._engine.rows(("passage_id",))]
+    assert sorted(found) == sorted(each.passage_id for each in PASSAGES)
+
+
 def test_vectors_past_2000_dimensions_are_kept_at_half_precision() -> None:
     with _built(PASSAGES[:4], embedder=WordHashEmbedder(dimension=2_500)) as retriever:
         assert "halfvec" in retriever.fingerprint()["engine"]
