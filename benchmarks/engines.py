@@ -316,7 +316,8 @@ def milliseconds(retrievers: Mapping[str, AnyIndex], work: Work, rounds: int) ->
     for name, retriever in retrievers.items():
         cases[name] = search(retriever)
         cases[f"{name} {WITHOUT_SIGNALS}"] = search(retriever.with_fusion(WITHOUT))
-    return interleaved(cases, rounds=rounds, calls=50, seconds=2.0)
+    # Short turns: on a busy machine the cases of a round then see the same load.
+    return interleaved(cases, rounds=10 * rounds, calls=5, seconds=0.2)
 
 
 def compared(outcome: Outcome, base: Outcome, seed: int = 0) -> dict[str, Interval]:
