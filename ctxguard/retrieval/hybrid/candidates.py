@@ -75,7 +75,10 @@ class Candidates:
 
     def ranked(self, rows: RowArray, signals: dict[str, FloatArray]) -> "Candidates":
         """Take the order of `ranked_signals`, with the legs' scores and the signals in it."""
-        legs = {name: Leg(signals.pop(name), leg.kind) for name, leg in self.legs.items()}
+        legs = {
+            LEXICAL: Leg(signals.pop(LEXICAL), self.legs[LEXICAL].kind),
+            DENSE: Leg(signals.pop(DENSE), self.legs[DENSE].kind),
+        }
         scores = signals[RANKER_SIGNAL]
         return Candidates(rows, scores, ScoreKind.LOGIT, self.answered, legs, signals)
 
