@@ -10,6 +10,8 @@ import pytest
 
 from ctxguard._support import _compiled
 from ctxguard.core.types import FloatArray, Leg, ScoreKind
+from ctxguard.retrieval.nibbles import packed
+from ctxguard.retrieval.protocols import Float32Array
 from ctxguard.retrieval.signals import candidates, sentences, text
 from ctxguard.retrieval.signals.candidates import MOST_COMPARED, OrderArray
 from ctxguard.retrieval.signals.pooled import ranked_signals
@@ -69,18 +71,21 @@ def ranked(
     )
 
 
+def unit_rows(rng: np.random.Generator, n: int) -> Float32Array:
+    rows = rng.standard_normal((n, DIMENSION)).astype(np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
 def sentences_of(rng: np.random.Generator) -> SentenceInputs:
     of_rows = rng.integers(0, 5, N_ROWS)
     lengths = rng.integers(1, 10, of_rows.sum()).astype(np.uint8)
     ends = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
     firsts = np.concatenate(([0], np.cumsum(of_rows)))
     m = int(rng.integers(1, 60))
-    states = rng.standard_normal((m, DIMENSION)).astype(np.float32)
-    states /= np.linalg.norm(states, axis=1, keepdims=True)
     return SentenceInputs(
-        *weighted_pieces(states, rng.uniform(0.1, 9.0, m)),
-        rng.integers(-127, 128, (N_PIECES, DIMENSION)).astype(np.int8),
-        rng.integers(-127, 128, (lengths.size, DIMENSION)).astype(np.int8),
+        *weighted_pieces(unit_rows(rng, m), rng.uniform(0.1, 9.0, m)),
+        packed(unit_rows(rng, N_PIECES)),
+        packed(unit_rows(rng, lengths.size)),
         lengths,
         rng.integers(0, N_PIECES, ends[-1]).astype(np.uint16),
         None,
