@@ -30,7 +30,7 @@ from ctxguard.server import clients, context, filtering, rerank
 from ctxguard.server.gate import Gate
 from ctxguard.server.metrics import Endpoint, forget_dead_workers, http_metrics
 from ctxguard.server.openapi import Operation, openapi
-from ctxguard.server.problems import Answer, ProblemKind, of_status
+from ctxguard.server.problems import HttpAnswer, ProblemKind, of_status
 from ctxguard.server.reranker_check import RerankerCheck, log_differences
 from ctxguard.server.scoring import BoundedScorer, LocalScorer, Scorer
 from ctxguard.server.settings import ServiceSettings, is_loopback
@@ -152,7 +152,7 @@ class Service:
                 stack.enter_context(IndexWatcher(self._retriever, telemetry=self._telemetry))
             yield
 
-    async def health(self, _: Request) -> Answer:
+    async def health(self, _: Request) -> HttpAnswer:
         """Whether the process serves, and whether its reranker is left out at present."""
         is_open = None if self.scorer is None else self.scorer.is_open
         words = {None: None, False: "in use", True: "left out: it failed repeatedly"}
@@ -300,7 +300,7 @@ def create_app(
 class _Answering:
     """The ASGI application of an endpoint that reads its body from the scope's state."""
 
-    def __init__(self, endpoint: Callable[[Scope], Awaitable[Answer]]) -> None:
+    def __init__(self, endpoint: Callable[[Scope], Awaitable[HttpAnswer]]) -> None:
         self._endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -416,10 +416,10 @@ def _metrics(registry: CollectorRegistry, _: Request) -> Response:
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
-def _told(content: object) -> Callable[[Request], Awaitable[Answer]]:
+def _told(content: object) -> Callable[[Request], Awaitable[HttpAnswer]]:
     """An endpoint that always gives the same answer."""
 
-    async def tell(_: Request) -> Answer:
+    async def tell(_: Request) -> HttpAnswer:
         return answer(content)
 
     return tell

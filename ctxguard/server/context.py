@@ -18,7 +18,7 @@ from ctxguard.guard import ContextGuard
 from ctxguard.server.attribute_filters import MOST_SEARCHES, Filter, alternatives_of, holds
 from ctxguard.server.filtering import CandidateVerdict, Name
 from ctxguard.server.limits import FEW_VALUES, MOST_CONDITIONS, MOST_VALUES
-from ctxguard.server.problems import Answer, Problem, ProblemKind
+from ctxguard.server.problems import HttpAnswer, Problem, ProblemKind
 from ctxguard.server.wire import STRICT, answer, named, parse
 
 Scalar = str | int | bool
@@ -162,7 +162,7 @@ class ContextEndpoint:
     def __init__(self, guard: ContextGuard) -> None:
         self._guard = guard
 
-    async def __call__(self, scope: Scope) -> Answer:
+    async def __call__(self, scope: Scope) -> HttpAnswer:
         """Answer one request.
 
         Raises:
@@ -193,7 +193,7 @@ class SearchEndpoint:
         self._store_id = store_id
         self._opened = int(time())
 
-    async def __call__(self, scope: Scope) -> Answer:
+    async def __call__(self, scope: Scope) -> HttpAnswer:
         """Answer one request.
 
         Raises:
@@ -241,7 +241,7 @@ class SearchEndpoint:
         }
         return answer(page, headers)
 
-    async def retrieve(self, request: Request) -> Answer:
+    async def retrieve(self, request: Request) -> HttpAnswer:
         """Describe the store.
 
         Raises:
@@ -250,7 +250,7 @@ class SearchEndpoint:
         self._check_store(request.scope)
         return answer(self._store())
 
-    async def list_all(self, _: Request) -> Answer:
+    async def list_all(self, _: Request) -> HttpAnswer:
         """Describe all stores, that is this one."""
         ends = {"first_id": self._store_id, "last_id": self._store_id}
         return answer({"object": "list", "data": [self._store()], **ends, "has_more": False})

@@ -24,7 +24,7 @@ from ctxguard.core.types import (
 )
 from ctxguard.guard import ContextGuard
 from ctxguard.server.limits import MOST_NAME_CHARS, MOST_NAMES
-from ctxguard.server.problems import Answer, Problem, ProblemKind
+from ctxguard.server.problems import HttpAnswer, Problem, ProblemKind
 from ctxguard.server.wire import STRICT, Body, answer, named
 
 Name = Annotated[str, Field(max_length=MOST_NAME_CHARS), Meta(max_length=MOST_NAME_CHARS)]
@@ -143,7 +143,7 @@ class FilterEndpoint:
         self._kind = kind
         self._max_candidates = max_candidates
 
-    async def __call__(self, scope: Scope) -> Answer:
+    async def __call__(self, scope: Scope) -> HttpAnswer:
         """Answer one request.
 
         Raises:

@@ -12,7 +12,7 @@ from ctxguard.errors import CtxguardError, QueryError, StageError
 from ctxguard.server.access import Access
 from ctxguard.server.limits import ClientGoneError, RequestLimits
 from ctxguard.server.metrics import ENDPOINTS, Endpoint, HttpMetrics, Outcome, endpoint_of
-from ctxguard.server.problems import Answer, Problem, ProblemKind, problem_of
+from ctxguard.server.problems import HttpAnswer, Problem, ProblemKind, problem_of
 from ctxguard.server.settings import ServiceSettings
 
 _log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Gate:
     def __init__(
         self,
         app: ASGIApp,
-        direct: Mapping[str, Callable[[Scope], Awaitable[Answer]]],
+        direct: Mapping[str, Callable[[Scope], Awaitable[HttpAnswer]]],
         settings: ServiceSettings,
         metrics: HttpMetrics,
     ) -> None:
@@ -109,7 +109,7 @@ class Gate:
             self._note((endpoint, outcome, perf_counter() - start))
 
 
-def _refusal(error: Exception, endpoint: Endpoint, request_id: str) -> tuple[Outcome, Answer]:
+def _refusal(error: Exception, endpoint: Endpoint, request_id: str) -> tuple[Outcome, HttpAnswer]:
     """How a request ends that raised an error, and its answer."""
     if isinstance(error, (Problem, StageError, QueryError)):
         problem = problem_of(error)

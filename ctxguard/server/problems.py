@@ -22,7 +22,7 @@ _MOST_ERRORS = 10
 """Faults that one problem lists: 10,000 documents of a wrong type are one mistake."""
 
 
-class Answer:
+class HttpAnswer:
     """The answer to a request, as an ASGI application.
 
     Args:
@@ -114,7 +114,7 @@ class Problem(Exception):  # noqa: N818 - RFC 9457 calls it a problem
         self.errors = errors
         self.headers = headers
 
-    def answer(self, request_id: str | None = None, *, retry_after: bool = False) -> Answer:
+    def answer(self, request_id: str | None = None, *, retry_after: bool = False) -> HttpAnswer:
         """The problem document.
 
         Args:
@@ -137,7 +137,7 @@ class Problem(Exception):  # noqa: N818 - RFC 9457 calls it a problem
         if self.kind in _CLOSES:
             # The rest of the body is neither read nor taken for the next request.
             headers["connection"] = "close"
-        return Answer(to_json(document), headers, self.kind.status, MEDIA_TYPE)
+        return HttpAnswer(to_json(document), headers, self.kind.status, MEDIA_TYPE)
 
 
 def invalid_request(error: ValidationError) -> Problem:

@@ -33,7 +33,7 @@ from ctxguard.core.types import (
 from ctxguard.guard import ContextGuard
 from ctxguard.resilience import failure_of
 from ctxguard.retrieval.rerank_forms import FORMS, Protocol, RerankForm, form_of
-from ctxguard.server.problems import Answer, Problem, ProblemKind
+from ctxguard.server.problems import HttpAnswer, Problem, ProblemKind
 from ctxguard.server.scoring import STAGE, BoundedScorer
 from ctxguard.server.wire import Body, answer
 
@@ -224,7 +224,7 @@ class RerankEndpoint:
         # Of equal scores the first in the request is the better.
         self._ranks = tuple(range(1, max_documents + 1))
 
-    async def __call__(self, scope: Scope) -> Answer:
+    async def __call__(self, scope: Scope) -> HttpAnswer:
         """Answer one request.
 
         Raises:

@@ -7,7 +7,7 @@ import msgspec
 from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import to_json
 
-from ctxguard.server.problems import Answer, invalid_request
+from ctxguard.server.problems import HttpAnswer, invalid_request
 
 _T = TypeVar("_T")
 
@@ -82,10 +82,10 @@ def _parse_without_surrogates(adapter: TypeAdapter[_T], body: bytes) -> _T:
         raise invalid_request(error) from None
 
 
-def answer(content: Any, headers: dict[str, str] | None = None) -> Answer:
+def answer(content: Any, headers: dict[str, str] | None = None) -> HttpAnswer:
     """An answer in JSON; a number that JSON cannot carry is null."""
     try:
         body = _encode(content)
     except (TypeError, ValueError):  # such as metadata with an integer of more than 64 bits
         body = to_json(content, inf_nan_mode="null")
-    return Answer(body, headers)
+    return HttpAnswer(body, headers)

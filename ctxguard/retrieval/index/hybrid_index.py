@@ -136,7 +136,7 @@ class HybridIndex:
         n_pieces = len(_token_encoder(embedder).token_table()) if signals == "full" else 0
         segment = Segment.build(
             valid,
-            _Encoder(embedder, valid, n_pieces > 0, progress).encode,
+            _PassageEncoder(embedder, valid, n_pieces > 0, progress).encode,
             engine=engine,
             analyser=analyser,
             exact_limit=exact_limit,
@@ -218,7 +218,7 @@ class HybridIndex:
                 f"{len(repeated)} of {len(new)} passages have the id of one in the index, first "
                 f"{repeated[0]!r}; use upsert to replace them"
             )
-        encode = _Encoder(embedder, new, self.sentences is not None, progress).encode
+        encode = _PassageEncoder(embedder, new, self.sentences is not None, progress).encode
         index = self._changed(new, encode, np.zeros(0, np.int64), self._with(report))
         return index, Changes(added=len(new), encoded=len(new))
 
@@ -270,7 +270,7 @@ class HybridIndex:
         ]
         new = given if all(is_new) else given.taken(np.flatnonzero(is_new))
         former = rows[is_new]
-        encoder = _Encoder(embedder, new, self.sentences is not None, progress, self, former)
+        encoder = _PassageEncoder(embedder, new, self.sentences is not None, progress, self, former)
         gone = former[former >= 0]
         changes = Changes(
             added=len(new) - gone.size,
@@ -561,7 +561,7 @@ def _token_encoder(embedder: Embedder) -> TokenEncoder:
     return encoder
 
 
-class _Encoder:
+class _PassageEncoder:
     """Encodes the rows of a table, but those whose texts an index holds already.
 
     Args:

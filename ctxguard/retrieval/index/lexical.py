@@ -61,7 +61,7 @@ class Counted(NamedTuple):
     lengths: NDArray[np.int32]
 
 
-class _Part(NamedTuple):
+class _PartPostings(NamedTuple):
     """Postings by word, to be joined with others.
 
     Attributes:
@@ -184,7 +184,7 @@ class Bm25sIndex:
             n_rows += own_lengths.size
         arrays = [column.array() for column in columns]
         parts = [
-            _Part(*[array[a:b] for array, a, b in zip(arrays, *each, strict=True)])
+            _PartPostings(*[array[a:b] for array, a, b in zip(arrays, *each, strict=True)])
             for each in pairwise(ends)
         ]
         counted = _joined(parts, np.concatenate(lengths), len(vocabulary))
@@ -212,7 +212,7 @@ class Bm25sIndex:
             for number in np.flatnonzero(kernels.passages_with(rows, starts, new)).tolist():
                 numbers[number] = vocabulary.setdefault(terms[number], len(vocabulary))
             order = np.argsort(numbers, kind="stable")
-            parts.append(_Part(numbers, starts, rows, segment.counts, order, new))
+            parts.append(_PartPostings(numbers, starts, rows, segment.counts, order, new))
         return self._of(self.analyser, vocabulary, _joined(parts, lengths, len(vocabulary)))
 
     def __len__(self) -> int:
@@ -291,7 +291,7 @@ def length_norms(lengths: NDArray[np.int32]) -> FloatArray:
     return norms
 
 
-def _joined(parts: Sequence[_Part], lengths: NDArray[np.integer], n_words: int) -> Counted:
+def _joined(parts: Sequence[_PartPostings], lengths: NDArray[np.integer], n_words: int) -> Counted:
     """Sort the postings of several parts by new word and row, some words at a time."""
     sizes, totals = np.zeros(n_words, np.int64), np.zeros(n_words + 1, np.int64)
     for part in parts:
