@@ -35,7 +35,6 @@ from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.judging.audit import Audit
 from ctxguard.monitor.sampling.inclusion import JudgingRates
-from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import FeedbackRow, LostReason
 from ctxguard.profile.schema import Evidence, RouteProfile, RouteVerdict
 from ctxguard.request.telemetry import ReloadOutcome, ReloadTarget, Telemetry
@@ -230,7 +229,7 @@ def hour(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hour]:
             service.live.monitor.maintain()
             service.errs.monitor.maintain()
             service.ring()
-            with patch.object(Monitor, "store_fault", "StoreFullError"):
+            with patch.object(service.live.monitor, "store_fault", "StoreFullError"):
                 lines.writelines(f"{line}\n" for line in service.scrape(now))
         lines.write("# EOF\n")
     load = ("promtool", "tsdb", "create-blocks-from", "openmetrics", "hour.txt", "data")
