@@ -11,7 +11,7 @@ from calibration.evaluate import per_query
 from calibration.pool_labels import label
 from calibration.replay import Pools
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import FloatArray, Route, ScoreKind
+from ctxguard.core.types import Route, ScoreKind
 
 DEPTH = 8
 KINDS = ("hard_negative", "distractor")
@@ -37,8 +37,7 @@ def view() -> View:
         {query_id: {"p1": KINDS[row % 2]} for row, query_id in enumerate(query_ids)},
     )
     pools = Pools(Route.HYBRID, ScoreKind.RATIO, query_ids, tuple(ids), scores, {}, {})
-    empty: FloatArray = np.empty((40, DEPTH, 0))
-    return View(pools, label(pools, dataset), empty)
+    return View(pools, label(pools, dataset))
 
 
 @pytest.mark.parametrize(
