@@ -427,8 +427,8 @@ def _plain(interval: Interval) -> dict[str, Any]:
 
 def table(found: Mapping[str, Any], title: str) -> Table:
     """At most 80 columns wide."""
-    shown = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    shown.add_column("engine")
+    shown = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    shown.add_column("engine", no_wrap=True)
     columns = ("nDCG@10", "less\nembedded", "without\nsignals", "strict\nUDCG", "ms", "without")
     for column in (*columns, "load\ns", "upsert\nms"):
         shown.add_column(column, justify="right", no_wrap=True)
@@ -454,7 +454,7 @@ def _shown(interval: Mapping[str, Any], sign: str = "") -> str:
     own = format(interval["value"], f"{sign}.3f")
     if interval["lower"] is None:
         return own
-    return f"{own}\n{interval['lower']:{sign}.3f}, {interval['upper']:{sign}.3f}"
+    return f"{own}\n{interval['lower']:{sign}.3f} to\n{interval['upper']:{sign}.3f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
