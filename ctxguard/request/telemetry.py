@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import Counter as Counts
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from functools import partial
 from itertools import product
@@ -132,10 +133,11 @@ class CountedLater(Generic[_T]):
         self.waiting = deque()
 
     def append(self, item: _T) -> None:
-        """Have an item counted."""
+        """Have an item counted; never raises."""
         self.waiting.append(item)
         if len(self.waiting) >= self.most:
-            self.count()
+            with suppress(Exception):
+                self.count()
 
     def count(self) -> None:
         """Count the items that wait; others may come for as long as this takes."""

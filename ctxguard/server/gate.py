@@ -21,11 +21,11 @@ _MOST_LABEL_CHARS = 128
 _BEAR_RETRY_AFTER = frozenset({Endpoint.FILTER, Endpoint.CONTEXT, Endpoint.VECTOR_STORE_SEARCH})
 """Clients of the rerank protocol retry as often as ten times when they are told when to."""
 
-
 _ENDS = {**dict.fromkeys(range(4), Outcome.OK), 4: Outcome.REJECTED, 5: Outcome.FAILED}
 """By the first digit of a status."""
+
 _ONCE = frozenset({b"host", b"authorization"})
-"""Whoever reads the other one of two, such as a proxy, would take the request for another."""
+"""Of two values a proxy may have read the other one, and so have let another request pass."""
 
 
 class Gate:
@@ -98,7 +98,7 @@ class Gate:
             finally:
                 budget.in_flight -= 1
                 budget.buffered -= len(body)
-            outcome = Outcome.DEGRADED if state.get("degraded") else _ENDS[status // 100]
+            outcome = _outcome(status, state)
         except ClientGoneError:
             pass
         except Exception as error:
@@ -107,6 +107,11 @@ class Gate:
                 await refusal(scope, receive, send_named)
         finally:
             self._note((endpoint, outcome, perf_counter() - start))
+
+
+def _outcome(status: int, state: Mapping[str, object]) -> Outcome:
+    outcome = _ENDS[status // 100]
+    return Outcome.DEGRADED if outcome is Outcome.OK and state.get("degraded") else outcome
 
 
 def _refusal(error: Exception, endpoint: Endpoint, request_id: str) -> tuple[Outcome, HttpAnswer]:

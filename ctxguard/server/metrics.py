@@ -81,8 +81,8 @@ class HttpMetrics:
     """The counters of one registry; one instance serves any number of applications.
 
     Attributes:
-        note: Counts a request of an endpoint: that begins, without an outcome, or that ended, with
-            its outcome after so many seconds.
+        note: Counts a request of an endpoint; never raises. Takes the endpoint, how the request
+            ended (None if it begins), and after how many seconds.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

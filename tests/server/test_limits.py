@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 from http_service import NamedScores, Serve, counted
 from prometheus_client import CollectorRegistry
+from starlette.types import Scope
 
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.store import SampleStore
-from ctxguard.server import limits
+from ctxguard.request.telemetry import CountedLater
+from ctxguard.server import limits, rerank
+from ctxguard.server.metrics import http_metrics
+from ctxguard.server.problems import HttpAnswer
 from ctxguard.server.settings import Secrets, ServiceSettings
 
 TOKEN, METRICS_TOKEN = "a" * 16, "b" * 16
@@ -239,8 +243,6 @@ def test_unknown_paths_and_methods_are_problem_documents(serve: Serve) -> None:
 def test_an_error_of_our_own_is_a_problem_document_that_tells_nothing(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, registry: CollectorRegistry
 ) -> None:
-    from ctxguard.server import rerank
-
     def fail(_context: object) -> object:
         raise RuntimeError("a secret")
 
@@ -282,3 +284,26 @@ def test_settings_reach_a_worker_without_their_secrets(monkeypatch: pytest.Monke
     monkeypatch.setenv("CTXGUARD_SERVE", '{"port": "many"}')
     with pytest.raises(ConfigurationError, match="port"):
         ServiceSettings.from_environment()
+
+
+def test_a_count_that_fails_costs_no_answer(serve: Serve, registry: CollectorRegistry) -> None:
+    client = serve()
+    later: CountedLater[object] = http_metrics(registry).note.__self__
+
+    def fail(_noted: object) -> None:
+        raise OSError("no space left for the workers' files")
+
+    later._count, later.most = fail, 1
+    assert client.post("/rerank", json=BODY).status_code == 200
+
+
+def test_a_failed_request_is_failed_though_it_went_on_without_a_stage(
+    serve: Serve, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_self: object, scope: Scope) -> HttpAnswer:
+        scope["state"]["degraded"] = True
+        return HttpAnswer(b"", status=500)
+
+    monkeypatch.setattr(rerank.RerankEndpoint, "__call__", fail)
+    assert serve().post("/rerank", json=BODY).status_code == 500
+    assert counted(registry, "ctxguard_http_requests_total", outcome="failed") == 1
