@@ -18,12 +18,12 @@ from ctxguard.core.decision import Decision
 from ctxguard.core.render import DEFAULT_SEPARATOR, DEFAULT_TEMPLATE, Template, sanitise
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import (
-    CheckedPassages,
     DropReason,
     Flag,
     Passage,
     PassageSource,
     Ranking,
+    ReadTogether,
     StageFailure,
     Threshold,
 )
@@ -201,7 +201,8 @@ class ReadPassages(NamedTuple):
     failures: list[StageFailure]
 
 
-_TEXT, _TITLE = attrgetter("text"), attrgetter("title")
+_TEXT, _TITLE, _ID = map(attrgetter, ("text", "title", "passage_id"))
+_LENGTH = str.__len__
 
 
 def read_passages(
@@ -214,11 +215,18 @@ def read_passages(
         positions: Best first.
         max_chars: A passage whose title and text are longer is left out.
     """
-    if isinstance(source, CheckedPassages):
-        passages = source.many(positions)
-        texts, titles = [*map(_TEXT, passages)], map(_TITLE, passages)
-        if max(map(len, texts), default=0) + max(map(len, titles), default=0) <= max_chars:
-            return ReadPassages(list(positions), passages, texts, [], [])
+    if isinstance(source, ReadTogether):
+        try:
+            passages = source.many(positions)
+            texts = [*map(_TEXT, passages)]
+            # A TypeError where a field is no text.
+            longest = max(map(_LENGTH, texts), default=0)
+            longest += max(map(_LENGTH, map(_TITLE, passages)), default=0)
+            max(map(_LENGTH, map(_ID, passages)), default=0)
+            if longest <= max_chars:
+                return ReadPassages(list(positions), passages, texts, [], [])
+        except Exception:  # noqa: S110  each on its own then, which tells those that fail
+            pass
     read = ReadPassages([], [], [], [], [])
     for position in positions:
         try:

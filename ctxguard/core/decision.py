@@ -403,14 +403,20 @@ def _strict_order(scores: Sequence[float | None]) -> Sequence[int]:
 
     Nearly every ranking is, and then it holds neither garbage nor ties; a pass in C checks this.
     """
-    n = len(scores)
+    order: Sequence[int] = range(len(scores))
+    ordered = cast(Sequence[float], scores)
     try:
-        if _strictly_descending(scores):
-            return range(n)
-        by_score = sorted(range(n), key=scores.__getitem__, reverse=True)  # type: ignore[arg-type]
-        if _strictly_descending(list(map(scores.__getitem__, by_score))):
-            return by_score
-    except TypeError:
+        for is_sorted in (False, True):
+            if is_sorted:
+                order = sorted(order, key=ordered.__getitem__, reverse=True)
+                ordered = list(map(ordered.__getitem__, order))
+            if (
+                all(map(gt, ordered, islice(ordered, 1, None)))
+                and ordered[0] < INVALID_MAGNITUDE
+                and ordered[-1] > -INVALID_MAGNITUDE
+            ):
+                return order
+    except TypeError:  # some are not numbers
         pass
     return ()
 
@@ -425,20 +431,6 @@ def _bad_id(ids: Sequence[object]) -> ConfigurationError:
     return ConfigurationError(
         f"candidate {rank} of {len(ids)} has a passage_id of type {type(bad).__name__}; give every "
         "candidate a passage_id that is a text"
-    )
-
-
-def _strictly_descending(scores: Sequence[float | None]) -> bool:
-    """Tell whether each score is valid and below the one before it.
-
-    Raises:
-        TypeError: some are not numbers.
-    """
-    first, last = cast(float, scores[0]), cast(float, scores[-1])
-    return (
-        all(map(gt, scores, islice(scores, 1, None)))  # type: ignore[arg-type]
-        and first < INVALID_MAGNITUDE
-        and last > -INVALID_MAGNITUDE
     )
 
 
@@ -478,9 +470,9 @@ def _by_upstream_rank(order: Sequence[int], ranking: Ranking) -> Sequence[int]:
     ranks = ranking.ranks
     if ranks is None:
         return order
-    return sorted(
-        order, key=[_UNKNOWN_RANK if rank is None else rank for rank in ranks].__getitem__
-    )
+    if None in ranks:
+        ranks = [_UNKNOWN_RANK if rank is None else rank for rank in ranks]
+    return sorted(order, key=cast(Sequence[int], ranks).__getitem__)
 
 
 def _distinct(

@@ -202,11 +202,24 @@ class PassageSource(Protocol):
     def __getitem__(self, position: int, /) -> Passage: ...
 
 
+class ReadTogether:
+    """Passages that one call reads: a source whose reading runs nobody else's code."""
+
+    __slots__ = ()
+
+    def many(self, positions: Sequence[int]) -> list[Passage]:
+        """Read the passages at these positions."""
+        raise NotImplementedError
+
+    def __getitem__(self, position: int, /) -> Passage:
+        return self.many([position])[0]
+
+
 _item_of = attrgetter("__getitem__")
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedPassages:
+class CheckedPassages(ReadTogether):
     """Passages whose fields were checked before, made when they are read.
 
     Attributes:
@@ -215,23 +228,25 @@ class CheckedPassages:
 
     columns: tuple[Sequence[Any], ...] = field(repr=False)
 
-    def __getitem__(self, position: int, /) -> Passage:
-        return self.many([position])[0]
-
     def many(self, positions: Sequence[int]) -> list[Passage]:
         """Make the passages at these positions."""
         return [*map(Passage, *map(map, map(_item_of, self.columns), repeat(positions)))]
 
 
+_FIELDS_OF_HIT = [*map(attrgetter, ("passage_id", "text", "title", "metadata"))]
+_SCORE_OF_HIT, _RANK_OF_HIT, _SIGNALS_OF_HIT = map(attrgetter, ("score", "rank", "signals"))
+
+
 @dataclass(frozen=True, slots=True)
-class HitPassages:
+class HitPassages(ReadTogether):
     """Passages built from hits when they are read."""
 
     hits: Sequence[Hit] = field(repr=False)
 
-    def __getitem__(self, position: int, /) -> Passage:
-        hit = self.hits[position]
-        return Passage(hit.passage_id, hit.text, hit.title, hit.metadata)
+    def many(self, positions: Sequence[int]) -> list[Passage]:
+        """Make the passages of the hits at these positions."""
+        hits = [*map(self.hits.__getitem__, positions)]
+        return [*map(Passage, *map(map, _FIELDS_OF_HIT, repeat(hits)))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,19 +267,11 @@ class Leg:
     Attributes:
         scores: Shape (n,), in the ranking's order, higher is better; NaN where this stage has
             no score for a candidate.
-        kind: The kind of the scores; the name of a kind becomes the kind.
-
-    Raises:
-        ConfigurationError: at construction, for an unknown kind.
+        kind: The kind of the scores; in a ranking the name of a kind becomes the kind.
     """
 
     scores: FloatArray
     kind: ScoreKind
-
-    def __post_init__(self) -> None:
-        # Adapters may give names, and kinds are compared by identity from here on.
-        if type(self.kind) is not ScoreKind:
-            object.__setattr__(self, "kind", member_of(ScoreKind, self.kind, "the kind of a leg"))
 
 
 class FailureKind(StrEnum):
@@ -335,8 +342,8 @@ class Ranking:
             (``ctxguard.core.copies``); empty without copies, or if texts were not compared.
 
     Raises:
-        ConfigurationError: at construction, for an unknown kind or route. Names of
-            kinds and routes become members.
+        ConfigurationError: at construction, for an unknown kind, of a leg too, or route. Names
+            of kinds and routes become members.
     """
 
     passage_ids: Sequence[str]
@@ -361,6 +368,14 @@ class Ranking:
                 f"a ranking's legs are a mapping from their names, and this is "
                 f"{type(self.legs).__name__}"
             )
+        for leg in self.legs.values():
+            if type(leg.kind) is not ScoreKind:
+                legs = {
+                    name: Leg(leg.scores, member_of(ScoreKind, leg.kind, "the kind of a leg"))
+                    for name, leg in self.legs.items()
+                }
+                object.__setattr__(self, "legs", legs)
+                break
         if type(self.route) is not Route:
             route = member_of(Route, self.route, "the route of a ranking")
             object.__setattr__(self, "route", route)
@@ -393,12 +408,12 @@ class Ranking:
         (('a', 'b'), (2.0, 1.0))
         """
         hits = tuple(hits)
-        ranks = tuple([hit.rank for hit in hits])
-        signals = [hit.signals for hit in hits]
+        ranks = tuple(map(_RANK_OF_HIT, hits))
+        signals = [*map(_SIGNALS_OF_HIT, hits)]
         names = sorted({name for each in signals for name in each or ()}) if any(signals) else ()
         return cls(
-            passage_ids=tuple([hit.passage_id for hit in hits]),
-            scores=tuple([hit.score for hit in hits]),
+            passage_ids=tuple(map(_FIELDS_OF_HIT[0], hits)),
+            scores=tuple(map(_SCORE_OF_HIT, hits)),
             kind=cast(ScoreKind, kind),  # a name becomes the member at construction
             passages=HitPassages(hits),
             route=cast(Route, route),
@@ -406,7 +421,9 @@ class Ranking:
             signals={
                 name: np.array([_number((each or {}).get(name)) for each in signals])
                 for name in names
-            },
+            }
+            if names
+            else {},
         )
 
 

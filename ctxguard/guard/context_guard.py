@@ -7,12 +7,13 @@ fails is a typed error, never an empty context (DESIGN.md §7).
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from threading import Lock
 from time import perf_counter, time
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from ctxguard._support import _compiled
 from ctxguard._support.fork_safety import OfProcess
@@ -28,7 +29,11 @@ from ctxguard.core.types import (
     ScoreKindName,
     member_of,
 )
-from ctxguard.errors import ConfigurationError, ProfileMismatchError
+from ctxguard.errors import (
+    ConfigurationError,
+    ProfileMismatchError,
+    QueryError,
+)
 from ctxguard.guard.arms import Arms
 from ctxguard.profile.comparison import DEFAULT_MAX_CORPUS_CHANGE, SystemComparison
 from ctxguard.profile.schema import Profile
@@ -36,7 +41,7 @@ from ctxguard.request.assess import AssessorStage
 from ctxguard.request.bound_profile import BoundProfile, bind_profile
 from ctxguard.request.build_context import Decided, build_context, decide_request, question_of
 from ctxguard.request.input import Request, RequestInput
-from ctxguard.request.instrumentation import Instrumentation, RequestSampler, RequestSpan, Tracing
+from ctxguard.request.observers import RequestSampler, RequestSpan, Tracing
 from ctxguard.request.telemetry import Telemetry, default_telemetry
 from ctxguard.request.wrapped_retriever import describe
 from ctxguard.resilience import DEFAULT_MAX_IN_FLIGHT, BoundedCaller, typed
@@ -46,6 +51,8 @@ if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever, AsyncRetrieverFunction, Retrieval
 
 __all__ = ["DEFAULT_MAX_QUERY_CHARS", "ContextGuard", "RequestSampler", "Tracing"]
+
+_T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
@@ -167,7 +174,7 @@ class ContextGuard:
             )
         self._assembly = Assembly() if assembly is None else assembly
         telemetry = default_telemetry() if telemetry is None else telemetry
-        self._instrumentation = Instrumentation(telemetry, sampler, tracing)
+        self._telemetry, self._sampler, self._tracing = telemetry, sampler, tracing
         self._caller = BoundedCaller(deadline_seconds, max_in_flight)
         self._caller.watch(telemetry.circuit_changed)
         self._assessor = assessor
@@ -428,10 +435,12 @@ class ContextGuard:
 
     def _begin(self, given: RequestInput) -> Request:
         """Count a request, check its input, and fix the state that answers it."""
-        given_mode, bound = self._mode, self._bound
-        begin_span = self._instrumentation.begin_span
-        span = begin_span and begin_span(given.query, self._depth, given.request_id)
-        request_id = given.request_id
+        given_mode, bound, request_id = self._mode, self._bound, given.request_id
+        sampler, tracing, span = self._sampler, self._tracing, None
+        if tracing is not None:
+            span = self._safely(
+                "tracing", lambda: tracing.begin(given.query, self._depth, given.request_id), None
+            )
         if request_id is None and span is not None:
             request_id = span.request_id
         if request_id is None:
@@ -439,16 +448,26 @@ class ContextGuard:
         mode, arm_probability = bound.mode if given_mode is None else given_mode, None
         if self._arms is not None and given_mode is None:
             mode, arm_probability = self._arms.of(given.session_id or request_id)
-        self._instrumentation.received(mode)
         try:
-            given.validate(self._max_query_chars)
+            self._telemetry.received(mode)
+        except Exception:
+            self._observer_failed("telemetry")
+        try:
+            if not isinstance(given.query, str) or len(given.query) > self._max_query_chars:
+                raise _bad_query(given.query, self._max_query_chars)
+            if given.where is not None and not isinstance(given.where, Where):
+                raise ConfigurationError(
+                    f"where must be a ctxguard.Where, not {describe(given.where)}"
+                )
             if bound.swaps and bound.generation is not bound.retriever.generation:
                 bound = self._current()
         except BaseException as error:
             raise self._counted(mode, error, span)  # noqa: B904
         # Selected before retrieval, so that a sample cannot depend on how the request went.
-        draw = self._instrumentation.draw
-        probability = 0.0 if draw is None else draw(request_id)
+        probability = 0.0
+        if sampler is not None:
+            # Compared there, so that a result that is not a number is the sampler's error.
+            probability = self._safely("sampler", lambda: max(0.0, sampler.draw(request_id)), 0.0)
         follows_verdict = given_mode is None and arm_probability is None
         return Request(
             given, request_id, bound, mode, follows_verdict, probability, arm_probability, span
@@ -511,7 +530,7 @@ class ContextGuard:
         """Build the context, sample it and count it; ask the assessor unless that was awaited."""
         received, waited, span = perf_counter(), 0.0, request.span
         if span is not None:
-            self._instrumentation.retrieved(span)
+            self._safely("tracing", lambda: span.retrieved(), None)  # noqa: PLW0108
         try:
             if asked is not None:
                 decided, assessment, received, waited = asked
@@ -526,15 +545,19 @@ class ContextGuard:
             context = build_context(request, decided, self._assembly, assessment)
         except BaseException as error:
             raise self._counted(request.mode, error, span)  # noqa: B904  it sets the cause
-        if request.input.sample or request.probability > 0.0:
-            self._instrumentation.offer(context, request.probability, time())
-        self._instrumentation.answered(
-            context,
-            None if start is None else received - start,
-            perf_counter() - received - waited,
-        )
+        sampler, probability = self._sampler, request.probability
+        if sampler is not None and (request.input.sample or probability > 0.0):
+            self._safely("sampler", lambda: sampler.offer(context, probability, time()), None)
+        try:
+            self._telemetry.answered(
+                context,
+                None if start is None else received - start,
+                perf_counter() - received - waited,
+            )
+        except Exception:
+            self._observer_failed("telemetry")
         if span is not None:
-            self._instrumentation.end_span(span, context, request.probability)
+            self._safely("tracing", lambda: span.answered(context, probability), None)
         return context
 
     def _counted(self, mode: Mode, error: BaseException, span: RequestSpan | None) -> BaseException:
@@ -542,16 +565,30 @@ class ContextGuard:
 
         What is no ``Exception``, such as an interrupt or a cancellation, stays as it is.
         """
+        telemetry = self._telemetry
         if span is not None:
-            self._instrumentation.fail_span(span, error)
+            self._safely("tracing", lambda: span.failed(error), None)
         if not isinstance(error, Exception):
-            self._instrumentation.cancelled(mode)
+            self._safely("telemetry", lambda: telemetry.failed(mode, "cancelled"), None)
             return error
         failure = typed(error)
-        self._instrumentation.failed(mode, error, failure)
+        self._safely("telemetry", lambda: telemetry.raised(mode, error, failure), None)
         if failure is not error:
             failure.__cause__ = error
         return failure
+
+    def _safely(self, observer: str, call: Callable[[], _T], otherwise: _T) -> _T:
+        """Call an observer; count an error as its own, and return ``otherwise`` instead."""
+        try:
+            return call()
+        except Exception:
+            self._observer_failed(observer)
+            return otherwise
+
+    def _observer_failed(self, observer: str) -> None:
+        # If even this count fails, nothing is left to report it with.
+        with suppress(Exception):
+            self._telemetry.observer_failed(observer)
 
     def _bind(self, profile: Profile | None, *, lenient: bool = False) -> BoundProfile:
         return bind_profile(
@@ -588,6 +625,15 @@ class _Asked(NamedTuple):
     assessment: Assessment | None
     received: float
     waited: float
+
+
+def _bad_query(query: object, most: int) -> QueryError:
+    if not isinstance(query, str):
+        return QueryError(f"a query must be a text, not {describe(query)}")
+    return QueryError(
+        f"the query has {len(query):,} characters, the limit is {most:,} (max_query_chars of the "
+        "guard)"
+    )
 
 
 def _standing(comparison: SystemComparison) -> str:

@@ -122,11 +122,6 @@ class BoundProfile:
     segment_policies: Mapping[tuple[Route, str | None], RoutePolicy]
     signal_columns: tuple[SignalColumn, ...] = ()
 
-    def applies(self, route: Route, segment: str | None) -> RoutePolicy:
-        """Return the policy of a route: that of the segment if it has one, else the route's."""
-        own = self.route_policies[route]
-        return self.segment_policies.get((route, segment), own) if self.segment_policies else own
-
 
 def bind_profile(
     wrapped: "AnyRetriever | None",

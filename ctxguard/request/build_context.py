@@ -86,15 +86,17 @@ def decide_request(
     given = request.input
     if given.where is not None:
         ranking = verified(ranking, given.where)
-    applies = request.bound.applies(ranking.route, given.segment)
+    bound, route = request.bound, ranking.route
+    applies = bound.route_policies[route]
+    if bound.segment_policies:
+        applies = bound.segment_policies.get((route, given.segment), applies)
     mode = applies.mode if request.follows_verdict else request.mode
     if mode is Mode.OFF:
         n = len(ranking.passage_ids)
         decision = Decision(ranking, applies.today, range(n), min(applies.today.k, n))
         return Decided(applies, mode, decision, (), (), None)
-    if request.bound.signal_columns:
-        ranking = with_columns(ranking, request.bound.signal_columns, given.query)
-    route = ranking.route
+    if bound.signal_columns:
+        ranking = with_columns(ranking, bound.signal_columns, given.query)
     policy, flags, differences = applies.policy, applies.flags, applies.differences
     sufficiency = applies.sufficiency
     if applies.score_kind is not None and applies.score_kind is not ranking.kind:

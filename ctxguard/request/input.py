@@ -1,4 +1,4 @@
-"""One request: the caller's input, its checks, and the state that answers it.
+"""One request: the caller's input, and the state that answers it.
 
 Named tuples, because every request makes one of each and a tuple is the cheapest to make.
 """
@@ -7,10 +7,8 @@ from typing import NamedTuple
 
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Mode
-from ctxguard.errors import ConfigurationError, QueryError
 from ctxguard.request.bound_profile import BoundProfile
-from ctxguard.request.instrumentation import RequestSpan
-from ctxguard.request.wrapped_retriever import describe
+from ctxguard.request.observers import RequestSpan
 
 
 class RequestInput(NamedTuple):
@@ -22,29 +20,6 @@ class RequestInput(NamedTuple):
     session_id: str | None
     sample: bool
     where: Where | None
-
-    def validate(self, max_query_chars: int) -> None:
-        """Refuse input that must not be searched or sampled.
-
-        Args:
-            max_query_chars: Maximum length of a query, in characters.
-
-        Raises:
-            QueryError: the query is not a text, or too long.
-            ConfigurationError: ``where`` is neither a ``Where`` nor None.
-        """
-        # Widened, because callers do not all check their types.
-        query: object = self.query
-        where: object = self.where
-        if not isinstance(query, str):
-            raise QueryError(f"a query must be a text, not {describe(query)}")
-        if len(query) > max_query_chars:
-            raise QueryError(
-                f"the query has {len(query):,} characters, the limit is "
-                f"{max_query_chars:,} (max_query_chars of the guard)"
-            )
-        if where is not None and not isinstance(where, Where):
-            raise ConfigurationError(f"where must be a ctxguard.Where, not {describe(where)}")
 
 
 class Request(NamedTuple):

@@ -25,6 +25,8 @@ from ctxguard._support.fork_safety import OfProcess, reset_in_children
 from ctxguard.core.decision import dropped_by_policy
 from ctxguard.core.policies import Policy
 from ctxguard.core.types import DropReason, FailureKind, Flag, Mode, Route, StageFailure
+from ctxguard.errors import CtxguardError, FilterViolationError, OverloadedError
+from ctxguard.resilience import cause_of
 
 if TYPE_CHECKING:
     from ctxguard.core.asking import Assessment
@@ -412,6 +414,21 @@ class Telemetry:
     def failed(self, mode: Mode, cause: str) -> None:
         """Count one failed request; ``cause`` is one of `FAILED_CAUSES`."""
         self._failed[mode, cause].inc()
+
+    def raised(self, mode: Mode, error: Exception, failure: CtxguardError) -> None:
+        """Count one request that ended in an error, or was refused because of too many.
+
+        Args:
+            mode: The request's mode.
+            error: The error as raised.
+            failure: The typed error that replaced it.
+        """
+        if isinstance(failure, OverloadedError):
+            self.shed(mode)
+        else:
+            self.failed(mode, cause_of(error))
+        if isinstance(failure, FilterViolationError):
+            self.filter_violated()
 
     def shed(self, mode: Mode) -> None:
         """Count one request that was refused because too many were under way."""

@@ -15,7 +15,6 @@ from ctxguard.resilience.stage import (
     attempt,
     failure_of,
 )
-from ctxguard.resilience.stage_clock import StageClock
 
 __all__ = [
     "DEFAULT_MAX_IN_FLIGHT",
@@ -24,7 +23,6 @@ __all__ = [
     "Deadlines",
     "Stage",
     "StageCall",
-    "StageClock",
     "StageFailed",
     "UnansweredError",
     "Watcher",

@@ -12,7 +12,7 @@ from threading import Lock
 from typing import Any
 
 from ctxguard._support.error_text import describe_error
-from ctxguard._support.fork_safety import OfProcess
+from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.types import FailureKind, Ranking
 from ctxguard.errors import (
     ConfigurationError,
@@ -52,9 +52,6 @@ class BoundedCaller:
         ConfigurationError: an argument is out of range.
     """
 
-    # A forked child has none in flight: they belong to its parent.
-    _in_flight = OfProcess(_InFlight)
-
     def __init__(self, deadline_seconds: float | None, max_in_flight: int) -> None:
         check_seconds("deadline_seconds", deadline_seconds)
         if max_in_flight < 1:
@@ -68,6 +65,12 @@ class BoundedCaller:
             waiting=max_in_flight,
             breaks=deadline_seconds is not None,
         )
+        self._reset_after_fork()
+        reset_in_children(self)
+
+    def _reset_after_fork(self) -> None:
+        """Count none in flight; those of a forked child belong to its parent."""
+        self._in_flight = _InFlight()
 
     def watch(self, watcher: Watcher) -> None:
         """Call ``watcher`` when the retriever's circuit opens or closes."""

@@ -46,7 +46,7 @@ class TestKindsAndRoutesGivenByName:
         assert self.RANKING.route is Route.LEXICAL
         assert rebuilt.kind is ScoreKind.COSINE
         assert rebuilt.route is Route.HYBRID
-        assert legs["lexical"].kind is ScoreKind.RATIO
+        assert replace(rebuilt, legs=legs).legs["lexical"].kind is ScoreKind.RATIO
 
     def test_decide_as_members_do(self) -> None:
         decision = decide(self.RANKING, RatioPolicy(k=5, min_ratio=0.7))
@@ -61,7 +61,9 @@ class TestKindsAndRoutesGivenByName:
         "make",
         [
             lambda: Ranking.from_hits([], cast(Any, "bm25")),
-            lambda: Leg(np.zeros(1), cast(Any, "bm25")),
+            lambda: replace(
+                Ranking.from_hits([], "ratio"), legs={"dense": Leg(np.zeros(0), cast(Any, "bm25"))}
+            ),
         ],
     )
     def test_an_unknown_kind_is_refused_with_the_known_ones(self, make: Any) -> None:

@@ -8,6 +8,7 @@ import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import partial
+from time import perf_counter, time
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -23,9 +24,10 @@ from ctxguard.core.types import (
     Route,
     ScoreKind,
     StageFailure,
+    StageTiming,
 )
 from ctxguard.errors import ConfigurationError, QueryError, StageError
-from ctxguard.resilience import Budget, Deadlines, Stage, StageClock, StageFailed, Watcher, attempt
+from ctxguard.resilience import Budget, Deadlines, Stage, StageFailed, Watcher, attempt
 from ctxguard.retrieval.hybrid.candidates import (
     RERANK,
     ROUTES,
@@ -202,20 +204,22 @@ class Hybrid(ABC):
         is_reranked = RERANK in settings.stages and settings.reranker is not None
         pool_depth = max(depth, settings.rerank_depth) if is_reranked else depth
         search = self._search(text, pool_depth, query_vector, where)
-        clock = StageClock()
+        began_at, began = time(), perf_counter()
         candidates, failures = search.legs(budget)
-        clock.ended(SEARCH)
+        timings = [StageTiming(SEARCH, began_at, perf_counter() - began)]
         if search.with_signals and candidates.rows.size:
+            began_at, began = time(), perf_counter()
             signalled = attempt(SIGNALS, search.signalled, candidates)
-            clock.ended(SIGNALS)
+            timings.append(StageTiming(SIGNALS, began_at, perf_counter() - began))
             if isinstance(signalled, StageFailed):
                 failures.append(signalled.failure)
             else:
                 candidates = signalled
         if is_reranked:
+            began_at, began = time(), perf_counter()
             best = candidates.best(settings.rerank_depth)
             reranked = self._reranked(search, text, best, budget)
-            clock.ended(RERANK)
+            timings.append(StageTiming(RERANK, began_at, perf_counter() - began))
             if isinstance(reranked, StageFailed):
                 failures.append(reranked.failure)
             else:
@@ -232,7 +236,7 @@ class Hybrid(ABC):
             legs=candidates.legs,
             failures=tuple(failures),
             signals=candidates.signals,
-            timings=clock.timings,
+            timings=tuple(timings),
         )
 
     def _checked(self, query: str) -> str:

@@ -15,7 +15,7 @@ from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Token, Where
 from ctxguard.core.types import DEFAULT_DEPTH, Passage, Route
-from ctxguard.errors import ConfigurationError, IndexFolderError, QueryError
+from ctxguard.errors import ConfigurationError, QueryError
 from ctxguard.resilience import Deadlines, Watcher
 from ctxguard.retrieval.analysers import as_analyser
 from ctxguard.retrieval.chunks import document_of, is_chunk_id
@@ -26,7 +26,6 @@ from ctxguard.retrieval.hybrid.search import Search, vector_of
 from ctxguard.retrieval.index.dense import EXACT_LIMIT
 from ctxguard.retrieval.index.hybrid_index import Changes, HybridIndex
 from ctxguard.retrieval.index.lexical import LexicalEngine
-from ctxguard.retrieval.index.part_files import require_whole
 from ctxguard.retrieval.index.passages import BuildReport, searchable_text
 from ctxguard.retrieval.index.segment import SignalLevel
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder, named_embedder
@@ -419,9 +418,8 @@ class HybridRetriever(Hybrid):
     ) -> Search:
         live = self._live
         index = self._pinned or live.index
-        if live.damage is not None:
-            raise IndexFolderError(live.damage)
-        require_whole(index.maps)
+        if index.maps or live.damage is not None:
+            live.require_sound(index)
         if query_vector is not None:
             shape, dimension = np.shape(vector_of(query_vector)), index.dense.dimension
             if shape != (dimension,):
@@ -430,20 +428,16 @@ class HybridRetriever(Hybrid):
                     "encode the query with the index's embedder"
                 )
         allowed = None if where is None else index.passages.metadata_rows.allowed(where)
-        depth, by_ranker = (
-            min(depth, len(index.passages.ids)),
-            self._settings.fusion.method == "ranker",
-        )
         return Search(
             index,
             index.passages,
             self._settings,
             live.legs,
             query,
-            depth,
+            min(depth, len(index.passages.ids)),
             query_vector,
             allowed,
-            by_ranker,
+            with_signals=self._settings.fusion.method == "ranker",
         )
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard.core.corpus_sketch import CorpusSketch, DigestArray, passage_digest
-from ctxguard.core.types import Hit, Passage
+from ctxguard.core.types import Hit, Passage, ReadTogether
 from ctxguard.errors import DataError, IndexFolderError
 from ctxguard.retrieval.index.filters import MetadataFields, MetadataRows
 from ctxguard.retrieval.index.growing import Growing, blocks
@@ -150,36 +150,39 @@ def searchable_text(passage: Passage | Hit) -> str:
     return f"{passage.title}\n{passage.text}" if passage.title else passage.text
 
 
-class PassageLines:
+@dataclass(eq=False, repr=False)
+class PassageLines(ReadTogether):
     """Passages by position, each read from its line of JSON when it is accessed.
 
-    Args:
-        lines: The lines, in one block of bytes.
-        starts: Where each passage's line starts, shape (n,).
-        ends: Where it ends, shape (n,).
+    Attributes:
+        _lines: The lines, in one block of bytes.
+        _starts: Where each passage's line starts, shape (n,).
+        _ends: Where it ends, shape (n,).
     """
 
-    def __init__(self, lines: Lines, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        self._lines = lines
-        self._starts = starts
-        self._ends = ends
+    _lines: Lines
+    _starts: NDArray[np.int64]
+    _ends: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self._starts)
 
-    def __getitem__(self, position: int, /) -> Passage:
-        """Read the passage at a position.
+    def many(self, positions: Sequence[int]) -> list[Passage]:
+        """Read the passages at these positions.
 
         Raises:
             IndexFolderError: the file was altered since it was opened.
         """
+        lines, starts, ends = self._lines, self._starts, self._ends
+        passages: list[Passage] = []
         try:
-            record = json.loads(self._lines[self._starts[position] : self._ends[position]])
-            return Passage(
-                record["_id"], record["text"], record.get("title", ""), record.get("metadata")
-            )
+            for at in positions:
+                record = json.loads(lines[starts[at] : ends[at]])
+                title, metadata = record.get("title", ""), record.get("metadata")
+                passages.append(Passage(record["_id"], record["text"], title, metadata))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise IndexFolderError(f"{PASSAGES} {ALTERED} ({type(error).__name__})") from error
+        return passages
 
     def __iter__(self) -> Iterator[Passage]:
         return (self[position] for position in range(len(self)))

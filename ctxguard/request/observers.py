@@ -1,0 +1,69 @@
+"""The observers of a guard: its sampler and its tracing, whose errors fail no request.
+
+An observer that raises is counted in ``ctxguard_observer_failures_total``, and the request goes on.
+"""
+
+from typing import Protocol
+
+from ctxguard.core.context import Context
+
+
+class RequestSampler(Protocol):
+    """Selects requests before retrieval, and takes the selected ones when answered."""
+
+    def draw(self, request_id: str, /) -> float:
+        """Return the probability with which the request was selected; 0.0 if it was not."""
+        ...
+
+    def offer(self, context: Context, probability: float, time_seconds: float, /) -> object:
+        """Take an answered request.
+
+        Args:
+            context: The answer.
+            probability: Its selection probability; 0.0 if it was sampled by hand.
+            time_seconds: Time of the answer, in seconds since the epoch.
+        """
+        ...
+
+
+class RequestSpan(Protocol):
+    """The span of one request.
+
+    Attributes:
+        request_id: The request's id if its caller gave none, so that its sample links to its trace;
+            None for a random id.
+    """
+
+    @property
+    def request_id(self) -> str | None: ...
+
+    def retrieved(self) -> None:
+        """Note that the candidates have arrived and the decision follows."""
+        ...
+
+    def answered(self, context: Context, probability: float, /) -> None:
+        """End the span of an answered request.
+
+        Args:
+            context: The answer.
+            probability: The request's selection probability; 0.0 if it was not sampled.
+        """
+        ...
+
+    def failed(self, error: BaseException, /) -> None:
+        """End the span of a request that ended in an error."""
+        ...
+
+
+class Tracing(Protocol):
+    """Begins a span for each request."""
+
+    def begin(self, query: str, depth: int, request_id: str | None, /) -> RequestSpan:
+        """Begin the span of one request.
+
+        Args:
+            query: The query as given, not yet checked.
+            depth: Number of candidates that the retriever is asked for.
+            request_id: The caller's id; None if it gave none.
+        """
+        ...
