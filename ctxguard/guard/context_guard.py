@@ -9,11 +9,11 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from threading import Lock
 from time import perf_counter, time
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ctxguard._support import _compiled
 from ctxguard._support.fork_safety import OfProcess
@@ -34,13 +34,17 @@ from ctxguard.errors import (
     ProfileMismatchError,
     QueryError,
 )
-from ctxguard.guard.arms import Arms
 from ctxguard.profile.comparison import DEFAULT_MAX_CORPUS_CHANGE, SystemComparison
 from ctxguard.profile.schema import Profile
 from ctxguard.request.assess import AssessorStage
 from ctxguard.request.bound_profile import BoundProfile, bind_profile
-from ctxguard.request.build_context import Decided, build_context, decide_request, question_of
-from ctxguard.request.input import Request, RequestInput
+from ctxguard.request.build_context import (
+    Decided,
+    Request,
+    build_context,
+    decide_request,
+    question_of,
+)
 from ctxguard.request.observers import RequestSampler, RequestSpan, Tracing
 from ctxguard.request.telemetry import Telemetry, default_telemetry
 from ctxguard.request.wrapped_retriever import describe
@@ -53,6 +57,10 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_MAX_QUERY_CHARS", "ContextGuard", "RequestSampler", "Tracing"]
 
 _T = TypeVar("_T")
+
+_Asked = tuple[Decided, Assessment | None, float, float]
+"""A decision by the policy alone, what the assessor answered, when the candidates came, in seconds
+of `perf_counter`, and how many seconds the assessor took."""
 
 _log = logging.getLogger(__name__)
 
@@ -156,7 +164,8 @@ class ContextGuard:
             raise ConfigurationError(
                 "give a mode or an enforce_share, not both: the share deals requests to two modes"
             )
-        self._arms = None if enforce_share is None else Arms(enforce_share)
+        self._share = enforce_share
+        self._enforced = None if enforce_share is None else _enforced(enforce_share)
         self._mode = None if mode is None else member_of(Mode, mode, "mode")
         self._depth = depth
         self._score_kind = (
@@ -347,7 +356,7 @@ class ContextGuard:
                 passages of which none can be read.
             OverloadedError: too many requests are under way.
         """
-        request = self._begin(RequestInput(query, request_id, segment, session_id, sample, where))
+        request = self._begin(query, request_id, segment, session_id, sample, where)
         start = perf_counter()
         try:
             options = {"depth": self._depth} if where is None else self._filter_options(request)
@@ -371,7 +380,7 @@ class ContextGuard:
         A retriever without an asynchronous call runs on one of 32 threads of the guard's own. A
         request that is cancelled while it waits counts as failed.
         """
-        request = self._begin(RequestInput(query, request_id, segment, session_id, sample, where))
+        request = self._begin(query, request_id, segment, session_id, sample, where)
         bound = request.bound
         start = perf_counter()
         try:
@@ -413,7 +422,7 @@ class ContextGuard:
             FilterViolationError: a passage does not satisfy ``where``; nothing is served.
             StageUnavailableError: there are passages, and none can be read.
         """
-        request = self._begin(RequestInput(query, request_id, segment, session_id, sample, where))
+        request = self._begin(query, request_id, segment, session_id, sample, where)
         return self._finish(request, hits, None)
 
     async def afilter(
@@ -428,37 +437,44 @@ class ContextGuard:
         where: Where | None = None,
     ) -> Context:
         """``filter`` without blocking the event loop while an assessor is asked."""
-        request = self._begin(RequestInput(query, request_id, segment, session_id, sample, where))
+        request = self._begin(query, request_id, segment, session_id, sample, where)
         if self._assessor is None:
             return self._finish(request, hits, None)
         return await self._afinish(request, hits, None)
 
-    def _begin(self, given: RequestInput) -> Request:
+    def _begin(  # noqa: PLR0917  the arguments of `retrieve`
+        self,
+        query: str,
+        request_id: str | None,
+        segment: str | None,
+        session_id: str | None,
+        sample: bool,
+        where: Where | None,
+    ) -> Request:
         """Count a request, check its input, and fix the state that answers it."""
-        given_mode, bound, request_id = self._mode, self._bound, given.request_id
+        given_mode, bound, most = self._mode, self._bound, self._max_query_chars
         sampler, tracing, span = self._sampler, self._tracing, None
         if tracing is not None:
-            span = self._safely(
-                "tracing", lambda: tracing.begin(given.query, self._depth, given.request_id), None
-            )
-        if request_id is None and span is not None:
-            request_id = span.request_id
+            begin = partial(tracing.begin, query, self._depth, request_id)
+            span = self._safely("tracing", begin, None)
         if request_id is None:
-            request_id = os.urandom(8).hex()
+            request_id = (None if span is None else span.request_id) or os.urandom(8).hex()
         mode, arm_probability = bound.mode if given_mode is None else given_mode, None
-        if self._arms is not None and given_mode is None:
-            mode, arm_probability = self._arms.of(given.session_id or request_id)
+        if self._enforced is not None and given_mode is None:
+            # A session or request is always dealt to the same arm, by a hash of its id.
+            is_enforced = self._enforced(str(session_id or request_id))
+            mode = Mode.ENFORCE if is_enforced else Mode.SHADOW
+            share = cast(float, self._share)
+            arm_probability = share if is_enforced else 1.0 - share
         try:
             self._telemetry.received(mode)
         except Exception:
             self._observer_failed("telemetry")
         try:
-            if not isinstance(given.query, str) or len(given.query) > self._max_query_chars:
-                raise _bad_query(given.query, self._max_query_chars)
-            if given.where is not None and not isinstance(given.where, Where):
-                raise ConfigurationError(
-                    f"where must be a ctxguard.Where, not {describe(given.where)}"
-                )
+            if not isinstance(query, str) or len(query) > most:
+                raise _bad_query(query, most)
+            if where is not None and not isinstance(where, Where):
+                raise ConfigurationError(f"where must be a ctxguard.Where, not {describe(where)}")
             if bound.swaps and bound.generation is not bound.retriever.generation:
                 bound = self._current()
         except BaseException as error:
@@ -468,9 +484,19 @@ class ContextGuard:
         if sampler is not None:
             # Compared there, so that a result that is not a number is the sampler's error.
             probability = self._safely("sampler", lambda: max(0.0, sampler.draw(request_id)), 0.0)
-        follows_verdict = given_mode is None and arm_probability is None
         return Request(
-            given, request_id, bound, mode, follows_verdict, probability, arm_probability, span
+            query,
+            request_id,
+            segment,
+            session_id,
+            sample,
+            where,
+            bound,
+            mode,
+            given_mode is None and arm_probability is None,
+            probability,
+            arm_probability,
+            span,
         )
 
     def _filter_options(self, request: Request) -> dict[str, Any]:
@@ -484,7 +510,7 @@ class ContextGuard:
                 f"{describe(self._wrapped)} cannot filter, and searching unfiltered would show "
                 "what `where` forbids: give its retrieve (and aretrieve) a keyword `where`"
             )
-        return {"depth": self._depth, "where": request.input.where}
+        return {"depth": self._depth, "where": request.where}
 
     def _current(self) -> BoundProfile:
         """What answers the next request, over the retriever's present generation."""
@@ -515,7 +541,7 @@ class ContextGuard:
             decided, question = question_of(request, decided, self._assessor)
             began = perf_counter()
             assessment = None if question is None else await self._assessor.aask(question)
-            asked = _Asked(decided, assessment, received, perf_counter() - began)
+            asked = decided, assessment, received, perf_counter() - began
         except BaseException as error:
             raise self._counted(request.mode, error, request.span)  # noqa: B904  it sets the cause
         return self._finish(request, retrieved, start, asked)
@@ -525,7 +551,7 @@ class ContextGuard:
         request: Request,
         retrieved: "Retrieval",
         start: float | None,
-        asked: "_Asked | None" = None,
+        asked: _Asked | None = None,
     ) -> Context:
         """Build the context, sample it and count it; ask the assessor unless that was awaited."""
         received, waited, span = perf_counter(), 0.0, request.span
@@ -546,7 +572,7 @@ class ContextGuard:
         except BaseException as error:
             raise self._counted(request.mode, error, span)  # noqa: B904  it sets the cause
         sampler, probability = self._sampler, request.probability
-        if sampler is not None and (request.input.sample or probability > 0.0):
+        if sampler is not None and (request.sample or probability > 0.0):
             self._safely("sampler", lambda: sampler.offer(context, probability, time()), None)
         try:
             self._telemetry.answered(
@@ -611,20 +637,13 @@ def _say_computation() -> None:
         _log.warning("%s", _compiled.standing())
 
 
-class _Asked(NamedTuple):
-    """A request that awaited its assessor.
+def _enforced(share: float) -> Callable[[str], bool]:
+    """Return which ids are enforced at a share of requests; they stay so when the share grows."""
+    # Here, since a guard without a share needs nothing of the monitor.
+    from ctxguard.monitor.sampling.inclusion import HashSampler, check_probability
 
-    Attributes:
-        decided: The decision by the policy alone.
-        assessment: What the assessor answered; None if nothing was asked.
-        received: When the candidates came, in seconds of `perf_counter`.
-        waited: Seconds that the assessor took.
-    """
-
-    decided: Decided
-    assessment: Assessment | None
-    received: float
-    waited: float
+    check_probability("enforce_share", share)
+    return partial(HashSampler("enforce").selects, probability=share)
 
 
 def _bad_query(query: object, most: int) -> QueryError:

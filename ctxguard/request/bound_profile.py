@@ -6,7 +6,7 @@ reference, so that one request sees one profile and one generation from retrieva
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ctxguard.core.columns import SignalColumn
@@ -19,7 +19,6 @@ from ctxguard.profile.schema import (
     AssessorProfile,
     Profile,
     RouteProfile,
-    RouteVerdict,
     SufficiencyProfile,
 )
 from ctxguard.request.wrapped_retriever import calls_of, told_by
@@ -37,54 +36,24 @@ class RoutePolicy:
 
     Attributes:
         policy: The policy.
-        score_kind: The kind of score that it was calibrated for; None accepts any.
-        flags: Flags that every answer by it carries.
-        top_k: The policy's k alone, for scores that it cannot be applied to.
         today: The bare retriever's top k, served while the policy is not enforced.
-        mode: The mode that applies unless the guard was given one.
-        compares_scores: Whether it needs scores that carry more than an order.
+        flags: Flags that every answer by it carries.
         differences: Differences from the system that the profile was calibrated on, which every
             answer by it reports.
+        mode: The mode that applies unless the guard was given one.
+        score_kind: The kind of score that it was calibrated for; None accepts any.
         sufficiency: The certified threshold of sufficiency; None if not calibrated.
         assessor: What an assessor's answers are worth; None if none is asked.
     """
 
     policy: Policy
-    score_kind: ScoreKind | None
-    flags: tuple[Flag, ...]
-    top_k: RatioPolicy
-    compares_scores: bool
-    differences: tuple[str, ...]
     today: RatioPolicy
+    flags: tuple[Flag, ...]
+    differences: tuple[str, ...] = ()
     mode: Mode = Mode.ENFORCE
+    score_kind: ScoreKind | None = None
     sufficiency: SufficiencyProfile | None = None
     assessor: AssessorProfile | None = None
-
-    @classmethod
-    def of(
-        cls,
-        policy: Policy,
-        *flags: Flag,
-        today: RatioPolicy,
-        verdict: RouteVerdict | None = None,
-        score_kind: ScoreKind | None = None,
-        differences: tuple[str, ...] = (),
-        sufficiency: SufficiencyProfile | None = None,
-        assessor: AssessorProfile | None = None,
-    ) -> "RoutePolicy":
-        """Build the route policy of a policy."""
-        return cls(
-            policy,
-            score_kind,
-            flags,
-            RatioPolicy(k=policy.k),
-            policy.compares_scores,
-            differences,
-            today,
-            Mode.ENFORCE if verdict is None else verdict.mode,
-            sufficiency,
-            assessor,
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,8 +71,8 @@ class BoundProfile:
         call: Retrieves from that generation; raises without a retriever.
         acall: The same, awaited; None if the retriever has only a plain call.
         can_filter: Whether the retriever takes a filter.
-        route_policies: The policy of every route.
-        segment_policies: Policies of certified segments, by route and segment; these come first.
+        policies: The policy of every route, by route and None, and those of certified segments, by
+            route and segment, which come first.
         signal_columns: The columns of metadata whose signals the policies need; none for another
             system.
     """
@@ -118,8 +87,7 @@ class BoundProfile:
     call: "Callable[..., Retrieval | Awaitable[Retrieval]]"
     acall: "Callable[..., Awaitable[Retrieval]] | None"
     can_filter: bool
-    route_policies: Mapping[Route, RoutePolicy]
-    segment_policies: Mapping[tuple[Route, str | None], RoutePolicy]
+    policies: Mapping[tuple[Route, str | None], RoutePolicy]
     signal_columns: tuple[SignalColumn, ...] = ()
 
 
@@ -178,8 +146,7 @@ def bind_profile(
         call=calls.call,
         acall=calls.acall,
         can_filter=calls.can_filter,
-        route_policies=_route_policies(profile, comparison, k, policy),
-        segment_policies=_segment_policies(profile, comparison, k),
+        policies=_policies(profile, comparison, k, policy),
         signal_columns=()
         if profile is None or policy is not None or comparison.mismatches
         else profile.signal_columns,
@@ -190,76 +157,59 @@ def _no_retriever(query: str, *, depth: int, where: Where | None = None) -> NoRe
     raise ConfigurationError("this guard has no retriever: pass one, or use filter()")
 
 
-def _route_policies(
+_Policies = dict[tuple[Route, str | None], RoutePolicy]
+
+
+def _policies(
     profile: Profile | None, comparison: SystemComparison, k: int | None, policy: Policy | None
-) -> dict[Route, RoutePolicy]:
+) -> _Policies:
     """Choose a policy for every route: the profile's if it knows route and system, else top k."""
     bare = RatioPolicy(k=DEFAULT_K if k is None else k)
     if policy is not None or profile is None:
-        uncalibrated = RoutePolicy.of(
-            bare if policy is None else policy, Flag.UNCALIBRATED, today=bare
-        )
-        return dict.fromkeys(Route, uncalibrated)
-    flags, lines = comparison.flags, comparison.differences
-    if comparison.mismatches:
-        policies = dict.fromkeys(Route, RoutePolicy.of(bare, *flags, today=bare, differences=lines))
-        for route, calibrated in profile.routes.items():
-            top_k = RatioPolicy(k=calibrated.policy.k)
-            today = _today(calibrated, k)
-            policies[route] = RoutePolicy.of(
-                top_k, *flags, today=today, verdict=calibrated.verdict, differences=lines
-            )
-        return policies
+        own = RoutePolicy(bare if policy is None else policy, bare, (Flag.UNCALIBRATED,))
+        return {(route, None): own for route in Route}
+    flags, lines, of_another = comparison.flags, comparison.differences, comparison.mismatches
     known = f"it has {', '.join(sorted(profile.routes)) or 'none'}"
-    return {
-        route: RoutePolicy.of(
-            bare,
-            *flags,
-            Flag.ROUTE_UNCALIBRATED,
-            today=bare,
-            differences=(*lines, f"the profile has no policy of the route {route.value}, {known}"),
+    policies: _Policies = {}
+    for route in Route:
+        calibrated = profile.routes.get(route)
+        if calibrated is None:
+            line = f"the profile has no policy of the route {route.value}, {known}"
+            unknown = RoutePolicy(
+                bare, bare, (*flags, Flag.ROUTE_UNCALIBRATED), differences=(*lines, line)
+            )
+            policies[route, None] = (
+                RoutePolicy(bare, bare, flags, differences=lines) if of_another else unknown
+            )
+            continue
+        own = _route_policy(calibrated, comparison, k)
+        if of_another:
+            policies[route, None] = replace(own, policy=RatioPolicy(k=own.policy.k))
+            continue
+        policies |= {
+            (route, segment): replace(own, policy=certified.policy)
+            for segment, certified in calibrated.segments.items()
+        }
+        policies[route, None] = replace(
+            own, sufficiency=calibrated.sufficiency, assessor=calibrated.assessor
         )
-        for route in Route
-    } | {
-        route: RoutePolicy.of(
-            calibrated.policy,
-            *flags,
-            today=_today(calibrated, k),
-            verdict=calibrated.verdict,
-            score_kind=calibrated.score_kind,
-            differences=lines,
-            sufficiency=calibrated.sufficiency,
-            assessor=calibrated.assessor,
-        )
-        for route, calibrated in profile.routes.items()
-    }
+    return policies
 
 
-def _today(calibrated: RouteProfile, k: int | None) -> RatioPolicy:
-    """Return the bare retriever's top k: as given, else as the route was compared with."""
-    if k is None and calibrated.safe_policy is not None:
-        return RatioPolicy(k=calibrated.safe_policy.k)
-    return RatioPolicy(k=DEFAULT_K if k is None else k)
-
-
-def _segment_policies(
-    profile: Profile | None, comparison: SystemComparison, k: int | None
-) -> dict[tuple[Route, str | None], RoutePolicy]:
-    """Return the policies of the segments that the profile certifies; none for another system."""
-    if profile is None or comparison.mismatches:
-        return {}
-    return {
-        (route, segment): RoutePolicy.of(
-            own.policy,
-            *comparison.flags,
-            today=_today(calibrated, k),
-            verdict=calibrated.verdict,
-            score_kind=calibrated.score_kind,
-            differences=comparison.differences,
-        )
-        for route, calibrated in profile.routes.items()
-        for segment, own in calibrated.segments.items()
-    }
+def _route_policy(
+    calibrated: RouteProfile, comparison: SystemComparison, k: int | None
+) -> RoutePolicy:
+    """Return a route's policy; the bare retriever serves k, or what it was compared with."""
+    safe, verdict = calibrated.safe_policy, calibrated.verdict
+    today = RatioPolicy(k=(DEFAULT_K if safe is None else safe.k) if k is None else k)
+    return RoutePolicy(
+        calibrated.policy,
+        today,
+        comparison.flags,
+        comparison.differences,
+        Mode.ENFORCE if verdict is None else verdict.mode,
+        None if comparison.mismatches else calibrated.score_kind,
+    )
 
 
 def _declares(retriever: object, name: str) -> bool:

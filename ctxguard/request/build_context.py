@@ -21,8 +21,8 @@ from ctxguard.core.context import (
 )
 from ctxguard.core.copies import copies_of
 from ctxguard.core.decision import Decision, decide, with_answers
-from ctxguard.core.metadata_filter import verified
-from ctxguard.core.policies import ExpectedUtilityPolicy, Policy
+from ctxguard.core.metadata_filter import Where, verified
+from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.signals import RANKING
 from ctxguard.core.sufficiency import p_sufficient, suffices
 from ctxguard.core.types import (
@@ -36,8 +36,8 @@ from ctxguard.core.types import (
 )
 from ctxguard.profile.schema import AssessorProfile, SufficiencyProfile
 from ctxguard.request.assess import AssessorStage, Question
-from ctxguard.request.bound_profile import RoutePolicy
-from ctxguard.request.input import Request
+from ctxguard.request.bound_profile import BoundProfile, RoutePolicy
+from ctxguard.request.observers import RequestSpan
 from ctxguard.request.wrapped_retriever import ranking_of
 
 if TYPE_CHECKING:
@@ -45,6 +45,37 @@ if TYPE_CHECKING:
 
 
 _BY_HAND = "mode 'enforce' was set by hand; the profile's verdict is 'shadow'"
+
+
+class Request(NamedTuple):
+    """A request in progress: the arguments of ``ContextGuard.retrieve``, and what answers it.
+
+    A tuple, which is the cheapest to make.
+
+    Attributes:
+        request_id: The caller's id, or a random one.
+        bound: The profile and the retriever that answer it, from retrieval to decision.
+        mode: The guard's mode when the request began.
+        follows_verdict: Whether the profile's verdict on the answering route decides the mode,
+            because the guard was given none.
+        probability: The probability with which the sampler selected it; 0.0 if it did not.
+        arm_probability: The probability with which it was assigned its mode; None where that was
+            not drawn.
+        span: The request's span; None without tracing.
+    """
+
+    query: str
+    request_id: str
+    segment: str | None
+    session_id: str | None
+    sample: bool
+    where: Where | None
+    bound: BoundProfile
+    mode: Mode
+    follows_verdict: bool
+    probability: float
+    arm_probability: float | None
+    span: RequestSpan | None
 
 
 class Decided(NamedTuple):
@@ -83,30 +114,27 @@ def decide_request(
         FilterViolationError: a candidate does not satisfy the request's filter.
     """
     ranking = retrieved if isinstance(retrieved, Ranking) else ranking_of(retrieved, score_kind)
-    given = request.input
-    if given.where is not None:
-        ranking = verified(ranking, given.where)
+    if request.where is not None:
+        ranking = verified(ranking, request.where)
     bound, route = request.bound, ranking.route
-    applies = bound.route_policies[route]
-    if bound.segment_policies:
-        applies = bound.segment_policies.get((route, given.segment), applies)
+    applies = bound.policies.get((route, request.segment)) or bound.policies[route, None]
     mode = applies.mode if request.follows_verdict else request.mode
     if mode is Mode.OFF:
         n = len(ranking.passage_ids)
         decision = Decision(ranking, applies.today, range(n), min(applies.today.k, n))
         return Decided(applies, mode, decision, (), (), None)
     if bound.signal_columns:
-        ranking = with_columns(ranking, bound.signal_columns, given.query)
+        ranking = with_columns(ranking, bound.signal_columns, request.query)
     policy, flags, differences = applies.policy, applies.flags, applies.differences
     sufficiency = applies.sufficiency
     if applies.score_kind is not None and applies.score_kind is not ranking.kind:
         # The profile knows this route, but its scores have another meaning here.
-        policy, flags = applies.top_k, (*flags, Flag.PROFILE_MISMATCH)
+        policy, flags = RatioPolicy(k=policy.k), (*flags, Flag.PROFILE_MISMATCH)
         sufficiency = None
         kinds = f"{ranking.kind.value!r}, was {applies.score_kind.value!r}"
         differences = (*differences, f"score kind of the route {route.value} is {kinds}")
-    elif ranking.kind is ScoreKind.RANK and applies.compares_scores:
-        policy, flags = applies.top_k, (*flags, Flag.RANK_ONLY)
+    elif ranking.kind is ScoreKind.RANK and policy.compares_scores:
+        policy, flags = RatioPolicy(k=policy.k), (*flags, Flag.RANK_ONLY)
         sufficiency = None
         differences = (*differences, f"scores of the route {route.value} carry rank only")
     if policy.min_keep == 0 and ranking.failures:
@@ -129,8 +157,8 @@ def question_of(
     if profile is None or decided.mode is Mode.OFF:
         return decided, None
     if stage is not None and stage.fingerprint == profile.fingerprint:
-        query = request.input.query
-        return decided, stage.question(request.request_id, query, decided.decision, profile)
+        question = stage.question(request.request_id, request.query, decided.decision, profile)
+        return decided, question
     now = "absent" if stage is None else repr(stage.fingerprint)
     difference = f"the assessor is {now}, was {profile.fingerprint!r}"
     decided = decided._replace(differences=(*decided.differences, difference))
@@ -184,7 +212,6 @@ def build_context(
         StageUnavailableError: there are candidates, but none can be read.
     """
     applies, mode, decision, flags, differences, sufficiency = decided
-    given = request.input
     if assessment is not None:
         decision, assessment = _assessed(decision, assessment, applies.assessor)
     source, most = decision.ranking.passages, assembly.max_passage_chars
@@ -227,10 +254,10 @@ def build_context(
     elif applies.mode is not Mode.ENFORCE and request.arm_probability is None:
         differences = (*differences, _BY_HAND)
     if ranking.failures or not decision.order or sufficient is False or assembly.flag_conflicts:
-        flags += _flags_of(decision, sufficient, given.query, passages, assembly)
+        flags += _flags_of(decision, sufficient, request.query, passages, assembly)
     return Context(
         request_id=request.request_id,
-        query=given.query,
+        query=request.query,
         route=ranking.route,
         mode=mode,
         passages=passages,
@@ -239,13 +266,13 @@ def build_context(
         flags=flags,
         failures=ranking.failures + assembled.failures,
         assembly=assembly,
-        segment=given.segment,
-        session_id=given.session_id,
+        segment=request.segment,
+        session_id=request.session_id,
         profile_id=request.bound.profile_id,
         differences=differences,
         p_sufficient=p_relevant,
         sufficient=sufficient,
-        where=given.where,
+        where=request.where,
         arm_probability=request.arm_probability,
         today_k=applies.today.k,
         assessment=assessment,

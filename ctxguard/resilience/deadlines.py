@@ -1,8 +1,7 @@
 """Time limits for each stage of a search and for the search as a whole."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from time import monotonic
 
 from ctxguard.errors import ConfigurationError
@@ -31,34 +30,23 @@ class Deadlines:
     rerank_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            check_seconds(each.name, getattr(self, each.name))
-
-    def start(self) -> "Budget":
-        """Return the time budget of one search that begins now."""
-        limits = {
-            "lexical": self.lexical_seconds,
-            "dense": self.dense_seconds,
-            "rerank": self.rerank_seconds,
-        }
-        return Budget(limits, self.total_seconds)
+        for name, seconds in asdict(self).items():
+            check_seconds(name, seconds)
 
 
 class Budget:
-    """The time that one search has left.
+    """The time that one search, which begins now, has left."""
 
-    Args:
-        limits: The time limit of each stage, by name; None disables it.
-        total_seconds: The time limit of the whole search, from now; None disables it.
-    """
-
-    def __init__(self, limits: Mapping[str, float | None], total_seconds: float | None) -> None:
-        self._limits = limits
+    def __init__(self, deadlines: Deadlines) -> None:
+        self._limits = asdict(deadlines)
+        total_seconds = deadlines.total_seconds
         self._until = None if total_seconds is None else monotonic() + total_seconds
 
     def limits_any(self, *stages: str) -> bool:
         """Tell whether any of these stages has a time limit, its own or the search's."""
-        return self._until is not None or any(self._limits[stage] is not None for stage in stages)
+        return self._until is not None or any(
+            self._limits[f"{stage}_seconds"] is not None for stage in stages
+        )
 
     def left(self, stage: str) -> float | None:
         """Return the maximum seconds that a stage may take if it begins now.
@@ -66,7 +54,7 @@ class Budget:
         Returns:
             None if neither the stage nor the search has a limit; ≤ 0 if no time is left.
         """
-        limit = self._limits[stage]
+        limit: float | None = self._limits[f"{stage}_seconds"]
         if self._until is None:
             return limit
         left = self._until - monotonic()

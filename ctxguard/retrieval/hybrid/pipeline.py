@@ -193,7 +193,7 @@ class Hybrid(ABC):
             IndexFolderError: the index was found to be damaged while it answered.
         """
         settings = self._settings
-        budget = None if settings.deadlines is None else settings.deadlines.start()
+        budget = None if settings.deadlines is None else Budget(settings.deadlines)
         text = self._checked(query)
         if depth < 1:
             raise ConfigurationError(f"depth {depth!r} must be at least 1")
