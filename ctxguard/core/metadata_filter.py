@@ -6,9 +6,10 @@ Pure: no I/O, no clock, no logging.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 
-from ctxguard.core.types import Passage, Ranking
+from ctxguard.core.types import Passage, PassagesBy, Ranking
 from ctxguard.errors import ConfigurationError, FilterViolationError
 
 Scalar = str | int | bool
@@ -91,17 +92,12 @@ class Where:
             return False
 
 
-@dataclass(frozen=True, slots=True)
-class _Checked:
-    """Passages that were read and checked once, so that exactly these are served."""
-
-    passages: Sequence[Passage | None]
-
-    def __getitem__(self, position: int, /) -> Passage:
-        passage = self.passages[position]
-        if passage is None:
-            raise LookupError("could not be read when the filter was checked")
-        return passage
+def _checked(passages: Sequence[Passage | None], position: int) -> Passage:
+    """Return a passage that was read and checked once, so that exactly this is served."""
+    passage = passages[position]
+    if passage is None:
+        raise LookupError("could not be read when the filter was checked")
+    return passage
 
 
 def verified(ranking: Ranking, where: Where) -> Ranking:
@@ -135,7 +131,7 @@ def verified(ranking: Ranking, where: Where) -> Ranking:
             f"{', '.join(map(repr, where.fields))}; the retriever must apply `where` itself and "
             "return each passage's metadata",
         )
-    return replace(ranking, passages=_Checked(passages))
+    return replace(ranking, passages=PassagesBy(partial(_checked, passages)))
 
 
 def tokens(value: object) -> tuple[Token, ...]:

@@ -7,7 +7,6 @@ nothing.
 
 from collections.abc import Callable
 from contextlib import suppress
-from enum import Enum, auto
 from threading import Lock
 from time import monotonic
 
@@ -24,14 +23,11 @@ Watcher = Callable[[str, bool], None]
 """Called with a stage's name and whether its circuit is open, whenever that changes."""
 
 
-class Probe:
-    """One call that tests whether a stage has recovered."""
+Probe = object
+"""One call that tests whether a stage has recovered."""
 
-
-class Refused(Enum):
-    """The result of `Breaker.admit` while the circuit is open and no probe is due."""
-
-    OPEN = auto()
+REFUSED = Probe()
+"""The result of `Breaker.admit` while the circuit is open and no probe is due."""
 
 
 class Breaker:
@@ -68,7 +64,7 @@ class Breaker:
             if watcher not in self._watchers:
                 self._watchers.append(watcher)
 
-    def admit(self, seconds: float | None) -> Probe | Refused | None:
+    def admit(self, seconds: float | None) -> Probe | None:
         """Decide whether the stage may be called.
 
         Args:
@@ -76,13 +72,13 @@ class Breaker:
                 `MAX_RETRY_SECONDS`, so that a probe that never returns is given up too.
 
         Returns:
-            None while the circuit is closed, a probe when one is due, else `Refused.OPEN`.
+            None while the circuit is closed, a probe when one is due, else `REFUSED`.
         """
         if self.is_closed:
             return None
         if monotonic() < self._refused_until:
             # Read without the lock: in an outage this is nearly every request.
-            return Refused.OPEN
+            return REFUSED
         with self._lock:
             return self._admit_one(MAX_RETRY_SECONDS if seconds is None else seconds)
 
@@ -114,16 +110,16 @@ class Breaker:
         with self._lock:
             self._close()
 
-    def _admit_one(self, seconds: float) -> Probe | Refused | None:
+    def _admit_one(self, seconds: float) -> Probe | None:
         """`admit` when calls are no longer refused; the lock is held."""
         if self.is_closed:
             return None
         if monotonic() < self._refused_until:
-            return Refused.OPEN
+            return REFUSED
         if self._probe is not None:
             # The probe has used up its time.
             self._fail_probe()
-            return Refused.OPEN
+            return REFUSED
         self._probe = Probe()
         self._refused_until = monotonic() + seconds
         return self._probe

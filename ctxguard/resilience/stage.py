@@ -13,7 +13,7 @@ from ctxguard._support.error_text import describe_error, drop_tracebacks
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.types import FailureKind, StageFailure
 from ctxguard.errors import CtxguardError, OverloadedError, StageError, StageUnavailableError
-from ctxguard.resilience.breaker import Breaker, Probe, Refused, Watcher
+from ctxguard.resilience.breaker import REFUSED, Breaker, Probe, Watcher
 from ctxguard.resilience.pool import DaemonPool, PoolFullError
 from ctxguard.resilience.within import LateError, within
 
@@ -284,7 +284,7 @@ class Stage:
             UnansweredError: the circuit is open.
         """
         admitted = self.breaker.admit(seconds)
-        if isinstance(admitted, Refused):
+        if admitted is REFUSED:
             raise UnansweredError(
                 self.name, FailureKind.CIRCUIT_OPEN, "circuit open after repeated failures"
             )

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from ir_measures import AP, RR, P, R, Success, nDCG
 
 from ctxguard.core import metrics
-from ctxguard.core.metrics import Mean, Negative, Utilities
+from ctxguard.core.interval import Interval
+from ctxguard.core.metrics import Negative, Utilities
 from ctxguard.errors import ConfigurationError
 
 EXACT = 1e-9
@@ -219,8 +220,8 @@ def test_a_grade_below_min_grade_is_not_relevant() -> None:
 
 
 def test_a_mean_says_over_how_many_queries() -> None:
-    assert metrics.mean([0.0, None, 1.0, None]) == Mean(0.5, 2)
-    assert metrics.mean([]) == Mean(None, 0)
+    assert metrics.mean([0.0, None, 1.0, None]) == Interval(0.5, None, None, 2)
+    assert metrics.mean([]) == Interval.undefined()
 
 
 def test_precision_at_k_counts_missing_passages_and_precision_of_a_context_does_not() -> None:

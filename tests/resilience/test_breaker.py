@@ -3,10 +3,9 @@
 from ctxguard.resilience.breaker import (
     FAILURES,
     MAX_RETRY_SECONDS,
+    REFUSED,
     RETRY_SECONDS,
     Breaker,
-    Probe,
-    Refused,
 )
 from tests.timing import Clock
 
@@ -24,7 +23,7 @@ def test_it_opens_after_failures_in_a_row(clock: Clock) -> None:
         breaker.failed(None)
     assert breaker.admit(None) is None
     breaker.failed(None)
-    assert breaker.admit(None) is Refused.OPEN
+    assert breaker.admit(None) is REFUSED
 
 
 def test_a_success_between_failures_starts_the_count_again(clock: Clock) -> None:
@@ -39,8 +38,8 @@ def test_one_call_at_a_time_probes_once_that_is_due(clock: Clock) -> None:
     breaker = opened()
     clock.now += RETRY_SECONDS + 0.01
     probe = breaker.admit(None)
-    assert isinstance(probe, Probe)
-    assert breaker.admit(None) is Refused.OPEN
+    assert probe not in (None, REFUSED)
+    assert breaker.admit(None) is REFUSED
     breaker.succeeded(probe)
     assert breaker.admit(None) is None
 
@@ -50,33 +49,33 @@ def test_every_failed_probe_doubles_the_wait_up_to_a_limit(clock: Clock) -> None
     wait = RETRY_SECONDS
     for _ in range(8):
         clock.now += wait - 0.01
-        assert breaker.admit(None) is Refused.OPEN
+        assert breaker.admit(None) is REFUSED
         clock.now += 0.02
         probe = breaker.admit(None)
-        assert isinstance(probe, Probe)
+        assert probe not in (None, REFUSED)
         breaker.failed(probe)
         wait = min(2.0 * wait, MAX_RETRY_SECONDS)
     clock.now += wait + 0.01
     probe = breaker.admit(None)
-    assert isinstance(probe, Probe)
+    assert probe not in (None, REFUSED)
     breaker.succeeded(probe)
     for _ in range(FAILURES):
         breaker.failed(None)
     clock.now += RETRY_SECONDS + 0.01
-    assert isinstance(breaker.admit(None), Probe)
+    assert breaker.admit(None) not in (None, REFUSED)
 
 
 def test_a_probe_that_is_late_has_failed(clock: Clock) -> None:
     breaker = opened()
     clock.now += RETRY_SECONDS + 0.01
     late = breaker.admit(0.2)
-    assert isinstance(late, Probe)
+    assert late not in (None, REFUSED)
     clock.now += 0.3
-    assert breaker.admit(0.2) is Refused.OPEN
+    assert breaker.admit(0.2) is REFUSED
     breaker.succeeded(late)
     assert not breaker.is_closed
     clock.now += 2.0 * RETRY_SECONDS + 0.01
-    assert isinstance(breaker.admit(0.2), Probe)
+    assert breaker.admit(0.2) not in (None, REFUSED)
 
 
 def test_without_a_limit_a_lost_probe_does_not_keep_the_stage_out_for_ever(clock: Clock) -> None:
@@ -84,19 +83,19 @@ def test_without_a_limit_a_lost_probe_does_not_keep_the_stage_out_for_ever(clock
     clock.now += RETRY_SECONDS + 0.01
     breaker.admit(None)
     clock.now += MAX_RETRY_SECONDS + 0.01
-    assert breaker.admit(None) is Refused.OPEN
+    assert breaker.admit(None) is REFUSED
     clock.now += MAX_RETRY_SECONDS
-    assert isinstance(breaker.admit(None), Probe)
+    assert breaker.admit(None) not in (None, REFUSED)
 
 
 def test_what_calls_from_before_the_opening_come_to_changes_nothing(clock: Clock) -> None:
     breaker = opened()
     breaker.succeeded(None)
     breaker.failed(None)
-    assert breaker.admit(None) is Refused.OPEN
+    assert breaker.admit(None) is REFUSED
     clock.now += RETRY_SECONDS + 0.01
     probe = breaker.admit(None)
-    assert isinstance(probe, Probe)
+    assert probe not in (None, REFUSED)
     breaker.failed(None)
     breaker.succeeded(None)
     assert not breaker.is_closed
@@ -122,11 +121,11 @@ def test_watchers_are_told_once_when_it_opens_and_once_when_it_is_closed_again(
     for _ in range(2):
         clock.now += MAX_RETRY_SECONDS
         probe = breaker.admit(None)
-        assert isinstance(probe, Probe)
+        assert probe not in (None, REFUSED)
         breaker.failed(probe)
     assert told == [("dense", True)]
     clock.now += MAX_RETRY_SECONDS
     probe = breaker.admit(None)
-    assert isinstance(probe, Probe)
+    assert probe not in (None, REFUSED)
     breaker.succeeded(probe)
     assert told == [("dense", True), ("dense", False)]

@@ -14,7 +14,7 @@ from ctxguard.errors import OverloadedError, StageUnavailableError
 from ctxguard.resilience import Budget, Deadlines, Stage
 from ctxguard.resilience.breaker import FAILURES, RETRY_SECONDS
 from ctxguard.retrieval.hybrid.pipeline import SearchSettings
-from ctxguard.retrieval.hybrid.search import LegStages, Search
+from ctxguard.retrieval.hybrid.search import Search
 from ctxguard.retrieval.protocols import Float32Array
 from ctxguard.testing import FaultyEmbedder, FaultyReranker, FaultyRetriever
 from tests.timing import NEVER, SOON, Clock
@@ -206,7 +206,7 @@ def test_warming_up_takes_as_long_as_it_takes(system: System) -> None:
 def test_legs_without_a_free_thread_are_overload_not_an_outage(
     system: System,
 ) -> None:
-    full = LegStages(*[Stage(name, workers=1, waiting=0) for name in ("lexical", "dense")])
+    full = {leg: Stage(leg, workers=1, waiting=0) for leg in ("lexical", "dense")}
     settings = SearchSettings(embedder=FaultyEmbedder(), fusion=Fusion())
     index = system.bare.generation
     search = Search(index, index.passages, settings, full, QUERY, depth=5)

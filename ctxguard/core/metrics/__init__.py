@@ -5,7 +5,6 @@ Pure: no I/O, no clock, no logging.
 """
 
 from ctxguard.core.metrics.arithmetic import (
-    Mean,
     mean,
 )
 from ctxguard.core.metrics.keywords import (
@@ -50,7 +49,6 @@ __all__ = [
     "RELAXED_UTILITIES",
     "STRICT_UTILITIES",
     "Gain",
-    "Mean",
     "Negative",
     "Udcg",
     "Utilities",

@@ -12,8 +12,9 @@ from threading import Lock, Thread
 from ctxguard._support.file_version import FileVersion, file_version
 from ctxguard._support.fork_safety import OfProcess
 from ctxguard.errors import ConfigurationError, IndexFolderError
+from ctxguard.resilience import Stage
 from ctxguard.retrieval.analysers import own_analyser
-from ctxguard.retrieval.hybrid.search import LegStages
+from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL
 from ctxguard.retrieval.index import storage
 from ctxguard.retrieval.index.hybrid_index import Changes, HybridIndex
 from ctxguard.retrieval.index.part_files import require_whole
@@ -44,7 +45,7 @@ class LiveIndex:
         self.folder: Path | None = None
         self.version: FileVersion | None = None
         self.damage: str | None = None
-        self.legs = LegStages()
+        self.legs = {leg: Stage(leg) for leg in (LEXICAL, DENSE)}
         self._unchecked: Mapping[Path, str] = {}
 
     def _resume_after_fork(self) -> None:

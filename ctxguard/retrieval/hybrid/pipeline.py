@@ -18,8 +18,6 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
     FloatArray,
-    Passage,
-    PassageSource,
     Ranking,
     Route,
     ScoreKind,
@@ -35,10 +33,11 @@ from ctxguard.retrieval.hybrid.candidates import (
     SIGNALS,
     STAGES,
     Candidates,
+    Pool,
     check_finite,
 )
-from ctxguard.retrieval.index.passages import searchable_text, without_surrogates
-from ctxguard.retrieval.protocols import Embedder, Float32Array, QueryTokens, Reranker, RowArray
+from ctxguard.retrieval.index.passages import PassageTable, searchable_text, without_surrogates
+from ctxguard.retrieval.protocols import Embedder, Float32Array, QueryTokens, Reranker
 from ctxguard.retrieval.signals.ranker import Ranker
 
 DEFAULT_RERANK_DEPTH = 50
@@ -92,20 +91,12 @@ class SearchSettings:
         object.__setattr__(self, "leg_fusion", found_by)
         object.__setattr__(self, "leg_kind", found_by.kind)
 
-    @property
-    def routes(self) -> tuple[Route, ...]:
-        """Every route that can be taken, most stages first."""
-        can_rerank = self.reranker is not None or self.legs_rerank
-        return tuple(
-            [route for route, stages in STAGES.items() if RERANK not in stages or can_rerank]
-        )
-
 
 class LegSearch(Protocol):
     """One checked query over one generation of an index."""
 
     @property
-    def passages(self) -> "Pooled":
+    def passages(self) -> Pool | PassageTable:
         """The passages by row; known once the legs were searched."""
         ...
 
@@ -127,16 +118,6 @@ class LegSearch(Protocol):
 
     def signalled(self, candidates: Candidates) -> Candidates:
         """Add the candidates' signals, and order by the ranker if the fusion says so."""
-        ...
-
-
-class Pooled(Protocol):
-    """Passages by row."""
-
-    def __getitem__(self, row: int, /) -> Passage: ...
-
-    def select(self, rows: RowArray, /) -> tuple[tuple[str, ...], PassageSource]:
-        """Return the ids of rows, in their order, and their passages, read when accessed."""
         ...
 
 
@@ -330,7 +311,10 @@ class Hybrid(ABC):
     @property
     def routes(self) -> tuple[Route, ...]:
         """Every route that this retriever can take, most stages first."""
-        return self._settings.routes
+        can_rerank = self._settings.reranker is not None or self._settings.legs_rerank
+        return tuple(
+            [route for route, stages in STAGES.items() if RERANK not in stages or can_rerank]
+        )
 
     @property
     def fusion(self) -> Fusion:

@@ -230,7 +230,7 @@ class HybridRetriever(Hybrid):
     def watch_stages(self, watcher: Watcher) -> None:
         """Call ``watcher`` whenever a stage's circuit breaker opens or closes."""
         super().watch_stages(watcher)
-        for stage in (self._live.legs.lexical, self._live.legs.dense):
+        for stage in self._live.legs.values():
             stage.watch(watcher)
 
     @property

@@ -3,9 +3,8 @@
 A leg that raises, hangs or gives garbage becomes a `StageFailure`; the other answers without it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from time import perf_counter
 from typing import NamedTuple, TypeVar
 
@@ -69,14 +68,6 @@ class DenseHits(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LegStages:
-    """The legs of one retriever, each with its own thread pool and circuit breaker."""
-
-    lexical: Stage = field(default_factory=partial(Stage, LEXICAL))
-    dense: Stage = field(default_factory=partial(Stage, DENSE))
-
-
-@dataclass(frozen=True, slots=True)
 class Search:
     """One checked query over one generation of an index.
 
@@ -84,7 +75,7 @@ class Search:
         index: The generation.
         passages: Its passages.
         settings: The settings of the view that searches.
-        stages: The legs' thread pools and circuit breakers.
+        stages: The thread pool and circuit breaker of each leg.
         query: The query's text, without lone surrogates.
         depth: Maximum number of candidates of each leg and of their fusion, ≥ 1.
         query_vector: The caller's vector of the query, shape (dimension,), of any length, perhaps
@@ -97,7 +88,7 @@ class Search:
     index: HybridIndex
     passages: PassageTable
     settings: SearchSettings
-    stages: LegStages
+    stages: Mapping[str, Stage]
     query: str
     depth: int
     query_vector: Float32Array | QueryTokens | None = None
@@ -120,31 +111,31 @@ class Search:
         lexical: LexicalHits | StageFailed | None = None
         dense: DenseHits | Candidates | StageFailed | None = None
         if LEXICAL not in asked:
-            dense = attempt(DENSE, stages.dense.call, self.dense, _left(budget, DENSE))
+            dense = attempt(DENSE, stages[DENSE].call, self.dense, _left(budget, DENSE))
         elif DENSE not in asked:
-            lexical = attempt(LEXICAL, stages.lexical.call, self.lexical, _left(budget, LEXICAL))
+            lexical = attempt(LEXICAL, stages[LEXICAL].call, self.lexical, _left(budget, LEXICAL))
         elif budget is not None and budget.limits_any(*_BOTH):
             # Side by side, the dense leg in its pool.
-            call = attempt(DENSE, stages.dense.submit, self.dense, budget.left(DENSE))
-            lexical = attempt(LEXICAL, stages.lexical.call, self.lexical, budget.left(LEXICAL))
+            call = attempt(DENSE, stages[DENSE].submit, self.dense, budget.left(DENSE))
+            lexical = attempt(LEXICAL, stages[LEXICAL].call, self.lexical, budget.left(LEXICAL))
             dense = call if isinstance(call, StageFailed) else attempt(DENSE, call.result)
         else:
             # On this thread: side by side would save an eighth of the time over a million passages,
             # and cost a third of the throughput with as many clients as cores.
-            is_plain = self.allowed is None and stages.lexical.breaker.is_closed
-            dense = attempt(DENSE, stages.dense.call, self.both if is_plain else self.dense)
+            is_plain = self.allowed is None and stages[LEXICAL].breaker.is_closed
+            dense = attempt(DENSE, stages[DENSE].call, self.both if is_plain else self.dense)
             if not isinstance(dense, Candidates):
-                lexical = attempt(LEXICAL, stages.lexical.call, self.lexical)
+                lexical = attempt(LEXICAL, stages[LEXICAL].call, self.lexical)
         if not isinstance(lexical, LexicalHits) and not isinstance(dense, DenseHits | Candidates):
             # An open circuit skips a leg only while the other answers: overload may have opened
             # both.
-            lexical = _retried(lexical, stages.lexical, self.lexical, budget)
+            lexical = _retried(lexical, stages[LEXICAL], self.lexical, budget)
             if not isinstance(lexical, LexicalHits):
-                dense = _retried(dense, stages.dense, self.dense, budget)
+                dense = _retried(dense, stages[DENSE], self.dense, budget)
         if isinstance(dense, Candidates):
             # One call of the dense stage searched both legs.
-            if stages.lexical.breaker.failures:
-                stages.lexical.breaker.succeeded(None)
+            if stages[LEXICAL].breaker.failures:
+                stages[LEXICAL].breaker.succeeded(None)
             return dense, []
         if isinstance(lexical, LexicalHits) and isinstance(dense, DenseHits):
             fused = attempt(DENSE, self._fused, lexical, dense)
