@@ -38,8 +38,6 @@ from ctxguard.integrations.engines.engine import (
     KINDS,
     EngineDownError,
     LazyClient,
-    LegRows,
-    Row,
     ranking_of_rows,
 )
 from ctxguard.integrations.engines.retriever import LegsOfRankings, without_ranker
@@ -365,8 +363,8 @@ class ElasticsearchRetriever(Hybrid):
         except StageError as error:
             return error
         if where is not None:
-            rows = [row for row in rows if row.passage and where.allows(row.passage.metadata)]
-        return ranking_of_rows(leg, LegRows(rows, _KINDS[leg]), depth)
+            rows = [row for row in rows if row[0] and where.allows(row[0].metadata)]
+        return ranking_of_rows(leg, rows, _KINDS[leg], depth)
 
     def _hits(self, leg: str, response: Any) -> list[Any]:
         """Return the hits of a response.
@@ -396,17 +394,17 @@ class ElasticsearchRetriever(Hybrid):
             raise StageError(leg, "its answer holds no list of hits")
         return found
 
-    def _row(self, leg: str, hit: Any) -> Row:
+    def _row(self, leg: str, hit: Any) -> tuple[Passage | None, float | None]:
         if not isinstance(hit, dict):
-            return Row(None, None)
+            return None, None
         score: Any = hit.get("_score")
         if not is_valid(score) or isinstance(score, bool):
-            return Row(self._passage(hit), None)
+            return self._passage(hit), None
         if leg == DENSE:
             score = cosine_of(score, self._cosine_score)
         elif leg == RERANK:
             score = logit_of(score)
-        return Row(self._passage(hit), score)
+        return self._passage(hit), score
 
     def _passage(self, hit: Mapping[str, Any]) -> Passage | None:
         fields, source = self._fields, hit.get("_source")

@@ -7,10 +7,9 @@ shared by threads and left to their process.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from itertools import islice
 from threading import Lock
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.scores import is_valid
@@ -24,37 +23,18 @@ from ctxguard.errors import (
     StageUnavailableError,
 )
 from ctxguard.integrations.engines.address import EngineAddress, already_there
-from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage, IndexSettings, passage_of
+from ctxguard.integrations.engines.stored import IndexedPassage, IndexSettings, passage_of
 from ctxguard.resilience import UnansweredError
 from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL
 from ctxguard.retrieval.protocols import Float32Array
 
-__all__ = ["DENSE", "KINDS", "LEXICAL", "Engine", "EngineDownError", "LazyClient", "StoredRecord"]
-__all__ += ["LegQuery", "LegRows", "Row", "Statistics", "leave_to_parent", "ranking_of_rows"]
-__all__ += ["version_of"]
+__all__ = ["DENSE", "KINDS", "LEXICAL", "Engine", "EngineDownError", "LazyClient"]
+__all__ += ["LegQuery", "Legs", "leave_to_parent", "ranking_of_rows"]
 
 KINDS = {LEXICAL: ScoreKind.RATIO, DENSE: ScoreKind.COSINE}
 
-_Answer = TypeVar("_Answer")
-
-
-class Row(NamedTuple):
-    """One result of an engine.
-
-    Attributes:
-        passage: The passage; None if the row holds none that can be read.
-        score: The engine's score, higher is better, which may be anything.
-    """
-
-    passage: Passage | None
-    score: object
-
-
-class LegRows(NamedTuple):
-    """The results of one leg, best first; ``kind`` is the kind of their scores."""
-
-    rows: Iterable[Row]
-    kind: ScoreKind
+Legs = Mapping[str, Ranking | CtxguardError]
+"""The result of each leg, or the error with which it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,25 +63,6 @@ class LegQuery:
     def only(self, leg: str) -> "LegQuery":
         """Return the request for one of the legs."""
         return replace(self, **{"vector" if leg == LEXICAL else "terms": None})  # type: ignore[arg-type]
-
-
-class StoredRecord(NamedTuple):
-    """The data from which a passage's signals are computed.
-
-    Attributes:
-        vector: The unit vector, shape (dimension,).
-        record: See `ctxguard.retrieval.index.records`.
-    """
-
-    vector: Float32Array
-    record: bytes
-
-
-class Statistics(NamedTuple):
-    """Counts of the corpus: their version, and the bytes of `CorpusCounts.to_bytes`."""
-
-    version: str
-    content: bytes
 
 
 class EngineDownError(StageUnavailableError):
@@ -133,36 +94,24 @@ class Engine(ABC):
         self.address = address
 
     @classmethod
-    def open(cls, address: EngineAddress) -> Self:
-        """Open an index.
+    def open(cls, address: EngineAddress, settings: IndexSettings | None = None) -> Self:
+        """Open an index, or make an empty one if settings are given.
 
         Raises:
-            ConfigurationError: there is none of that name, or the credentials are refused.
+            ConfigurationError: there is none of that name, or one that would have to be replaced;
+                or the credentials are refused.
             DataError: this release cannot read it.
             StageUnavailableError: the engine cannot be reached.
         """
-        engine = cls(address)
+        engine = cls(address, make=settings is not None)
         try:
-            engine.settings = IndexSettings.from_json(engine.stored_settings())
-            engine.opened()
-        except BaseException:
-            engine.close()
-            raise
-        return engine
-
-    @classmethod
-    def create(cls, address: EngineAddress, settings: IndexSettings) -> Self:
-        """Make an empty index.
-
-        Raises:
-            ConfigurationError: the name is taken, or the credentials are refused.
-            StageUnavailableError: the engine cannot be reached.
-        """
-        engine = cls(address, make=True)
-        engine.settings = settings
-        try:
-            if not engine.make():
-                raise already_there(address)
+            if settings is None:
+                engine.settings = IndexSettings.from_json(engine.stored_settings())
+                engine.opened()
+            else:
+                engine.settings = settings
+                if not engine.make():
+                    raise already_there(address)
         except BaseException:
             engine.close()
             raise
@@ -187,8 +136,8 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def find(self, query: LegQuery) -> "Mapping[str, LegRows | CtxguardError]":
-        """Search the legs that are asked, and return each one's rows or error.
+    def find(self, query: LegQuery) -> Legs:
+        """Search the legs that are asked, and return what `leg` makes of the rows of each.
 
         Scores of ``dense`` are cosines. Those of ``lexical`` are BM25 if the engine gives it, and a
         passage without a term of the query is not among them.
@@ -198,7 +147,11 @@ class Engine(ABC):
     def rows(
         self, fields: Sequence[str], passage_ids: Sequence[str] | None = None
     ) -> Iterable[Mapping[str, Any]]:
-        """Read stored fields of the passages with these ids that are there; None for all."""
+        """Read stored fields of the passages with these ids that are there; None for all.
+
+        Beside those of `IndexedPassage.stored` the fields ``vector``, the unit vector of shape
+        (dimension,), and ``record``, the bytes from which signals are computed.
+        """
 
     @abstractmethod
     def count(self) -> int:
@@ -209,19 +162,15 @@ class Engine(ABC):
         """Return the ``n`` smallest digests of passages, or all if there are fewer; signed."""
 
     @abstractmethod
-    def evidence(self, passage_ids: Sequence[str]) -> Mapping[str, StoredRecord]:
-        """Read the vectors and records of the passages with these ids that are there."""
+    def statistics(self, known: str | None) -> tuple[str, bytes] | None:
+        """Read the counts of the corpus, with their version.
+
+        Returns:
+            None if there are none, or their version is ``known``.
+        """
 
     @abstractmethod
-    def records(self, size: int) -> Iterable[list[bytes]]:
-        """Read the records of all passages, at most ``size`` at a time."""
-
-    @abstractmethod
-    def statistics(self, known: str | None) -> Statistics | None:
-        """Read the counts of the corpus; None if there are none, or their version is ``known``."""
-
-    @abstractmethod
-    def keep_statistics(self, content: bytes) -> None:
+    def keep_statistics(self, version: str, content: bytes) -> None:
         """Keep counts of the corpus, in place of any others."""
 
     @abstractmethod
@@ -249,23 +198,35 @@ class Engine(ABC):
         """
         if query.vector is not None:
             self._check_vector("the query", query.vector)
-        found: Mapping[str, LegRows | CtxguardError]
         try:
-            found = self.find(query)
+            return dict(self.find(query))
         except (EngineDownError, OverloadedError, UnansweredError):
             raise
         except StageError:
             if len(query.legs) < 2:
                 raise
-            found = {leg: self._alone(query, leg) for leg in query.legs}
-        depth = (2 if self.scores_both else 1) * query.depth
-        return {leg: ranking_of_rows(self.name, rows, depth) for leg, rows in found.items()}
+            return {leg: self._alone(query, leg) for leg in query.legs}
 
-    def _alone(self, query: LegQuery, leg: str) -> LegRows | CtxguardError:
+    def _alone(self, query: LegQuery, leg: str) -> Ranking | CtxguardError:
         try:
             return self.find(query.only(leg))[leg]
         except StageError as error:
             return error
+
+    def leg(
+        self,
+        leg: str,
+        rows: Iterable[tuple[Any, object]],
+        query: LegQuery,
+        kind: ScoreKind | None = None,
+    ) -> Ranking | CtxguardError:
+        """Build a leg's ranking of its rows, best first: each the fields of a passage, and a score.
+
+        ``kind`` is the kind of the scores, None for that of `KINDS`.
+        """
+        depth = (2 if self.scores_both else 1) * query.depth
+        found = ((passage_of(row), score) for row, score in rows)
+        return ranking_of_rows(self.name, found, kind or KINDS[leg], depth)
 
     def write(self, passages: Sequence[IndexedPassage]) -> None:
         """Insert passages, replacing those with the same ids.
@@ -277,11 +238,6 @@ class Engine(ABC):
             self._check_vector(f"passage {one.passage.passage_id!r}", one.vector)
         for start in range(0, len(passages), self.rows_per_write):
             self.insert(passages[start : start + self.rows_per_write])
-
-    def read(self, passage_ids: Sequence[str]) -> dict[str, Passage]:
-        """Read the passages with these ids that are there."""
-        passages = map(passage_of, self.rows(PASSAGE, passage_ids))
-        return {each.passage_id: each for each in passages if each is not None}
 
     def _check_vector(self, whose: str, vector: Float32Array) -> None:
         if vector.shape != (self.settings.dimension,):
@@ -356,42 +312,43 @@ def leave_to_parent(client: Any) -> None:
     _inherited.append(client)
 
 
-def version_of(content: bytes) -> str:
-    """Identify counts of a corpus by a digest."""
-    return blake2b(content, digest_size=8).hexdigest()
-
-
 def ranking_of_rows(
-    engine: str, found: LegRows | CtxguardError, depth: int
-) -> Ranking | CtxguardError:
-    """Build the ranking of a leg's rows, of which nothing is trusted; an error stays as it is.
+    engine: str, rows: Iterable[tuple[Passage | None, object]], kind: ScoreKind, depth: int
+) -> Ranking | StageUnavailableError:
+    """Build the ranking of a leg's rows, of which nothing is trusted.
 
     At most ``depth`` rows are read. A row without a passage is left out, and so is a BM25 score of
     0. A score that is no number becomes None, which a decision sets aside.
 
-    Returns:
-        The ranking; an error also if there are rows and none holds a passage.
+    Args:
+        engine: Its name in errors.
+        rows: The passage of each row, None if it holds none that can be read, and its score, higher
+            is better, which may be anything; best first.
+        kind: The kind of the scores.
+        depth: Maximum number of rows.
 
-    >>> rows = [Row(Passage("a", "text"), 2.5), Row(None, 2.0), Row(Passage("b", "text"), "1.5")]
-    >>> ranking_of_rows("engine", LegRows(rows, ScoreKind.RATIO), 10).scores
+    Returns:
+        The ranking; an error if there are rows and none holds a passage.
+
+    >>> rows = [(Passage("a", "text"), 2.5), (None, 2.0), (Passage("b", "text"), "1.5")]
+    >>> ranking_of_rows("engine", rows, ScoreKind.RATIO, 10).scores
     (2.5, None)
     """
-    if isinstance(found, CtxguardError):
-        return found
-    read = list(islice(found.rows, depth))
-    if read and not any(row.passage for row in read):
+    read = list(islice(rows, depth))
+    if read and not any(passage for passage, _ in read):
         return StageUnavailableError(
             engine, f"none of its {len(read)} results holds a passage's id and text"
         )
     return Ranking.from_hits(
         [
             Hit(passage.passage_id, score, passage.text, passage.title, metadata=passage.metadata)
-            for passage, score in ((row.passage, _number(row.score)) for row in read)
-            if passage is not None and not (found.kind is ScoreKind.RATIO and score == 0.0)
+            for passage, score in ((passage, number(score)) for passage, score in read)
+            if passage is not None and not (kind is ScoreKind.RATIO and score == 0.0)
         ],
-        found.kind,
+        kind,
     )
 
 
-def _number(score: object) -> float | None:
+def number(score: object) -> float | None:
+    """Return a score as a number; None if it is none."""
     return float(score) if is_valid(score) else None  # type: ignore[arg-type]

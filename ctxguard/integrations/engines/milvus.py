@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -19,8 +19,7 @@ import numpy as np
 from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.render import sanitise
-from ctxguard.core.scores import is_valid
-from ctxguard.core.types import ScoreKind
+from ctxguard.core.types import Ranking, ScoreKind
 from ctxguard.errors import (
     ConfigurationError,
     CtxguardError,
@@ -31,23 +30,16 @@ from ctxguard.errors import (
 from ctxguard.integrations.engines.address import KEY_VARIABLE, EngineAddress, nothing_there
 from ctxguard.integrations.engines.engine import (
     DENSE,
-    KINDS,
     LEXICAL,
     Engine,
     EngineDownError,
     LazyClient,
     LegQuery,
-    LegRows,
-    Row,
-    Statistics,
-    StoredRecord,
-    version_of,
+    number,
 )
-from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage, passage_of
+from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage
 from ctxguard.resilience import Stage
 from ctxguard.retrieval.index.lexical import K1, B
-
-_NAME = "milvus"
 
 MAX_BYTES = 65_535
 """Maximum size of a text field of Milvus, in UTF-8."""
@@ -83,6 +75,8 @@ _LOUD = (
 """Loggers that print a traceback of each error that is raised too, or that nobody can mend."""
 _LOUD_OF_FILE = "grpc._server"
 """The logger of Milvus Lite's server in this process, for each request that it does not know."""
+_PART = 60_000
+"""Characters of the counts in one row: names and values of such fields share 64 KiB."""
 _RECORDS = ("record_1", "record_2", "record_3")
 """The fields that a passage's record is cut into, as one may hold less."""
 _STATISTICS = "STATISTICS"
@@ -90,6 +84,7 @@ _STATISTICS = "STATISTICS"
 _KEPT_TERM = re.compile(r"[a-z0-9]{1,40}")
 
 _Answer = TypeVar("_Answer")
+_Rows = list[tuple[Any, object]]
 
 
 class MilvusEngine(Engine):
@@ -104,7 +99,7 @@ class MilvusEngine(Engine):
         MissingExtraError: pymilvus is not installed.
     """
 
-    name = _NAME
+    name = "milvus"
     # Milvus takes messages of 64 MB; a row is at most 8 texts of `MAX_BYTES` and a vector.
     rows_per_write = 128
     _writing = OfProcess(threading.Lock)
@@ -125,7 +120,7 @@ class MilvusEngine(Engine):
             if logger.level == logging.NOTSET:
                 logger.setLevel(logging.CRITICAL)
         self._client = LazyClient(self._connected)
-        self._lexical_leg = Stage(f"{_NAME} {LEXICAL}", breaks=False)
+        self._lexical_leg = Stage(f"{self.name} {LEXICAL}", breaks=False)
 
     def stored_settings(self) -> str:
         # Not `describe_collection`, whose client logs an error with a traceback if there is none.
@@ -222,67 +217,73 @@ class MilvusEngine(Engine):
     def fingerprint(self) -> Mapping[str, str]:
         own_idf = "; a file's own idf" if self._is_file else ""
         return {
-            "engine": _NAME,
+            "engine": self.name,
             "lexical": f"bm25 k1={K1} b={B}{own_idf}",
             "dense": self._index_types[DENSE].lower(),
         }
 
-    def find(self, query: LegQuery) -> dict[str, LegRows | CtxguardError]:
+    def find(self, query: LegQuery) -> dict[str, Ranking | CtxguardError]:
         """Ask for both legs at once, each in a call of its own."""
-        condition = " and ".join(map(_any_of, query.any_of))
-        found: dict[str, LegRows | CtxguardError] = {}
+        found: dict[str, Ranking | CtxguardError] = {}
         lexical = None
         if query.terms:
             asked = " ".join(map(_term, query.terms))
-            work = partial(self._leg, LEXICAL, asked, condition, query.depth)
-            lexical = self._lexical_leg.submit(work)
+            lexical = self._lexical_leg.submit(partial(self._leg, LEXICAL, asked, query))
         elif query.terms is not None:
-            found[LEXICAL] = LegRows((), KINDS[LEXICAL])
+            found[LEXICAL] = self.leg(LEXICAL, (), query)
         if query.vector is not None:
-            found[DENSE] = self._leg(DENSE, query.vector, condition, query.depth)
+            found[DENSE] = self._leg(DENSE, query.vector, query)
         if lexical is not None:
             found[LEXICAL] = lexical.result()
         return found
 
     def _leg(
-        self, leg: str, asked: object, condition: str, depth: int, seconds: float = 0.0
-    ) -> LegRows | StageError:
+        self, leg: str, asked: object, query: LegQuery, seconds: float = 0.0
+    ) -> Ranking | CtxguardError:
         """Search one leg; the error if it fails."""
         try:
-            answers = self._ask(
-                lambda client, limit: client.search(
-                    self.address.name,
-                    data=[asked],
-                    anns_field=leg,
-                    filter=condition,
-                    limit=depth,
-                    search_params={"metric_type": _METRICS[leg]},
-                    output_fields=list(PASSAGE),
-                    # Sees this client's own writes; "Strong" would make every search wait for the
-                    # cluster's next time tick.
-                    consistency_level="Session",
-                    **limit,
-                ),
+            answers = self._call(
+                "search",
                 seconds,
+                data=[asked],
+                anns_field=leg,
+                filter=" and ".join(map(_any_of, query.any_of)),
+                limit=query.depth,
+                search_params={"metric_type": _METRICS[leg]},
+                output_fields=list(PASSAGE),
+                # Sees this client's own writes; "Strong" would make every search wait for the
+                # cluster's next time tick.
+                consistency_level="Session",
             )
         except StageError as error:
             return error
         try:
             (hits,) = answers
-            rows = [Row(passage_of(hit.get("entity")), hit.get("distance")) for hit in hits[:depth]]
+            rows: _Rows = [(hit.get("entity"), hit.get("distance")) for hit in hits[: query.depth]]
         except (TypeError, ValueError, KeyError, AttributeError):
-            return StageError(_NAME, f"its answer for the {leg} leg is no list of results")
-        return _bm25(rows) if leg == LEXICAL else LegRows(rows, KINDS[DENSE])
+            return StageError(self.name, f"its answer for the {leg} leg is no list of results")
+        rows, kind = _bm25(rows) if leg == LEXICAL else (rows, None)
+        return self.leg(leg, rows, query, kind)
 
     def rows(
         self, fields: Sequence[str], passage_ids: Sequence[str] | None = None
-    ) -> Iterable[Mapping[str, Any]]:
-        if passage_ids is None:
-            return self._where("", fields)
-        return self._queried(_in(passage_ids), fields)
+    ) -> Iterator[Mapping[str, Any]]:
+        stored = {"vector": [DENSE], "record": _RECORDS}
+        names = [name for each in fields for name in stored.get(each, [each])]
+        # For a search, whatever was deleted meanwhile is only left out: it waits for no writes.
+        level = "Session" if "vector" in fields else _STRONG
+        found: Iterable[Mapping[str, Any]] = self._where("", names)
+        if passage_ids is not None:
+            found = self._rows(_in(passage_ids), names, level)
+        for row in found:
+            yield {
+                **row,
+                **({"vector": np.array(row[DENSE], np.float32)} if DENSE in row else {}),
+                **({"record": _record(row)} if _RECORDS[0] in row else {}),
+            }
 
     def count(self) -> int:
-        return int(self._queried("", ["count(*)"])[0]["count(*)"])
+        return int(self._rows("", ["count(*)"])[0]["count(*)"])
 
     def smallest_digests(self, n: int) -> Sequence[int]:
         """See `Engine`.
@@ -302,14 +303,12 @@ class MilvusEngine(Engine):
     def _digests(self, condition: str) -> list[int]:
         return sorted([row["digest"] for row in self._where(condition, ["digest"])])
 
-    def _queried(self, condition: str, fields: Sequence[str]) -> list[Mapping[str, Any]]:
+    def _rows(
+        self, condition: str, fields: Sequence[str], level: str = _STRONG
+    ) -> list[Mapping[str, Any]]:
+        names = list(fields)
         return list(
-            self._call(
-                "query",
-                filter=condition,
-                output_fields=list(fields),
-                consistency_level=_STRONG,
-            )
+            self._call("query", filter=condition, output_fields=names, consistency_level=level)
         )
 
     def _where(self, condition: str, fields: Sequence[str]) -> Iterator[Mapping[str, Any]]:
@@ -327,58 +326,39 @@ class MilvusEngine(Engine):
         finally:
             pages.close()
 
-    def evidence(self, passage_ids: Sequence[str]) -> dict[str, StoredRecord]:
-        # Whatever was deleted meanwhile is only left out: no search needs to wait for writes.
-        rows = self._call(
-            "query",
-            filter=_in(passage_ids),
-            output_fields=["passage_id", DENSE, *_RECORDS],
-            consistency_level="Session",
-        )
-        return {
-            row["passage_id"]: StoredRecord(np.array(row[DENSE], np.float32), _record(row))
-            for row in rows
-        }
-
-    def records(self, size: int) -> Iterator[list[bytes]]:
-        rows = self._where("", _RECORDS)
-        while page := list(map(_record, islice(rows, size))):
-            yield page
-
-    def statistics(self, known: str | None) -> Statistics | None:
+    def statistics(self, known: str | None) -> tuple[str, bytes] | None:
         def work(client: Any, limit: dict[str, float]) -> list[Mapping[str, Any]]:
+            strong: Any = {"consistency_level": _STRONG, **limit}
             if not client.has_collection(name, **limit):
                 return []
             first = client.query(name, filter="part == 0", output_fields=["version"], **strong)
             if not first or first[0]["version"] == known:
                 return []
+            fields = ["part", "version", "content"]
             return list(client.query(name, filter="part >= 0", output_fields=fields, **strong))
 
-        name, fields = f"{self.address.name}_{_STATISTICS}", ["part", "version", "content"]
-        strong: dict[str, Any] = {
-            "consistency_level": _STRONG,
-            "timeout": self.address.timeout_seconds,
-        }
+        name = f"{self.address.name}_{_STATISTICS}"
         parts = sorted(self._ask(work), key=lambda row: row["part"])
         versions = {row["version"] for row in parts}
         # Several while they are written.
         if len(versions) != 1:
             return None
-        return Statistics(versions.pop(), b64decode("".join([row["content"] for row in parts])))
+        return versions.pop(), b64decode("".join([row["content"] for row in parts]))
 
-    def keep_statistics(self, content: bytes) -> None:
+    def keep_statistics(self, version: str, content: bytes) -> None:
         """Keep counts in a collection of their own, in parts that a field can hold."""
-        name, version = f"{self.address.name}_{_STATISTICS}", version_of(content)
-        text, size = b64encode(content).decode(), MAX_BYTES
+        name, text = f"{self.address.name}_{_STATISTICS}", b64encode(content).decode()
         # A collection needs a vector.
         parts = [
-            {"part": n, "version": version, "content": text[at : at + size], DENSE: [0.0, 0.0]}
-            for n, at in enumerate(range(0, len(text), size))
+            {"part": n, "version": version, "content": text[at : at + _PART], DENSE: [0.0, 0.0]}
+            for n, at in enumerate(range(0, len(text), _PART))
         ]
 
         def work(client: Any, limit: dict[str, float]) -> None:
             if not client.has_collection(name, **limit):
-                self._create_statistics(client, name, limit)
+                client.create_collection(
+                    name, 2, "part", "int", DENSE, "L2", consistency_level=_STRONG, **limit
+                )
             client.delete(name, filter=f"part >= {len(parts)}", **limit)
             for part in parts:
                 client.upsert(name, [part], **limit)
@@ -387,20 +367,6 @@ class MilvusEngine(Engine):
 
         with self._writing:
             self._ask(work, _WRITE_SECONDS, sends_text=False)
-
-    def _create_statistics(self, client: Any, name: str, limit: dict[str, float]) -> None:
-        types = self._library.DataType
-        schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
-        schema.add_field("part", types.INT64, is_primary=True)
-        for field in ("version", "content"):
-            schema.add_field(field, types.VARCHAR, max_length=MAX_BYTES)
-        schema.add_field(DENSE, types.FLOAT_VECTOR, dim=2)
-        indexes = client.prepare_index_params()
-        indexes.add_index(DENSE, index_type="FLAT", metric_type="L2")
-        client.create_collection(
-            name, schema=schema, index_params=indexes, consistency_level=_STRONG, **limit
-        )
-        client.load_collection(name, **limit)
 
     def insert(self, passages: Sequence[IndexedPassage]) -> None:
         keeps = self.settings.signals != "none"
@@ -421,10 +387,10 @@ class MilvusEngine(Engine):
 
     def _warm_up(self) -> None:
         """Have Milvus Lite count the terms of a file, as it does at the first search of them."""
-        if self._is_file and isinstance(
-            answer := self._leg(LEXICAL, "a", "", 1, _WRITE_SECONDS), StageError
-        ):
-            raise answer
+        if self._is_file:
+            answer = self._leg(LEXICAL, "a", LegQuery(["a"], None, 1), _WRITE_SECONDS)
+            if isinstance(answer, CtxguardError):
+                raise answer
 
     def _call(self, method: str, seconds: float = 0.0, **arguments: Any) -> Any:
         """Call a method of the client about this collection."""
@@ -463,7 +429,7 @@ class MilvusEngine(Engine):
     def _connected(self) -> Any:
         if self._is_file and self._client.is_inherited:
             raise EngineDownError(
-                _NAME, "the file is open in the process that this one was forked from"
+                self.name, "the file is open in the process that this one was forked from"
             )
         return self._library.MilvusClient(
             **_connection_arguments(self.address),
@@ -500,7 +466,7 @@ class MilvusEngine(Engine):
             if not sends_text:
                 said = sanitise(str(getattr(error, "message", "")))
                 cause += f": {' '.join(said.split())[:_LONGEST_REASON]}"
-        return down(_NAME, cause)
+        return down(self.name, cause)
 
     def _change(self, method: str, **arguments: Any) -> None:
         # Milvus Lite takes one change of a collection at a time.
@@ -587,14 +553,14 @@ def _record(row: Mapping[str, Any]) -> bytes:
     return b64decode("".join([row[name] for name in _RECORDS]))
 
 
-def _bm25(rows: Sequence[Row]) -> LegRows:
-    """Build the lexical leg. Clusters give BM25 as it is, and Milvus Lite minus BM25.
+def _bm25(rows: _Rows) -> tuple[_Rows, ScoreKind]:
+    """Return the rows of the lexical leg, and the kind of their scores.
 
-    So the magnitude is taken if it falls from row to row; else only the order.
+    Clusters give BM25 as it is, and Milvus Lite minus BM25. So the magnitude is taken if it falls
+    from row to row; else only the order.
     """
-    sizes = [abs(cast(float, row.score)) if is_valid(row.score) else None for row in rows]
+    sizes = [None if (score := number(row[1])) is None else abs(score) for row in rows]
     falls = all(a >= b for a, b in pairwise([size for size in sizes if size is not None]))
     if not falls:
-        return LegRows([row._replace(score=None) for row in rows], ScoreKind.RANK)
-    read = [row._replace(score=size) for row, size in zip(rows, sizes, strict=True)]
-    return LegRows(read, KINDS[LEXICAL])
+        return [(fields, None) for fields, _ in rows], ScoreKind.RANK
+    return [(row[0], size) for row, size in zip(rows, sizes, strict=True)], ScoreKind.RATIO

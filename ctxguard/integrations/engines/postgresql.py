@@ -7,16 +7,15 @@ PostgreSQL's full-text ranking lacks is how rare a term is.
 """
 
 import json
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from ctxguard._support.extras import require
-from ctxguard.core.scores import is_valid
+from ctxguard.core.types import Ranking
 from ctxguard.errors import (
     ConfigurationError,
     CtxguardError,
@@ -26,19 +25,14 @@ from ctxguard.errors import (
 from ctxguard.integrations.engines.address import EngineAddress, nothing_there
 from ctxguard.integrations.engines.engine import (
     DENSE,
-    KINDS,
     LEXICAL,
     Engine,
     EngineDownError,
     LazyClient,
     LegQuery,
-    LegRows,
-    Row,
-    Statistics,
-    StoredRecord,
-    version_of,
+    number,
 )
-from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage, passage_of
+from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage
 from ctxguard.retrieval.index.lexical import K1, B
 from ctxguard.retrieval.protocols import Float32Array
 
@@ -48,16 +42,14 @@ psycopg_pool: Any = require("psycopg_pool", "postgres")
 VERSION = 1
 """Version of the tables; another is refused."""
 
-_NAME = "postgresql"
 _WRITE_SECONDS = 300.0
-_PAGE = 10_000
+_PAGE = 2_000
 _CONNECTIONS = 16
 _EF_SEARCH = 200
 _MOST_DIMENSIONS = 2_000
 """pgvector's HNSW holds vectors of single precision up to this many dimensions, and of half
 precision up to twice as many."""
 _MOST_INLINE = 1_000
-_COLUMNS = {"passage_id": "id"}
 _ENDED = ("57P01", "57P02", "57P03")
 _WHOLE = (None, "57014", *_ENDED)
 """Errors after which no leg is asked by itself: time is up, or the server is away."""
@@ -97,20 +89,22 @@ CREATE INDEX ON postings (passage);
 """
 
 _INSERT = """
-WITH stored AS (
+WITH given AS MATERIALIZED (
+    SELECT * FROM json_to_recordset(%s::json) AS one (
+        passage_id text, title text, text text, metadata text, filter_tokens text[], digest bigint,
+        revision bigint, length int, vector text, record text, counts json
+    )
+), stored AS (
     INSERT INTO passages
     (id, title, text, metadata, filter_tokens, digest, revision, length, vector, record)
-    SELECT id, title, text, metadata, ARRAY(SELECT json_array_elements_text(tokens::json)), digest,
-        revision, length, vector::{vector}, record
-    FROM unnest(
-        %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::bigint[], %s::bigint[],
-        %s::int[], %s::text[], %s::bytea[]
-    ) AS given (id, title, text, metadata, tokens, digest, revision, length, vector, record)
-    RETURNING number, id, length
+    SELECT passage_id, title, text, metadata, filter_tokens, digest, revision, length,
+        vector::{vector}, decode(record, 'hex')
+    FROM given
+    RETURNING number, id AS passage_id, length
 )
 INSERT INTO postings (term, passage, count, length)
-SELECT term, number, count, length
-FROM unnest(%s::text[], %s::text[], %s::int[]) AS found (id, term, count) JOIN stored USING (id)
+SELECT counted.key, number, counted.value::int, stored.length
+FROM given JOIN stored USING (passage_id), json_each_text(counts) AS counted
 """
 # Where a passage has the term, its count and the passage's length are in the index itself. Without
 # MATERIALIZED a term would be counted anew for each of its passages, and without the casts the sums
@@ -164,6 +158,9 @@ def _type(dimension: int) -> str:
     return "vector" if dimension <= _MOST_DIMENSIONS else "halfvec"
 
 
+_Run = Callable[..., list[tuple[Any, ...]]]
+
+
 class PostgresEngine(Engine):
     """One index in a PostgreSQL database. Searching needs no right to write.
 
@@ -171,20 +168,19 @@ class PostgresEngine(Engine):
     that a search waits for a connection, and then for the server.
     """
 
-    name = _NAME
+    name = "postgresql"
     scores_both = True
 
     def __init__(self, address: EngineAddress, *, make: bool = False) -> None:
         super().__init__(address, make=make)
-        self._database = _Database(address)
-        self._client = self._database.pool
+        self._client = LazyClient(self._pool)
 
     @property
     def _vector(self) -> str:
         return _type(self.settings.dimension)
 
     def stored_settings(self) -> str:
-        rows = self._database.read("SELECT version, settings FROM about", {})
+        rows = self._query("SELECT version, settings FROM about", {})
         if len(rows) != 1:
             raise DataError(f"{self.address.shown}: the index is not whole; build it again")
         version, settings = rows[0]
@@ -203,7 +199,7 @@ class PostgresEngine(Engine):
                 f"the vectors have {dimension} dimensions, and pgvector indexes at most "
                 f"{2 * _MOST_DIMENSIONS}: use a model with fewer"
             )
-        with self._database.transaction(_WRITE_SECONDS) as run:
+        with self._transaction() as run:
             run("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
             if run("SELECT 1 FROM pg_namespace WHERE nspname = %s", [name]):
                 return False
@@ -224,86 +220,67 @@ class PostgresEngine(Engine):
             "lexical": f"postings lucene k1={K1} b={B}",
         }
 
-    def find(self, query: LegQuery) -> dict[str, LegRows | CtxguardError]:
+    def find(self, query: LegQuery) -> dict[str, Ranking | CtxguardError]:
         """Search both legs, and score the candidates of either in both, in one statement."""
-        rows = self._database.read(*_statement(query, self._vector))
-        passages = [passage_of(_named(PASSAGE, row[2:])) for row in rows]
-        legs: dict[str, LegRows | CtxguardError] = {}
+        found = self._query(*_statement(query, self._vector))
+        legs: dict[str, Ranking | CtxguardError] = {}
         for leg in query.legs:
             column = (LEXICAL, DENSE).index(leg)
             # A passage without a BM25 score has no term of the query; all have a cosine.
-            found = [
-                Row(passage, row[column])
-                for row, passage in zip(rows, passages, strict=True)
+            rows = [
+                (dict(zip(PASSAGE, row[2:], strict=True)), row[column])
+                for row in found
                 if leg == DENSE or row[column] is not None
             ]
-            legs[leg] = LegRows(sorted(found, key=_worst_last), KINDS[leg])
+            legs[leg] = self.leg(leg, sorted(rows, key=_worst_last), query)
         return legs
 
     def rows(
         self, fields: Sequence[str], passage_ids: Sequence[str] | None = None
-    ) -> Iterable[Mapping[str, Any]]:
-        columns = ", ".join([_COLUMNS.get(field, field) for field in fields])
-        statement = f"SELECT {columns} FROM passages"  # noqa: S608  fields of ours
-        if passage_ids is not None:
-            values = {"ids": _storable(passage_ids)}
-            found = self._database.read(f"{statement} WHERE id = ANY(%(ids)s)", values)
-            yield from (_named(fields, row) for row in found)
-            return
-        page = f"SELECT {columns}, id FROM passages WHERE id > %(after)s ORDER BY id LIMIT {_PAGE}"  # noqa: S608
-        after = ""
-        while found := self._database.read(page, {"after": after}, _WRITE_SECONDS):
-            yield from (_named(fields, row[:-1]) for row in found)
-            after = found[-1][-1]
+    ) -> Iterator[Mapping[str, Any]]:
+        # The bytes as pgvector sends them: its text takes ten times as long to read.
+        named = {"passage_id": "id", "vector": f"{self._vector}_send(vector)"}
+        columns = ", ".join([named.get(each, each) for each in fields])
+        statement = f"SELECT id, {columns} FROM passages WHERE id"  # noqa: S608  fields of ours
+        if passage_ids is None:
+            statement += f" > %(after)s ORDER BY id LIMIT {_PAGE}"
+        else:
+            statement += " = ANY(%(ids)s)"
+        form, after = ">f4" if self._vector == "vector" else ">f2", ""
+        values = {} if passage_ids is None else {"ids": _storable(passage_ids)}
+        while found := self._query(
+            statement, {**values, "after": after}, None if values else _WRITE_SECONDS
+        ):
+            for own_id, *row in found:
+                fetched = dict(zip(fields, row, strict=True))
+                if "vector" in fetched:
+                    vector = np.frombuffer(fetched["vector"], form, offset=4)
+                    fetched["vector"] = vector.astype(np.float32)
+                yield fetched
+                after = own_id
+            if values:
+                return
 
     def count(self) -> int:
-        return int(self._database.read("SELECT passages FROM totals", {})[0][0])
+        return int(self._query("SELECT passages FROM totals", {})[0][0])
 
     def smallest_digests(self, n: int) -> Sequence[int]:
-        rows = self._database.read(
-            "SELECT digest FROM passages ORDER BY digest LIMIT %(n)s", {"n": n}
-        )
+        rows = self._query("SELECT digest FROM passages ORDER BY digest LIMIT %(n)s", {"n": n})
         return [row[0] for row in rows]
 
-    def evidence(self, passage_ids: Sequence[str]) -> Mapping[str, StoredRecord]:
-        rows = self._database.read(
-            f"SELECT id, {self._vector}_send(vector), record FROM passages "  # noqa: S608
-            "WHERE id = ANY(%(ids)s)",
-            {"ids": _storable(passage_ids)},
-        )
-        form = ">f4" if self._vector == "vector" else ">f2"
-        return {
-            row[0]: StoredRecord(np.frombuffer(row[1], form, offset=4).astype(np.float32), row[2])
-            for row in rows
-        }
-
-    def records(self, size: int) -> Iterator[list[bytes]]:
-        last = 0
-        while True:
-            page = self._database.read(
-                "SELECT number, record FROM passages WHERE number > %(last)s "
-                "ORDER BY number LIMIT %(size)s",
-                {"last": last, "size": size},
-                _WRITE_SECONDS,
-            )
-            if not page:
-                return
-            last = page[-1][0]
-            yield [record for _, record in page]
-
-    def statistics(self, known: str | None) -> Statistics | None:
-        rows = self._database.read(
+    def statistics(self, known: str | None) -> tuple[str, bytes] | None:
+        rows = self._query(
             "SELECT version, content FROM statistics "
             "WHERE version IS DISTINCT FROM %(known)s::text",
             {"known": known},
         )
-        return Statistics(*rows[0]) if rows else None
+        return (rows[0][0], rows[0][1]) if rows else None
 
-    def keep_statistics(self, content: bytes) -> None:
-        with self._database.transaction(_WRITE_SECONDS) as run:
+    def keep_statistics(self, version: str, content: bytes) -> None:
+        with self._transaction() as run:
             run("LOCK TABLE statistics IN EXCLUSIVE MODE")
             run("DELETE FROM statistics")
-            run("INSERT INTO statistics VALUES (%s, %s)", [version_of(content), content])
+            run("INSERT INTO statistics VALUES (%s, %s)", [version, content])
 
     def insert(self, passages: Sequence[IndexedPassage]) -> None:
         """Insert passages in one transaction.
@@ -319,19 +296,19 @@ class PostgresEngine(Engine):
                     f"the id {one.passage.passage_id!r} has a NUL character, which PostgreSQL "
                     "cannot hold: give the passage another id"
                 )
-        with self._database.transaction(_WRITE_SECONDS) as run:
+        with self._transaction() as run:
             # Two writers of the same passages wait for each other here, and none is counted twice.
             run("SELECT passages FROM totals FOR UPDATE")
             _delete(run, [one.passage.passage_id for one in passages])
-            values = [*_columns(passages), *_postings(passages)]
-            run(_INSERT.format(vector=self._vector), values)
+            rows = json.dumps(list(map(_stored, passages)))
+            run(_INSERT.format(vector=self._vector), [rows])
             run(
                 "UPDATE totals SET passages = passages + %s, terms = terms + %s",
                 [len(passages), sum(len(one.terms) for one in passages)],
             )
 
     def delete(self, passage_ids: Sequence[str]) -> None:
-        with self._database.transaction(_WRITE_SECONDS) as run:
+        with self._transaction() as run:
             run("SELECT passages FROM totals FOR UPDATE")
             _delete(run, passage_ids)
 
@@ -341,28 +318,15 @@ class PostgresEngine(Engine):
         Vectors are indexed once the first passages are written: an index that grows with each of
         them takes several times as long. Until then they are searched one by one.
         """
-        index = f'"{self._database.schema}".passages_vector'
-        if self._database.read("SELECT to_regclass(%(index)s) IS NULL", {"index": index})[0][0]:
-            self._database.maintain(
+        index = f'"{self.address.name}".passages_vector'
+        if self._query("SELECT to_regclass(%(index)s) IS NULL", {"index": index})[0][0]:
+            self._maintain(
                 "CREATE INDEX IF NOT EXISTS passages_vector ON passages "
                 f"USING hnsw (vector {self._vector}_cosine_ops)"
             )
-        self._database.maintain("VACUUM (ANALYZE) passages, postings, totals")
+        self._maintain("VACUUM (ANALYZE) passages, postings, totals")
 
-
-_Run = Callable[..., list[tuple[Any, ...]]]
-
-
-class _Database:
-    """Connections whose search path is the schema of one index."""
-
-    def __init__(self, address: EngineAddress) -> None:
-        self._address = address
-        self.schema = address.name
-        self._url, self.seconds = address.url, address.timeout_seconds
-        self.pool = LazyClient(self._opened)
-
-    def read(
+    def _query(
         self, statement: str, values: Mapping[str, Any], seconds: float | None = None
     ) -> list[tuple[Any, ...]]:
         """Return the rows of a query, asked a second time if the connection turns out to be broken.
@@ -383,13 +347,13 @@ class _Database:
                 # Connections that waited in the pool when the server ended are of no use.
                 if last or not _is_broken(error):
                     raise
-                self.pool.get().check()
+                self._client.get().check()
         raise AssertionError
 
     @contextmanager
-    def transaction(self, seconds: float) -> Iterator[_Run]:
-        """Run statements that hold together; errors as for ``read``."""
-        with self._connection(seconds) as connection, connection.transaction():
+    def _transaction(self) -> Iterator[_Run]:
+        """Run statements that hold together; errors as for `_query`."""
+        with self._connection(_WRITE_SECONDS) as connection, connection.transaction():
 
             def run(statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
                 cursor = connection.execute(statement, values or None)
@@ -397,17 +361,18 @@ class _Database:
 
             yield run
 
-    def maintain(self, statement: str) -> None:
+    def _maintain(self, statement: str) -> None:
         """Run a statement that may take any time and be in no transaction."""
         with self._connection(0.0) as connection:
             connection.execute(statement)
 
     @contextmanager
     def _connection(self, seconds: float | None) -> Iterator[Any]:
-        seconds = self.seconds if seconds is None else seconds
+        own = self.address.timeout_seconds
+        seconds = own if seconds is None else seconds
         try:
-            with self.pool.get().connection(timeout=self.seconds) as connection:
-                if seconds == self.seconds:
+            with self._client.get().connection(timeout=own) as connection:
+                if seconds == own:
                     yield connection
                     return
                 _limit(connection, seconds)
@@ -415,20 +380,20 @@ class _Database:
                     yield connection
                 finally:
                     if not connection.closed:
-                        _limit(connection, self.seconds)
+                        _limit(connection, own)
         except psycopg_pool.PoolTimeout:
             raise EngineDownError(
-                _NAME, f"no connection to {self._address.shown} within {self.seconds:g} s"
+                self.name, f"no connection to {self.address.shown} within {own:g} s"
             ) from None
         except psycopg.Error as error:
             raise self._typed(error) from error
 
-    def _opened(self) -> Any:
+    def _pool(self) -> Any:
         """Open the pool. The first connection is made here, for the server's own error."""
         # The pool's own attempts hide why they fail.
         self._connected().close()
         return psycopg_pool.ConnectionPool(
-            self._url,
+            self.address.url,
             kwargs=self._options(),
             configure=self._configure,
             min_size=1,
@@ -440,33 +405,33 @@ class _Database:
 
     def _connected(self) -> Any:
         try:
-            return psycopg.connect(self._url, **self._options())
+            return psycopg.connect(self.address.url, **self._options())
         except psycopg.ProgrammingError as error:
             raise ConfigurationError(
-                f"{self._address.shown}: the URL cannot be used ({type(error).__name__})"
+                f"{self.address.shown}: the URL cannot be used ({type(error).__name__})"
             ) from None
         except psycopg.OperationalError as error:
             if "password" in str(error) or "authentication" in str(error):
                 raise ConfigurationError(
-                    f"{self._address.shown}: the server refuses the user or the password"
+                    f"{self.address.shown}: the server refuses the user or the password"
                 ) from None
             raise EngineDownError(
-                _NAME, f"{self._address.shown} cannot be reached ({type(error).__name__})"
+                self.name, f"{self.address.shown} cannot be reached ({type(error).__name__})"
             ) from None
 
     def _options(self) -> dict[str, Any]:
         options: dict[str, Any] = {
             "autocommit": True,
-            "connect_timeout": max(2, round(self.seconds)),
+            "connect_timeout": max(2, round(self.address.timeout_seconds)),
             # A host that vanishes is noticed while a query is sent, and while its rows are awaited.
-            "tcp_user_timeout": round(1e3 * self.seconds),
-            "keepalives_idle": max(1, round(self.seconds)),
+            "tcp_user_timeout": round(1e3 * self.address.timeout_seconds),
+            "keepalives_idle": max(1, round(self.address.timeout_seconds)),
             "keepalives_interval": 1,
             "keepalives_count": 3,
             "application_name": "ctxguard",
         }
-        if self._address.key is not None:
-            options["password"] = self._address.key
+        if self.address.key is not None:
+            options["password"] = self.address.key
         return options
 
     def _configure(self, connection: Any) -> None:
@@ -479,27 +444,27 @@ class _Database:
             "extnamespace::regnamespace FROM pg_extension WHERE extname = 'vector')), false), "
             "set_config('hnsw.ef_search', %s, false), "
             "set_config('hnsw.iterative_scan', 'strict_order', false)",
-            [f'"{self.schema}", public', str(_EF_SEARCH)],
+            [f'"{self.address.name}", public', str(_EF_SEARCH)],
         )
-        _limit(connection, self.seconds)
+        _limit(connection, self.address.timeout_seconds)
 
-    def _typed(self, error: Exception) -> Exception:
+    def _typed(self, error: Exception) -> CtxguardError:
         """Return the typed error of a statement, without what it quotes."""
         if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName):
-            return nothing_there(self._address)
+            return nothing_there(self.address)
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
             return ConfigurationError(
-                f"{self._address.shown}: the role lacks a right that this needs; searching needs "
+                f"{self.address.shown}: the role lacks a right that this needs; searching needs "
                 "USAGE on the schema and SELECT on its tables"
             )
         if isinstance(error, psycopg.errors.FeatureNotSupported | psycopg.errors.UndefinedFile):
             return ConfigurationError(
-                f"{self._address.shown}: the extension pgvector is not installed on the server"
+                f"{self.address.shown}: the extension pgvector is not installed on the server"
             )
         state = getattr(error, "sqlstate", None)
         name = type(error).__name__
         failed = EngineDownError if state in _WHOLE else StageUnavailableError
-        return failed(_NAME, f"{name} {state}" if state else f"{name}, broken")
+        return failed(self.name, f"{name} {state}" if state else f"{name}, broken")
 
 
 def _is_broken(error: StageUnavailableError) -> bool:
@@ -519,9 +484,9 @@ def _statement(query: LegQuery, vector: str) -> tuple[str, dict[str, Any]]:
     """Build the statement of a search, and its values."""
     values: dict[str, Any] = {"depth": query.depth}
     conditions = []
-    for number, group in enumerate(query.any_of):
-        values[f"any_{number}"] = list(group)
-        conditions.append(f"filter_tokens && %(any_{number})s::text[]")
+    for at, group in enumerate(query.any_of):
+        values[f"any_{at}"] = list(group)
+        conditions.append(f"filter_tokens && %(any_{at})s::text[]")
     allowed = " AND ".join(conditions)
     parts, found = [], []
     if query.terms is not None:
@@ -545,13 +510,10 @@ def _statement(query: LegQuery, vector: str) -> tuple[str, dict[str, Any]]:
     return statement, values
 
 
-def _worst_last(row: Row) -> float:
+def _worst_last(row: tuple[object, object]) -> tuple[bool, float]:
     """Sort key: best first, rows without a score at the end."""
-    return -float(row.score) if is_valid(row.score) else math.inf  # type: ignore[arg-type]
-
-
-def _named(fields: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
-    return dict(zip(fields, row, strict=True))
+    score = number(row[1])
+    return score is None, -(score or 0.0)
 
 
 def _delete(run: _Run, passage_ids: Sequence[str]) -> None:
@@ -563,32 +525,18 @@ def _delete(run: _Run, passage_ids: Sequence[str]) -> None:
     )
 
 
-def _columns(batch: Sequence[IndexedPassage]) -> list[list[Any]]:
-    """Return the values of passages by column, each shape (n,)."""
-    stored = [one.stored() for one in batch]
-    return [
-        [row["passage_id"] for row in stored],
-        [_without_nul(row["title"]) for row in stored],
-        [_without_nul(row["text"]) for row in stored],
-        [row["metadata"] for row in stored],
-        [json.dumps(row["filter_tokens"]) for row in stored],
-        [row["digest"] for row in stored],
-        [row["revision"] for row in stored],
-        [len(one.terms) for one in batch],
-        [_vector_text(one.vector) for one in batch],
-        [one.record for one in batch],
-    ]
-
-
-def _postings(batch: Sequence[IndexedPassage]) -> list[list[Any]]:
-    """Count each passage's terms: ids, terms and counts, shape (n_postings,) each."""
-    rows = [
-        (one.passage.passage_id, term, count)
-        for one in batch
-        for term, count in Counter(one.terms).items()
-        if "\0" not in term
-    ]
-    return [list(column) for column in zip(*rows, strict=True)] if rows else [[], [], []]
+def _stored(one: IndexedPassage) -> dict[str, Any]:
+    """Return the values of a passage as `_INSERT` reads them."""
+    stored = one.stored()
+    return {
+        **stored,
+        "title": _without_nul(stored["title"]),
+        "text": _without_nul(stored["text"]),
+        "length": len(one.terms),
+        "vector": _vector_text(one.vector),
+        "record": one.record.hex(),
+        "counts": {each: n for each, n in Counter(one.terms).items() if "\0" not in each},
+    }
 
 
 def _vector_text(vector: Float32Array) -> str:

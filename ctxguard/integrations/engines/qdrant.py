@@ -5,11 +5,10 @@ import math
 import threading
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -17,7 +16,8 @@ import numpy as np
 
 from ctxguard._support.error_text import describe_error
 from ctxguard._support.extras import require
-from ctxguard._support.fork_safety import reset_in_children
+from ctxguard._support.fork_safety import OfProcess
+from ctxguard.core.types import Ranking
 from ctxguard.errors import (
     ConfigurationError,
     CtxguardError,
@@ -28,23 +28,16 @@ from ctxguard.errors import (
 from ctxguard.integrations.engines.address import KEY_VARIABLE, EngineAddress, nothing_there
 from ctxguard.integrations.engines.engine import (
     DENSE,
-    KINDS,
     LEXICAL,
     Engine,
     EngineDownError,
     LazyClient,
     LegQuery,
-    LegRows,
-    Row,
-    Statistics,
-    StoredRecord,
     leave_to_parent,
-    version_of,
 )
-from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage, passage_of
+from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage
 from ctxguard.retrieval.index.lexical import K1, B
 
-_NAME = "qdrant"
 _WRITE_SECONDS = 120
 _PAGE = 1_000
 _HNSW_M, _HNSW_EF_CONSTRUCT, _HNSW_EF = 16, 200, 200
@@ -56,8 +49,6 @@ _EVIDENCE, _STATISTICS = "evidence", "statistics"
 _POINT_OF_STATISTICS = str(UUID(int=0))
 """A point without vectors, which no search finds."""
 
-_Answer = TypeVar("_Answer")
-
 
 class QdrantEngine(Engine):
     """One collection of a Qdrant server, or of a folder in the client's local mode.
@@ -65,29 +56,50 @@ class QdrantEngine(Engine):
     BM25 is the product of a passage's sparse vector, which holds the part that depends on the
     passage, and the query's, whose counts Qdrant multiplies by the inverse document frequency. A
     term's place in them is a 32-bit hash. Terms that share one count as one.
+
+    A folder is of one process, and of one thread at a time. All indexes of it share one client,
+    which is closed with the last of them.
     """
 
-    name = _NAME
+    name = "qdrant"
     # Qdrant refuses requests over 32 MB by default; 128 vectors of 4,096 numbers are 11 MB of JSON.
     rows_per_write = 128
 
     def __init__(self, address: EngineAddress, *, make: bool = False) -> None:
         super().__init__(address)
-        self._models: Any = require("qdrant_client.models", "qdrant")
-        self._is_closed = False
-        self._connection: _Server | _Folder = (
-            _Server(address) if address.path is None else _folders.open(address, make=make)
+        self._library: Any = require("qdrant_client", "qdrant")
+        self._models: Any = self._library.models
+        self._folder = None if address.path is None else Path(address.path).resolve()
+        # Qdrant wants whole seconds.
+        self._seconds = math.ceil(address.timeout_seconds)
+        if self._folder is not None:
+            if not make and not (self._folder / "meta.json").is_file():
+                raise nothing_there(address)
+            _folders.open(self._folder, self)
+            return
+        parts = urlsplit(address.url)
+        if parts.username or parts.password:
+            raise ConfigurationError(
+                f"{address.shown}: Qdrant takes no user and password: put its API key into the "
+                f"environment variable {KEY_VARIABLE}"
+            )
+        self._client = LazyClient(
+            lambda: self._library.QdrantClient(
+                url=address.http_url,
+                api_key=address.key,
+                timeout=self._seconds,
+                check_compatibility=False,
+            )
         )
 
     def stored_settings(self) -> str:
-        content = self._ask(lambda client: client.get_collection(self.address.name))
-        stored = (content.config.metadata or {}).get(_METADATA_KEY)
+        stored = (self._call("get_collection").config.metadata or {}).get(_METADATA_KEY)
         if not isinstance(stored, str):
             raise self._foreign()
         return stored
 
     def make(self) -> bool:
-        if self._ask(lambda client: client.collection_exists(self.address.name)):
+        if self._call("collection_exists"):
             return False
         models = self._models
         dense = models.VectorParams(
@@ -95,70 +107,50 @@ class QdrantEngine(Engine):
             distance=models.Distance.COSINE,
             hnsw_config=models.HnswConfigDiff(m=_HNSW_M, ef_construct=_HNSW_EF_CONSTRUCT),
         )
-        self._ask(
-            lambda client: client.create_collection(
-                self.address.name,
-                vectors_config={DENSE: dense},
-                sparse_vectors_config={
-                    LEXICAL: models.SparseVectorParams(modifier=models.Modifier.IDF)
-                },
-                metadata={_METADATA_KEY: self.settings.to_json()},
-                timeout=_WRITE_SECONDS,
-            )
+        lexical = models.SparseVectorParams(modifier=models.Modifier.IDF)
+        self._write(
+            "create_collection",
+            vectors_config={DENSE: dense},
+            sparse_vectors_config={LEXICAL: lexical},
+            metadata={_METADATA_KEY: self.settings.to_json()},
         )
         self.finish()
         return True
 
     def finish(self) -> None:
         """Make the payload's indexes, should their creation have been interrupted."""
-        if self._connection.is_local:  # the local mode has none
+        if self._folder is not None:  # the local mode has none
             return
-        models = self._models
-        digests = models.IntegerIndexParams(
-            type=models.IntegerIndexType.INTEGER, lookup=False, range=True
-        )
-        for field, schema in (
-            ("filter_tokens", models.PayloadSchemaType.KEYWORD),
-            ("digest", digests),
-        ):
-            self._ask(
-                partial(
-                    _call,
-                    "create_payload_index",
-                    self.address.name,
-                    field,
-                    field_schema=schema,
-                    timeout=_WRITE_SECONDS,
-                )
-            )
+        kinds = self._models.PayloadSchemaType, self._models.IntegerIndexType
+        digest = self._models.IntegerIndexParams(type=kinds[1].INTEGER, lookup=False, range=True)
+        for field, schema in (("filter_tokens", kinds[0].KEYWORD), ("digest", digest)):
+            self._write("create_payload_index", field, field_schema=schema)
 
     def fingerprint(self) -> Mapping[str, str]:
         hnsw = f"hnsw m={_HNSW_M} ef_construct={_HNSW_EF_CONSTRUCT} ef={_HNSW_EF}"
         return {
-            "engine": _NAME,
+            "engine": self.name,
             "lexical": f"lucene k1={K1} b={B}",
-            "dense": "exact" if self._connection.is_local else hnsw,
+            "dense": hnsw if self._folder is None else "exact",
         }
 
-    def find(self, query: LegQuery) -> dict[str, LegRows | CtxguardError]:
+    def find(self, query: LegQuery) -> dict[str, Ranking | CtxguardError]:
         """Ask for both legs in one call."""
         requests = self._requests(query)
         answers: Sequence[Any] = ()
         if requests:
-            answers = self._ask(
-                lambda client: client.query_batch_points(
-                    self.address.name, list(requests.values()), timeout=self._connection.seconds
-                )
-            )
+            asked = list(requests.values())
+            answers = self._call("query_batch_points", asked, timeout=self._seconds)
         if len(answers) != len(requests):
             raise StageError(
-                _NAME, f"it answered {len(answers)} of {len(requests)} queries of one call"
+                self.name, f"it answered {len(answers)} of {len(requests)} queries of one call"
             )
-        found: dict[str, LegRows | CtxguardError] = {
-            leg: _rows(leg, answer) for leg, answer in zip(requests, answers, strict=True)
+        found = {
+            leg: self._ranking(leg, answer, query)
+            for leg, answer in zip(requests, answers, strict=True)
         }
         if query.terms is not None:
-            found.setdefault(LEXICAL, LegRows((), KINDS[LEXICAL]))
+            found.setdefault(LEXICAL, self.leg(LEXICAL, (), query))
         return found
 
     def _requests(self, query: LegQuery) -> dict[str, Any]:
@@ -173,7 +165,7 @@ class QdrantEngine(Engine):
             models.FieldCondition(key="filter_tokens", match=models.MatchAny(any=list(group)))
             for group in query.any_of
         ]
-        params = {} if self._connection.is_local else {DENSE: models.SearchParams(hnsw_ef=_HNSW_EF)}
+        params = {DENSE: models.SearchParams(hnsw_ef=_HNSW_EF)} if self._folder is None else {}
         return {
             leg: models.QueryRequest(
                 query=vector,
@@ -187,106 +179,109 @@ class QdrantEngine(Engine):
             for leg, vector in vectors.items()
         }
 
+    def _ranking(self, leg: str, answer: Any, query: LegQuery) -> Ranking | CtxguardError:
+        points = getattr(answer, "points", None)
+        if not isinstance(points, list):
+            return StageError(self.name, "its answer holds no list of points")
+        rows = ((getattr(each, "payload", None), getattr(each, "score", None)) for each in points)
+        return self.leg(leg, rows, query)
+
     def _sparse(self, values: Mapping[int, float]) -> Any:
         return self._models.SparseVector(indices=list(values), values=list(values.values()))
 
     def rows(
         self, fields: Sequence[str], passage_ids: Sequence[str] | None = None
-    ) -> Iterable[Mapping[str, Any]]:
-        if passage_ids is not None:
-            return self._payloads(list(map(point_id, passage_ids)), fields)
-        return [row for page in self._pages(fields, _PAGE) for row in page]
+    ) -> Iterator[Mapping[str, Any]]:
+        stored = [each for each in fields if each not in ("vector", "record")]
+        has_evidence = len(stored) < len(fields)
+        payload = [*stored, _EVIDENCE] if has_evidence else stored
+        points = None if passage_ids is None else list(map(point_id, passage_ids))
+        for row in self._all(payload) if points is None else self._payloads(points, payload):
+            # An empty record is as good as none.
+            both = _decoded(row, _EVIDENCE) if has_evidence else b""
+            n = 4 * self.settings.dimension
+            if not has_evidence:
+                yield row
+            elif len(both) >= n:
+                yield {**row, "vector": np.frombuffer(both[:n], np.float32), "record": both[n:]}
 
-    def _payloads(self, points: list[str], fields: Sequence[str]) -> list[Mapping[str, Any]]:
+    def _payloads(self, points: list[str], fields: list[str]) -> list[Mapping[str, Any]]:
         """Read fields of some points that are there."""
-        if not points:
-            return []
-        wanted = {"with_payload": list(fields)}
-        found = self._ask(partial(_call, "retrieve", self.address.name, points, **wanted))
+        found = self._call("retrieve", points, with_payload=fields) if points else ()
         return [record.payload or {} for record in found]
 
-    def _pages(self, fields: Sequence[str], size: int) -> Iterator[list[Mapping[str, Any]]]:
+    def _all(self, fields: list[str]) -> Iterator[Mapping[str, Any]]:
         """Read fields of all passages, page by page."""
-        options: dict[str, Any] = {"limit": size, "with_payload": list(fields)}
+        options: dict[str, Any] = {"limit": _PAGE, "with_payload": fields}
         while True:
-            found, offset = self._ask(partial(_call, "scroll", self.address.name, **options))
-            yield [each.payload for each in found if str(each.id) != _POINT_OF_STATISTICS]
+            found, offset = self._call("scroll", **options)
+            yield from [each.payload for each in found if str(each.id) != _POINT_OF_STATISTICS]
             if offset is None:
                 return
             options["offset"] = offset
 
-    def evidence(self, passage_ids: Sequence[str]) -> dict[str, StoredRecord]:
-        rows = self.rows(("passage_id", _EVIDENCE), passage_ids)
-        n = 4 * self.settings.dimension
-        found = {str(row.get("passage_id")): _decoded(row, _EVIDENCE) for row in rows}
-        return {
-            name: StoredRecord(np.frombuffer(both[:n], np.float32), both[n:])
-            for name, both in found.items()
-            if len(both) >= n
-        }
-
-    def records(self, size: int) -> Iterator[list[bytes]]:
-        n = 4 * self.settings.dimension
-        for page in self._pages([_EVIDENCE], size):
-            yield [_decoded(row, _EVIDENCE)[n:] for row in page]
-
-    def statistics(self, known: str | None) -> Statistics | None:
+    def statistics(self, known: str | None) -> tuple[str, bytes] | None:
         for row in self._payloads([_POINT_OF_STATISTICS], ["version"]):
             version = str(row.get("version"))
             if version != known:
                 for found in self._payloads([_POINT_OF_STATISTICS], [_STATISTICS]):
-                    return Statistics(version, _decoded(found, _STATISTICS))
+                    return version, _decoded(found, _STATISTICS)
         return None
 
-    def keep_statistics(self, content: bytes) -> None:
-        payload = {"version": version_of(content), _STATISTICS: b64encode(content).decode()}
+    def keep_statistics(self, version: str, content: bytes) -> None:
+        payload = {"version": version, _STATISTICS: b64encode(content).decode()}
         point = self._models.PointStruct(id=_POINT_OF_STATISTICS, vector={}, payload=payload)
-        self._ask(lambda client: client.upsert(self.address.name, [point], timeout=_WRITE_SECONDS))
+        self._write("upsert", [point])
 
     def count(self) -> int:
         models = self._models
         others = models.Filter(must_not=[models.HasIdCondition(has_id=[_POINT_OF_STATISTICS])])
-        counted = self._ask(partial(_call, "count", self.address.name, others, exact=True))
-        return int(counted.count)
+        return int(self._call("count", others, exact=True).count)
 
     def smallest_digests(self, n: int) -> Sequence[int]:
         order = self._models.OrderBy(key="digest")
-        records, _ = self._ask(
-            lambda client: client.scroll(
-                self.address.name, order_by=order, limit=n, with_payload=["digest"]
-            )
-        )
+        records, _ = self._call("scroll", order_by=order, limit=n, with_payload=["digest"])
         return [record.payload["digest"] for record in records]
 
     def insert(self, passages: Sequence[IndexedPassage]) -> None:
-        points = list(map(self._point, passages))
-        self._ask(lambda client: client.upsert(self.address.name, points, timeout=_WRITE_SECONDS))
+        self._write("upsert", list(map(self._point, passages)))
 
     def _point(self, indexed: IndexedPassage) -> Any:
         vectors = {DENSE: indexed.vector.tolist()}
         if indexed.terms:
             vectors[LEXICAL] = self._sparse(bm25_weights(indexed.terms, self.settings.mean_length))
-        identity = point_id(indexed.passage.passage_id)
         payload = indexed.stored()
         if self.settings.signals != "none":
             # A list of numbers would take far longer to read.
             both = indexed.vector.tobytes() + indexed.record
             payload[_EVIDENCE] = b64encode(both).decode()
+        identity = point_id(indexed.passage.passage_id)
         return self._models.PointStruct(id=identity, vector=vectors, payload=payload)
 
     def delete(self, passage_ids: Sequence[str]) -> None:
-        points = self._models.PointIdsList(points=list(map(point_id, passage_ids)))
-        self._ask(lambda client: client.delete(self.address.name, points, timeout=_WRITE_SECONDS))
+        points = list(map(point_id, passage_ids))
+        self._write("delete", self._models.PointIdsList(points=points))
 
     def close(self) -> None:
         """Close the connections; a folder's with the last of its open indexes."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._connection.close()
+        if self._folder is None:
+            self._client.close()
+        else:
+            _folders.close(self._folder, self)
 
-    def _ask(self, work: Callable[[Any], _Answer]) -> _Answer:
+    def _write(self, method: str, *args: Any, **options: Any) -> None:
+        self._call(method, *args, timeout=_WRITE_SECONDS, **options)
+
+    def _call(self, method: str, *args: Any, **options: Any) -> Any:
+        """Call a method of the client about this collection."""
+
+        def work(client: Any) -> Any:
+            return getattr(client, method)(self.address.name, *args, **options)
+
         try:
-            return self._connection.call(work)
+            if self._folder is not None:
+                return _folders.call(self._folder, work)
+            return work(self._client.get())
         except CtxguardError:
             raise
         except Exception as error:
@@ -304,13 +299,13 @@ class QdrantEngine(Engine):
             refused = status in _REFUSED
             cause = f": it does not accept the key; set {KEY_VARIABLE}" if refused else ""
             down = EngineDownError if refused else StageUnavailableError
-            return down(_NAME, f"it answered {status}{cause}")
+            return down(self.name, f"it answered {status}{cause}")
         source = getattr(error, "source", error)  # of the client's error about the exchange itself
         kind = type(source).__name__
         if "Timeout" in kind:
             return self._late(f" ({kind})")
         if kind == "ValidationError":
-            return StageError(_NAME, "its answer is not of the form that the client knows")
+            return StageError(self.name, "its answer is not of the form that the client knows")
         return self._unreachable(describe_error(source))
 
 
@@ -341,11 +336,6 @@ def bm25_weights(terms: Sequence[str], mean_length: float) -> dict[int, float]:
     return {at: count / (count + norm) for at, count in Counter(map(term_index, terms)).items()}
 
 
-def _call(method: str, *args: Any, **options: Any) -> Any:
-    *given, client = args
-    return getattr(client, method)(*given, **options)
-
-
 def _decoded(row: Mapping[str, Any], field: str) -> bytes:
     """Read bytes from a payload; none if they are not there."""
     try:
@@ -354,126 +344,73 @@ def _decoded(row: Mapping[str, Any], field: str) -> bytes:
         return b""
 
 
-def _rows(leg: str, answer: Any) -> LegRows | StageError:
-    points = getattr(answer, "points", None)
-    if not isinstance(points, list):
-        return StageError(_NAME, "its answer holds no list of points")
-    rows = (
-        Row(passage_of(getattr(point, "payload", None)), getattr(point, "score", None))
-        for point in points
-    )
-    return LegRows(rows, KINDS[leg])
+_Opened = dict[Path, tuple[Any, set[QdrantEngine]]]
 
 
-class _Server:
-    """A server, asked over HTTP."""
-
-    is_local = False
-
-    def __init__(self, address: EngineAddress) -> None:
-        library: Any = require("qdrant_client", "qdrant")
-        parts = urlsplit(address.url)
-        if parts.username or parts.password:
-            raise ConfigurationError(
-                f"{address.shown}: Qdrant takes no user and password: put its API key into the "
-                f"environment variable {KEY_VARIABLE}"
-            )
-        # Qdrant wants whole seconds.
-        self.seconds = math.ceil(address.timeout_seconds)
-        self._client = LazyClient(
-            lambda: library.QdrantClient(
-                url=address.http_url,
-                api_key=address.key,
-                timeout=self.seconds,
-                check_compatibility=False,
-            )
-        )
-        self.close = self._client.close
-
-    def call(self, work: Callable[[Any], _Answer]) -> _Answer:
-        return work(self._client.get())
+def _leave(opened: _Opened) -> None:
+    for client, _ in opened.values():
+        leave_to_parent(client)
 
 
-class _Folder:
-    """A folder in the client's local mode: of one process, and of one thread at a time.
+class _Folders:
+    """The folders that this process has open: the client of each, and the engines that use it."""
 
-    All indexes of a folder share one client, which is closed with the last of them.
-    """
+    _lock = OfProcess(threading.RLock)
+    _opened = OfProcess[_Opened](dict, _leave)
 
-    is_local = True
-    seconds = _WRITE_SECONDS
+    def open(self, path: Path, engine: QdrantEngine) -> None:
+        """Open a folder for an engine.
 
-    def __init__(self, address: EngineAddress, path: Path) -> None:
-        library: Any = require("qdrant_client", "qdrant")
+        Raises:
+            ConfigurationError: another process has it open.
+            DataError: it cannot be opened.
+        """
+        with self._lock:
+            if path not in self._opened:
+                self._opened[path] = self._client(path, engine), set()
+            self._opened[path][1].add(engine)
+
+    def _client(self, path: Path, engine: QdrantEngine) -> Any:
         try:
             # Calls take turns, so threads may share its connections to SQLite.
-            self.client = library.QdrantClient(path=str(path), force_disable_check_same_thread=True)
+            return engine._library.QdrantClient(
+                path=str(path), force_disable_check_same_thread=True
+            )
         except RuntimeError:
             raise ConfigurationError(
-                f"{address.shown}: another process has the folder open; a folder is for one "
+                f"{engine.address.shown}: another process has the folder open; a folder is for one "
                 "process at a time, and a Qdrant server for several"
             ) from None
         except Exception as error:
             raise DataError(
-                f"{address.shown}: the folder cannot be opened ({describe_error(error)})"
+                f"{engine.address.shown}: the folder cannot be opened ({describe_error(error)})"
             ) from error
-        self._path = path
-        self.users = 0
 
-    def call(self, work: Callable[[Any], _Answer]) -> _Answer:
-        with _folders.lock:
-            if self.users < 1:
+    def call(self, path: Path, work: Callable[[Any], Any]) -> Any:
+        """Return what ``work`` returns for a folder's client."""
+        with self._lock:
+            if path not in self._opened:
                 raise EngineDownError(
-                    _NAME, "the folder is closed, or open in the process that this one came from"
+                    QdrantEngine.name,
+                    "the folder is closed, or open in the process that this one came from",
                 )
-            return work(self.client)
+            return work(self._opened[path][0])
 
-    def close(self) -> None:
-        with _folders.lock:
-            self.users = max(self.users - 1, 0)
-            if self.users == 0 and _folders.opened.get(self._path) is self:
-                del _folders.opened[self._path]
-                self.client.close()
+    def close(self, path: Path, engine: QdrantEngine) -> None:
+        """Close a folder if no other engine uses it."""
+        with self._lock:
+            client, engines = self._opened.get(path, (None, set()))
+            engines.discard(engine)
+            if client is not None and not engines:
+                del self._opened[path]
+                client.close()
 
-
-class _Folders:
-    """The folders that this process has open."""
-
-    def __init__(self) -> None:
-        self.opened: dict[Path, _Folder] = {}
-        self.lock = threading.RLock()
-        reset_in_children(self)
-        atexit.register(self.close)
-
-    def _reset_after_fork(self) -> None:
-        for folder in self.opened.values():
-            folder.users = 0
-            leave_to_parent(folder.client)
-        self.opened = {}
-        self.lock = threading.RLock()
-
-    def open(self, address: EngineAddress, *, make: bool) -> _Folder:
-        """Open the folder of an address.
-
-        Raises:
-            ConfigurationError: it does not exist and ``make`` is False, or another process has it
-                open.
-        """
-        path = Path(address.path or "").resolve()
-        if not make and not (path / "meta.json").is_file():
-            raise nothing_there(address)
-        with self.lock:
-            folder = self.opened.get(path)
-            if folder is None:
-                folder = self.opened[path] = _Folder(address, path)
-            folder.users += 1
-            return folder
-
-    def close(self) -> None:
+    def close_all(self) -> None:
         """Close what is open when the program ends: the client cannot do it later."""
-        with self.lock:
-            for folder in self.opened.values():
-                folder.client.close()
+        with self._lock:
+            for client, _ in self._opened.values():
+                client.close()
 
 
 _folders = _Folders()
+atexit.register(_folders.close_all)

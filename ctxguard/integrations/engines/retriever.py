@@ -18,9 +18,11 @@ from ctxguard.integrations.engines.address import EngineAddress, engine_class
 from ctxguard.integrations.engines.engine import KINDS, Engine, LegQuery
 from ctxguard.integrations.engines.signals import EngineSignals, sketch_of
 from ctxguard.integrations.engines.stored import (
+    PASSAGE,
     IndexedPassage,
     IndexSettings,
     filter_tokens,
+    passage_of,
     revision_of,
     signed_digest,
     where_tokens,
@@ -240,7 +242,7 @@ class EngineRetriever(Hybrid):
             mean_length=fmean(max(len(_terms(analyser, each)), 1) for each in given),
             signals=default_signals(embedder) if signals is None else signals,
         )
-        engine = engine_class(address).create(address, settings)
+        engine = engine_class(address).open(address, settings)
         built = cls(engine, embedder=embedder, analyser=analyser, **options)
         built._bring_up(given, progress)
         return built
@@ -332,7 +334,10 @@ class EngineRetriever(Hybrid):
         Raises:
             KeyError: no passage has it.
         """
-        return self._engine.read([passage_id])[passage_id]
+        for row in self._engine.rows(PASSAGE, [passage_id]):
+            if (found := passage_of(row)) is not None:
+                return found
+        raise KeyError(passage_id)
 
     def known_ids(self, passage_ids: Iterable[str]) -> frozenset[str]:
         """Return the ids among these that passages have."""

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import blake2b
+from itertools import islice
 from threading import Lock
 from time import monotonic
 from typing import NamedTuple
@@ -107,7 +109,8 @@ class EngineSignals:
             Exception: whatever the embedder raises.
         """
         weights = self._current()
-        kept = self._engine.evidence(passage_ids)
+        rows = self._engine.rows(("passage_id", "vector", "record"), passage_ids)
+        kept = {row["passage_id"]: row for row in rows}
         there = [at for at, each in enumerate(passage_ids) if each in kept]
         if len(there) < len(passage_ids):
             candidates = candidates.at(np.array(there, np.int64))
@@ -116,7 +119,7 @@ class EngineSignals:
         encoder = self.encoder if both else None
         try:
             records = Records.from_bytes(
-                [each.record for each in evidence], with_sentences=encoder is not None
+                [each["record"] for each in evidence], with_sentences=encoder is not None
             )
         except ValueError as error:
             raise StageError(SIGNALS, f"a passage's record cannot be read: {error}") from error
@@ -124,7 +127,7 @@ class EngineSignals:
         places = np.arange(len(evidence))
         if not both:
             return replace(candidates, signals=named_signals(words.passages, words.query, places))
-        vectors = np.stack([each.vector for each in evidence])
+        vectors = np.stack([each["vector"] for each in evidence])
         if vector is not None and not self._engine.scores_both:
             cosines = np.einsum("nd,d->n", vectors, vector).astype(np.float64)
             terms, mean = self._analyser.analyse(query), self._engine.settings.mean_length
@@ -181,10 +184,11 @@ class EngineSignals:
         found = self._engine.statistics(None if self._weights is None else self._weights.version)
         if found is not None:
             try:
-                counts, sketch = CorpusCounts.from_bytes(found.content)
+                version, content = found
+                counts, sketch = CorpusCounts.from_bytes(content)
             except ValueError as error:
                 raise StageError(SIGNALS, f"{error}; run `ctxguard index --update`") from error
-            self._weights = _Weights(found.version, counts, sketch, counts.piece_weights())
+            self._weights = _Weights(version, counts, sketch, counts.piece_weights())
 
     def recount(self) -> None:
         """Count the corpus anew if more than `MOST_CHANGED` of it has changed since it was counted.
@@ -203,12 +207,11 @@ class EngineSignals:
         if before is not None and before.passages and now.changed_share(before) <= MOST_CHANGED:
             return
         n_pieces = 0 if (encoder := self.encoder) is None else len(encoder.token_table())
-        pages = (
-            Records.from_bytes(page, with_sentences=n_pieces > 0)
-            for page in self._engine.records(_PAGE)
-        )
-        counts = CorpusCounts.of(pages, n_pieces)
-        self._engine.keep_statistics(counts.to_bytes(now))
+        records = (row["record"] for row in self._engine.rows(("record",)))
+        pages = iter(lambda: list(islice(records, _PAGE)), [])
+        read = (Records.from_bytes(page, with_sentences=n_pieces > 0) for page in pages)
+        content = CorpusCounts.of(read, n_pieces).to_bytes(now)
+        self._engine.keep_statistics(blake2b(content, digest_size=8).hexdigest(), content)
         self._refresh()
 
 

@@ -7,18 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from ctxguard.core.types import Ranking
 from ctxguard.errors import CtxguardError, StageError
 from ctxguard.integrations.engines.engine import (
     DENSE,
-    KINDS,
     LEXICAL,
     Engine,
     LegQuery,
-    LegRows,
-    Row,
-    Statistics,
-    StoredRecord,
-    version_of,
 )
 from ctxguard.integrations.engines.stored import IndexedPassage, IndexSettings
 
@@ -32,7 +27,7 @@ class MemoryEngine(Engine):
         before_write: Called before every write; raises to interrupt it.
         failing: Legs that raise when they are asked.
         finished: How often ``finish`` was called.
-        before_evidence: Called before evidence is read; raises to fail.
+        before_evidence: Called before vectors are read; raises to fail.
         kept_statistics: The counts of the corpus.
     """
 
@@ -45,7 +40,7 @@ class MemoryEngine(Engine):
         self.failing: set[str] = set()
         self.finished = 0
         self.before_evidence: Callable[[], None] = lambda: None
-        self.kept_statistics: Statistics | None = None
+        self.kept_statistics: tuple[str, bytes] | None = None
 
     def stored_settings(self) -> str:
         return self.settings.to_json()
@@ -56,7 +51,7 @@ class MemoryEngine(Engine):
     def fingerprint(self) -> Mapping[str, str]:
         return {"engine": "memory"}
 
-    def find(self, query: LegQuery) -> Mapping[str, LegRows | CtxguardError]:
+    def find(self, query: LegQuery) -> Mapping[str, Ranking | CtxguardError]:
         if failing := self.failing & set(query.legs):
             raise StageError(self.name, f"{', '.join(sorted(failing))}: out of order")
         allowed = [
@@ -64,15 +59,21 @@ class MemoryEngine(Engine):
             for row in self.stored.values()
             if all(set(row.filter_tokens) & set(group) for group in query.any_of)
         ]
-        found: dict[str, LegRows | CtxguardError] = {}
+        found: dict[str, Ranking | CtxguardError] = {}
         if query.terms is not None:
             scores = self._bm25(query.terms)
             scored = [(scores[row.passage.passage_id], row) for row in allowed]
-            found[LEXICAL] = _best(LEXICAL, [each for each in scored if each[0] > 0], query.depth)
+            found[LEXICAL] = self._best(LEXICAL, [each for each in scored if each[0] > 0], query)
         if query.vector is not None:
             cosines = [float(np.clip(row.vector @ query.vector, -1.0, 1.0)) for row in allowed]
-            found[DENSE] = _best(DENSE, list(zip(cosines, allowed, strict=True)), query.depth)
+            found[DENSE] = self._best(DENSE, list(zip(cosines, allowed, strict=True)), query)
         return found
+
+    def _best(
+        self, leg: str, scored: list[tuple[float, IndexedPassage]], query: LegQuery
+    ) -> Ranking | CtxguardError:
+        best = sorted(scored, key=lambda each: (-each[0], each[1].passage.passage_id))
+        return self.leg(leg, [(row.stored(), each) for each, row in best[: query.depth]], query)
 
     def _bm25(self, terms: Sequence[str]) -> dict[str, float]:
         counts = {name: Counter(row.terms) for name, row in self.stored.items()}
@@ -95,8 +96,11 @@ class MemoryEngine(Engine):
     def rows(
         self, fields: Sequence[str], passage_ids: Sequence[str] | None = None
     ) -> list[Mapping[str, Any]]:
+        if "vector" in fields:
+            self.before_evidence()
         names = self.stored if passage_ids is None else passage_ids
-        return [self.stored[name].stored() for name in names if name in self.stored]
+        found = [self.stored[name] for name in names if name in self.stored]
+        return [{**row.stored(), "vector": row.vector, "record": row.record} for row in found]
 
     def count(self) -> int:
         return len(self.stored)
@@ -104,24 +108,12 @@ class MemoryEngine(Engine):
     def smallest_digests(self, n: int) -> Sequence[int]:
         return sorted(row.digest for row in self.stored.values())[:n]
 
-    def evidence(self, passage_ids: Sequence[str]) -> dict[str, StoredRecord]:
-        self.before_evidence()
-        return {
-            name: StoredRecord(self.stored[name].vector, self.stored[name].record)
-            for name in passage_ids
-            if name in self.stored
-        }
-
-    def records(self, size: int) -> list[list[bytes]]:
-        records = [row.record for row in self.stored.values()]
-        return [records[at : at + size] for at in range(0, len(records), size)]
-
-    def statistics(self, known: str | None) -> Statistics | None:
+    def statistics(self, known: str | None) -> tuple[str, bytes] | None:
         found = self.kept_statistics
-        return None if found is None or found.version == known else found
+        return None if found is None or found[0] == known else found
 
-    def keep_statistics(self, content: bytes) -> None:
-        self.kept_statistics = Statistics(version_of(content), content)
+    def keep_statistics(self, version: str, content: bytes) -> None:
+        self.kept_statistics = version, content
 
     def insert(self, passages: Sequence[IndexedPassage]) -> None:
         self.before_write()
@@ -136,8 +128,3 @@ class MemoryEngine(Engine):
 
     def close(self) -> None:
         pass
-
-
-def _best(leg: str, scored: list[tuple[float, IndexedPassage]], depth: int) -> LegRows:
-    best = sorted(scored, key=lambda each: (-each[0], each[1].passage.passage_id))[:depth]
-    return LegRows([Row(row.passage, score) for score, row in best], KINDS[leg])

@@ -29,15 +29,13 @@ _kept: dict[str, MemoryEngine] = {}
 class _Memory:
     """The class of the engine in memory, whose indexes are kept by name."""
 
-    def open(self, address: EngineAddress, /) -> MemoryEngine:
-        if address.name not in _kept:
+    def open(self, address: EngineAddress, settings: IndexSettings | None = None) -> MemoryEngine:
+        if settings is None and address.name not in _kept:
             raise nothing_there(address)
-        return _kept[address.name]
-
-    def create(self, address: EngineAddress, settings: IndexSettings, /) -> MemoryEngine:
-        if address.name in _kept:
-            raise already_there(address)
-        _kept[address.name] = MemoryEngine(settings)
+        if settings is not None:
+            if address.name in _kept:
+                raise already_there(address)
+            _kept[address.name] = MemoryEngine(settings)
         return _kept[address.name]
 
 
@@ -167,7 +165,7 @@ def _lose_the_counts() -> None:
         lambda: setattr(_engine(), "before_evidence", _fails),
         _spoil_the_records,
         _lose_the_counts,
-        lambda: _engine().keep_statistics(b"no counts"),
+        lambda: _engine().keep_statistics("odd", b"no counts"),
     ],
 )
 def test_signals_that_fail_are_reported_and_the_legs_order_stands(harm: Any) -> None:
@@ -186,7 +184,7 @@ def test_counts_that_cannot_be_read_again_serve_on(monkeypatch: pytest.MonkeyPat
     built = _built(signals="text")
     expected = built.retrieve("kettles and ladders", depth=5)
     monkeypatch.setattr(signals_module, "REFRESHED_SECONDS", 0.0)
-    _engine().keep_statistics(b"no counts")
+    _engine().keep_statistics("odd", b"no counts")
     ranking = built.retrieve("kettles and ladders", depth=5)
     assert (ranking.scores, ranking.failures) == (expected.scores, ())
 
@@ -208,7 +206,7 @@ def test_the_corpus_is_counted_anew_once_much_has_changed() -> None:
     assert _engine().kept_statistics == first
     built.delete([each.passage_id for each in many[:5]])
     assert _engine().kept_statistics != first
-    _engine().keep_statistics(b"no counts")
+    _engine().keep_statistics("odd", b"no counts")
     built.upsert(many[5:])
     assert EngineRetriever(_engine(), embedder=WordHashEmbedder()).retrieve("many").signals
 

@@ -21,6 +21,7 @@ from ctxguard.errors import (
     StageUnavailableError,
 )
 from ctxguard.integrations.engines import postgresql
+from ctxguard.integrations.engines.address import EngineAddress
 from ctxguard.integrations.engines.engine import LegQuery
 from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.retrieval.hybrid.search import vector_of
@@ -49,9 +50,8 @@ def _built(passages: Sequence[Passage] = PASSAGES, **options: Any) -> EngineRetr
     return EngineRetriever.build(passages, url, **options)
 
 
-def _database(retriever: EngineRetriever) -> Any:
-    engine: Any = retriever._engine
-    return engine._database
+def _engine(retriever: EngineRetriever) -> Any:
+    return retriever._engine
 
 
 class TestEngine(EngineContract):
@@ -67,8 +67,8 @@ class TestRetriever(RetrieverContract):
 
     def unreachable_retriever(self) -> EngineRetriever:
         built = _built()
-        _database(built)._url = "postgresql://nobody@127.0.0.1:1/nothing?connect_timeout=2"
-        _database(built).pool.close()
+        _engine(built).address = EngineAddress.parse("postgresql://nobody@127.0.0.1:1/nothing")
+        _engine(built)._client.close()
         return built
 
 
@@ -135,7 +135,7 @@ def test_writers_of_the_same_passages_count_each_once(built: EngineRetriever) ->
         thread.start()
     for thread in threads:
         thread.join()
-    (row,) = _database(built).read(
+    (row,) = _engine(built)._query(
         "SELECT passages, terms, (SELECT count(*) FROM passages), "
         "(SELECT sum(length) FROM passages), (SELECT sum(count) FROM postings) FROM totals",
         {},
@@ -147,7 +147,7 @@ def test_writers_of_the_same_passages_count_each_once(built: EngineRetriever) ->
 
 def test_vectors_have_an_index_that_a_search_can_use(built: EngineRetriever) -> None:
     vector = vector_of(built.encode_query("kettles and ladders"))
-    with _database(built).transaction(10.0) as run:
+    with _engine(built)._transaction() as run:
         # Of so few passages the planner would rather compare all.
         run("SET LOCAL enable_seqscan = off")
         statement, values = postgresql._statement(LegQuery(None, vector, 3), "vector")
@@ -158,7 +158,7 @@ def test_vectors_have_an_index_that_a_search_can_use(built: EngineRetriever) -> 
 def test_an_index_is_searched_by_a_role_that_may_only_read(built: EngineRetriever) -> None:
     import psycopg
 
-    name = _database(built)._address.name
+    name = _engine(built).address.name
     with psycopg.connect(_server, autocommit=True) as connection:
         connection.execute("DROP ROLE IF EXISTS reader")
         connection.execute("CREATE ROLE reader LOGIN")
@@ -188,7 +188,7 @@ def test_nul_characters_are_replaced_and_ids_with_one_refused() -> None:
 def test_tables_of_another_version_are_refused(
     built: EngineRetriever, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = f"{_server}#{_database(built)._address.name}"
+    url = f"{_server}#{_engine(built).address.name}"
     for version in (0, 2):
         monkeypatch.setattr(postgresql, "VERSION", version)
         with pytest.raises(DataError, match="another release made the tables"):
@@ -208,17 +208,17 @@ def test_tables_of_another_version_are_refused(
 def test_what_is_no_index_of_this_release_is_refused(
     built: EngineRetriever, fault: str, error: type[Exception], said: str
 ) -> None:
-    _database(built).maintain(fault)
-    url = f"{_server}#{_database(built)._address.name}"
+    _engine(built)._maintain(fault)
+    url = f"{_server}#{_engine(built).address.name}"
     with pytest.raises(error, match=said):
         EngineRetriever.open(url, embedder=WordHashEmbedder())
 
 
 def test_a_statement_that_takes_too_long_is_an_outage(built: EngineRetriever) -> None:
-    url = f"{_server}&timeout=0.2#{_database(built)._address.name}"
+    url = f"{_server}&timeout=0.2#{_engine(built).address.name}"
     with EngineRetriever.open(url, embedder=WordHashEmbedder()) as opened:
         with pytest.raises(StageUnavailableError, match="57014"):
-            _database(opened).read("SELECT pg_sleep(5)", {})
+            _engine(opened)._query("SELECT pg_sleep(5)", {})
         assert len(opened.retrieve("kettles", depth=3)) == 3
 
 
@@ -263,7 +263,7 @@ _GOOD = (2.0, 0.9, "p000", "", "text", "null")
 def test_an_answer_is_not_trusted(
     built: EngineRetriever, monkeypatch: pytest.MonkeyPatch, rows: Any, expected: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(_database(built), "read", lambda *_: rows)
+    monkeypatch.setattr(_engine(built), "_query", lambda *_: rows)
     ranking = built.retrieve("kettles", depth=2)
     assert ranking.passage_ids[: len(expected)] == expected
     assert len(ranking) <= 2
@@ -272,17 +272,17 @@ def test_an_answer_is_not_trusted(
 def test_an_answer_without_a_text_is_an_outage(
     built: EngineRetriever, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_database(built), "read", lambda *_: [(1.0, 0.9, "a", "", None, "")])
+    monkeypatch.setattr(_engine(built), "_query", lambda *_: [(1.0, 0.9, "a", "", None, "")])
     with pytest.raises(StageError, match="postgresql"):
         built.retrieve("kettles", depth=2)
 
 
 def test_a_child_process_opens_connections_of_its_own(built: EngineRetriever) -> None:
     built.retrieve("kettles", depth=1)
-    pool = _database(built).pool.client
-    _database(built).pool._reset_after_fork()
+    pool = _engine(built)._client.client
+    _engine(built)._client._reset_after_fork()
     assert len(built.retrieve("kettles", depth=1)) == 1
-    assert _database(built).pool.client is not pool
+    assert _engine(built)._client.client is not pool
     type(pool).close(pool)
 
 

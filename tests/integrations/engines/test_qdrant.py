@@ -71,32 +71,23 @@ class TestRetriever(RetrieverContract):
 
     def unreachable_retriever(self) -> EngineRetriever:
         retriever = built()
-        engine: Any = retriever._engine
-        engine._connection = _refusing(ConnectionError())
+        _fake(retriever, _raising(ConnectionError()))
         return retriever
 
 
-class _Connection:
-    """In place of a connection: a client whose search is faked."""
-
-    is_local = False
-    seconds = 10
-
-    def __init__(self, answer: Callable[..., Any]) -> None:
-        self._client = SimpleNamespace(query_batch_points=answer)
-
-    def call(self, work: Callable[[Any], Any]) -> Any:
-        return work(self._client)
-
-    def close(self) -> None:
-        pass
+def _fake(retriever: EngineRetriever, answer: Callable[..., Any], **methods: Any) -> Any:
+    """Put a server's client, of which the search is faked, in the place of the folder."""
+    engine: Any = retriever._engine
+    client = SimpleNamespace(query_batch_points=answer, **methods)
+    engine._folder, engine._client = None, SimpleNamespace(get=lambda: client, close=lambda: None)
+    return engine
 
 
-def _refusing(error: Exception) -> _Connection:
+def _raising(error: Exception) -> Callable[..., Any]:
     def answer(*_: Any, **__: Any) -> Any:
         raise error
 
-    return _Connection(answer)
+    return answer
 
 
 def test_bm25_is_lucenes_formula() -> None:
@@ -120,9 +111,9 @@ def test_both_legs_are_one_call_with_filter_and_without_vectors() -> None:
         return [SimpleNamespace(points=[]) for _ in requests]
 
     with built() as retriever:
-        engine: Any = retriever._engine
-        engine._connection = _Connection(answer)
-        engine.search(LegQuery(["fox", "fox"], np.ones(64, np.float32), 7, (("t", "u"), ("v",))))
+        _fake(retriever, answer).search(
+            LegQuery(["fox", "fox"], np.ones(64, np.float32), 7, (("t", "u"), ("v",)))
+        )
     ((name, requests, timeout),) = asked
     assert name.startswith("own_")
     assert timeout == 10
@@ -164,13 +155,13 @@ def test_a_collection_is_made_with_both_vectors_and_indexes_of_the_payload() -> 
         indexes[field] = options["field_schema"]
 
     with built() as retriever:
-        engine: Any = retriever._engine
-        connection: Any = _Connection(lambda: None)
-        connection._client.collection_exists = lambda name: False
-        connection._client.create_collection = create_collection
-        connection._client.create_payload_index = create_payload_index
-        engine._connection = connection
-        engine.make()
+        _fake(
+            retriever,
+            lambda: None,
+            collection_exists=lambda name: False,
+            create_collection=create_collection,
+            create_payload_index=create_payload_index,
+        ).make()
     assert made["vectors_config"]["dense"].distance is models.Distance.COSINE
     assert made["sparse_vectors_config"]["lexical"].modifier is models.Modifier.IDF
     assert json.loads(made["metadata"]["ctxguard"])["dimension"] == 64
@@ -192,8 +183,7 @@ def point(n: int, score: Any, **payload: Any) -> Any:
 def answering(points: Sequence[Any]) -> EngineRetriever:
     """A retriever whose dense leg answers these points."""
     retriever = built(PASSAGES[:2])
-    engine: Any = retriever._engine
-    engine._connection = _Connection(lambda *_, **__: [SimpleNamespace(points=list(points))])
+    _fake(retriever, lambda *_, **__: [SimpleNamespace(points=list(points))])
     return retriever.on_route(Route.DENSE)
 
 
@@ -222,8 +212,7 @@ def test_a_point_without_a_whole_passage_is_left_out(payload: dict[str, Any]) ->
 @pytest.mark.parametrize("answer", [[], [None], ["points"], [SimpleNamespace(points=None)]])
 def test_an_answer_of_another_form_is_an_outage(answer: Any) -> None:
     with built(PASSAGES[:2]) as retriever:
-        engine: Any = retriever._engine
-        engine._connection = _Connection(lambda *_, **__: answer)
+        _fake(retriever, lambda *_, **__: answer)
         with pytest.raises(StageError, match="qdrant"):
             retriever.on_route(Route.DENSE).retrieve("foxes")
 
@@ -248,8 +237,7 @@ def test_errors_of_the_client_are_typed_and_quote_nothing(
     error: Exception, expected: type[Exception], message: str
 ) -> None:
     with built(PASSAGES[:2]) as retriever:
-        engine: Any = retriever._engine
-        engine._connection = _refusing(error)
+        _fake(retriever, _raising(error))
         with pytest.raises(expected, match=message) as caught:
             retriever.retrieve("foxes")
     assert "secret" not in str(caught.value)
