@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import pairwise, repeat
+from itertools import islice, pairwise, repeat
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -322,84 +322,44 @@ def _array(name: str) -> str:
     return f"lexical.{name}.npy"
 
 
-class RankBm25Index:
+class RankBm25Index(Bm25sIndex):
     """BM25 as rank-bm25's ``BM25Okapi`` scores it, one pass over all passages per query.
 
     Its inverse document frequency is negative for terms of most passages. A negative score becomes
-    zero here, because scores of kind ``ratio`` are never negative.
-
-    Attributes:
-        analyser: Splits passages and queries into terms.
+    zero here, because scores of kind ``ratio`` are never negative. It is stored as `Bm25sIndex`,
+    whose counts the library reads.
     """
 
-    def __init__(self, passages: list[list[str]], analyser: Analyser) -> None:
-        self.analyser = analyser
-        self._passages = passages
+    def __init__(self, analyser: Analyser, segments: Sequence[_Terms], rows: Rows) -> None:
+        super().__init__(analyser, segments, rows)
+        self.postings = None
         self._library = require("rank_bm25", "embedded")
 
     @cached_property
     def _okapi(self) -> Any:
         """The library's index; None without terms: it divides by their number."""
-        if not any(self._passages):
+        passages: list[list[str]] = [[] for _ in range(len(self))]
+        for segment, new in zip(self._segments, self._rows.of_segments, strict=True):
+            postings = zip(new[segment.rows].tolist(), segment.counts.tolist(), strict=True)
+            for term, n in zip(segment.vocabulary, np.diff(segment.starts).tolist(), strict=True):
+                for row, count in islice(postings, n):
+                    if row >= 0:
+                        passages[row] += [term] * count
+        if not any(passages):
             return None
-        return self._library.BM25Okapi(self._passages, k1=K1, b=B, epsilon=0.25)
-
-    @classmethod
-    def build(cls, texts: Iterable[str], analyser: Analyser = ENGLISH) -> Self:
-        """Analyse texts, one per row."""
-        return cls([analyser.analyse(text) for text in texts], analyser)
-
-    @classmethod
-    def over(cls, indexes: "Sequence[RankBm25Index]", rows: Rows) -> Self:
-        """Search segments as one index, without analysing anything."""
-        stored = [passage for index in indexes for passage in index._passages]
-        return cls([stored[at] for at in rows.stored.tolist()], indexes[0].analyser)
-
-    def merged(self) -> Self:
-        """Return this index: its segments are one already."""
-        return self
-
-    def __len__(self) -> int:
-        return len(self._passages)
+        return self._library.BM25Okapi(passages, k1=K1, b=B, epsilon=0.25)
 
     def search(self, query: str, k: int) -> LexicalHits:
-        """Find the at most ``k`` best rows; also return every row's score."""
         words = self.analyser.analyse(query)
         if self._okapi is None or not words:
             return LexicalHits(np.zeros(0, np.int64), np.zeros(0), np.zeros(len(self), np.float32))
         all_scores = np.maximum(self._okapi.get_scores(words), 0.0).astype(np.float32)
-        rows = np.flatnonzero(all_scores)
-        best = rows[np.argsort(-all_scores[rows], kind="stable")[:k]]
+        best = kernels.best_first(all_scores, k, 0.0)
         return LexicalHits(best, all_scores[best].astype(np.float64), all_scores)
 
     @property
     def fingerprint(self) -> str:
-        """The engine, the analyser and their parameters."""
         return f"rank-bm25 okapi k1={K1} b={B} epsilon=0.25; {self.analyser.fingerprint}"
-
-    def save(self, folder: Path) -> None:
-        """Write every passage's terms, as numbers, and the vocabulary as JSON."""
-        vocabulary: dict[str, int] = {}
-        for passage in self._passages:
-            for word in passage:
-                vocabulary.setdefault(word, len(vocabulary))
-        flat = [vocabulary[word] for passage in self._passages for word in passage]
-        np.save(folder / _array("words"), np.array(flat, np.int32))
-        starts = np.cumsum([0, *map(len, self._passages)], dtype=np.int64)
-        np.save(folder / _array("offsets"), starts)
-        write_texts(folder / _VOCABULARY, vocabulary)
-
-    @classmethod
-    def load(cls, files: PartFiles, analyser: Analyser = ENGLISH) -> Self:
-        """Read the files of ``save``; the statistics are computed again."""
-        flat, starts = (
-            files.array(_array(name), "int32", "int64") for name in ("words", "offsets")
-        )
-        names = files.texts(_VOCABULARY)
-        check_starts("the lexical words of passages", starts, starts.size - 1, flat.size)
-        check_numbers("the lexical words", flat, len(names))
-        words = [names[word] for word in flat.tolist()]
-        return cls([words[a:b] for a, b in pairwise(starts.tolist())], analyser)
 
 
 def _term_ids(
@@ -424,7 +384,7 @@ def _term_ids(
     yield np.array(words, np.int64), np.array(lengths, np.int64)
 
 
-def lexical_index(engine: LexicalEngine) -> type[Bm25sIndex] | type[RankBm25Index]:
+def lexical_index(engine: LexicalEngine) -> type[Bm25sIndex]:
     """Return the lexical index of an engine.
 
     Raises:
