@@ -125,7 +125,7 @@ def test_an_embedder_without_states_cannot_keep_sentences() -> None:
 
 def test_an_embedder_without_states_cannot_add_to_sentences() -> None:
     with pytest.raises(ConfigurationError, match="gives no states of word pieces"):
-        build(TEXTS).added([Passage("e", "more")], WordHashEmbedder())
+        build(TEXTS).upserted([Passage("e", "more")], WordHashEmbedder())
 
 
 def test_vectors_are_the_same_with_sentences() -> None:

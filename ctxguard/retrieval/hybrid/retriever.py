@@ -289,7 +289,9 @@ class HybridRetriever(Hybrid):
                 is added then.
         """
         embedder = self._settings.embedder
-        return self._live.change(lambda index: index.added(passages, embedder, progress))
+        return self._live.change(
+            lambda index: index.upserted(passages, embedder, progress, replaces=False)
+        )
 
     def delete(self, passage_ids: Iterable[str]) -> Changes:
         """Delete passages, for every view of this retriever at once; see ``add``.

@@ -200,28 +200,6 @@ class HybridIndex:
             return "none"
         return "text" if self.sentences is None else "full"
 
-    def added(
-        self,
-        passages: Iterable[Passage],
-        embedder: Embedder,
-        progress: Progress | None = None,
-    ) -> "tuple[HybridIndex, Changes]":
-        """Make an index with more passages; only the new ones are encoded.
-
-        Raises:
-            DataError: an id that is already there; otherwise as for ``build``.
-        """
-        new, report = read_passages(passages)
-        repeated = [each for each in new.ids if self._row(each) >= 0]
-        if repeated:
-            raise DataError(
-                f"{len(repeated)} of {len(new)} passages have the id of one in the index, first "
-                f"{repeated[0]!r}; use upsert to replace them"
-            )
-        encode = _PassageEncoder(embedder, new, self.sentences is not None, progress).encode
-        index = self._changed(new, encode, np.zeros(0, np.int64), self._with(report))
-        return index, Changes(added=len(new), encoded=len(new))
-
     def deleted(self, passage_ids: Iterable[str]) -> "tuple[HybridIndex, Changes]":
         """Make an index without some passages.
 
@@ -247,6 +225,7 @@ class HybridIndex:
         progress: Progress | None = None,
         *,
         delete_others: bool = False,
+        replaces: bool = True,
     ) -> "tuple[HybridIndex, Changes]":
         """Make an index in which passages are added, or replace those of the same ids.
 
@@ -258,12 +237,19 @@ class HybridIndex:
             progress: Called with the number of passages encoded so far.
             delete_others: Whether passages of other ids are deleted, so that the index holds
                 these passages alone.
+            replaces: Whether a passage of an id that is there replaces the former one.
 
         Raises:
-            DataError: As for ``build``.
+            DataError: as for ``build``; or an id is there and ``replaces`` is False.
         """
         given, report = read_passages(passages)
         rows = np.fromiter(map(self._row, given.ids), np.int64, len(given))
+        repeated = np.flatnonzero(rows >= 0)
+        if repeated.size and not replaces:
+            raise DataError(
+                f"{repeated.size} of {len(given)} passages have the id of one in the index, first "
+                f"{given.ids[repeated[0]]!r}; use upsert to replace them"
+            )
         is_new = [
             row < 0 or self.passages.line(row) != given.line(at)
             for at, row in enumerate(rows.tolist())
