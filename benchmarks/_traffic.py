@@ -139,7 +139,7 @@ class Requests:
         return _terms(self, self.relevant, self.utilities)
 
     def human_inclusion(self, metric: Metric) -> FloatArray:
-        """``ClusterTerms.inclusion`` of a metric by the labels of people, shape (n,)."""
+        """A metric's inclusion, as of ``request_terms``, by the labels of people, shape (n,)."""
         rates = self.rates
         if metric is Metric.MRR:
             return np.full(len(self.chance), rates.full_pool_rate_if_no_hit)

@@ -26,8 +26,7 @@ from rich.table import Table
 
 from ctxguard.core.types import DEFAULT_K, FloatArray
 from ctxguard.monitor.estimation import draw, joint
-from ctxguard.monitor.estimation.joint import Grades, Model, Opened, Population
-from ctxguard.monitor.estimation.live import joint_estimates
+from ctxguard.monitor.estimation.joint import PASSAGE, Grades, Population, joint_estimates
 from ctxguard.monitor.estimation.ratio import DEFAULT_PRECISION, Estimate
 from ctxguard.monitor.estimation.relevance import (
     FAR,
@@ -36,10 +35,10 @@ from ctxguard.monitor.estimation.relevance import (
     NEAR_DROPPED,
     IntArray,
     JudgedPassages,
-    Relevance,
+    Model,
     rank_group,
 )
-from ctxguard.monitor.estimation.sums import ClusterTerms, TermSums
+from ctxguard.monitor.estimation.sums import Sums
 from ctxguard.monitor.estimation.terms import Metric
 
 SUMMARY = "Simulate months of grading, and check what the grades give."
@@ -185,50 +184,56 @@ def month(case: Case, seed: int) -> Month:
     rng = np.random.default_rng(seed)
     relevant = traffic(case, _REQUESTS, rng)
     verdicts, population, sizes = judged(case, relevant, rng)
-    pilot = Model(_pilot(case), _GAIN, _HARM)
+    pilot = _pilot(case)
     m = draw.worth(population, pilot)
     plan = draw.plan(population, pilot, m, case.grades, whole=case.whole)
     opened = rng.permutation(_REQUESTS)[: plan.n_opened]
-    row, column, chance, runs = _run(relevant, verdicts, sizes, (m, opened, plan), rng)
+    row, column, chance, went_on = _run(relevant, verdicts, sizes, (m, opened, plan), rng)
     is_opened = np.zeros(_REQUESTS, np.bool_)
     is_opened[opened] = True
     units = draw.units(population, m, is_opened, plan.n_singles)
-    taken = draw.systematic(units.probability, float(rng.random()))
-    single, single_chance = _singles(units, taken, verdicts, sizes, rng)
-    others, number = np.unique(units.request[taken], return_inverse=True)
+    taken = units[draw.systematic(units["probability"], float(rng.random()))]
+    single, single_chance = _singles(taken, verdicts, sizes, rng)
+    others, number = np.unique(taken["request"], return_inverse=True)
     labelled = np.concatenate([opened, others])
     request = np.concatenate([row, len(opened) + number])
     place = np.concatenate([column, single])
-    size = np.column_stack([np.ones((len(labelled), DEFAULT_K)), sizes[labelled]])[request, place]
-    frame = np.repeat([joint.RUN, joint.SINGLE], [len(row), len(taken)])
-    weight = size / np.concatenate([chance, single_chance])
-    weight[frame == joint.RUN] *= _REQUESTS / len(opened)
     found = relevant[labelled[request], place] * 1.0
     is_served = place < DEFAULT_K
     near = np.where(place - DEFAULT_K < NEAR_DROPPED, NEAR, FAR)
-    grades = Grades(
-        request,
-        frame,
-        np.where(is_served, place + 1, 0),
-        np.where(is_served, rank_group(place + 1), near),
-        verdicts[labelled[request], place].astype(np.intp),
-        found,
-        _GAIN * found,
-        _HARM * (1.0 - found),
-        weight,
-    )
-    return Month(
-        estimates(population, population.take(labelled), grades, runs, rng),
-        len(request),
-        len(labelled),
-    )
+    passages = np.zeros(len(request), PASSAGE)
+    for name, column_of in {
+        "frame": np.repeat([joint.RUN, joint.SINGLE], [len(row), len(taken)]),
+        "rank": np.where(is_served, place + 1, 0),
+        "group": np.where(is_served, rank_group(place + 1), near),
+        "verdict": verdicts[labelled[request], place],
+        "relevant": found,
+        "gain": _GAIN * found,
+        "harm": _HARM * (1.0 - found),
+        "size": np.column_stack([np.ones((len(labelled), DEFAULT_K)), sizes[labelled]])[
+            request, place
+        ],
+        "probability": np.concatenate([chance, single_chance]),
+        "go_on": plan.go_on,
+        "went_on": np.concatenate([went_on[row], np.zeros(len(taken), np.bool_)]),
+    }.items():
+        passages[name] = column_of
+    weight = passages["size"] / passages["probability"]
+    weight[passages["frame"] == joint.RUN] *= _REQUESTS / len(opened)
+    n = len(labelled)
+    fold = rng.permutation(n) % FOLDS
+    grades = Grades(passages, request, weight, population.take(labelled), fold, np.arange(n))
+    model, sums = grades.fitted_model(), Sums(joint.N_COLUMNS)
+    sums.add(joint.basis(population, model))
+    estimates = joint_estimates(sums, grades, model, DEFAULT_PRECISION)
+    return Month(estimates, len(request), n)
 
 
-def _pilot(case: Case) -> Relevance:
+def _pilot(case: Case) -> Model:
     none = np.zeros(0, np.intp)
     nothing = JudgedPassages(none, none, none, none, np.zeros(0))
-    pilot = Relevance.fitted(nothing, none, np.zeros(0))
-    return Relevance(pilot.coefficients * np.where(case.is_misled, -1.0, 1.0))
+    pilot = Model.fitted(nothing, none, np.zeros(0))
+    return Model(pilot.coefficients * np.where(case.is_misled, -1.0, 1.0), _GAIN, _HARM)
 
 
 def _run(
@@ -237,22 +242,22 @@ def _run(
     sizes: FloatArray,
     drawn: tuple[draw.Worth, IntArray, draw.Plan],
     rng: np.random.Generator,
-) -> tuple[IntArray, IntArray, FloatArray, Opened]:
+) -> tuple[IntArray, IntArray, FloatArray, BoolArray]:
     """Grade opened requests from the top down, and the coins below.
 
     Returns:
-        Of each grade the opened request, the passage's rank from 0 and the probability; and the
-        runs.
+        Of each grade the opened request, the passage's rank from 0 and the probability; and of each
+        run whether it went on below an irrelevant first passage.
     """
     m, opened, plan = drawn
     truth, served = relevant[opened], relevant[opened][:, :DEFAULT_K]
     n = len(opened)
-    of_dropped = m.dropped[
+    of_dropped = m[1][
         opened[:, None],
         np.where(_IS_NEAR, 0, 1)[None, :],
         verdicts[opened][:, DEFAULT_K:].astype(np.intp),
     ]
-    worths = np.column_stack([m.served[opened], of_dropped * sizes[opened]])
+    worths = np.column_stack([m[0][opened], of_dropped * sizes[opened]])
     coins = np.minimum(np.where(worths > 0.0, plan.coin * worths.clip(1e-12), 0.0), 1.0)
     went_on = ~served[:, 0] & (rng.random(n) < plan.go_on)
     in_run = np.zeros(truth.shape, np.bool_)
@@ -264,46 +269,22 @@ def _run(
     chance = np.where(served[:, :1], 1.0, plan.go_on) * np.where(in_run, 1.0, coins)
     chance[:, 0] = 1.0
     row, column = np.nonzero(asked)
-    rank = _reciprocal_rank(served)
-    runs = Opened(np.arange(n), np.ones(n), np.full(n, plan.go_on), went_on, served[:, 0], rank)
-    return row, column, chance[row, column], runs
+    return row, column, chance[row, column], went_on
 
 
 def _singles(
-    units: draw.Units,
-    taken: IntArray,
-    verdicts: BoolArray,
-    sizes: FloatArray,
-    rng: np.random.Generator,
+    taken: NDArray[np.void], verdicts: BoolArray, sizes: FloatArray, rng: np.random.Generator
 ) -> tuple[IntArray, FloatArray]:
     """Return each single passage's rank from 0, and its probability."""
-    place, chance = units.rank[taken] - 1, units.probability[taken].copy()
+    place, chance = taken["rank"] - 1, taken["probability"].copy()
     for each in np.flatnonzero(place < 0):
-        request = units.request[taken[each]]
-        near = (units.group[taken[each]] == NEAR) == _IS_NEAR
-        alike = near & (verdicts[request, DEFAULT_K:] == units.verdict[taken[each]])
+        request = taken["request"][each]
+        near = (taken["group"][each] == NEAR) == _IS_NEAR
+        alike = near & (verdicts[request, DEFAULT_K:] == taken["verdict"][each])
         shares = sizes[request] * alike / (sizes[request] @ alike)
         drawn = rng.choice(len(shares), p=shares)
         place[each], chance[each] = DEFAULT_K + drawn, chance[each] * shares[drawn]
     return place, chance
-
-
-def estimates(
-    population: Population,
-    labelled: Population,
-    grades: Grades,
-    runs: Opened,
-    rng: np.random.Generator,
-) -> dict[Metric, Estimate]:
-    """Estimate every metric from a month's grades."""
-    n = len(labelled.verdict)
-    fold = rng.permutation(n) % FOLDS
-    model = joint.fitted_model(grades, labelled, fold)
-    columns = joint.basis(population, model)
-    sums = TermSums.of(ClusterTerms(columns, np.empty((len(columns), 0))))
-    return joint_estimates(
-        sums, (grades, runs), (labelled, fold, np.arange(n)), model, DEFAULT_PRECISION
-    )
 
 
 def _reciprocal_rank(served: BoolArray) -> FloatArray:

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks._timing import environment
-from ctxguard.monitor.estimation.graded import PASSAGE
+from ctxguard.monitor.estimation.joint import PASSAGE
 from ctxguard.monitor.estimation.terms import ROW, JudgedRequest, table_of
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.service import Monitor

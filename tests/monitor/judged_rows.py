@@ -3,22 +3,32 @@
 import math
 from collections.abc import Iterable
 
-from ctxguard.monitor.estimation.sums import Accumulator, RatioSums, TermSums, request_terms
-from ctxguard.monitor.estimation.terms import JudgedRequest, Metric, Table, table_of, term
+from ctxguard.monitor.estimation.sums import RatioSums, Sums
+from ctxguard.monitor.estimation.terms import (
+    JudgedRequest,
+    Metric,
+    Table,
+    request_terms,
+    table_of,
+    term,
+)
 
 
 def table(requests: Iterable[JudgedRequest]) -> Table:
     return table_of([request.to_row() for request in requests])
 
 
-def sums_of(rows: Table) -> TermSums:
-    """Sums of the terms of some requests, clustered by session."""
-    whole = Accumulator()
-    whole.add(request_terms(rows), rows["session"])
-    return whole.sums()
+def sums_of(rows: Table, size: int | None = None) -> Sums:
+    """Sums of the terms of some requests, added in parts, clustered by session."""
+    found = Sums(2 * len(Metric))
+    for start in range(0, len(rows), size or max(len(rows), 1)):
+        part = rows[start : start + (size or len(rows))]
+        values, inclusion = request_terms(part)
+        found.add(values, part["session"], inclusion)
+    return found.ended()
 
 
-def sums(requests: Iterable[JudgedRequest]) -> TermSums:
+def sums(requests: Iterable[JudgedRequest]) -> Sums:
     return sums_of(table(requests))
 
 

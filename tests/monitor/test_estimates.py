@@ -130,16 +130,6 @@ requests_strategy = st.lists(
 )
 
 
-@given(requests_strategy, requests_strategy, st.sampled_from(list(Metric)))
-def test_sums_of_two_windows_add_up_to_those_of_both(
-    one: list[JudgedRequest], other: list[JudgedRequest], metric: Metric
-) -> None:
-    added = (sums(one) + sums(other)).ratio(metric)
-    together = ratio_sums(metric, one + other)
-    for name in RatioSums.__slots__:
-        assert getattr(added, name) == pytest.approx(getattr(together, name))
-
-
 @given(requests_strategy, st.sampled_from(list(Metric)))
 def test_the_value_lies_in_its_interval_and_ratios_lie_between_zero_and_one(
     requests: list[JudgedRequest], metric: Metric

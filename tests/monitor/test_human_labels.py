@@ -17,12 +17,12 @@ from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.monitor.estimation import joint
 from ctxguard.monitor.estimation.borrow import borrowed_estimates, error_rates
 from ctxguard.monitor.estimation.graded import graded_passages
-from ctxguard.monitor.estimation.joint import RUN, SINGLE, Grades, Model, Population
+from ctxguard.monitor.estimation.joint import PASSAGE, RUN, SINGLE, Grades, Population
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.plan import to_label
 from ctxguard.monitor.estimation.ratio import Precision
-from ctxguard.monitor.estimation.relevance import FOLDS, MISSING, YES, Relevance
-from ctxguard.monitor.estimation.sums import ClusterTerms, TermSums
+from ctxguard.monitor.estimation.relevance import FOLDS, MISSING, YES, Model
+from ctxguard.monitor.estimation.sums import Sums
 from ctxguard.monitor.estimation.terms import JudgedRequest, Metric, table_of
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.human import (
@@ -274,27 +274,25 @@ def passages(
     verdicts: NDArray[np.intp], truth: NDArray[np.bool_], request: NDArray[np.intp]
 ) -> Grades:
     """Passages that people graded, each by itself and with the same probability."""
-    n, relevant = len(truth), truth * 1.0
-    ones = np.ones(n, np.intp)
-    return Grades(
-        request,
-        ones,
-        ones,
-        ones,
-        verdicts,
-        relevant,
-        relevant,
-        0.5 - 0.5 * relevant,
-        np.ones(n),
-    )
+    rows = np.zeros(len(truth), PASSAGE)
+    rows["frame"], rows["rank"], rows["verdict"], rows["relevant"] = SINGLE, 2, verdicts, truth
+    n = request.max() + 1
+    judged = Population.of(table_of([served_row(verdicts[:1], is_empty=True)] * n))
+    return Grades(rows, request, np.ones(len(rows)), judged, np.arange(n) % FOLDS, np.arange(n))
+
+
+def sums_of(rows: list[bytes], repeats: int = 1) -> Sums:
+    columns = joint.basis(Population.of(table_of(rows)), MODEL)
+    found = Sums(joint.N_COLUMNS)
+    found.add(np.repeat(columns, repeats, axis=0))
+    return found
 
 
 def test_two_labels_are_too_few_to_borrow_from() -> None:
     """Whatever precision is asked for: the error of a rate from two is not known."""
     says, both = np.array([1, 0]), np.arange(2)
-    rates = error_rates(passages(says, says > 0, both), both)
-    rows = joint.basis(Population.of(table_of([served_row(says, is_empty=False)])), MODEL)
-    sums = TermSums.of(ClusterTerms(np.repeat(rows, 50, axis=0), np.empty((50, 0))))
+    rates = error_rates(passages(says, says > 0, both))
+    sums = sums_of([served_row(says, is_empty=False)], 50)
     assert borrowed_estimates(sums, rates, MODEL, Precision(min_n=2)) == {}
 
 
@@ -303,9 +301,7 @@ def test_a_rate_is_borrowed_from_five_passages_of_each_kind(n_irrelevant: int) -
     """A judge that was right about all of four irrelevant passages may err on the next."""
     verdicts = np.repeat([1, 0], [60, n_irrelevant])
     request = np.arange(len(verdicts))
-    assert (error_rates(passages(verdicts, verdicts > 0, request), request) is None) == (
-        n_irrelevant < 5
-    )
+    assert (error_rates(passages(verdicts, verdicts > 0, request)) is None) == (n_irrelevant < 5)
 
 
 @pytest.mark.parametrize("refusals", [0.0, 0.25])
@@ -325,19 +321,16 @@ def test_a_borrowed_precision_is_that_of_requests_that_were_served_anything(
         is_empty = rng.random(n) < 0.3
         request = np.repeat(np.arange(150), 5)
         labelled = passages(verdict[:150].ravel(), truth[:150].ravel(), request)
-        rows = table_of(
+        sums = sums_of(
             [served_row(*row) for row in zip(verdict[150:], is_empty[150:], strict=True)]
         )
-        columns = joint.basis(Population.of(rows), MODEL)
-        sums = TermSums.of(ClusterTerms(columns, np.empty((len(columns), 0))))
-        found = borrowed_estimates(
-            sums, error_rates(labelled, np.arange(150)), MODEL, Precision(min_n=2)
-        )[Metric.PRECISION]
+        rates = error_rates(labelled)
+        found = borrowed_estimates(sums, rates, MODEL, Precision(min_n=2))[Metric.PRECISION]
         held += found.lower <= truth[150:][~is_empty[150:]].mean() <= found.upper
     assert held >= 17
 
 
-MODEL = Model(Relevance(np.zeros((FOLDS, 10))))
+MODEL = Model(np.zeros((FOLDS, 10)))
 
 
 def served_row(verdicts: NDArray[np.intp], is_empty: bool) -> bytes:

@@ -7,13 +7,13 @@ import pytest
 
 from benchmarks.labelling import CASES, Case, judged, month, outcomes, traffic
 from ctxguard.monitor.estimation import draw, joint
-from ctxguard.monitor.estimation.joint import Model, Population
+from ctxguard.monitor.estimation.joint import Population
 from ctxguard.monitor.estimation.relevance import (
     FOLDS,
     NO,
     YES,
     JudgedPassages,
-    Relevance,
+    Model,
 )
 
 MONTHS = 40
@@ -22,7 +22,7 @@ LEAST_COVERAGE = 1.0 - 6 / MONTHS
 
 BY_NAME = {case.name: case for case in CASES}
 NONE = np.zeros(0, np.intp)
-PRIOR = Relevance.fitted(JudgedPassages(NONE, NONE, NONE, NONE, np.zeros(0)), NONE, np.zeros(0))
+PRIOR = Model.fitted(JudgedPassages(NONE, NONE, NONE, NONE, np.zeros(0)), NONE, np.zeros(0))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def population(n: int = 500, case: Case = CASES[0]) -> Population:
 
 
 def test_a_budget_is_spent_and_not_exceeded_by_more_than_a_twentieth() -> None:
-    requests, model = population(), Model(PRIOR)
+    requests, model = population(), PRIOR
     m = draw.worth(requests, model)
     for budget in (20, 100, 400):
         plan = draw.plan(requests, model, m, budget)
@@ -86,22 +86,22 @@ def test_a_budget_is_spent_and_not_exceeded_by_more_than_a_twentieth() -> None:
 def test_where_service_is_poor_whole_lists_are_graded() -> None:
     """A run from the top that costs more than three and a half passages teaches too little."""
     never = np.tile([-3.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], (FOLDS, 1))
-    requests, model = population(), Model(Relevance(never))
+    requests, model = population(), Model(never)
     plan = draw.plan(requests, model, draw.worth(requests, model), 400)
     assert (plan.go_on, plan.coin) == (1.0, 1.0)
 
 
 def test_a_passage_is_drawn_in_proportion_to_what_its_grade_can_change() -> None:
     """A verdict that leaves more open is asked about more often."""
-    requests, model = population(), Model(PRIOR)
+    requests, model = population(), PRIOR
     m = draw.worth(requests, model)
     units = draw.units(requests, m, np.zeros(500, np.bool_), 100)
-    assert units.probability.sum() == pytest.approx(100.0)
-    assert (units.rank != 1).all()
-    taken = np.zeros(len(units.probability))
+    assert units["probability"].sum() == pytest.approx(100.0)
+    assert (units["rank"] != 1).all()
+    taken = np.zeros(len(units["probability"]))
     for start in np.linspace(0.0, 0.999, 200):
-        taken[draw.systematic(units.probability, start)] += 1
-    np.testing.assert_allclose(taken / 200, units.probability, atol=0.01)
+        taken[draw.systematic(units["probability"], start)] += 1
+    np.testing.assert_allclose(taken / 200, units["probability"], atol=0.01)
 
 
 def test_grades_of_a_few_move_the_prediction_of_all_alike_verdicts() -> None:
@@ -113,7 +113,7 @@ def test_grades_of_a_few_move_the_prediction_of_all_alike_verdicts() -> None:
         score=np.zeros(200),
     )
     relevant = np.concatenate([np.arange(100) % 10 == 0, np.arange(100) % 10 > 3], dtype=np.float64)
-    found = Relevance.fitted(graded, np.arange(200) % FOLDS, relevant).of(graded)
+    found = Model.fitted(graded, np.arange(200) % FOLDS, relevant).of(graded)
     assert found[:100] == pytest.approx(0.1, abs=0.05)
     assert found[100:] == pytest.approx(0.6, abs=0.05)
 
@@ -123,7 +123,7 @@ def test_a_prediction_without_a_fold_knows_nothing_of_its_grades() -> None:
     graded = JudgedPassages(ones, 0 * ones, 5 * ones, 3 * ones, rng.normal(size=50))
     fold, relevant = np.arange(50) % FOLDS, (rng.random(50) < 0.5).astype(np.float64)
     other = np.where(fold == 2, 1.0 - relevant, relevant)
-    one, two = (Relevance.fitted(graded, fold, each).of(graded, fold) for each in (relevant, other))
+    one, two = (Model.fitted(graded, fold, each).of(graded, fold) for each in (relevant, other))
     assert one[fold == 2].tolist() == two[fold == 2].tolist()
     assert one[fold == 1].tolist() != two[fold == 1].tolist()
 
@@ -133,10 +133,10 @@ def test_the_score_of_a_judge_moves_predictions_as_far_as_people_confirm_it() ->
     graded = JudgedPassages(ones, 0 * ones, 5 * ones, 3 * ones, rng.normal(2.0, 2.0, 400))
     fold, by_score = np.arange(400) % FOLDS, rng.random(400) < 1.0 / (1.0 + np.exp(-graded.score))
     two = graded._replace(score=np.array([0.0, 4.0] * 200))
-    low, high = Relevance.fitted(graded, fold, by_score.astype(np.float64)).of(two)[:2]
+    low, high = Model.fitted(graded, fold, by_score.astype(np.float64)).of(two)[:2]
     assert high - low > 0.3
     by_chance = (rng.random(400) < 0.6).astype(np.float64)
-    low, high = Relevance.fitted(graded, fold, by_chance).of(two)[:2]
+    low, high = Model.fitted(graded, fold, by_chance).of(two)[:2]
     assert abs(high - low) < 0.15
 
 

@@ -8,11 +8,11 @@ from dataclasses import astuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from judged_rows import ratio_sums, sums, table
+from judged_rows import ratio_sums, sums, sums_of, table
 
 from ctxguard.core.metrics import precision_at_k, udcg
 from ctxguard.errors import DataError
-from ctxguard.monitor.estimation.sums import Accumulator, RatioSums, request_terms
+from ctxguard.monitor.estimation.sums import RatioSums
 from ctxguard.monitor.estimation.terms import (
     ROW,
     JudgedRequest,
@@ -136,13 +136,10 @@ def test_the_sums_of_rows_are_those_of_the_definitions(
 def test_requests_add_up_in_any_parts_though_a_session_lies_in_several(
     judged: list[JudgedRequest], size: int
 ) -> None:
-    whole, parts = table(judged), Accumulator()
-    for start in range(0, len(judged), size):
-        part = whole[start : start + size]
-        parts.add(request_terms(part), part["session"])
+    parts = sums_of(table(judged), size)
     for metric in Metric:
         expected = astuple(sums(judged).ratio(metric))
-        assert astuple(parts.sums().ratio(metric)) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+        assert astuple(parts.ratio(metric)) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
 def test_a_row_has_one_size_and_tells_none_from_zero() -> None:

@@ -12,16 +12,10 @@ import numpy as np
 
 from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation import joint
-from ctxguard.monitor.estimation.joint import Grades, Model
-from ctxguard.monitor.estimation.ratio import (
-    BORROWED,
-    Estimate,
-    Precision,
-    degrees_of_freedom,
-    shown,
-)
-from ctxguard.monitor.estimation.relevance import YES, IntArray
-from ctxguard.monitor.estimation.sums import TermSums
+from ctxguard.monitor.estimation.joint import Grades
+from ctxguard.monitor.estimation.ratio import BORROWED, Estimate, Precision, corrected_estimate
+from ctxguard.monitor.estimation.relevance import YES, Model
+from ctxguard.monitor.estimation.sums import Sums
 from ctxguard.monitor.estimation.terms import Metric
 
 _LEAST_LABELS = 10
@@ -50,37 +44,35 @@ class BorrowedRates(NamedTuple):
     errors: FloatArray
 
 
-def error_rates(grades: Grades, cluster: IntArray) -> BorrowedRates | None:
+def error_rates(grades: Grades) -> BorrowedRates | None:
     """Estimate a judge's rates of calling passages relevant, linearised over clusters.
-
-    Args:
-        grades: The graded passages of l labelled requests, weighted within each frame.
-        cluster: Shape (l,), the cluster of each, from 0.
 
     Returns:
         None if too few passages are relevant, or too few are not.
     """
     # What is borrowed is about served passages; a dropped one may stand for many.
-    is_served = grades.rank > 0
-    total = np.bincount(grades.frame, grades.weight * is_served, 2)
-    frames = total / np.bincount(grades.frame[is_served], minlength=2).clip(1)
-    weight = grades.weight / frames[grades.frame].clip(1e-300) * is_served
-    is_yes = (grades.verdict == YES) * 1.0
+    passages, is_served = grades.passages, grades.passages["rank"] > 0
+    frame = passages["frame"].astype(np.intp)
+    total = np.bincount(frame, grades.weight * is_served, 2)
+    frames = total / np.bincount(frame[is_served], minlength=2).clip(1)
+    weight = grades.weight / frames[frame].clip(1e-300) * is_served
+    is_yes = (passages["verdict"] == YES) * 1.0
     shares, rates = [], []
-    for is_kind in (grades.relevant > 0.0, grades.relevant <= 0.0):
+    for is_kind in (passages["relevant"] > 0.0, passages["relevant"] <= 0.0):
         own = weight * is_kind
         if np.count_nonzero(own) < _LEAST_OF_A_KIND:
             return None
         rates.append(float(own @ is_yes / own.sum()))
         shares.append(own / own.sum() * (is_yes - rates[-1]))
-    n = int(cluster.max(initial=-1)) + 1
-    errors = np.column_stack([np.bincount(cluster[grades.request], one, n) for one in shares])
+    cluster = grades.cluster[grades.request]
+    n = int(grades.cluster.max(initial=-1)) + 1
+    errors = np.column_stack([np.bincount(cluster, one, n) for one in shares])
     scale = math.sqrt(n / max(n - 2, 1))
     return BorrowedRates(rates[0], rates[1], np.asarray(errors * scale, np.float64))
 
 
 def borrowed_estimates(
-    sums: TermSums, rates: BorrowedRates | None, model: Model, precision: Precision
+    sums: Sums, rates: BorrowedRates | None, model: Model, precision: Precision
 ) -> dict[Metric, Estimate]:
     """Estimate metrics of some requests from the judge's verdicts and its errors in others.
 
@@ -123,14 +115,11 @@ def borrowed_estimates(
             continue
         y, whole = (float(one @ sums.totals) / ratio.b for one in (relevant, all_seen))
         slope = of_relevant / power * np.array([-y, y - whole])
-        errors = rates.errors @ slope
-        errors = errors[errors != 0.0]
-        variance = max(ratio.squares, 0.0) * ratio.n / (ratio.n - 1) / ratio.b**2
-        found[metric] = shown(
+        found[metric] = corrected_estimate(
             metric,
-            ratio.a / ratio.b,
-            variance + float(errors @ errors),
-            df=(degrees_of_freedom(errors) if len(errors) > 1 else 0.0) - 4.0,
+            ratio,
+            # Of the ratio, as that of a − R·b.
+            rates.errors @ slope * ratio.b,
             n=len(rates.errors),
             effective=float(len(rates.errors)),
             method=BORROWED,

@@ -10,14 +10,13 @@ month's grades predict it. Pure: no I/O, no clock, no logging.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard.core.types import FloatArray
-from ctxguard.monitor.estimation.joint import KEPT, POOL, Model, Population, basis, predicted
-from ctxguard.monitor.estimation.relevance import NEAR, IntArray, rank_group
+from ctxguard.monitor.estimation.joint import KEPT, POOL, Population, basis, predicted
+from ctxguard.monitor.estimation.relevance import NEAR, IntArray, Model, rank_group
 
 BARS = {"precision": 0.05, "utility": 0.21, "recall": 0.12}
 """Half-widths that a month of grades is to reach."""
@@ -66,21 +65,17 @@ class Plan:
     expected: float
 
 
-class Worth(NamedTuple):
-    """What a grade of each judged passage can change, m.
+Worth = tuple[FloatArray, FloatArray]
+"""What a grade of each judged passage can change, m: shape (n, k), of the served by rank, 0 past
+the last; and (n, 2, 2), of one dropped passage divided by the inverse of its probability of being
+judged, by nearness and verdict."""
 
-    Attributes:
-        served: Shape (n, k), by rank; 0 past the last.
-        dropped: Shape (n, 2, 2), of one dropped passage divided by the inverse of its probability
-            of being judged, by nearness and verdict.
-    """
-
-    served: FloatArray
-    dropped: FloatArray
-
-    def take(self, rows: NDArray[np.bool_]) -> "Worth":
-        """Return some of the requests."""
-        return Worth._make(each[rows] for each in self)
+UNIT = np.dtype(
+    [*((name, np.intp) for name in ("request", "rank", "group", "verdict")), ("probability", "f8")]
+)
+"""A passage that can be drawn by itself: the row of the population, then as of ``joint.PASSAGE``,
+with rank 0 for the dropped of a kind, and the probability with which it, or any of these, is
+drawn."""
 
 
 def worth(population: Population, model: Model, recall_weight: float = RECALL_WEIGHT) -> Worth:
@@ -102,7 +97,7 @@ def worth(population: Population, model: Model, recall_weight: float = RECALL_WE
     m_dropped = np.sqrt(of_dropped * _spread(dropped))
     below, of_pool = float(m_served[:, 1:].sum()), float((m_dropped * population.dropped).sum())
     least = _LEAST_DROPPED / (1.0 - _LEAST_DROPPED) * below
-    return Worth(m_served, m_dropped * (max(1.0, least / of_pool) if of_pool > 0.0 else 1.0))
+    return m_served, m_dropped * (max(1.0, least / of_pool) if of_pool > 0.0 else 1.0)
 
 
 def plan(
@@ -127,8 +122,8 @@ def plan(
 
     def each(coin: float) -> float:
         """Expected grades of an opened request."""
-        below = np.sum(reached * np.minimum(coin * m.served, 1.0), axis=1)
-        of_size = np.minimum(coin * m.dropped, population.chance[:, None, None])
+        below = np.sum(reached * np.minimum(coin * m[0], 1.0), axis=1)
+        of_size = np.minimum(coin * m[1], population.chance[:, None, None])
         below += np.sum(ended * of_size, axis=(1, 2))
         return 1.0 + go_on * run + float(below.mean())
 
@@ -153,39 +148,29 @@ def bisected(rising: Callable[[float], float], low: float, high: float) -> float
     return (low + high) / 2.0
 
 
-class Units(NamedTuple):
-    """Passages that can be drawn by themselves, u of them; dropped ones by nearness and verdict.
-
-    Attributes:
-        request: Shape (u,), the row of the population.
-        rank, group, verdict: Shape (u,), as of ``joint.Grades``; rank 0 for the dropped of a kind.
-        probability: Shape (u,), with which it is drawn; of the dropped of a kind, that of any.
-    """
-
-    request: IntArray
-    rank: IntArray
-    group: IntArray
-    verdict: IntArray
-    probability: FloatArray
-
-
-def units(population: Population, m: Worth, is_opened: NDArray[np.bool_], n_singles: int) -> Units:
-    """List the passages of requests that are not opened, with their probabilities.
+def units(
+    population: Population, m: Worth, is_opened: NDArray[np.bool_], n_singles: int
+) -> NDArray[np.void]:
+    """List the passages of requests that are not opened, as ``UNIT``.
 
     They are sorted by rank group and verdict, so that a systematic sample spreads over these.
     """
+    served, dropped = m
     row, place = np.nonzero((population.verdict >= 0) & ~is_opened[:, None])
     row, place = row[place > 0], place[place > 0]
     kinds = np.argwhere((population.dropped > 0.0) & ~is_opened[:, None, None])
-    n_kinds = len(kinds)
-    request = np.concatenate([row, kinds[:, 0]])
-    rank = np.concatenate([place + 1, np.zeros(n_kinds, np.int64)])
-    group = np.concatenate([rank_group(place + 1), NEAR + kinds[:, 1]])
-    verdict = np.concatenate([population.verdict[row, place].astype(np.int64), kinds[:, 2]])
-    size = np.concatenate([m.served[row, place], (m.dropped * population.dropped)[tuple(kinds.T)]])
-    order = np.lexsort((request, verdict, group))
-    found = Units(*(each[order] for each in (request, rank, group, verdict, size)))
-    return found._replace(probability=_scaled(found.probability, n_singles))
+    found = np.zeros(len(row) + len(kinds), UNIT)
+    for name, of_served, of_dropped in (
+        ("request", row, kinds[:, 0]),
+        ("rank", place + 1, 0),
+        ("group", rank_group(place + 1), NEAR + kinds[:, 1]),
+        ("verdict", population.verdict[row, place], kinds[:, 2]),
+        ("probability", served[row, place], (dropped * population.dropped)[tuple(kinds.T)]),
+    ):
+        found[name][: len(row)], found[name][len(row) :] = of_served, of_dropped
+    found = found[np.lexsort((found["request"], found["verdict"], found["group"]))]
+    found["probability"] = _scaled(found["probability"], n_singles)
+    return found
 
 
 def systematic(probability: FloatArray, start: float) -> IntArray:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ctxguard.core.metrics import Utilities, strict_utilities
 from ctxguard.errors import DataError
-from ctxguard.monitor.estimation.joint import RUN, SINGLE
+from ctxguard.monitor.estimation.joint import PASSAGE, RUN, SINGLE
 from ctxguard.monitor.estimation.reduce import judged_request
 from ctxguard.monitor.estimation.relevance import (
     FAR,
@@ -31,21 +31,6 @@ from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import GradedRow, GradedRows, PickedPassage, PickKind, SampleStore
 
 _log = logging.getLogger(__name__)
-
-PASSAGE = np.dtype(
-    [
-        ("pick", "<i8"),
-        ("frame", "<i1"),
-        ("rank", "<i2"),
-        ("group", "<i1"),
-        ("verdict", "<i1"),
-        ("went_on", "<i1"),
-        *((name, "<f8") for name in ("relevant", "gain", "harm", "size", "probability", "go_on")),
-    ]
-)
-"""One graded passage; see ``joint.Grades``. ``size`` is 1 / its probability of being judged. In an
-opened request ``probability`` is that of its grade within it, and ``went_on`` and ``go_on`` are as
-in ``joint.Opened``."""
 
 
 def dropped_sizes(

@@ -10,12 +10,20 @@ the run from the top instead. The predictions count as far as they narrow the re
 errors; they only set the width. Pure: no I/O, no clock, no logging.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard.core.types import FloatArray
+from ctxguard.monitor.estimation.ratio import (
+    Estimate,
+    Precision,
+    corrected_estimate,
+    no_estimate,
+)
 from ctxguard.monitor.estimation.relevance import (
     FAR,
     FOLDS,
@@ -27,10 +35,11 @@ from ctxguard.monitor.estimation.relevance import (
     YES,
     IntArray,
     JudgedPassages,
-    Relevance,
+    Model,
     rank_group,
 )
-from ctxguard.monitor.estimation.terms import Table, scores_of
+from ctxguard.monitor.estimation.sums import Sums
+from ctxguard.monitor.estimation.terms import DROPPED, Metric, Table, scores_of
 
 PRECISION, RANK, GAIN, HARM, KEPT, POOL = range(6)
 """Quantities of a request: precision, reciprocal rank, gain, harm, relevant served, relevant in the
@@ -45,7 +54,26 @@ N_COLUMNS = DISCOUNTED + 1
 RUN, SINGLE = 0, 1
 """Frames: opened requests, and single passages of others."""
 
-_DROPPED = ("near_no", "near_yes", "far_no", "far_yes")
+PASSAGE = np.dtype(
+    [
+        ("pick", "<i8"),
+        ("frame", "<i1"),
+        ("rank", "<i2"),
+        ("group", "<i1"),
+        ("verdict", "<i1"),
+        ("went_on", "<i1"),
+        *((name, "<f8") for name in ("relevant", "gain", "harm", "size", "probability", "go_on")),
+    ]
+)
+"""One graded passage: the draw that asked for it, its frame, its rank, 1-based among those served
+(0 for a dropped passage), rank group and verdict as in ``relevance``; by people's grade whether it
+is relevant, its utility, and the same below 0. ``size`` is 1 / its probability of being judged,
+``probability`` that of its grade, in an opened request that within it; ``went_on`` is whether its
+run was to go on below an irrelevant first passage, ``go_on`` the probability of that."""
+
+REQUESTS_COUNT = 1.5
+"""What a request with grades counts towards ``Precision.min_n``, where two grades count 1. So 60
+grades of 20 requests suffice for 30; MRR takes 30 runs from the top, recall 30 dropped passages."""
 
 _FEWEST_IN_CELL = 10
 """Cells with fewer grades share the mean error of their nearest neighbour."""
@@ -78,7 +106,7 @@ class Population(NamedTuple):
         verdict = np.where(missing > 0, MISSING, np.where(yes > 0, YES, NO))
         return cls(
             np.where(places < n[:, None], verdict, -1).astype(np.int8),
-            np.stack([table[name] for name in _DROPPED], axis=1).reshape(-1, 2, 2),
+            np.stack([table[name] for name in DROPPED], axis=1).reshape(-1, 2, 2),
             1.0 / table["probability"],
             table["dropped_probability"],
             scores_of(table, len(places)),
@@ -103,105 +131,63 @@ class Grades(NamedTuple):
     """Passages that people graded: m passages of l labelled requests.
 
     Attributes:
-        request: Shape (m,), the labelled request, below l.
-        frame: Shape (m,), ``RUN`` or ``SINGLE``.
-        rank: Shape (m,), 1-based among those served; 0 for a dropped passage.
-        group: Shape (m,), its rank group, as in ``relevance``.
-        verdict: Shape (m,), the judge's.
-        relevant: Shape (m,), 0 or 1.
-        gain, harm: Shape (m,), its utility by people's grade, and the same below 0.
-        weight: Shape (m,), how many judged passages it stands for in its own frame, each divided
+        passages: Shape (m,), as ``PASSAGE``.
+        request: Shape (m,), the labelled request of each, below l.
+        weight: Shape (m,), how many judged passages each stands for in its own frame, each divided
             by its probability of being judged; up to a common factor by frame.
-    """
-
-    request: IntArray
-    frame: IntArray
-    rank: IntArray
-    group: IntArray
-    verdict: IntArray
-    relevant: FloatArray
-    gain: FloatArray
-    harm: FloatArray
-    weight: FloatArray
-
-
-class Opened(NamedTuple):
-    """Requests that were graded from the top down, o of them.
-
-    Attributes:
-        request: Shape (o,), the labelled request.
-        weight: Shape (o,), how many judged requests each stands for, up to a common factor.
-        go_on: Shape (o,), the probability of going on below an irrelevant first passage.
-        went_on: Shape (o,), whether it was.
-        first_relevant: Shape (o,), whether the first passage is relevant.
-        reciprocal_rank: Shape (o,), if the first is relevant or the run went on.
-    """
-
-    request: IntArray
-    weight: FloatArray
-    go_on: FloatArray
-    went_on: NDArray[np.bool_]
-    first_relevant: NDArray[np.bool_]
-    reciprocal_rank: FloatArray
-
-
-class Model(NamedTuple):
-    """What is predicted of a passage.
-
-    Attributes:
-        relevance: P(relevant).
-        gain: Mean gain of a passage that people call relevant.
-        harm: Mean harm of one that they do not.
-    """
-
-    relevance: Relevance
-    gain: float = 1.0
-    harm: float = 0.5
-
-
-class CorrectedQuantities(NamedTuple):
-    """The quantities of requests as people would find them, and how certain that is.
-
-    Attributes:
-        coefficients: Shape (N_QUANTITIES, N_COLUMNS), of the columns of ``basis``.
-        residuals: Shape (l, N_QUANTITIES), the error that each labelled request adds to the totals.
-        n_opened: Effective number of opened requests.
-        n_seen: Those of them whose reciprocal rank would have been seen.
-    """
-
-    coefficients: FloatArray
-    residuals: FloatArray
-    n_opened: float
-    n_seen: float
-
-
-def fitted_model(grades: Grades, labelled: Population, fold: IntArray) -> Model:
-    """Fit what is predicted of passages to people's grades.
-
-    Args:
-        grades: The graded passages.
-        labelled: Their requests, l of them.
+        judged: The l requests.
         fold: Shape (l,), below ``FOLDS``.
+        cluster: Shape (l,), from 0.
     """
-    relevance = Relevance.fitted(
-        judged_passages(grades, labelled), fold[grades.request], grades.relevant
-    )
-    is_relevant = grades.relevant > 0.0
-    gains, harms = grades.gain[is_relevant], grades.harm[~is_relevant]
-    worths = gains.mean() if len(gains) else 1.0, harms.mean() if len(harms) else 0.5
-    return Model(relevance, *map(float, worths))
 
+    passages: NDArray[np.void]
+    request: IntArray
+    weight: FloatArray
+    judged: Population
+    fold: IntArray
+    cluster: IntArray
 
-def judged_passages(grades: Grades, labelled: Population) -> JudgedPassages:
-    """What the judge said of the graded passages and of what else their requests served."""
-    row = grades.request
-    if not len(row):
-        return JudgedPassages(grades.verdict, grades.group, row, row, np.zeros(0))
-    place = np.maximum(grades.rank - 1, 0)
-    score = np.where(grades.rank > 0, labelled.score[row, place], 0.0)
-    return JudgedPassages(
-        grades.verdict, grades.group, labelled.n_served[row], labelled.n_yes[row], score
-    )
+    def take(self, chosen: NDArray[np.bool_]) -> "Grades":
+        """Return those of some requests."""
+        own = chosen[self.request]
+        return Grades(
+            self.passages[own],
+            (np.cumsum(chosen) - 1)[self.request[own]],
+            self.weight[own],
+            self.judged.take(chosen),
+            self.fold[chosen],
+            np.unique(self.cluster[chosen], return_inverse=True)[1],
+        )
+
+    @property
+    def is_first(self) -> NDArray[np.bool_]:
+        """Shape (m,), whether each is the first passage of a run."""
+        return np.asarray((self.passages["frame"] == RUN) & (self.passages["rank"] == 1))
+
+    def described(self) -> JudgedPassages:
+        """Return what the judge said of the passages and of what else their requests served."""
+        row, rank = self.request, self.passages["rank"].astype(np.intp)
+        score = np.zeros(len(row))
+        is_served = rank > 0
+        score[is_served] = self.judged.score[row[is_served], rank[is_served] - 1]
+        return JudgedPassages(
+            self.passages["verdict"].astype(np.intp),
+            self.passages["group"].astype(np.intp),
+            self.judged.n_served[row],
+            self.judged.n_yes[row],
+            score,
+        )
+
+    def fitted_model(self) -> Model:
+        """Fit what is predicted of passages to these grades."""
+        is_relevant = self.passages["relevant"] > 0.0
+        gains, harms = self.passages["gain"][is_relevant], self.passages["harm"][~is_relevant]
+        model = Model.fitted(self.described(), self.fold[self.request], self.passages["relevant"])
+        return replace(
+            model,
+            gain=float(gains.mean()) if len(gains) else 1.0,
+            harm=float(harms.mean()) if len(harms) else 0.5,
+        )
 
 
 def predicted(
@@ -223,15 +209,13 @@ def predicted(
     verdict = np.maximum(population.verdict, 0).astype(np.intp)
     group = np.broadcast_to(rank_group(np.arange(1, k + 1)), (n, k))
     wide = (None if fold is None else fold[:, None]), n_served[:, None], n_yes[:, None]
-    served = model.relevance.of(
-        JudgedPassages(verdict, group, *wide[1:], population.score), wide[0]
-    )
+    served = model.of(JudgedPassages(verdict, group, *wide[1:], population.score), wide[0])
     # Dropped passages have no scores: one prediction for all requests with as many verdicts.
     folds = np.zeros(n, np.intp) if fold is None else fold
     codes, of_request = np.unique((n_served * (k + 1) + n_yes) * FOLDS + folds, return_inverse=True)
     counts, own_fold = np.divmod(codes[:, None], FOLDS)
     shape = len(codes), 4
-    of_kind = model.relevance.of(
+    of_kind = model.of(
         JudgedPassages(
             np.broadcast_to([NO, YES, NO, YES], shape),
             np.broadcast_to([NEAR, NEAR, FAR, FAR], shape),
@@ -303,59 +287,141 @@ def reciprocal_ranks(relevance: FloatArray) -> tuple[FloatArray, FloatArray]:
     return relevance[:, :1].sum(axis=1), below
 
 
-def corrected(
-    totals: FloatArray,
-    found: tuple[Grades, Opened],
-    labelled: Population,
-    fold: IntArray,
-    model: Model,
-) -> CorrectedQuantities:
-    """Correct what is predicted of all judged requests by what people found in some.
+def joint_estimates(
+    sums: Sums, grades: Grades, model: Model, precision: Precision
+) -> dict[Metric, Estimate]:
+    """Estimate every metric from predictions for all judged requests and people's grades.
 
     Args:
-        totals: Shape (N_COLUMNS,), the columns of ``basis`` added up over all judged requests,
-            weighted by 1/π.
-        found: The graded passages, at least one; and the requests graded from the top down.
-        labelled: The requests of both, l of them.
-        fold: Shape (l,), their folds.
+        sums: Sums of the columns of ``basis`` over the judged requests.
+        grades: At least one.
+        model: What was predicted.
     """
-    grades, opened = found
-    coefficients = np.eye(N_QUANTITIES, N_COLUMNS)
-    sizes = totals[CELLS].reshape(N_VERDICTS, N_GROUPS)
-    cell = joined_cells(grades.verdict, grades.group)
-    own = cell[grades.verdict, grades.group]
+    estimates = dict.fromkeys(Metric, no_estimate(0, 0.0, precision))
+    is_first = grades.is_first
+    opened = grades.request[is_first]
+    coefficients, by_request = _of_passages(sums.totals, grades, model)
+    n_opened = n_seen = 0.0
+    if len(opened):
+        by_request[:, RANK] += _of_runs(coefficients, sums.totals, grades, model)
+        weight, first = grades.weight[is_first], grades.passages[is_first]
+        n_opened = float(weight.sum() ** 2 / np.sum(weight**2))
+        # Those of them whose reciprocal rank would have been seen.
+        n_seen = n_opened * float(np.where(first["relevant"] > 0.0, 1.0, first["go_on"]).mean())
+    residuals = np.zeros((grades.cluster.max() + 1, N_QUANTITIES))
+    np.add.at(residuals, grades.cluster, by_request)
+    n, n_runs = len(residuals), len(np.unique(grades.cluster[opened]))
+    n_grades = len(grades.request)
+    counts = {
+        True: (n_runs, n_seen, min(n_runs, n_opened)),
+        False: (n, n_grades / 2.0, min(n * REQUESTS_COUNT, n_grades / 2.0)),
+    }
+    most = np.array([model.gain, model.harm])
+    most *= sums.totals[DISCOUNTED] / sums.totals[ONE]
+    bounds = {
+        Metric.GAIN: (0.0, float(most[0])),
+        Metric.HARM: (0.0, float(most[1])),
+        Metric.UDCG: (-float(most[1]), float(most[0])),
+    }
+    for metric, (numerator, denominator) in QUOTIENTS.items():
+        is_ratio = denominator.shape == numerator.shape
+        n, effective, counted = counts[metric is Metric.MRR]
+        if metric is Metric.RECALL:
+            n_dropped = float(np.count_nonzero(grades.passages["rank"] == 0))
+            effective = counted = min(counted, n_dropped)
+        effective = min(n, effective)
+        if counted < precision.min_n - 1e-9:
+            estimates[metric] = no_estimate(n, counted, precision)
+            continue
+        ratio = sums.combined(
+            numerator @ coefficients, denominator @ coefficients if is_ratio else denominator
+        )
+        if not ratio.b > 0.0 or ratio.n < 2:
+            estimates[metric] = Estimate(None, None, None, n, "none", n_effective=effective)
+            continue
+        errors = residuals @ numerator
+        if is_ratio:
+            errors = errors - ratio.a / ratio.b * (residuals @ denominator)
+        estimates[metric] = corrected_estimate(
+            metric,
+            ratio,
+            errors,
+            n=n,
+            effective=effective,
+            n_observable=effective,
+            method="joint",
+            bounds=bounds.get(metric, (0.0, 1.0)),
+            precision=precision,
+        )
+    return estimates
+
+
+def _of_passages(totals: FloatArray, grades: Grades, model: Model) -> tuple[FloatArray, FloatArray]:
+    """Correct the totals of what is predicted by what people found in single passages.
+
+    Returns:
+        Shape (N_QUANTITIES, N_COLUMNS), coefficients of the columns of ``basis``; reciprocal rank
+        is as predicted. Shape (l, N_QUANTITIES), the error that each request adds to the totals.
+    """
+    passages, weight = grades.passages, grades.weight
+    cell = joined_cells(passages["verdict"], passages["group"])
+    own = cell[passages["verdict"], passages["group"]]
     # Each frame counts as many equal grades as it is worth in the cell (Kish).
-    frame = own * 2 + grades.frame
-    worth = np.bincount(frame, grades.weight) / np.bincount(frame, grades.weight**2).clip(1e-300)
+    frame = own * 2 + passages["frame"]
+    worth = np.bincount(frame, weight) / np.bincount(frame, weight**2).clip(1e-300)
     means, power, residuals = regressed(
         own,
-        _sizes(cell, sizes),
-        grades.weight * worth[frame],
-        *_contributions(grades, labelled, fold, model),
+        _sizes(cell, totals[CELLS].reshape(N_VERDICTS, N_GROUPS)),
+        weight * worth[frame],
+        *_contributions(grades, model),
     )
+    coefficients = np.eye(N_QUANTITIES, N_COLUMNS)
     coefficients[:, :N_QUANTITIES] *= power[:, None]
     means = np.vstack([means, np.zeros(N_QUANTITIES)])  # the cells of number -1
     coefficients[:, CELLS] = means[cell.ravel()].T
-    by_request = np.zeros((len(fold), N_QUANTITIES))
+    by_request = np.zeros((len(grades.fold), N_QUANTITIES))
     np.add.at(by_request, grades.request, residuals)
-    n_opened = n_seen = 0.0
-    if len(opened.request):
-        served, _ = predicted(labelled, model, fold)
-        verdict = labelled.verdict[opened.request, 0].astype(np.int64)
-        cell = joined_cells(verdict, np.zeros_like(verdict))[:, 0]
-        means, power, residuals = regressed(
-            cell[verdict],
-            _sizes(cell, totals[FIRSTS]),
-            opened.weight,
-            *_ranks(opened, served[opened.request]),
-        )
-        coefficients[RANK] = 0.0
-        coefficients[RANK, RANK], coefficients[RANK, FIRSTS] = power[0], means[cell, 0]
-        np.add.at(by_request[:, RANK], opened.request, residuals[:, 0])
-        chance = np.where(opened.first_relevant, 1.0, opened.go_on).mean()
-        n_opened = float(opened.weight.sum() ** 2 / np.sum(opened.weight**2))
-        n_seen = n_opened * float(chance)
-    return CorrectedQuantities(coefficients, by_request, n_opened, n_seen)
+    return coefficients, by_request
+
+
+def _of_runs(
+    coefficients: FloatArray, totals: FloatArray, grades: Grades, model: Model
+) -> FloatArray:
+    """Correct the total of reciprocal ranks by the requests graded from the top down.
+
+    A run that was not to go on below an irrelevant first passage stands for those that did: 1 if
+    the first is relevant, else h + went_on/go_on · (RR − h), with the predicted h.
+
+    Args:
+        coefficients: As of ``_of_passages``; its row of reciprocal rank is written.
+
+    Returns:
+        Shape (l,), the error that each labelled request adds to the total.
+    """
+    passages, is_first = grades.passages, grades.is_first
+    opened = grades.request[is_first]
+    hits = (passages["frame"] == RUN) & (passages["rank"] > 0) & (passages["relevant"] > 0.0)
+    ranks = np.zeros(len(grades.fold))
+    np.maximum.at(ranks, grades.request[hits], 1.0 / passages["rank"][hits])
+    served, _ = predicted(grades.judged, model, grades.fold)
+    top, below = reciprocal_ranks(served[opened])
+    runs = passages[is_first]
+    later = below + (runs["went_on"] > 0) / runs["go_on"] * (ranks[opened] - below)
+    found = np.where(runs["relevant"] > 0.0, 1.0, later)
+    verdict = grades.judged.verdict[opened, 0].astype(np.int64)
+    cell = joined_cells(verdict, np.zeros_like(verdict))[:, 0]
+    means, power, residuals = regressed(
+        cell[verdict],
+        _sizes(cell, totals[FIRSTS]),
+        grades.weight[is_first],
+        found[:, None],
+        (top + (1.0 - top) * below)[:, None],
+    )
+    coefficients[RANK] = 0.0
+    coefficients[RANK, RANK], coefficients[RANK, FIRSTS] = power[0], means[cell, 0]
+    by_request = np.zeros(len(grades.fold))
+    np.add.at(by_request, opened, residuals[:, 0])
+    return by_request
 
 
 def regressed(
@@ -426,39 +492,38 @@ def _sizes(cell: IntArray, sizes: FloatArray) -> FloatArray:
     return np.asarray(np.bincount(cell[seen], sizes[seen]), np.float64)
 
 
-def _contributions(
-    grades: Grades, labelled: Population, fold: IntArray, model: Model
-) -> tuple[FloatArray, FloatArray]:
+def _contributions(grades: Grades, model: Model) -> tuple[FloatArray, FloatArray]:
     """Compute what each graded passage adds to the quantities, as found and as predicted.
 
     Returns:
         Shape (m, N_QUANTITIES) each; 0 for reciprocal rank, to which no passage adds by itself.
     """
-    row, is_served = grades.request, grades.group < NEAR
-    passages = judged_passages(grades, labelled)
-    n_served = passages.n_served
-    p = model.relevance.of(passages, fold[row])
-    discount = np.where(is_served, 1.0 / np.log2(np.maximum(grades.rank, 1) + 1.0), 0.0)
+    described, passages = grades.described(), grades.passages
+    is_served, n_served = described.group < NEAR, np.maximum(described.n_served, 1)
+    p = model.of(described, grades.fold[grades.request])
+    discount = np.where(is_served, 1.0 / np.log2(np.maximum(passages["rank"], 1) + 1.0), 0.0)
 
     def columns(relevant: FloatArray, gain: FloatArray, harm: FloatArray) -> FloatArray:
         kept = is_served * relevant
-        share = kept / np.maximum(n_served, 1)
-        none = np.zeros(len(row))
-        return np.column_stack([share, none, discount * gain, discount * harm, kept, relevant])
+        none = np.zeros(len(kept))
+        return np.column_stack(
+            [kept / n_served, none, discount * gain, discount * harm, kept, relevant]
+        )
 
     return (
-        columns(grades.relevant, grades.gain, grades.harm),
+        columns(passages["relevant"], passages["gain"], passages["harm"]),
         columns(p, p * model.gain, (1.0 - p) * model.harm),
     )
 
 
-def _ranks(opened: Opened, served: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Compute each opened request's reciprocal rank, as found and as predicted; shape (o, 1).
-
-    A run that was not to go on below an irrelevant first passage stands for those that did: 1 if
-    the first is relevant, else h + went_on/go_on · (RR − h), with the predicted h.
-    """
-    first, below = reciprocal_ranks(served)
-    later = below + opened.went_on / opened.go_on * (opened.reciprocal_rank - below)
-    found = np.where(opened.first_relevant, 1.0, later)
-    return found[:, None], (first + (1.0 - first) * below)[:, None]
+_QUANTITY, _COLUMN = np.eye(N_QUANTITIES), np.eye(N_COLUMNS)
+QUOTIENTS: Mapping[Metric, tuple[FloatArray, FloatArray]] = {
+    Metric.PRECISION: (_QUANTITY[PRECISION], _COLUMN[ANY_SERVED]),
+    Metric.MRR: (_QUANTITY[RANK], _COLUMN[ANY_SERVED]),
+    Metric.GAIN: (_QUANTITY[GAIN], _COLUMN[ONE]),
+    Metric.HARM: (_QUANTITY[HARM], _COLUMN[ONE]),
+    Metric.UDCG: (_QUANTITY[GAIN] - _QUANTITY[HARM], _COLUMN[ONE]),
+    Metric.RECALL: (_QUANTITY[KEPT], _QUANTITY[POOL]),
+}
+"""The metrics that people's labels correct: the numerator, of the quantities of a request; and the
+denominator, of these or of the columns of ``basis``."""

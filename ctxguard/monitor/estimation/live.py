@@ -19,25 +19,17 @@ from ctxguard.core.types import FloatArray, Mode
 from ctxguard.monitor.estimation import joint
 from ctxguard.monitor.estimation.borrow import borrowed_estimates, error_rates
 from ctxguard.monitor.estimation.canaries import Canaries, canaries_key
-from ctxguard.monitor.estimation.graded import PASSAGE
-from ctxguard.monitor.estimation.joint import Grades, Model, Opened, Population
+from ctxguard.monitor.estimation.joint import PASSAGE, Grades, Population, joint_estimates
 from ctxguard.monitor.estimation.ratio import (
     Estimate,
     Precision,
-    corrected_estimate,
     difference,
     estimate,
     no_estimate,
 )
-from ctxguard.monitor.estimation.relevance import FOLDS, IntArray
-from ctxguard.monitor.estimation.sums import (
-    Accumulator,
-    ClusterTerms,
-    TermSums,
-    clusters,
-    request_terms,
-)
-from ctxguard.monitor.estimation.terms import Metric, Table, table_of
+from ctxguard.monitor.estimation.relevance import FOLDS, IntArray, Model
+from ctxguard.monitor.estimation.sums import Sums
+from ctxguard.monitor.estimation.terms import METRICS, Metric, Table, request_terms, table_of
 from ctxguard.monitor.store import GradedRows, JudgedRows, PickKind, SampleStore, StoredShares
 from ctxguard.monitor.store.types import MOST_UNCOVERED
 
@@ -58,10 +50,6 @@ class Window(StrEnum):
 
 
 Estimates = Mapping[Metric, Estimate]
-
-REQUESTS_COUNT = 1.5
-"""What a request with grades counts towards ``Precision.min_n``, where two grades count 1. So 60
-grades of 20 requests suffice for 30; MRR takes 30 runs from the top, recall 30 dropped passages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +152,10 @@ def live_estimates(
         table = table_of(page.summaries, len(page)).copy()
         # A stored sample stands for those of its hour that were lost.
         table["probability"] *= stored.at(page.time_seconds)
-        own = request_terms(table)
-        basis = None
+        own, basis = request_terms(table), None
         if not exact:
             columns = joint.basis(Population.of(table), labels.model)
-            columns /= table["probability"][:, None]
-            basis = ClusterTerms(columns, np.empty((len(table), 0)))
+            basis = columns / table["probability"][:, None]
         is_labelled = np.isin(page.sample_ids, labels.sample_ids)
         for judged in windows.values():
             judged.add(page, table, own, basis, is_labelled)
@@ -178,11 +164,12 @@ def live_estimates(
     for (window, arm), judged in windows.items():
         if arm is not None and not judged.n:
             continue
-        sums = judged.own.sums()
-        shown = by_judge = {each: estimate(each, sums.ratio(each), precision) for each in Metric}
-        if not exact:
-            of_window = labels if arm is None else labels.dealt()
-            shown = _corrected(judged, of_window, precision, can_borrow=can_borrow)
+        sums = judged.own.ended()
+        by_judge = {each: estimate(each, sums.ratio(each), precision) for each in Metric}
+        of_window = labels if arm is None else labels.of_arms()
+        shown = (
+            by_judge if exact else _corrected(judged, of_window, precision, can_borrow=can_borrow)
+        )
         if arm is not None:
             arms[window, arm] = shown
             continue
@@ -218,9 +205,8 @@ class Labels:
 
     Attributes:
         sample_ids, first_pick: Shape (l,), as of ``JudgedRows``.
-        judge: Shape (l,), the requests by the verdicts of the judge.
-        passages: Shape (m,), the graded passages, as ``graded.PASSAGE``.
-        request: Shape (m,), the sample of each, below l.
+        dealt: Shape (l,), the probability with which each was dealt to its arm.
+        grades: The grades, each weighted by 1/π.
         response: Shape (m,), the inverse of the share of what the draw asked about that is
             graded, of opened requests or single passages, apart where an alarm asked for them too.
         model: The fit of people's grades on the judge's verdicts.
@@ -228,79 +214,71 @@ class Labels:
 
     sample_ids: NDArray[np.int64]
     first_pick: NDArray[np.int64]
-    judge: Table
-    passages: NDArray[np.void]
-    request: IntArray
+    dealt: FloatArray
+    grades: Grades
     response: FloatArray
     model: Model
 
     @classmethod
     def of(cls, graded: GradedRows, stored: StoredShares) -> "Labels":
         """Read the labels that a store holds, and fit the model of relevance to them."""
-        passages = [np.frombuffer(rows, PASSAGE) for rows in graded.passages]
         whole = [pick for pick, _, _ in graded.asked]
-        passages = [rows[np.isin(rows["pick"], whole)] for rows in passages]
-        used = np.array([len(rows) > 0 for rows in passages], np.bool_)
+        each = [np.frombuffer(rows, PASSAGE) for rows in graded.passages]
+        each = [rows[np.isin(rows["pick"], whole)] for rows in each]
+        used = np.array([len(rows) > 0 for rows in each], np.bool_)
         judge = table_of(graded.judge, len(graded.sample_ids))[used]
         judge["probability"] *= stored.at(graded.time_seconds[used])
-        lengths = [len(rows) for rows in passages if len(rows)]
-        joined = np.concatenate([np.empty(0, PASSAGE), *passages])
-        request = np.repeat(np.arange(len(lengths)), lengths)
-        model = joint.fitted_model(
-            grades_of(joined, request, np.ones(len(joined))),
+        n, passages = len(judge), np.concatenate([np.empty(0, PASSAGE), *each])
+        request = np.repeat(np.arange(n), [len(rows) for rows in each if len(rows)])
+        # A session, or a request that belongs to none, is one cluster.
+        alone = np.where(judge["session"] == 0, np.arange(n), -1)
+        keys = np.column_stack([judge["session"], alone])
+        grades = Grades(
+            passages,
+            request,
+            passages["size"] / passages["probability"] / judge["probability"][request],
             Population.of(judge),
-            np.arange(len(judge)) % FOLDS,
+            np.arange(n) % FOLDS,
+            np.unique(keys, axis=0, return_inverse=True)[1].ravel(),
         )
-        is_targeted = graded.is_targeted[used][request]
         return cls(
             graded.sample_ids[used],
             graded.first_pick[used],
-            judge,
-            joined,
-            request,
-            _response(joined, is_targeted, graded.asked),
-            model,
+            _dealt(judge),
+            grades,
+            _response(passages, graded.is_targeted[used][request], graded.asked),
+            grades.fitted_model(),
         )
-
-    @property
-    def is_first(self) -> NDArray[np.bool_]:
-        """Shape (m,), whether each is the first passage of a run."""
-        return np.asarray((self.passages["frame"] == joint.RUN) & (self.passages["rank"] == 1))
 
     @property
     def opened(self) -> IntArray:
         """The samples that are graded from the top down, below l."""
-        return np.asarray(self.request[self.is_first])
+        return self.grades.request[self.grades.is_first]
 
     def take(self, chosen: NDArray[np.bool_]) -> "Labels":
         """Return some of the samples, with the same fit."""
-        number = np.cumsum(chosen) - 1
-        own = chosen[self.request]
         return Labels(
             self.sample_ids[chosen],
             self.first_pick[chosen],
-            self.judge[chosen],
-            self.passages[own],
-            number[self.request[own]],
-            self.response[own],
+            self.dealt[chosen],
+            self.grades.take(chosen),
+            self.response[chosen[self.grades.request]],
             self.model,
         )
 
-    def dealt(self) -> "Labels":
+    def of_arms(self) -> "Labels":
         """Return the labels for estimates of an arm."""
-        judge = self.judge.copy()
-        judge["probability"] *= _dealt(judge)
-        return replace(self, judge=judge)
+        weight = self.grades.weight / self.dealt[self.grades.request]
+        return replace(self, grades=self.grades._replace(weight=weight))
 
-    def grades(self, stands_for: FloatArray) -> Grades:
+    def weighted(self, stands_for: FloatArray) -> Grades:
         """Return the grades, weighted by all that they stand for.
 
         Args:
             stands_for: Shape (l,), how many judged requests a sample stands for if it was opened.
         """
-        rows, request = self.passages, self.request
+        rows, request, weight = self.grades.passages, self.grades.request, self.grades.weight.copy()
         is_single = rows["frame"] == joint.SINGLE
-        weight = rows["size"] / rows["probability"] / self.judge["probability"][request]
         weight[~is_single] *= stands_for[request[~is_single]]
         # Several draws may have asked about requests of the same time: each counts as many grades
         # as it has there, of those that it asked for.
@@ -309,23 +287,7 @@ class Labels:
         _, time, in_time = np.unique(keys[:, 1], return_inverse=True, return_counts=True)
         weight[is_single] *= in_cell[cell.ravel()] / in_time[time.ravel()]
         weight[is_single] *= self.response[is_single]
-        return grades_of(rows, request, weight)
-
-    def opened_requests(self, stands_for: FloatArray) -> Opened:
-        """Return the runs from the top."""
-        first, request = self.passages[self.is_first], self.opened
-        found = np.zeros(len(self.sample_ids))
-        hits = (self.passages["frame"] == joint.RUN) & (self.passages["rank"] > 0)
-        hits &= self.passages["relevant"] > 0.0
-        np.maximum.at(found, self.request[hits], 1.0 / self.passages["rank"][hits])
-        return Opened(
-            request,
-            stands_for[request] / self.judge["probability"][request],
-            first["go_on"],
-            first["went_on"] > 0,
-            first["relevant"] > 0.0,
-            found[request],
-        )
+        return self.grades._replace(weight=weight)
 
 
 def _response(
@@ -339,13 +301,6 @@ def _response(
     counts = (rows["frame"] == joint.SINGLE) | (rows["rank"] == 1)
     graded = Counter(key for key, is_one in zip(keys, counts.tolist(), strict=True) if is_one)
     return np.array([asked[key] / graded[key] for key in keys], np.float64)
-
-
-def grades_of(rows: NDArray[np.void], request: IntArray, weight: FloatArray) -> Grades:
-    """Read rows of ``graded.PASSAGE``."""
-    kinds = [rows[name].astype(np.intp) for name in ("frame", "rank", "group", "verdict")]
-    found = [rows[name] for name in ("relevant", "gain", "harm")]
-    return Grades._make([request, *kinds, *found, weight])
 
 
 def _dealt(table: Table) -> FloatArray:
@@ -371,7 +326,7 @@ class _Judged:
         self._since = since
         self._covered = covered
         self._arm = arm
-        self.own, self.basis = Accumulator(), Accumulator()
+        self.own, self.basis = Sums(2 * len(METRICS)), Sums(joint.N_COLUMNS)
         self.labelled_ids = [np.empty(0, np.int64)]
         self.served_by_pick: Counter[int] = Counter()
         self.weight_by_pick: Counter[int] = Counter()
@@ -383,8 +338,8 @@ class _Judged:
         self,
         page: JudgedRows,
         table: Table,
-        own: ClusterTerms,
-        basis: ClusterTerms | None,
+        own: tuple[FloatArray, FloatArray],
+        basis: FloatArray | None,
         is_labelled: NDArray[np.bool_],
     ) -> None:
         """Add a page of n requests.
@@ -392,8 +347,8 @@ class _Judged:
         Args:
             page: The page, ordered by time.
             table: Shape (n,), its summaries.
-            own: The terms of metrics by the judge's verdicts.
-            basis: The columns of ``joint.basis``; None for an exact judge.
+            own: As of ``request_terms``, by the judge's verdicts.
+            basis: The columns of ``joint.basis``, weighted; None for an exact judge.
             is_labelled: Shape (n,), whether people have graded some of each.
         """
         inside = page.time_seconds >= self._since
@@ -405,10 +360,10 @@ class _Judged:
             return
         session = table["session"][inside]
         share = np.ones(len(session)) if self._arm is None else _dealt(table[inside])
-        for sums, terms in ((self.own, own), (self.basis, basis)):
-            if terms is not None:
-                values = terms.values[inside] / share[:, None]
-                sums.add(ClusterTerms(values, terms.inclusion[inside]), session)
+        values, inclusion = own
+        self.own.add(values[inside] / share[:, None], session, inclusion[inside])
+        if basis is not None:
+            self.basis.add(basis[inside] / share[:, None], session)
         self.labelled_ids.append(page.sample_ids[inside & is_labelled])
         picks, cell = np.unique(page.first_pick[inside], return_inverse=True)
         served = np.bincount(cell, table["n_served"][inside] > 0, len(picks))
@@ -428,7 +383,7 @@ class _Judged:
 
 def _corrected(
     judged: _Judged, labels: Labels, precision: Precision, *, can_borrow: bool
-) -> dict[Metric, Estimate]:
+) -> Estimates:
     """Estimate every metric from the judge's verdicts, corrected by human labels.
 
     Uses the labels of the window's own requests; if they are too few, or cannot stand for all of
@@ -438,8 +393,8 @@ def _corrected(
     if not can_borrow:
         return found
     borrowed = borrowed_estimates(
-        judged.basis.sums(),
-        error_rates(labels.grades(np.ones(len(labels.judge))), clusters(labels.judge["session"])),
+        judged.basis.ended(),
+        error_rates(labels.weighted(np.ones(len(labels.sample_ids)))),
         labels.model,
         precision,
     )
@@ -449,97 +404,18 @@ def _corrected(
     }
 
 
-def _from_own_labels(
-    judged: _Judged, all_labels: Labels, precision: Precision
-) -> dict[Metric, Estimate]:
-    labels = all_labels.take(np.isin(all_labels.sample_ids, np.concatenate(judged.labelled_ids)))
-    nothing = dict.fromkeys(Metric, no_estimate(0, 0.0, precision))
+def _from_own_labels(judged: _Judged, labels: Labels, precision: Precision) -> Estimates:
+    labels = labels.take(np.isin(labels.sample_ids, np.concatenate(judged.labelled_ids)))
     opened_picks = Counter(labels.first_pick[labels.opened].tolist())
     covered = sum(judged.weight_by_pick[pick] for pick in opened_picks)
-    if not len(labels.passages) or covered < (1.0 - MOST_UNCOVERED) * sum(
+    if not len(labels.grades.passages) or covered < (1.0 - MOST_UNCOVERED) * sum(
         judged.weight_by_pick.values()
     ):
-        return nothing
-    stands_for = np.zeros(len(labels.judge))
-    stands_for[labels.opened] = labels.response[labels.is_first]
+        return dict.fromkeys(Metric, no_estimate(0, 0.0, precision))
+    stands_for = np.zeros(len(labels.sample_ids))
+    stands_for[labels.opened] = labels.response[labels.grades.is_first]
     for pick in opened_picks:
         own = labels.first_pick == pick
         stands_for[own] *= judged.served_by_pick[pick] / stands_for[own].sum()
-    fold = np.flatnonzero(np.isin(all_labels.sample_ids, labels.sample_ids)) % FOLDS
-    return joint_estimates(
-        judged.basis.sums(),
-        (labels.grades(stands_for), labels.opened_requests(stands_for)),
-        (Population.of(labels.judge), fold, clusters(labels.judge["session"])),
-        labels.model,
-        precision,
-    )
-
-
-def joint_estimates(
-    sums: TermSums,
-    found: tuple[Grades, Opened],
-    labelled: tuple[Population, IntArray, IntArray],
-    model: Model,
-    precision: Precision,
-) -> dict[Metric, Estimate]:
-    """Estimate every metric from predictions for all judged requests and people's grades.
-
-    Args:
-        sums: Sums of the columns of ``joint.basis`` over the judged requests.
-        found: The graded passages, at least one; and the requests graded from the top down.
-        labelled: The requests of both, l of them, with their folds and clusters, shape (l,) each.
-    """
-    (grades, opened), (population, fold, cluster) = found, labelled
-    correction = joint.corrected(sums.totals, found, population, fold, model)
-    residuals = np.zeros((cluster.max() + 1, joint.N_QUANTITIES))
-    np.add.at(residuals, cluster, correction.residuals)
-    n, n_opened = len(residuals), len(np.unique(cluster[opened.request]))
-    n_grades = len(grades.request)
-    counts = {
-        True: (n_opened, correction.n_seen, min(n_opened, correction.n_opened)),
-        False: (n, n_grades / 2.0, min(n * REQUESTS_COUNT, n_grades / 2.0)),
-    }
-    most = np.array([model.gain, model.harm])
-    most *= sums.totals[joint.DISCOUNTED] / sums.totals[joint.ONE]
-    bounds = {
-        Metric.GAIN: (0.0, float(most[0])),
-        Metric.HARM: (0.0, float(most[1])),
-        Metric.UDCG: (-float(most[1]), float(most[0])),
-    }
-    estimates = dict.fromkeys(Metric, no_estimate(0, 0.0, precision))
-    for metric, (numerator, denominator) in QUOTIENTS.items():
-        a, b = numerator @ correction.coefficients, denominator
-        is_ratio = denominator.shape == numerator.shape
-        errors = residuals @ numerator, residuals @ denominator if is_ratio else np.zeros(1)
-        n, effective, counted = counts[metric is Metric.MRR]
-        if metric is Metric.RECALL:
-            effective = counted = min(counted, float(np.count_nonzero(grades.rank == 0)))
-        estimates[metric] = corrected_estimate(
-            metric,
-            sums.combined(a, b @ correction.coefficients if is_ratio else b),
-            errors,
-            n=n,
-            effective=min(n, effective),
-            counted=counted,
-            bounds=bounds.get(metric, (0.0, 1.0)),
-            precision=precision,
-        )
-    return estimates
-
-
-def _column(place: int) -> FloatArray:
-    return np.asarray(np.eye(joint.N_COLUMNS)[place])
-
-
-_QUANTITY = np.eye(joint.N_QUANTITIES)
-
-QUOTIENTS: Mapping[Metric, tuple[FloatArray, FloatArray]] = {
-    Metric.PRECISION: (_QUANTITY[joint.PRECISION], _column(joint.ANY_SERVED)),
-    Metric.MRR: (_QUANTITY[joint.RANK], _column(joint.ANY_SERVED)),
-    Metric.GAIN: (_QUANTITY[joint.GAIN], _column(joint.ONE)),
-    Metric.HARM: (_QUANTITY[joint.HARM], _column(joint.ONE)),
-    Metric.UDCG: (_QUANTITY[joint.GAIN] - _QUANTITY[joint.HARM], _column(joint.ONE)),
-    Metric.RECALL: (_QUANTITY[joint.KEPT], _QUANTITY[joint.POOL]),
-}
-"""The metrics that people's labels correct: the numerator, of the quantities of a request; and the
-denominator, of these or of the columns of ``joint.basis``."""
+    grades = labels.weighted(stands_for)
+    return joint_estimates(judged.basis.ended(), grades, labels.model, precision)

@@ -13,16 +13,8 @@ from ctxguard.core.types import FloatArray
 from ctxguard.errors import StoreError
 from ctxguard.monitor.estimation import draw
 from ctxguard.monitor.estimation.graded import dropped_sizes, graded_passages, verdict_on
-from ctxguard.monitor.estimation.joint import RUN, Population
-from ctxguard.monitor.estimation.live import (
-    ARMS,
-    QUOTIENTS,
-    REQUESTS_COUNT,
-    Estimates,
-    Labels,
-    Window,
-    live_estimates,
-)
+from ctxguard.monitor.estimation.joint import QUOTIENTS, REQUESTS_COUNT, RUN, Population
+from ctxguard.monitor.estimation.live import ARMS, Estimates, Labels, Window, live_estimates
 from ctxguard.monitor.estimation.ratio import DEFAULT_PRECISION, Estimate
 from ctxguard.monitor.estimation.relevance import NEAR
 from ctxguard.monitor.estimation.terms import Metric, table_of
@@ -127,26 +119,26 @@ def _passages(
     opened, singles = np.empty(0, np.int64), 0 if whole else budget
     plan = None
     if can_open.any():
-        plan = draw.plan(population.take(can_open), model, m.take(can_open), budget, whole=whole)
+        open_m = m[0][can_open], m[1][can_open]
+        plan = draw.plan(population.take(can_open), model, open_m, budget, whole=whole)
         candidates = np.flatnonzero(can_open)
         order = np.lexsort((ids[candidates], found.label_orders[candidates]))
         opened, singles = candidates[order[: plan.n_opened]], plan.n_singles
     is_opened = found.is_opened.copy()
     is_opened[opened] = True
     units = draw.units(population, m, is_opened, singles)
-    taken = draw.systematic(
-        units.probability, _SINGLE.uniform(f"{series}\0{found.last_pick}")
-    ).tolist()
-    rows = sorted({*opened.tolist(), *units.request[taken].tolist()})
+    start = _SINGLE.uniform(f"{series}\0{found.last_pick}")
+    taken = units[draw.systematic(units["probability"], start)]
+    rows = sorted({*opened.tolist(), *taken["request"].tolist()})
     samples = graded_samples(store, series, ids[rows].tolist(), {})
     for row in opened.tolist():
         sample = samples.get(int(ids[row]))
         if sample is not None and plan is not None:
-            yield from _opened(sample, plan, m.served[row], m.dropped[row])
+            yield from _opened(sample, plan, m[0][row], m[1][row])
     for unit in taken:
-        sample = samples.get(int(ids[units.request[unit]]))
+        sample = samples.get(int(ids[unit["request"]]))
         if sample is not None:
-            yield from _single(sample, units, unit)
+            yield from _single(sample, unit)
 
 
 def _opened(
@@ -166,14 +158,13 @@ def _opened(
             yield PickedPassage(sample.sample_id, PickKind.COIN, position, chance)
 
 
-def _single(sample: GradedSample, units: draw.Units, unit: int) -> Iterator[PickedPassage]:
+def _single(sample: GradedSample, unit: np.void) -> Iterator[PickedPassage]:
     """Ask about a single passage; of the dropped of a kind, one with the chance of its size."""
-    record, rank = sample.record, int(units.rank[unit])
-    chance = float(units.probability[unit])
+    record, rank, chance = sample.record, int(unit["rank"]), float(unit["probability"])
     if rank:
         yield PickedPassage(sample.sample_id, PickKind.SINGLE, record.served[rank - 1], chance)
         return
-    group, verdict = int(units.group[unit]), int(units.verdict[unit])
+    group, verdict = int(unit["group"]), int(unit["verdict"])
     sizes = {
         position: size
         for position, (own, size) in dropped_sizes(record, sample.judge).items()

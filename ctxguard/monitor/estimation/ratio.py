@@ -167,49 +167,41 @@ def estimate(metric: Metric, sums: RatioSums, precision: Precision = DEFAULT_PRE
 def corrected_estimate(
     metric: Metric,
     sums: RatioSums,
-    residuals: tuple[FloatArray, FloatArray],
+    errors: FloatArray,
     *,
     n: int,
     effective: float,
-    counted: float,
-    bounds: tuple[float, float],
-    precision: Precision = DEFAULT_PRECISION,
+    method: str,
+    precision: Precision,
+    n_observable: float = math.inf,
+    bounds: tuple[float, float] = (0.0, 1.0),
 ) -> Estimate:
     """Estimate a ratio whose terms people's grades have corrected.
 
     The variance is that of the corrected terms over all judged clusters, as in ``estimate``, and
-    Σ z² over labelled clusters, where z is the error that each adds to the linearised total.
-    Student's t has Satterthwaite's degrees of freedom of Σ z², less 4 for what was fitted.
+    Σ z² over labelled clusters. Student's t has Satterthwaite's degrees of freedom of Σ z², less 4
+    for what was fitted.
 
     Args:
-        sums: Sums of the corrected terms over all judged clusters.
-        residuals: Shape (l,) each, the errors that labelled clusters add to numerator and
-            denominator.
+        sums: Sums of the corrected terms over all judged clusters, with b > 0 and n > 1.
+        errors: Shape (l,), z: what each labelled cluster adds to the error of a − R·b.
         n: Labelled clusters in which the metric is observed.
         effective: Their effective number.
-        counted: What ``precision.min_n`` is compared with.
-        bounds: What the metric of a request lies between.
+        method, n_observable, bounds: As of ``shown``.
     """
-    if counted < precision.min_n - 1e-9:
-        return no_estimate(n, counted, precision)
-    if not sums.b > 0.0 or sums.n < 2:
-        return Estimate(None, None, None, n, "none", n_effective=effective)
-    value = sums.a / sums.b
-    errors = residuals[0] - value * residuals[1]
     errors = errors[np.abs(errors) > 1e-9 * np.abs(errors).max(initial=0.0)]
     squares = sums.n / (sums.n - 1) * max(sums.squares, 0.0)
-    variance = (float(errors @ errors) + squares) / sums.b**2
     return shown(
         metric,
-        value,
-        variance,
+        sums.a / sums.b,
+        (float(errors @ errors) + squares) / sums.b**2,
         df=(degrees_of_freedom(errors) if len(errors) > 1 else 0.0) - 4.0,
         n=n,
         effective=effective,
-        n_observable=effective,
-        method="joint",
-        bounds=bounds,
+        method=method,
         precision=precision,
+        n_observable=n_observable,
+        bounds=bounds,
     )
 
 

@@ -64,17 +64,21 @@ class JudgedPassages(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Relevance:
-    """P(relevant) by the judge's verdict and score, the rank group and the other verdicts.
+class Model:
+    """Predicts P(relevant) by the judge's verdict and score, rank group and the other verdicts.
 
     Attributes:
         coefficients: Shape (FOLDS, 10); each row was fitted without one fold.
+        gain: Mean gain of a passage that people call relevant.
+        harm: Mean harm of one that they do not.
     """
 
     coefficients: FloatArray
+    gain: float = 1.0
+    harm: float = 0.5
 
     @classmethod
-    def fitted(cls, graded: JudgedPassages, fold: IntArray, relevant: FloatArray) -> "Relevance":
+    def fitted(cls, graded: JudgedPassages, fold: IntArray, relevant: FloatArray) -> "Model":
         """Fit the regression; without grades it is the prior.
 
         Args:

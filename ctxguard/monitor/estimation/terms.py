@@ -109,30 +109,17 @@ class JudgedRequest:
         """Pack the request into one row of ``ROW``: ``ROW.itemsize`` bytes."""
         worth = udcg(self.utilities)
         relevant = [place for place, grade in enumerate(self.grades) if grade > 0]
-        numbers = (
-            self.probability,
-            len(relevant),
-            1.0 / (relevant[0] + 1) if relevant else 0.0,
-            worth.gain,
-            worth.harm,
-            precision_at_k(self.grades),
-            self.dropped_relevant,
-            self.dropped_probability,
-            self.pool_relevant,
-            self.full_pool_probability,
-            self.full_pool_probability_if_no_hit,
-            self.recall_loss,
-            self.missed_relevant,
-            self.audit_probability,
-            self.partial_pool_relevant,
-            self.audited_share,
-            self.enforced,
-            self.arm_probability,
-            min(len(self.grades), MOST_SERVED),
-            *self.dropped,
-        )
+        derived = {
+            "reciprocal_rank": 1.0 / (relevant[0] + 1) if relevant else 0.0,
+            "gain": worth.gain,
+            "harm": worth.harm,
+            "precision": precision_at_k(self.grades),
+            "n_served": min(len(self.grades), MOST_SERVED),
+            **dict(zip(DROPPED, self.dropped, strict=True)),
+        }
+        numbers = [derived[each] if each in derived else getattr(self, each) for each in _NUMBERS]
         return _PACKED.pack(
-            *[_NAN if number is None else float(number) for number in numbers],
+            *[math.nan if number is None else float(number) for number in numbers],
             _bits(relevant),
             _bits(self.missing),
             session_number(self.session_id),
@@ -169,6 +156,9 @@ MOST_SCORED = 16
 _LEVELS, _ZERO_LEVEL = 16, 128
 """Levels of a unit of log-odds, and the level of 0."""
 
+DROPPED = ("near_no", "near_yes", "far_no", "far_yes")
+"""Judged dropped passages by nearness and verdict, each divided by its probability of that."""
+
 _NUMBERS = (
     "probability",
     "kept_relevant",
@@ -189,7 +179,7 @@ _NUMBERS = (
     "enforced",
     "arm_probability",
     "n_served",
-    *(f"{place}_{verdict}" for place in ("near", "far") for verdict in ("no", "yes")),
+    *DROPPED,
 )
 ROW = np.dtype(
     [
@@ -203,7 +193,6 @@ the judge called relevant, and those without a verdict; ``scores`` are levels of
 log-odds of the first served passages. ``session`` is a hash, 0 for a request by itself."""
 
 _PACKED = struct.Struct(f"<{len(_NUMBERS)}d3q{MOST_SCORED}s")
-_NAN = float("nan")
 _MOST = 1e9
 """Upper bound of a request's numbers and of 1 / probability; sums of squares stay finite."""
 
@@ -247,10 +236,11 @@ def table_of(rows: bytes | Sequence[bytes], n: int | None = None) -> Table:
     return table
 
 
-_Columns = tuple[FloatArray, FloatArray, FloatArray]
+METRICS = tuple(Metric)
+_Columns = tuple[FloatArray | float, FloatArray | float, FloatArray | float]
 
 
-def term(metric: Metric, table: Table) -> _Columns:
+def term(metric: Metric, table: Table) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Compute what n requests add to a metric before weighting by 1/π.
 
     Returns:
@@ -264,15 +254,28 @@ def term(metric: Metric, table: Table) -> _Columns:
     [[1.0], [6.0], [0.2]]
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        return _TERMS[metric](table)
+        found = _TERMS[metric](table) if metric in _TERMS else (table[metric.value], 1.0, 1.0)
+    numerator, denominator, chance = (np.broadcast_to(each, len(table)) for each in found)
+    return numerator, denominator, chance
 
 
-def _mean(column: str) -> Callable[[Table], _Columns]:
-    def columns(table: Table) -> _Columns:
-        ones = np.ones(len(table))
-        return table[column], ones, ones
+def request_terms(table: Table) -> tuple[FloatArray, FloatArray]:
+    """Compute the terms of n requests in all metrics, weighted by 1/π, as columns to be added up.
 
-    return columns
+    Returns:
+        Shape (n, 2 · metrics), numerator and denominator of each metric, 0 if it is undefined, such
+        as recall without a relevant passage. Shape (n, metrics), the probability with which a
+        value unlike the others' would have been observed; 0 if it is undefined.
+    """
+    values = np.zeros((len(table), 2 * len(METRICS)))
+    inclusion = np.zeros((len(table), len(METRICS)))
+    for place, metric in enumerate(METRICS):
+        numerator, denominator, chance = term(metric, table)
+        defined = ~np.isnan(numerator) & (denominator > 0.0)
+        values[defined, 2 * place] = numerator[defined]
+        values[defined, 2 * place + 1] = denominator[defined]
+        inclusion[defined, place] = chance[defined]
+    return values / table["probability"][:, None], inclusion
 
 
 def _recall(table: Table) -> _Columns:
@@ -282,7 +285,7 @@ def _recall(table: Table) -> _Columns:
 
 def _reciprocal_rank(table: Table) -> _Columns:
     served = np.where(np.isnan(table["precision"]), np.nan, 1.0)
-    return served * table["reciprocal_rank"], served, np.ones(len(table))
+    return served * table["reciprocal_rank"], served, 1.0
 
 
 def _answerable(table: Table) -> _Columns:
@@ -296,13 +299,7 @@ def _answerable(table: Table) -> _Columns:
     chance = table["full_pool_probability_if_no_hit"]
     holds_one = (table["pool_relevant"] > 0) | (table["partial_pool_relevant"] > 0)
     holds = np.where(has_hit, 1.0, np.where(holds_one, 1.0 / table["full_pool_probability"], 0.0))
-    ones = np.ones(len(table))
-    return np.where(chance > 0.0, holds, np.nan), ones, np.where(has_hit, 1.0, chance)
-
-
-def _udcg(table: Table) -> _Columns:
-    ones = np.ones(len(table))
-    return table["gain"] - table["harm"], ones, ones
+    return np.where(chance > 0.0, holds, np.nan), 1.0, np.where(has_hit, 1.0, chance)
 
 
 def _retriever_miss(table: Table) -> _Columns:
@@ -316,10 +313,7 @@ _TERMS: Mapping[Metric, Callable[[Table], _Columns]] = {
     Metric.RECALL: _recall,
     Metric.MRR: _reciprocal_rank,
     Metric.ANSWERABLE: _answerable,
-    Metric.UDCG: _udcg,
-    Metric.GAIN: _mean("gain"),
-    Metric.HARM: _mean("harm"),
-    Metric.PRECISION: _mean("precision"),
-    Metric.RECALL_LOSS: _mean("recall_loss"),
+    Metric.UDCG: lambda table: (table["gain"] - table["harm"], 1.0, 1.0),
     Metric.RETRIEVER_MISS: _retriever_miss,
 }
+"""The metrics that are not the mean of a column of their own name."""
