@@ -35,7 +35,6 @@ from ctxguard.monitor.estimation.whole_pools import (
     NEVER_WHOLE,
     JudgedPool,
     judged_pools,
-    verdicts_of_people,
 )
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.inclusion import HashSampler
@@ -100,7 +99,7 @@ def judged_traffic(
     left_out: Counter[str] = Counter()
     samples: list[JudgedPool] = []
     in_part: list[SampleRecord] = []
-    for pool in judged_pools(store, series, verdicts_of_people(store)):
+    for pool in judged_pools(store, series):
         if not pool.unusable:
             samples.append(pool)
             continue

@@ -16,11 +16,11 @@ from watching import Watching
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.monitor.estimation import joint
 from ctxguard.monitor.estimation.borrow import borrowed_estimates, error_rates
-from ctxguard.monitor.estimation.graded import graded_passages
 from ctxguard.monitor.estimation.joint import PASSAGE, RUN, SINGLE, Grades, Population
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.plan import to_label
 from ctxguard.monitor.estimation.ratio import Precision
+from ctxguard.monitor.estimation.reduce import graded_passages
 from ctxguard.monitor.estimation.relevance import FOLDS, MISSING, YES, Model
 from ctxguard.monitor.estimation.sums import Sums
 from ctxguard.monitor.estimation.terms import JudgedRequest, Metric, table_of

@@ -6,7 +6,6 @@ logging.
 """
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
@@ -28,23 +27,13 @@ _LEAST_POWER = 0.3
 """Share of a difference between requests that the judge must see; 1 for an exact judge."""
 
 
-class BorrowedRates(NamedTuple):
-    """How often a judge calls passages relevant, by the grades of people.
-
-    A served passage that it refused to judge is one that it did not call relevant.
-
-    Attributes:
-        sensitivity: Share of the relevant passages that it calls relevant.
-        false_yes: The same of the others.
-        errors: Shape (n, 2), the error that each labelled cluster adds to these two.
-    """
-
-    sensitivity: float
-    false_yes: float
-    errors: FloatArray
+Rates = tuple[float, float, FloatArray]
+"""How often a judge calls passages relevant, by the grades of people: the shares of the relevant
+passages, its sensitivity, and of the others; and shape (n, 2), the error that each labelled cluster
+adds to these two. It did not call a served passage relevant that it refused to judge."""
 
 
-def error_rates(grades: Grades) -> BorrowedRates | None:
+def error_rates(grades: Grades) -> Rates | None:
     """Estimate a judge's rates of calling passages relevant, linearised over clusters.
 
     Returns:
@@ -68,11 +57,11 @@ def error_rates(grades: Grades) -> BorrowedRates | None:
     n = int(grades.cluster.max(initial=-1)) + 1
     errors = np.column_stack([np.bincount(cluster, one, n) for one in shares])
     scale = math.sqrt(n / max(n - 2, 1))
-    return BorrowedRates(rates[0], rates[1], np.asarray(errors * scale, np.float64))
+    return rates[0], rates[1], np.asarray(errors * scale, np.float64)
 
 
 def borrowed_estimates(
-    sums: Sums, rates: BorrowedRates | None, model: Model, precision: Precision
+    sums: Sums, rates: Rates | None, model: Model, precision: Precision
 ) -> dict[Metric, Estimate]:
     """Estimate metrics of some requests from the judge's verdicts and its errors in others.
 
@@ -93,9 +82,10 @@ def borrowed_estimates(
         labels or judged requests, or if the judge can hardly tell relevant passages from others.
     """
     enough = max(precision.min_n, _LEAST_LABELS)
-    if rates is None or len(rates.errors) < enough or sums.n < precision.min_n:
+    if rates is None or len(rates[2]) < enough or sums.n < precision.min_n:
         return {}
-    power = rates.sensitivity - rates.false_yes
+    sensitivity, false_yes, errors = rates
+    power = sensitivity - false_yes
     if power < _LEAST_POWER:
         return {}
     unit = np.eye(joint.N_COLUMNS)
@@ -109,7 +99,7 @@ def borrowed_estimates(
         (Metric.HARM, of_ranks, -harm, harm),
         (Metric.UDCG, of_ranks, gain + harm, -harm),
     ):
-        relevant = (seen - rates.false_yes * all_seen) / power
+        relevant = (seen - false_yes * all_seen) / power
         ratio = sums.combined(of_relevant * relevant + of_all * all_seen, requests)
         if not ratio.b > 0.0:
             continue
@@ -119,9 +109,9 @@ def borrowed_estimates(
             metric,
             ratio,
             # Of the ratio, as that of a − R·b.
-            rates.errors @ slope * ratio.b,
-            n=len(rates.errors),
-            effective=float(len(rates.errors)),
+            errors @ slope * ratio.b,
+            n=len(errors),
+            effective=float(len(errors)),
             method=BORROWED,
             precision=precision,
         )

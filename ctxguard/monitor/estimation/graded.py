@@ -1,66 +1,25 @@
-"""Turns samples that people have graded into the rows that estimates need.
+"""Makes the rows of samples that people have graded, which estimates need, from a store.
 
 The rows are made while the text is available and outlive it. Labels that arrive later replace them.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ctxguard.core.metrics import Utilities, strict_utilities
+from ctxguard.core.metrics import Utilities
 from ctxguard.errors import DataError
-from ctxguard.monitor.estimation.joint import PASSAGE, RUN, SINGLE
-from ctxguard.monitor.estimation.reduce import judged_request
-from ctxguard.monitor.estimation.relevance import (
-    FAR,
-    MISSING,
-    MOST_SERVED,
-    NEAR,
-    NEAR_DROPPED,
-    NO,
-    YES,
-    rank_group,
-)
+from ctxguard.monitor.estimation.joint import PASSAGE, RUN
+from ctxguard.monitor.estimation.reduce import graded_passages, judged_request
 from ctxguard.monitor.estimation.terms import ROW, table_of
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.verdict_text import verdicts_from_json
-from ctxguard.monitor.labels.human import HumanVerdicts, grade_of, human_verdicts, rows_left
+from ctxguard.monitor.labels.human import HumanVerdicts, grade_of, human_verdicts
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.store import GradedRow, GradedRows, PickedPassage, PickKind, SampleStore
+from ctxguard.monitor.store import GradedRow, GradedRows, SampleStore
 
 _log = logging.getLogger(__name__)
-
-
-def dropped_sizes(
-    record: SampleRecord, by_judge: Mapping[str, Judgment]
-) -> dict[int, tuple[int, float]]:
-    """List the dropped passages of a sample that are judged, by the judge's verdicts.
-
-    Returns:
-        By position, the rank group and 1 / the probability of being judged; a passage without a
-        verdict has none.
-    """
-    has_hit = any(grade_of(record, by_judge, position) for position in record.served)
-    baseline, near = set(record.in_baseline), set(record.dropped[:NEAR_DROPPED])
-    chance = {
-        each: record.rates.dropped_probability(has_hit=has_hit, in_baseline=each)
-        for each in (False, True)
-    }
-    return {
-        position: (NEAR if position in near else FAR, 1.0 / chance[position in baseline])
-        for position in record.to_judge(has_hit=has_hit)
-        if record.passage_ids[position] in by_judge
-    }
-
-
-def verdict_on(record: SampleRecord, by_judge: Mapping[str, Judgment], position: int) -> int:
-    """Return ``NO``, ``YES`` or ``MISSING``."""
-    verdict = by_judge.get(record.passage_ids[position])
-    if verdict is None or not verdict.judged:
-        return MISSING
-    return YES if verdict.grade > 0 else NO
 
 
 def update_graded(store: SampleStore, series: str, *, utilities: Utilities, max_grade: int) -> None:
@@ -147,94 +106,3 @@ def _whole(
     if any(grade_of(record, verdicts, position) is None for position in positions):
         return b""
     return judged_request(record, verdicts, utilities=utilities, max_grade=max_grade).to_row()
-
-
-def graded_passages(
-    record: SampleRecord,
-    picked: Sequence[PickedPassage],
-    verdicts: Mapping[str, Judgment],
-    by_judge: Mapping[str, Judgment],
-    by_first: Mapping[str, Judgment] | None = None,
-    *,
-    utilities: Utilities,
-    max_grade: int,
-) -> NDArray[np.void]:
-    """List the graded passages that draws asked about, as rows of ``PASSAGE``.
-
-    The passages of a run count once it is complete: where it ends depends on what was found.
-
-    Args:
-        picked: What draws ask about it.
-        verdicts: The verdicts of people, by passage id.
-        by_judge: The verdicts of the judge, by passage id.
-        by_first: Those of the judge whose verdicts decided which passages were judged and drawn;
-            None where it is the same.
-        max_grade: The highest grade of people's scale.
-    """
-    dropped = dropped_sizes(record, by_judge if by_first is None else by_first)
-    rows = []
-    for one, position, probability, run in _asked(record, picked, verdicts):
-        verdict = verdicts[record.passage_ids[position]]
-        [worth] = strict_utilities(
-            [verdict.grade],
-            top_grade=max_grade,
-            negatives=[verdict.negative],
-            judged=[verdict.judged],
-            utilities=utilities,
-        )
-        is_served = position in record.served
-        rank = record.served.index(position) + 1 if is_served else 0
-        if rank > MOST_SERVED or (not is_served and position not in dropped):
-            continue
-        group, size = (int(rank_group(np.array(rank))), 1.0) if is_served else dropped[position]
-        if not is_served and record.passage_ids[position] not in by_judge:
-            # Nothing but its verdict tells a dropped passage from the others.
-            continue
-        rows.append(
-            (
-                one.pick_id,
-                SINGLE if run is None else RUN,
-                rank,
-                group,
-                # A dropped passage without a verdict counts among those that are not relevant.
-                verdict_on(record, by_judge, position) % (3 if is_served else 2),
-                run is not None and run.goes_on,
-                verdict.grade > 0,
-                max(worth, 0.0),
-                max(-worth, 0.0),
-                size,
-                probability,
-                1.0 if run is None else run.probability,
-            )
-        )
-    return np.array(rows, PASSAGE)
-
-
-def _asked(
-    record: SampleRecord, picked: Sequence[PickedPassage], verdicts: Mapping[str, Judgment]
-) -> Iterator[tuple[PickedPassage, int, float, PickedPassage | None]]:
-    """Yield (what asked, position, probability of the grade, run) of the graded passages."""
-    for one in picked:
-        is_single = one.kind is PickKind.SINGLE
-        if is_single and grade_of(record, verdicts, one.position) is not None:
-            yield one, one.position, one.probability, None
-    run = next((one for one in picked if one.kind is PickKind.RUN), None)
-    of_run = [one for one in picked if one.kind is not PickKind.SINGLE]
-    if run is None or not record.served or rows_left(record, of_run, verdicts):
-        return
-    first = record.served[0]
-    yield run, first, 1.0, run
-    found_one = bool(grade_of(record, verdicts, first))
-    if not found_one and not run.goes_on:
-        return
-    chance = 1.0 if found_one else run.probability
-    coins = {one.position: one for one in picked if one.kind is PickKind.COIN}
-    for position in record.served[1:]:
-        if not found_one:
-            yield run, position, chance, run
-            found_one = bool(grade_of(record, verdicts, position))
-        elif position in coins:
-            yield coins[position], position, chance * coins[position].probability, run
-    for position in record.dropped:
-        if position in coins:
-            yield coins[position], position, chance * coins[position].probability, run

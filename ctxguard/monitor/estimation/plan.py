@@ -12,10 +12,10 @@ from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import StoreError
 from ctxguard.monitor.estimation import draw
-from ctxguard.monitor.estimation.graded import dropped_sizes, graded_passages, verdict_on
 from ctxguard.monitor.estimation.joint import QUOTIENTS, REQUESTS_COUNT, RUN, Population
 from ctxguard.monitor.estimation.live import ARMS, Estimates, Labels, Window, live_estimates
 from ctxguard.monitor.estimation.ratio import DEFAULT_PRECISION, Estimate
+from ctxguard.monitor.estimation.reduce import dropped_sizes, graded_passages, verdict_on
 from ctxguard.monitor.estimation.relevance import NEAR
 from ctxguard.monitor.estimation.terms import Metric, table_of
 from ctxguard.monitor.labels.samples import (

@@ -1,19 +1,34 @@
-"""Reduces a sample and its verdicts to a judged request.
+"""Reduces a sample and its verdicts to a judged request, and to the passages that people graded.
 
 All served passages are judged, and dropped ones with the probabilities that the sample holds. The
 same reduction serves the verdicts of a judge and the labels of people. Pure: no I/O, no clock, no
 logging.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ctxguard.core.metrics import Utilities, strict_utilities
 from ctxguard.core.types import Mode
-from ctxguard.monitor.estimation.relevance import NEAR_DROPPED
+from ctxguard.monitor.estimation.joint import PASSAGE, RUN, SINGLE
+from ctxguard.monitor.estimation.relevance import (
+    FAR,
+    MISSING,
+    MOST_SERVED,
+    NEAR,
+    NEAR_DROPPED,
+    NO,
+    YES,
+    rank_group,
+)
 from ctxguard.monitor.estimation.terms import JudgedRequest
 from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.labels.human import grade_of, rows_left
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.store import PickedPassage, PickKind
 
 _NOTHING_DROPPED = JudgingRates(dropped_rate=1.0)
 """If nothing was dropped, all of it is judged with certainty."""
@@ -36,48 +51,32 @@ def judged_request(
             the probability of sampling alone.
     """
     rates = record.rates if record.dropped else _NOTHING_DROPPED
-    ids = record.passage_ids
     none = Judgment("", 0, judged=False)
-    of_served = [verdicts.get(ids[position], none) for position in record.served]
+    of_served = [verdicts.get(record.passage_ids[place], none) for place in record.served]
     grades = tuple([verdict.grade for verdict in of_served])
     has_hit = max(grades, default=0) > 0
-    to_judge = record.to_judge(has_hit=has_hit)
-    baseline = set(record.in_baseline)
-    outside_baseline, in_baseline = [
-        rates.dropped_probability(has_hit=has_hit, in_baseline=each) for each in (False, True)
-    ]
-    n_relevant, n_missing = sum([grade > 0 for grade in grades]), 0
-    cells = [0.0] * 4
-    near = set(record.dropped[:NEAR_DROPPED])
-    for position in to_judge:
-        verdict = verdicts.get(ids[position])
-        if verdict is None:
-            n_missing += 1
-            continue
-        is_relevant = verdict.grade > 0
+    n_to_judge = len(record.to_judge(has_hit=has_hit))
+    sizes, cells = dropped_sizes(record, verdicts), np.zeros((2, 2))
+    n_relevant = sum([grade > 0 for grade in grades])
+    for position, (group, size) in sizes.items():
+        is_relevant = int((grade_of(record, verdicts, position) or 0) > 0)
         n_relevant += is_relevant
-        chance = in_baseline if position in baseline else outside_baseline
-        cells[2 * (position not in near) + is_relevant] += 1.0 / chance
-    share = 1.0 - n_missing / len(to_judge) if to_judge else 1.0
+        cells[group - NEAR, is_relevant] += size
+    is_missing = len(sizes) < n_to_judge
+    share = 1.0 - (n_to_judge - len(sizes)) / n_to_judge if n_to_judge else 1.0
+    outside_baseline = rates.dropped_probability(has_hit=has_hit, in_baseline=False)
     is_observed = outside_baseline > 0.0 and share > 0.0
+    # Missing verdicts are treated as missing at random.
+    cells = cells / share if is_observed else np.zeros((2, 2))
     full_pool = rates.dropped_rate == 1.0 or record.has_full_pool(has_hit=has_hit)
     return JudgedRequest(
         probability=record.probability if probability is None else probability,
         grades=grades,
-        utilities=tuple(
-            strict_utilities(
-                list(grades),
-                top_grade=max_grade,
-                negatives=[verdict.negative for verdict in of_served],
-                judged=[verdict.judged for verdict in of_served],
-                utilities=utilities,
-            )
-        ),
-        # Missing verdicts are treated as missing at random.
-        dropped_relevant=(cells[1] + cells[3]) / share if is_observed else None,
+        utilities=tuple(_worths(of_served, utilities, max_grade)),
+        dropped_relevant=float(cells[:, 1].sum()) if is_observed else None,
         dropped_probability=outside_baseline * share,
-        pool_relevant=n_relevant if full_pool and not n_missing else None,
-        partial_pool_relevant=n_relevant if full_pool and n_missing else None,
+        pool_relevant=n_relevant if full_pool and not is_missing else None,
+        partial_pool_relevant=n_relevant if full_pool and is_missing else None,
         full_pool_probability=rates.full_pool_probability(has_hit=has_hit),
         full_pool_probability_if_no_hit=rates.full_pool_probability(has_hit=False),
         session_id=record.session_id,
@@ -85,8 +84,18 @@ def judged_request(
         enforced=None if record.arm_probability is None else record.mode is Mode.ENFORCE,
         arm_probability=record.arm_probability,
         missing=tuple([place for place, one in enumerate(of_served) if not one.judged]),
-        dropped=tuple([cell / share if is_observed else 0.0 for cell in cells]),
+        dropped=tuple(cells.ravel().tolist()),
         scores=tuple([verdict.score for verdict in of_served]),
+    )
+
+
+def _worths(verdicts: Sequence[Judgment], utilities: Utilities, max_grade: int) -> Sequence[float]:
+    return strict_utilities(
+        [verdict.grade for verdict in verdicts],
+        top_grade=max_grade,
+        negatives=[verdict.negative for verdict in verdicts],
+        judged=[verdict.judged for verdict in verdicts],
+        utilities=utilities,
     )
 
 
@@ -122,3 +131,118 @@ def recall_loss(
             kept += position in served
             lost += position not in served
     return lost / (kept + lost) if kept + lost else None
+
+
+def dropped_sizes(
+    record: SampleRecord, by_judge: Mapping[str, Judgment]
+) -> dict[int, tuple[int, float]]:
+    """List the dropped passages of a sample that are judged, by the judge's verdicts.
+
+    Returns:
+        By position, the rank group and 1 / the probability of being judged; a passage without a
+        verdict has none.
+    """
+    has_hit = any(grade_of(record, by_judge, position) for position in record.served)
+    baseline, near = set(record.in_baseline), set(record.dropped[:NEAR_DROPPED])
+    chance = {
+        each: record.rates.dropped_probability(has_hit=has_hit, in_baseline=each)
+        for each in (False, True)
+    }
+    return {
+        position: (NEAR if position in near else FAR, 1.0 / chance[position in baseline])
+        for position in record.to_judge(has_hit=has_hit)
+        if record.passage_ids[position] in by_judge
+    }
+
+
+def verdict_on(record: SampleRecord, by_judge: Mapping[str, Judgment], position: int) -> int:
+    """Return ``NO``, ``YES`` or ``MISSING``."""
+    verdict = by_judge.get(record.passage_ids[position])
+    if verdict is None or not verdict.judged:
+        return MISSING
+    return YES if verdict.grade > 0 else NO
+
+
+def graded_passages(
+    record: SampleRecord,
+    picked: Sequence[PickedPassage],
+    verdicts: Mapping[str, Judgment],
+    by_judge: Mapping[str, Judgment],
+    by_first: Mapping[str, Judgment] | None = None,
+    *,
+    utilities: Utilities,
+    max_grade: int,
+) -> NDArray[np.void]:
+    """List the graded passages that draws asked about, as rows of ``PASSAGE``.
+
+    The passages of a run count once it is complete: where it ends depends on what was found.
+
+    Args:
+        picked: What draws ask about it.
+        verdicts: The verdicts of people, by passage id.
+        by_judge: The verdicts of the judge, by passage id.
+        by_first: Those of the judge whose verdicts decided which passages were judged and drawn;
+            None where it is the same.
+        max_grade: The highest grade of people's scale.
+    """
+    dropped = dropped_sizes(record, by_judge if by_first is None else by_first)
+    rows = []
+    for one, position, probability, run in _asked(record, picked, verdicts):
+        verdict = verdicts[record.passage_ids[position]]
+        [worth] = _worths([verdict], utilities, max_grade)
+        is_served = position in record.served
+        rank = record.served.index(position) + 1 if is_served else 0
+        if rank > MOST_SERVED or (not is_served and position not in dropped):
+            continue
+        group, size = (int(rank_group(np.array(rank))), 1.0) if is_served else dropped[position]
+        if not is_served and record.passage_ids[position] not in by_judge:
+            # Nothing but its verdict tells a dropped passage from the others.
+            continue
+        rows.append(
+            (
+                one.pick_id,
+                SINGLE if run is None else RUN,
+                rank,
+                group,
+                # A dropped passage without a verdict counts among those that are not relevant.
+                verdict_on(record, by_judge, position) % (3 if is_served else 2),
+                run is not None and run.goes_on,
+                verdict.grade > 0,
+                max(worth, 0.0),
+                max(-worth, 0.0),
+                size,
+                probability,
+                1.0 if run is None else run.probability,
+            )
+        )
+    return np.array(rows, PASSAGE)
+
+
+def _asked(
+    record: SampleRecord, picked: Sequence[PickedPassage], verdicts: Mapping[str, Judgment]
+) -> Iterator[tuple[PickedPassage, int, float, PickedPassage | None]]:
+    """Yield (what asked, position, probability of the grade, run) of the graded passages."""
+    for one in picked:
+        is_single = one.kind is PickKind.SINGLE
+        if is_single and grade_of(record, verdicts, one.position) is not None:
+            yield one, one.position, one.probability, None
+    run = next((one for one in picked if one.kind is PickKind.RUN), None)
+    of_run = [one for one in picked if one.kind is not PickKind.SINGLE]
+    if run is None or not record.served or rows_left(record, of_run, verdicts):
+        return
+    first = record.served[0]
+    yield run, first, 1.0, run
+    found_one = bool(grade_of(record, verdicts, first))
+    if not found_one and not run.goes_on:
+        return
+    chance = 1.0 if found_one else run.probability
+    coins = {one.position: one for one in picked if one.kind is PickKind.COIN}
+    for position in record.served[1:]:
+        if not found_one:
+            yield run, position, chance, run
+            found_one = bool(grade_of(record, verdicts, position))
+        elif position in coins:
+            yield coins[position], position, chance * coins[position].probability, run
+    for position in record.dropped:
+        if position in coins:
+            yield coins[position], position, chance * coins[position].probability, run

@@ -4,7 +4,6 @@ The verdicts are the judge's, or those of people where they graded. A pool is ju
 higher probability where nothing relevant was served, and so such a request weighs less.
 """
 
-import logging
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,18 +13,15 @@ import numpy as np
 from ctxguard.core.decision import decide
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route
-from ctxguard.errors import DataError
 from ctxguard.monitor.estimation.rise import Rise, rise
 from ctxguard.monitor.estimation.terms import table_of
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judgment
-from ctxguard.monitor.judges.verdict_text import verdicts_from_json
-from ctxguard.monitor.labels.human import human_verdicts
+from ctxguard.monitor.labels.human import HumanVerdicts, human_verdicts
+from ctxguard.monitor.labels.samples import graded_samples
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import SampleStore
 from ctxguard.monitor.store.transactions import chunks
 from ctxguard.profile.schema import Profile, RouteVerdict
-
-_log = logging.getLogger(__name__)
 
 IN_PART = "whose pool was judged in part"
 NEVER_WHOLE = "whose pool is judged in full only where nothing relevant was served"
@@ -33,9 +29,6 @@ NEVER_WHOLE = "whose pool is judged in full only where nothing relevant was serv
 _AT_ONCE = 200
 """Samples whose texts are in memory at once."""
 _DAY_SECONDS = 86_400.0
-
-People = Mapping[int, Mapping[str, Judgment]]
-"""The verdicts of people by sample and passage id."""
 
 
 @dataclass(frozen=True)
@@ -67,24 +60,12 @@ class JudgedPool:
         return str(self.record.query)
 
 
-def verdicts_of_people(store: SampleStore) -> People:
-    """All that people graded."""
-    found = human_verdicts(store.labels())
-    return {sample_id: verdicts.by_passage for sample_id, verdicts in found.items()}
-
-
 def judged_pools(
-    store: SampleStore,
-    series: str,
-    people: People,
-    *,
-    skip: Collection[int] = (),
-    whole_only: bool = False,
+    store: SampleStore, series: str, *, skip: Collection[int] = (), whole_only: bool = False
 ) -> Iterator[JudgedPool]:
     """The judged requests of a series whose text is kept, oldest first.
 
     Args:
-        people: From ``verdicts_of_people``.
         skip: Samples that are not read.
         whole_only: Whether to leave out, unread, what was judged in part.
     """
@@ -98,21 +79,13 @@ def judged_pools(
             if sample_id not in skip
         }
         for ids in chunks(list(rows), _AT_ONCE):
-            verdicts = store.verdicts(series, ids)
-            for sample_id, payload in store.payloads(ids).items():
-                by_people = people.get(sample_id, {})
-                judge = {} if alone else verdicts_from_json(verdicts.get(sample_id, ""))
-                try:
-                    record = SampleRecord.from_bytes(payload)
-                except DataError as error:
-                    _log.warning("sample %d is left out: %s", sample_id, error)
-                    continue
-                labels = {**judge, **by_people}
-                row = rows[sample_id]
+            for sample_id, sample in graded_samples(store, series, ids, {}).items():
+                record, row = sample.record, rows[sample_id]
+                labels = {**sample.judge, **sample.people}
                 chance = _whole_pool_chance(record, row, alone=alone)
                 unusable = _unusable(record, chance, labels)
                 weight = np.nan if unusable else 1.0 / float(row["probability"] * chance)
-                yield JudgedPool(sample_id, record, unusable, labels, by_people, weight)
+                yield JudgedPool(sample_id, record, unusable, labels, sample.people, weight)
 
 
 def _whole_pool_chance(record: SampleRecord, row: np.void, *, alone: bool) -> float | None:
@@ -143,22 +116,10 @@ def _unusable(record: SampleRecord, chance: float | None, labels: Mapping[str, J
     return "" if pool <= labels.keys() else "with passages that have no verdict"
 
 
-@dataclass(frozen=True, slots=True)
-class _Difference:
-    """How a policy in shadow differs from what is served today on one request.
-
-    Attributes:
-        value: Its recall less that of today's first k; None where the request does not count.
-        is_graded: Whether people graded all that either keeps.
-        by_people: What people said when this was computed.
-    """
-
-    route: Route
-    value: float | None
-    weight: float
-    time_seconds: float
-    is_graded: bool
-    by_people: Mapping[str, Judgment]
+_Seen = tuple[Mapping[str, Judgment], Route, tuple[float, ...]]
+"""What people said of a request when it was read, its route, and how a policy in shadow differs
+from what is served today: its recall less that of today's first k, the request's weight and time,
+and whether people graded all that either keeps; empty where the request does not count."""
 
 
 class ShadowedTraffic:
@@ -182,52 +143,47 @@ class ShadowedTraffic:
             for route, own in profile.routes.items()
             if own.verdict is not None and own.verdict.decision == "shadow"
         }
-        self._seen: dict[int, _Difference] = {}
+        self._seen: dict[int, _Seen] = {}
 
     def look(self) -> dict[Route, Rise]:
         """What the requests that are judged by now say of each route in shadow."""
         if not self._routes:
             return {}
-        people = verdicts_of_people(self._store)
+        people = human_verdicts(self._store.labels())
+        nobody = HumanVerdicts({}, 0)
         known = {
             sample_id
-            for sample_id, seen in self._seen.items()
-            if seen.by_people == people.get(sample_id, {})
+            for sample_id, (by_people, _, _) in self._seen.items()
+            if by_people == people.get(sample_id, nobody).by_passage
         }
-        for pool in judged_pools(self._store, self._series, people, skip=known, whole_only=True):
-            self._seen[pool.sample_id] = self._difference(pool)
+        for pool in judged_pools(self._store, self._series, skip=known, whole_only=True):
+            route = pool.record.route
+            self._seen[pool.sample_id] = pool.by_people, route, self._difference(pool)
         return {route: self._rise(route, verdict) for route, (_, verdict) in self._routes.items()}
 
-    def _difference(self, pool: JudgedPool) -> _Difference:
-        record, value, is_graded = pool.record, None, False
+    def _difference(self, pool: JudgedPool) -> tuple[float, ...]:
+        record = pool.record
         counts = record.profile_id == self._profile_id and record.route in self._routes
         relevant = {name for name, verdict in pool.labels.items() if verdict.grade}
-        if counts and relevant and not pool.unusable:
-            ranking, (policy, verdict) = record.ranking(), self._routes[record.route]
-            kept, today = (
-                {ranking.passage_ids[place] for place in decide(ranking, each).kept}
-                for each in (policy, RatioPolicy(k=verdict.serving_k))
-            )
-            value = (len(relevant & kept) - len(relevant & today)) / len(relevant)
-            is_graded = kept | today <= pool.by_people.keys()
-        weight, answered = pool.weight, record.time_seconds
-        return _Difference(record.route, value, weight, answered, is_graded, pool.by_people)
+        if not counts or not relevant or pool.unusable:
+            return ()
+        ranking, (policy, verdict) = record.ranking(), self._routes[record.route]
+        kept, today = (
+            {ranking.passage_ids[place] for place in decide(ranking, each).kept}
+            for each in (policy, RatioPolicy(k=verdict.serving_k))
+        )
+        value = (len(relevant & kept) - len(relevant & today)) / len(relevant)
+        is_graded = kept | today <= pool.by_people.keys()
+        return value, pool.weight, record.time_seconds, is_graded
 
     def _rise(self, route: Route, verdict: RouteVerdict) -> Rise:
-        seen = [
-            each
-            for _, each in sorted(self._seen.items())
-            if each.route is route and each.value is not None
-        ]
-        weights = np.array([each.weight for each in seen])
-        times = [each.time_seconds for each in seen]
+        own = [row for _, (_, each, row) in sorted(self._seen.items()) if each is route and row]
+        values, weights, times, graded = np.array(own, np.float64).reshape(-1, 4).T
         return rise(
-            np.array([each.value for each in seen], np.float64),
-            weights / weights.max(initial=0.0) if seen else None,
+            values,
+            weights / weights.max() if own else None,
             tolerance=verdict.tolerance,
             max_loss=verdict.max_loss,
-            labelled=None
-            if self._exact
-            else np.array([each.value for each in seen if each.is_graded], np.float64),
-            days=(max(times) - min(times)) / _DAY_SECONDS if seen else None,
+            labelled=None if self._exact else values[graded > 0.0],
+            days=float(np.ptp(times)) / _DAY_SECONDS if own else None,
         )

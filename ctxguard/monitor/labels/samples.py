@@ -137,7 +137,7 @@ def graded_samples(
         try:
             record = SampleRecord.from_bytes(payloads[sample_id])
         except DataError as error:
-            _log.warning("sample %d cannot be graded: %s", sample_id, error)
+            _log.warning("sample %d is left out: %s", sample_id, error)
             continue
         found[sample_id] = GradedSample(
             sample_id,
