@@ -27,7 +27,6 @@ from ctxguard.monitor.service import JudgedAs, Monitor
 from ctxguard.monitor.store import (
     Claimed,
     Finished,
-    FinishResult,
     SampleStore,
     State,
 )
@@ -63,7 +62,7 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     finish = SampleStore.finish
 
-    def noting(store: SampleStore, series: str, finished: Sequence[Finished]) -> FinishResult:
+    def noting(store: SampleStore, series: str, finished: Sequence[Finished]) -> object:
         sizes.append(len(finished))
         return finish(store, series, finished)
 

@@ -44,7 +44,7 @@ class TestJudged:
     ) -> None:
         ids = fill(store, 2)
         store.finish("judge", [judged(ids[0], summary=b"12345678")])
-        (refused,) = store.finish("judge", [judged(ids[1], summary=b"123")]).refused.values()
+        (refused,) = store.finish("judge", [judged(ids[1], summary=b"123")])[1].values()
         assert isinstance(refused, ConfigurationError)
         assert "summaries of 8 bytes, not 3" in str(refused)
         assert store.states()[State.PENDING] == 1
@@ -61,7 +61,7 @@ class TestJudged:
         claimed = store.claim("m", n, lease_seconds=60.0)
         ids = [one.sample_id for one in claimed]
         done = [judged(one, summary=np.int64(one).tobytes()) for one in ids]
-        assert store.finish("judge", done).accepted == set(ids)
+        assert store.finish("judge", done)[0] == set(ids)
         assert [len(page) for page in store.judged_pages("judge")] == [1_000, 1_000, 500]
         rows = store.judged("judge")
         assert np.frombuffer(rows.summaries, np.int64).tolist() == rows.sample_ids.tolist()

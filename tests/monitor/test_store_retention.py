@@ -97,7 +97,7 @@ class TestRetention:
         store.clean()
         [new] = fill(store, 1, time_seconds=clock.now)
         assert new > old
-        assert store.finish("judge", [judged(old)]).accepted == frozenset()
+        assert store.finish("judge", [judged(old)])[0] == set()
         assert store.states()[State.PENDING] == 1
 
     def test_what_a_worker_stored_stays_counted_when_its_samples_go(

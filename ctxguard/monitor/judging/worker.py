@@ -379,11 +379,12 @@ class JudgingWorker:
         """
         if not self._held:
             return
-        done = self._store.finish(self._series, [result.finished for result in self._held])
+        finished = [result.finished for result in self._held]
+        accepted, refused = self._store.finish(self._series, finished)
         written, self._held = self._held, []
         for result in written:
             sample_id, record = result.finished.sample_id, result.record
-            if (refusal := done.refused.get(sample_id)) is not None:
+            if (refusal := refused.get(sample_id)) is not None:
                 self._counters.add_error()
                 self._why = describe_error(refusal)
                 _log.warning(
@@ -391,7 +392,7 @@ class JudgingWorker:
                 )
                 continue
             self._counters.add_outcome(result.outcome, None if record is None else record.route)
-            if sample_id not in done.accepted or record is None:
+            if sample_id not in accepted or record is None:
                 continue
             self._counters.add_tokens(record)
             if self._alarms is not None:
@@ -400,7 +401,7 @@ class JudgingWorker:
             if self._on_judged is not None and result.request is not None:
                 told = partial(self._on_judged, record, result.request)
                 self._safely("on_judged", result.finished, told)
-        self._count_attempts(list(done.refused))
+        self._count_attempts(list(refused))
 
 
 def _finished(

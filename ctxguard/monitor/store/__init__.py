@@ -1,13 +1,13 @@
 """The sample store: SQLite on one host, PostgreSQL for several.
 
     types         the values that go in and come out
-    schema        the tables
-    database      connections and transactions      errors     database errors as the store's
-    sqlite        how SQLite is set up              transactions  functions that are one each
+    schema        the tables                        transactions  what runs in one
+    database      connections, creation             errors     database errors as the store's
+    sqlite        how SQLite is set up              retention  deletion
     accounts      what writers report               queue      samples claimed and finished
     judgments     judged requests, by time          labelling  labels and feedback of people
     picks         samples picked for labels         graded     what people have graded
-    budgets       what judging has spent            retention  deletion
+    shared        what monitors share: leases, counts, budgets
     sample_store  SampleStore, the table of all that it does
 
 The types import without SQLAlchemy, which is imported with ``SampleStore``.
@@ -25,7 +25,6 @@ from ctxguard.monitor.store.types import (
     Entry,
     FeedbackRow,
     Finished,
-    FinishResult,
     GradedRow,
     GradedRows,
     JudgedRows,
@@ -54,7 +53,6 @@ __all__ = [
     "Claimed",
     "Entry",
     "FeedbackRow",
-    "FinishResult",
     "Finished",
     "GradedRow",
     "GradedRows",

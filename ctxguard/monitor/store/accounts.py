@@ -4,19 +4,18 @@ A report is added in the transaction that stores its samples. What a process hel
 reported is pending while the process is heard of, and unaccounted for once it was silent.
 """
 
-import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from ctxguard.monitor.store import schema
-from ctxguard.monitor.store.database import AHEAD_SECONDS, storable
-from ctxguard.monitor.store.transactions import StoreHandle, reads, writes
+from ctxguard.monitor.store.database import AHEAD_SECONDS
+from ctxguard.monitor.store.schema import storable
+from ctxguard.monitor.store.transactions import Transaction, insertion, reads, writes
 from ctxguard.monitor.store.types import (
     HOUR_SECONDS,
     Accounts,
@@ -44,8 +43,7 @@ _SAMPLE_COLUMNS = tuple(schema.samples.c.keys()[:9])
 
 @writes
 def append(
-    store: StoreHandle,
-    connection: sa.Connection,
+    db: Transaction,
     worker_id: str,
     entries: Sequence[Entry],
     counts: WorkerCounts,
@@ -65,25 +63,23 @@ def append(
     Returns:
         Whether it was stored now; False where the store held it already.
     """
-    present = math.floor(store.clock() / HOUR_SECONDS) if counts.hour is None else counts.hour
+    present = math.floor(db.store.clock() / HOUR_SECONDS) if counts.hour is None else counts.hour
     stored = Counter([math.floor(entry.time_seconds / HOUR_SECONDS) for entry in entries])
     lost = {column.name: counts.lost.get(reason, 0) for reason, column in _LOST.items()}
-    row: dict[str, Any] = {"worker_id": storable(worker_id), "hour": present, **lost}
+    row: dict[str, Any] = {"worker_id": worker_id, "hour": present, **lost}
     row |= {
         "sampled": counts.sampled,
         "stored": stored.pop(present, 0),
         "pending": counts.pending,
         "batch": batch or 0,
     }
-    is_sqlite = store.database.is_sqlite
-    report, clock = _report(is_sqlite=is_sqlite), store.database.lease_clock()
-    if isinstance(clock, sa.BindParameter):
-        # A statement that stays the same is not compiled again.
-        row["heard_at"] = clock.value
-    else:
-        report = report.values(heard_at=clock)
+    report, clock = _report(is_sqlite=db.is_sqlite), db.store.database.lease_clock()
+    # A statement that stays the same is not compiled again.
+    is_value = isinstance(clock, sa.BindParameter)
+    heard = {"heard_at": clock.value} if is_value else {}
+    timed = report if is_value else report.values(heard_at=clock)
     options = {"preserve_rowcount": True}
-    if not connection.execute(report, row, execution_options=options).rowcount:
+    if not db.execute(timed, {**row, **heard}, execution_options=options).rowcount:
         return False
     if earlier := sorted(stored.keys() | counts.earlier.keys()):
         none = {**row, **dict.fromkeys([*lost, "pending", "batch"], 0), "heard_at": None}
@@ -91,16 +87,14 @@ def append(
             {**none, "hour": hour, "sampled": counts.earlier.get(hour, 0), "stored": stored[hour]}
             for hour in earlier
         ]
-        connection.execute(_report_of_earlier(is_sqlite=is_sqlite), rows)
+        db.execute(report, rows)
     if entries:
-        _insert(store, connection, entries)
+        _insert(db, entries)
     return True
 
 
 @reads
-def accounts(
-    store: StoreHandle, connection: sa.Connection, *, worker_id: str | None = None
-) -> Accounts:
+def accounts(db: Transaction, *, worker_id: str | None = None) -> Accounts:
     """The counts of the writing processes, as last reported.
 
     Args:
@@ -108,19 +102,19 @@ def accounts(
             days.
     """
     query = sa.select(
-        *[sa.func.coalesce(sa.func.sum(each), 0) for each in (*_COUNTED, _waiting(store))]
+        *[sa.func.coalesce(sa.func.sum(each), 0) for each in (*_COUNTED, _waiting(db))]
     )
     if worker_id is not None:
-        query = query.where(_own.worker_id == storable(worker_id))
-    sampled, stored, *lost, waiting = map(int, connection.execute(query).one())
+        query = query.where(_own.worker_id == worker_id)
+    sampled, stored, *lost, waiting = map(int, db.execute(query).one())
     return Accounts(sampled, stored, waiting, dict(zip(LostReason, lost, strict=True)))
 
 
 @reads
-def stored_shares(store: StoreHandle, connection: sa.Connection) -> StoredShares:
+def stored_shares(db: Transaction) -> StoredShares:
     """Which share of each hour's samples was stored; what is in memory is left out."""
-    waiting = sa.func.sum(_waiting(store))
-    rows = connection.execute(
+    waiting = sa.func.sum(_waiting(db))
+    rows = db.execute(
         sa.select(_own.hour, sa.func.sum(_own.sampled), sa.func.sum(_own.stored), waiting)
         .group_by(_own.hour)
         .having(sa.func.sum(_own.stored) > 0, sa.func.sum(_own.sampled) > sa.func.sum(_own.stored))
@@ -134,54 +128,30 @@ def stored_shares(store: StoreHandle, connection: sa.Connection) -> StoredShares
 
 
 @writes
-def add_counts(
-    store: StoreHandle,
-    connection: sa.Connection,
-    series: str,
-    more: Mapping[tuple[str, ...], float],
-) -> dict[tuple[str, ...], float]:
-    """Add what a monitor has counted; return the totals of all monitors, which never fall.
-
-    Args:
-        more: By name and label values, what was counted since the last call.
-    """
-    table, own = schema.counts, storable(series)
-    rows = [{"series": own, "key": json.dumps(key), "n": n} for key, n in more.items()]
-    if rows:
-        # In one order, or two monitors might wait for each other.
-        insert = store.database.insert(table)
-        added = {"n": table.c.n + insert.excluded.n}
-        upsert = insert.on_conflict_do_update(index_elements=list(table.primary_key), set_=added)
-        connection.execute(upsert, sorted(rows, key=lambda row: str(row["key"])))
-    query = sa.select(table.c.key, table.c.n).where(table.c.series == own)
-    return {tuple(json.loads(row.key)): row.n for row in connection.execute(query)}
-
-
-@writes
-def fold_accounts(store: StoreHandle, connection: sa.Connection) -> int:
+def fold_accounts(db: Transaction) -> int:
     """Add up the processes of each hour that is two days old; how many rows were added up."""
-    oldest = math.floor(store.clock() / HOUR_SECONDS) - _SINGLE_HOURS
+    oldest = math.floor(db.store.clock() / HOUR_SECONDS) - _SINGLE_HOURS
     is_old = sa.and_(_own.hour < oldest, _own.worker_id != _ALL)
-    found = connection.execute(sa.select(_own.hour).where(is_old).with_for_update()).all()
+    found = db.execute(sa.select(_own.hour).where(is_old).with_for_update()).all()
     if not found:
         return 0
     sums = sa.select(
         sa.literal(_ALL), _own.hour, *map(sa.func.sum, _COUNTED), sa.literal(0), sa.literal(0)
     )
-    insert = store.database.insert(_table).from_select(
+    insert = insertion(_table, is_sqlite=db.is_sqlite).from_select(
         [_own.worker_id, _own.hour, *_COUNTED, _own.pending, _own.batch],
         sums.where(is_old).group_by(_own.hour),
     )
     added = {each.name: each + insert.excluded[each.name] for each in _COUNTED}
     key = [_own.worker_id, _own.hour]
-    connection.execute(insert.on_conflict_do_update(index_elements=key, set_=added))
-    connection.execute(sa.delete(_table).where(is_old))
+    db.execute(insert.on_conflict_do_update(index_elements=key, set_=added))
+    db.execute(sa.delete(_table).where(is_old))
     return len(found)
 
 
-def _waiting(store: StoreHandle) -> sa.ColumnElement[int]:
+def _waiting(db: Transaction) -> sa.ColumnElement[int]:
     """The samples in the memory of a process when it reported last, while it is heard of."""
-    now = store.database.lease_clock()
+    now = db.store.database.lease_clock()
     is_heard = sa.and_(_own.heard_at > now - SILENT_SECONDS, _own.heard_at <= now + AHEAD_SECONDS)
     later, times = _table.alias().c, (_own.heard_at, _own.hour)
     is_last = ~sa.exists().where(
@@ -190,9 +160,9 @@ def _waiting(store: StoreHandle) -> sa.ColumnElement[int]:
     return sa.case((sa.and_(is_heard, is_last), _own.pending), else_=0)
 
 
-def _insert(store: StoreHandle, connection: sa.Connection, entries: Sequence[Entry]) -> None:
+def _insert(db: Transaction, entries: Sequence[Entry]) -> None:
     """Insert samples; those of probability 0 as forced."""
-    ids = store.database.new_sample_ids(connection, len(entries))
+    ids = db.new_sample_ids(len(entries))
     samples, payloads = [], []
     for sample_id, entry in zip(ids, entries, strict=True):
         state = State.PENDING if entry.probability > 0.0 else State.FORCED
@@ -210,14 +180,14 @@ def _insert(store: StoreHandle, connection: sa.Connection, entries: Sequence[Ent
             )
         )
         payloads.append((sample_id, entry.payload))
-    store.database.insert_rows(connection, schema.samples, _SAMPLE_COLUMNS, samples)
-    store.database.insert_rows(connection, schema.payloads, ("sample_id", "payload"), payloads)
+    db.insert_raw(schema.samples, _SAMPLE_COLUMNS, samples)
+    db.insert_raw(schema.payloads, ("sample_id", "payload"), payloads)
 
 
 @cache
 def _report(*, is_sqlite: bool) -> Any:
-    """Adds to the row of a worker and the present hour, but for a batch that is in it already."""
-    insert = _insertion(is_sqlite=is_sqlite)
+    """Adds to the row of a worker and an hour, but for a batch that is in it already."""
+    insert = insertion(_table, is_sqlite=is_sqlite)
     new = insert.excluded
     return insert.on_conflict_do_update(
         index_elements=[_own.worker_id, _own.hour],
@@ -228,15 +198,3 @@ def _report(*, is_sqlite: bool) -> Any:
         },
         where=sa.or_(new.batch == 0, new.batch > _own.batch),
     )
-
-
-@cache
-def _report_of_earlier(*, is_sqlite: bool) -> Any:
-    """Adds to the rows of a worker and of hours that are not the present one."""
-    insert = _insertion(is_sqlite=is_sqlite)
-    added = {name: _own[name] + insert.excluded[name] for name in ("sampled", "stored")}
-    return insert.on_conflict_do_update(index_elements=[_own.worker_id, _own.hour], set_=added)
-
-
-def _insertion(*, is_sqlite: bool) -> Any:
-    return (sqlite if is_sqlite else postgresql).insert(_table)

@@ -9,22 +9,20 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.pool import StaticPool
 
 from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import ClosedAtForks, reset_in_children
-from ctxguard.errors import ConfigurationError, StoreLockedError
+from ctxguard.errors import ConfigurationError, StoreLockedError, StoreSchemaError
 from ctxguard.monitor.store import errors as faults
 from ctxguard.monitor.store import sqlite as lite
-from ctxguard.monitor.store.schema import SCHEMA_VERSION, metadata, samples, schema_version
+from ctxguard.monitor.store.schema import SCHEMA_VERSION, metadata, schema_version
 
 _log = logging.getLogger(__name__)
 
@@ -124,67 +122,6 @@ class Database:
             return sa.literal(time.monotonic())
         return sa.cast(sa.func.extract("epoch", sa.func.clock_timestamp()), sa.Double)
 
-    def lease_now(self, connection: sa.Connection) -> float:
-        """``lease_clock`` of this moment."""
-        return float(connection.execute(sa.select(self.lease_clock())).scalar_one())
-
-    def new_sample_ids(self, connection: sa.Connection, n: int) -> list[int]:
-        """The ids of the next n samples, ascending; never used before."""
-        if not self.is_sqlite:
-            places = sa.func.generate_series(1, n).table_valued("place")
-            ids = sa.select(sa.func.nextval(f"{samples.name}_sample_id_seq")).select_from(places)
-            return sorted(connection.execute(ids).scalars())
-        last = connection.exec_driver_sql(
-            "SELECT seq FROM sqlite_sequence WHERE name = ?", (samples.name,)
-        ).scalar()
-        return list(range((last or 0) + 1, (last or 0) + 1 + n))
-
-    def upsert(
-        self,
-        connection: sa.Connection,
-        table: sa.Table,
-        values: dict[str, Any],
-        *,
-        changes: dict[str, Any] | None,
-        where: sa.ColumnElement[bool] | None = None,
-    ) -> bool:
-        """Insert a row, or change the row with its key; ``changes`` None leaves that as it is.
-
-        Args:
-            where: Which row with its key is changed; None for any.
-
-        Returns:
-            Whether a row was inserted or changed.
-        """
-        insert, key = self.insert(table).values(values), list(table.primary_key)
-        upsert = (
-            insert.on_conflict_do_nothing()
-            if changes is None
-            else insert.on_conflict_do_update(index_elements=key, set_=changes, where=where)
-        )
-        options = {"preserve_rowcount": True}
-        return connection.execute(upsert, execution_options=options).rowcount > 0
-
-    def insert_rows(
-        self,
-        connection: sa.Connection,
-        table: sa.Table,
-        columns: Sequence[str],
-        rows: Sequence[Sequence[Any]],
-    ) -> None:
-        """Insert many rows as the driver takes them: SQLAlchemy looks at each value of each."""
-        statement = _insertion(table, tuple(columns), connection.dialect)
-        if self.is_sqlite:
-            connection.exec_driver_sql(statement, list(map(tuple, rows)))
-            return
-        connection.exec_driver_sql(
-            statement, [dict(zip(columns, row, strict=True)) for row in rows]
-        )
-
-    def insert(self, table: sa.Table) -> Any:
-        """An insertion that can say what happens to a row with the same key."""
-        return sqlite.insert(table) if self.is_sqlite else postgresql.insert(table)
-
     def _current(self) -> sa.Engine:
         """The engine; a new one if there is none, or if the file is no longer the one it opened.
 
@@ -217,9 +154,12 @@ class Database:
     def _set_up(self) -> sa.Engine:
         engine = self._engine_for_url()
         try:
+            with engine.connect() as connection, connection.begin():
+                is_new = not self._has_tables(connection)
             if self.is_sqlite:
                 lite.persist(engine, BUSY_SECONDS)
-            self._create_tables(engine)
+            if is_new:
+                self._create_tables(engine)
         except BaseException:
             engine.dispose()
             raise
@@ -241,45 +181,54 @@ class Database:
         if not self.is_sqlite:
             sa.event.listen(engine, "connect", _bound_waiting)
             return engine
-        name, patience = self.name, BUSY_SECONDS
-        sa.event.listen(engine, "connect", lambda driver, _: lite.prepare(driver, name))
+        patience = BUSY_SECONDS
+        sa.event.listen(engine, "connect", lite.prepare)
         sa.event.listen(engine, "begin", lambda connection: lite.begin(connection, patience))
         return engine
 
     def _create_tables(self, engine: sa.Engine) -> None:
-        """Create the tables where there are none."""
-        with engine.connect() as connection, connection.begin():
-            if self._version(connection) is not None:
-                return
         with engine.connect() as connection:
             connection.execution_options(**{lite.WRITES: True})
             with connection.begin():
                 if not self.is_sqlite:
                     connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_CREATION_LOCK})")
-                if self._version(connection) is None:
+                if not self._has_tables(connection):
                     metadata.create_all(connection, checkfirst=False)
                     connection.execute(sa.insert(schema_version).values(version=SCHEMA_VERSION))
 
-    def _version(self, connection: sa.Connection) -> int | None:
-        """The schema version of the tables; None where there are none."""
-        tables = metadata.tables.keys() & sa.inspect(connection).get_table_names()
-        if not tables:
-            return None
-        if schema_version.name not in tables:
-            raise faults.half_made(self.name, None, f"table {schema_version.name}")
-        newest = sa.select(sa.func.max(schema_version.c.version))
-        version: int | None = connection.execute(newest).scalar()
-        faults.refuse_other(self.name, version)
-        missing = sorted(metadata.tables.keys() - tables)
-        if version is None or missing:
-            lacking = f"table {missing[0]}" if missing else "schema version"
-            raise faults.half_made(self.name, version, lacking)
-        return version
+    def _has_tables(self, connection: sa.Connection) -> bool:
+        """Whether a whole store is there; False where there is none.
 
-
-@lru_cache(maxsize=16)
-def _insertion(table: sa.Table, columns: tuple[str, ...], dialect: sa.Dialect) -> str:
-    return str(sa.insert(table).compile(dialect=dialect, column_keys=columns))
+        Raises:
+            StoreSchemaError: it is another release's or another program's, or half of one.
+        """
+        found = set(sa.inspect(connection).get_table_names())
+        tables = metadata.tables.keys()
+        if not (found if self.is_sqlite else found & tables):
+            return False
+        version: int | None = None
+        if schema_version.name in found:
+            newest = sa.select(sa.func.max(schema_version.c.version))
+            version = connection.execute(newest).scalar()
+        if version not in (None, SCHEMA_VERSION):
+            problem = (
+                f"has schema version {version}, this release reads {SCHEMA_VERSION}; it was not "
+                "changed: use the release that made it, or give this one another store"
+            )
+        elif not found & tables:
+            problem = (
+                "is the database of another program, and was not changed: give the sample store a "
+                "file of its own"
+            )
+        elif version is None or tables - found:
+            lacking = "".join([f"table {name}" for name in sorted(tables - found)[:1]])
+            problem = (
+                f"is not a whole sample store (it has no {lacking or 'schema version'}), and was "
+                "not changed: restore a whole copy of it, or give ctxguard another store"
+            )
+        else:
+            return True
+        raise StoreSchemaError(f"{self.name} {problem}", found=version, known=SCHEMA_VERSION)
 
 
 def _identity(file: Path) -> _Identity | None:
@@ -301,17 +250,6 @@ def _make_private(file: Path) -> None:
     with suppress(OSError):
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         os.close(os.open(os.path.realpath(file), flags, 0o600))
-
-
-def storable(text: str) -> str:
-    r"""Text that every database takes: what UTF-8 or PostgreSQL cannot hold is escaped.
-
-    >>> storable("a\x00b\ud800")
-    'a\\x00b\\ud800'
-    """
-    if "\0" in text:
-        text = text.replace("\0", "\\x00")
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def sqlite_file(url: str) -> Path | None:

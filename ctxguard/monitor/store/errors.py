@@ -13,10 +13,8 @@ from ctxguard.errors import (
     StoreFullError,
     StoreLockedError,
     StoreReadOnlyError,
-    StoreSchemaError,
     StoreUnavailableError,
 )
-from ctxguard.monitor.store.schema import SCHEMA_VERSION
 
 _DAMAGED = (
     "the database is damaged; move it away with its -wal and -shm files, and restore a copy or let "
@@ -77,25 +75,6 @@ def store_error(
     if isinstance(cause, sqlite3.Error):
         return _of_sqlite(cause, name, file)
     return None if cause is None else _of_postgresql(cause, name)
-
-
-def refuse_other(name: str, version: int | None) -> None:
-    """Raise StoreSchemaError for tables of another schema version."""
-    if version is not None and version != SCHEMA_VERSION:
-        what = (
-            f"has schema version {version}, this release reads {SCHEMA_VERSION}; it was not "
-            "changed: use the release that made it, or give this one another store"
-        )
-        raise StoreSchemaError(f"{name} {what}", found=version, known=SCHEMA_VERSION)
-
-
-def half_made(name: str, version: int | None, lacking: str) -> StoreSchemaError:
-    """The error for tables that no release leaves behind, such as those of half a copy."""
-    what = (
-        f"is not a whole sample store (it has no {lacking}), and was not changed: restore a whole "
-        "copy of it, or give ctxguard another store"
-    )
-    return StoreSchemaError(f"{name} {what}", found=version, known=SCHEMA_VERSION)
 
 
 def is_busy(error: BaseException) -> bool:

@@ -12,15 +12,8 @@ import numpy as np
 import sqlalchemy as sa
 
 from ctxguard.monitor.store import schema
-from ctxguard.monitor.store.judgments import JUDGED, judged_rows, series_id
-from ctxguard.monitor.store.transactions import (
-    StoreHandle,
-    by_sample,
-    chunks,
-    reads,
-    rows_with,
-    writes,
-)
+from ctxguard.monitor.store.judgments import JUDGED, judged_rows
+from ctxguard.monitor.store.transactions import Transaction, chunks, reads, writes
 from ctxguard.monitor.store.types import (
     MOST_UNCOVERED,
     NO_PICK,
@@ -38,7 +31,7 @@ _targeted = schema.label_queue.c.sample_id
 
 
 @reads
-def to_grade(_: StoreHandle, connection: sa.Connection, series: str) -> dict[int, int]:
+def to_grade(db: Transaction, series: str) -> dict[int, int]:
     """The judged samples with labels that their graded row lacks, or without such a row.
 
     Those that another series judged first count once they were judged again.
@@ -47,7 +40,7 @@ def to_grade(_: StoreHandle, connection: sa.Connection, series: str) -> dict[int
         By sample, the id of its newest label.
     """
     newest = sa.func.max(schema.labels.c.label_id)
-    own = series_id(connection, series)
+    own = db.series_id(series)
     again = sa.and_(_verdicts.sample_id == _judged.sample_id, _verdicts.series_id == own)
     of_sample = sa.and_(_graded.sample_id == _judged.sample_id, _graded.series_id == own)
     query = (
@@ -60,20 +53,20 @@ def to_grade(_: StoreHandle, connection: sa.Connection, series: str) -> dict[int
         .group_by(_judged.sample_id, _graded.last_label_id)
         .having(newest > sa.func.coalesce(_graded.last_label_id, -1))
     )
-    return {row.sample_id: row.newest for row in connection.execute(query)}
+    return {row.sample_id: row.newest for row in db.execute(query)}
 
 
 @reads
-def labelled(_: StoreHandle, connection: sa.Connection, series: str) -> dict[int, bool]:
+def labelled(db: Transaction, series: str) -> dict[int, bool]:
     """The samples that draws asked about, people labelled, and whose text is kept.
 
     Returns:
         By sample, whether the series has judged it, first or again.
     """
-    own = series_id(connection, series)
+    own = db.series_id(series)
     again = sa.and_(_verdicts.sample_id == _picked.sample_id, _verdicts.series_id == own)
     samples, labels = schema.samples.c, schema.labels.c
-    rows = connection.execute(
+    rows = db.execute(
         sa.select(_picked.sample_id, _verdicts.sample_id.is_not(None).label("is_judged"))
         .join(schema.samples, samples.sample_id == _picked.sample_id)
         .join(schema.payloads, schema.payloads.c.sample_id == _picked.sample_id)
@@ -85,50 +78,44 @@ def labelled(_: StoreHandle, connection: sa.Connection, series: str) -> dict[int
 
 
 @reads
-def first_verdicts(
-    _: StoreHandle, connection: sa.Connection, sample_ids: Sequence[int]
-) -> dict[int, str]:
+def first_verdicts(db: Transaction, sample_ids: Sequence[int]) -> dict[int, str]:
     """The verdicts of the series that judged each sample first, as ``verdicts``."""
     first = sa.and_(
         _verdicts.sample_id == _judged.sample_id, _verdicts.series_id == _judged.series_id
     )
     query = sa.select(_judged.sample_id, _verdicts.verdicts).join(schema.verdicts, first)
-    return by_sample(connection, query, sample_ids)
+    return db.by_sample(query, sample_ids)
 
 
 @reads
-def judged_samples(
-    _: StoreHandle, connection: sa.Connection, sample_ids: Sequence[int]
-) -> JudgedRows:
+def judged_samples(db: Transaction, sample_ids: Sequence[int]) -> JudgedRows:
     """The judged rows of some samples, by ascending id, without those that were deleted."""
     query = sa.select(*JUDGED).order_by(_judged.sample_id)
     wanted = sorted(set(sample_ids))
-    return judged_rows(list(rows_with(connection, query, _judged.sample_id, wanted)))
+    return judged_rows(list(db.rows_with(query, _judged.sample_id, wanted)))
 
 
 @writes
-def save_graded(
-    _: StoreHandle, connection: sa.Connection, series: str, rows: Sequence[GradedRow]
-) -> None:
+def save_graded(db: Transaction, series: str, rows: Sequence[GradedRow]) -> None:
     """Save a series' graded rows in place of its former ones of their samples."""
-    own_series = series_id(connection, series)
+    own_series = db.series_id(series)
     for some in chunks(rows):
         ids = [row.sample_id for row in some]
         former = sa.and_(_graded.series_id == own_series, _graded.sample_id.in_(ids))
-        connection.execute(sa.delete(schema.graded).where(former))
-        connection.execute(
+        db.execute(sa.delete(schema.graded).where(former))
+        db.execute(
             sa.insert(schema.graded), [asdict(row) | {"series_id": own_series} for row in some]
         )
 
 
 @reads
-def graded(_: StoreHandle, connection: sa.Connection, series: str) -> GradedRows:
+def graded(db: Transaction, series: str) -> GradedRows:
     """Read all samples of a series that people have graded, by ascending id.
 
     Those whose text or judged row was deleted since are among them.
     """
-    own_series = series_id(connection, series)
-    rows = connection.execute(
+    own_series = db.series_id(series)
+    rows = db.execute(
         sa.select(
             schema.graded,
             sa.func.coalesce(_judged.first_pick, NO_PICK).label("first"),
@@ -148,12 +135,12 @@ def graded(_: StoreHandle, connection: sa.Connection, series: str) -> GradedRows
         judge=b"".join([row.judge for row in rows]),
         human=tuple([row.human for row in rows]),
         is_targeted=np.array([row.is_targeted for row in rows], np.bool_),
-        asked=_asked(connection, own_series),
+        asked=_asked(db, own_series),
         disagreements=sum(row.disagreements for row in rows),
     )
 
 
-def _asked(connection: sa.Connection, own_series: int) -> dict[tuple[int, PickKind, bool], int]:
+def _asked(db: Transaction, own_series: int) -> dict[tuple[int, PickKind, bool], int]:
     """Count what draws asked about, of those draws of which every tenants' part has grades.
 
     A draw from what another series judged counts as far as the samples were judged again. People
@@ -163,7 +150,7 @@ def _asked(connection: sa.Connection, own_series: int) -> dict[tuple[int, PickKi
     """
     is_graded = sa.func.length(sa.func.coalesce(_graded.passages, b"")) > 0
     kinds = (_picked.pick_id, _picked.kind, _picked.asked)
-    rows = connection.execute(
+    rows = db.execute(
         sa.select(
             *kinds,
             is_graded.label("is_graded"),

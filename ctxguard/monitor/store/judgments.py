@@ -1,7 +1,6 @@
 """Judged requests by series and time, and the judgments of single samples."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import fields
 from typing import Any
 
@@ -9,8 +8,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from ctxguard.monitor.store import schema
-from ctxguard.monitor.store.database import storable
-from ctxguard.monitor.store.transactions import StoreHandle, by_sample, reads, record, rows_with
+from ctxguard.monitor.store.transactions import StoreHandle, Transaction, reads, record
 from ctxguard.monitor.store.types import NO_PICK, JudgedRows, LossRow, State, StoredSample
 
 PAGE_ROWS = 5_000
@@ -26,20 +24,20 @@ JUDGED = (
 
 
 @reads
-def series(_: StoreHandle, connection: sa.Connection) -> list[str]:
+def series(db: Transaction) -> list[str]:
     """Every series of judgments, in the order in which they began."""
     table = schema.series.c
-    return list(connection.execute(sa.select(table.name).order_by(table.series_id)).scalars())
+    return db.scalars(sa.select(table.name).order_by(table.series_id))
 
 
 @reads
-def judged_counts(_: StoreHandle, connection: sa.Connection) -> dict[str, tuple[int, int]]:
+def judged_counts(db: Transaction) -> dict[str, tuple[int, int]]:
     """Count the judged samples of each series, and those of them that people labelled."""
     table, labels = schema.series.c, schema.labels.c
     labelled = sa.exists().where(
         _samples.sample_id == _judged.sample_id, labels.request_id == _samples.request_id
     )
-    rows = connection.execute(
+    rows = db.execute(
         sa.select(
             table.name,
             sa.func.count().label("n"),
@@ -84,8 +82,7 @@ def judged_pages(
 
 @reads
 def _judged_page(
-    _: StoreHandle,
-    connection: sa.Connection,
+    db: Transaction,
     series: str,
     since: float | None,
     until: float | None,
@@ -94,7 +91,7 @@ def _judged_page(
     """The first rows after the one with this time and sample id; None for the first of all."""
     query = (
         sa.select(*JUDGED)
-        .where(_judged.series_id == series_id(connection, series))
+        .where(_judged.series_id == db.series_id(series))
         .order_by(_judged.time_seconds, _judged.sample_id)
         .limit(PAGE_ROWS)
     )
@@ -107,32 +104,26 @@ def _judged_page(
         query = query.where(_judged.time_seconds >= since)
     if until is not None:
         query = query.where(_judged.time_seconds < until)
-    return judged_rows(driver_rows(connection, query))
+    return judged_rows(db.raw_rows(query))
 
 
 @reads
 def losses(
-    _: StoreHandle,
-    connection: sa.Connection,
-    series: str,
-    profile_id: str,
-    *,
-    since: float,
-    until: float,
+    db: Transaction, series: str, profile_id: str, *, since: float, until: float
 ) -> list[LossRow]:
     """The losses of requests of a profile with since ≤ time < until, in any order."""
     table = schema.losses.c
     query = sa.select(*[table[each.name] for each in fields(LossRow)]).where(
-        *_of_profile(connection, series, profile_id),
+        *_of_profile(db, series, profile_id),
         table.time_seconds >= since,
         table.time_seconds < until,
     )
-    return [LossRow(*row) for row in connection.execute(query)]
+    return [LossRow(*row) for row in db.execute(query)]
 
 
 @reads
 def first_loss_seconds(
-    _: StoreHandle, connection: sa.Connection, series: str, profile_id: str, *, since: float | None
+    db: Transaction, series: str, profile_id: str, *, since: float | None
 ) -> float | None:
     """When the first request with a loss was answered; None if there is none.
 
@@ -141,59 +132,53 @@ def first_loss_seconds(
         since: Leave earlier ones out; None for the first of all.
     """
     times = schema.losses.c.time_seconds
-    query = sa.select(sa.func.min(times)).where(*_of_profile(connection, series, profile_id))
+    query = sa.select(sa.func.min(times)).where(*_of_profile(db, series, profile_id))
     if since is not None:
         query = query.where(times >= since)
-    first: float | None = connection.execute(query).scalar()
+    first: float | None = db.execute(query).scalar()
     return first
 
 
 @reads
-def verdicts(
-    _: StoreHandle, connection: sa.Connection, series: str, sample_ids: Sequence[int]
-) -> dict[int, str]:
+def verdicts(db: Transaction, series: str, sample_ids: Sequence[int]) -> dict[int, str]:
     """Verdicts by sample, without those that were deleted or never given."""
     table = schema.verdicts.c
     query = sa.select(table.sample_id, table.verdicts).where(
-        table.series_id == series_id(connection, series)
+        table.series_id == db.series_id(series)
     )
-    return by_sample(connection, query, sample_ids)
+    return db.by_sample(query, sample_ids)
 
 
 @reads
 def rejected(
-    _: StoreHandle, connection: sa.Connection, sample_ids: Sequence[int]
+    db: Transaction, sample_ids: Sequence[int]
 ) -> dict[int, tuple[tuple[str, str, str], ...]]:
     """(passage id, reason, raw reply) of each verdict that was not valid, by sample."""
     table = schema.rejected.c
     query = sa.select(table.sample_id, table.passage_id, table.reason, table.reply)
     by_sample: dict[int, tuple[tuple[str, str, str], ...]] = {}
-    for row in rows_with(
-        connection, query.order_by(table.rejected_id), table.sample_id, sample_ids
-    ):
+    for row in db.rows_with(query.order_by(table.rejected_id), table.sample_id, sample_ids):
         one = (row.passage_id, row.reason, row.reply)
         by_sample[row.sample_id] = (*by_sample.get(row.sample_id, ()), one)
     return by_sample
 
 
 @reads
-def find(_: StoreHandle, connection: sa.Connection, request_id: str) -> list[int]:
+def find(db: Transaction, request_id: str) -> list[int]:
     """The samples of a request, oldest first."""
-    query = sa.select(_samples.sample_id).where(_samples.request_id == storable(request_id))
-    return list(connection.execute(query.order_by(_samples.sample_id)).scalars())
+    query = sa.select(_samples.sample_id).where(_samples.request_id == request_id)
+    return db.scalars(query.order_by(_samples.sample_id))
 
 
 @reads
-def samples_of(_: StoreHandle, connection: sa.Connection, request_id: str) -> list[StoredSample]:
+def samples_of(db: Transaction, request_id: str) -> list[StoredSample]:
     """The samples of a request, oldest first, and how far each came."""
-    query = _stored().where(_samples.request_id == storable(request_id))
-    return list(map(_stored_sample, connection.execute(query.order_by(_samples.sample_id))))
+    query = _stored().where(_samples.request_id == request_id)
+    return list(map(_stored_sample, db.execute(query.order_by(_samples.sample_id))))
 
 
 @reads
-def newest_samples(
-    _: StoreHandle, connection: sa.Connection, n: int, *, before: int | None = None
-) -> list[StoredSample]:
+def newest_samples(db: Transaction, n: int, *, before: int | None = None) -> list[StoredSample]:
     """The samples that were stored last, newest first, and how far each came.
 
     Args:
@@ -203,23 +188,21 @@ def newest_samples(
     query = _stored().order_by(_samples.sample_id.desc()).limit(n)
     if before is not None:
         query = query.where(_samples.sample_id < before)
-    return list(map(_stored_sample, connection.execute(query)))
+    return list(map(_stored_sample, db.execute(query)))
 
 
 @reads
-def request_ids(
-    _: StoreHandle, connection: sa.Connection, sample_ids: Sequence[int]
-) -> dict[int, str]:
+def request_ids(db: Transaction, sample_ids: Sequence[int]) -> dict[int, str]:
     """The request of each sample, without samples that were deleted."""
     query = sa.select(_samples.sample_id, _samples.request_id)
-    return by_sample(connection, query, sample_ids)
+    return db.by_sample(query, sample_ids)
 
 
 def _of_profile(
-    connection: sa.Connection, series: str, profile_id: str
+    db: Transaction, series: str, profile_id: str
 ) -> tuple[sa.ColumnElement[bool], ...]:
     table = schema.losses.c
-    return table.series_id == series_id(connection, series), table.profile_id == profile_id
+    return table.series_id == db.series_id(series), table.profile_id == profile_id
 
 
 def _stored() -> sa.Select[Any]:
@@ -249,25 +232,3 @@ def judged_rows(rows: Sequence[Any]) -> JudgedRows:
         np.fromiter(picks, np.int64, len(picks)),
         b"".join(summaries),
     )
-
-
-def driver_rows(connection: sa.Connection, query: sa.Select[Any]) -> Sequence[Any]:
-    """The rows as the driver has them: a million take SQLAlchemy longer than the query."""
-    if connection.dialect.name == "sqlite":
-        cursor = connection.execute(query).cursor
-    else:
-        driver: Any = connection.connection.driver_connection
-        compiled = query.compile(connection)
-        # Bytes are sent as they are, not as text.
-        cursor = driver.cursor(binary=True).execute(str(compiled), compiled.params)
-    with closing(cursor):
-        rows: Sequence[Any] = cursor.fetchall()
-    return rows
-
-
-def series_id(connection: sa.Connection, series: str) -> int:
-    """The id of a series; -1, which no row has, for one that has not begun."""
-    table = schema.series.c
-    query = sa.select(table.series_id).where(table.name == storable(series))
-    found = connection.execute(query).scalar()
-    return -1 if found is None else found

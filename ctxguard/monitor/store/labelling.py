@@ -13,13 +13,9 @@ import sqlalchemy as sa
 
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.store import schema
-from ctxguard.monitor.store.database import storable
-from ctxguard.monitor.store.transactions import StoreHandle, reads, record, rows_with, writes
-from ctxguard.monitor.store.types import (
-    Added,
-    FeedbackRow,
-    LabelRow,
-)
+from ctxguard.monitor.store.schema import storable
+from ctxguard.monitor.store.transactions import Transaction, reads, record, writes
+from ctxguard.monitor.store.types import Added, FeedbackRow, LabelRow
 
 _samples = schema.samples.c
 _labels = schema.labels.c
@@ -35,12 +31,7 @@ _SCALE = "labels.top_grade"
 
 
 @writes
-def add_labels(
-    store: StoreHandle,
-    connection: sa.Connection,
-    rows: Sequence[LabelRow],
-    top_grade: int | None = None,
-) -> Added:
+def add_labels(db: Transaction, rows: Sequence[LabelRow], top_grade: int | None = None) -> Added:
     """Add labels of sampled requests.
 
     A label that repeats the same annotator's last label of that passage is left out. Labels
@@ -55,9 +46,10 @@ def add_labels(
     Raises:
         ConfigurationError: the store's labels are on another scale.
     """
-    store.lock_writers(connection, schema.labels)
-    rows = [_storable(row) for row in rows]
-    scale = _top_grade(connection)
+    db.lock_writers(schema.labels)
+    # As they are read back, to be compared with those.
+    rows = [replace(row, **_storable_texts(row)) for row in rows]
+    scale = _top_grade(db)
     highest = max((row.grade or 0 for row in rows), default=0)
     if scale is not None and (top_grade not in (None, scale) or highest > scale):
         raise ConfigurationError(
@@ -65,55 +57,67 @@ def add_labels(
             f"{top_grade or highest}, and a grade is worth something else on each scale; "
             f"grade from 0 to {scale} (--max-grade {scale})"
         )
-    known = _known_requests(connection, [row.request_id for row in rows])
-    passages = _labelled_passages(connection, sorted(known))
-    duplicates = disagreeing = 0
-    new: list[LabelRow] = []
-    for row in rows:
-        if row.request_id not in known:
-            continue
-        passage = passages.setdefault((row.request_id, row.passage_id), _LabelledPassage())
-        if passage.has(row):
-            duplicates += 1
-            continue
-        disagreeing += passage.is_contradicted_by(row)
-        passage.add(row)
-        new.append(row)
-    if new:
-        connection.execute(
-            sa.insert(schema.labels),
-            [
-                {**asdict(row), "grade": _TAKEN_BACK if row.grade is None else row.grade}
-                for row in new
-            ],
-        )
-        if top_grade is not None and scale is None:
-            named = {"key": _SCALE, "value": str(top_grade)}
-            store.database.upsert(connection, schema.state, named, changes=None)
+    known = _known_requests(db, [row.request_id for row in rows])
+    query = sa.select(schema.labels).order_by(_labels.label_id)
+    former = map(_label, db.rows_with(query, _labels.request_id, sorted(known)))
+    of_known = [row for row in rows if row.request_id in known]
+    new, disagreeing = _new_labels(list(former), of_known)
+    db.insert(
+        schema.labels,
+        [asdict(row) | ({"grade": _TAKEN_BACK} if row.grade is None else {}) for row in new],
+    )
+    if new and top_grade is not None and scale is None:
+        db.upsert(schema.state, {"key": _SCALE, "value": str(top_grade)}, changes=None)
     unknown = dict.fromkeys(row.request_id for row in rows if row.request_id not in known)
-    return Added(len(new), tuple(unknown), duplicates, disagreeing)
+    return Added(len(new), tuple(unknown), len(of_known) - len(new), disagreeing)
 
 
-@reads
-def top_grade(_: StoreHandle, connection: sa.Connection) -> int | None:
+def _new_labels(former: Sequence[LabelRow], rows: Sequence[LabelRow]) -> tuple[list[LabelRow], int]:
+    """Those of ``rows`` that say something new, and how many of these contradict one before."""
+    verdicts: dict[tuple[str, str], set[_Verdict]] = {}
+    latest: dict[tuple[str, ...], tuple[float, _Verdict]] = {}
+    exact = set[LabelRow]()
+    new: list[LabelRow] = []
+    disagreeing = 0
+    for place, row in enumerate((*former, *rows)):
+        passage, verdict = (row.request_id, row.passage_id), (row.grade, row.negative)
+        who = (*passage, row.annotator, row.source)
+        given_at, given = latest.get(who, (-math.inf, (None, None)))
+        is_later = row.time_seconds >= given_at
+        of_passage = verdicts.setdefault(passage, set())
+        if place >= len(former):
+            if row in exact or (is_later and verdict == given):
+                continue
+            disagreeing += row.grade is not None and bool(of_passage - {verdict})
+            new.append(row)
+        if row.grade is not None:
+            of_passage.add(verdict)
+        exact.add(row)
+        if is_later:
+            latest[who] = (row.time_seconds, verdict)
+    return new, disagreeing
+
+
+def _top_grade(db: Transaction) -> int | None:
     """The highest grade of the scale of people's labels; None where none was named."""
-    return _top_grade(connection)
+    query = sa.select(schema.state.c.value).where(schema.state.c.key == _SCALE)
+    value = db.execute(query).scalar()
+    return None if value is None else int(value)
+
+
+top_grade = reads(_top_grade)
 
 
 @reads
-def unknown_requests(
-    _: StoreHandle, connection: sa.Connection, request_ids: Sequence[str]
-) -> list[str]:
+def unknown_requests(db: Transaction, request_ids: Sequence[str]) -> list[str]:
     """The requests without a sample in the store, each once, in the order given."""
     stored = {request_id: storable(request_id) for request_id in request_ids}
-    known = _known_requests(connection, stored.values())
+    known = _known_requests(db, stored.values())
     return [request_id for request_id, text in stored.items() if text not in known]
 
 
 @reads
-def labels(
-    _: StoreHandle, connection: sa.Connection, sample_ids: Sequence[int] | None = None
-) -> list[tuple[int, LabelRow]]:
+def labels(db: Transaction, sample_ids: Sequence[int] | None = None) -> list[tuple[int, LabelRow]]:
     """(sample id, label) in the order in which the labels were added.
 
     Args:
@@ -122,14 +126,12 @@ def labels(
     query = sa.select(_samples.sample_id, schema.labels).join(
         schema.samples, _samples.request_id == _labels.request_id
     )
-    rows = _of_samples(connection, query, "label_id", sample_ids)
+    rows = _of_samples(db, query, "label_id", sample_ids)
     return [(row.sample_id, _label(row)) for row in rows]
 
 
 @writes
-def queue_labels(
-    store: StoreHandle, connection: sa.Connection, sample_ids: Sequence[int], *, reason: str
-) -> int:
+def queue_labels(db: Transaction, sample_ids: Sequence[int], *, reason: str) -> int:
     """Request labels of samples; those already requested keep their place.
 
     Args:
@@ -139,25 +141,21 @@ def queue_labels(
     Returns:
         How many were not requested before.
     """
-    store.lock_writers(connection, schema.label_queue)
+    db.lock_writers(schema.label_queue)
     wanted = list(dict.fromkeys(sample_ids))
     known, requested = (
-        {row.sample_id for row in rows_with(connection, sa.select(column), column, wanted)}
+        {row.sample_id for row in db.rows_with(sa.select(column), column, wanted)}
         for column in (_samples.sample_id, _queue.sample_id)
     )
     new = [sample_id for sample_id in wanted if sample_id in known - requested]
-    if new:
-        connection.execute(
-            sa.insert(schema.label_queue),
-            [{"sample_id": sample_id, "reason": storable(reason)} for sample_id in new],
-        )
+    db.insert(schema.label_queue, [{"sample_id": sample_id, "reason": reason} for sample_id in new])
     return len(new)
 
 
 @reads
-def label_queue(_: StoreHandle, connection: sa.Connection) -> list[tuple[int, str]]:
+def label_queue(db: Transaction) -> list[tuple[int, str]]:
     """(sample id, reason) of samples whose labels were requested, in order."""
-    rows = connection.execute(
+    rows = db.execute(
         sa.select(_queue.sample_id, _queue.reason)
         .join(schema.samples, _samples.sample_id == _queue.sample_id)
         .order_by(_queue.place)
@@ -166,31 +164,30 @@ def label_queue(_: StoreHandle, connection: sa.Connection) -> list[tuple[int, st
 
 
 @writes
-def add_feedback(_: StoreHandle, connection: sa.Connection, rows: Sequence[FeedbackRow]) -> Added:
+def add_feedback(db: Transaction, rows: Sequence[FeedbackRow]) -> Added:
     """Add users' reactions to answers of sampled requests."""
     rows = [replace(row, request_id=storable(row.request_id)) for row in rows]
-    known = _known_requests(connection, [row.request_id for row in rows])
+    known = _known_requests(db, [row.request_id for row in rows])
     new = [
         {**asdict(row), "passage_ids": json.dumps(row.passage_ids)}
         for row in rows
         if row.request_id in known
     ]
-    if new:
-        connection.execute(sa.insert(schema.feedback), new)
+    db.insert(schema.feedback, new)
     unknown = dict.fromkeys(row.request_id for row in rows if row.request_id not in known)
     return Added(len(new), tuple(unknown))
 
 
 @reads
-def feedback_counts(_: StoreHandle, connection: sa.Connection) -> dict[str, int]:
+def feedback_counts(db: Transaction) -> dict[str, int]:
     """How many reactions of each kind there are."""
     query = sa.select(_feedback.kind, sa.func.count()).group_by(_feedback.kind)
-    return {str(kind): int(count) for kind, count in connection.execute(query)}
+    return {str(kind): int(count) for kind, count in db.execute(query)}
 
 
 @reads
 def feedback(
-    _: StoreHandle, connection: sa.Connection, sample_ids: Sequence[int] | None = None
+    db: Transaction, sample_ids: Sequence[int] | None = None
 ) -> list[tuple[int, FeedbackRow]]:
     """(sample id, feedback) in the order in which it was added; None for all samples."""
     query = sa.select(_samples.sample_id, schema.feedback).join(
@@ -201,89 +198,34 @@ def feedback(
             row.sample_id,
             record(FeedbackRow, row, passage_ids=tuple(json.loads(row.passage_ids))),
         )
-        for row in _of_samples(connection, query, "feedback_id", sample_ids)
+        for row in _of_samples(db, query, "feedback_id", sample_ids)
     ]
 
 
-def _top_grade(connection: sa.Connection) -> int | None:
-    query = sa.select(schema.state.c.value).where(schema.state.c.key == _SCALE)
-    value = connection.execute(query).scalar()
-    return None if value is None else int(value)
-
-
-_NOTHING_GIVEN: tuple[float, _Verdict] = (-math.inf, (None, None))
-
-
-class _LabelledPassage:
-    """The labels of one passage of one request."""
-
-    def __init__(self) -> None:
-        self._verdicts: set[_Verdict] = set()
-        self._latest: dict[tuple[str, str], tuple[float, _Verdict]] = {}
-        self._exact: set[tuple[str, str, float, _Verdict]] = set()
-
-    def has(self, row: LabelRow) -> bool:
-        """Whether the label is there, or repeats this annotator's last one."""
-        verdict, who = (row.grade, row.negative), (row.annotator, row.source)
-        latest = self._latest.get(who, _NOTHING_GIVEN)
-        return (*who, row.time_seconds, verdict) in self._exact or (
-            row.time_seconds >= latest[0] and verdict == latest[1]
-        )
-
-    def add(self, row: LabelRow) -> None:
-        verdict, who = (row.grade, row.negative), (row.annotator, row.source)
-        if row.grade is not None:
-            self._verdicts.add(verdict)
-        self._exact.add((*who, row.time_seconds, verdict))
-        latest = self._latest.get(who)
-        if latest is None or row.time_seconds >= latest[0]:
-            self._latest[who] = (row.time_seconds, verdict)
-
-    def is_contradicted_by(self, row: LabelRow) -> bool:
-        return row.grade is not None and bool(self._verdicts - {(row.grade, row.negative)})
-
-
 def _of_samples(
-    connection: sa.Connection,
+    db: Transaction,
     query: sa.Select[Any],
     number: str,
     sample_ids: Sequence[int] | None,
 ) -> list[sa.Row[Any]]:
     """The rows of some samples, or of all, in the order of the column ``number``."""
     rows: Iterable[sa.Row[Any]] = (
-        connection.execute(query)
+        db.execute(query)
         if sample_ids is None
-        else rows_with(connection, query, _samples.sample_id, sorted(set(sample_ids)))
+        else db.rows_with(query, _samples.sample_id, sorted(set(sample_ids)))
     )
     return sorted(rows, key=lambda row: (getattr(row, number), row.sample_id))
 
 
-def _known_requests(connection: sa.Connection, request_ids: Iterable[str]) -> set[str]:
+def _known_requests(db: Transaction, request_ids: Iterable[str]) -> set[str]:
     column = _samples.request_id
     wanted = sorted(set(request_ids))
-    return {row.request_id for row in rows_with(connection, sa.select(column), column, wanted)}
-
-
-def _labelled_passages(
-    connection: sa.Connection, request_ids: Sequence[str]
-) -> dict[tuple[str, str], _LabelledPassage]:
-    passages: dict[tuple[str, str], _LabelledPassage] = {}
-    query = sa.select(schema.labels).order_by(_labels.label_id)
-    for row in rows_with(connection, query, _labels.request_id, request_ids):
-        passages.setdefault((row.request_id, row.passage_id), _LabelledPassage()).add(_label(row))
-    return passages
+    return {row.request_id for row in db.rows_with(sa.select(column), column, wanted)}
 
 
 def _label(row: sa.Row[Any]) -> LabelRow:
     return record(LabelRow, row, grade=None if row.grade == _TAKEN_BACK else row.grade)
 
 
-def _storable(row: LabelRow) -> LabelRow:
-    return replace(
-        row,
-        request_id=storable(row.request_id),
-        passage_id=storable(row.passage_id),
-        negative=None if row.negative is None else storable(row.negative),
-        annotator=storable(row.annotator),
-        source=storable(row.source),
-    )
+def _storable_texts(row: LabelRow) -> dict[str, Any]:
+    return {name: storable(text) for name, text in asdict(row).items() if isinstance(text, str)}

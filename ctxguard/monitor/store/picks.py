@@ -7,15 +7,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from ctxguard.monitor.store import schema
-from ctxguard.monitor.store.judgments import driver_rows, series_id
-from ctxguard.monitor.store.transactions import (
-    StoreHandle,
-    chunks,
-    reads,
-    record,
-    rows_with,
-    writes,
-)
+from ctxguard.monitor.store.transactions import Transaction, chunks, reads, record, writes
 from ctxguard.monitor.store.types import PickedPassage, PickedSample, PickKind, ToPick
 
 _judged = schema.judged.c
@@ -25,22 +17,19 @@ _HAS_TEXT = sa.exists().where(schema.payloads.c.sample_id == _judged.sample_id)
 
 
 @reads
-def to_pick(_: StoreHandle, connection: sa.Connection, series: str) -> ToPick:
+def to_pick(db: Transaction, series: str) -> ToPick:
     """Read the judged samples that passages can be drawn from."""
     query = sa.select(_judged.sample_id, _judged.label_order, _judged.summary).where(
-        _judged.series_id == series_id(connection, series), _HAS_TEXT
+        _judged.series_id == db.series_id(series), _HAS_TEXT
     )
-    last_pick = connection.execute(sa.select(sa.func.max(_picks.pick_id))).scalar() or 0
-    opened = connection.execute(
-        sa.select(_picked.sample_id).where(_picked.kind == PickKind.RUN.value)
-    )
-    opened_ids = list(opened.scalars())
-    rows = driver_rows(connection, query.order_by(_judged.sample_id))
+    last_pick = db.execute(sa.select(sa.func.max(_picks.pick_id))).scalar() or 0
+    opened = db.scalars(sa.select(_picked.sample_id).where(_picked.kind == PickKind.RUN.value))
+    rows = db.raw_rows(query.order_by(_judged.sample_id))
     sample_ids = np.array([row[0] for row in rows], np.int64)
     return ToPick(
         sample_ids,
         np.array([row[1] for row in rows], np.float64),
-        np.isin(sample_ids, opened_ids),
+        np.isin(sample_ids, opened),
         b"".join([row[2] for row in rows]),
         last_pick,
     )
@@ -48,11 +37,7 @@ def to_pick(_: StoreHandle, connection: sa.Connection, series: str) -> ToPick:
 
 @writes
 def save_pick(
-    store: StoreHandle,
-    connection: sa.Connection,
-    series: str,
-    passages: Sequence[PickedPassage],
-    last_pick: int,
+    db: Transaction, series: str, passages: Sequence[PickedPassage], last_pick: int
 ) -> bool:
     """Remember a draw, and which judged samples it could have taken.
 
@@ -64,27 +49,26 @@ def save_pick(
     Returns:
         False if another draw was saved meanwhile; nothing is written then.
     """
-    store.lock_writers(connection, schema.picked)
-    present = connection.execute(sa.select(sa.func.max(_picks.pick_id))).scalar() or 0
+    db.lock_writers(schema.picked)
+    present = db.execute(sa.select(sa.func.max(_picks.pick_id))).scalar() or 0
     if present != last_pick:
         return False
-    own_series = series_id(connection, series)
-    pick_id = connection.execute(
+    own_series = db.series_id(series)
+    pick_id = db.execute(
         sa.insert(schema.label_picks)
-        .values(series_id=own_series, time_seconds=store.clock())
+        .values(series_id=own_series, time_seconds=db.store.clock())
         .returning(_picks.pick_id)
     ).scalar_one()
-    connection.execute(
+    db.execute(
         sa.update(schema.judged)
         .where(_judged.series_id == own_series, _judged.first_pick.is_(None), _HAS_TEXT)
         .values(first_pick=pick_id)
     )
     rows = [asdict(one) | {"pick_id": pick_id, "kind": one.kind.value} for one in passages]
-    connection.execute(sa.insert(schema.picked), rows)
-    ids = sorted({one.sample_id for one in passages})
-    for some in chunks(ids):
+    db.execute(sa.insert(schema.picked), rows)
+    for some in chunks(sorted({one.sample_id for one in passages})):
         # Grades that were there before count in this draw too.
-        connection.execute(
+        db.execute(
             sa.update(schema.graded)
             .where(schema.graded.c.sample_id.in_(some))
             .values(last_label_id=-1)
@@ -93,16 +77,14 @@ def save_pick(
 
 
 @writes
-def ask_for_labels(
-    _: StoreHandle, connection: sa.Connection, sample_ids: Sequence[int], tenant: str
-) -> None:
+def ask_for_labels(db: Transaction, sample_ids: Sequence[int], tenant: str) -> None:
     """Remember that people are asked to grade picked samples, which is the first time.
 
     Args:
         tenant: The tenant whose file they are in; empty for a file of all tenants.
     """
     for some in chunks(sample_ids):
-        connection.execute(
+        db.execute(
             sa.update(schema.picked)
             .where(_picked.sample_id.in_(some), _picked.asked.is_(None))
             .values(asked=tenant)
@@ -111,10 +93,7 @@ def ask_for_labels(
 
 @reads
 def picked(
-    _: StoreHandle,
-    connection: sa.Connection,
-    series: str | None,
-    sample_ids: Sequence[int] | None = None,
+    db: Transaction, series: str | None, sample_ids: Sequence[int] | None = None
 ) -> dict[int, list[PickedPassage]]:
     """Read what people are asked about by sample, in the order of draws.
 
@@ -125,12 +104,12 @@ def picked(
     query = sa.select(schema.picked).order_by(_picked.pick_id, _picked.sample_id, _picked.position)
     if series is not None:
         query = query.join(schema.label_picks, _picks.pick_id == _picked.pick_id).where(
-            _picks.series_id == series_id(connection, series)
+            _picks.series_id == db.series_id(series)
         )
     rows = (
-        connection.execute(query)
+        db.execute(query)
         if sample_ids is None
-        else rows_with(connection, query, _picked.sample_id, sorted(set(sample_ids)))
+        else db.rows_with(query, _picked.sample_id, sorted(set(sample_ids)))
     )
     found: dict[int, list[PickedPassage]] = {}
     for row in rows:
@@ -140,13 +119,13 @@ def picked(
 
 
 @reads
-def picked_samples(_: StoreHandle, connection: sa.Connection, series: str) -> list[PickedSample]:
+def picked_samples(db: Transaction, series: str) -> list[PickedSample]:
     """Read the picked samples whose text is kept, by sample id."""
     labels = schema.labels.c
     own = (
         sa.select(_picked.sample_id)
         .join(schema.label_picks, _picks.pick_id == _picked.pick_id)
-        .where(_picks.series_id == series_id(connection, series))
+        .where(_picks.series_id == db.series_id(series))
     )
     query = (
         sa.select(
@@ -160,4 +139,4 @@ def picked_samples(_: StoreHandle, connection: sa.Connection, series: str) -> li
         .group_by(schema.samples.c.sample_id, schema.samples.c.request_id)
         .order_by(schema.samples.c.sample_id)
     )
-    return [record(PickedSample, row) for row in connection.execute(query)]
+    return [record(PickedSample, row) for row in db.execute(query)]

@@ -11,31 +11,17 @@ import sqlalchemy as sa
 
 from ctxguard.errors import ConfigurationError, StoreError
 from ctxguard.monitor.store import schema
-from ctxguard.monitor.store.database import AHEAD_SECONDS, storable
-from ctxguard.monitor.store.transactions import (
-    StoreHandle,
-    by_sample,
-    chunks,
-    reads,
-    writes,
-)
-from ctxguard.monitor.store.types import Claimed, Finished, FinishResult, State
+from ctxguard.monitor.store.database import AHEAD_SECONDS
+from ctxguard.monitor.store.transactions import StoreHandle, Transaction, chunks, reads, writes
+from ctxguard.monitor.store.types import Claimed, Finished, State
 
 _samples = schema.samples.c
 
-_LEADER = "leader"
 _LOOKED_AT = 1_000
 
 
 @writes
-def claim(
-    store: StoreHandle,
-    connection: sa.Connection,
-    claimant: str,
-    limit: int,
-    *,
-    lease_seconds: float,
-) -> list[Claimed]:
+def claim(db: Transaction, claimant: str, limit: int, *, lease_seconds: float) -> list[Claimed]:
     """Take the samples that have waited longest, until the lease ends.
 
     No other claimant gets them before the lease ends; then they wait again. Leases use a
@@ -47,38 +33,40 @@ def claim(
     """
     if limit < 1:
         raise ConfigurationError(f"limit {limit!r} must be at least 1")
-    now = store.database.lease_now(connection)
+    now = db.lease_now()
     # A lease counts only between its two ends: one from before a restart or a change of the
     # server's clock seems to begin far ahead, and must not bind until then.
     has_ended = sa.or_(_samples.leased_until <= now, _samples.leased_at > now + AHEAD_SECONDS)
     # One state at a time, which an index holds in order: a long queue costs no more than a
     # short one.
-    rows = _oldest(connection, _samples.state == State.CLAIMED.value, has_ended, limit=limit)
+    rows = _oldest(db, _samples.state == State.CLAIMED.value, has_ended, limit=limit)
     if len(rows) < limit:
         waits = _samples.state == State.PENDING.value
-        rows = [*rows, *_oldest(connection, waits, limit=limit - len(rows))]
+        rows = [*rows, *_oldest(db, waits, limit=limit - len(rows))]
     if not rows:
         return []
     attempts = {row.sample_id: row.attempts + (row.state == State.CLAIMED.value) for row in rows}
-    connection.execute(
+    db.execute(
         sa.update(schema.samples)
         .where(_samples.sample_id == sa.bindparam("claimed_id"))
         .values(
             state=State.CLAIMED.value,
-            claimant=storable(claimant),
+            claimant=claimant,
             leased_at=now,
             leased_until=now + lease_seconds,
             attempts=sa.bindparam("tried"),
         ),
         [{"claimed_id": sample_id, "tried": tried} for sample_id, tried in attempts.items()],
     )
-    payload_of = _payloads(connection, list(attempts))
+    payload_of = _payloads(db, list(attempts))
     return [
         Claimed(*[*row[:5], payload_of[row.sample_id], attempts[row.sample_id]]) for row in rows
     ]
 
 
-def finish(store: StoreHandle, series: str, finished: Sequence[Finished]) -> FinishResult:
+def finish(
+    store: StoreHandle, series: str, finished: Sequence[Finished]
+) -> tuple[set[int], dict[int, Exception]]:
     """Store the results of claimed samples, each whatever the others hold.
 
     One transaction for all of them, or one for each where something in them cannot be stored.
@@ -87,31 +75,33 @@ def finish(store: StoreHandle, series: str, finished: Sequence[Finished]) -> Fin
         series: The judge's pinned name and version.
         finished: The results; samples that are finished already stay as they are.
 
+    Returns:
+        The samples whose result was stored, and by sample, why one could not be stored. The others
+        were finished before, deleted or forced.
+
     Raises:
         StoreError: nothing can be stored at present, and nothing was.
     """
     if not finished:
-        return FinishResult(frozenset())
+        return set(), {}
     try:
-        return FinishResult(frozenset(_finish(store, series, finished)))
+        return set(_finish(store, series, finished)), {}
     except StoreError:
         raise
     except Exception as error:
         if len(finished) == 1:
-            return FinishResult(frozenset(), {finished[0].sample_id: error})
+            return set(), {finished[0].sample_id: error}
     accepted, refused = set[int](), dict[int, Exception]()
     for one in finished:
         try:
             accepted.update(_finish(store, series, [one]))
         except Exception as error:
             refused[one.sample_id] = error
-    return FinishResult(frozenset(accepted), refused)
+    return accepted, refused
 
 
 @writes
-def _finish(
-    store: StoreHandle, connection: sa.Connection, series: str, finished: Sequence[Finished]
-) -> list[int]:
+def _finish(db: Transaction, series: str, finished: Sequence[Finished]) -> list[int]:
     """Store results; return the samples that were not finished before."""
     last = {one.sample_id: one for one in reversed(finished)}
     # Locked until the transaction ends.
@@ -121,12 +111,12 @@ def _finish(
         .order_by(_samples.sample_id)
         .with_for_update()
     )
-    label_orders: dict[int, float] = by_sample(connection, unfinished, sorted(last))
+    label_orders: dict[int, float] = db.by_sample(unfinished, sorted(last))
     accepted = [one for one in last.values() if one.sample_id in label_orders]
     if not accepted:
         return []
-    series_id = _begun(store, connection, series, [one.summary for one in accepted])
-    connection.execute(
+    series_id = _begun(db, series, [one.summary for one in accepted])
+    db.execute(
         sa.update(schema.samples)
         .where(_samples.sample_id == sa.bindparam("finished_id"))
         .values(state=sa.bindparam("outcome"), claimant=None, leased_at=None, leased_until=None),
@@ -141,40 +131,32 @@ def _finish(
         if one.loss:
             losses.append({**asdict(one.loss), **own})
         if one.verdicts:
-            verdicts.append({**own, "verdicts": storable(one.verdicts)})
+            verdicts.append({**own, "verdicts": one.verdicts})
         for texts in one.rejected:
-            named = zip(("passage_id", "reason", "reply"), map(storable, texts), strict=True)
-            rejected.append({"sample_id": one.sample_id, **dict(named)})
-    _insert(connection, schema.judged, judged)
-    _insert(connection, schema.losses, losses)
-    _insert(connection, schema.verdicts, verdicts)
-    _insert(connection, schema.rejected, rejected)
+            named = dict(zip(("passage_id", "reason", "reply"), texts, strict=True))
+            rejected.append({"sample_id": one.sample_id, **named})
+    db.insert(schema.judged, judged)
+    db.insert(schema.losses, losses)
+    db.insert(schema.verdicts, verdicts)
+    db.insert(schema.rejected, rejected)
     return [one.sample_id for one in accepted]
 
 
 @writes
-def save_again(
-    store: StoreHandle, connection: sa.Connection, series: str, verdicts: Mapping[int, str]
-) -> None:
+def save_again(db: Transaction, series: str, verdicts: Mapping[int, str]) -> None:
     """Store verdicts, by sample, of a series on samples that another series judged first.
 
     Those that are there already, or whose text was deleted, stay as they are.
     """
-    kept = _payloads(connection, list(verdicts))
-    series_id = _begun(store, connection, series, ())
-    for sample_id in kept:
-        row = {
-            "sample_id": sample_id,
-            "series_id": series_id,
-            "verdicts": storable(verdicts[sample_id]),
-        }
-        store.database.upsert(connection, schema.verdicts, row, changes=None)
+    key = {"series_id": _begun(db, series, ())}
+    for sample_id in _payloads(db, list(verdicts)):
+        row = {**key, "sample_id": sample_id, "verdicts": verdicts[sample_id]}
+        db.upsert(schema.verdicts, row, changes=None)
 
 
 @writes
 def give_back(
-    _: StoreHandle,
-    connection: sa.Connection,
+    db: Transaction,
     sample_ids: Sequence[int],
     *,
     max_attempts: int | None,
@@ -195,21 +177,21 @@ def give_back(
         How many failed.
     """
     failed = 0
-    is_own = sa.true() if claimant is None else _samples.claimant == storable(claimant)
+    is_own = sa.true() if claimant is None else _samples.claimant == claimant
     for some in chunks(sorted(set(sample_ids))):
         claimed = sa.and_(
             _samples.sample_id.in_(some), _samples.state == State.CLAIMED.value, is_own
         )
         tried = 0 if max_attempts is None else 1
         is_last = sa.false() if max_attempts is None else _samples.attempts + 1 >= max_attempts
-        last = connection.execute(
+        last = db.execute(
             sa.select(_samples.sample_id).where(claimed, is_last).with_for_update()
         ).scalars()
-        reason = {"passage_id": "", "reason": "judge_failed", "reply": storable(why)}
+        reason = {"passage_id": "", "reason": "judge_failed", "reply": why}
         reasons = [{"sample_id": each, **reason} for each in last]
-        _insert(connection, schema.rejected, reasons)
+        db.insert(schema.rejected, reasons)
         failed += len(reasons)
-        connection.execute(
+        db.execute(
             sa.update(schema.samples)
             .where(claimed)
             .values(
@@ -224,49 +206,20 @@ def give_back(
 
 
 @writes
-def renew(
-    store: StoreHandle, connection: sa.Connection, claimant: str, *, lease_seconds: float
-) -> int:
+def renew(db: Transaction, claimant: str, *, lease_seconds: float) -> int:
     """Keep what a claimant has claimed, for so long from now; the number of samples."""
-    now = store.database.lease_now(connection)
-    own = sa.and_(_samples.state == State.CLAIMED.value, _samples.claimant == storable(claimant))
-    n: int = connection.execute(
+    now = db.lease_now()
+    own = sa.and_(_samples.state == State.CLAIMED.value, _samples.claimant == claimant)
+    n: int = db.execute(
         sa.update(schema.samples).where(own).values(leased_at=now, leased_until=now + lease_seconds)
     ).rowcount
     return n
 
 
-@writes
-def lead(
-    store: StoreHandle,
-    connection: sa.Connection,
-    who: str,
-    *,
-    lease_seconds: float,
-    task: str = _LEADER,
-) -> bool:
-    """Become or stay the one monitor that leads, until the lease ends.
-
-    Args:
-        lease_seconds: 0 to step down.
-        task: In which it leads: each task has its own leader.
-
-    Returns:
-        Whether ``who`` leads; False while another does.
-    """
-    now, own = store.database.lease_now(connection), schema.leases.c
-    lease = {"holder": storable(who), "leased_at": now, "leased_until": now + lease_seconds}
-    is_free = sa.or_(
-        own.holder == lease["holder"], own.leased_until <= now, own.leased_at > now + AHEAD_SECONDS
-    )
-    row = {"name": storable(task), **lease}
-    return store.database.upsert(connection, schema.leases, row, changes=lease, where=is_free)
-
-
 @reads
-def states(_: StoreHandle, connection: sa.Connection) -> dict[State, int]:
+def states(db: Transaction) -> dict[State, int]:
     """How many samples are in each state; ``PENDING`` is the judges' queue."""
-    rows = connection.execute(
+    rows = db.execute(
         sa.select(_samples.state, sa.func.count().label("n")).group_by(_samples.state)
     )
     counted = {row.state: row.n for row in rows}
@@ -274,19 +227,19 @@ def states(_: StoreHandle, connection: sa.Connection) -> dict[State, int]:
 
 
 @reads
-def oldest_pending_seconds(store: StoreHandle, connection: sa.Connection) -> float | None:
+def oldest_pending_seconds(db: Transaction) -> float | None:
     """Age of the first sample in the queue, ≥ 0; None where none waits."""
-    answered = connection.execute(
+    answered = db.execute(
         sa.select(_samples.time_seconds)
         .where(_samples.state == State.PENDING.value)
         .order_by(_samples.sample_id)
         .limit(1)
     ).scalar()
-    return None if answered is None else max(0.0, store.clock() - answered)
+    return None if answered is None else max(0.0, db.store.clock() - answered)
 
 
 @reads
-def is_unfinished(_: StoreHandle, connection: sa.Connection, *, before: float) -> bool:
+def is_unfinished(db: Transaction, *, before: float) -> bool:
     """Whether a sample of a request that was answered before a time waits for its judge.
 
     Samples wait in about the order of their times, so only the first of them are looked at.
@@ -299,47 +252,43 @@ def is_unfinished(_: StoreHandle, connection: sa.Connection, *, before: float) -
             .limit(_LOOKED_AT)
             .subquery()
         )
-        oldest = connection.execute(sa.select(sa.func.min(first.c.time_seconds))).scalar()
+        oldest = db.execute(sa.select(sa.func.min(first.c.time_seconds))).scalar()
         if oldest is not None and oldest < before:
             return True
     return False
 
 
-@reads
-def payloads(
-    _: StoreHandle, connection: sa.Connection, sample_ids: Sequence[int]
-) -> dict[int, bytes]:
+def _payloads(db: Transaction, sample_ids: Sequence[int]) -> dict[int, bytes]:
     """Payloads by sample, without those that were deleted."""
-    return _payloads(connection, sample_ids)
+    table = schema.payloads.c
+    return db.by_sample(sa.select(table.sample_id, table.payload), sample_ids)
 
 
-def _begun(
-    store: StoreHandle, connection: sa.Connection, series: str, summaries: Sequence[bytes]
-) -> int:
+payloads = reads(_payloads)
+
+
+def _begun(db: Transaction, series: str, summaries: Sequence[bytes]) -> int:
     """The id of a series, which begins with its first verdicts."""
     table = schema.series
-    store.database.upsert(connection, table, {"name": storable(series)}, changes=None)
-    row = connection.execute(sa.select(table).where(table.c.name == storable(series))).one()
-    series_id: int = row.series_id
+    db.upsert(table, {"name": series}, changes=None)
+    row = db.execute(sa.select(table).where(table.c.name == series)).one()
+    known: int | None = row.summary_bytes
     for size in sorted(set(map(len, filter(None, summaries)))):
-        if row.summary_bytes is None:
-            own = table.c.series_id == series_id
-            row = connection.execute(
-                sa.update(table).where(own).values(summary_bytes=size).returning(table)
-            ).one()
-        if size != row.summary_bytes:
+        if known is None:
+            known = size
+            own = table.c.series_id == row.series_id
+            db.execute(sa.update(table).where(own).values(summary_bytes=size))
+        if size != known:
             raise ConfigurationError(
-                f"series {series!r} holds summaries of {row.summary_bytes} bytes, not {size}: "
-                "they are read as one array; begin a new series"
+                f"series {series!r} holds summaries of {known} bytes, not {size}: they are read as "
+                "one array; begin a new series"
             )
-    return series_id
+    return int(row.series_id)
 
 
-def _oldest(
-    connection: sa.Connection, *conditions: sa.ColumnElement[bool], limit: int
-) -> Sequence[Any]:
+def _oldest(db: Transaction, *conditions: sa.ColumnElement[bool], limit: int) -> Sequence[Any]:
     """The samples of lowest id, locked; those that another transaction holds are skipped."""
-    return connection.execute(
+    return db.execute(
         sa.select(
             _samples.sample_id,
             _samples.request_id,
@@ -354,13 +303,3 @@ def _oldest(
         .limit(limit)
         .with_for_update(skip_locked=True)
     ).all()
-
-
-def _payloads(connection: sa.Connection, sample_ids: Sequence[int]) -> dict[int, bytes]:
-    table = schema.payloads.c
-    return by_sample(connection, sa.select(table.sample_id, table.payload), sample_ids)
-
-
-def _insert(connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:
-    if rows:
-        connection.execute(sa.insert(table), rows)

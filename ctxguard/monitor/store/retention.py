@@ -16,7 +16,7 @@ from typing import TypeVar
 import sqlalchemy as sa
 
 from ctxguard.monitor.store import schema
-from ctxguard.monitor.store.transactions import StoreHandle, reads
+from ctxguard.monitor.store.transactions import StoreHandle, Transaction, reads
 from ctxguard.monitor.store.types import FINAL_STATES
 
 T = TypeVar("T")
@@ -26,6 +26,7 @@ _Row = sa.Row[int, str, int]
 _BATCH_SAMPLES = 200
 _BATCH_BYTES = 2 * 2**20
 _VACUUM_PAGES = 256
+_FREE_PAGES = sa.text("PRAGMA freelist_count")
 _PAUSE_SECONDS = 0.002
 """Between transactions: long enough for a waiting writer's turn."""
 
@@ -36,10 +37,10 @@ _WITHOUT_TEXT = (schema.samples, schema.judged, schema.losses, schema.label_queu
 
 
 @reads
-def size_bytes(_: StoreHandle, connection: sa.Connection) -> int:
+def size_bytes(db: Transaction) -> int:
     """Bytes of payload in the store, which ``Limits.max_bytes`` bounds."""
     total = sa.select(sa.func.coalesce(sa.func.sum(_samples.payload_bytes), 0))
-    return int(connection.execute(total).scalar_one())
+    return int(db.execute(total).scalar_one())
 
 
 def clean(store: StoreHandle) -> tuple[int, int]:
@@ -74,29 +75,29 @@ def clean(store: StoreHandle) -> tuple[int, int]:
     return expired, by_size
 
 
-def _delete(store: StoreHandle, work: Callable[[sa.Connection], T]) -> T:
+def _delete(store: StoreHandle, work: Callable[[Transaction], T]) -> T:
     with store.database.transaction(writes=True) as connection:
-        done = work(connection)
+        done = work(Transaction(store, connection))
     time.sleep(_PAUSE_SECONDS)
     return done
 
 
-def _expire_some(connection: sa.Connection, oldest_seconds: float) -> int:
+def _expire_some(db: Transaction, oldest_seconds: float) -> int:
     """Delete some of the samples from before a time; how many."""
-    some = _oldest(connection, _BATCH_BYTES, _samples.time_seconds < oldest_seconds)
-    _remove(connection, some, some)
+    some = _oldest(db, _BATCH_BYTES, _samples.time_seconds < oldest_seconds)
+    _remove(db, some, some)
     return len(some)
 
 
-def _shrink(connection: sa.Connection, excess: int) -> tuple[int, int]:
+def _shrink(db: Transaction, excess: int) -> tuple[int, int]:
     """Delete some of the oldest payloads; how many, and bytes."""
-    some = _oldest(connection, min(_BATCH_BYTES, excess), None)
-    _remove(connection, some, [row for row in some if row.state not in FINAL_STATES])
+    some = _oldest(db, min(_BATCH_BYTES, excess), None)
+    _remove(db, some, [row for row in some if row.state not in FINAL_STATES])
     return len(some), sum(row.payload_bytes for row in some)
 
 
 def _oldest(
-    connection: sa.Connection, most_bytes: int, condition: sa.ColumnElement[bool] | None
+    db: Transaction, most_bytes: int, condition: sa.ColumnElement[bool] | None
 ) -> list[_Row]:
     """The oldest samples of a condition, or with a payload without one, up to so many bytes."""
     query = sa.select(_samples.sample_id, _samples.state, _samples.payload_bytes)
@@ -105,37 +106,33 @@ def _oldest(
         query = query.order_by(_payloads.sample_id)
     else:
         query = query.where(condition).order_by(_samples.time_seconds, _samples.sample_id)
-    rows = connection.execute(query.limit(_BATCH_SAMPLES).with_for_update(skip_locked=True)).all()
+    rows = db.execute(query.limit(_BATCH_SAMPLES).with_for_update(skip_locked=True)).all()
     before = [0, *accumulate(row.payload_bytes for row in rows)]
     return [
         row for row, bytes_before in zip(rows, before, strict=False) if bytes_before < most_bytes
     ]
 
 
-def _remove(connection: sa.Connection, rows: Sequence[_Row], whole: Sequence[_Row]) -> None:
+def _remove(db: Transaction, rows: Sequence[_Row], whole: Sequence[_Row]) -> None:
     """Delete the text of all rows, and all else of those deleted whole."""
     ids, whole_ids = ([row.sample_id for row in each] for each in (rows, whole))
     for table in _WITH_TEXT:
-        connection.execute(sa.delete(table).where(table.c.sample_id.in_(ids)))
+        db.execute(sa.delete(table).where(table.c.sample_id.in_(ids)))
     if whole_ids:
-        _forget(connection, whole_ids)
+        _forget(db, whole_ids)
     if len(whole_ids) < len(ids):
-        connection.execute(
+        db.execute(
             sa.update(schema.samples).where(_samples.sample_id.in_(ids)).values(payload_bytes=0)
         )
 
 
-def _forget(connection: sa.Connection, sample_ids: Sequence[int]) -> None:
-    requests = list(
-        connection.execute(
-            sa.select(_samples.request_id).where(_samples.sample_id.in_(sample_ids))
-        ).scalars()
-    )
+def _forget(db: Transaction, sample_ids: Sequence[int]) -> None:
+    requests = db.scalars(sa.select(_samples.request_id).where(_samples.sample_id.in_(sample_ids)))
     for table in _WITHOUT_TEXT:
-        connection.execute(sa.delete(table).where(table.c.sample_id.in_(sample_ids)))
+        db.execute(sa.delete(table).where(table.c.sample_id.in_(sample_ids)))
     # Another sample of the request may be younger.
     for table in (schema.feedback, schema.labels):
-        connection.execute(
+        db.execute(
             sa.delete(table).where(
                 table.c.request_id.in_(requests),
                 table.c.request_id.not_in(sa.select(_samples.request_id)),
@@ -143,11 +140,11 @@ def _forget(connection: sa.Connection, sample_ids: Sequence[int]) -> None:
         )
 
 
-def _vacuum_some(connection: sa.Connection) -> bool:
+def _vacuum_some(db: Transaction) -> bool:
     """Cut free pages off a SQLite file; whether more are free."""
-    free = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
+    free = db.execute(_FREE_PAGES).scalar_one()
     if free == 0:
         return False
-    connection.exec_driver_sql(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").close()
-    left = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
+    db.execute(sa.text(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")).close()
+    left = db.execute(_FREE_PAGES).scalar_one()
     return bool(0 < left < free)

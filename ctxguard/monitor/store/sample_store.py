@@ -8,42 +8,19 @@ never hold a payload.
 import time
 from collections.abc import Callable
 
-import sqlalchemy as sa
-
 from ctxguard.monitor.store import (
     accounts,
-    budgets,
     graded,
     judgments,
     labelling,
     picks,
     queue,
     retention,
-    schema,
+    shared,
 )
-from ctxguard.monitor.store.database import Database, storable
-from ctxguard.monitor.store.transactions import StoreHandle, reads, writes
+from ctxguard.monitor.store.database import Database
+from ctxguard.monitor.store.transactions import StoreHandle
 from ctxguard.monitor.store.types import DEFAULT_LIMITS, Limits
-
-
-@reads
-def _check(_: StoreHandle, connection: sa.Connection) -> None:
-    """Raise what ``SampleStore.open`` raises where the store cannot be used at present."""
-
-
-@reads
-def _get_state(_: StoreHandle, connection: sa.Connection, key: str) -> str | None:
-    """A value that monitors keep; None where none was set."""
-    state = schema.state.c
-    query = sa.select(state.value).where(state.key == storable(key))
-    return connection.execute(query).scalar()
-
-
-@writes
-def _set_state(store: StoreHandle, connection: sa.Connection, key: str, value: str) -> None:
-    """Keep a value for this and other monitors."""
-    row = {"key": storable(key), "value": storable(value)}
-    store.database.upsert(connection, schema.state, row, changes={"value": row["value"]})
 
 
 class SampleStore(StoreHandle):
@@ -55,7 +32,6 @@ class SampleStore(StoreHandle):
 
     append = accounts.append
     stored_shares = accounts.stored_shares
-    add_counts = accounts.add_counts
     fold_accounts = accounts.fold_accounts
     accounts = accounts.accounts
 
@@ -64,7 +40,6 @@ class SampleStore(StoreHandle):
     save_again = queue.save_again
     give_back = queue.give_back
     renew = queue.renew
-    lead = queue.lead
     states = queue.states
     oldest_pending_seconds = queue.oldest_pending_seconds
     is_unfinished = queue.is_unfinished
@@ -106,12 +81,15 @@ class SampleStore(StoreHandle):
     save_graded = graded.save_graded
     graded = graded.graded
 
-    spend = budgets.spend
+    lead = shared.lead
+    add_counts = shared.add_counts
+    spend = shared.spend
+    get_state = shared.get_state
+    set_state = shared.set_state
+    check = shared.check
 
     size_bytes = retention.size_bytes
     clean = retention.clean
-
-    check, get_state, set_state = _check, _get_state, _set_state
 
     @classmethod
     def open(

@@ -11,11 +11,33 @@ import sqlalchemy as sa
 
 from ctxguard.monitor.store.types import LostReason, State
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 metadata = sa.MetaData()
 
 _Id = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+
+def storable(text: str) -> str:
+    r"""Text that every database takes: what UTF-8 or PostgreSQL cannot hold is escaped.
+
+    >>> storable("a\x00b\ud800")
+    'a\\x00b\\ud800'
+    """
+    if "\0" in text:
+        text = text.replace("\0", "\\x00")
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+class Text(sa.TypeDecorator[str]):
+    """A text that is made ``storable`` on its way into the database, also to be compared."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:  # noqa: ARG002
+        """Escape a text, unless there is none."""
+        return None if value is None else storable(value)
 
 
 def _columns(kind: Any, *names: str) -> list[sa.Column[Any]]:
@@ -38,14 +60,14 @@ samples = sa.Table(
     "ctxguard_samples",
     metadata,
     sa.Column("sample_id", _Id, primary_key=True),
-    sa.Column("request_id", sa.Text, nullable=False),
+    sa.Column("request_id", Text, nullable=False),
     *_columns(sa.Double, "time_seconds", "probability"),
-    sa.Column("session_id", sa.Text),
+    sa.Column("session_id", Text),
     sa.Column("label_order", sa.Double, nullable=False),
     sa.Column("payload_bytes", sa.Integer, nullable=False),
-    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("state", Text, nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
-    sa.Column("claimant", sa.Text),
+    sa.Column("claimant", Text),
     # Both ends of a lease, by a clock that wall-clock steps do not move (see Database.lease_now).
     sa.Column("leased_at", sa.Double),
     sa.Column("leased_until", sa.Double),
@@ -68,7 +90,7 @@ series = sa.Table(
     "ctxguard_series",
     metadata,
     sa.Column("series_id", _Id, primary_key=True),
-    sa.Column("name", sa.Text, nullable=False, unique=True),
+    sa.Column("name", Text, nullable=False, unique=True),
     sa.Column("summary_bytes", sa.Integer),
 )
 
@@ -93,7 +115,7 @@ losses = sa.Table(
     *_key("sample_id"),
     sa.Column("series_id", _Id, nullable=False),
     *_columns(sa.Double, "time_seconds", "probability", "recall_probability"),
-    *_columns(sa.Text, "profile_id", "route"),
+    *_columns(Text, "profile_id", "route"),
     sa.Column("question", sa.BigInteger, nullable=False),
     sa.Column("recall_loss", sa.Double),
     sa.Column("harm", sa.Double),
@@ -105,7 +127,7 @@ verdicts = sa.Table(
     "ctxguard_verdicts",
     metadata,
     *_key("sample_id", "series_id"),
-    sa.Column("verdicts", sa.Text, nullable=False),
+    sa.Column("verdicts", Text, nullable=False),
 )
 
 rejected = sa.Table(
@@ -113,14 +135,14 @@ rejected = sa.Table(
     metadata,
     sa.Column("rejected_id", _Id, primary_key=True),
     sa.Column("sample_id", _Id, nullable=False, index=True),
-    *_columns(sa.Text, "passage_id", "reason", "reply"),
+    *_columns(Text, "passage_id", "reason", "reply"),
 )
 
 # What a process sampled, stored and lost in one hour.
 accounts = sa.Table(
     "ctxguard_accounts",
     metadata,
-    sa.Column("worker_id", sa.Text, primary_key=True),
+    sa.Column("worker_id", Text, primary_key=True),
     sa.Column("hour", sa.BigInteger, primary_key=True, autoincrement=False),
     *_columns(sa.BigInteger, "sampled", "stored"),
     *[sa.Column(f"lost_{reason.value}", sa.BigInteger, nullable=False) for reason in LostReason],
@@ -136,12 +158,12 @@ labels = sa.Table(
     "ctxguard_labels",
     metadata,
     sa.Column("label_id", _Id, primary_key=True),
-    *_columns(sa.Text, "request_id", "passage_id"),
+    *_columns(Text, "request_id", "passage_id"),
     sa.Column("grade", sa.Integer, nullable=False),
-    sa.Column("negative", sa.Text),
-    sa.Column("annotator", sa.Text, nullable=False),
+    sa.Column("negative", Text),
+    sa.Column("annotator", Text, nullable=False),
     sa.Column("time_seconds", sa.Double, nullable=False),
-    sa.Column("source", sa.Text, nullable=False),
+    sa.Column("source", Text, nullable=False),
     sa.Index("ctxguard_labels_request", "request_id", "passage_id"),
 )
 
@@ -150,7 +172,7 @@ label_queue = sa.Table(
     metadata,
     sa.Column("place", _Id, primary_key=True),
     sa.Column("sample_id", _Id, nullable=False, unique=True),
-    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("reason", Text, nullable=False),
 )
 
 # A draw of passages for people to grade.
@@ -167,11 +189,11 @@ picked = sa.Table(
     "ctxguard_picked",
     metadata,
     *_key("sample_id", "pick_id"),
-    sa.Column("kind", sa.Text, primary_key=True),
+    sa.Column("kind", Text, primary_key=True),
     sa.Column("position", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("probability", sa.Double, nullable=False),
     sa.Column("goes_on", sa.Boolean, nullable=False),
-    sa.Column("asked", sa.Text),
+    sa.Column("asked", Text),
 )
 
 # The fields of GradedRow: it outlives the sample, and is made again with a newer label.
@@ -180,18 +202,19 @@ graded = sa.Table(
     metadata,
     *_key("series_id", "sample_id"),
     sa.Column("time_seconds", sa.Double, nullable=False),
-    sa.Column("route", sa.Text, nullable=False),
+    sa.Column("route", Text, nullable=False),
     *_columns(sa.LargeBinary, "passages", "judge"),
     sa.Column("human", sa.LargeBinary, nullable=False),
     sa.Column("disagreements", sa.Integer, nullable=False),
     sa.Column("last_label_id", sa.BigInteger, nullable=False),
 )
 
-# What judging has spent or reserved in one hour or day.
+# What judging has spent or reserved in the present hour, and in the present day.
 budgets = sa.Table(
     "ctxguard_budgets",
     metadata,
-    *_key("name", "period", kind=sa.Text),
+    *_key("name", "kind", kind=Text),
+    sa.Column("number", sa.BigInteger, nullable=False),
     *_columns(sa.Double, "calls", "cost"),
 )
 
@@ -199,7 +222,7 @@ budgets = sa.Table(
 counts = sa.Table(
     "ctxguard_counts",
     metadata,
-    *_key("series", "key", kind=sa.Text),
+    *_key("series", "key", kind=Text),
     sa.Column("n", sa.Double, nullable=False),
 )
 
@@ -207,23 +230,23 @@ feedback = sa.Table(
     "ctxguard_feedback",
     metadata,
     sa.Column("feedback_id", _Id, primary_key=True),
-    sa.Column("request_id", sa.Text, nullable=False, index=True),
-    *_columns(sa.Text, "kind", "passage_ids"),
+    sa.Column("request_id", Text, nullable=False, index=True),
+    *_columns(Text, "kind", "passage_ids"),
     sa.Column("time_seconds", sa.Double, nullable=False),
 )
 
 state = sa.Table(
     "ctxguard_state",
     metadata,
-    sa.Column("key", sa.Text, primary_key=True),
-    sa.Column("value", sa.Text, nullable=False),
+    sa.Column("key", Text, primary_key=True),
+    sa.Column("value", Text, nullable=False),
 )
 
 leases = sa.Table(
     "ctxguard_leases",
     metadata,
-    sa.Column("name", sa.Text, primary_key=True),
-    sa.Column("holder", sa.Text, nullable=False),
+    sa.Column("name", Text, primary_key=True),
+    sa.Column("holder", Text, nullable=False),
     *_columns(sa.Double, "leased_at", "leased_until"),
 )
 

@@ -7,9 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from ctxguard.errors import StoreSchemaError
 from ctxguard.monitor.store import errors as faults
-from ctxguard.monitor.store.schema import SCHEMA_VERSION, schema_version
 
 WRITES = "ctxguard_writes"
 """The execution option of a transaction that will write."""
@@ -21,22 +19,9 @@ _LOOK_SECONDS = (0.0005, 0.003)
 """Wait between two attempts to take the write lock."""
 
 
-def prepare(connection: sqlite3.Connection, name: str) -> None:
-    """Set up a new connection, unless the file is not a sample store: then nothing is changed.
-
-    Raises:
-        StoreSchemaError: it is another release's or another program's.
-    """
+def prepare(connection: sqlite3.Connection, _: object) -> None:
+    """Set up a new connection; nothing of it is kept in the file."""
     connection.isolation_level = None  # only begin() begins transactions
-    found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-    tables = {table for (table,) in found}
-    if tables and schema_version.name not in tables:
-        what = "is the database of another program, and was not changed: give the sample store"
-        message = f"{name} {what} a file of its own"
-        raise StoreSchemaError(message, found=None, known=SCHEMA_VERSION)
-    if tables:
-        query = f"SELECT max(version) FROM {schema_version.name}"  # noqa: S608  no input
-        faults.refuse_other(name, connection.execute(query).fetchone()[0])
     connection.execute("PRAGMA synchronous = NORMAL")
     # Deleted data must not remain in the file, though overwriting costs a write.
     connection.execute("PRAGMA secure_delete = ON")

@@ -1,13 +1,16 @@
-"""What the functions of the sample store share: one database, and that each is a transaction."""
+"""Transactions of a store: its functions run in one each, and what they share is done here."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import fields
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 
 from ctxguard.errors import CtxguardError, DataError
+from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.database import Database
 from ctxguard.monitor.store.types import Limits
 
@@ -18,6 +21,7 @@ _UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticErr
 """What a row raises that holds anything else than what was written."""
 _MOST_VALUES = 1_000
 """In one statement, below every database's limit on parameters."""
+_PRESERVE = {"preserve_rowcount": True}
 
 
 class StoreHandle:
@@ -28,35 +32,137 @@ class StoreHandle:
         self.limits = limits
         self.clock = clock
 
-    def lock_writers(self, connection: sa.Connection, table: sa.Table) -> None:
+
+class Transaction:
+    """One transaction of a store.
+
+    Attributes:
+        store: The store that it belongs to.
+        execute: ``Connection.execute`` of its connection.
+    """
+
+    def __init__(self, store: StoreHandle, connection: sa.Connection) -> None:
+        self.store = store
+        self.is_sqlite = store.database.is_sqlite
+        self.execute = connection.execute
+        self._connection = connection
+
+    def lock_writers(self, table: sa.Table) -> None:
         """Exclude other writers, for a transaction that reads before it inserts."""
         # On SQLite every transaction that writes excludes the others.
-        if not self.database.is_sqlite:
-            connection.exec_driver_sql(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE")
+        if not self.is_sqlite:
+            self.execute(sa.text(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE"))
+
+    def lease_now(self) -> float:
+        """``Database.lease_clock`` of this moment."""
+        return float(self.execute(sa.select(self.store.database.lease_clock())).scalar_one())
+
+    def new_sample_ids(self, n: int) -> list[int]:
+        """The ids of the next n samples, ascending; never used before."""
+        table = schema.samples.name
+        if not self.is_sqlite:
+            places = sa.func.generate_series(1, n).table_valued("place")
+            ids = sa.select(sa.func.nextval(f"{table}_sample_id_seq")).select_from(places)
+            return sorted(self.execute(ids).scalars())
+        query = "SELECT seq FROM sqlite_sequence WHERE name = ?"
+        last = self._connection.exec_driver_sql(query, (table,)).scalar() or 0
+        return list(range(last + 1, last + 1 + n))
+
+    def upsert(
+        self,
+        table: sa.Table,
+        values: dict[str, Any],
+        *,
+        changes: dict[str, Any] | None,
+        where: sa.ColumnElement[bool] | None = None,
+    ) -> bool:
+        """Insert a row, or change the row with its key; ``changes`` None leaves that as it is.
+
+        Args:
+            where: Which row with its key is changed; None for any.
+
+        Returns:
+            Whether a row was inserted or changed.
+        """
+        insert, key = insertion(table, is_sqlite=self.is_sqlite), list(table.primary_key)
+        upsert = (
+            insert.on_conflict_do_nothing()
+            if changes is None
+            else insert.on_conflict_do_update(index_elements=key, set_=changes, where=where)
+        )
+        return self.execute(upsert.values(values), execution_options=_PRESERVE).rowcount > 0
+
+    def insert(self, table: sa.Table, rows: Sequence[dict[str, Any]]) -> None:
+        """Insert rows, if there are any."""
+        if rows:
+            self.execute(sa.insert(table), rows)
+
+    def insert_raw(
+        self, table: sa.Table, columns: tuple[str, ...], rows: Sequence[Sequence[Any]]
+    ) -> None:
+        """Insert many rows as the driver takes them: SQLAlchemy looks at each value of each."""
+        statement = _insertion_text(table, columns, self._connection.dialect)
+        values = rows if self.is_sqlite else [dict(zip(columns, row, strict=True)) for row in rows]
+        self._connection.exec_driver_sql(statement, list(values))
+
+    def scalars(self, query: sa.Select[T]) -> list[T]:
+        """The first column of all rows."""
+        return list(self.execute(query).scalars())
+
+    def raw_rows(self, query: sa.Select[Any]) -> Sequence[Any]:
+        """The rows as the driver has them: a million take SQLAlchemy longer than the query."""
+        if self.is_sqlite:
+            cursor: Any = self.execute(query).cursor
+        else:
+            driver: Any = self._connection.connection.driver_connection
+            compiled = query.compile(self._connection)
+            # Bytes are sent as they are, not as text.
+            cursor = driver.cursor(binary=True).execute(str(compiled), compiled.params)
+        with closing(cursor):
+            rows: Sequence[Any] = cursor.fetchall()
+        return rows
+
+    def rows_with(
+        self, query: sa.Select[Any], column: sa.ColumnElement[Any], values: Sequence[Any]
+    ) -> Iterator[sa.Row[Any]]:
+        """The rows of a query in which a column has one of many values."""
+        for some in chunks(values):
+            yield from self.execute(query.where(column.in_(some)))
+
+    def by_sample(self, query: sa.Select[tuple[int, T]], sample_ids: Sequence[int]) -> dict[int, T]:
+        """The second column of a query by the first, the sample, which is one of many."""
+        rows = self.rows_with(query, query.selected_columns[0], sample_ids)
+        return dict(map(tuple, rows))
+
+    def series_id(self, series: str) -> int:
+        """The id of a series; -1, which no row has, for one that has not begun."""
+        table = schema.series.c
+        found = self.execute(sa.select(table.series_id).where(table.name == series)).scalar()
+        return -1 if found is None else found
 
 
 def reads(
-    function: Callable[Concatenate[StoreHandle, sa.Connection, P], T],
+    function: Callable[Concatenate[Transaction, P], T],
 ) -> Callable[Concatenate[StoreHandle, P], T]:
-    """Run a function in one transaction that reads, whose connection is its second argument."""
-    return _in_transaction(function, writes=False)
+    """Make a function of a transaction one of a store, in a transaction that reads."""
+    return _of_store(function, writes=False)
 
 
 def writes(
-    function: Callable[Concatenate[StoreHandle, sa.Connection, P], T],
+    function: Callable[Concatenate[Transaction, P], T],
 ) -> Callable[Concatenate[StoreHandle, P], T]:
-    """Run a function in one transaction that writes: all of it is stored, or nothing."""
-    return _in_transaction(function, writes=True)
+    """The same in a transaction that writes: all of it is stored, or nothing."""
+    return _of_store(function, writes=True)
 
 
-def _in_transaction(
-    function: Callable[Concatenate[StoreHandle, sa.Connection, P], T], *, writes: bool
+def _of_store(
+    function: Callable[Concatenate[Transaction, P], T], *, writes: bool
 ) -> Callable[Concatenate[StoreHandle, P], T]:
     @wraps(function)
     def in_transaction(store: StoreHandle, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             with store.database.transaction(writes=writes) as connection:
-                return function(store, connection, *args, **kwargs)
+                return function(Transaction(store, connection), *args, **kwargs)
         except CtxguardError:
             raise  # some are ValueErrors too
         except _UNREADABLE as error:
@@ -68,30 +174,20 @@ def _in_transaction(
     return in_transaction
 
 
+def insertion(table: sa.Table, *, is_sqlite: bool) -> Any:
+    """An insertion that can say what happens to a row with the same key."""
+    return (sqlite if is_sqlite else postgresql).insert(table)
+
+
+@lru_cache(maxsize=16)
+def _insertion_text(table: sa.Table, columns: tuple[str, ...], dialect: sa.Dialect) -> str:
+    return str(sa.insert(table).compile(dialect=dialect, column_keys=columns))
+
+
 def record(kind: type[T], row: sa.Row[Any], /, **other: object) -> T:
     """A dataclass of a row whose columns are named as its fields, but for those given."""
     read = {each.name: getattr(row, each.name) for each in fields(kind) if each.name not in other}  # type: ignore[arg-type]
     return kind(**read, **other)
-
-
-def rows_with(
-    connection: sa.Connection,
-    query: sa.Select[Any],
-    column: sa.ColumnElement[Any],
-    values: Sequence[Any],
-) -> Iterator[sa.Row[Any]]:
-    """The rows of a query in which a column has one of many values."""
-    for start in range(0, len(values), _MOST_VALUES):
-        some = values[start : start + _MOST_VALUES]
-        yield from connection.execute(query.where(column.in_(some)))
-
-
-def by_sample(
-    connection: sa.Connection, query: sa.Select[tuple[int, T]], sample_ids: Sequence[int]
-) -> dict[int, T]:
-    """The second column of a query by the first, the sample, which is one of many."""
-    column = query.selected_columns[0]
-    return dict(map(tuple, rows_with(connection, query, column, sample_ids)))
 
 
 def chunks(values: Sequence[T], size: int = _MOST_VALUES) -> list[Sequence[T]]:

@@ -280,20 +280,6 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class FinishResult:
-    """Which results of samples were stored.
-
-    Attributes:
-        accepted: Ids of the samples whose result was stored. Those that are neither accepted nor
-            refused were finished before, deleted or forced.
-        refused: By id, why a sample's result could not be stored.
-    """
-
-    accepted: frozenset[int]
-    refused: Mapping[int, Exception] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class JudgedRows:
     """The judged requests of a series, ordered by time, then by sample id.
 
