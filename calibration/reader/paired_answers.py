@@ -26,8 +26,7 @@ from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import FloatArray, Passage
 from ctxguard.errors import CalibrationError, DataError, StageUnavailableError
 from ctxguard.guard import ContextGuard
-from ctxguard.monitor.judges.prompt import response_format, with_one_key
-from ctxguard.monitor.judges.reply import only_value
+from ctxguard.monitor.judges.prompt import only_value, response_format, with_one_key
 from ctxguard.retrieval.chat import ChatClient, Conversation, Reply, TokenPrices
 from ctxguard.retrieval.usage import UNAVAILABLE, InvalidReason
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ctxguard.monitor.estimation.terms import Metric
     from ctxguard.monitor.judges import Judge
     from ctxguard.monitor.judging.audit import Audit
-    from ctxguard.monitor.judging.settings import OnJudged
+    from ctxguard.monitor.judging.sample_judge import OnJudged
     from ctxguard.monitor.service import Monitor, Report
 
 _DAY_SECONDS = 86_400.0

@@ -38,7 +38,7 @@ from ctxguard.monitor.judging.counters import (
     MonitorCounters,
     judge_counts,
 )
-from ctxguard.monitor.judging.settings import JudgingSettings, OnJudged, PassageLookup
+from ctxguard.monitor.judging.sample_judge import JudgingSettings, OnJudged, PassageLookup
 from ctxguard.monitor.judging.worker import JudgingWorker
 from ctxguard.monitor.redaction import Redactor, redact
 from ctxguard.monitor.store import Accounts, SampleStore, State

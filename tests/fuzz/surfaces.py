@@ -57,8 +57,7 @@ from ctxguard.monitor.alarms import AlarmState
 from ctxguard.monitor.estimation.plan import to_label
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.judges.prompt import messages
-from ctxguard.monitor.judges.reply import read_grade
+from ctxguard.monitor.judges.prompt import messages, read_grade
 from ctxguard.monitor.labels.files import read_feedback_file, read_label_file
 from ctxguard.monitor.redaction import redact
 from ctxguard.monitor.sampling.inclusion import InclusionDesign

@@ -18,8 +18,7 @@ from ctxguard.monitor.estimation.reduce import judged_request
 from ctxguard.monitor.estimation.terms import JudgedRequest, Metric, table_of
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judging.audit import Audit
-from ctxguard.monitor.judging.sample_judge import SampleJudge
-from ctxguard.monitor.judging.settings import JudgingSettings
+from ctxguard.monitor.judging.sample_judge import JudgingSettings, SampleJudge
 from ctxguard.monitor.sampling.inclusion import InclusionDesign, JudgingRates
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.record import record_of as record_of_sample

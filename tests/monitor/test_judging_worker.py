@@ -19,7 +19,7 @@ from ctxguard.errors import StoreLockedError
 from ctxguard.monitor.alarms import AlarmState
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.judging import lease, worker
+from ctxguard.monitor.judging import worker
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.record import MOST_BYTES
@@ -358,7 +358,7 @@ class TestLease:
     def test_a_monitor_at_work_keeps_what_it_claimed_and_one_that_is_killed_does_not(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(lease, "_RENEWED_SECONDS", 0.01)
+        monkeypatch.setattr(worker, "_RENEWED_SECONDS", 0.01)
         renewals, renew = [], SampleStore.renew
 
         def noting(store: SampleStore, claimant: str, *, lease_seconds: float) -> int:
@@ -381,17 +381,17 @@ class TestLease:
     def test_renewing_ends_with_the_work_and_after_ten_minutes(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(lease, "_RENEWED_SECONDS", 0.0)
-        monkeypatch.setattr(lease, "_LONGEST_SECONDS", 0.0)
+        monkeypatch.setattr(worker, "_RENEWED_SECONDS", 0.0)
+        monkeypatch.setattr(worker, "_LONGEST_LEASE_SECONDS", 0.0)
         live = watching(1)
-        lease._renew(live.store, "hung", threading.Event())
+        worker._renew(live.store, "hung", threading.Event())
         done = threading.Event()
         done.set()
-        monkeypatch.setattr(lease, "_LONGEST_SECONDS", 600.0)
-        lease._renew(live.store, "done", done)
+        monkeypatch.setattr(worker, "_LONGEST_LEASE_SECONDS", 600.0)
+        worker._renew(live.store, "done", done)
 
     def test_a_renewal_that_fails_is_tried_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(lease, "_RENEWED_SECONDS", 0.01)
+        monkeypatch.setattr(worker, "_RENEWED_SECONDS", 0.01)
         tries = []
 
         def fail(*_: object, **__: object) -> int:

@@ -18,8 +18,7 @@ from watching import Watching
 from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, MissingExtraError, StageUnavailableError
 from ctxguard.monitor.judges import InvalidReason, Judgment, LLMJudge, TokenPrices
-from ctxguard.monitor.judges.prompt import MAX_GRADE, messages
-from ctxguard.monitor.judges.reply import read_grade
+from ctxguard.monitor.judges.prompt import MAX_GRADE, messages, read_grade
 from ctxguard.monitor.redaction import Text
 from ctxguard.monitor.sampling.privacy import Privacy
 from ctxguard.monitor.service import JudgedAs

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -14,7 +15,7 @@ from ctxguard.errors import ConfigurationError, StageUnavailableError
 from ctxguard.monitor.estimation.terms import scores_of, table_of
 from ctxguard.monitor.judges import InvalidReason, Judgment, PoolJudge, TokenPrices
 from ctxguard.monitor.judges.verdict_text import verdicts_from_json, verdicts_to_json
-from ctxguard.monitor.judging.counters import MonitorCounters
+from ctxguard.monitor.judging.counters import place_counts
 from ctxguard.retrieval.assessors import ModelAssessor
 
 pytest.importorskip("openai")
@@ -95,12 +96,13 @@ def test_a_sample_takes_one_call_where_something_relevant_was_served(
 
 
 def test_the_effect_of_the_place_shows_in_the_halves_of_the_lists() -> None:
-    counters = MonitorCounters()
+    counts = Counter[tuple[str, ...]]()
     for first in (0, 1, 1):
         grades = (first, 0, 1, 0, 0)
-        counters.add_places(Judgment("p", grade, place=n) for n, grade in enumerate(grades, 1))
-    counters.add_places([Judgment("p", 1)])
-    assert {key[1:]: n for key, n in counters.counts().items()} == {
+        placed = (Judgment("p", grade, place=n) for n, grade in enumerate(grades, 1))
+        counts.update(place_counts(placed))
+    counts.update(place_counts([Judgment("p", 1)]))
+    assert {key[1:]: n for key, n in counts.items()} == {
         ("first", "yes"): 2,
         ("first", "no"): 4,
         ("second", "yes"): 3,

@@ -5,13 +5,16 @@ loads no optional library: the client library (extra ``judge``) and the cross-en
 ``embedded``) are imported when their judge is constructed.
 """
 
-from ctxguard.monitor.judges.cross_encoder import CrossEncoderJudge
-from ctxguard.monitor.judges.known_labels import LabelJudge, UnjudgedAs
+from ctxguard.monitor.judges.known_labels import (
+    PEOPLE_ALONE,
+    LabelJudge,
+    PeopleAlone,
+    UnjudgedAs,
+)
 from ctxguard.monitor.judges.llm import LLMJudge
-from ctxguard.monitor.judges.people_alone import PEOPLE_ALONE, PeopleAlone
 from ctxguard.monitor.judges.pool import PoolJudge
 from ctxguard.monitor.judges.protocol import Judge, Judgment
-from ctxguard.monitor.judges.scores import RerankJudge
+from ctxguard.monitor.judges.scores import CrossEncoderJudge, RerankJudge
 from ctxguard.retrieval.chat import TokenPrices
 from ctxguard.retrieval.usage import InvalidReason, JudgeAccounts, Ledger, RejectedReply
 

@@ -1,4 +1,4 @@
-"""A judge that takes its verdicts from labels known beforehand."""
+"""Judges without a model: one takes its verdicts from known labels, one leaves all to people."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
@@ -133,3 +133,28 @@ class LabelJudge:
         return grades, {*self._distractors.get(query, ())} - {
             passage_id for passage_id, grade in grades.items() if grade > 0
         }
+
+
+class PeopleAlone:
+    """Says nothing about any passage.
+
+    Its verdicts are missing labels of grade 0, the same for every passage, so an estimate that
+    people's labels correct is the estimate from these labels alone.
+    """
+
+    name = "people"
+    version = "alone"
+    max_grade = 1
+    reads_text = False
+
+    def judge(
+        self,
+        query: str,  # noqa: ARG002 - the protocol's
+        passages: Sequence[Passage],
+    ) -> list[Judgment | None]:
+        """Return a missing label for each passage."""
+        return [Judgment(passage.passage_id, 0, judged=False) for passage in passages]
+
+
+PEOPLE_ALONE = f"{PeopleAlone.name} {PeopleAlone.version}"
+"""The series of requests that people grade without a judge."""

@@ -18,10 +18,11 @@ from ctxguard.monitor.judges.prompt import (
     messages,
     prompt_digest,
     question_messages,
+    read_grade,
+    read_question,
     response_format,
 )
 from ctxguard.monitor.judges.protocol import Judgment
-from ctxguard.monitor.judges.reply import read_grade, read_question
 from ctxguard.monitor.redaction import redact
 from ctxguard.retrieval.chat import ChatClient, ChatSettings, Conversation, TokenPrices
 from ctxguard.retrieval.index.passages import searchable_text

@@ -1,6 +1,7 @@
-"""The prompts of a judging language model: instructions, query and passage as data, schema.
+"""The prompts of a judging language model, and how its replies are read.
 
-Pure: no I/O, no clock, no logging.
+Replies are untrusted and read strictly: a server may ignore the schema, and a verdict that needs
+guessing is not valid. Pure: no I/O, no clock, no logging.
 """
 
 import hashlib
@@ -10,8 +11,10 @@ from collections.abc import Mapping
 from ctxguard.core.render import Template
 from ctxguard.core.types import Passage
 from ctxguard.retrieval.chat import TEMPERATURE
+from ctxguard.retrieval.usage import InvalidReason
 
 MAX_GRADE = 3
+_MOST_QUESTION_CHARS = 1_000
 
 # Grade 1 already counts as relevant in recall and MRR, so it must be of some use: a passage
 # that merely shares the query's subject is a 0.
@@ -105,3 +108,38 @@ def prompt_digest(max_passage_chars: int, max_reply_tokens: int) -> str:
         "max_reply_tokens": max_reply_tokens,
     }
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def read_grade(content: str) -> int | InvalidReason:
+    """Read a grade from the content of a reply."""
+    grade = only_value(content, "grade")
+    if isinstance(grade, InvalidReason):
+        return grade
+    if type(grade) is not int:  # a bool is an int to Python
+        return InvalidReason.OFF_SCHEMA
+    return grade if 0 <= grade <= MAX_GRADE else InvalidReason.OUT_OF_RANGE
+
+
+def read_question(content: str) -> str | InvalidReason:
+    """Read a question from the content of a reply, on one line.
+
+    >>> read_question('{"question": " How long? "}')
+    'How long?'
+    """
+    question = only_value(content, "question")
+    if isinstance(question, InvalidReason):
+        return question
+    text = " ".join(question.split()) if isinstance(question, str) else ""
+    return text if 0 < len(text) <= _MOST_QUESTION_CHARS else InvalidReason.OFF_SCHEMA
+
+
+def only_value(content: str, name: str) -> object:
+    """Read the value of a JSON object that has this one key, or the reason why there is none."""
+    try:
+        # Pairs, since the json module would silently take the last value of a repeated key.
+        pairs = json.loads(content, object_pairs_hook=tuple)
+    except (ValueError, RecursionError):
+        return InvalidReason.MALFORMED
+    if not isinstance(pairs, tuple) or [key for key, _ in pairs] != [name]:
+        return InvalidReason.OFF_SCHEMA
+    return pairs[0][1]

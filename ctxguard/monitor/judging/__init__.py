@@ -1,11 +1,9 @@
 """From a stored sample to stored verdicts.
 
-settings      what a monitor judges with
 worker        claims waiting samples, has them judged, and stores the results
 sample_judge  which passages of a sample the judge grades, and which verdicts are valid
 again         what people graded is judged again by a new judge, and to see whether a judge changed
 audit         what the retriever itself missed
 budget        how much judging may take
-lease         samples stay with the monitor that claimed them
 counters      what one process has counted
 """

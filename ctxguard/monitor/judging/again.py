@@ -13,13 +13,14 @@ from ctxguard.errors import DataError
 from ctxguard.monitor.estimation.canaries import Canaries, canaries_key, yes_or_no
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judgment
 from ctxguard.monitor.judges.verdict_text import verdicts_from_json, verdicts_to_json
-from ctxguard.monitor.judging.lease import LEASE_SECONDS
+from ctxguard.monitor.judging.counters import Counts
 from ctxguard.monitor.judging.sample_judge import SampleJudge
-from ctxguard.monitor.judging.settings import JudgingSettings
 from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import SampleStore
 
+LEASE_SECONDS = 60.0
+"""How long what a monitor has claimed stays with it without a word of it."""
 _DAY_SECONDS = 86_400.0
 _LOOK_SECONDS = 60.0
 """How often the store is asked for labelled samples while none is due."""
@@ -31,26 +32,27 @@ class JudgingAgain:
     """Judges labelled samples again; one monitor of a series at a time does.
 
     Args:
-        settings: What they are judged with. For an exact judge, and where people grade alone,
-            nothing is judged again: no estimate depends on the judge's errors.
+        series: That of the judge.
+        judge: For an exact one, and where people grade alone, nothing is judged again: no estimate
+            depends on the judge's errors.
         clock: Seconds since the epoch.
     """
 
     def __init__(
         self,
         store: SampleStore,
-        settings: JudgingSettings,
+        series: str,
         judge: SampleJudge,
         *,
         claimant: str,
         clock: Callable[[], float],
     ) -> None:
         self._store = store
-        self._series = settings.series
+        self._series = series
         self._judge = judge
         self._claimant = claimant
         self._clock = clock
-        self._is_off = bool(getattr(judge.judge, "exact", False)) or self._series == PEOPLE_ALONE
+        self._is_off = judge.is_exact or self._series == PEOPLE_ALONE
         self._looked_at = -math.inf
         self._retry_at: dict[int, float] = {}
         self._order = HashSampler("judged again", self._series)
@@ -99,28 +101,25 @@ class JudgingAgain:
         order = (*record.served, *record.dropped)
         return [one for one in order if one in wanted or record.passage_ids[one] in before]
 
-    def judge(self, sample_id: int, record: SampleRecord, *, is_canary: bool) -> tuple[int, int]:
+    def judge(self, sample_id: int, record: SampleRecord, *, is_canary: bool) -> Counts:
         """Judge a sample again, and store what came of it; raises whatever the judge raises.
 
         Returns:
-            Of a canary, the number of verdicts that are the same as at first, and of the others.
+            Of a canary, counts of the verdicts that are the same as at first, and of the others.
         """
         positions = self.positions(sample_id, record)
         verdicts = self._judge.verdicts_again(record, positions)
         self._retry_at.pop(sample_id, None)
         if not is_canary:
-            missing = [
-                name
-                for name in (record.passage_ids[one] for one in positions)
-                if name not in verdicts
-            ]
+            names = [record.passage_ids[one] for one in positions]
+            missing = [name for name in names if name not in verdicts]
             self._store.save_again(self._series, {sample_id: verdicts_to_json(verdicts, missing)})
-            return 0, 0
+            return {}
         first, now = yes_or_no(self._before(sample_id), verdicts)
         canaries = self._canaries().after(sample_id, first, now, self._clock())
         self._store.set_state(canaries_key(self._series), canaries.to_json())
         same = sum(one == other for one, other in zip(first, now, strict=True))
-        return same, len(first) - same
+        return {("canary_verdicts", "yes"): same, ("canary_verdicts", "no"): len(first) - same}
 
     def _before(self, sample_id: int) -> dict[str, Judgment]:
         found = self._store.verdicts(self._series, [sample_id])

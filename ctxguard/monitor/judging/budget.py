@@ -185,23 +185,22 @@ class JudgingBudget:
         self._waiting = self._store.states().get(State.PENDING, 0)
 
     def _periods(self) -> list[BudgetPeriod]:
-        """The hour and the day by the clock, or later ones that have begun for other monitors."""
+        """The hour and the day by the clock; the store knows of later ones that have begun."""
         now, limits = self._clock(), self._limits
         most = {
             "hour": (limits.calls_per_hour, None),
             "day": (limits.calls_per_day, limits.cost_per_day),
         }
         return [
-            BudgetPeriod(kind, max(math.floor(now / seconds), self._number(kind)), *most[kind])
+            BudgetPeriod(kind, math.floor(now / seconds), *most[kind])
             for kind, seconds in _SECONDS.items()
         ]
 
-    def _number(self, kind: str) -> int:
-        """Of the period last known to be in force; -1 before the store was asked."""
-        return self._spent[kind].number if kind in self._spent else -1
-
     def _begin_periods(self) -> float:
         """Go on to a new hour or day where the clock has passed the last one's end; return now."""
-        if any(period.number > self._number(period.kind) for period in self._periods()):
+        known = self._spent
+        if any(
+            one.kind not in known or one.number > known[one.kind].number for one in self._periods()
+        ):
             self._exchange()
         return self._clock()

@@ -4,10 +4,11 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from itertools import product
 
 from ctxguard.core.types import Mode, Route
 from ctxguard.monitor.judges import Judge, Judgment, Ledger
-from ctxguard.monitor.sampling.record import SampleRecord, TokenAccount
+from ctxguard.monitor.sampling.record import TokenAccount
 
 Counts = Mapping[tuple[str, ...], float]
 """Counts by name and label values, in the order of ``LABELS``."""
@@ -62,27 +63,38 @@ def tokens_by_mode(counts: Counts) -> dict[Mode, TokenAccount]:
     }
 
 
+_VALUES: dict[str, Iterable[str]] = {
+    "route": Route,
+    "outcome": JudgedAs,
+    "mode": Mode,
+    "fate": TokenAccount._fields[:-1],
+    "same": ("yes", "no"),
+    "half": ("first", "second"),
+    "relevant": ("yes", "no"),
+}
 NOTHING_COUNTED: Counts = {
-    **{
-        ("judged_samples", route.value, outcome.value): 0.0
-        for route in Route
-        for outcome in JudgedAs
-    },
-    **{
-        (name, route.value): 0.0
-        for name, labels in LABELS.items()
-        if labels == ("route",)
-        for route in Route
-    },
-    **{key: 0.0 for mode in Mode for key in token_counts(mode, TokenAccount())},
-    **{("canary_verdicts", same): 0.0 for same in ("yes", "no")},
-    **{
-        ("place_verdicts", half, relevant): 0.0
-        for half in ("first", "second")
-        for relevant in ("yes", "no")
-    },
+    (name, *map(str, values)): 0.0
+    for name, labels in LABELS.items()
+    if labels and _VALUES.keys() >= set(labels)
+    for values in product(*[_VALUES[label] for label in labels])
 }
 """What a series begins with: a count that is first seen above 0 has no rate before."""
+
+
+def place_counts(verdicts: Iterable[Judgment]) -> Counts:
+    """The verdicts of one list, as counts by the half of it in which the passage stood."""
+    placed = [(one.place, one.grade) for one in verdicts if one.place is not None]
+    middle = (max([place for place, _ in placed], default=0) + 1) / 2
+    return Counter(
+        [
+            (
+                "place_verdicts",
+                "first" if place < middle else "second",
+                "yes" if grade > 0 else "no",
+            )
+            for place, grade in placed
+        ]
+    )
 
 
 class MonitorCounters:
@@ -94,34 +106,8 @@ class MonitorCounters:
         self.errors = 0
         """Steps that failed as a whole, and results that the store refused."""
 
-    def add_canary(self, same: int, other: int) -> None:
-        """Count the verdicts on a sample that was judged again by the same judge."""
-        self._add({("canary_verdicts", "yes"): same, ("canary_verdicts", "no"): other})
-
-    def add_places(self, verdicts: Iterable[Judgment]) -> None:
-        """Count the verdicts of one list by the half of it in which the passage stood."""
-        placed = [one for one in verdicts if one.place is not None]
-        middle = (max([one.place or 0 for one in placed], default=0) + 1) / 2
-        counts = Counter[tuple[str, ...]]()
-        for one in placed:
-            half = "first" if (one.place or 0) < middle else "second"
-            counts["place_verdicts", half, "yes" if one.grade > 0 else "no"] += 1
-        self._add(counts)
-
-    def add_outcome(self, outcome: JudgedAs, route: Route | None) -> None:
-        """Count one claimed sample; ``route`` is None if it cannot be read."""
-        self._add({("judged_samples", route or "", outcome): 1})
-
-    def add_verdicts(self, route: Route, passages: int, invalid: int) -> None:
-        """Count passages submitted to the judge, and those without a valid verdict."""
-        self._add({("verdicts", route): passages, ("invalid_verdicts", route): invalid})
-
-    def add_tokens(self, record: SampleRecord) -> None:
-        """Add the tokens of a sample, weighted by 1/π: each stands for all traffic."""
-        weight = 1.0 / record.probability if record.probability else 0.0
-        self._add(token_counts(record.mode, record.tokens, weight))
-
-    def _add(self, more: Mapping[tuple[str, ...], float]) -> None:
+    def add(self, more: Counts) -> None:
+        """Add counts; names and label values may be enums."""
         with self._lock:
             for key, n in more.items():
                 self._counts[tuple(map(str, key))] += n  # type: ignore[assignment]

@@ -4,17 +4,55 @@ All served passages are judged, and dropped ones with the probabilities that the
 verdict that is missing, misplaced or out of range is counted and never imputed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.types import Passage
 from ctxguard.monitor.estimation.reduce import judged_request
 from ctxguard.monitor.estimation.terms import JudgedRequest
-from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.judging.settings import JudgingSettings
-from ctxguard.monitor.redaction import is_hash
+from ctxguard.monitor.judges import Judge, Judgment
+from ctxguard.monitor.judging.audit import Audit
+from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
+from ctxguard.monitor.redaction import Redactor, is_hash, redact
 from ctxguard.monitor.sampling.privacy import redacted_once
 from ctxguard.monitor.sampling.record import SampleRecord, as_written
+
+PassageLookup = Callable[[str], Passage]
+"""The passage of an id; raises where there is none."""
+OnJudged = Callable[[SampleRecord, JudgedRequest], None]
+"""Takes a judged sample and its verdicts as the estimates count them; what it raises is logged."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgingSettings:
+    """What a monitor judges with, and how much of it.
+
+    Attributes:
+        judge: Grades passages. Another name or version begins another series of estimates.
+        utilities: The utility of a passage; every served passage that is not relevant costs.
+        budget: The most that judging may take.
+        lookup: Finds the texts of passages that were not stored; None if all are stored.
+        audit: Estimates what the retriever missed; None for no audit.
+        redactor: Applied to texts that ``lookup`` finds before the judge reads them, as the
+            samples' own (``Privacy.redactor``) is to texts that are stored; one that fails costs
+            the passage its verdict. None for no redaction.
+        on_judged: Called with each judged sample and its verdicts, once they are stored, such as
+            ``ctxguard.integrations.opentelemetry.EvaluationEvents``; None for nothing.
+    """
+
+    judge: Judge
+    utilities: Utilities = DEFAULT_UTILITIES
+    budget: BudgetLimits = NO_LIMITS
+    lookup: PassageLookup | None = None
+    audit: Audit | None = None
+    redactor: Redactor | None = redact
+    on_judged: OnJudged | None = None
+
+    @property
+    def series(self) -> str:
+        """The name of the judge's series."""
+        return f"{self.judge.name} {self.judge.version}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +87,7 @@ class SampleJudge:
     def __init__(self, settings: JudgingSettings) -> None:
         self.judge = judge = settings.judge
         self._settings = settings
+        self.is_exact = bool(getattr(judge, "exact", False))
         self._reads_text = getattr(judge, "reads_text", True)
         self._judges_pools = bool(getattr(judge, "judges_pools", False))
         self._beyond: tuple[SampleRecord, list[str] | None] | None = None
@@ -74,10 +113,9 @@ class SampleJudge:
         found = self._graded(record, first)
         names = record.passage_ids
         verdicts = {names[one]: found[names[one]] for one in record.served if names[one] in found}
-        # Without people's grades a missing verdict would be a guess: an exact judge has none.
-        exact = getattr(self.judge, "exact", False)
         is_complete = len(verdicts) == len(record.served)
-        counts = is_complete or (bool(verdicts) and not exact)
+        # Without people's grades a missing verdict would be a guess: an exact judge has none.
+        counts = is_complete or (bool(verdicts) and not self.is_exact)
         has_hit = max([verdict.grade for verdict in verdicts.values()], default=0) > 0
         # A judge that has no verdict on anything served has none on the rest.
         is_answered = bool(verdicts) or not record.served
@@ -87,29 +125,26 @@ class SampleJudge:
         wanted = [names[position] for position in (*record.served, *dropped)]
         verdicts = {name: found[name] for name in wanted if name in found}
         missing = tuple([each for each in wanted if each not in verdicts])
-        n_wanted, n_valid = len(wanted), len(verdicts)
-        if not counts:
-            n_invalid = n_wanted - n_valid
-            return SampleVerdicts(None, verdicts, missing, is_complete, n_wanted, n_invalid)
-        request = judged_request(
-            record,
-            verdicts,
-            utilities=self._settings.utilities,
-            max_grade=self.judge.max_grade,
-            probability=probability,
-        )
-        beyond = self._beyond_pool(record)
-        if self._settings.audit is not None and beyond is not None:
-            of_beyond = self._graded(record, [self._unstored(record, name) for name in beyond])
-            n_wanted += len(beyond)
-            n_valid += len(of_beyond)
-            request = replace(
-                request,
-                missed_relevant=self._settings.audit.missed(len(beyond), list(of_beyond.values())),
-                audit_probability=self._settings.audit.probability,
-                audited_share=self._settings.audit.judged,
+        request, n_wanted, n_invalid = None, len(wanted), len(wanted) - len(verdicts)
+        if counts:
+            request = judged_request(
+                record,
+                verdicts,
+                utilities=self._settings.utilities,
+                max_grade=self.judge.max_grade,
+                probability=probability,
             )
-        n_invalid = n_wanted - n_valid
+            audit, beyond = self._settings.audit, self._beyond_pool(record)
+            if audit is not None and beyond is not None:
+                judged = self._graded(record, [self._unstored(record, name) for name in beyond])
+                n_wanted += len(beyond)
+                n_invalid += len(beyond) - len(judged)
+                request = replace(
+                    request,
+                    missed_relevant=audit.missed(len(beyond), list(judged.values())),
+                    audit_probability=audit.probability,
+                    audited_share=audit.judged,
+                )
         return SampleVerdicts(request, verdicts, missing, is_complete, n_wanted, n_invalid)
 
     def verdicts_again(self, record: SampleRecord, positions: Sequence[int]) -> dict[str, Judgment]:

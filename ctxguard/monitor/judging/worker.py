@@ -6,6 +6,7 @@ fails does not keep the others from being judged.
 
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -22,12 +23,15 @@ from ctxguard.monitor.alarms.monitor import AlarmMonitor
 from ctxguard.monitor.estimation.terms import JudgedRequest
 from ctxguard.monitor.judges import Ledger
 from ctxguard.monitor.judges.verdict_text import verdicts_to_json
-from ctxguard.monitor.judging.again import JudgingAgain
+from ctxguard.monitor.judging.again import LEASE_SECONDS, JudgingAgain
 from ctxguard.monitor.judging.budget import JudgingBudget
-from ctxguard.monitor.judging.counters import JudgedAs, MonitorCounters
-from ctxguard.monitor.judging.lease import LEASE_SECONDS, renewed
-from ctxguard.monitor.judging.sample_judge import SampleJudge, SampleVerdicts
-from ctxguard.monitor.judging.settings import JudgingSettings
+from ctxguard.monitor.judging.counters import (
+    JudgedAs,
+    MonitorCounters,
+    place_counts,
+    token_counts,
+)
+from ctxguard.monitor.judging.sample_judge import JudgingSettings, SampleJudge, SampleVerdicts
 from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import Claimed, Finished, LossRow, SampleStore, State
@@ -45,6 +49,10 @@ _FAILURES_OF_AN_OUTAGE = 2
 _ALONE_SECONDS = 3600.0
 """How often a failure counts where no other sample tells whether the judge works: an outage of some
 hours costs no sample, and one on which the judge always fails is not tried for ever."""
+
+_RENEWED_SECONDS = 15.0
+_LONGEST_LEASE_SECONDS = 600.0
+"""A judge that has hung for so long on what was claimed loses it."""
 
 MAX_HELD = 100
 """Results that wait for one transaction."""
@@ -102,7 +110,9 @@ class JudgingWorker:
         self._claimant = claimant
         self._judge = SampleJudge(settings)
         self._ledger: Ledger | None = getattr(settings.judge, "ledger", None)
-        self._again = JudgingAgain(store, settings, self._judge, claimant=claimant, clock=clock)
+        self._again = JudgingAgain(
+            store, settings.series, self._judge, claimant=claimant, clock=clock
+        )
         self._budget = budget
         self._counters = counters
         self._alarms = alarms
@@ -143,7 +153,7 @@ class JudgingWorker:
         self._order.shuffle(claimed)
         self._in_hand = {sample.sample_id for sample in claimed}
         self._is_idle = not claimed
-        with renewed(self._store, self._claimant) if claimed else nullcontext():
+        with _renewed(self._store, self._claimant) if claimed else nullcontext():
             n_finished, failed = self._process_all(claimed)
         if 0 < len(failed) == len(claimed) < limit:
             self._count_alone(failed)
@@ -167,7 +177,7 @@ class JudgingWorker:
                 break
             try:
                 with self._paid("again"):
-                    same, other = self._again.judge(sample_id, record, is_canary=is_canary)
+                    found = self._again.judge(sample_id, record, is_canary=is_canary)
             except StoreError:
                 raise
             except Exception as error:
@@ -176,8 +186,7 @@ class JudgingWorker:
             finally:
                 self._rejected(record)
             n += 1
-            if is_canary:
-                self._counters.add_canary(same, other)
+            self._counters.add(found)
             if time.monotonic() - began >= _AGAIN_SECONDS:
                 break
         self._budget.settle()
@@ -305,8 +314,13 @@ class JudgingWorker:
             # Also where it was another process, before a restart, that saw the judge fail.
             self._alarms.state.clear(AlarmKind.JUDGE_DOWN)
         self.failing = False
-        self._counters.add_verdicts(record.route, verdicts.n_wanted, verdicts.n_invalid)
-        self._counters.add_places(verdicts.verdicts.values())
+        self._counters.add(
+            {
+                ("verdicts", record.route): verdicts.n_wanted,
+                ("invalid_verdicts", record.route): verdicts.n_invalid,
+            }
+        )
+        self._counters.add(place_counts(verdicts.verdicts.values()))
         return _Result(outcome, finished, record, verdicts.request)
 
     def _loss(
@@ -333,7 +347,7 @@ class JudgingWorker:
             return None
 
     def _judge_failed(self, error: Exception, route: Route) -> JudgedAs:
-        self._counters.add_outcome(JudgedAs.JUDGE_FAILED, route)
+        self._counters.add({("judged_samples", route, JudgedAs.JUDGE_FAILED): 1})
         self._why = describe_error(error)
         if not self.failing:
             # Once until it works again: a dead judge must not fill the log.
@@ -391,10 +405,13 @@ class JudgingWorker:
                     "the result of sample %d could not be stored: %s", sample_id, self._why
                 )
                 continue
-            self._counters.add_outcome(result.outcome, None if record is None else record.route)
+            route = "" if record is None else record.route
+            self._counters.add({("judged_samples", route, result.outcome): 1})
             if sample_id not in accepted or record is None:
                 continue
-            self._counters.add_tokens(record)
+            # Each stands for all traffic.
+            weight = 1.0 / record.probability if record.probability else 0.0
+            self._counters.add(token_counts(record.mode, record.tokens, weight))
             if self._alarms is not None:
                 told = partial(self._alarms.add_sampled, record)
                 self._safely("the alarms", result.finished, told)
@@ -419,3 +436,31 @@ def _finished(
         summary=b"" if request is None else request.to_row(),
         rejected=rejected,
     )
+
+
+@contextmanager
+def _renewed(store: SampleStore, claimant: str) -> Iterator[None]:
+    """Renew the leases of a claimant, on a thread, while the block runs."""
+    ended = threading.Event()
+    thread = threading.Thread(
+        target=_renew, args=(store, claimant, ended), name="ctxguard-monitor-lease", daemon=True
+    )
+    try:
+        thread.start()
+    except RuntimeError as error:
+        # No thread can be started: a batch that takes longer than a lease may be judged twice.
+        _log.warning("leases are not renewed: %s", describe_error(error))
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _renew(store: SampleStore, claimant: str, ended: threading.Event) -> None:
+    until = time.monotonic() + _LONGEST_LEASE_SECONDS
+    while not ended.wait(_RENEWED_SECONDS) and time.monotonic() < until:
+        try:
+            store.renew(claimant, lease_seconds=LEASE_SECONDS)
+        except Exception as error:
+            # The next try may come in time, and what is judged twice counts once.
+            _log.info("leases could not be renewed: %s", describe_error(error))
