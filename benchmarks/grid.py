@@ -68,7 +68,7 @@ def rankings(n_queries: int, depth: int, seed: int) -> tuple[FloatArray, PoolLab
         in_baseline=np.ones_like(grades, dtype=bool),
         query_grades=tuple(map(tuple, grades.tolist())),
         top_grade=2,
-        worst_utility=DEFAULT_UTILITIES.irrelevant,
+        rules=DEFAULT_UTILITIES,
         positives_only=False,
         weights=np.ones(n_queries),
     )

@@ -24,7 +24,6 @@ from calibration.sufficiency import calibrate_sufficiency
 from calibration.verdict import FEWEST_HELD_OUT, verdict
 from calibration.weights import deciles, n_equivalent, weighted_mean
 from ctxguard._support.settings import optional, setting
-from ctxguard.core.decision import decide
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.signals import named_features, signal_of
@@ -206,7 +205,7 @@ def calibrate_route(
     measured_part = chosen_part if held_out is None else part(held_out)
 
     def option(name: str, policy: Policy) -> Option:
-        return Option(name, policy, per_query(*measured_part, policy, utilities))
+        return Option(name, policy, per_query(*measured_part, policy))
 
     first = option(f"first {k}, as today", today)
 
@@ -252,6 +251,7 @@ def calibrate_route(
         )
     elif held_out is not None and index is not None:
         certificate = _cost_certificate(chosen.metrics, differences, weights, settings, n_rungs)
+    measured = per_query(*chosen_part, policy)
     profile = RouteProfile(
         policy=policy,
         score_kind=pools.kind,
@@ -259,9 +259,11 @@ def calibrate_route(
         verdict=judged,
         certificate=certificate,
         segments=segments,
-        chosen_on=evidence_of(per_query(*chosen_part, policy, utilities)),
+        chosen_on=evidence_of(measured),
         held_out=None if held_out is None else evidence_of(chosen.metrics),
-        reference=reference_deciles(chosen_part[0], chosen_part[1].weights, policy),
+        reference=reference_deciles(
+            chosen_part[0], measured.values["kept"], chosen_part[1].weights
+        ),
         safe_policy=today,
         sufficiency=calibrate_sufficiency(
             policy,
@@ -547,15 +549,13 @@ def _segments(
 
 
 def reference_deciles(
-    pools: Pools, weights: FloatArray, policy: Policy
+    pools: Pools, kept: FloatArray, weights: FloatArray
 ) -> dict[str, tuple[float, ...]]:
     """Deciles of label-free signals, for drift: top score, its gap to the second, kept count."""
     signals = {"top_score": np.where(pools.lengths > 0, pools.scores[:, 0], np.nan)}
     if pools.scores.shape[1] > 1:
         signals["score_gap"] = signals["top_score"] - pools.scores[:, 1]
-    signals["kept"] = np.array(
-        [decide(ranking, policy).n_kept for ranking in pools.rankings()], dtype=np.float64
-    )
+    signals["kept"] = kept
     return {
         name: tuple(_rounded(value) for value in deciles(values, weights).tolist())
         for name, values in signals.items()

@@ -228,7 +228,7 @@ def _sequence(grids: GridPair, promise: Promise) -> list[GridIndex]:
 
 def _largest_harm(grid: Grid, indices: list[GridIndex]) -> float:
     """The most harm that a context of these policies could do, whatever the labels say."""
-    worst = max(-grid.labels.worst_utility, 1e-9)
+    worst = max(-grid.labels.rules.worst, 1e-9)
     largest = max(grid.settings(index)[0] for index in indices)
     return worst * float(discounts(largest).sum())
 

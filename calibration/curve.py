@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibration.evaluate import bootstrap_intervals, interval_bounds, resampled_means
+from calibration.evaluate import bootstrap_intervals, contexts, interval_bounds, resampled_means
 from calibration.pool_labels import PoolLabels, discounts
 from calibration.replay import Pools
-from ctxguard.core.decision import decide
 from ctxguard.core.interval import Interval
 from ctxguard.core.policies import Policy
 
@@ -59,14 +58,11 @@ def curve(pools: Pools, labels: PoolLabels, policy: Policy, *, seed: int = 0) ->
     """
     most = min(max(SHOWN_SIZES, policy.k), pools.scores.shape[1])
     widest = replace(policy, k=most, min_keep=min(policy.min_keep, most))
-    utility, found = np.zeros((2, len(pools), most))
-    for row, ranking in enumerate(pools.rankings()):
-        kept = list(decide(ranking, widest).kept)
-        utility[row, : len(kept)] = labels.utilities[row, kept]
-        found[row, : len(kept)] = labels.relevant[row, kept]
-    utility *= discounts(most)
-    n_relevant = np.array([sum(g > 0 for g in grades) for grades in labels.query_grades])
-    recall = found.cumsum(axis=1) / np.where(n_relevant > 0, n_relevant, np.nan)[:, None]
+    order, kept = contexts(pools, widest)
+    context, kept = labels.reordered(order[:, :most]), kept[:, :most]
+    utility = np.where(kept, context.utilities, 0.0) * discounts(most)
+    n_relevant = np.where(labels.n_relevant > 0, labels.n_relevant, np.nan)
+    recall = (context.relevant & kept).cumsum(axis=1) / n_relevant[:, None]
     gain, harm = np.maximum(utility, 0.0).cumsum(axis=1), np.maximum(-utility, 0.0).cumsum(axis=1)
     total = gain - harm
     # Rounded, so that another order of summation does not make a larger k better.

@@ -4,14 +4,15 @@ Decisions are made by ``ctxguard.core.decision.decide`` itself: what is evaluate
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from calibration.data.dataset import Dataset
 from calibration.fit import fit_temperature
-from calibration.pool_labels import PoolLabels, label
+from calibration.grid import relative_values
+from calibration.pool_labels import IntArray, PoolLabels, discounted_sums, label, row_sums
 from calibration.replay import Pools
 from calibration.weights import weighted_mean
 from ctxguard.core.decision import decide
@@ -19,32 +20,18 @@ from ctxguard.core.interval import Interval
 from ctxguard.core.metrics import (
     DEFAULT_UTILITIES,
     Utilities,
-    average_precision,
-    context_precision,
-    context_recall,
-    distractor_rate,
-    harm_undiscounted,
-    heuristic_utilities,
-    hit_rate_at_k,
-    judged_precision,
     keyword_first_ranks,
     keyword_recall_at_k,
     keyword_reciprocal_rank,
-    ndcg,
-    precision_at_k,
-    reciprocal_rank,
-    strict_utilities,
-    udcg,
 )
+from ctxguard.core.metrics.utility import UNDISCOUNTED_PENALTY
 from ctxguard.core.policies import Policy, RatioPolicy
-from ctxguard.core.scores import is_relative, relative_scores, within_domain
-from ctxguard.core.types import FloatArray, Ranking
+from ctxguard.core.types import FloatArray
 from ctxguard.profile.schema import Evidence
 
 RESAMPLES = 2_000
 _RESAMPLED = 200
 CONFIDENCE = 0.95
-NDCG_CUTOFF = 10
 PROFILE_METRICS: Mapping[str, str] = {
     "recall": "share of the query's relevant passages that the context holds",
     "precision": "share of the context that is relevant, an unlabelled passage counted as not",
@@ -117,31 +104,79 @@ class QueryMetrics:
         return Evidence(queries=len(self.query_ids), metrics=dict(zip(names, found, strict=True)))
 
 
-def per_query(
-    pools: Pools, labels: PoolLabels, policy: Policy, utilities: Utilities = DEFAULT_UTILITIES
-) -> QueryMetrics:
+def contexts(pools: Pools, policy: Policy) -> tuple[IntArray, NDArray[np.bool_]]:
+    """Decide on every recorded pool.
+
+    Returns:
+        Shape (n_q, depth), columns of the pools, best first; and whether each is kept, which is
+        true of the first of every row.
+    """
+    order = np.tile(np.arange(pools.scores.shape[1]), (len(pools), 1))
+    n_kept = np.zeros((len(pools), 1), dtype=np.int64)
+    for row, ranking in enumerate(pools.rankings()):
+        decision = decide(ranking, policy)
+        order[row, : len(decision.order)] = decision.order
+        n_kept[row] = decision.n_kept
+    return order, np.arange(order.shape[1]) < n_kept
+
+
+def per_query(pools: Pools, labels: PoolLabels, policy: Policy) -> QueryMetrics:
     """Decide on every recorded pool and measure the resulting context by ``LABEL_METRICS``.
 
-    Recall, MRR, nDCG, hit rate and average precision are undefined for a query without relevant
-    passages; precision, context precision and the distractor rate for an empty context;
-    precision over judged passages for a context without one, and where labels hold relevant
-    passages only; recall loss if the baseline holds nothing relevant.
+    Each figure is that of the measures of one query in ``ctxguard.core.metrics``. Recall, MRR,
+    nDCG, hit rate and average precision are undefined for a query without relevant passages;
+    precision, context precision and the distractor rate for an empty context; precision over
+    judged passages for a context without one, and where labels hold relevant passages only; recall
+    loss if the baseline holds nothing relevant.
     """
+    order, kept = contexts(pools, policy)
+    own, rules = labels.reordered(order), labels.rules
+    ranks = np.arange(1, kept.shape[1] + 1)
     temperature = policy.temperature if isinstance(policy, RatioPolicy) else fit_temperature(pools)
-    rows = [
-        _measure(
-            ranking,
-            row,
-            labels,
-            policy,
-            utilities,
-            temperature=temperature,
-            tokens=None if pools.tokens is None else pools.tokens[row],
-        )
-        for row, ranking in enumerate(pools.rankings())
-    ]
-    columns = _columns(pools.query_ids, rows, LABEL_METRICS)
-    return replace(columns, weights=labels.weights)
+    relative, incomparable = relative_values(pools, temperature)
+    suspected = np.take_along_axis(relative, order, axis=1) > rules.score_ratio
+    suspected &= ~incomparable[:, None]
+    # The label alone determines what these are worth, not the heuristics.
+    certain = own.relevant | (own.negatives != None)  # noqa: E711  element by element
+    if 0 in (rules.by_grade or {}):
+        certain |= own.judged | own.positives_only
+    strict = np.where(kept, own.utilities, 0.0)
+    heuristic = np.where(certain | suspected | (ranks <= rules.rank_limit), strict, 0.0)
+    gain, harm, suspected_gain, suspected_harm = (
+        discounted_sums(np.maximum(part, 0.0)) for part in (strict, -strict, heuristic, -heuristic)
+    )
+    misleading, n_kept = (heuristic < 0.0).sum(axis=1), kept.sum(axis=1)
+    relevant = own.relevant & kept
+    n_found = relevant.sum(axis=1)
+    n_relevant = np.where(labels.n_relevant, labels.n_relevant, np.nan)
+    size, n_judged = np.where(n_kept, n_kept, np.nan), (own.judged & kept).sum(axis=1)
+    precisions = row_sums(relevant * (relevant.cumsum(axis=1) / ranks))
+    of_baseline = (own.relevant & own.in_baseline).sum(axis=1)
+    tokens = np.full(kept.shape, np.nan) if pools.tokens is None else pools.tokens
+    first = np.where(relevant, 1.0 / ranks, 0.0).max(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        values = {
+            "recall": n_found / n_relevant,
+            "precision": n_found / size,
+            "precision_judged": n_found / np.where(labels.positives_only, np.nan, n_judged),
+            "mrr": first / (n_relevant / n_relevant),
+            "ndcg": labels.ndcg(np.where(kept, own.grades, 0), rules.gain),
+            "udcg": suspected_gain - suspected_harm,
+            "udcg_strict": gain - harm,
+            "harm": harm,
+            "distractor_rate": misleading / size,
+            "harm_undiscounted": UNDISCOUNTED_PENALTY * misleading,
+            "kept": n_kept.astype(np.float64),
+            "tokens": np.where(kept, np.take_along_axis(tokens, order, axis=1), 0.0).sum(axis=1),
+            "recall_loss": 1.0 - (relevant & own.in_baseline).sum(axis=1) / of_baseline,
+            "recall_at_depth": labels.relevant.sum(axis=1) / n_relevant,
+            "ndcg_at_10": labels.ndcg(gain=rules.gain),
+            "judged": n_judged / size,
+            "hit_rate": (n_found > 0) / (n_relevant / n_relevant),
+            "average_precision": precisions / n_relevant,
+            "context_precision": precisions / (np.maximum(n_found, 1) * (size / size)),
+        }
+    return QueryMetrics(pools.query_ids, values, labels.weights)
 
 
 def per_query_keywords(
@@ -157,18 +192,16 @@ def per_query_keywords(
             for a query without any.
         text_of: The text of a passage.
     """
-    rows = []
-    for query_id, ranking in zip(pools.query_ids, pools.rankings(), strict=True):
-        kept = decide(ranking, policy).kept
-        texts = [text_of(ranking.passage_ids[position]) for position in kept]
+    columns = np.full((len(KEYWORD_METRICS), len(pools)), np.nan)
+    order, kept = contexts(pools, policy)
+    for row, query_id in enumerate(pools.query_ids):
+        texts = [text_of(pools.passage_ids[row][column]) for column in order[row][kept[row]]]
         ranks = keyword_first_ranks(keywords.get(query_id, ()), texts)
-        rows.append(
-            {
-                "keyword_recall": keyword_recall_at_k(ranks, max(len(texts), 1)),
-                "keyword_mrr": keyword_reciprocal_rank(ranks),
-            }
+        columns[:, row] = (
+            keyword_recall_at_k(ranks, max(len(texts), 1)),
+            keyword_reciprocal_rank(ranks),
         )
-    return _columns(pools.query_ids, rows, KEYWORD_METRICS)
+    return QueryMetrics(pools.query_ids, dict(zip(KEYWORD_METRICS, columns, strict=True)))
 
 
 def measure(
@@ -189,83 +222,10 @@ def measure(
     values: dict[str, FloatArray] = {}
     if dataset.answerable:
         labels = label(pools, dataset, utilities, baseline_k=baseline_k)
-        values.update(per_query(pools, labels, policy, utilities).values)
+        values.update(per_query(pools, labels, policy).values)
     if dataset.keywords:
         values.update(per_query_keywords(pools, dataset.keywords, policy, text_of).values)
     return QueryMetrics(pools.query_ids, values)
-
-
-def _columns(
-    query_ids: tuple[str, ...], rows: Sequence[Mapping[str, float | None]], names: Iterable[str]
-) -> QueryMetrics:
-    """Rows by query as columns by metric, with NaN for None."""
-    return QueryMetrics(
-        query_ids, {name: np.array([row[name] for row in rows], dtype=np.float64) for name in names}
-    )
-
-
-def _measure(
-    ranking: Ranking,
-    row: int,
-    labels: PoolLabels,
-    policy: Policy,
-    utilities: Utilities,
-    *,
-    temperature: float,
-    tokens: FloatArray | None,
-) -> dict[str, float | None]:
-    decision = decide(ranking, policy)
-    order, kept = list(decision.order), list(decision.kept)
-    upstream = labels.grades[row, : len(ranking)].tolist()
-    grades = labels.grades[row, kept].tolist()
-    negatives = labels.negatives[row, kept].tolist()
-    judged = labels.query_grades[row]
-    known = labels.known(row, kept)
-    counted = labels.relevant[row] & labels.in_baseline[row]
-    in_baseline = int(counted.sum())
-    strict = udcg(
-        strict_utilities(
-            grades,
-            top_grade=labels.top_grade,
-            negatives=negatives,
-            judged=known,
-            utilities=utilities,
-        )
-    )
-    scores = [cast(float, ranking.scores[position]) for position in order]
-    comparable = is_relative(ranking.kind) and (
-        not scores or within_domain(ranking.kind, min(scores), max(scores))
-    )
-    relative = relative_scores(ranking.kind, scores, temperature) if comparable else None
-    heuristic = heuristic_utilities(
-        grades,
-        None if relative is None else relative[: len(kept)],
-        top_grade=labels.top_grade,
-        negatives=negatives,
-        judged=known,
-        utilities=utilities,
-    )
-    return {
-        "recall": context_recall(grades, judged),
-        "precision": precision_at_k(grades),
-        "precision_judged": None if known is None else judged_precision(grades, known),
-        "mrr": reciprocal_rank(grades, judged),
-        "ndcg": ndcg(grades, judged, NDCG_CUTOFF, gain=utilities.gain),
-        "udcg": udcg(heuristic).value,
-        "udcg_strict": strict.value,
-        "harm": strict.harm,
-        "distractor_rate": distractor_rate(heuristic),
-        "harm_undiscounted": harm_undiscounted(heuristic),
-        "kept": float(len(kept)),
-        "tokens": None if tokens is None else float(tokens[kept].sum()),
-        "recall_loss": 1.0 - int(counted[kept].sum()) / in_baseline if in_baseline else None,
-        "recall_at_depth": context_recall(upstream, judged),
-        "ndcg_at_10": ndcg(upstream, judged, NDCG_CUTOFF, gain=utilities.gain),
-        "judged": float(labels.judged[row, kept].mean()) if kept else None,
-        "hit_rate": hit_rate_at_k(grades, judged, max(len(kept), 1)),
-        "average_precision": average_precision(grades, judged),
-        "context_precision": context_precision(grades),
-    }
 
 
 def bootstrap_interval(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.pool_labels import IntArray, PoolLabels, discounts
+from calibration.pool_labels import IntArray, PoolLabels
 from calibration.replay import Pools
 from calibration.trees import fit_trees
 from calibration.weights import counted, weighted_mean, with_lost_queries
@@ -21,7 +21,6 @@ from ctxguard.errors import CalibrationError
 from ctxguard.monitor.estimation.ratio import t_quantile
 
 WEIGHTS: tuple[float, ...] = tuple(round(step * 0.05, 2) for step in range(21))
-NDCG_CUTOFF = 10
 _TEMPERATURE_RANK = 10
 _TEMPERATURE_SHARE = 0.1
 
@@ -92,7 +91,7 @@ def better_fusion(
     # Fitted last, since it costs most and is seldom asked for.
     probable = out_of_fold(pools, labels)
     order = np.argsort(-np.nan_to_num(probable, nan=-1.0), axis=1, kind="stable")
-    by_probability = _ndcg(pools, labels.reordered(order), None)
+    by_probability = labels.ndcg(np.take_along_axis(labels.grades, order, axis=1))
     best_served = candidates[found[1]][defined]
     if weighted_mean((by_probability[defined] - best_served), counts) > 0.0:
         return None
@@ -133,22 +132,16 @@ def _ndcg(pools: Pools, labels: PoolLabels, fusion: Fusion | None) -> FloatArray
 
     NaN for a query without a relevant passage.
     """
-    discount, found = discounts(NDCG_CUTOFF), np.full(len(pools), np.nan)
+    if fusion is None:
+        return labels.ndcg()
+    fused = np.full(pools.scores.shape, np.nan)
     for row, n in enumerate(pools.lengths.tolist()):
-        ideal = sorted(labels.query_grades[row], reverse=True)[:NDCG_CUTOFF]
-        best = float(np.dot(np.maximum(ideal, 0), discount[: len(ideal)]))
-        if best <= 0.0:
-            continue
-        order = np.arange(n)
-        if fusion is not None:
-            legs = {
-                name: Leg(scores[row, :n], pools.leg_kinds[name])
-                for name, scores in pools.legs.items()
-            }
-            order = np.argsort(-fuse(legs, fusion), kind="stable")
-        grades = labels.grades[row, order[:NDCG_CUTOFF]]
-        found[row] = float(grades @ discount[: grades.size]) / best
-    return found
+        legs = {
+            name: Leg(scores[row, :n], pools.leg_kinds[name]) for name, scores in pools.legs.items()
+        }
+        fused[row, :n] = fuse(legs, fusion)
+    order = np.argsort(-fused, axis=1, kind="stable")
+    return labels.ndcg(np.take_along_axis(labels.grades, order, axis=1))
 
 
 def fit_temperature(pools: Pools) -> float:

@@ -344,10 +344,14 @@ def recalibrate(
     after = calibration.profile.routes[route]
     held_out = traffic.dataset.subset(()) if calibration.held_out is None else calibration.held_out
     part = labelled_part(
-        calibration.pools[route], traffic.dataset, held_out, baseline_k=settings.serving_k
+        calibration.pools[route],
+        traffic.dataset,
+        held_out,
+        settings.utilities,
+        baseline_k=settings.serving_k,
     )
     measured_policies = {
-        name: per_query(*part, policy, settings.utilities)
+        name: per_query(*part, policy)
         for name, policy in (("old", before.policy), ("new", after.policy))
     }
     note = f"route {route.value} was calibrated from judged traffic"

@@ -9,7 +9,7 @@ import numpy as np
 from calibration.calibrate import MultiRoute, Passes, default_fusion, replay_system, sketch_of
 from calibration.calibrate_route import Settings, recall_differences, reference_deciles
 from calibration.data.dataset import Dataset, split_by_query
-from calibration.evaluate import per_query
+from calibration.evaluate import contexts, per_query
 from calibration.judge_mixture import DEFAULT_RATES, JudgeRates
 from calibration.judged_questions import graded_by_people, graded_whole
 from calibration.judged_route import ByQuestion, JudgedRoute, judged_route
@@ -115,13 +115,17 @@ def _route_profile(
     result: JudgedRoute | None, pools: Pools, held_out: Dataset, settings: Settings
 ) -> RouteProfile:
     today = RatioPolicy(k=settings.serving_k)
-    everything = np.ones(len(pools))
+
+    def reference(policy: Policy) -> dict[str, tuple[float, ...]]:
+        kept = contexts(pools, policy)[1].sum(axis=1)
+        return reference_deciles(pools, kept, np.ones(len(pools)))
+
     if result is None:
         return RouteProfile(
             policy=today,
             score_kind=pools.kind,
             why=f"the first {today.k} as today: too few verdicts on this route's candidates",
-            reference=reference_deciles(pools, everything, today),
+            reference=reference(today),
             safe_policy=today,
         )
     judged = verdict(
@@ -135,7 +139,7 @@ def _route_profile(
         score_kind=pools.kind,
         why=result.in_words,
         verdict=judged,
-        reference=reference_deciles(pools, everything, result.policy),
+        reference=reference(result.policy),
         safe_policy=today,
     )
 
@@ -148,5 +152,5 @@ def _recall_differences(
         return np.zeros(0)
     utilities, k = settings.utilities, settings.serving_k
     part = labelled_part(pools, held_out, held_out, utilities, baseline_k=k)
-    before, after = (per_query(*part, policy, utilities) for policy in (today, chosen))
+    before, after = (per_query(*part, policy) for policy in (today, chosen))
     return recall_differences(before, after, settings.seed)[0]

@@ -1,6 +1,6 @@
 """The labels of every replayed candidate, as arrays beside its scores."""
 
-from collections.abc import Callable, Sequence
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from calibration.data.dataset import Dataset
 from calibration.replay import Pools
-from ctxguard.core.metrics import DEFAULT_UTILITIES, Negative, Utilities, strict_utilities
+from ctxguard.core.metrics import DEFAULT_UTILITIES, Gain, Negative, Utilities, strict_utilities
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
 
@@ -18,6 +18,8 @@ IntArray = NDArray[np.int64]
 
 _BY_CANDIDATE = ("grades", "retrieved", "judged", "utilities", "negatives", "in_baseline")
 """The fields of `PoolLabels` of shape (n_q, depth)."""
+
+NDCG_CUTOFF = 10
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class PoolLabels:
         query_grades: Length n_q, all grades that the labels hold for each query, in the pool or
             not.
         top_grade: The highest grade of the collection.
-        worst_utility: The lowest utility that any passage can have, ≤ 0.
+        rules: What each label is worth.
         positives_only: Whether the labels hold relevant passages only; an unlabelled one then
             counts as not relevant, otherwise as not judged.
         weights: Shape (n_q,), how much each query counts in means; see ``Query``.
@@ -49,7 +51,7 @@ class PoolLabels:
     in_baseline: NDArray[np.bool_]
     query_grades: tuple[tuple[int, ...], ...]
     top_grade: int
-    worst_utility: float
+    rules: Utilities
     positives_only: bool
     weights: FloatArray
 
@@ -61,28 +63,47 @@ class PoolLabels:
         """Shape (n_q, depth)."""
         return self.grades > 0
 
+    @cached_property
+    def n_relevant(self) -> IntArray:
+        """Shape (n_q,): how many passages are relevant to each query, in the pool or not."""
+        counts = [sum(grade > 0 for grade in grades) for grades in self.query_grades]
+        return np.array(counts, dtype=np.int64)
+
     @property
     def n_answerable(self) -> int:
         """Queries with a relevant passage, in the pool or not."""
-        return sum(any(grade > 0 for grade in grades) for grades in self.query_grades)
+        return int((self.n_relevant > 0).sum())
 
     def rows(self, rows: IntArray) -> "PoolLabels":
         """The labels of these queries."""
+        tables: dict[str, Any] = {name: getattr(self, name)[rows] for name in _BY_CANDIDATE}
         query_grades = tuple(self.query_grades[row] for row in rows)
-        taken = self._taken(lambda array: array[rows])
-        return replace(taken, query_grades=query_grades, weights=self.weights[rows])
+        return replace(self, **tables, query_grades=query_grades, weights=self.weights[rows])
 
     def reordered(self, order: IntArray) -> "PoolLabels":
         """The labels with candidates in another order: shape (n_q, depth), of columns."""
-        return self._taken(lambda array: np.take_along_axis(array, order, axis=1))
-
-    def _taken(self, take: Callable[[NDArray[Any]], NDArray[Any]]) -> "PoolLabels":
-        tables: dict[str, Any] = {name: take(getattr(self, name)) for name in _BY_CANDIDATE}
+        tables: dict[str, Any] = {
+            name: np.take_along_axis(getattr(self, name), order, axis=1) for name in _BY_CANDIDATE
+        }
         return replace(self, **tables)
 
-    def known(self, row: int, columns: Sequence[int]) -> list[bool] | None:
-        """``judged`` of some candidates of a query, as the measures of utility take it."""
-        return None if self.positives_only else self.judged[row, columns].tolist()
+    def ndcg(self, grades: IntArray | None = None, gain: Gain = "linear") -> FloatArray:
+        """nDCG@10 of each query, shape (n_q,); NaN for one without a relevant passage.
+
+        Args:
+            grades: Shape (n_q, n), in rank order; None for the order of the pools.
+            gain: See ``ctxguard.core.metrics.dcg``.
+        """
+        ideal = np.zeros((len(self), NDCG_CUTOFF), dtype=np.int64)
+        for row, own in enumerate(self.query_grades):
+            best = sorted(own, reverse=True)[:NDCG_CUTOFF]
+            ideal[row, : len(best)] = best
+        tables = (self.grades if grades is None else grades, ideal)
+        dcg, most = (
+            discounted_sums(own if gain == "linear" else np.exp2(own) - 1.0)
+            for own in (np.maximum(table[:, :NDCG_CUTOFF], 0) for table in tables)
+        )
+        return dcg / np.where(most > 0.0, most, np.nan)
 
     def recall_shares(self) -> tuple[FloatArray, NDArray[np.bool_]]:
         """Shares of the recall loss of a query that dropping each candidate adds.
@@ -102,7 +123,7 @@ class PoolLabels:
             Shape (n_q, depth), 0 for queries without a relevant passage; and shape (n_q,), the
             recall of the baseline, NaN for those.
         """
-        totals = np.array([sum(grade > 0 for grade in grades) for grades in self.query_grades])
+        totals = self.n_relevant
         shares = self.relevant / np.maximum(totals, 1)[:, None]
         served = (shares * self.in_baseline).sum(axis=1)
         return shares, np.where(totals > 0, served, np.nan)
@@ -176,7 +197,7 @@ def label(
         in_baseline,
         tuple(query_grades),
         top_grade,
-        utilities.worst,
+        utilities,
         dataset.positives_only,
         np.array([weights[query_id] for query_id in pools.query_ids], dtype=np.float64),
     )
@@ -231,3 +252,13 @@ def judged_share(labels: PoolLabels, k: int) -> FloatArray:
 def discounts(depth: int) -> FloatArray:
     """The rank discounts of UDCG: 1 / log2(rank + 1) for ranks 1 … depth."""
     return 1.0 / np.log2(np.arange(2, depth + 2))
+
+
+def row_sums(values: FloatArray) -> FloatArray:
+    """The sum of each row, rounded once."""
+    return np.array([*map(math.fsum, values.tolist())])
+
+
+def discounted_sums(values: NDArray[Any]) -> FloatArray:
+    """Σ value_i / log2(i + 1) of each row over the 1-based ranks i, rounded once."""
+    return row_sums(values / np.array([*map(math.log2, range(2, values.shape[1] + 2))]))

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.fit import NDCG_CUTOFF, fold_of
+from calibration.fit import fold_of
 from calibration.pool_labels import IntArray, PoolLabels
 from calibration.replay import Pools
 from ctxguard._support.extras import require
 from ctxguard.core.fusion import Fusion, fuse
-from ctxguard.core.metrics import ndcg
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
 from ctxguard.retrieval.signals.ranker import INPUTS, Ranker, RankerLevel
@@ -209,7 +208,7 @@ def ndcg_by_query(pools: Pools, labels: PoolLabels, ranker: Ranker | None) -> Fl
         ranker: Orders the candidates; None for reciprocal ranks.
     """
     pooled = require("ctxguard.retrieval.signals.pooled", "embedded")
-    values = np.full(len(pools), np.nan)
+    grades = np.zeros_like(labels.grades)
     for row, ranking in enumerate(pools.rankings()):
         if ranker is None:
             scores = fuse(ranking.legs, Fusion())
@@ -217,10 +216,8 @@ def ndcg_by_query(pools: Pools, labels: PoolLabels, ranker: Ranker | None) -> Fl
             scores = pooled.ranker_scores(ranking.legs, ranking.signals, ranker)
         # Ties go by passage id, as in a search.
         order = np.lexsort((np.array(ranking.passage_ids), -scores))
-        grades = labels.grades[row, order].tolist()
-        value = ndcg(grades, labels.query_grades[row], NDCG_CUTOFF)
-        values[row] = np.nan if value is None else value
-    return values
+        grades[row, : len(order)] = labels.grades[row, order]
+    return labels.ndcg(grades)
 
 
 def fit(

@@ -212,15 +212,7 @@ def compare(
         own, labels = labelled[candidate.stages]
         latency_ms = replayed[candidate.stages][1]
         compared.append(
-            _compared(
-                candidate,
-                own,
-                labels,
-                utilities=utilities,
-                rule=rule,
-                latency_ms=latency_ms,
-                seed=seed,
-            )
+            _compared(candidate, own, labels, rule=rule, latency_ms=latency_ms, seed=seed)
         )
     return Comparison(
         candidates=tuple(compared),
@@ -288,12 +280,11 @@ def _compared(
     pools: Pools,
     labels: PoolLabels,
     *,
-    utilities: Utilities,
     rule: VerdictRule,
     latency_ms: float,
     seed: int,
 ) -> Compared:
-    measured = per_query(pools, labels, candidate.policy, utilities).values
+    measured = per_query(pools, labels, candidate.policy).values
     share = bootstrap_ratio(
         measured["harm"], measured["udcg_strict"] + 2 * measured["harm"], seed=seed
     )

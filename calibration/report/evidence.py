@@ -35,7 +35,6 @@ from calibration.report.tradeoffs import frontier, price, settings_of
 from calibration.results import COMPARED, ResultRow, Results, tabulate
 from calibration.sufficiency import sufficiency_words
 from ctxguard.core.decision import decide
-from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.scores import is_relative
 from ctxguard.core.types import Route
@@ -158,14 +157,14 @@ def _route(
     policies = {
         query_id: served.get(segment_of[query_id], chosen.policy) for query_id in pools.query_ids
     }
-    measured = _measured(outcome, pools, labels, policies, utilities)
+    measured = _measured(outcome, pools, labels, policies)
     plain = RatioPolicy(k=SEED_RULE_K)
     if is_relative(pools.kind):
         temperature = fit_temperature(calibration.pools[route])
         plain = RatioPolicy(k=SEED_RULE_K, min_ratio=SEED_RULE_RATIO, temperature=temperature)
     others = {
         outcome.chosen.name: (describe_policy(chosen.policy), measured),
-        SEED_RULE: (describe_policy(plain), per_query(pools, labels, plain, utilities)),
+        SEED_RULE: (describe_policy(plain), per_query(pools, labels, plain)),
     }
     reliability, no_reliability = _reliability(chosen, pools, labels, held_out=held_out, seed=seed)
     segments, no_segments = _segments(
@@ -192,9 +191,7 @@ def _route(
         reliability=reliability,
         no_reliability=no_reliability,
         families=_families(calibration, pools, labels, route, milliseconds),
-        price=price(outcome, pools, labels, utilities, delta=settings.delta, seed=seed)
-        if held_out
-        else None,
+        price=price(outcome, pools, labels, delta=settings.delta, seed=seed) if held_out else None,
         segments=segments,
         no_segments=no_segments,
         dropped_irrelevant=irrelevant,
@@ -204,11 +201,7 @@ def _route(
 
 
 def _measured(
-    outcome: RouteOutcome,
-    pools: Pools,
-    labels: PoolLabels,
-    policies: Mapping[str, Policy],
-    utilities: Utilities,
+    outcome: RouteOutcome, pools: Pools, labels: PoolLabels, policies: Mapping[str, Policy]
 ) -> QueryMetrics:
     """The metrics of the policy that serves each query: its segment's, or the route's."""
     served = outcome.chosen.metrics
@@ -216,7 +209,7 @@ def _measured(
     for row, query_id in enumerate(pools.query_ids):
         if (policy := policies[query_id]) != outcome.profile.policy:
             alone = pools.subset([query_id]), labels.rows(np.array([row]))
-            for name, column in per_query(*alone, policy, utilities).values.items():
+            for name, column in per_query(*alone, policy).values.items():
                 values[name][row] = column[0]
     return replace(served, values=values)
 
@@ -330,9 +323,8 @@ def _retrieved(calibration: Calibration, route: Route) -> dict[str, Any]:
     labels = label(pools, calibration.dataset, utilities)
     depth = pools.scores.shape[1]
     ks = sorted({*(k for k in _JUDGED_AT if k < depth), calibration.settings.serving_k, depth})
-    n_relevant = np.array([sum(g > 0 for g in grades) for grades in labels.query_grades])
-    with np.errstate(invalid="ignore", divide="ignore"):
-        recall = np.where(n_relevant > 0, labels.relevant.sum(axis=1) / n_relevant, np.nan)
+    n_relevant = np.where(labels.n_relevant > 0, labels.n_relevant, np.nan)
+    recall = labels.relevant.sum(axis=1) / n_relevant
     return {
         "judged": {k: bootstrap_interval(judged_share(labels, k), seed=seed) for k in ks},
         "recall_at_depth": bootstrap_interval(recall, seed=seed),

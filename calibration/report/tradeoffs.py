@@ -15,7 +15,6 @@ from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
 from calibration.report.data import Frontier, FrontPolicy, PolicySettings, Price, RulePolicy
 from calibration.results import tabulate
-from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.types import FloatArray
 from ctxguard.profile.describe import describe_policy
@@ -79,7 +78,6 @@ def price(
     outcome: RouteOutcome,
     pools: Pools,
     labels: PoolLabels,
-    utilities: Utilities,
     *,
     delta: float,
     seed: int = 0,
@@ -98,7 +96,7 @@ def price(
     chosen, certification = outcome.profile.policy, outcome.certification
 
     def measured(policy: Policy) -> QueryMetrics:
-        return per_query(pools, labels, policy, utilities)
+        return per_query(pools, labels, policy)
 
     recall_loss = measured(chosen).values["recall_loss"]
     losses = recall_loss[~np.isnan(recall_loss)]

@@ -3,15 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from hypothesis import strategies as st
 
 from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query
 from calibration.pool_labels import PoolLabels, label
 from calibration.replay import Pools, replay
+from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.types import Hit, Leg, Ranking, Route, ScoreKind
 from ctxguard.errors import QueryError
 
@@ -59,6 +61,7 @@ def labelled(
     depth: int = 10,
     distractors: Sequence[Mapping[str, str]] = (),
     baseline_k: int | None = None,
+    utilities: Utilities = DEFAULT_UTILITIES,
 ) -> tuple[Pools, PoolLabels]:
     """Queries q0, q1, … answered by these rankings and labelled so, replayed and looked up."""
     queries = tuple(Query(f"q{i}", f"question {i}") for i in range(len(rankings)))
@@ -70,7 +73,7 @@ def labelled(
         {f"q{i}": kinds for i, kinds in enumerate(distractors)},  # type: ignore[misc]
     )
     pools = replay(retriever, queries, depth=depth)
-    return pools, label(pools, dataset, baseline_k=baseline_k)
+    return pools, label(pools, dataset, utilities, baseline_k=baseline_k)
 
 
 def simulate(
@@ -137,3 +140,53 @@ def calibrated(
     """A calibration of simulated queries; made once for the same question."""
     retriever, dataset = simulate(n, noise=noise, unanswerable=unanswerable)
     return calibrate(retriever, dataset, Settings(depth=DEPTH, **asked))
+
+
+RANGES = {
+    ScoreKind.RATIO: (0.0, 16.0),
+    ScoreKind.COSINE: (-1.0, 1.0),
+    ScoreKind.INNER_PRODUCT: (-16.0, 16.0),
+    ScoreKind.LOGIT: (-8.0, 8.0),
+    ScoreKind.DISTANCE: (-16.0, 0.0),
+    ScoreKind.PROBABILITY: (0.0, 1.0),
+    ScoreKind.RANK: (0.0, 1.0),
+}
+_DEPTH = 8
+
+
+class Case(NamedTuple):
+    pools: Pools
+    labels: PoolLabels
+
+
+@st.composite
+def cases(
+    draw: st.DrawFn,
+    *,
+    kinds: Sequence[ScoreKind] = tuple(RANGES),
+    legs: bool = False,
+    strangers: bool = True,
+    rules: Sequence[Utilities] = (DEFAULT_UTILITIES,),
+) -> Case:
+    """Random pools with many ties, labelled at random; some outside their kind's domain."""
+    kind = draw(st.sampled_from(kinds))
+    low, high = RANGES[kind]
+    coarse = st.integers(0, 4).map(lambda step: low + (high - low) * step / 4)
+    score = st.one_of(coarse, st.floats(low, high))
+    if strangers:
+        score = st.one_of(score, score, st.just(-40.0))
+    rankings, qrels, distractors = [], [], []
+    for _ in range(draw(st.integers(1, 4))):
+        scores = draw(st.lists(score, max_size=_DEPTH))
+        own = {
+            "dense": Leg(np.array([draw(st.integers(-4, 4)) / 4 for _ in scores]), ScoreKind.COSINE)
+        }
+        rankings.append(ranking_of(scores, kind=kind, legs=own if legs else None))
+        ids = st.sampled_from([f"p{i}" for i in range(_DEPTH + 2)])
+        qrels.append(draw(st.dictionaries(ids, st.integers(0, 2), max_size=5)))
+        misleading = st.sampled_from(["hard_negative", "distractor"])
+        distractors.append(draw(st.dictionaries(ids, misleading, max_size=2)))
+    qrels[0]["p0"] = 2  # the labels hold a relevant passage, retrieved or not
+    baseline_k = draw(st.sampled_from([None, 1, 3]))
+    made: dict[str, Any] = {"baseline_k": baseline_k, "utilities": draw(st.sampled_from(rules))}
+    return Case(*labelled(rankings, qrels, depth=_DEPTH, distractors=distractors, **made))

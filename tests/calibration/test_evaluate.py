@@ -2,12 +2,13 @@
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_pools import labelled, ranking_of
+from simulated_pools import Case, cases, labelled, ranking_of
 
 from calibration import evaluate
 from calibration.evaluate import (
@@ -18,6 +19,25 @@ from calibration.evaluate import (
     per_query,
     per_query_keywords,
     resampled_means,
+)
+from calibration.pool_labels import PoolLabels
+from ctxguard.core.decision import Decision, decide
+from ctxguard.core.metrics import (
+    DEFAULT_UTILITIES,
+    Utilities,
+    average_precision,
+    context_precision,
+    context_recall,
+    distractor_rate,
+    harm_undiscounted,
+    heuristic_utilities,
+    hit_rate_at_k,
+    judged_precision,
+    ndcg,
+    precision_at_k,
+    reciprocal_rank,
+    strict_utilities,
+    udcg,
 )
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import ScoreKind
@@ -75,11 +95,6 @@ class TestHandMade:
         for name in ("recall_at_depth", "ndcg_at_10"):
             assert loose[name] == tight[name]
 
-    def test_known_distractors_cost_what_their_label_says(self) -> None:
-        found = metrics([3.0, 2.0], {"p0": 1}, distractors={"p1": "distractor"})
-        assert found["harm"] == pytest.approx(1 / LOG(3))
-        assert found["judged"] == 1.0
-
     def test_a_long_tail_of_junk_costs_the_strict_form_and_not_the_heuristic_one(self) -> None:
         found = metrics([10.0, 1.0, 1.0, 1.0, 1.0, 1.0], {"p0": 1}, RatioPolicy(k=6))
         tail = sum(0.5 / LOG(rank + 1) for rank in range(2, 7))
@@ -98,28 +113,70 @@ class TestHandMade:
         assert found["kept"] == 4.0
         assert found["udcg"] == pytest.approx(1.0 - 0.5 / LOG(3) - 0.5 / LOG(4))
 
-    def test_recall_loss_is_against_what_the_baseline_would_have_served(self) -> None:
-        qrels = {"p0": 1, "p2": 1}
-        assert metrics([3.0, 2.0, 1.0], qrels)["recall_loss"] == 0.5
-        assert metrics([3.0, 2.0, 1.0], qrels, baseline_k=3)["recall_loss"] == 0.5
-        assert metrics([3.0, 2.0, 1.0], qrels, baseline_k=1)["recall_loss"] == 0.0
+
+def one_by_one(decision: Decision, labels: PoolLabels, row: int) -> dict[str, float | None]:
+    """The measures of `ctxguard.core.metrics` of one context."""
+    kept, n, rules = list(decision.kept), len(decision.ranking), labels.rules
+    upstream, grades = labels.grades[row, :n].tolist(), labels.grades[row, kept].tolist()
+    every, judged = labels.query_grades[row], labels.judged[row, kept].tolist()
+    known = None if labels.positives_only else judged
+    of_label: dict[str, Any] = {
+        "top_grade": labels.top_grade,
+        "negatives": labels.negatives[row, kept].tolist(),
+        "judged": known,
+        "utilities": rules,
+    }
+    relative = [verdict.relative_score for verdict in decision.verdicts[: len(kept)]]
+    compared = None if None in relative else relative
+    strict = udcg(strict_utilities(grades, **of_label))
+    heuristic = heuristic_utilities(grades, compared, **of_label)
+    in_baseline = set(np.flatnonzero(labels.relevant[row] & labels.in_baseline[row]).tolist())
+    served = len(in_baseline & set(kept))
+    expected = {
+        "recall": context_recall(grades, every),
+        "precision": precision_at_k(grades),
+        "precision_judged": None if known is None else judged_precision(grades, known),
+        "mrr": reciprocal_rank(grades, every),
+        "ndcg": ndcg(grades, every, 10, gain=rules.gain),
+        "udcg": udcg(heuristic).value,
+        "udcg_strict": strict.value,
+        "harm": strict.harm,
+        "distractor_rate": distractor_rate(heuristic),
+        "harm_undiscounted": harm_undiscounted(heuristic),
+        "kept": len(kept),
+        "tokens": None if kept else 0.0,
+        "recall_loss": 1.0 - served / len(in_baseline) if in_baseline else None,
+        "recall_at_depth": context_recall(upstream, every),
+        "ndcg_at_10": ndcg(upstream, every, 10, gain=rules.gain),
+        "judged": sum(judged) / len(kept) if kept else None,
+        "hit_rate": hit_rate_at_k(grades, every, max(len(kept), 1)),
+        "average_precision": average_precision(grades, every),
+        "context_precision": context_precision(grades),
+    }
+    return {name: math.nan if value is None else value for name, value in expected.items()}
+
+
+class TestAllAtOnce:
+    @settings(max_examples=100, deadline=None)
+    @given(
+        cases(rules=[DEFAULT_UTILITIES, Utilities(by_grade={0: -0.3, 1: 0.2}, gain="exponential")]),
+        st.integers(1, 9),
+        st.sampled_from([0.0, 0.3, 0.75]),
+    )
+    def test_every_figure_is_that_of_the_measures_of_one_query(
+        self, case: Case, k: int, min_ratio: float
+    ) -> None:
+        pools, labels = case
+        policy = RatioPolicy(k=k, min_ratio=min_ratio * (pools.kind is not ScoreKind.RANK))
+        found = per_query(pools, labels, policy).values
+        for row, ranking in enumerate(pools.rankings()):
+            decision = decide(ranking, policy)
+            assert {name: column[row] for name, column in found.items()} == pytest.approx(
+                one_by_one(decision, labels, row), rel=1e-12, nan_ok=True
+            )
 
 
 class TestUndefined:
-    def test_a_query_without_relevant_passages_has_no_recall_but_does_have_harm(self) -> None:
-        found = metrics([3.0, 2.0], {})
-        for name in ("recall", "mrr", "ndcg", "recall_loss", "recall_at_depth", "ndcg_at_10"):
-            assert math.isnan(found[name]), name
-        assert found["harm"] == pytest.approx(0.5 + 0.5 / LOG(3))
-        assert found["precision"] == 0.0
-        assert found["judged"] == 0.0
-
-    def test_recall_loss_is_undefined_where_the_pool_holds_nothing_relevant(self) -> None:
-        found = metrics([3.0], {"far": 1})
-        assert math.isnan(found["recall_loss"])
-        assert found["recall"] == 0.0
-        assert found["mrr"] == 0.0
-
     def test_an_empty_context_has_no_precision_and_is_worth_nothing(self) -> None:
         found = metrics([], {"far": 1})
         for name in ("precision", "distractor_rate", "judged"):

@@ -1,128 +1,40 @@
 """A whole grid in one pass equals a naive loop over ``decide`` and the metrics."""
 
-import math
-from collections.abc import Sequence
-from typing import NamedTuple
-
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from simulated_pools import labelled, ranking_of
+from simulated_pools import Case, cases, labelled, ranking_of
 
+from calibration.evaluate import per_query
 from calibration.fit import probabilities
 from calibration.grid import Grid, GridIndex, KeepTable, ratio_grid, relative_values, utility_grid
-from calibration.pool_labels import PoolLabels
-from calibration.replay import Pools
-from ctxguard.core.decision import decide
-from ctxguard.core.metrics import strict_utilities, udcg
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.scores import is_relative, relative_score, within_domain
-from ctxguard.core.types import Leg, ScoreKind
-
-RANGES = {
-    ScoreKind.RATIO: (0.0, 16.0),
-    ScoreKind.COSINE: (-1.0, 1.0),
-    ScoreKind.INNER_PRODUCT: (-16.0, 16.0),
-    ScoreKind.LOGIT: (-8.0, 8.0),
-    ScoreKind.DISTANCE: (-16.0, 0.0),
-    ScoreKind.PROBABILITY: (0.0, 1.0),
-    ScoreKind.RANK: (0.0, 1.0),
-}
-DEPTH = 8
+from ctxguard.core.types import FloatArray, ScoreKind
 
 
-class Case(NamedTuple):
-    pools: Pools
-    labels: PoolLabels
-
-
-@st.composite
-def cases(
-    draw: st.DrawFn,
-    *,
-    kinds: Sequence[ScoreKind] = tuple(RANGES),
-    legs: bool = False,
-    strangers: bool = True,
-) -> Case:
-    """Random pools with many ties, labelled at random; some outside their kind's domain."""
-    kind = draw(st.sampled_from(kinds))
-    low, high = RANGES[kind]
-    coarse = st.integers(0, 4).map(lambda step: low + (high - low) * step / 4)
-    score = st.one_of(coarse, st.floats(low, high))
-    if strangers:
-        score = st.one_of(score, score, st.just(-40.0))
-    rankings, qrels, distractors = [], [], []
-    for _ in range(draw(st.integers(1, 4))):
-        scores = draw(st.lists(score, max_size=DEPTH))
-        own = {
-            "dense": Leg(np.array([draw(st.integers(-4, 4)) / 4 for _ in scores]), ScoreKind.COSINE)
-        }
-        rankings.append(ranking_of(scores, kind=kind, legs=own if legs else None))
-        ids = st.sampled_from([f"p{i}" for i in range(DEPTH + 2)])
-        qrels.append(draw(st.dictionaries(ids, st.integers(0, 2), max_size=5)))
-        misleading = st.sampled_from(["hard_negative", "distractor"])
-        distractors.append(draw(st.dictionaries(ids, misleading, max_size=2)))
-    qrels[0]["p0"] = 2  # the labels hold a relevant passage, retrieved or not
-    baseline_k = draw(st.sampled_from([None, 1, 3]))
-    return Case(
-        *labelled(rankings, qrels, depth=DEPTH, distractors=distractors, baseline_k=baseline_k)
-    )
-
-
-def naive(case: Case, grid: Grid, index: GridIndex) -> dict[str, list[float]]:
+def naive(case: Case, grid: Grid, index: GridIndex) -> dict[str, FloatArray]:
     """The figures of every query, one decision at a time."""
     pools, labels = case
-    policy = grid.policy(index)
-    found: dict[str, list[float]] = {
-        name: [] for name in ("udcg_strict", "harm", "loss", "difference", "kept")
-    }
-    for row, ranking in enumerate(pools.rankings()):
-        kept = list(decide(ranking, policy).kept)
-        grades = [int(labels.grades[row, position]) for position in kept]
-        worth = udcg(
-            strict_utilities(
-                grades,
-                top_grade=labels.top_grade,
-                negatives=[labels.negatives[row][position] for position in kept],
-                judged=labels.known(row, kept),
-            )
-        )
-        counted = [p for p in range(len(ranking)) if labels.in_baseline[row, p]]
-        relevant = [p for p in counted if labels.grades[row, p] > 0]
-        found["udcg_strict"].append(worth.value)
-        found["harm"].append(worth.harm)
-        found["kept"].append(float(len(kept)))
-        found["loss"].append(
-            1.0 - len(set(relevant) & set(kept)) / len(relevant) if relevant else math.nan
-        )
-        total = sum(grade > 0 for grade in labels.query_grades[row])
-        gained = sum(grade > 0 for grade in grades) - len(relevant)
-        found["difference"].append(gained / total if total else math.nan)
+    found = dict(per_query(pools, labels, grid.policy(index)).values)
+    baseline = (labels.relevant & labels.in_baseline).sum(axis=1)
+    with np.errstate(invalid="ignore"):
+        found["recall_difference"] = found["recall"] - baseline / labels.n_relevant
     return found
 
 
 def assert_equals_the_naive_loop(case: Case, grid: Grid) -> None:
     n_k, n_t = grid.keep_table.ks.size, grid.keep_table.thresholds.size
     indices = [(index_k, index_t) for index_k in range(n_k) for index_t in range(n_t)]
-    means, by_query = grid.means, grid.at(indices)
+    means, by_query = vars(grid.means), vars(grid.at(indices))
     for column, index in enumerate(indices):
         expected = naive(case, grid, index)
-        assert means.udcg_strict[index] == pytest.approx(np.mean(expected["udcg_strict"]), abs=1e-9)
-        assert means.harm[index] == pytest.approx(np.mean(expected["harm"]), abs=1e-9)
-        assert means.kept[index] == pytest.approx(np.mean(expected["kept"]), abs=1e-9)
-        for values, name in ((means.recall_loss, "loss"), (means.recall_difference, "difference")):
-            defined = [value for value in expected[name] if not math.isnan(value)]
-            mean = np.mean(defined) if defined else math.nan
-            assert values[index] == pytest.approx(mean, abs=1e-9, nan_ok=True)
-        for values, name in (
-            (by_query.recall_loss, "loss"),
-            (by_query.recall_difference, "difference"),
-            (by_query.harm, "harm"),
-            (by_query.udcg_strict, "udcg_strict"),
-            (by_query.kept, "kept"),
-        ):
+        for name, values in by_query.items():
             assert values[:, column] == pytest.approx(expected[name], abs=1e-9, nan_ok=True)
+            defined = expected[name][~np.isnan(expected[name])]
+            mean = defined.mean() if defined.size else np.nan
+            assert means[name][index] == pytest.approx(mean, abs=1e-9, nan_ok=True)
 
 
 class TestGridEqualsNaiveLoop:
@@ -176,10 +88,8 @@ class TestGridEqualsNaiveLoop:
         grid = ratio_grid(*case, ratios=np.array([0.0, 0.4999]))
         part = grid.rows(rows)
         index = (1, grid.keep_table.thresholds.size - 1)
-        expected = naive(case, grid, index)
-        assert part.means.udcg_strict[index] == pytest.approx(
-            np.mean(np.array(expected["udcg_strict"])[rows]), abs=1e-9
-        )
+        expected = naive(case, grid, index)["udcg_strict"][rows].mean()
+        assert part.means.udcg_strict[index] == pytest.approx(expected, abs=1e-9)
 
 
 class TestRelativeValues:

@@ -34,7 +34,7 @@ class TestPoolLabels:
         assert labels.negatives[0][1] is Negative.HARD_NEGATIVE
         assert labels.query_grades == ((2, 1, 0, 2),)
         assert labels.top_grade == 2
-        assert labels.worst_utility == -1.0
+        assert labels.rules.worst == -1.0
         assert labels.n_answerable == 1
 
     def test_an_unlabelled_passage_is_worth_what_unjudged_says(self) -> None:
@@ -52,7 +52,7 @@ class TestPoolLabels:
         _, labels = labelled(ranking, [{"p0": 1}], depth=3, distractors=[{"p1": "distractor"}])
         assert not labels.positives_only
         assert labels.utilities.tolist() == [[1.0, -1.0, -0.2]]
-        assert labels.known(0, [0, 1, 2]) == [True, True, False]
+        assert labels.judged.tolist() == [[True, True, False]]
 
     def test_an_empty_list_of_relevant_passages_judges_every_candidate_of_its_query(self) -> None:
         rankings = [ranking_of([2.0, 1.0]), ranking_of([2.0, 1.0])]
@@ -63,10 +63,6 @@ class TestPoolLabels:
         assert labels.judged.tolist() == [[True, False], [True, True]]
         assert labels.utilities.tolist() == [[1.0, -0.2], [-0.5, -0.5]]
         assert judged_share(labels, 2).tolist() == [0.5, 1.0]
-
-    def test_the_worst_worth_takes_a_map_of_grades_into_account(self) -> None:
-        utilities = Utilities(by_grade={0: -3.0})
-        assert self.of(utilities=utilities).worst_utility == -3.0
 
     def test_recall_loss_counts_what_the_baseline_would_have_served(self) -> None:
         shares, defined = self.of().recall_shares()

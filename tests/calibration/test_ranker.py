@@ -1,6 +1,7 @@
 """Training the pooled ranker finds what is there to be learned, and moves no further."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from calibration.ranker import (
     training_lists,
 )
 from calibration.replay import Pools
+from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.types import FloatArray, Leg, Route, ScoreKind
 from ctxguard.errors import CalibrationError
 from ctxguard.retrieval.signals.pooled import ranker_inputs
@@ -76,7 +78,7 @@ def labelled(
         in_baseline=everywhere,
         query_grades=tuple([(2,)] * n_queries),
         top_grade=2,
-        worst_utility=-1.0,
+        rules=DEFAULT_UTILITIES,
         positives_only=False,
         weights=np.ones(n_queries),
     )
@@ -209,13 +211,13 @@ class TestNdcg:
         pools.legs["dense"][0] = pools.legs["lexical"][0] = 1.0
         labels.grades[:] = 0
         labels.grades[0, 1] = 1
-        labels = PoolLabels(**{**vars(labels), "query_grades": ((1,),)})
+        labels = replace(labels, query_grades=((1,),))
         assert ndcg_by_query(pools, labels, None).tolist() == pytest.approx([1 / math.log2(3.0)])
 
     def test_a_query_without_a_relevant_passage_has_none(self) -> None:
         pools, labels = labelled(2)
         labels.grades[0] = 0
-        labels = PoolLabels(**{**vars(labels), "query_grades": ((), (2,))})
+        labels = replace(labels, query_grades=((), (2,)))
         found = ndcg_by_query(pools, labels, FLAT)
         assert np.isnan(found).tolist() == [True, False]
 
