@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.reader.answers import IntArray
-from calibration.reader.logistic import fit_logistic, probability
+from calibration.reader.within_question import fit_logistic, probability
 from ctxguard.core.types import FloatArray
 
 BoolArray = NDArray[np.bool_]

@@ -30,7 +30,7 @@ from rich.table import Table
 
 from benchmarks._reader_baselines import conditional, pooled
 from calibration.data.dataset import Dataset, Query
-from calibration.reader.answers import Answer, TermName, mark, term_columns
+from calibration.reader.answers import Answer, mark, term_columns
 from calibration.reader.utilities import fit_utilities
 from calibration.reader.within_question import WithinFit
 from ctxguard.core.types import FloatArray
@@ -39,8 +39,8 @@ SUMMARY = "Simulate readers whose costs are known, and what is fitted to their a
 N_ANSWERS = 4
 QUANTILE = 1.96
 GAIN, IRRELEVANT, HARD = 3.0, 0.15, 0.45
-COLUMNS: tuple[TermName, ...] = ("relevant", "irrelevant", "hard_negative")
-COSTS: tuple[TermName, ...] = ("irrelevant", "hard_negative")
+COLUMNS: tuple[str, ...] = ("relevant", "irrelevant", "hard_negative")
+COSTS: tuple[str, ...] = ("irrelevant", "hard_negative")
 READERS = ("even", "confounded", "settled")
 METHODS = ("within questions", "pooled", "conditional")
 
@@ -56,7 +56,7 @@ class Simulation:
 
     answers: tuple[Answer, ...]
     dataset: Dataset
-    truth: dict[TermName, float]
+    truth: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def simulate(reader: str, n_questions: int, seed: int) -> Simulation:
         return np.asarray(0.02 + 0.96 * (able * ~misled))
 
     now = right(held, irrelevant, hard)
-    truth: dict[TermName, float]
+    truth: dict[str, float]
     if settled:
         every, none = np.ones(shape, dtype=bool), np.zeros(shape, dtype=bool)
         gain = (right(every, irrelevant, hard) - right(none, irrelevant, hard)).mean()
@@ -148,7 +148,7 @@ Estimate = tuple[float, float, float] | None
 """A cost with the ends of its interval."""
 
 
-def fitted(method: str, simulation: Simulation) -> dict[TermName, Estimate]:
+def fitted(method: str, simulation: Simulation) -> dict[str, Estimate]:
     """The costs by one method."""
     if method == "within questions":
         terms = fit_utilities(simulation.answers, simulation.dataset).terms

@@ -94,6 +94,17 @@ class Record(NamedTuple):
             raise self.error(f"{name} is {shown(value)}; an id is text or a whole number")
         return clean(value, self.counts)
 
+    def identifiers(self, name: str) -> list[str]:
+        """Return a field as a list of ids.
+
+        Raises:
+            DataError: it is not a list, or one of its items is no id.
+        """
+        value = self.fields.get(name)
+        if not isinstance(value, list):
+            raise self.error(f"{name} is {shown(value)}; write a list of passage ids")
+        return [self._replace(fields={name: item}).identifier(name) for item in value]
+
     def text(self, *names: str, default: str | None = None) -> str:
         """Return the first of these fields that exists, as text; ``default`` if absent or null.
 

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from itertools import compress
 from pathlib import Path
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,9 @@ from ctxguard.errors import CalibrationError, ConfigurationError, DataError
 
 IntArray = NDArray[np.int64]
 
-TermName = Literal[
-    "relevant", "unjudged", "irrelevant", "hard_negative", "distractor", "position", "completeness"
-]
-COSTS: tuple[TermName, ...] = ("unjudged", "irrelevant", "hard_negative", "distractor")
+COSTS: tuple[str, ...] = ("unjudged", "irrelevant", "hard_negative", "distractor")
 """Kinds of passages that are not relevant, by their expected cost, ascending."""
-TERMS: tuple[TermName, ...] = ("relevant", *COSTS, "position", "completeness")
+TERMS: tuple[str, ...] = ("relevant", *COSTS, "position", "completeness")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +67,17 @@ def _answer(record: Record) -> Answer:
             raise record.error(
                 f"the field {name} is missing; an answer has query_id, passage_ids and correct"
             )
-    correct = record.fields["correct"]
+    correct, ids = record.fields["correct"], record.identifiers("passage_ids")
     if not isinstance(correct, bool):
         raise record.error(f"correct is {shown(correct)}; write true or false")
-    return Answer(
-        query_id,
-        _context(record),
-        correct,
-        record.text("pipeline", default=""),
-        record.text("reader", default=""),
-    )
+    repeated = [passage_id for passage_id, n in Counter(ids).items() if n > 1]
+    if repeated:
+        raise record.error(
+            f"passage {shown(repeated[0])} is in the context {ids.count(repeated[0])} times; list "
+            "each passage once, at its first position"
+        )
+    pipeline, reader = (record.text(name, default="") for name in ("pipeline", "reader"))
+    return Answer(query_id, tuple(ids), correct, pipeline, reader)
 
 
 def of_reader(answers: Sequence[Answer], reader: str | None) -> tuple[Answer, ...]:
@@ -100,38 +98,21 @@ def of_reader(answers: Sequence[Answer], reader: str | None) -> tuple[Answer, ..
     return tuple([answer for answer in answers if answer.reader == reader])
 
 
-def _context(record: Record) -> tuple[str, ...]:
-    value = record.fields["passage_ids"]
-    if not isinstance(value, list):
-        raise record.error(f"passage_ids is {shown(value)}; write a list of passage ids")
-    ids = [
-        record._replace(fields={"passage_ids": item}).identifier("passage_ids") for item in value
-    ]
-    repeated = [passage_id for passage_id, n in Counter(ids).items() if n > 1]
-    if repeated:
-        raise record.error(
-            f"passage {shown(repeated[0])} is in the context {ids.count(repeated[0])} times; list "
-            "each passage once, at its first position"
-        )
-    return tuple(ids)
-
-
-@dataclass(frozen=True)
-class LabelledContext:
+class LabelledContext(NamedTuple):
     """The labels of one context.
 
     Attributes:
         grades: In context order; 0 if not relevant or not judged.
         negatives: In context order, the kind of each passage known to mislead, else None.
-        known: In context order, whether each passage has a label; None if the labels of the
+        known: In context order, whether each passage has a label; all do if the labels of the
             collection hold relevant passages only.
         judged: All grades in the question's labels.
     """
 
     grades: tuple[int, ...]
     negatives: tuple[Negative | None, ...]
+    known: tuple[bool, ...]
     judged: tuple[int, ...]
-    known: tuple[bool, ...] | None = None
 
     @property
     def n_relevant(self) -> int:
@@ -141,25 +122,6 @@ class LabelledContext:
     def n_needed(self) -> int:
         """Number of relevant passages that the question has, ≥ 1."""
         return sum(grade > 0 for grade in self.judged)
-
-    @property
-    def first_rank(self) -> int | None:
-        """1-based rank of the first relevant passage; None if the context holds none."""
-        return next((rank for rank, grade in enumerate(self.grades, start=1) if grade > 0), None)
-
-    @cached_property
-    def kinds(self) -> Counter[str]:
-        """Number of passages of each kind in ``COSTS``."""
-        known = (True,) * len(self.grades) if self.known is None else self.known
-        return Counter(
-            [
-                negative.value if negative else "irrelevant" if is_known else "unjudged"
-                for grade, negative, is_known in zip(
-                    self.grades, self.negatives, known, strict=True
-                )
-                if grade <= 0
-            ]
-        )
 
 
 @dataclass(frozen=True)
@@ -172,11 +134,9 @@ class MarkedContexts:
         question: Shape (n,), the row of ``query_ids`` that each answer belongs to.
         query_ids: Length n_q, the questions with an answer here, sorted.
         top_grade: The highest grade of the collection.
-        n_unknown_queries: Answers left out because the labels lack their question.
-        n_unanswerable: Answers left out because their question has no relevant passage, so that
-            shares of relevant passages are undefined.
-        n_without_context: Answers left out because they had no context, which shows nothing of
-            what passages are worth.
+        notes: The answers that were left out, one readable line for each reason: their question
+            is not labelled, or has no relevant passage, so that shares of them are undefined; or
+            they had no context, which shows nothing of what passages are worth.
     """
 
     contexts: tuple[LabelledContext, ...]
@@ -184,9 +144,7 @@ class MarkedContexts:
     question: IntArray
     query_ids: tuple[str, ...]
     top_grade: int
-    n_unknown_queries: int
-    n_unanswerable: int
-    n_without_context: int = 0
+    notes: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.contexts)
@@ -194,26 +152,13 @@ class MarkedContexts:
     def part(self, chosen: NDArray[np.bool_]) -> "MarkedContexts":
         """Select the answers to some questions: ``chosen`` has shape (n_q,)."""
         rows = np.flatnonzero(chosen[self.question])
-        renumbered = np.cumsum(chosen) - 1
         return replace(
             self,
             contexts=tuple([self.contexts[row] for row in rows]),
             correct=self.correct[rows],
-            question=renumbered[self.question[rows]],
-            query_ids=tuple(
-                [name for name, own in zip(self.query_ids, chosen, strict=True) if own]
-            ),
+            question=(np.cumsum(chosen) - 1)[self.question[rows]],
+            query_ids=tuple(compress(self.query_ids, chosen)),
         )
-
-    @cached_property
-    def notes(self) -> tuple[str, ...]:
-        """The answers that were left out, one readable line for each reason."""
-        left_out = (
-            (self.n_unknown_queries, "of questions that the labels do not hold"),
-            (self.n_unanswerable, "of questions without a relevant passage"),
-            (self.n_without_context, "without a context"),
-        )
-        return tuple([f"{n} answers {what} are left out" for n, what in left_out if n])
 
 
 def mark(answers: Sequence[Answer], dataset: Dataset) -> MarkedContexts:
@@ -237,39 +182,38 @@ def mark(answers: Sequence[Answer], dataset: Dataset) -> MarkedContexts:
             "the labels do not hold and the others of questions without a relevant passage; check "
             "that the answers and the labels (and the split) belong together"
         )
-    query_ids = tuple(sorted({answer.query_id for answer in usable}))
-    position = {query_id: row for row, query_id in enumerate(query_ids)}
+    query_ids = sorted({answer.query_id for answer in usable})
+    place = {query_id: row for row, query_id in enumerate(query_ids)}
+    left_out = (
+        (n_unknown, "of questions that the labels do not hold"),
+        (len(with_context) - len(usable) - n_unknown, "of questions without a relevant passage"),
+        (len(answers) - len(with_context), "without a context"),
+    )
     return MarkedContexts(
         contexts=tuple([_look_up(answer, dataset) for answer in usable]),
         correct=np.array([answer.correct for answer in usable], dtype=bool),
-        question=np.array([position[answer.query_id] for answer in usable], dtype=np.int64),
-        query_ids=query_ids,
+        question=np.array([place[answer.query_id] for answer in usable], dtype=np.int64),
+        query_ids=tuple(query_ids),
         top_grade=dataset.max_grade,
-        n_unknown_queries=n_unknown,
-        n_unanswerable=len(with_context) - len(usable) - n_unknown,
-        n_without_context=len(answers) - len(with_context),
+        notes=tuple([f"{n} answers {what} are left out" for n, what in left_out if n]),
     )
 
 
 def _look_up(answer: Answer, dataset: Dataset) -> LabelledContext:
-    grades = dataset.qrels.get(answer.query_id, {})
+    ids, grades = answer.passage_ids, dataset.qrels.get(answer.query_id, {})
     misleading = dataset.distractors.get(answer.query_id, {})
+    kinds = [misleading.get(passage_id) for passage_id in ids]
     return LabelledContext(
-        grades=tuple([max(grades.get(passage_id, 0), 0) for passage_id in answer.passage_ids]),
-        negatives=tuple(
-            [
-                Negative(misleading[passage_id]) if passage_id in misleading else None
-                for passage_id in answer.passage_ids
-            ]
+        grades=tuple([max(grades.get(passage_id, 0), 0) for passage_id in ids]),
+        negatives=tuple([None if kind is None else Negative(kind) for kind in kinds]),
+        known=tuple(
+            [True] * len(ids) if dataset.positives_only else dataset.judged(answer.query_id, ids)
         ),
         judged=tuple(grades.values()),
-        known=None
-        if dataset.positives_only
-        else tuple(dataset.judged(answer.query_id, answer.passage_ids)),
     )
 
 
-def term_columns(contexts: Sequence[LabelledContext]) -> dict[TermName, FloatArray]:
+def term_columns(contexts: Sequence[LabelledContext]) -> dict[str, FloatArray]:
     """Turn the contexts into columns of a regression, shape (n,) each.
 
     ``relevant``: log2(1 + relevant passages held) / log2(1 + needed), in [0, 1]: the share of
@@ -278,20 +222,22 @@ def term_columns(contexts: Sequence[LabelledContext]) -> dict[TermName, FloatArr
     rank of the first relevant passage), the share that UDCG's discount takes from it; 0 without
     one. ``completeness``: whether every relevant passage is in the context.
 
-    >>> columns = term_columns([LabelledContext((0, 1), (None, None), (1, 2, 1))])
+    >>> columns = term_columns([LabelledContext((0, 1), (None, None), (True, True), (1, 2, 1))])
     >>> {name: round(float(column[0]), 3) for name, column in columns.items()}  # doctest: +ELLIPSIS
     {'relevant': 0.5, 'unjudged': 0.0, 'irrelevant': 1.0, 'hard_negative': 0.0, ...
     """
-    held = np.array([context.n_relevant for context in contexts], dtype=np.float64)
-    needed = np.array([context.n_needed for context in contexts], dtype=np.float64)
-    first = np.array([context.first_rank or 1 for context in contexts], dtype=np.float64)
-    counts = {
-        name: np.array([context.kinds[name] for context in contexts], dtype=np.float64)
-        for name in COSTS
-    }
-    return {
-        "relevant": np.log2(1.0 + held) / np.log2(1.0 + needed),
-        **counts,
-        "position": 1.0 - 1.0 / np.log2(1.0 + first),
-        "completeness": (held == needed).astype(np.float64),
-    }
+    table = np.zeros((len(contexts), len(TERMS)))
+    for row, context in enumerate(contexts):
+        held, needed = context.n_relevant, context.n_needed
+        first = next((rank for rank, grade in enumerate(context.grades, 1) if grade > 0), 1)
+        counts = Counter(
+            [
+                negative.value if negative else "irrelevant" if known else "unjudged"
+                for grade, negative, known in zip(*context[:3], strict=True)
+                if grade <= 0
+            ]
+        )
+        share = np.log2(1.0 + held) / np.log2(1.0 + needed)
+        of_kind = [counts[name] for name in COSTS]
+        table[row] = (share, *of_kind, 1.0 - 1.0 / np.log2(1.0 + first), held == needed)
+    return dict(zip(TERMS, table.T, strict=True))

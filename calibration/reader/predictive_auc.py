@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from calibration.data.dataset import Dataset
-from calibration.evaluate import RESAMPLES, interval_bounds
-from calibration.reader.answers import Answer, LabelledContext, MarkedContexts, TermName, mark
+from calibration.evaluate import bootstrap_ratio
+from calibration.reader.answers import Answer, LabelledContext, MarkedContexts, mark
 from calibration.reader.utilities import (
     ReaderEstimate,
     ReaderFit,
@@ -14,18 +14,8 @@ from calibration.reader.utilities import (
     fit_terms,
     penalties,
 )
-from ctxguard.core.metrics import (
-    DEFAULT_UTILITIES,
-    Utilities,
-    context_recall,
-    heuristic_utilities,
-    ndcg,
-    precision_at_k,
-    reciprocal_rank,
-    strict_utilities,
-    udcg,
-    udcg_reference,
-)
+from ctxguard.core import metrics
+from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.types import FloatArray
 
 FOLDS = 5
@@ -53,7 +43,6 @@ def predictive_aucs(
     *,
     seed: int,
     utilities: Utilities = DEFAULT_UTILITIES,
-    resamples: int = RESAMPLES,
 ) -> dict[str, ReaderEstimate]:
     """Compute how often each metric of ``DESCRIPTIONS`` is higher for the right of two answers.
 
@@ -75,60 +64,43 @@ def predictive_aucs(
         CalibrationError: no answer belongs to a question with a relevant passage.
     """
     marked = mark(answers, dataset)
-    scores = _presets(marked, utilities)
-    if fit.identified_costs:
-        scores["udcg_fitted"] = _cross_fitted(marked, fit, utilities, seed)
-    random = np.random.default_rng(seed)
-    n = len(marked.query_ids)
-    counts = random.multinomial(n, np.full(n, 1.0 / n), size=resamples).astype(np.float64)
-    missing = ReaderEstimate(
-        None, None, None, 0, "the answers do not identify a cost of the reader"
-    )
-    return {
-        name: _within(scores[name], marked, counts) if name in scores else missing
-        for name in DESCRIPTIONS
-    }
-
-
-def _presets(marked: MarkedContexts, utilities: Utilities) -> dict[str, FloatArray]:
-    top_grade = marked.top_grade
-    metrics: dict[str, Callable[[LabelledContext], float | None]] = {
-        "recall": lambda c: context_recall(c.grades, c.judged),
-        "ndcg": lambda c: ndcg(c.grades, c.judged),
-        "mrr": lambda c: reciprocal_rank(c.grades, c.judged),
-        "precision": lambda c: precision_at_k(c.grades),
-        "udcg": lambda c: (
-            udcg(
-                heuristic_utilities(
-                    c.grades,
-                    None,
-                    top_grade=top_grade,
-                    negatives=c.negatives,
-                    judged=c.known,
-                    utilities=utilities,
-                )
-            ).value
-        ),
-        "udcg_strict": lambda c: _strict(c, top_grade, utilities),
-        "udcg_reference": lambda c: udcg_reference(
+    by_name: dict[str, Callable[[LabelledContext], float | None]] = {
+        "recall": lambda c: metrics.context_recall(c.grades, c.judged),
+        "ndcg": lambda c: metrics.ndcg(c.grades, c.judged),
+        "mrr": lambda c: metrics.reciprocal_rank(c.grades, c.judged),
+        "precision": lambda c: metrics.precision_at_k(c.grades),
+        "udcg": lambda c: _heuristic(c, marked.top_grade, utilities),
+        "udcg_strict": lambda c: _strict(c, marked.top_grade, utilities),
+        "udcg_reference": lambda c: metrics.udcg_reference(
             [grade > 0 for grade in c.grades], [0.0] * len(c.grades)
         ),
     }
-    return {
-        name: np.array([metric(context) for context in marked.contexts], dtype=np.float64)
-        for name, metric in metrics.items()
+    found = {
+        name: _concordance(np.array(list(map(metric, marked.contexts)), dtype=float), marked, seed)
+        for name, metric in by_name.items()
     }
+    reason = "the answers do not identify a cost of the reader"
+    found["udcg_fitted"] = ReaderEstimate(None, None, None, 0, reason)
+    if fit.identified_costs:
+        fitted = _cross_fitted(marked, fit, utilities, seed)
+        found["udcg_fitted"] = _concordance(fitted, marked, seed)
+    return found
+
+
+def _heuristic(context: LabelledContext, top_grade: int, utilities: Utilities) -> float:
+    grades, negatives, known, _ = context
+    worth = metrics.heuristic_utilities(
+        grades, None, top_grade=top_grade, negatives=negatives, judged=known, utilities=utilities
+    )
+    return metrics.udcg(worth).value
 
 
 def _strict(context: LabelledContext, top_grade: int, utilities: Utilities) -> float:
-    worth = strict_utilities(
-        context.grades,
-        top_grade=top_grade,
-        negatives=context.negatives,
-        judged=context.known,
-        utilities=utilities,
+    grades, negatives, known, _ = context
+    worth = metrics.strict_utilities(
+        grades, top_grade=top_grade, negatives=negatives, judged=known, utilities=utilities
     )
-    return udcg(worth).value
+    return metrics.udcg(worth).value
 
 
 def _cross_fitted(
@@ -138,11 +110,10 @@ def _cross_fitted(
 
     The result is NaN if these questions identify no cost.
     """
-    used: list[TermName] = list(fit.columns)
     fold = np.random.default_rng(seed).permutation(len(marked.query_ids)) % FOLDS
     scores = np.full(len(marked), np.nan)
     for own in range(FOLDS):
-        costs = cost_by_kind(fit_terms(marked.part(fold != own), used)[1])
+        costs = cost_by_kind(fit_terms(marked.part(fold != own), fit.columns)[1])
         if costs:
             worth = penalties(utilities, costs)
             for row in np.flatnonzero(fold[marked.question] == own).tolist():
@@ -150,12 +121,11 @@ def _cross_fitted(
     return scores
 
 
-def _within(scores: FloatArray, marked: MarkedContexts, counts: FloatArray) -> ReaderEstimate:
-    n_queries = len(marked.query_ids)
-    concordant, pairs = np.zeros(n_queries), np.zeros(n_queries)
+def _concordance(scores: FloatArray, marked: MarkedContexts, seed: int) -> ReaderEstimate:
+    concordant, pairs = np.zeros((2, len(marked.query_ids)))
     # Rounded, so that equal contexts tie whatever the order of summation.
     values, defined = scores.round(_TIE_DIGITS), ~np.isnan(scores)
-    for q in range(n_queries):
+    for q in range(pairs.size):
         own = defined & (marked.question == q)
         difference = values[own & marked.correct][:, None] - values[own & ~marked.correct][None, :]
         concordant[q] = (1.0 + np.sign(difference)).sum() / 2.0
@@ -164,8 +134,9 @@ def _within(scores: FloatArray, marked: MarkedContexts, counts: FloatArray) -> R
     if n < MIN_QUESTIONS:
         reason = f"{n} questions have a right and a wrong answer; {MIN_QUESTIONS} are needed"
         return ReaderEstimate(None, None, None, n, reason)
-    all_pairs = np.einsum("rq,q->r", counts, pairs)
-    samples = np.einsum("rq,q->r", counts, concordant)[all_pairs > 0] / all_pairs[all_pairs > 0]
-    lower, upper = interval_bounds(samples).round(_DIGITS).tolist()
-    value = round(float(concordant.sum() / pairs.sum()), _DIGITS)
+    share = bootstrap_ratio(concordant, pairs, seed=seed)
+    value, lower, upper = (
+        None if figure is None else round(figure, _DIGITS)
+        for figure in (share.value, share.lower, share.upper)
+    )
     return ReaderEstimate(value, lower, upper, n)

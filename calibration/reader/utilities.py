@@ -3,36 +3,42 @@
 A logistic regression of correctness on the context's passages, which compares the answers to one
 question with each other (DESIGN.md §5). A term that the answers cannot identify has a reason
 instead of a value, and kinds of passages that they cannot tell apart share one value.
+``ctxguard fit utilities`` writes a fit, and ``calibrate`` reads it.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from calibration.data.dataset import Dataset
+from calibration.data.text_files import read_model
 from calibration.reader.answers import (
     COSTS,
     TERMS,
     Answer,
-    IntArray,
     MarkedContexts,
-    TermName,
     mark,
     term_columns,
 )
-from calibration.reader.identification import (
+from calibration.reader.within_question import (
+    CONFIDENCE,
     MIN_CARRYING_QUESTIONS,
     MIN_OWN_VARIATION,
+    compared_questions,
+    fit_within,
     unidentified,
 )
-from calibration.reader.within_question import CONFIDENCE, compared_questions, fit_within
 from ctxguard.core.interval import Interval
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
-from ctxguard.core.types import FloatArray
-from ctxguard.errors import CalibrationError
+from ctxguard.errors import CalibrationError, DataError
 
-DESCRIPTIONS: Mapping[TermName, str] = {
+DESCRIPTIONS: Mapping[str, str] = {
     "relevant": "log odds of a right answer that a relevant passage gains, on average",
     "unjudged": "cost of a passage without a label, as a share of that gain",
     "irrelevant": "cost of a passage that is not relevant, as a share of that gain",
@@ -42,6 +48,7 @@ DESCRIPTIONS: Mapping[TermName, str] = {
     "completeness": "share of the gain that comes only once every relevant passage is there",
 }
 
+FORMAT = "ctxguard utilities 1"
 MIN_QUESTIONS = 20
 MIN_MINORITY_PER_COLUMN = 5
 MAX_WIDTH = 1.0
@@ -56,7 +63,7 @@ RULES: tuple[str, ...] = (
         f"at least {MIN_OWN_VARIATION:.0%} of a term's variation is its own, not shared with other "
         f"terms, and it rests on the equivalent of at least {MIN_CARRYING_QUESTIONS} questions"
     ),
-    "right and wrong answers are not separated without exception along the term",
+    "right and wrong answers are not separated without exception",
     "the gain of a relevant passage, which is the unit, has its whole interval above 0",
     f"the interval is at most {MAX_WIDTH:g} wide, which is the whole gain that it is a share of",
     (
@@ -65,7 +72,9 @@ RULES: tuple[str, ...] = (
     ),
 )
 
+_TOGETHER = " + "
 _DIGITS = 6
+_MAX_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -77,44 +86,6 @@ class ReaderEstimate(Interval):
     """
 
     reason_if_none: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """The cost of one kind of passages, or of several that the answers cannot tell apart.
-
-    Attributes:
-        kinds: One or more of ``COSTS``.
-        cost: A share of the gain, with its interval.
-    """
-
-    kinds: tuple[TermName, ...]
-    cost: ReaderEstimate
-
-
-@dataclass(frozen=True, slots=True)
-class Pooling:
-    """Two kinds of passages, or groups of kinds, whose costs the answers do not tell apart.
-
-    Attributes:
-        milder, harsher: The kinds; the harsher ones should cost more.
-        more: Cost of the harsher minus that of the milder, as a share of the gain.
-    """
-
-    milder: tuple[TermName, ...]
-    harsher: tuple[TermName, ...]
-    more: Interval
-
-    @property
-    def sentence(self) -> str:
-        """The finding and its consequence, for people."""
-        milder, harsher = " and ".join(self.milder), " and ".join(self.harsher)
-        ends = self.more.bounds
-        bounds = "no interval" if ends is None else "[{:.3f}, {:.3f}]".format(*ends)
-        found = f"{harsher} costs {self.more.value:+.3f} {bounds} more than {milder}"
-        if self.more.side == "lower":
-            return f"{found}, which is the wrong way round: check the labels. One cost is fitted"
-        return f"{found}: the answers cannot tell which costs more, so one cost is fitted"
 
 
 @dataclass(frozen=True)
@@ -129,8 +100,9 @@ class ReaderFit:
         columns: The terms of the model; empty if nothing could be fitted.
         terms: By name, see ``DESCRIPTIONS``. ``relevant`` is in log odds; costs are positive if
             a passage does harm, negative if it helps. Every kind of passage is separate.
-        costs: The kinds again, with one cost for those that the answers cannot tell apart.
-        pooled: Evidence of the answers on these kinds, in the order of pooling.
+        costs: The kinds again, as shares of the gain, with one cost for those that the answers
+            cannot tell apart, whose names are joined by `` + ``.
+        pooled: What the answers say of these kinds, one sentence each, in the order of pooling.
         n_answers: Number of answers used.
         n_queries: Number of questions that they answer.
         n_compared: Number of these with answers to different contexts, which are compared.
@@ -138,10 +110,10 @@ class ReaderFit:
         notes: Omissions, one readable line each.
     """
 
-    columns: tuple[TermName, ...]
-    terms: Mapping[TermName, ReaderEstimate]
-    costs: tuple[Cost, ...]
-    pooled: tuple[Pooling, ...]
+    columns: tuple[str, ...]
+    terms: Mapping[str, ReaderEstimate]
+    costs: Mapping[str, ReaderEstimate]
+    pooled: tuple[str, ...]
     n_answers: int
     n_queries: int
     n_compared: int
@@ -149,11 +121,9 @@ class ReaderFit:
     notes: tuple[str, ...]
 
     @property
-    def identified_costs(self) -> tuple[TermName, ...]:
+    def identified_costs(self) -> tuple[str, ...]:
         """The kinds whose cost has a value, alone or pooled; ``utilities`` uses these."""
-        return tuple(
-            [name for each in self.costs if each.cost.value is not None for name in each.kinds]
-        )
+        return tuple(cost_by_kind(self.costs))
 
     def utilities(self, base: Utilities = DEFAULT_UTILITIES) -> Utilities:
         """Return ``base`` with the identified costs, as penalties in units of its ``relevant``.
@@ -169,17 +139,17 @@ class ReaderFit:
         return penalties(base, cost_by_kind(self.costs))
 
 
-def cost_by_kind(costs: Sequence[Cost]) -> dict[TermName, float]:
+def cost_by_kind(costs: Mapping[str, ReaderEstimate]) -> dict[str, float]:
     """Return the costs that have a value, by kind."""
     return {
-        name: each.cost.value
-        for each in costs
-        if each.cost.value is not None
-        for name in each.kinds
+        kind: cost.value
+        for name, cost in costs.items()
+        if cost.value is not None
+        for kind in name.split(_TOGETHER)
     }
 
 
-def penalties(base: Utilities, costs: Mapping[TermName, float]) -> Utilities:
+def penalties(base: Utilities, costs: Mapping[str, float]) -> Utilities:
     """Return ``base`` with these costs, each a share of a relevant passage's gain, on one scale.
 
     A passage that helps although it is not relevant gets 0: the utility of a passage that is not
@@ -237,20 +207,20 @@ def fit_utilities(answers: Sequence[Answer], dataset: Dataset) -> ReaderFit:
     reasons = unidentified(columns, needed, marked.question)
     used = [name for name in TERMS if name not in reasons]
     n_compared = compared_questions(columns, marked.question)
-    if too_few := _too_few(marked, n_compared, n_columns=len(used)):
-        reasons = {name: reasons.get(name, too_few) for name in TERMS}
-    elif "relevant" in reasons:
-        unit = f"the unit is not identified: {reasons['relevant']}"
-        reasons = {name: reasons.get(name, unit) for name in TERMS}
-    terms = {
-        name: ReaderEstimate(None, None, None, len(marked), why) for name, why in reasons.items()
+    none = _too_few(marked, n_compared, n_columns=len(used))
+    if none is None and "relevant" in reasons:
+        none = f"the unit is not identified: {reasons['relevant']}"
+    if none is not None:
+        used, reasons = [], {name: reasons.get(name, none) for name in TERMS}
+    found: dict[str, ReaderEstimate] = {
+        name: _refused(marked, why) for name, why in reasons.items()
     }
-    costs: tuple[Cost, ...] = ()
-    pooled: tuple[Pooling, ...] = ()
+    costs: dict[str, ReaderEstimate] = {}
+    pooled: tuple[str, ...] = ()
     notes = marked.notes
-    if len(reasons) < len(TERMS):
-        found, costs, pooled = fit_terms(marked, used)
-        terms |= found
+    if used:
+        terms, costs, pooled = fit_terms(marked, used)
+        found |= terms
         if "unjudged" in reasons and "irrelevant" in reasons:
             displaced = (
                 "the cost of an irrelevant passage is not in the model, so the gain of a relevant "
@@ -258,8 +228,8 @@ def fit_utilities(answers: Sequence[Answer], dataset: Dataset) -> ReaderFit:
             )
             notes = (*notes, displaced)
     return ReaderFit(
-        columns=tuple(used) if len(reasons) < len(TERMS) else (),
-        terms={name: terms[name] for name in TERMS},
+        columns=tuple(used),
+        terms={name: found[name] for name in TERMS},
         costs=costs,
         pooled=pooled,
         n_answers=len(marked),
@@ -271,123 +241,91 @@ def fit_utilities(answers: Sequence[Answer], dataset: Dataset) -> ReaderFit:
 
 
 def fit_terms(
-    marked: MarkedContexts, used: Sequence[TermName]
-) -> tuple[dict[TermName, ReaderEstimate], tuple[Cost, ...], tuple[Pooling, ...]]:
-    """Return a model's terms with these columns, the costs after pooling, and the poolings."""
-    columns = term_columns(marked.contexts)
-    model = _Model({name: columns[name] for name in used}, marked)
-    terms = model.terms()
-    pooled: list[Pooling] = []
-    while pooling := model.indistinct():
-        pooled.append(pooling)
-        model = model.pool(pooling)
-    return terms, model.costs(), tuple(pooled)
+    marked: MarkedContexts, used: Sequence[str]
+) -> tuple[dict[str, ReaderEstimate], dict[str, ReaderEstimate], tuple[str, ...]]:
+    """Fit a model with these columns, and pool neighbouring kinds until all are clearly in order.
 
-
-class _Model:
-    """The regression with some kinds of passages pooled.
-
-    Args:
-        columns: The terms of the model.
-        marked: The answers.
-        groups: Kinds that share a coefficient, the mildest first; separate unless given.
+    Returns:
+        The terms with every kind apart; the costs after pooling, and a sentence for each pooling,
+        as ``ReaderFit`` has them.
     """
-
-    def __init__(
-        self,
-        columns: Mapping[TermName, FloatArray],
-        marked: MarkedContexts,
-        groups: tuple[tuple[TermName, ...], ...] | None = None,
-    ) -> None:
-        self._columns, self._marked = columns, marked
-        self._groups = (
-            tuple([(name,) for name in COSTS if name in columns]) if groups is None else groups
+    columns = term_columns(marked.contexts)
+    one_each = np.unique(marked.question, return_index=True)[1]
+    per_passage = float(np.mean([1.0 / marked.contexts[row].n_needed for row in one_each]))
+    whole = {name: 1.0 for name in ("relevant", "completeness") if name in used}
+    unit = dict.fromkeys(whole, per_passage)
+    groups = [[name] for name in COSTS if name in used]
+    terms: dict[str, ReaderEstimate] = {}
+    pooled: list[str] = []
+    while True:
+        table = {name: columns[name] for name in used if name not in COSTS}
+        names = [_TOGETHER.join(group) for group in groups]
+        sums = [np.sum([columns[name] for name in group], axis=0) for group in groups]
+        model = fit_within(
+            {**table, **dict(zip(names, sums, strict=True))}, marked.question, marked.correct
         )
-        sums: dict[TermName, FloatArray] = {
-            group[0]: np.sum([columns[name] for name in group], axis=0) for group in self._groups
+        if model is None:
+            why = "right and wrong answers are separated without exception"
+            return {name: _refused(marked, why) for name in used}, {}, ()
+        gain = _rounded(model.ratio(unit))
+        if gain.lower is None or gain.lower <= 0.0:
+            why = "the gain of a relevant passage, its unit, is not clearly above 0"
+            refused = {name: _refused(marked, why) for name in (*used, *names)}
+            terms = terms or {**{name: refused[name] for name in used}, "relevant": gain}
+            return terms, {name: refused[name] for name in names}, tuple(pooled)
+        costs = {name: _narrow(model.ratio({name: -1.0}, unit)) for name in names}
+        terms = terms or {
+            "relevant": gain,
+            **costs,
+            **{
+                name: _narrow(model.ratio({name: sign}, whole))
+                for name, sign in (("position", -1.0), ("completeness", 1.0))
+                if name in used
+            },
         }
-        others = {name: column for name, column in columns.items() if name not in COSTS}
-        together = {**others, **sums}
-        self._fit, self._infinite = fit_within(together, marked.question, marked.correct)
-        one_each: IntArray = np.unique(marked.question, return_index=True)[1]
-        per_passage = float(np.mean([1.0 / marked.contexts[row].n_needed for row in one_each]))
-        whole: list[TermName] = ["relevant", "completeness"]
-        self._whole = {name: 1.0 for name in whole if name in columns}
-        self._unit = dict.fromkeys(self._whole, per_passage)
-        self._gain = self._fit.combination(self._unit)
-
-    def indistinct(self) -> Pooling | None:
-        """Return the neighbouring groups least clearly in order; None if all clearly are."""
-        if self._no_unit() is not None:
-            return None
         doubtful = []
-        for milder, harsher in zip(self._groups, self._groups[1:], strict=False):
-            if self._infinite & {milder[0], harsher[0]}:
-                continue
-            more = self._fit.ratio({harsher[0]: -1.0, milder[0]: 1.0}, self._unit)
+        for place, (milder, harsher) in enumerate(pairwise(names)):
+            more = _rounded(model.ratio({harsher: -1.0, milder: 1.0}, unit))
             if more.lower is None or more.lower <= 0.0:
-                doubtful.append(Pooling(milder, harsher, _rounded(more)))
-        return min(doubtful, key=lambda pooling: pooling.more.value or 0.0, default=None)
-
-    def pool(self, pooling: Pooling) -> "_Model":
-        """Build the model in which two neighbouring groups share a coefficient."""
-        together = (*pooling.milder, *pooling.harsher)
-        groups = [
-            together if group == pooling.milder else group
-            for group in self._groups
-            if group != pooling.harsher
-        ]
-        return _Model(self._columns, self._marked, tuple(groups))
-
-    def terms(self) -> dict[TermName, ReaderEstimate]:
-        """Estimate every term of the model in its unit."""
-        terms: dict[TermName, ReaderEstimate] = {"relevant": self._term("relevant", self._gain)}
-        terms |= {name: each.cost for each in self.costs() for name in each.kinds}
-        signs: dict[TermName, float] = {"position": -1.0, "completeness": 1.0}
-        for name, sign in signs.items():
-            if name in self._columns:
-                terms[name] = self._term(name, self._fit.ratio({name: sign}, self._whole))
-        return terms
-
-    def costs(self) -> tuple[Cost, ...]:
-        """Estimate the cost of each group in units of the gain."""
-        return tuple(
-            [
-                Cost(group, self._term(group[0], self._fit.ratio({group[0]: -1.0}, self._unit)))
-                for group in self._groups
-            ]
-        )
-
-    def _term(self, name: TermName, found: Interval) -> ReaderEstimate:
-        gain_infinite = bool(self._infinite & {"relevant", "completeness"})
-        if name in self._infinite or (name == "relevant" and gain_infinite):
-            reason = "right and wrong answers are separated along it without exception"
-            return ReaderEstimate(None, None, None, found.n, reason)
-        no_unit = self._no_unit()
-        if name != "relevant" and no_unit is not None:
-            return ReaderEstimate(None, None, None, found.n, no_unit)
-        found = _rounded(found)
-        ends = found.bounds
-        if name != "relevant" and ends is not None and ends[1] - ends[0] > MAX_WIDTH:
-            reason = f"the interval [{ends[0]:.2f}, {ends[1]:.2f}] is wider than {MAX_WIDTH:g}"
-            return ReaderEstimate(None, *ends, found.n, reason)
-        return ReaderEstimate(found.value, found.lower, found.upper, found.n)
-
-    def _no_unit(self) -> str | None:
-        """Explain why nothing can be measured in units of the gain; None if it can."""
-        if self._infinite & {"relevant", "completeness"}:
-            return "the gain of a relevant passage, its unit, has no finite estimate"
-        if self._gain.lower is None or self._gain.lower <= 0.0:
-            return "the gain of a relevant passage, its unit, is not clearly above 0"
-        return None
+                doubtful.append((more.value or 0.0, place, more))
+        if not doubtful:
+            return terms, costs, tuple(pooled)
+        _, place, more = min(doubtful, key=lambda each: each[:2])
+        pooled.append(_told_apart(groups[place], groups[place + 1], more))
+        groups[place : place + 2] = [groups[place] + groups[place + 1]]
 
 
-def _rounded(found: Interval) -> Interval:
+def _told_apart(milder: Sequence[str], harsher: Sequence[str], more: Interval) -> str:
+    """Say of two groups of kinds what the answers tell of their order, and what follows."""
+    ends = more.bounds
+    bounds = "no interval" if ends is None else "[{:.3f}, {:.3f}]".format(*ends)
+    first, second = " and ".join(milder), " and ".join(harsher)
+    found = f"{second} costs {more.value:+.3f} {bounds} more than {first}"
+    if more.side == "lower":
+        return f"{found}, which is the wrong way round: check the labels. One cost is fitted"
+    return f"{found}: the answers cannot tell which costs more, so one cost is fitted"
+
+
+def _refused(marked: MarkedContexts, reason: str) -> ReaderEstimate:
+    return ReaderEstimate(None, None, None, len(marked), reason)
+
+
+def _rounded(found: Interval) -> ReaderEstimate:
     value, lower, upper = (
         None if figure is None else round(figure, _DIGITS) + 0.0
         for figure in (found.value, found.lower, found.upper)
     )
-    return Interval(value, lower, upper, found.n)
+    return ReaderEstimate(value, lower, upper, found.n)
+
+
+def _narrow(found: Interval) -> ReaderEstimate:
+    """Refuse an estimate whose interval is too wide to conclude from."""
+    found = _rounded(found)
+    ends = found.bounds
+    if ends is None or ends[1] - ends[0] <= MAX_WIDTH:
+        return found
+    reason = f"the interval [{ends[0]:.2f}, {ends[1]:.2f}] is wider than {MAX_WIDTH:g}"
+    return replace(found, value=None, reason_if_none=reason)
 
 
 def _too_few(marked: MarkedContexts, n_compared: int, n_columns: int) -> str | None:
@@ -403,3 +341,65 @@ def _too_few(marked: MarkedContexts, n_compared: int, n_columns: int) -> str | N
         if n < (needed := MIN_MINORITY_PER_COLUMN * n_columns):
             return f"only {n} questions have a {word} answer; {n_columns} columns need {needed}"
     return None
+
+
+class _File(BaseModel):
+    """The fields that are read from the file; the others are for people."""
+
+    model_config = ConfigDict(frozen=True)
+
+    format: Literal["ctxguard utilities 1"]
+    reader: str
+    utilities: Utilities | None
+    fitted: tuple[str, ...]
+    n_answers: Annotated[int, Field(ge=0, validation_alias=AliasPath("fit", "n_answers"))]
+    n_queries: Annotated[int, Field(ge=0, validation_alias=AliasPath("fit", "n_queries"))]
+
+
+def utilities_document(fit: ReaderFit, reader: str) -> dict[str, object]:
+    """Return a fit as JSON, which ``load_utilities`` reads back.
+
+    Args:
+        fit: The fit.
+        reader: Name of the reader; empty if unknown.
+    """
+    return {
+        "format": FORMAT,
+        "reader": reader,
+        "utilities": asdict(fit.utilities()) if fit.identified_costs else None,
+        "fitted": list(fit.identified_costs),
+        "fit": asdict(fit),
+        "rules": list(RULES),
+    }
+
+
+def load_utilities(path: Path | str) -> tuple[Utilities, str]:
+    """Read utilities that ``ctxguard fit utilities`` wrote.
+
+    Returns:
+        The utilities of passages, a relevant one having 1; and the reader whose answers they were
+        fitted to, in words, with the file's digest.
+
+    Raises:
+        DataError: the file cannot be read, has another format, or gives a relevant passage another
+            utility than 1, so that its values have another unit.
+        CalibrationError: the answers identified no cost.
+    """
+    saved = read_model(_File, path, _MAX_BYTES, "what `ctxguard fit utilities --out` writes")
+    reader = f"reader {saved.reader}" if saved.reader else "a reader without a name"
+    if saved.utilities is None:
+        raise CalibrationError(
+            f"{path}: the answers of {reader} identified no cost, so there are no utilities; leave "
+            "utilities out to use the preset"
+        )
+    if saved.utilities.relevant != DEFAULT_UTILITIES.relevant:
+        raise DataError(
+            f"gives a relevant passage the utility {saved.utilities.relevant:g}, and every utility "
+            "is a share of that of a relevant passage, which is 1; divide all of them by it",
+            path=path,
+        )
+    digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return saved.utilities, (
+        f"fitted to {saved.n_answers:,} answers of {reader} to {saved.n_queries:,} questions "
+        f"({', '.join(saved.fitted)}; file {digest[:12]})"
+    )

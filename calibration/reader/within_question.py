@@ -1,6 +1,7 @@
 """A logistic regression that compares the answers to one question with each other.
 
-Pure: no I/O, no clock, no logging.
+Sums run in numpy's own loops, not in a threaded library, so that a result does not depend on the
+number of threads. Pure: no I/O, no clock, no logging.
 """
 
 import math
@@ -8,19 +9,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from calibration.reader.answers import IntArray, TermName
-from calibration.reader.logistic import fit_logistic, probability, separated
+from calibration.reader.answers import COSTS, TERMS, IntArray
 from ctxguard._support.extras import require
 from ctxguard.core.interval import Interval
 from ctxguard.core.types import FloatArray
 
 CONFIDENCE = 0.95
 
-_EXACT = 1e-9
+MIN_OWN_VARIATION = 0.05
+"""Minimum share of a term's variance that other terms do not explain (inflation 20)."""
 
-Weights = Mapping[TermName, float]
+MIN_CARRYING_QUESTIONS = 10
+
+_EXACT = 1e-9
+_DIGITS = 9
+_TAKES_PART = 0.2
+_RIDGE = 1e-6
+_STEPS = 60
+_TOLERANCE = 1e-8
+_LONGEST_STEP = 2.0
+_DIRECTION = 1e-6
+
+Weights = Mapping[str, float]
 """A linear combination of coefficients, by the names of their columns."""
 
 
@@ -36,47 +48,37 @@ class WithinFit:
         n: Number of answers.
     """
 
-    names: tuple[TermName, ...]
+    names: tuple[str, ...]
     coefficients: FloatArray
     covariance: FloatArray
     quantile: float
     n: int
 
-    def combination(self, weights: Weights) -> Interval:
-        """Estimate a sum of coefficients with its interval."""
-        vector = self._vector(weights)
-        value = float(vector @ self.coefficients)
-        half = self.quantile * math.sqrt(max(self._covariance(vector, vector), 0.0))
-        return Interval(value, value - half, value + half, self.n)
-
-    def ratio(self, numerator: Weights, denominator: Weights) -> Interval:
+    def ratio(self, numerator: Weights, denominator: Weights | None = None) -> Interval:
         """Estimate the ratio of two sums of coefficients, with Fieller's interval.
 
         It has ends only if the denominator differs from 0 at the same confidence. Fieller,
-        "Some problems in interval estimation", JRSS B 16, 1954.
+        "Some problems in interval estimation", JRSS B 16, 1954. Without a denominator it is the
+        sum itself.
         """
-        above, below = self._vector(numerator), self._vector(denominator)
-        a, b = float(above @ self.coefficients), float(below @ self.coefficients)
-        squared = self.quantile**2
-        leading = b * b - squared * self._covariance(below, below)
+        above = np.array([numerator.get(name, 0.0) for name in self.names])
+        below = np.array([(denominator or {}).get(name, 0.0) for name in self.names])
+        a = float(above @ self.coefficients)
+        b = 1.0 if denominator is None else float(below @ self.coefficients)
+        both = np.stack([above, below])
+        spread = self.quantile**2 * np.einsum("ip,pq,jq->ij", both, self.covariance, both)
+        leading, middle, last = b * b - spread[1, 1], a * b - spread[0, 1], a * a - spread[0, 0]
         value = a / b if b else math.nan
         if leading <= 0.0:
             return Interval(value, None, None, self.n)
-        middle = a * b - squared * self._covariance(above, below)
-        last = a * a - squared * self._covariance(above, above)
         half = math.sqrt(max(middle * middle - leading * last, 0.0))
-        return Interval(value, (middle - half) / leading, (middle + half) / leading, self.n)
-
-    def _vector(self, weights: Weights) -> FloatArray:
-        return np.array([weights.get(name, 0.0) for name in self.names])
-
-    def _covariance(self, first: FloatArray, second: FloatArray) -> float:
-        return float(np.einsum("p,pq,q->", first, self.covariance, second))
+        lower, upper = float((middle - half) / leading), float((middle + half) / leading)
+        return Interval(value, lower, upper, self.n)
 
 
 def fit_within(
-    columns: Mapping[TermName, FloatArray], question: IntArray, correct: NDArray[np.bool_]
-) -> tuple[WithinFit, frozenset[TermName]]:
+    columns: Mapping[str, FloatArray], question: IntArray, correct: NDArray[np.bool_]
+) -> WithinFit | None:
     """Estimate effects on answers that are compared within their questions.
 
     A column enters as its deviation from the mean over the question's answers, whose coefficient is
@@ -99,16 +101,23 @@ def fit_within(
         correct: Shape (n,), whether each answer is right.
 
     Returns:
-        The effects; and the columns along which right and wrong answers are separated without
-        exception, whose effects are not finite.
+        The effects; None if right and wrong answers are separated without exception, so that
+        some effect is not finite.
 
     Raises:
         MissingExtraError: scipy is not installed.
     """
-    names, rows = list(columns), _rows(columns, question)
+    table = np.stack(list(columns.values()), axis=1)
+    deviations = np.stack([centred(column, question) for column in table.T], axis=1)
+    means = table - deviations
+    spanned, sizes, _ = np.linalg.svd(means - means.mean(axis=0), full_matrices=False)
+    controls = spanned[:, sizes > _EXACT * max(len(table), 1)] * math.sqrt(len(table))
+    rows = np.concatenate([deviations, np.ones((len(table), 1)), controls], axis=1)
+    if separated(rows, correct):
+        return None
     beta, inverse = fit_logistic(rows, correct)
     residual = correct - probability(rows, beta)
-    n_questions, p = int(question.max()) + 1, len(names)
+    n_questions, p = int(question.max()) + 1, len(columns)
     scores = np.zeros((n_questions, rows.shape[1]))
     np.add.at(scores, question, rows * residual[:, None])
     # As many degrees of freedom as questions minus columns: otherwise small samples are narrow.
@@ -117,18 +126,73 @@ def fit_within(
     covariance = np.einsum("pq,qr,rs->ps", inverse, middle, inverse)
     freedom = max(compared_questions(columns, question) - p, 1)
     quantile = require("scipy.stats", "calibrate").t.ppf(0.5 + CONFIDENCE / 2, freedom)
-    fitted = WithinFit(tuple(names), beta[:p], covariance[:p, :p], float(quantile), len(rows))
-    return fitted, frozenset(names[at] for at in separated(rows, correct) if at < p)
+    return WithinFit(tuple(columns), beta[:p], covariance[:p, :p], float(quantile), len(rows))
 
 
-def _rows(columns: Mapping[TermName, FloatArray], question: IntArray) -> FloatArray:
-    """Rows (n, p + 1 + controls): deviations, 1, and a basis of the questions' means."""
-    table = np.stack(list(columns.values()), axis=1)
-    deviations = np.stack([centred(column, question) for column in table.T], axis=1)
-    means = table - deviations
-    spanned, sizes, _ = np.linalg.svd(means - means.mean(axis=0), full_matrices=False)
-    controls = spanned[:, sizes > _EXACT * max(len(table), 1)] * math.sqrt(len(table))
-    return np.concatenate([deviations, np.ones((len(table), 1)), controls], axis=1)
+def fit_logistic(rows: ArrayLike, right: ArrayLike) -> tuple[FloatArray, FloatArray]:
+    """Fit coefficients of log odds with Jeffreys' prior.
+
+    Maximum likelihood with Firth's correction, without the bias of order 1/n of plain
+    coefficients. Heinze and Schemper, Statistics in Medicine 21, 2002.
+
+    Args:
+        rows: Shape (n, p), one column usually 1.
+        right: Shape (n,), whether each outcome is 1.
+
+    Returns:
+        The coefficients, shape (p,), and the inverse of their information, shape (p, p).
+
+    >>> fit_logistic([[1.0]] * 4, [True, True, True, False])[0].round(4).tolist()
+    [0.8473]
+    """
+    table, outcome = np.asarray(rows, dtype=np.float64), np.asarray(right, dtype=np.float64)
+    beta = np.zeros(table.shape[1])
+    ridge = _RIDGE * np.eye(beta.size)
+    for _ in range(_STEPS):
+        mean = probability(table, beta)
+        weight = mean * (1.0 - mean)
+        inverse = np.linalg.inv(np.einsum("r,rp,rq->pq", weight, table, table) + ridge)
+        leverage = weight * np.einsum("rp,pq,rq->r", table, inverse, table)
+        residual = outcome - mean + leverage * (0.5 - mean)
+        step = np.einsum("pq,q->p", inverse, np.einsum("r,rp->p", residual, table) - _RIDGE * beta)
+        longest = float(np.abs(step).max())
+        beta += step * (_LONGEST_STEP / max(longest, _LONGEST_STEP))
+        if longest < _TOLERANCE:
+            break
+    return beta, inverse
+
+
+def probability(rows: FloatArray, coefficients: FloatArray) -> FloatArray:
+    """Compute P(outcome 1), shape (n,)."""
+    log_odds = np.einsum("rp,p->r", rows, coefficients)
+    # Beyond 35 a double cannot tell the probability from 0 or 1, and a weight of 0 has no inverse.
+    mean: FloatArray = 1.0 / (1.0 + np.exp(-np.clip(log_odds, -35.0, 35.0)))
+    return mean
+
+
+def separated(rows: ArrayLike, right: ArrayLike) -> bool:
+    """Tell whether the maximum-likelihood estimate is infinite.
+
+    The likelihood rises without end along a direction in which no right answer becomes less
+    probable, no wrong one more, and some change. Linear programming finds such directions exactly:
+    Konis, "Linear programming algorithms for detecting separated data", 2007.
+
+    Args:
+        rows: Shape (n, p), of full column rank.
+        right: Shape (n,), whether each outcome is 1.
+
+    Raises:
+        MissingExtraError: scipy is not installed.
+
+    >>> separated([[1, 0], [1, 0], [1, 1]], [True, False, True]), separated([[1]] * 2, [1, 0])
+    (True, False)
+    """
+    table, outcome = np.asarray(rows, dtype=np.float64), np.asarray(right, dtype=bool)
+    signed = np.unique(np.where(outcome[:, None], table, -table), axis=0)
+    furthest = require("scipy.optimize", "calibrate").linprog(
+        -signed.sum(axis=0), A_ub=-signed, b_ub=np.zeros(len(signed)), bounds=(-1.0, 1.0)
+    )
+    return -float(furthest.fun) > _DIRECTION
 
 
 def centred(column: FloatArray, groups: IntArray) -> FloatArray:
@@ -138,9 +202,88 @@ def centred(column: FloatArray, groups: IntArray) -> FloatArray:
     return np.where(np.abs(deviations) > _EXACT, deviations, 0.0)
 
 
-def compared_questions(columns: Mapping[TermName, FloatArray], question: IntArray) -> int:
+def compared_questions(columns: Mapping[str, FloatArray], question: IntArray) -> int:
     """Count the questions with answers to contexts that differ in some column."""
-    differs = np.zeros(question.size, dtype=bool)
-    for column in columns.values():
-        differs |= centred(column, question) != 0.0
+    differs = np.any([centred(column, question) != 0.0 for column in columns.values()], axis=0)
     return int(np.unique(question[differs]).size)
+
+
+def unidentified(
+    columns: Mapping[str, FloatArray], needed: IntArray, question: IntArray
+) -> dict[str, str]:
+    """Return the terms that these contexts cannot identify, whatever the answers, with the reason.
+
+    Only differences between the contexts of one question count. Counts of passages that are not
+    relevant must also differ among contexts with the same numbers of held and needed passages: if
+    all contexts of a question have one size, these counts follow from the number of relevant
+    passages, and only an assumed curve could tell the two apart. ``relevant`` and ``completeness``
+    form the unit together, so ``relevant`` need not be told from it, nor from a count that is
+    refused, which leaves the model.
+
+    Args:
+        columns: From ``answers.term_columns``, shape (n,) each.
+        needed: Shape (n,), number of relevant passages of each row's question.
+        question: Shape (n,), the question that each row answers.
+    """
+    within = {name: centred(column, question) for name, column in columns.items()}
+    varying = [name for name in TERMS if within[name].any()]
+    reasons: dict[str, str] = {}
+    for name in TERMS:
+        if name not in varying:
+            reasons[name] = "it is the same in every context of a question"
+            if name in COSTS and not columns[name].any():
+                reasons[name] = "the number of such passages is 0 in every context"
+    pairs = np.stack([columns["relevant"].round(_DIGITS), needed], axis=1)
+    values, own = np.unique(pairs, axis=0, return_inverse=True)
+    each_pair = [centred((own.ravel() == value) * 1.0, question) for value in range(len(values))]
+    for name in (*COSTS, "position", "relevant", "completeness"):
+        if name in reasons:
+            continue
+        others = [other for other in varying if other != name]
+        if name in ("relevant", "completeness"):
+            others = [other for other in others if other not in reasons]
+        if name == "relevant":
+            others = [other for other in others if other != "completeness"]
+        held = each_pair if name in COSTS else []
+        if reason := _shared(within[name], held, {each: within[each] for each in others}, question):
+            reasons[name] = reason
+    return reasons
+
+
+def _shared(
+    column: FloatArray,
+    held: list[FloatArray],
+    others: Mapping[str, FloatArray],
+    question: IntArray,
+) -> str | None:
+    """Explain why a column has too little variation beside these; None if it has enough."""
+    total = float((column**2).sum())
+    residual, weights = _explained(column, [*held, *others.values()])
+    if (residual**2).sum() < MIN_OWN_VARIATION * total:
+        what = "the number of relevant passages (contexts of one size?)"
+        if (_explained(column, held)[0] ** 2).sum() > _EXACT * total:
+            of_others = zip(others.items(), weights[len(held) :], strict=True)
+            parts = {name: weight**2 * (other**2).sum() for (name, other), weight in of_others}
+            named = [name for name, part in parts.items() if part > _TAKES_PART**2 * total]
+            what = " and ".join(named) or what
+        return (
+            f"within questions it cannot be told from {what}: under {MIN_OWN_VARIATION:.0%} "
+            "of its variation is its own"
+        )
+    by_question = np.bincount(question, weights=residual**2)
+    carrying = float(by_question.sum() ** 2 / (by_question**2).sum())
+    if carrying < MIN_CARRYING_QUESTIONS:
+        return (
+            f"its own variation rests on the equivalent of {carrying:.0f} questions; "
+            f"{MIN_CARRYING_QUESTIONS} are needed"
+        )
+    return None
+
+
+def _explained(column: FloatArray, by: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
+    """Return what least squares leave of a column, and the weights of the others in it."""
+    if not by:
+        return column, np.zeros(0)
+    table = np.stack(by, axis=1)
+    weights: FloatArray = np.linalg.lstsq(table, column, rcond=None)[0].astype(np.float64)
+    return column - table @ weights, weights

@@ -210,7 +210,7 @@ def _chosen(settings: Calibrate) -> "Settings":
 
 def _utilities(settings: Calibrate) -> "tuple[Utilities, str | None]":
     """The worth of passages, and where that comes from; None for the default preset."""
-    from calibration.reader.saved_utilities import load_utilities
+    from calibration.reader.utilities import load_utilities
 
     base, source = DEFAULT_UTILITIES, ""
     if settings.utilities is not None:

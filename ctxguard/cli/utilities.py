@@ -1,5 +1,6 @@
 """``ctxguard fit utilities``: what passages are worth to a reader, from its marked answers."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,31 +44,30 @@ def fit_utilities(settings: FitUtilities) -> None:
     """
     from calibration.reader.answers import of_reader, read_answers
     from calibration.reader.predictive_auc import predictive_aucs
-    from calibration.reader.saved_utilities import utilities_document
     from calibration.reader.utilities import fit_utilities as fit_reader
+    from calibration.reader.utilities import utilities_document
 
     out = settings.out
     check_writable(out, "--out")
     marked = of_reader(read_answers(settings.answers), settings.reader)
     labelled = read_labelled(settings.data, "test")
-    dataset = labelled.dataset
-    fit = fit_reader(marked, dataset)
-    metrics = predictive_aucs(marked, dataset, fit, seed=_SEED)
+    fit = fit_reader(marked, labelled.dataset)
+    metrics = predictive_aucs(marked, labelled.dataset, fit, seed=_SEED)
     document = {**utilities_document(fit, marked[0].reader), "predictive_auc": metrics}
     if out is not None:
         with atomic_write(out) as stream:
             stream.write((as_json(document, indent=2) + "\n").encode())
     if settings.as_json:
         print_json({**document, "notes": [*labelled.notes, *fit.notes]})
-    else:
-        output = Output()
-        output.notes(labelled.notes)
-        _print(fit, metrics, output, out)
+        return
+    output = Output()
+    output.notes(labelled.notes)
+    _print(fit, metrics, output)
+    if out is not None:
+        output.facts([("wrote", str(out))])
 
 
-def _print(
-    fit: "ReaderFit", metrics: "dict[str, ReaderEstimate]", output: Output, out: Path | None
-) -> None:
+def _print(fit: "ReaderFit", metrics: "Mapping[str, ReaderEstimate]", output: Output) -> None:
     from calibration.reader import predictive_auc, utilities
     from calibration.reader.answers import COSTS
 
@@ -78,17 +78,13 @@ def _print(
     )
     output.notes(fit.notes)
     terms = TextTable("term", "value>", "interval>", "meaning, or why there is no value")
-    for name, term in fit.terms.items():
-        meaning = term.reason_if_none or utilities.DESCRIPTIONS[name]
-        terms.add_row(name, number(term.value), interval(term), meaning)
-    for each in fit.costs:
-        if len(each.kinds) > 1:
-            meaning = each.cost.reason_if_none or "one cost for kinds that are not told apart"
-            together = " + ".join(each.kinds)
-            terms.add_row(together, number(each.cost.value), interval(each.cost), meaning)
+    together = "one cost for kinds that are not told apart"
+    for name, term in {**fit.terms, **fit.costs}.items():
+        own = fit.terms.get(name, term)
+        meaning = own.reason_if_none or utilities.DESCRIPTIONS.get(name, together)
+        terms.add_row(name, number(own.value), interval(own), meaning)
     output.out.print(terms)
-    for pooling in fit.pooled:
-        output.note(pooling.sentence)
+    output.notes(fit.pooled)
     if fit.identified_costs:
         worth = fit.utilities()
         values = ", ".join(f"{name} {getattr(worth, name):.3g}" for name in COSTS)
@@ -112,5 +108,3 @@ def _print(
     output.out.print(rows)
     output.out.print("A term has a value where:")
     output.facts([("-", rule) for rule in utilities.RULES])
-    if out is not None:
-        output.facts([("wrote", str(out))])

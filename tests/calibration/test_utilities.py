@@ -20,16 +20,13 @@ from calibration.data.readers import read_beir
 from calibration.reader.answers import (
     TERMS,
     Answer,
-    TermName,
     mark,
     of_reader,
     read_answers,
     term_columns,
 )
-from calibration.reader.logistic import fit_logistic
 from calibration.reader.predictive_auc import DESCRIPTIONS, predictive_aucs
-from calibration.reader.saved_utilities import load_utilities
-from calibration.reader.utilities import ReaderEstimate, ReaderFit, fit_utilities
+from calibration.reader.utilities import ReaderEstimate, ReaderFit, fit_utilities, load_utilities
 from ctxguard.cli import app
 from ctxguard.errors import CalibrationError, ConfigurationError, DataError
 
@@ -42,7 +39,6 @@ CAREFUL = Reader(
         "completeness": 1.0,
     }
 )
-RESAMPLES = 200
 
 
 def fit(answers: tuple[Answer, ...], dataset: Dataset) -> ReaderFit:
@@ -69,16 +65,12 @@ class TestReading:
     @pytest.mark.parametrize(
         ("line", "fault"),
         [
-            ('{"query_id": "q", ', "broken JSON"),
-            ("[1, 2]", "not a JSON object"),
             ('{"passage_ids": ["a"], "correct": true}', "query_id is missing"),
             ('{"query_id": "q", "correct": true}', "passage_ids is missing"),
             ('{"query_id": "q", "passage_ids": ["a"]}', "correct is missing"),
             ('{"query_id": "q", "passage_ids": ["a"], "correct": 1}', "write true or false"),
-            ('{"query_id": "q", "passage_ids": ["a"], "correct": "yes"}', "write true or false"),
             ('{"query_id": "q", "passage_ids": ["a"], "correct": null}', "write true or false"),
             ('{"query_id": "q", "passage_ids": null, "correct": true}', "write a list"),
-            ('{"query_id": "q", "passage_ids": "a", "correct": true}', "a list of passage ids"),
             ('{"query_id": "q", "passage_ids": [0.5], "correct": true}', "an id is text"),
             ('{"query_id": "q", "passage_ids": ["a", "a"], "correct": true}', "2 times"),
         ],
@@ -99,7 +91,7 @@ class TestReading:
         )
         answers = [Answer(query_id, ("a",), True) for query_id in ("q", "none", "x", "y")]
         marked = mark(answers, dataset)
-        assert (len(marked), marked.n_unanswerable, marked.n_unknown_queries) == (1, 1, 2)
+        assert len(marked) == 1
         assert marked.notes == (
             "2 answers of questions that the labels do not hold are left out",
             "1 answers of questions without a relevant passage are left out",
@@ -137,19 +129,6 @@ def test_where_labels_hold_relevant_passages_only_no_passage_is_unjudged() -> No
     assert (columns["unjudged"][0], columns["irrelevant"][0]) == (0.0, 1.0)
 
 
-def former_estimate(answers: tuple[Answer, ...], dataset: Dataset) -> dict[str, float]:
-    """Costs by one regression over all answers, whatever their questions."""
-    marked = mark(answers, dataset)
-    columns = term_columns(marked.contexts)
-    names = [name for name, column in columns.items() if column.any()]
-    needed = np.array([context.n_needed for context in marked.contexts])
-    controls = [np.ones(len(marked)), np.log2(1.0 + needed)]
-    rows = np.stack([*[columns[name] for name in names], *controls], axis=1)
-    found = dict(zip(names, fit_logistic(rows, marked.correct)[0], strict=False))
-    unit = (found["relevant"] + found["completeness"]) * float(np.mean(1.0 / needed))
-    return {name: -found[name] / unit for name in ("irrelevant", "hard_negative")}
-
-
 class TestKnownReaders:
     @pytest.mark.parametrize("lean", [0.0, 1.0])
     def test_intervals_cover_the_true_costs(self, lean: float) -> None:
@@ -166,17 +145,6 @@ class TestKnownReaders:
                     covered[name] += lower is not None and lower <= truth <= upper
         # Of 30 intervals at 95%, fewer than 24 cover once in 1,700 such counts.
         assert min(covered.values()) >= 24, covered
-
-    def test_easy_questions_with_long_contexts_do_not_hide_the_costs(self) -> None:
-        reader = replace(CAREFUL, question_spread=1.5)
-        answers, dataset = simulate(reader, seed=1, n_queries=600, n_pipelines=4, lean=1.0)
-        needed = np.array([len(dataset.relevant(query_id)) for query_id in dataset.qrels])
-        truth = reader.true_costs(needed)
-        former, terms = former_estimate(answers, dataset), fit(answers, dataset).terms
-        assert former["irrelevant"] < 0.2 * truth["irrelevant"]
-        for name in ("irrelevant", "hard_negative"):
-            assert terms[name].lower <= truth[name] <= terms[name].upper
-            assert terms[name].lower > former[name]
 
     def test_two_hard_negatives_added_to_the_same_questions_have_a_cost(self) -> None:
         """Accuracy falls by 6 or 7 points with them; easy questions have longer contexts."""
@@ -235,14 +203,13 @@ class TestPooling:
     def test_kinds_that_the_answers_cannot_tell_apart_have_one_cost(self) -> None:
         answers, dataset = simulate(self.EQUAL, seed=5, n_queries=300, n_pipelines=4)
         found = fit(answers, dataset)
-        (together,), (pooling,) = found.costs, found.pooled
-        assert together.kinds == ("irrelevant", "hard_negative")
-        assert pooling.more.lower <= 0.0
-        assert "cannot tell which costs more" in pooling.sentence
+        together = found.costs["irrelevant + hard_negative"]
+        (sentence,) = found.pooled
+        assert "cannot tell which costs more" in sentence
         utilities = found.utilities()
-        assert utilities.irrelevant == utilities.hard_negative == -together.cost.value
+        assert utilities.irrelevant == utilities.hard_negative == -together.value
         own = found.terms["irrelevant"]
-        assert together.cost.upper - together.cost.lower < own.upper - own.lower
+        assert together.upper - together.lower < own.upper - own.lower
 
     def test_equal_costs_are_seldom_told_apart(self) -> None:
         apart = 0
@@ -256,7 +223,7 @@ class TestPooling:
         backwards = Reader({"relevant": 3.0, "irrelevant": -0.9, "hard_negative": -0.1})
         answers, dataset = simulate(backwards, seed=6, n_queries=400, n_pipelines=5)
         found = fit(answers, dataset)
-        assert "the wrong way round" in found.pooled[0].sentence
+        assert "the wrong way round" in found.pooled[0]
         utilities = found.utilities()
         assert utilities.hard_negative == utilities.irrelevant
 
@@ -279,16 +246,13 @@ class TestRefusals:
             ({"seed": 4, "hard_negatives": False}, {"hard_negative": "0 in every context"}),
             (
                 {"seed": 5, "sizes": (5, 5), "hard_negatives": False},
-                {"irrelevant": "follows from the number of relevant"},
+                {"irrelevant": "the number of relevant passages"},
             ),
             (
                 {"seed": 5, "sizes": (5, 5)},
-                {
-                    "irrelevant": "number of labelled hard negatives",
-                    "hard_negative": "number of irrelevant passages",
-                },
+                {"irrelevant": "and hard_negative", "hard_negative": "and irrelevant"},
             ),
-            ({"seed": 7, "max_needed": 1}, {"completeness": "the share of the needed passages"}),
+            ({"seed": 7, "max_needed": 1}, {"completeness": "told from relevant"}),
             ({"seed": 12, "n_queries": 19, "n_pipelines": 20}, {"relevant": "only 19 questions"}),
             ({"seed": 16, "n_pipelines": 1}, {"irrelevant": "same in every context of a question"}),
             (
@@ -299,7 +263,7 @@ class TestRefusals:
         ids=str,
     )
     def test_a_term_that_the_answers_cannot_identify_says_why(
-        self, changed: dict[str, Any], reasons: dict[TermName, str]
+        self, changed: dict[str, Any], reasons: dict[str, str]
     ) -> None:
         found = fit(*simulate(**{"reader": CAREFUL, **changed}))
         for name, reason in reasons.items():
@@ -342,11 +306,8 @@ class TestRefusals:
             for answer, all_there in zip(answers, whole, strict=True)
         )
         terms = fit(answers, dataset).terms
-        assert "separated" in terms["completeness"].reason_if_none
-        if exactly:
-            assert {term.value for term in terms.values()} == {None}
-        else:
-            assert "no finite estimate" in terms["irrelevant"].reason_if_none
+        assert {term.value for term in terms.values()} == {None}
+        assert "separated without exception" in terms["completeness"].reason_if_none
 
     def test_too_wide_an_interval_is_shown_but_not_concluded_from(self) -> None:
         timid = replace(CAREFUL, weights={**CAREFUL.weights, "relevant": 2.5, "completeness": 0.0})
@@ -371,7 +332,7 @@ class TestRefusals:
 
 
 def aucs(answers: tuple[Answer, ...], dataset: Dataset) -> dict[str, ReaderEstimate]:
-    return predictive_aucs(answers, dataset, fit(answers, dataset), seed=0, resamples=RESAMPLES)
+    return predictive_aucs(answers, dataset, fit(answers, dataset), seed=0)
 
 
 class TestPredictiveAuc:

@@ -40,7 +40,7 @@ from calibration.data.readers import (
 from calibration.fit import fit_fusion, fit_relevance, fit_temperature, out_of_fold
 from calibration.pool_labels import label
 from calibration.reader.answers import read_answers
-from calibration.reader.saved_utilities import load_utilities
+from calibration.reader.utilities import load_utilities
 from calibration.replay import replay
 from calibration.risk import betting_p_value, betting_upper_bound, fixed_sequence, joint_p_value
 from ctxguard.cli import app as command_line
