@@ -1,9 +1,8 @@
 """Labels of queries and passages.
 
 dataset            Dataset, Query; splits without a question in two parts
-readers            BEIR folders, JSONL, TREC qrels and runs
-label_files        the tables of a BEIR folder
-text_files         lines and JSON objects of a file, with errors by line
+readers            BEIR folders and their tables, JSONL, TREC runs
+text_files         JSONL, CSV and tables as records, with errors by line
 golden             labels with provenance, adjudicated where they disagree
 golden_sources     the files that a golden set is made from
 frozen_sets        golden sets on disk, identified by a digest

@@ -4,6 +4,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -129,16 +130,11 @@ def changes(folder: Path | str) -> tuple[str, ...]:
 
 
 def _provenance(item: Annotation | Occurrence) -> str:
-    fields: dict[str, object] = {"query_id": item.query_id}
-    if isinstance(item, Occurrence):
-        fields["count"] = item.count
-    else:
-        fields["passage_id"] = item.passage_id
-        fields["grade" if isinstance(item.value, int) else "distractor"] = item.value
-    fields["source"] = item.source
-    for name in ("annotator", "date", "note"):
-        if getattr(item, name) is not None:
-            fields[name] = getattr(item, name)
+    fields = asdict(item)
+    if isinstance(item, Annotation):
+        value = fields.pop("value")
+        fields["grade" if isinstance(value, int) else "distractor"] = value
+    fields = {name: each for name, each in fields.items() if each is not None}
     return json.dumps(fields, ensure_ascii=False)
 
 
@@ -161,49 +157,41 @@ def _write_beir(dataset: Dataset, folder: Path, split: str) -> None:
 
     A query without any label is in ``queries.jsonl`` and in no split: BEIR has no place for it.
     """
-    for query in dataset.queries:
-        _check_query(dataset, query)
-    write_lines(folder / QUERIES, map(_query_line, dataset.queries))
+    write_lines(folder / QUERIES, [_query_line(dataset, query) for query in dataset.queries])
     (folder / "qrels").mkdir()
-    _write_table(folder / "qrels" / f"{split}.tsv", "score", dataset, dataset.qrels)
-    if any(dataset.distractors.values()):
-        _write_table(folder / "distractors.tsv", "kind", dataset, dataset.distractors)
-
-
-def _write_table(
-    path: Path, column: str, dataset: Dataset, table: Mapping[str, Mapping[str, object]]
-) -> None:
-    rows = [
-        f"{query.query_id}\t{passage_id}\t{label}"
-        for query in dataset.queries
-        for passage_id, label in table.get(query.query_id, {}).items()
+    tables: list[tuple[str, str, Mapping[str, Mapping[str, object]]]] = [
+        (f"qrels/{split}.tsv", "score", dataset.qrels)
     ]
-    write_lines(path, [f"query-id\tcorpus-id\t{column}", *rows])
+    if any(dataset.distractors.values()):
+        tables.append(("distractors.tsv", "kind", dataset.distractors))
+    for name, column, table in tables:
+        rows = [
+            f"{query.query_id}\t{passage_id}\t{label}"
+            for query in dataset.queries
+            for passage_id, label in table.get(query.query_id, {}).items()
+        ]
+        write_lines(folder / name, [f"query-id\tcorpus-id\t{column}", *rows])
 
 
-def _query_line(query: Query) -> str:
+def _query_line(dataset: Dataset, query: Query) -> str:
+    """Return a query as JSON; refuse what the format cannot store, which files never hold."""
     fields: dict[str, object] = {"_id": query.query_id, "text": query.text}
     if query.metadata is not None:
         fields["metadata"] = dict(query.metadata)
-    try:
-        return json.dumps(fields, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{shown(fields)} cannot be written as JSON: {error}") from None
-
-
-def _check_query(dataset: Dataset, query: Query) -> None:
-    """Refuse queries that the format cannot store; those read from files never are."""
-    texts = [query.query_id, *dataset.qrels.get(query.query_id, {})]
-    for value in texts:
+    ids = [query.query_id, *dataset.qrels.get(query.query_id, {})]
+    for value in ids:
         if not value or value != value.strip() or "\t" in value or "\n" in value:
             raise DataError(
                 f"id {shown(value)} cannot stand in a table: it is empty, or has white space at "
                 "its ends, or a tab or a line end"
             )
     try:
-        "".join([*texts, query.text]).encode()
+        "".join([*ids, query.text]).encode()
+        return json.dumps(fields, ensure_ascii=False, allow_nan=False)
     except UnicodeEncodeError:
         raise DataError(
             f"query {shown(query.query_id)} or its labels hold a lone surrogate, which UTF-8 "
             "cannot hold"
         ) from None
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{shown(fields)} cannot be written as JSON: {error}") from None

@@ -27,11 +27,8 @@ RULES = (
 )
 """The rules that make one label of a passage's several."""
 
+_VALUES = ("relevant", "irrelevant", "hard_negative", "distractor")
 _PEOPLE: tuple[Source, ...] = ("human", "authored")
-_KINDS: Mapping[Negative, DistractorKind] = {
-    Negative.HARD_NEGATIVE: "hard_negative",
-    Negative.DISTRACTOR: "distractor",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +130,11 @@ def adjudicate(annotations: tuple[Annotation, ...]) -> AdjudicatedLabel:
     0
     """
     people = [annotation for annotation in annotations if annotation.source in _PEOPLE]
-    counted = sorted(people or annotations, key=_relevance, reverse=True)
+    # Grades stand above hard negatives, and those above distractors.
+    ranks = {"hard_negative": -1, "distractor": -2}
+    counted = sorted(
+        people or annotations, key=lambda each: ranks.get(str(each.value), each.grade), reverse=True
+    )
     label = adjudication.adjudicate(
         adjudication.Vote(
             annotation.grade,
@@ -143,16 +144,9 @@ def adjudicate(annotations: tuple[Annotation, ...]) -> AdjudicatedLabel:
         )
         for annotation in counted
     )
-    value = label.grade if label.negative is None else _KINDS[label.negative]
+    value = label.grade if label.negative is None else label.negative.value
     first = annotations[0]
     return AdjudicatedLabel(first.query_id, first.passage_id, value, annotations)
-
-
-def _relevance(annotation: Annotation) -> int:
-    """Order grades above hard negatives, and those above distractors."""
-    if isinstance(annotation.value, int):
-        return annotation.value
-    return -1 if annotation.value == "hard_negative" else -2
 
 
 @dataclass(frozen=True)
@@ -226,10 +220,7 @@ class GoldenSet:
             **{f"labels_{source}": sources[source] for source in SOURCES},
             "annotators": len({given.annotator for given in self.annotations} - {None}),
             "labelled_passages": len(self.labels),
-            **{
-                name: values[name]
-                for name in ("relevant", "irrelevant", "hard_negative", "distractor")
-            },
+            **{name: values[name] for name in _VALUES},
             "labelled_more_than_once": sum(len(label.annotations) > 1 for label in self.labels),
             "disagreements": len(self.disputed),
             "disagreements_on_relevance": sum(label.relevance_disputed for label in self.labels),

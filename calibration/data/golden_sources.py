@@ -3,12 +3,12 @@
 Every error names the file, the line and the value.
 """
 
-import csv
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from calibration.data.dataset import Dataset, Query, folded
 from calibration.data.golden import (
@@ -20,16 +20,8 @@ from calibration.data.golden import (
     Value,
     moment,
 )
-from calibration.data.label_files import grade_of, kind_of
-from calibration.data.readers import default_split, read_beir, read_jsonl
-from calibration.data.text_files import (
-    Record,
-    notes_of,
-    read_lines,
-    read_records,
-    shown,
-    whole_number,
-)
+from calibration.data.readers import default_split, grade_of, kind_of, read_beir, read_jsonl
+from calibration.data.text_files import Record, notes_of, read_csv, read_records, shown
 from ctxguard.errors import ConfigurationError, DataError
 
 PROVENANCE = "provenance.jsonl"
@@ -41,26 +33,17 @@ _ID_DIGITS = 12
 _UNLABELLED = "rows for a passage have an empty grade and are left out: not labelled yet"
 
 
-@dataclass(frozen=True)
-class _SourceRow:
-    """One row of a source. Its query is named by id, by text, or by both.
+class _Row(NamedTuple):
+    """One row of a source.
 
     Attributes:
-        line: Line number for errors; None if it does not come from a single line of ``path``.
+        query: Named by id, by text, or by both.
+        given: What the row says of it.
     """
 
-    path: Path
-    line: int | None
+    record: Record
     query: Query
-    annotation: Annotation | None = None
-    occurrence: Occurrence | None = None
-
-    def error(self, message: str) -> DataError:
-        return DataError(message, path=self.path, line=self.line)
-
-    @property
-    def place(self) -> str:
-        return f"{self.path}" if self.line is None else f"{self.path}, line {self.line}"
+    given: tuple[Annotation | Occurrence, ...] = ()
 
 
 def read_sources(
@@ -96,7 +79,7 @@ def read_sources(
         raise ConfigurationError("a source is named twice: its labels would count double")
     counts: Counter[str] = Counter()
     notes: list[str] = []
-    rows: list[_SourceRow] = []
+    rows: list[_Row] = []
     for path in sorted(distinct):
         rows += _rows(distinct[path], source, split, counts, notes)
     if not rows:
@@ -106,8 +89,8 @@ def read_sources(
 
 def _rows(
     path: Path, source: Source | None, split: str | None, counts: Counter[str], notes: list[str]
-) -> list[_SourceRow]:
-    questions: list[_SourceRow] = []
+) -> list[_Row]:
+    questions: list[_Row] = []
     records: Iterator[Record]
     if path.is_dir() and not (path / PROVENANCE).is_file():
         if split is None:
@@ -117,20 +100,16 @@ def _rows(
     if path.is_dir():
         for record in read_records(path / QUERIES, counts):
             query = Query(record.identifier("_id"), record.text("text"), record.metadata())
-            questions.append(_SourceRow(record.path, record.line, query))
+            questions.append(_Row(record, query))
         records = read_records(path / PROVENANCE, counts)
     elif path.suffix.lower() == ".csv":
-        records = _csv(path, counts)
-    elif _is_dataset(path):
-        return _of_dataset(read_jsonl(path), path, source, notes)
+        records = read_csv(path, counts)
     else:
+        first = next(read_records(path, Counter()), None)
+        if first is not None and "relevant" in first.fields:
+            return _of_dataset(read_jsonl(path), path, source, notes)
         records = read_records(path, counts)
     return questions + [_row(record, source) for record in records if _is_labelled(record)]
-
-
-def _is_dataset(path: Path) -> bool:
-    first = next(read_records(path, Counter()), None)
-    return first is not None and "relevant" in first.fields
 
 
 def _is_labelled(record: Record) -> bool:
@@ -145,51 +124,22 @@ def _is_labelled(record: Record) -> bool:
     return not waits
 
 
-def _row(record: Record, default: Source | None) -> _SourceRow:
+def _row(record: Record, default: Source | None) -> _Row:
     filled = {name: value for name, value in record.fields.items() if value is not None}
     record = record._replace(fields=filled)
     query_id = record.identifier("query_id") if "query_id" in filled else ""
-    text = record.text("query", default="")
-    if not query_id and not text.strip():
+    query = Query(query_id, record.text("query", default=""), record.metadata())
+    if not query_id and not query.text.strip():
         raise record.error("names no query; give query_id, query or both")
-    row = _SourceRow(record.path, record.line, Query(query_id, text, record.metadata()))
-    source = _source(record, default)
-    annotator, note = _either(record, "annotator", "who"), record.text("note", default="") or None
-    date = _date(record)
-    if "passage_id" in filled or "passage" in filled:
-        passage_id = record.identifier("passage_id", "passage")
-        value = _value(record)
-        annotation = Annotation(query_id, passage_id, value, source, annotator, date, note)
-        row = replace(row, annotation=annotation)
-        if "count" not in filled:
-            return row
-    elif "grade" in filled or "distractor" in filled:
-        raise record.error("a label without a passage; give passage_id")
-    count = whole_number(filled.get("count", 1), record.path, record.line, "count")
-    if count < 1:
-        raise record.error(f"count is {count}; a question was asked at least once")
-    return replace(row, occurrence=Occurrence(query_id, source, count, annotator, date, note))
-
-
-def _either(record: Record, *names: str) -> str | None:
-    name = next((name for name in names if name in record.fields), names[0])
-    return record.text(name, default="").strip() or None
-
-
-def _source(record: Record, default: Source | None) -> Source:
-    value = record.fields.get("source", default)
-    if value is None:
+    source = filled.get("source", default)
+    if source is None:
         raise record.error(
             f"does not say where the label comes from; give source ({', '.join(SOURCES)}) here, "
             "or --source for all that do not say"
         )
-    if value not in SOURCES:
-        raise record.error(f"source is {shown(value)}; it is one of {', '.join(SOURCES)}")
-    return value
-
-
-def _date(record: Record) -> str | None:
-    date = _either(record, "date", "when")
+    if source not in SOURCES:
+        raise record.error(f"source is {shown(source)}; it is one of {', '.join(SOURCES)}")
+    annotator, date = _either(record, "annotator", "who"), _either(record, "date", "when")
     if date is not None:
         try:
             moment(date)
@@ -197,49 +147,40 @@ def _date(record: Record) -> str | None:
             raise record.error(
                 f"date {shown(date)} is not ISO 8601; write 2026-01-31 or 2026-01-31T09:30:00+01:00"
             ) from None
-    return date
+    provenance = (annotator, date, record.text("note", default="") or None)
+    given: tuple[Annotation | Occurrence, ...] = ()
+    if "passage_id" in filled or "passage" in filled:
+        passage_id = record.identifier("passage_id", "passage")
+        given = (Annotation(query_id, passage_id, _value(record), source, *provenance),)
+    elif "grade" in filled or "distractor" in filled:
+        raise record.error("a label without a passage; give passage_id")
+    if not given or "count" in filled:
+        count = record.whole_number(filled.get("count", 1), "count")
+        if count < 1:
+            raise record.error(f"count is {count}; a question was asked at least once")
+        given += (Occurrence(query_id, source, count, *provenance),)
+    return _Row(record, query, given)
+
+
+def _either(record: Record, *names: str) -> str | None:
+    name = next((name for name in names if name in record.fields), names[0])
+    return record.text(name, default="").strip() or None
 
 
 def _value(record: Record) -> Value:
     fields = record.fields
-    grade = None
-    if "grade" in fields:
-        grade = grade_of(fields["grade"], record.path, record.line, record.counts)
+    grade = grade_of(record, fields["grade"]) if "grade" in fields else 0
     if "distractor" not in fields:
-        return 0 if grade is None else grade
-    kind = kind_of(fields["distractor"], record.path, record.line)
+        return grade
+    kind = kind_of(record, fields["distractor"])
     if grade:
         raise record.error(f"grade {grade} and a {kind}: a passage is relevant or misleads")
     return kind
 
 
-def _csv(path: Path, counts: Counter[str]) -> Iterator[Record]:
-    """Yield rows of a CSV file with a header, as records; an empty cell is null."""
-    line = 0
-
-    def lines() -> Iterator[str]:
-        nonlocal line
-        for number, text in read_lines(path):
-            line = number
-            yield text + "\n"
-
-    rows = csv.reader(lines(), strict=True)
-    try:
-        header = [name.strip() for name in next(rows, [])]
-        for cells in rows:
-            if len(cells) != len(header):
-                raise DataError(
-                    f"has {len(cells)} cells, the header has {len(header)}", path=path, line=line
-                )
-            fields = {name: cell.strip() or None for name, cell in zip(header, cells, strict=True)}
-            yield Record(path, line, fields, counts)
-    except csv.Error as error:
-        raise DataError(f"is not CSV: {error}", path=path, line=line) from None
-
-
 def _of_dataset(
     dataset: Dataset, path: Path, source: Source | None, notes: list[str]
-) -> list[_SourceRow]:
+) -> list[_Row]:
     if source is None:
         raise DataError(
             "holds labels that do not say where they come from; say it with --source "
@@ -247,28 +188,26 @@ def _of_dataset(
             path=path,
         )
     notes += dataset.notes
+    record = Record(path, None, {}, Counter())
     rows = []
     for query in dataset.queries:
+        query_id = query.query_id
         labels: dict[str, Value] = {
-            **dataset.qrels.get(query.query_id, {}),
-            **dataset.distractors.get(query.query_id, {}),
+            **dataset.qrels.get(query_id, {}),
+            **dataset.distractors.get(query_id, {}),
         }
-        rows += [
-            _SourceRow(path, None, query, Annotation(query.query_id, passage_id, value, source))
-            for passage_id, value in labels.items()
-        ] or [_SourceRow(path, None, query, occurrence=Occurrence(query.query_id, source))]
+        given = [Annotation(query_id, name, value, source) for name, value in labels.items()]
+        rows.append(_Row(record, query, tuple(given) or (Occurrence(query_id, source),)))
     return rows
 
 
-def _golden(rows: list[_SourceRow], counts: Counter[str], notes: list[str]) -> GoldenSet:
+def _golden(rows: list[_Row], counts: Counter[str], notes: list[str]) -> GoldenSet:
     ids_of: dict[str, set[str]] = {}
     for row in rows:
         if row.query.query_id and row.query.text.strip():
             ids_of.setdefault(folded(row.query.text), set()).add(row.query.query_id)
     rows = [
-        replace(row, query=replace(row.query, query_id=_id_of(row, ids_of)))
-        if not row.query.query_id
-        else row
+        row._replace(query=replace(row.query, query_id=row.query.query_id or _id_of(row, ids_of)))
         for row in rows
     ]
     queries = _queries(rows)
@@ -278,13 +217,13 @@ def _golden(rows: list[_SourceRow], counts: Counter[str], notes: list[str]) -> G
     annotations: set[Annotation] = set()
     times: Counter[Occurrence] = Counter()
     for row in rows:
-        query_id = row.query.query_id
-        if row.annotation is not None:
-            annotation = replace(row.annotation, query_id=query_id)
-            counts["labels are identical to another"] += annotation in annotations
-            annotations.add(annotation)
-        if row.occurrence is not None:
-            times[replace(row.occurrence, query_id=query_id, count=1)] += row.occurrence.count
+        for each in row.given:
+            item = replace(each, query_id=row.query.query_id)
+            if isinstance(item, Occurrence):
+                times[replace(item, count=1)] += item.count
+            else:
+                counts["labels are identical to another"] += item in annotations
+                annotations.add(item)
     occurrences = [replace(occurrence, count=count) for occurrence, count in times.items()]
     return GoldenSet(
         queries=queries,
@@ -294,12 +233,12 @@ def _golden(rows: list[_SourceRow], counts: Counter[str], notes: list[str]) -> G
     )
 
 
-def _id_of(row: _SourceRow, ids_of: dict[str, set[str]]) -> str:
+def _id_of(row: _Row, ids_of: dict[str, set[str]]) -> str:
     """Return the id of the query with this text, or make one from the text if there is none."""
     text = folded(row.query.text)
     ids = ids_of.get(text, set())
     if len(ids) > 1:
-        raise row.error(
+        raise row.record.error(
             f"the query {shown(row.query.text)} is that of {' and of '.join(sorted(ids))}; "
             "give query_id"
         )
@@ -307,34 +246,34 @@ def _id_of(row: _SourceRow, ids_of: dict[str, set[str]]) -> str:
     return next(iter(ids), made)
 
 
-def _queries(rows: list[_SourceRow]) -> tuple[Query, ...]:
+def _queries(rows: list[_Row]) -> tuple[Query, ...]:
     """Merge the rows to one query per id, with its text and metadata.
 
     Raises:
         DataError: a query has two texts or none, or different metadata in two rows.
     """
-    with_text: dict[str, _SourceRow] = {}
-    with_metadata: dict[str, _SourceRow] = {}
+    with_text: dict[str, _Row] = {}
+    with_metadata: dict[str, _Row] = {}
     for row in rows:
         query = row.query
         if query.text.strip():
             earlier = with_text.setdefault(query.query_id, row)
             if folded(earlier.query.text) != folded(query.text):
-                raise row.error(
+                raise row.record.error(
                     f"query {shown(query.query_id)} is {shown(query.text)} here and "
-                    f"{shown(earlier.query.text)} in {earlier.place}"
+                    f"{shown(earlier.query.text)} in {earlier.record.place}"
                 )
             # The least of several spellings, whichever file is read first.
             with_text[query.query_id] = min(earlier, row, key=lambda row: row.query.text)
         if query.metadata is not None:
             earlier = with_metadata.setdefault(query.query_id, row)
             if earlier.query.metadata != query.metadata:
-                raise row.error(
-                    f"query {shown(query.query_id)} has other metadata in {earlier.place}"
+                raise row.record.error(
+                    f"query {shown(query.query_id)} has other metadata in {earlier.record.place}"
                 )
     for row in rows:
         if row.query.query_id not in with_text:
-            raise row.error(f"no row gives the text of query {shown(row.query.query_id)}")
+            raise row.record.error(f"no row gives the text of query {shown(row.query.query_id)}")
     metadata = {query_id: row.query.metadata for query_id, row in with_metadata.items()}
     return tuple(
         [

@@ -6,29 +6,105 @@ counted and listed in ``Dataset.notes`` (DESIGN.md §9).
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from calibration.data.dataset import Dataset, DistractorKind, Query
-from calibration.data.label_files import (
-    Labels,
-    by_query,
-    grade_of,
-    kind_of,
-    read_grades,
-    read_kinds,
-    read_rows,
+from calibration.data.text_files import (
+    Record,
+    clean,
+    notes_of,
+    read_columns,
+    read_records,
+    shown,
 )
-from calibration.data.text_files import Record, clean, notes_of, read_records, shown, whole_number
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard.core.types import Hit, Passage
 from ctxguard.errors import DataError
 
+Label = TypeVar("Label", int, DistractorKind)
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+# A label and its line number, by (query id, passage id).
+Labels = dict[tuple[str, str], tuple[Label, int | None]]
+
 _QUERY_ID = ("query_id", "_id", "id")
 _PASSAGE_ID = ("_id", "id", "passage_id")
-_RUN_COLUMNS = (5, 6)
+_KINDS = ("hard_negative", "distractor")
+_GRADE_HEADERS = {"score", "grade", "relevance", "rel", "label"}
+_LABEL_FORM = "write three, separated by tabs: query id, passage id, and the label"
 _RUN_FORM = "a TREC run line has six: query, Q0, passage, rank, score, tag"
+
+
+def grade_of(record: Record, value: object) -> int:
+    """Parse a grade, at least 0; a negative one, which some tracks give to spam, counts as 0.
+
+    Raises:
+        DataError: it is not a whole number.
+    """
+    grade = record.whole_number(value, "grade")
+    if grade < 0:
+        record.counts["negative grades read as 0, judged not relevant"] += 1
+    return max(grade, 0)
+
+
+def kind_of(record: Record, value: object) -> DistractorKind:
+    """Check a kind of distractor.
+
+    Raises:
+        DataError: it is neither ``hard_negative`` nor ``distractor``.
+    """
+    if value not in _KINDS:
+        raise record.error(f"kind {shown(value)} is unknown; use {' or '.join(_KINDS)}")
+    return cast(DistractorKind, value)
+
+
+def read_kinds(path: Path, counts: Counter[str]) -> "Labels[DistractorKind]":
+    """Read the rows of a ``distractors.tsv``: query id, passage id, kind; empty if absent.
+
+    Raises:
+        DataError: a row cannot be read, or rows contradict each other.
+    """
+    return _read_table(path, kind_of, {"kind"}, counts) if path.exists() else {}
+
+
+def _read_table(
+    path: Path,
+    parse: Callable[[Record, object], Label],
+    headers: Container[str],
+    counts: Counter[str],
+) -> "Labels[Label]":
+    """Read labels by query and passage; a first line that ends in a header is skipped.
+
+    Raises:
+        DataError: a row cannot be read, or two rows label one passage differently.
+    """
+    labels: Labels[Label] = {}
+    for place, (record, cells) in enumerate(read_columns(path, (3,), _LABEL_FORM, counts)):
+        query_id, passage_id, value = cells
+        if place == 0 and value.casefold() in headers:
+            continue
+        label = parse(record, value)
+        earlier, line = labels.setdefault((query_id, passage_id), (label, record.line))
+        if earlier != label:
+            raise record.error(
+                f"query {shown(query_id)}, passage {shown(passage_id)} is labelled {label} here "
+                f"and {earlier} on line {line}"
+            )
+        if line != record.line:
+            counts[f"rows of {path.name} repeat another"] += 1
+    return labels
+
+
+def _by_query(labels: "Labels[Label]", query_ids: Container[str]) -> dict[str, dict[str, Label]]:
+    """Group labels of some queries by query id and then passage id, in the order of the file."""
+    grouped: dict[str, dict[str, Label]] = {}
+    for (query_id, passage_id), (value, _) in labels.items():
+        if query_id in query_ids:
+            grouped.setdefault(query_id, {})[passage_id] = value
+    return grouped
 
 
 class Corpus(Iterator[Passage]):
@@ -76,7 +152,7 @@ def read_corpus(path: Path | str) -> Corpus:
 
 
 def _passages(path: Path, counts: Counter[str]) -> Iterator[Passage]:
-    first_line: dict[str, int] = {}
+    first_line: dict[str, int | None] = {}
     for record in read_records(path, counts):
         passage_id = record.identifier(*_PASSAGE_ID)
         _refuse_repeat(record, "passage", passage_id, first_line)
@@ -88,7 +164,9 @@ def _passages(path: Path, counts: Counter[str]) -> Iterator[Passage]:
         raise DataError("holds no passage; a corpus needs at least one", path=path)
 
 
-def _refuse_repeat(record: Record, what: str, key: str, first_line: dict[str, int]) -> None:
+def _refuse_repeat(
+    record: Record, what: str, key: _Key, first_line: dict[_Key, int | None]
+) -> None:
     if key in first_line:
         raise record.error(
             f"{what} id {shown(key)} was on line {first_line[key]} already; ids must be distinct"
@@ -154,26 +232,41 @@ def read_beir(folder: Path | str, split: str = "test") -> Dataset:
             f"there is no split {split!r}; the folder has {', '.join(names)}", path=folder
         )
     counts: Counter[str] = Counter()
-    qrels_file = folder / "qrels" / f"{split}.tsv"
-    grades = read_grades(qrels_file, counts)
-    qrels = by_query(grades)
-    kinds = read_kinds(folder / "distractors.tsv", counts)
-    _refuse_contradiction(folder / "distractors.tsv", kinds, qrels_file, grades)
-    distractors = by_query(kinds)
-    members = set(qrels) | (set(distractors) if len(names) == 1 else set())
-    queries = _read_queries(folder / "queries.jsonl", members, counts)
+    qrels_file, kinds_file = folder / "qrels" / f"{split}.tsv", folder / "distractors.tsv"
+    grades = _read_table(qrels_file, grade_of, _GRADE_HEADERS, counts)
+    if not grades:
+        raise DataError("holds no label", path=qrels_file)
+    kinds = read_kinds(kinds_file, counts)
+    for (query_id, passage_id), (kind, line) in kinds.items():
+        grade, qrels_line = grades.get((query_id, passage_id), (0, 0))
+        if grade > 0:
+            raise DataError(
+                f"query {shown(query_id)}, passage {shown(passage_id)} is a {kind} here and has "
+                f"grade {grade} in {qrels_file}, line {qrels_line}",
+                path=kinds_file,
+                line=line,
+            )
+    members = {query_id for query_id, _ in (*grades, *(kinds if len(names) == 1 else ()))}
+    first_line: dict[str, int | None] = {}
+    queries = []
+    for record in read_records(folder / "queries.jsonl", counts):
+        query = _query(record, "text")
+        _refuse_repeat(record, "query", query.query_id, first_line)
+        if query.query_id in members:
+            queries.append(query)
+    if not first_line:
+        raise DataError("holds no query", path=folder / "queries.jsonl")
     if not queries:
         raise DataError(f"names no query that {folder / 'queries.jsonl'} holds", path=qrels_file)
     present = {query.query_id for query in queries}
-    unknown = sorted(members - present)
-    if unknown:
+    if unknown := sorted(members - present):
         what = f"labelled queries are not in queries.jsonl and are left out, first {unknown[0]}"
         counts[what] = len(unknown)
     return Dataset(
         name=f"{folder.resolve().name}/{split}",
-        queries=queries,
-        qrels=_only(present, qrels),
-        distractors=_only(present, distractors),
+        queries=tuple(queries),
+        qrels=_by_query(grades, present),
+        distractors=_by_query(kinds, present),
         notes=notes_of(counts),
     )
 
@@ -193,7 +286,7 @@ def read_jsonl(path: Path | str) -> Dataset:
     """
     path = Path(path)
     counts: Counter[str] = Counter()
-    first_line: dict[str, int] = {}
+    first_line: dict[str, int | None] = {}
     queries, qrels, distractors, keywords = [], {}, {}, {}
     for record in read_records(path, counts):
         query = _query(record, "text", "query")
@@ -209,11 +302,11 @@ def read_jsonl(path: Path | str) -> Dataset:
         if record.fields.get("relevant") is None:
             continue
         qrels[query.query_id] = {
-            passage_id: grade_of(grade, record.path, record.line, counts)
+            passage_id: grade_of(record, grade)
             for passage_id, grade in _labelled(record, "relevant", 1)
         }
         kinds = {
-            passage_id: kind_of(kind, record.path, record.line)
+            passage_id: kind_of(record, kind)
             for passage_id, kind in _labelled(record, "distractors", "distractor")
         }
         for passage_id in kinds:
@@ -246,24 +339,16 @@ def read_trec_run(path: Path | str) -> dict[str, tuple[Hit, ...]]:
         DataError: a line without five or six columns, a score that is not a finite number, a
             rank that is not a whole number, a passage twice for one query, or an empty file.
     """
-    path = Path(path)
-    first_line: dict[tuple[str, str], int] = {}
+    first_line: dict[tuple[str, str], int | None] = {}
     rankings: dict[str, list[tuple[float, int, str]]] = {}
-    for number, columns in read_rows(path, _RUN_COLUMNS, _RUN_FORM):
-        query_id, _, passage_id, rank, value = columns[:5]
-        if (query_id, passage_id) in first_line:
-            raise DataError(
-                f"query {shown(query_id)} has passage {shown(passage_id)} on line "
-                f"{first_line[query_id, passage_id]} already",
-                path=path,
-                line=number,
-            )
-        first_line[query_id, passage_id] = number
-        score = _finite(value, path, number)
-        place = whole_number(rank, path, number, "rank")
+    for record, cells in read_columns(Path(path), (5, 6), _RUN_FORM, Counter()):
+        query_id, _, passage_id, rank, value = cells[:5]
+        _refuse_repeat(record, "query and passage", (query_id, passage_id), first_line)
+        score = _finite(record, value)
+        place = record.whole_number(rank, "rank")
         rankings.setdefault(query_id, []).append((-score, place, passage_id))
     if not rankings:
-        raise DataError("holds no line of a run", path=path)
+        raise DataError("holds no line of a run", path=Path(path))
     return {
         query_id: tuple(
             [
@@ -306,41 +391,14 @@ def write_trec_run(
         stream.write("".join(lines).encode())
 
 
-def _finite(value: str, path: Path, line: int) -> float:
+def _finite(record: Record, value: str) -> float:
     try:
         number = float(value)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise DataError(f"score {shown(value)} is not a finite number", path=path, line=line)
+        raise record.error(f"score {shown(value)} is not a finite number")
     return number
-
-
-def _refuse_contradiction(
-    path: Path, kinds: "Labels[DistractorKind]", qrels_file: Path, grades: "Labels[int]"
-) -> None:
-    for key, (kind, line) in kinds.items():
-        grade, qrels_line = grades.get(key, (0, 0))
-        if grade > 0:
-            raise DataError(
-                f"query {shown(key[0])}, passage {shown(key[1])} is a {kind} here and has "
-                f"grade {grade} in {qrels_file}, line {qrels_line}",
-                path=path,
-                line=line,
-            )
-
-
-def _read_queries(path: Path, members: set[str], counts: Counter[str]) -> tuple[Query, ...]:
-    first_line: dict[str, int] = {}
-    queries = []
-    for record in read_records(path, counts):
-        query = _query(record, "text")
-        _refuse_repeat(record, "query", query.query_id, first_line)
-        if query.query_id in members:
-            queries.append(query)
-    if not first_line:
-        raise DataError("holds no query", path=path)
-    return tuple(queries)
 
 
 def _query(record: Record, *text_names: str) -> Query:
@@ -357,14 +415,4 @@ def _labelled(record: Record, name: str, default: object) -> list[tuple[str, obj
         return []
     if isinstance(value, dict):
         return [(clean(key, record.counts), label) for key, label in value.items()]
-    if not isinstance(value, list):
-        raise record.error(f"{name} is {shown(value)}; write a list of passage ids or an object")
-    ids = [record._replace(fields={name: item}).identifier(name) for item in value]
-    return [(passage_id, default) for passage_id in ids]
-
-
-_Row = TypeVar("_Row")
-
-
-def _only(query_ids: set[str], table: Mapping[str, _Row]) -> dict[str, _Row]:
-    return {query_id: row for query_id, row in table.items() if query_id in query_ids}
+    return [(passage_id, default) for passage_id in record.identifiers(name)]

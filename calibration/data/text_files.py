@@ -1,5 +1,9 @@
-"""Reads and writes text files line by line; every error names the file and the line."""
+"""Reads and writes text files line by line; every error names the file and the line.
 
+JSONL, CSV and tables of columns are read as the same ``Record``.
+"""
+
+import csv
 import json
 import os
 import re
@@ -7,7 +11,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -63,19 +67,24 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 class Record(NamedTuple):
-    """One JSON object of a file, with readers for its fields.
+    """One JSON object or row of a file, with readers for its fields.
 
     Attributes:
         path: The file, for errors.
-        line: 1-based number of its line.
+        line: 1-based number of its line; None if it does not come from a single one.
         fields: The object.
         counts: Counter of repairs, by description.
     """
 
     path: Path
-    line: int
+    line: int | None
     fields: Mapping[str, object]
     counts: Counter[str]
+
+    @property
+    def place(self) -> str:
+        """The file and the line, for errors of another record."""
+        return f"{self.path}" if self.line is None else f"{self.path}, line {self.line}"
 
     def error(self, message: str) -> DataError:
         """Build an error that names this line."""
@@ -144,6 +153,22 @@ class Record(NamedTuple):
             raise self.error(f"metadata is {shown(value)}, which is not an object")
         return value
 
+    def whole_number(self, value: object, name: str) -> int:
+        """Parse a whole number from text or JSON; ``1.0`` is one.
+
+        Raises:
+            DataError: it is not a whole number.
+        """
+        try:
+            if isinstance(value, bool) or not isinstance(value, str | int | float):
+                raise ValueError
+            number = float(value)
+            if number != int(number):
+                raise ValueError
+        except (ValueError, OverflowError):
+            raise self.error(f"{name} {shown(value)} is not a whole number") from None
+        return int(number)
+
     def _first(self, names: tuple[str, ...]) -> tuple[str, object]:
         for name in names:
             if name in self.fields:
@@ -193,6 +218,55 @@ def read_records(path: Path, counts: Counter[str]) -> Iterator[Record]:
         yield Record(path, number, value, counts)
 
 
+def read_csv(path: Path, counts: Counter[str]) -> Iterator[Record]:
+    """Read the rows of a CSV file with a header; an empty cell is null.
+
+    Raises:
+        DataError: a row has another number of cells than the header; or as ``read_lines``.
+    """
+    line = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal line
+        for number, text in read_lines(path):
+            line = number
+            yield text + "\n"
+
+    rows = csv.reader(lines(), strict=True)
+    try:
+        header = [name.strip() for name in next(rows, [])]
+        for cells in rows:
+            if len(cells) != len(header):
+                raise DataError(
+                    f"has {len(cells)} cells, the header has {len(header)}", path=path, line=line
+                )
+            fields = {name: cell.strip() or None for name, cell in zip(header, cells, strict=True)}
+            yield Record(path, line, fields, counts)
+    except csv.Error as error:
+        raise DataError(f"is not CSV: {error}", path=path, line=line) from None
+
+
+def read_columns(
+    path: Path, columns: Container[int], form: str, counts: Counter[str]
+) -> Iterator[tuple[Record, list[str]]]:
+    """Read lines with their cells, separated by tabs or, without any, by white space.
+
+    Args:
+        columns: The numbers of columns that a line may have.
+        form: Says what they are, for the error.
+
+    Raises:
+        DataError: a line has another number of columns, or an empty one; or as ``read_lines``.
+    """
+    for number, text in read_lines(path):
+        record = Record(path, number, {}, counts)
+        cells = [c.strip() for c in (text.split("\t") if "\t" in text else text.split())]
+        if len(cells) not in columns or not all(cells):
+            n = len([cell for cell in cells if cell])
+            raise record.error(f"{shown(text)} has {n} columns; {form}")
+        yield record, cells
+
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -215,25 +289,6 @@ def read_model(form: type[Model], path: Path | str, max_bytes: int, what: str) -
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "document"
         raise DataError(f"is not {what} ({where}: {reason_of(first['msg'])})", path=path) from None
-
-
-def whole_number(value: object, path: Path, line: int, name: str) -> int:
-    """Parse a whole number from text or JSON; ``1.0`` is one.
-
-    Raises:
-        DataError: it is not a whole number.
-    """
-    try:
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise ValueError
-        number = float(value)
-        if number != int(number):
-            raise ValueError
-    except (ValueError, OverflowError):
-        raise DataError(
-            f"{name} {shown(value)} is not a whole number", path=path, line=line
-        ) from None
-    return int(number)
 
 
 def notes_of(counts: Counter[str]) -> tuple[str, ...]:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from calibration.data.label_files import read_kinds
-from calibration.data.readers import read_jsonl
+from calibration.data.readers import read_jsonl, read_kinds
 from ctxguard.errors import DataError
 
 jsonschema = pytest.importorskip("jsonschema")
