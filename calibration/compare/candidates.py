@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import Policy, RatioPolicy
@@ -19,6 +19,8 @@ SPEC = (
 """The syntax of a candidate's settings."""
 
 _RERANK = "+rerank"
+_FUSIONS = {"reciprocal_rank": "constant", "convex": "weight", "ranker": ""}
+"""The ways to fuse, with the setting that may follow a colon."""
 
 
 @dataclass(frozen=True)
@@ -132,12 +134,14 @@ def _part(part: str, text: str) -> tuple[str, object]:
     """Parse one setting of a spec and its value."""
     if part in {route.value for route in Route if route is not Route.EXTERNAL}:
         return "route", Route(part)
-    fusion = _fusion(part, text)
-    if fusion is not None:
-        return "fusion", fusion
+    word, _, argument = part.partition(":")
+    if word in _FUSIONS and (argument == "" or _FUSIONS[word]):
+        field, method = _FUSIONS[word], cast(Any, word)
+        number = _number(argument, part, text, whole=field == "constant") if argument else None
+        return "fusion", Fusion(method) if number is None else Fusion(method, **{field: number})
     word, equals, argument = part.partition("=")
     if equals and word == "k":
-        return "k", int(_number(argument, part, text, whole=True))
+        return "k", _number(argument, part, text, whole=True)
     if equals and word == "min_ratio":
         return "min_ratio", _number(argument, part, text)
     if equals and word == "rerank" and argument:
@@ -145,19 +149,7 @@ def _part(part: str, text: str) -> tuple[str, object]:
     raise ConfigurationError(f"{part!r} in the candidate {text!r} cannot be read; write {SPEC}")
 
 
-def _fusion(part: str, text: str) -> Fusion | None:
-    """Return the fusion that a part of a spec names; None for another setting."""
-    word, _, argument = part.partition(":")
-    if word == "reciprocal_rank":
-        constant = _number(argument, part, text, whole=True) if argument else Fusion().constant
-        return Fusion("reciprocal_rank", constant=int(constant))
-    if word == "convex":
-        weight = _number(argument, part, text) if argument else Fusion().weight
-        return Fusion("convex", weight=weight)
-    return Fusion("ranker") if part == "ranker" else None
-
-
-def _number(value: str, part: str, text: str, *, whole: bool = False) -> float:
+def _number(value: str, part: str, text: str, *, whole: bool = False) -> Any:
     try:
         number = int(value) if whole else float(value)
     except ValueError:
@@ -229,13 +221,10 @@ def at_each_k(candidates: Sequence[Candidate], ks: Sequence[int]) -> tuple[Candi
     >>> [candidate.name for candidate in at_each_k(default_candidates()[:1], [3, 8])]
     ['lexical@3', 'lexical@8']
     """
-    if len(ks) == 1:
-        return tuple([_with_k(candidate, ks[0], candidate.name) for candidate in candidates])
-    return tuple(
-        [_with_k(candidate, k, f"{candidate.name}@{k}") for candidate in candidates for k in ks]
-    )
-
-
-def _with_k(candidate: Candidate, k: int, name: str) -> Candidate:
-    policy = replace(candidate.policy, k=k, min_keep=min(candidate.policy.min_keep, k))
-    return replace(candidate, name=name, policy=policy)
+    found = []
+    for candidate in candidates:
+        for k in ks:
+            policy = replace(candidate.policy, k=k, min_keep=min(candidate.policy.min_keep, k))
+            name = candidate.name if len(ks) == 1 else f"{candidate.name}@{k}"
+            found.append(replace(candidate, name=name, policy=policy))
+    return tuple(found)

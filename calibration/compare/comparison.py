@@ -15,7 +15,7 @@ from calibration.compare.candidates import Candidate
 from calibration.curve import Curve, curve
 from calibration.data.dataset import Dataset
 from calibration.evaluate import CONFIDENCE, QueryMetrics, bootstrap_ratio, per_query
-from calibration.pool_labels import PoolLabels, label, unlabelled_note
+from calibration.pool_labels import label, unlabelled_note
 from calibration.replay import Pools, Progress, replay
 from calibration.results import COMPARED, Results, tabulate
 from calibration.retrievers import RankingSource, wrapped
@@ -204,23 +204,32 @@ def compare(
             f"out: {skipped[0]}"
         )
     labelled = {}
-    for stages, (pools, _) in replayed.items():
+    for stages, (pools, latency_ms) in replayed.items():
         own = pools.subset(common)
-        labelled[stages] = own, label(own, dataset, utilities)
+        labelled[stages] = own, label(own, dataset, utilities), latency_ms
     compared = []
     for candidate in candidates:
-        own, labels = labelled[candidate.stages]
-        latency_ms = replayed[candidate.stages][1]
+        pools, labels, latency_ms = labelled[candidate.stages]
+        measured = per_query(pools, labels, candidate.policy).values
+        both = measured["udcg_strict"] + 2 * measured["harm"]
+        share = bootstrap_ratio(measured["harm"], both, seed=seed)
         compared.append(
-            _compared(candidate, own, labels, rule=rule, latency_ms=latency_ms, seed=seed)
+            Compared(
+                candidate=candidate,
+                kind=pools.kind,
+                per_query=QueryMetrics(
+                    pools.query_ids, {name: measured[name] for name in COMPARED}
+                ),
+                curve=curve(pools, labels, candidate.policy, seed=seed),
+                harm_share=share,
+                verdict=rule.verdict(share),
+                latency_ms=latency_ms,
+            )
         )
+    by_name = {each.candidate.name: each.per_query for each in compared}
     return Comparison(
         candidates=tuple(compared),
-        results=tabulate(
-            {each.candidate.name: each.per_query for each in compared},
-            reference=baseline,
-            seed=seed,
-        ),
+        results=tabulate(by_name, reference=baseline, seed=seed),
         rule=rule,
         utilities=utilities,
         unlabelled=unlabelled_note(dataset, utilities),
@@ -273,27 +282,3 @@ def _timed(
         return ranking
 
     return retrieve
-
-
-def _compared(
-    candidate: Candidate,
-    pools: Pools,
-    labels: PoolLabels,
-    *,
-    rule: VerdictRule,
-    latency_ms: float,
-    seed: int,
-) -> Compared:
-    measured = per_query(pools, labels, candidate.policy).values
-    share = bootstrap_ratio(
-        measured["harm"], measured["udcg_strict"] + 2 * measured["harm"], seed=seed
-    )
-    return Compared(
-        candidate=candidate,
-        kind=pools.kind,
-        per_query=QueryMetrics(pools.query_ids, {name: measured[name] for name in COMPARED}),
-        curve=curve(pools, labels, candidate.policy, seed=seed),
-        harm_share=share,
-        verdict=rule.verdict(share),
-        latency_ms=latency_ms,
-    )

@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -34,22 +33,6 @@ class SavedCandidate(BaseModel):
 
     name: str
     per_query: dict[str, tuple[float | None, ...]]
-
-    def values(self, query_ids: tuple[str, ...], metrics: Sequence[str]) -> QueryMetrics:
-        """Return some of its metrics in the form of an evaluation.
-
-        Raises:
-            ConfigurationError: it has no values of a metric.
-        """
-        for metric in metrics:
-            if metric not in self.per_query:
-                raise ConfigurationError(
-                    f"the saved candidate {self.name} has no values of {metric}; save it anew"
-                )
-        return QueryMetrics(
-            query_ids,
-            {metric: np.array(self.per_query[metric], dtype=np.float64) for metric in metrics},
-        )
 
 
 class SavedComparison(BaseModel):
@@ -100,26 +83,20 @@ def values_as_json(metrics: QueryMetrics) -> dict[str, list[float | None]]:
     }
 
 
-@dataclass(frozen=True)
-class RegressionCheck:
+class RegressionCheck(NamedTuple):
     """A candidate compared with a saved one.
 
     Attributes:
         candidate: Name of the new candidate.
         saved: Name of the saved candidate; None if there is none to compare with.
         differences: By metric, new minus saved, paired by query; empty without a saved candidate.
-        tolerance: Accepted loss, in the unit of the metric.
+        regressed: Whether a metric is worse beyond noise and tolerance.
     """
 
     candidate: str
     saved: str | None
     differences: Mapping[str, Difference]
-    tolerance: float
-
-    @property
-    def regressed(self) -> bool:
-        """Whether a metric is worse beyond noise and tolerance."""
-        return any(each.is_regression(self.tolerance) for each in self.differences.values())
+    regressed: bool
 
 
 def check_metrics(names: Sequence[str]) -> tuple[str, ...]:
@@ -182,11 +159,17 @@ def check_regressions(
         name = compared.candidate.name
         earlier = by_name.get(name, only)
         if earlier is None:
-            checks.append(RegressionCheck(name, None, {}, tolerance))
+            checks.append(RegressionCheck(name, None, {}, False))
             continue
-        values = earlier.values(saved.query_ids, metrics)
-        by_metric = differences(compared.per_query, values, metrics, seed=seed)
-        checks.append(RegressionCheck(name, earlier.name, by_metric, tolerance))
+        if missing := [metric for metric in metrics if metric not in earlier.per_query]:
+            raise ConfigurationError(
+                f"the saved candidate {earlier.name} has no values of {missing[0]}; save it anew"
+            )
+        values = {metric: np.array(earlier.per_query[metric], dtype=float) for metric in metrics}
+        those = QueryMetrics(saved.query_ids, values)
+        by_metric = differences(compared.per_query, those, metrics, seed=seed)
+        regressed = any(each.is_regression(tolerance) for each in by_metric.values())
+        checks.append(RegressionCheck(name, earlier.name, by_metric, regressed))
     if all(check.saved is None for check in checks):
         raise ConfigurationError(
             f"the saved comparison has none of these candidates; it has {', '.join(by_name)}"

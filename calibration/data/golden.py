@@ -144,7 +144,7 @@ def adjudicate(annotations: tuple[Annotation, ...]) -> AdjudicatedLabel:
         )
         for annotation in counted
     )
-    value = label.grade if label.negative is None else label.negative.value
+    value: Value = label.grade if label.negative is None else label.negative.value
     first = annotations[0]
     return AdjudicatedLabel(first.query_id, first.passage_id, value, annotations)
 

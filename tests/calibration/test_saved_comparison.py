@@ -82,11 +82,9 @@ def checks(
 def test_every_value_is_read_back_as_it_was() -> None:
     comparison = compared({"mine": 2}, Utilities(by_grade={1: 0.25}))
     [candidate] = saved(comparison).candidates
-    values = comparison.candidates[0].per_query.values
     assert saved(comparison).utilities == Utilities(by_grade={1: 0.25})
-    back = candidate.values(comparison.query_ids, tuple(values))
-    for metric, expected in values.items():
-        np.testing.assert_array_equal(back.values[metric], expected)
+    for metric, expected in comparison.candidates[0].per_query.values.items():
+        np.testing.assert_array_equal(np.array(candidate.per_query[metric], float), expected)
 
 
 def test_an_undefined_value_is_null_in_json() -> None:
