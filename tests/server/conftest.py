@@ -1,5 +1,6 @@
 """A service in this process: a scorer whose scores the documents name, a profile, and a client."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,13 @@ from ctxguard.profile.schema import RouteProfile
 from ctxguard.server.app import create_app
 from ctxguard.server.settings import ServiceSettings
 from tests.profiles import profile_with
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_watcher_is_left() -> Iterator[None]:
+    """Services of a module's tests have stopped watching their files when its last test ends."""
+    yield
+    assert not [each for each in threading.enumerate() if each.name.endswith("-watcher")]
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ def plain() -> Iterator[str]:
     endpoint.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def guarded(plain: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of the service in front of it, which drops what has too low a share of the best odds."""
     uvicorn = pytest.importorskip("uvicorn")
