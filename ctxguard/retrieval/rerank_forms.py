@@ -102,16 +102,5 @@ PATHS = {path: form for form in FORMS.values() for path in form.paths}
 """Where a service is asked, with a form that is asked there."""
 
 
-def form_of(fields: Mapping[str, object]) -> RerankForm:
-    """The form of a request with these fields; that of Cohere where no other one shows.
-
-    >>> form_of({"query": "q", "texts": []}) is FORMS["tei"]
-    True
-    """
-    for mark, form in _MARKS.items():
-        if mark in fields:
-            return form
-    return FORMS["cohere"]
-
-
-_MARKS = {mark: form for form in FORMS.values() for mark in form.marks}
+MARKS = {mark: form for form in FORMS.values() for mark in form.marks}
+"""The form of a request that has one of these fields; others are of Cohere's form."""

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 from ctxguard.core.metadata_filter import Token, tokens
 from ctxguard.server.limits import MOST_CONDITIONS, MOST_VALUES
-from ctxguard.server.problems import Problem, ProblemKind
+from ctxguard.server.problems import invalid
 from ctxguard.server.wire import STRICT
 
 MOST_SEARCHES = 16
@@ -68,7 +68,7 @@ def alternatives_of(given: Filter, known: Known) -> list[Alternative]:
         Problem: it needs too many searches or values, or a comparison has a value of another type.
     """
     if _size(given) > MOST_CONDITIONS:
-        raise _refused(f"the filter has more than {MOST_CONDITIONS} conditions")
+        raise invalid(f"the filter has more than {MOST_CONDITIONS} conditions")
     return _alternatives(given, known)
 
 
@@ -111,7 +111,7 @@ def _values(given: AttributeComparison, known: Known) -> frozenset[Token]:
         return frozenset(wanted)
     values = known(given["key"])
     if len(values) > _MOST_KNOWN:
-        raise _refused(f"{given['key'][:80]!r} has too many values for `{kind}`; use `eq` or `in`")
+        raise invalid(f"{given['key'][:80]!r} has too many values for `{kind}`; use `eq` or `in`")
     if kind in ("ne", "nin"):
         found = frozenset(values).difference(wanted)
     else:
@@ -123,7 +123,7 @@ def _values(given: AttributeComparison, known: Known) -> frozenset[Token]:
             if of == name and satisfies(int(str(value), 16) if of == "int" else value, limit)
         )
     if len(found) > MOST_VALUES:
-        raise _refused(f"a filter allows more than {MOST_VALUES:,} values; narrow it")
+        raise invalid(f"a filter allows more than {MOST_VALUES:,} values; narrow it")
     return found
 
 
@@ -135,9 +135,9 @@ def _tokens(given: AttributeComparison) -> tuple[Token, ...]:
     """
     kind, value = given["type"], given["value"]
     if (kind in ("in", "nin")) is not isinstance(value, list):
-        raise _refused("a filter `in` or `nin` takes a list, and any other one value")
+        raise invalid("a filter `in` or `nin` takes a list, and any other one value")
     if kind in _ORDERS and isinstance(value, bool):
-        raise _refused(f"a filter `{kind}` takes a number or a text")
+        raise invalid(f"a filter `{kind}` takes a number or a text")
     members = value if isinstance(value, list) else [value]
     # 5.0 is 5; no other fraction equals a value of an index.
     whole = [
@@ -166,8 +166,4 @@ def _both(one: Alternative, other: Alternative) -> Alternative:
 
 def _check(n: int) -> None:
     if n > MOST_SEARCHES:
-        raise _refused(f"the filter needs more than {MOST_SEARCHES} searches: use fewer `or`")
-
-
-def _refused(why: str) -> Problem:
-    return Problem(ProblemKind.INVALID_REQUEST, why)
+        raise invalid(f"the filter needs more than {MOST_SEARCHES} searches: use fewer `or`")

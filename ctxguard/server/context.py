@@ -2,24 +2,24 @@
 
 from asyncio import to_thread
 from collections.abc import Collection, Sequence
-from time import time
+from functools import partial
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import BeforeValidator, Field, TypeAdapter, with_config
+from pydantic import BeforeValidator, Field, with_config
 from starlette.requests import Request
 from starlette.types import Scope
 from typing_extensions import TypedDict
 
 from ctxguard.core.context import Context
 from ctxguard.core.metadata_filter import Token, Where, values_of
-from ctxguard.core.types import Passage
+from ctxguard.core.types import Passage, StageFailure
 from ctxguard.errors import ConfigurationError
-from ctxguard.guard import ContextGuard
 from ctxguard.server.attribute_filters import MOST_SEARCHES, Filter, alternatives_of, holds
 from ctxguard.server.filtering import CandidateVerdict, Name
 from ctxguard.server.limits import FEW_VALUES, MOST_CONDITIONS, MOST_VALUES
-from ctxguard.server.problems import HttpAnswer, Problem, ProblemKind
-from ctxguard.server.wire import STRICT, answer, named, parse
+from ctxguard.server.problems import HttpAnswer, Problem, ProblemKind, answer, invalid
+from ctxguard.server.service import Service
+from ctxguard.server.wire import STRICT, Body, named
 
 Scalar = str | int | bool
 Allowed = Annotated[
@@ -148,145 +148,126 @@ class SearchAnswer(TypedDict):
     next_page: None
 
 
-CONTEXT_REQUEST: TypeAdapter[ContextRequest] = TypeAdapter(ContextRequest)
-SEARCH_REQUEST: TypeAdapter[SearchRequest] = TypeAdapter(SearchRequest)
+CONTEXT_REQUEST = Body(ContextRequest, is_quick=False)
+SEARCH_REQUEST = Body(SearchRequest, is_quick=False)
 
 
-class ContextEndpoint:
-    """Answers queries with a context.
+async def answer_context(
+    service: Service, given: ContextRequest, scope: Scope
+) -> tuple[dict[str, object], StageFailure | None]:
+    """Answer a query with a context.
 
-    Args:
-        guard: Retrieves and decides.
+    Raises:
+        Problem: it cannot be answered.
     """
+    context = await _retrieved(
+        service,
+        given["query"],
+        given.get("where"),
+        request_id=scope["state"]["request_id"],
+        segment=given.get("segment"),
+        session_id=given.get("session_id"),
+    )
+    return context.to_dict(), _failure_of(context)
 
-    def __init__(self, guard: ContextGuard) -> None:
-        self._guard = guard
 
-    async def __call__(self, scope: Scope) -> HttpAnswer:
-        """Answer one request.
+async def search_store(
+    service: Service, given: SearchRequest, scope: Scope
+) -> tuple[SearchAnswer, StageFailure | None]:
+    """Answer OpenAI's search of a vector store.
 
-        Raises:
-            Problem: it cannot be answered.
-        """
-        given = parse(CONTEXT_REQUEST, scope["state"]["body"])
-        context = await _retrieved(
-            self._guard,
-            scope,
-            given["query"],
-            given.get("where"),
-            segment=given.get("segment"),
-            session_id=given.get("session_id"),
+    Raises:
+        Problem: it cannot be answered.
+    """
+    queries = [given["query"]] if isinstance(given["query"], str) else given["query"]
+    filters = given.get("filters")
+    alternatives: Sequence[dict[str, Allowed] | None] = [None]
+    if filters is not None:
+        found = await to_thread(alternatives_of, filters, partial(_known, service))
+        alternatives = [{key: values_of(values) for key, values in each.items()} for each in found]
+    searches = [(query, conditions) for query in queries for conditions in alternatives]
+    if len(searches) > MOST_SEARCHES:
+        raise invalid(
+            f"{len(queries)} queries times {len(alternatives)} alternatives of the filter are "
+            f"more than {MOST_SEARCHES} searches"
         )
-        return answer(context.to_dict(), _degraded(context))
+    best: dict[str, SearchResult] = {}
+    failure = None
+    request_id = scope["state"]["request_id"]
+    for nth, (query, conditions) in enumerate(searches):
+        own_id = request_id if nth == 0 else f"{request_id}-{nth}"
+        context = await _retrieved(service, query, conditions, request_id=own_id)
+        failure = failure or _failure_of(context)
+        for passage, each in zip(context.passages, results_of(context), strict=True):
+            former = best.get(each["file_id"])
+            is_better = former is None or former["score"] < each["score"]
+            if is_better and (filters is None or holds(filters, passage.metadata)):
+                best[each["file_id"]] = each
+    least = (given.get("ranking_options") or {}).get("score_threshold") or 0.0
+    # Stable: results of one search stay in their order where scores are equal.
+    results = sorted(best.values(), key=lambda each: -each["score"])
+    shown = [each for each in results if each["score"] >= least]
+    return {
+        "object": "vector_store.search_results.page",
+        "search_query": queries,
+        "data": shown[: given.get("max_num_results", DEFAULT_RESULTS)],
+        "has_more": False,
+        "next_page": None,
+    }, failure
 
 
-class SearchEndpoint:
-    """Answers OpenAI's search of a vector store.
+def check_store(service: Service, scope: Scope) -> None:
+    """Check that a request names the store there is.
 
-    Args:
-        guard: Retrieves and decides.
-        store_id: The only store there is.
+    Raises:
+        Problem: it names another.
     """
+    known = service.settings.index_name
+    if scope["path_params"]["vector_store_id"] != known:
+        raise Problem(ProblemKind.NOT_FOUND, f"the only vector store here is {known!r}")
 
-    def __init__(self, guard: ContextGuard, store_id: str) -> None:
-        self._guard = guard
-        self._store_id = store_id
-        self._opened = int(time())
 
-    async def __call__(self, scope: Scope) -> HttpAnswer:
-        """Answer one request.
+async def retrieve_store(service: Service, request: Request) -> HttpAnswer:
+    """Describe the store.
 
-        Raises:
-            Problem: it cannot be answered.
-        """
-        self._check_store(scope)
-        given = parse(SEARCH_REQUEST, scope["state"]["body"])
-        queries = [given["query"]] if isinstance(given["query"], str) else given["query"]
-        filters = given.get("filters")
-        alternatives: Sequence[dict[str, Allowed] | None] = [None]
-        if filters is not None:
-            found = await to_thread(alternatives_of, filters, self._known)
-            alternatives = [
-                {key: values_of(values) for key, values in each.items()} for each in found
-            ]
-        searches = [(query, conditions) for query in queries for conditions in alternatives]
-        if len(searches) > MOST_SEARCHES:
-            raise Problem(
-                ProblemKind.INVALID_REQUEST,
-                f"{len(queries)} queries times {len(alternatives)} alternatives of the filter are "
-                f"more than {MOST_SEARCHES} searches",
-            )
-        best: dict[str, SearchResult] = {}
-        headers = None
-        for nth, (query, conditions) in enumerate(searches):
-            context = await _retrieved(self._guard, scope, query, conditions, nth=nth)
-            headers = headers or _degraded(context)
-            for passage, each in zip(context.passages, results_of(context), strict=True):
-                former = best.get(each["file_id"])
-                is_better = former is None or former["score"] < each["score"]
-                if is_better and (filters is None or holds(filters, passage.metadata)):
-                    best[each["file_id"]] = each
-        scope["state"]["degraded"] = headers is not None
-        least = (given.get("ranking_options") or {}).get("score_threshold") or 0.0
-        # Stable: results of one search stay in their order where scores are equal.
-        results = sorted(best.values(), key=lambda each: -each["score"])
-        page: SearchAnswer = {
-            "object": "vector_store.search_results.page",
-            "search_query": queries,
-            "data": [each for each in results if each["score"] >= least][
-                : given.get("max_num_results", DEFAULT_RESULTS)
-            ],
-            "has_more": False,
-            "next_page": None,
-        }
-        return answer(page, headers)
+    Raises:
+        Problem: it is another.
+    """
+    check_store(service, request.scope)
+    return answer(_store(service))
 
-    async def retrieve(self, request: Request) -> HttpAnswer:
-        """Describe the store.
 
-        Raises:
-            Problem: it is another.
-        """
-        self._check_store(request.scope)
-        return answer(self._store())
+async def list_stores(service: Service, _: Request) -> HttpAnswer:
+    """Describe all stores, that is this one."""
+    name = service.settings.index_name
+    ends = {"first_id": name, "last_id": name}
+    return answer({"object": "list", "data": [_store(service)], **ends, "has_more": False})
 
-    async def list_all(self, _: Request) -> HttpAnswer:
-        """Describe all stores, that is this one."""
-        ends = {"first_id": self._store_id, "last_id": self._store_id}
-        return answer({"object": "list", "data": [self._store()], **ends, "has_more": False})
 
-    def _store(self) -> dict[str, object]:
-        """The index, as OpenAI describes a vector store; its passages count as files."""
-        retriever = self._guard.retriever
-        n = len(retriever) if hasattr(retriever, "__len__") else 0
-        nothing = {"in_progress": 0, "failed": 0, "cancelled": 0}
-        return {
-            "id": self._store_id,
-            "object": "vector_store",
-            "created_at": self._opened,
-            "name": self._store_id,
-            "usage_bytes": 0,
-            "file_counts": {**nothing, "completed": n, "total": n},
-            "status": "completed",
-            "last_active_at": self._opened,
-            "metadata": {},
-        }
+def _store(service: Service) -> dict[str, object]:
+    """The index, as OpenAI describes a vector store; its passages count as files."""
+    retriever, name = service.guard.retriever, service.settings.index_name
+    n = len(retriever) if hasattr(retriever, "__len__") else 0
+    nothing = {"in_progress": 0, "failed": 0, "cancelled": 0}
+    return {
+        "id": name,
+        "object": "vector_store",
+        "created_at": service.opened,
+        "name": name,
+        "usage_bytes": 0,
+        "file_counts": {**nothing, "completed": n, "total": n},
+        "status": "completed",
+        "last_active_at": service.opened,
+        "metadata": {},
+    }
 
-    def _check_store(self, scope: Scope) -> None:
-        if scope["path_params"]["vector_store_id"] != self._store_id:
-            raise Problem(
-                ProblemKind.NOT_FOUND, f"the only vector store here is {self._store_id!r}"
-            )
 
-    def _known(self, field: str) -> Collection[Token]:
-        values = getattr(self._guard.retriever, "metadata_values", None)
-        if values is None:
-            raise Problem(
-                ProblemKind.INVALID_REQUEST,
-                "this index filters for equality alone: use `eq`, `in`, `and` and `or`",
-            )
-        known: Collection[Token] = values(field)
-        return known
+def _known(service: Service, field: str) -> Collection[Token]:
+    values = getattr(service.guard.retriever, "metadata_values", None)
+    if values is None:
+        raise invalid("this index filters for equality alone: use `eq`, `in`, `and` and `or`")
+    known: Collection[Token] = values(field)
+    return known
 
 
 def results_of(context: Context) -> list[SearchResult]:
@@ -327,41 +308,22 @@ async def where_of(conditions: dict[str, Allowed]) -> Where:
     """
     n = sum([len(each) if isinstance(each, list) else 1 for each in conditions.values()])
     if len(conditions) > MOST_CONDITIONS or n > MOST_VALUES:
-        raise Problem(
-            ProblemKind.INVALID_REQUEST,
+        raise invalid(
             f"the filter has {len(conditions):,} conditions and {n:,} values, the limits are "
-            f"{MOST_CONDITIONS} and {MOST_VALUES:,}: filter by a group, not by its members",
+            f"{MOST_CONDITIONS} and {MOST_VALUES:,}: filter by a group, not by its members"
         )
     try:
         return Where(conditions) if n <= FEW_VALUES else await to_thread(Where, conditions)
     except ConfigurationError as error:
-        raise Problem(ProblemKind.INVALID_REQUEST, str(error)) from error
+        raise invalid(str(error)) from error
 
 
 async def _retrieved(
-    guard: ContextGuard,
-    scope: Scope,
-    query: str,
-    conditions: dict[str, Allowed] | None,
-    *,
-    segment: str | None = None,
-    session_id: str | None = None,
-    nth: int = 0,
+    service: Service, query: str, conditions: dict[str, Allowed] | None, **named: Any
 ) -> Context:
-    state = scope["state"]
-    request_id = state["request_id"] if nth == 0 else f"{state['request_id']}-{nth}"
     where = None if conditions is None else await where_of(conditions)
-    context = await guard.aretrieve(
-        query,
-        request_id=request_id,
-        segment=segment,
-        session_id=session_id,
-        where=where,
-    )
-    state["degraded"] = bool(context.decision.ranking.failures)
-    return context
+    return await service.guard.aretrieve(query, where=where, **named)
 
 
-def _degraded(context: Context) -> dict[str, str] | None:
-    failures: Sequence[Any] = context.decision.ranking.failures
-    return {"x-ctxguard-degraded": failures[0].kind.value} if failures else None
+def _failure_of(context: Context) -> StageFailure | None:
+    return next(iter(context.decision.ranking.failures), None)

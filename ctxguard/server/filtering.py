@@ -6,7 +6,6 @@ from typing import Annotated, Any, NotRequired
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 from pydantic import Field, with_config
 from starlette.types import Scope
 from typing_extensions import TypedDict
@@ -22,12 +21,12 @@ from ctxguard.core.types import (
     ScoreKind,
     ScoreKindName,
 )
-from ctxguard.guard import ContextGuard
 from ctxguard.server.limits import MOST_NAME_CHARS, MOST_NAMES
-from ctxguard.server.problems import HttpAnswer, Problem, ProblemKind
-from ctxguard.server.wire import STRICT, Body, answer, named
+from ctxguard.server.problems import invalid
+from ctxguard.server.service import Service
+from ctxguard.server.wire import STRICT, Body, bounded, named
 
-Name = Annotated[str, Field(max_length=MOST_NAME_CHARS), Meta(max_length=MOST_NAME_CHARS)]
+Name = Annotated[str, *bounded(max_length=MOST_NAME_CHARS)]
 """A session id, or a segment's name."""
 
 
@@ -41,7 +40,7 @@ class ScoredCandidate(TypedDict):
     ]
     rank: NotRequired[
         Annotated[
-            Annotated[int, Field(ge=1), Meta(ge=1)] | None,
+            Annotated[int, *bounded(ge=1)] | None,
             Field(description="The engine's own, which breaks ties."),
         ]
     ]
@@ -129,43 +128,23 @@ class FilterAnswer(TypedDict):
 REQUEST = Body(FilterRequest)
 
 
-class FilterEndpoint:
-    """Answers filter requests.
+async def decide(service: Service, given: FilterRequest, scope: Scope) -> tuple[Any, None]:
+    """Answer a filter request.
 
-    Args:
-        guard: Decides.
-        kind: The kind of scores where a request does not say.
-        max_candidates: The most candidates of a request.
+    Raises:
+        Problem: it cannot be answered.
     """
-
-    def __init__(self, guard: ContextGuard, kind: ScoreKind, max_candidates: int) -> None:
-        self._guard = guard
-        self._kind = kind
-        self._max_candidates = max_candidates
-
-    async def __call__(self, scope: Scope) -> HttpAnswer:
-        """Answer one request.
-
-        Raises:
-            Problem: it cannot be answered.
-        """
-        state = scope["state"]
-        given = REQUEST.read(state["body"])
-        if len(given["candidates"]) > self._max_candidates:
-            raise Problem(
-                ProblemKind.INVALID_REQUEST,
-                f"{len(given['candidates']):,} candidates, the limit is {self._max_candidates:,}: "
-                "send fewer, or start the service with a larger max-documents",
-            )
-        ranking = ranking_of(given, self._kind)
-        context = await self._guard.afilter(
-            given["query"],
-            ranking,
-            request_id=state["request_id"],
-            segment=given.get("segment"),
-            session_id=given.get("session_id"),
-        )
-        return answer(decision_of(context))
+    n = len(given["candidates"])
+    if n > service.settings.max_documents:
+        raise service.too_many(n, "candidates")
+    context = await service.guard.afilter(
+        given["query"],
+        ranking_of(given, service.kind),
+        request_id=scope["state"]["request_id"],
+        segment=given.get("segment"),
+        session_id=given.get("session_id"),
+    )
+    return decision_of(context), None
 
 
 def ranking_of(given: FilterRequest, kind: ScoreKind) -> Ranking:
@@ -187,9 +166,7 @@ def ranking_of(given: FilterRequest, kind: ScoreKind) -> Ranking:
     kinds = given.get("leg_kinds", {})
     missing = sorted(scores.keys() - kinds.keys())
     if missing:
-        raise Problem(
-            ProblemKind.INVALID_REQUEST, f"leg_kinds does not say what {missing[0]!r} means"
-        )
+        raise invalid(f"leg_kinds does not say what {missing[0]!r} means")
     return Ranking(
         ids,
         [one.get("score") for one in candidates],
@@ -219,10 +196,9 @@ class _Columns(Mapping[str, FloatArray]):
         for row in self._rows:
             names.update(row)
             if len(names) > MOST_NAMES:
-                raise Problem(
-                    ProblemKind.INVALID_REQUEST,
+                raise invalid(
                     f"the candidates have more than {MOST_NAMES} names of {field}: send those that "
-                    "the profile names",
+                    "the profile names"
                 )
         self._columns: dict[str, FloatArray | None] = dict.fromkeys(sorted(names))
 
@@ -258,34 +234,17 @@ def decision_of(context: Context) -> dict[str, object]:
 
 # A plain text is written five times as fast as the member of an enumeration.
 _NAMES = {reason: reason.value for reason in DropReason}
+# The same, as they are written: an object of msgspec is made and written many times faster.
+_WouldKeep = msgspec.defstruct("_WouldKeep", [*WouldKeep.__annotations__], gc=False)
+_Verdict = msgspec.defstruct("_Verdict", ["id", *CandidateVerdict.__annotations__], gc=False)
 
 
-class _WouldKeep(msgspec.Struct, gc=False):
-    """A `WouldKeep`, as it is written."""
-
-    setting: str
-    value: float
-
-
-class _VerdictAnswer(msgspec.Struct, gc=False):
-    """A `VerdictAnswer`, as it is written."""
-
-    id: str
-    rank: int | None
-    score: float | None
-    relative_score: float | None
-    probability: float | None
-    reason: str | None
-    kept_if: Sequence[_WouldKeep]
-    kept: bool
-
-
-def _would_keep(setting: str, values: Sequence[float]) -> list[_WouldKeep]:
+def _would_keep(setting: str, values: Sequence[float]) -> list[Any]:
     return [*map(_WouldKeep, repeat(setting), values)]
 
 
-def _verdicts(context: Context) -> list[_VerdictAnswer]:
+def _verdicts(context: Context) -> list[Any]:
     """The verdicts from their columns: a call for each of them would take most of the request."""
     *columns, reasons, kept_if = context.columns(_would_keep)
     names, kept = map(_NAMES.get, reasons), [reason is None for reason in reasons]
-    return [*map(_VerdictAnswer, *columns, names, kept_if, kept)]
+    return [*map(_Verdict, *columns, kept, names, kept_if)]

@@ -2,18 +2,19 @@
 
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from time import perf_counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ctxguard._support.error_text import describe_error
 from ctxguard.errors import CtxguardError, QueryError, StageError
-from ctxguard.server.access import Access
-from ctxguard.server.limits import ClientGoneError, RequestLimits
+from ctxguard.resilience.within import LateError, within
+from ctxguard.server.limits import ClientGoneError, rules_of
 from ctxguard.server.metrics import ENDPOINTS, Endpoint, HttpMetrics, Outcome, endpoint_of
 from ctxguard.server.problems import HttpAnswer, Problem, ProblemKind, problem_of
 from ctxguard.server.settings import ServiceSettings
+from ctxguard.server.wire import Operation
 
 _log = logging.getLogger(__name__)
 
@@ -21,8 +22,12 @@ _MOST_LABEL_CHARS = 128
 _BEAR_RETRY_AFTER = frozenset({Endpoint.FILTER, Endpoint.CONTEXT, Endpoint.VECTOR_STORE_SEARCH})
 """Clients of the rerank protocol retry as often as ten times when they are told when to."""
 
-_ENDS = {**dict.fromkeys(range(4), Outcome.OK), 4: Outcome.REJECTED, 5: Outcome.FAILED}
-"""By the first digit of a status."""
+_ENDS = {
+    (digit, is_degraded): outcome
+    for is_degraded, answered in ((False, Outcome.OK), (True, Outcome.DEGRADED))
+    for digit, outcome in enumerate([*[answered] * 4, Outcome.REJECTED, Outcome.FAILED])
+}
+"""By the first digit of a status, and whether a stage was left out."""
 
 _ONCE = frozenset({b"host", b"authorization"})
 """Of two values a proxy may have read the other one, and so have let another request pass."""
@@ -45,14 +50,14 @@ class Gate:
     def __init__(
         self,
         app: ASGIApp,
-        direct: Mapping[str, Callable[[Scope], Awaitable[HttpAnswer]]],
+        direct: Mapping[str, Operation],
         settings: ServiceSettings,
         metrics: HttpMetrics,
     ) -> None:
         self.app = app
         self._direct = direct
-        self._access = Access(settings.secrets)
-        self._limits = RequestLimits(settings)
+        self._rules = rules_of(settings)
+        self._receive_seconds = settings.receive_seconds
         self._note = metrics.note
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,9 +69,10 @@ class Gate:
         endpoint = ENDPOINTS.get(path) or endpoint_of(path)
         self._note((endpoint, None, 0.0))
         given = dict(scope["headers"])
-        request_id = request_id_for(given.get(b"x-request-id", b""))
-        state = scope.setdefault("state", {})
-        state["request_id"] = request_id
+        label, request_id = given.get(b"x-request-id"), os.urandom(8).hex()
+        if label:
+            request_id = _labelled(label, request_id)
+        state = scope["state"] = {**scope.get("state", {}), "request_id": request_id}
         named = (b"x-request-id", request_id.encode("ascii"))
         outcome, status = Outcome.CANCELLED, 0
 
@@ -80,67 +86,65 @@ class Gate:
         try:
             if len(given) < len(scope["headers"]):
                 _check_repeated(scope["headers"])
-            self._access.check(endpoint, given)
-            body = state["body"] = await self._limits.body(endpoint, given, receive)
-            budget = self._limits.enter(endpoint, body)
+            rule = self._rules[endpoint]
+            body = await within(self._receive_seconds, rule.enter(given, receive))
+            state["body"] = body
             try:
-                answers = self._direct.get(path)
-                if answers and scope["method"] == "POST" and not scope.get("root_path"):
-                    answer = await answers(scope)
+                operation = self._direct.get(path)
+                if operation and scope["method"] == "POST" and not scope.get("root_path"):
+                    answer = await operation.answered(scope)
                     status, headers = answer.status, [*answer.headers, named]
-                    head = {"type": "http.response.start", "status": status, "headers": headers}
-                    await send(head)
+                    await send(
+                        {"type": "http.response.start", "status": status, "headers": headers}
+                    )
                     await send({"type": "http.response.body", "body": answer.body})
                 else:
                     # Without it Starlette's router answers by itself what it does not know.
                     scope["app"] = self.app
-                    await self.app(scope, _Replay(body, receive).receive, send_named)
+                    await self.app(scope, _replaying(body, receive), send_named)
             finally:
-                budget.in_flight -= 1
-                budget.buffered -= len(body)
-            outcome = _outcome(status, state)
+                rule.budget.in_flight -= 1
+                rule.budget.buffered -= len(body)
+            outcome = _ENDS[status // 100, "degraded" in state]
         except ClientGoneError:
             pass
         except Exception as error:
-            outcome, refusal = _refusal(error, endpoint, request_id)
+            outcome, refusal = self._refusal(error, endpoint, request_id)
             if status == 0:
                 await refusal(scope, receive, send_named)
         finally:
             self._note((endpoint, outcome, perf_counter() - start))
 
-
-def _outcome(status: int, state: Mapping[str, object]) -> Outcome:
-    outcome = _ENDS[status // 100]
-    return Outcome.DEGRADED if outcome is Outcome.OK and state.get("degraded") else outcome
-
-
-def _refusal(error: Exception, endpoint: Endpoint, request_id: str) -> tuple[Outcome, HttpAnswer]:
-    """How a request ends that raised an error, and its answer."""
-    if isinstance(error, (Problem, StageError, QueryError)):
-        problem = problem_of(error)
-        is_shed = problem.kind is ProblemKind.OVERLOADED
-        outcome = Outcome.SHED if is_shed else _ENDS[problem.kind.status // 100]
-        retry_after = is_shed and endpoint in _BEAR_RETRY_AFTER
-        return outcome, problem.answer(request_id, retry_after=retry_after)
-    _log.error("request %s failed: %s", request_id, describe_error(error))
-    # Such as a damaged index: its text holds paths, and it is not the caller's fault.
-    kind = ProblemKind.UNAVAILABLE if isinstance(error, CtxguardError) else ProblemKind.INTERNAL
-    return Outcome.FAILED, Problem(kind, "the log of the service has the request id").answer(
-        request_id
-    )
+    def _refusal(
+        self, error: Exception, endpoint: Endpoint, request_id: str
+    ) -> tuple[Outcome, HttpAnswer]:
+        """How a request ends that raised an error, and its answer."""
+        if isinstance(error, LateError):
+            seconds = self._receive_seconds
+            error = Problem(ProblemKind.TOO_SLOW, f"the body was not whole after {seconds:g} s")
+        if isinstance(error, (Problem, StageError, QueryError)):
+            problem = problem_of(error)
+            is_shed = problem.kind is ProblemKind.OVERLOADED
+            outcome = Outcome.SHED if is_shed else _ENDS[problem.kind.status // 100, False]
+            retry_after = is_shed and endpoint in _BEAR_RETRY_AFTER
+            return outcome, problem.answer(request_id, retry_after=retry_after)
+        _log.error("request %s failed: %s", request_id, describe_error(error))
+        # Such as a damaged index: its text holds paths, and it is not the caller's fault.
+        kind = ProblemKind.UNAVAILABLE if isinstance(error, CtxguardError) else ProblemKind.INTERNAL
+        problem = Problem(kind, "the log of the service has the request id")
+        return Outcome.FAILED, problem.answer(request_id)
 
 
-class _Replay:
+def _replaying(body: bytes, receive: Receive) -> Receive:
     """Hands on a body that was read already, then what comes after it."""
+    unread = [body]
 
-    def __init__(self, body: bytes, receive: Receive) -> None:
-        self._unread = [body]
-        self._receive = receive
+    async def replay() -> Message:
+        if unread:
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
+        return await receive()
 
-    async def receive(self) -> Message:
-        if self._unread:
-            return {"type": "http.request", "body": self._unread.pop(), "more_body": False}
-        return await self._receive()
+    return replay
 
 
 def _check_repeated(headers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -150,13 +154,12 @@ def _check_repeated(headers: Iterable[tuple[bytes, bytes]]) -> None:
         raise Problem(ProblemKind.REPEATED_HEADER, f"{repeated} may be sent once only")
 
 
-def request_id_for(label: bytes) -> str:
+def _labelled(label: bytes, own: str) -> str:
     """A request id of the service's own, which begins with the caller's if that can be a label.
 
     Samples are drawn, judged and labelled by hashes of their request ids, so that a caller who
     chose the whole id could choose the samples, and the passages to judge.
     """
-    own = os.urandom(8).hex()
-    if 0 < len(label) <= _MOST_LABEL_CHARS and all(33 <= each <= 126 for each in label):
+    if len(label) <= _MOST_LABEL_CHARS and all(33 <= each <= 126 for each in label):
         return f"{label.decode('ascii')}.{own}"
     return own

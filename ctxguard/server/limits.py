@@ -1,18 +1,19 @@
-"""How much a request may be and hold: its body, its parts, and the requests beside it.
+"""Who is answered, and how much a request may be and hold.
 
 Nothing of a body is parsed before it has passed. It is read here, within its limits, and handed on
 whole. The limits that an operator may change are in ``ServiceSettings``; the others are here.
 """
 
+import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from starlette.types import Receive
 
-from ctxguard.resilience.within import LateError, within
 from ctxguard.server.metrics import Endpoint
 from ctxguard.server.problems import Problem, ProblemKind
-from ctxguard.server.settings import ServiceSettings
+from ctxguard.server.settings import ServiceSettings, is_loopback
 
 MOST_HEAD_BYTES = 64 * 2**10
 """Bytes of a request's head."""
@@ -41,18 +42,13 @@ _OPEN_IN_FLIGHT = 64
 _OPEN_BUFFERED_BYTES = 4 * 2**20
 """Limits of requests that need no token, beside the others."""
 
-_NEVER_SHED = frozenset({Endpoint.HEALTH, Endpoint.METRICS})
-_FORMS = frozenset({Endpoint.CONSOLE})
-"""Endpoints that take forms instead of JSON."""
-
-
 Head = Mapping[bytes, bytes]
 """The headers of a request by name."""
 
 
 @dataclass(slots=True)
-class BodyBudget:
-    """Counts the requests of one kind and their bytes, against their limits.
+class Budget:
+    """Counts requests and the bytes of their bodies, against their limits.
 
     Attributes:
         max_in_flight: The most requests at once.
@@ -71,110 +67,143 @@ class ClientGoneError(Exception):
     """The client closed the connection before its request was whole."""
 
 
-class RequestLimits:
-    """Reads bodies within their limits, and bounds the requests under way.
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What requests to an endpoint need, and how much they may be and hold.
 
-    Requests that need no token, those to the console, have a budget of their own.
+    Where no token is needed, requests to foreign names are refused: otherwise a page of another
+    site could reach the service by a name of its own.
 
-    Args:
-        settings: The limits.
+    Attributes:
+        token: The token that they need; None for none.
+        is_any_host: Whether they may name another host than this machine.
+        most_bytes: The longest body.
+        is_form: Whether the body may be a form instead of JSON.
+        budget: Counts those under way.
     """
 
-    def __init__(self, settings: ServiceSettings) -> None:
-        self._receive_seconds = settings.receive_seconds
-        most = settings.max_body_bytes
-        self._most_bytes = {
-            **dict.fromkeys(Endpoint, most),
-            **dict.fromkeys(_NEVER_SHED, 0),
-            **dict.fromkeys(_FORMS, min(most, MOST_FORM_BYTES)),
-            Endpoint.CONTEXT: min(most, MOST_QUERY_BODY_BYTES),
-            Endpoint.VECTOR_STORE_SEARCH: min(most, MOST_QUERY_BODY_BYTES),
-        }
-        common = BodyBudget(settings.max_in_flight, settings.max_buffered_bytes)
-        self._budgets = {
-            **dict.fromkeys(Endpoint, common),
-            **dict.fromkeys(_NEVER_SHED, BodyBudget(2**62, common.max_buffered_bytes)),
-            Endpoint.CONSOLE: BodyBudget(_OPEN_IN_FLIGHT, _OPEN_BUFFERED_BYTES),
-        }
+    token: bytes | None
+    is_any_host: bool
+    most_bytes: int
+    is_form: bool
+    budget: Budget
 
-    async def body(self, endpoint: Endpoint, head: Head, receive: Receive) -> bytes:
-        """The whole body of a request; empty without one.
+    def admit(self, head: Head) -> bool:
+        """Let a request with these headers pass; return whether a body comes with it.
 
         Raises:
-            Problem: it is of another type, too large or too late, or too much is being received.
-            ClientGoneError: it will never be whole.
+            Problem: it is refused.
         """
-        if b"transfer-encoding" not in head and head.get(b"content-length", b"0") in (b"", b"0"):
-            return b""
-        most, budget = self._most_bytes[endpoint], self._budgets[endpoint]
-        _check_body(head, endpoint, most)
-        try:
-            return await within(self._receive_seconds, _received(receive, most, budget))
-        except LateError:
+        if not self.is_any_host and not _is_own(head.get(b"host", b"")):
             raise Problem(
-                ProblemKind.TOO_SLOW,
-                f"the body was not whole after {self._receive_seconds:g} s",
-            ) from None
-
-    def enter(self, endpoint: Endpoint, body: bytes) -> BodyBudget:
-        """Count a request that is answered from now on, until it leaves its budget.
-
-        Raises:
-            Problem: too many are under way.
-        """
-        budget = self._budgets[endpoint]
-        if budget.in_flight >= budget.max_in_flight:
-            raise Problem(
-                ProblemKind.OVERLOADED,
-                f"{budget.in_flight:,} requests are under way, the most that may be",
+                ProblemKind.FOREIGN_HOST,
+                "without a token only requests to localhost, 127.0.0.1 or [::1] are answered",
             )
+        if self.token is not None:
+            _check_token(head.get(b"authorization", b""), self.token)
+        length = head.get(b"content-length", b"")
+        if length in (b"", b"0") and b"transfer-encoding" not in head:
+            return False
+        # What is no number is left to the count of the bytes themselves.
+        if self.most_bytes == 0 or (length.isdigit() and int(length) > self.most_bytes):
+            raise self._too_large()
+        media_type = head.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        # A page of another site may send a form or plain text without asking first, JSON never; a
+        # browser then sends an Origin, and a script that posts JSON as text sends none.
+        is_json = media_type == b"application/json" or media_type.endswith(b"+json")
+        is_json |= media_type in (b"", b"text/plain") and not head.get(b"origin")
+        if not is_json and not self.is_form:
+            raise Problem(ProblemKind.NOT_JSON, "send the header Content-Type: application/json")
+        return True
+
+    async def enter(self, head: Head, receive: Receive) -> bytes:
+        """Let a request pass, read its body, and count it until whoever answers it leaves.
+
+        Raises:
+            Problem: it is refused, or too much is under way.
+            ClientGoneError: its body will never be whole.
+        """
+        budget, more = self.budget, self.admit(head)
+        received = 0
+        chunks: list[bytes] = []
+        try:
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGoneError
+                chunk: bytes = message.get("body", b"")
+                received += len(chunk)
+                budget.buffered += len(chunk)
+                if received > self.most_bytes:
+                    raise self._too_large()
+                if budget.buffered > budget.max_buffered_bytes:
+                    raise Problem(ProblemKind.OVERLOADED, "too much is being received at once")
+                chunks.append(chunk)
+                more = message.get("more_body", False)
+            if budget.in_flight >= budget.max_in_flight:
+                raise Problem(
+                    ProblemKind.OVERLOADED,
+                    f"{budget.in_flight:,} requests are under way, the most that may be",
+                )
+        except BaseException:
+            budget.buffered -= received
+            raise
         budget.in_flight += 1
-        budget.buffered += len(body)
-        return budget
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _too_large(self) -> Problem:
+        if self.most_bytes == 0:
+            return Problem(ProblemKind.TOO_LARGE, "a request to this path has no body")
+        return Problem(
+            ProblemKind.TOO_LARGE,
+            f"a request to this path may have a body of {self.most_bytes:,} bytes; send fewer or "
+            "shorter documents, or a shorter filter",
+        )
 
 
-async def _received(receive: Receive, most: int, budget: BodyBudget) -> bytes:
-    """The whole body, of at most so many bytes."""
-    received = 0
-    chunks: list[bytes] = []
-    try:
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGoneError
-            chunk: bytes = message.get("body", b"")
-            received += len(chunk)
-            budget.buffered += len(chunk)
-            if received > most:
-                raise _too_large(most)
-            if budget.buffered > budget.max_buffered_bytes:
-                raise Problem(ProblemKind.OVERLOADED, "too much is being received at once")
-            chunks.append(chunk)
-            if not message.get("more_body", False):
-                return chunk if len(chunks) == 1 else b"".join(chunks)
-    finally:
-        budget.buffered -= received
+def rules_of(settings: ServiceSettings) -> dict[Endpoint, Rule]:
+    """The rule of each endpoint.
+
+    Requests that need no token, those to the console, have a budget of their own.
+    """
+    secrets, most = settings.secrets, settings.max_body_bytes
+    token = None if secrets.token is None else secrets.token.encode()
+    metrics = token if secrets.metrics_token is None else secrets.metrics_token.encode()
+    is_open, search = token is not None, min(most, MOST_QUERY_BODY_BYTES)
+    common = Budget(settings.max_in_flight, settings.max_buffered_bytes)
+    never_shed = Budget(2**62, settings.max_buffered_bytes)
+    console = Budget(_OPEN_IN_FLIGHT, _OPEN_BUFFERED_BYTES)
+    return {
+        **dict.fromkeys(Endpoint, Rule(token, is_open, most, False, common)),
+        Endpoint.CONTEXT: Rule(token, is_open, search, False, common),
+        Endpoint.VECTOR_STORE_SEARCH: Rule(token, is_open, search, False, common),
+        Endpoint.METRICS: Rule(metrics, is_open, 0, False, never_shed),
+        Endpoint.HEALTH: Rule(None, is_open, 0, False, never_shed),
+        # It has a sign-in of its own.
+        Endpoint.CONSOLE: Rule(
+            None, secrets.console_token is not None, min(most, MOST_FORM_BYTES), True, console
+        ),
+    }
 
 
-def _check_body(head: Head, endpoint: Endpoint, most: int) -> None:
-    # What is no number is left to the count of the bytes themselves.
-    length = head.get(b"content-length", b"")
-    if most == 0 or (length.isdigit() and int(length) > most):
-        raise _too_large(most)
-    media_type = head.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    # A page of another site may send a form or plain text without asking first, JSON never; a
-    # browser then sends an Origin, and a script that posts JSON as text sends none.
-    is_json = media_type == b"application/json" or media_type.endswith(b"+json")
-    is_json |= media_type in (b"", b"text/plain") and not head.get(b"origin")
-    if not is_json and endpoint not in _FORMS:
-        raise Problem(ProblemKind.NOT_JSON, "send the header Content-Type: application/json")
+def _check_token(authorization: bytes, token: bytes) -> None:
+    scheme, _, given = authorization.partition(b" ")
+    # Compared in any case, so that the time tells nothing of the token.
+    is_equal = hmac.compare_digest(given.strip(), token)
+    if not is_equal or scheme.lower() != b"bearer":
+        raise Problem(
+            ProblemKind.UNAUTHORIZED,
+            "send the service's token as Authorization: Bearer …",
+            headers={"www-authenticate": "Bearer"},
+        )
 
 
-def _too_large(most: int) -> Problem:
-    if most == 0:
-        return Problem(ProblemKind.TOO_LARGE, "a request to this path has no body")
-    return Problem(
-        ProblemKind.TOO_LARGE,
-        f"a request to this path may have a body of {most:,} bytes; send fewer or shorter "
-        "documents, or a shorter filter",
-    )
+@lru_cache(maxsize=64)
+def _is_own(host: bytes) -> bool:
+    """Whether a Host header, with or without a port, names this machine.
+
+    >>> _is_own(b"localhost:80"), _is_own(b"[::1]:80"), _is_own(b"a.example")
+    (True, True, False)
+    """
+    name = host[1:].partition(b"]")[0] if host[:1] == b"[" else host.partition(b":")[0].lower()
+    return is_loopback(name.decode("latin-1"))

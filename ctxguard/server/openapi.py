@@ -1,14 +1,13 @@
 """The OpenAPI document, from the operations and the types of their bodies."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
-from ctxguard.server.metrics import Endpoint
 from ctxguard.server.problems import MEDIA_TYPE, ProblemKind
+from ctxguard.server.wire import Operation
 
 _JSON = "application/json"
 _PROBLEM = "Problem"
@@ -43,36 +42,6 @@ class ProblemDocument(TypedDict, total=False):
     errors: list[FieldFault]
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One path with its method, who answers it, and how.
-
-    Attributes:
-        path: With parameters in braces.
-        endpoint: Answers it; a coroutine, or a function that is called on a thread.
-        what: The metric label of its requests.
-        summary: One line for people.
-        answers: The type of the answer; None for text.
-        asks: The type of the body; None without one.
-        problems: Its own problems, beside those of any operation.
-        without_token: Whether it needs no token.
-    """
-
-    path: str
-    endpoint: Callable[..., Any]
-    what: Endpoint
-    summary: str
-    answers: TypeAdapter[Any] | None
-    asks: TypeAdapter[Any] | None = None
-    problems: tuple[ProblemKind, ...] = ()
-    without_token: bool = False
-
-    @property
-    def method(self) -> str:
-        """``POST`` for those with a body."""
-        return "GET" if self.asks is None else "POST"
-
-
 def openapi(operations: Sequence[Operation], version: str, *, needs_token: bool) -> dict[str, Any]:
     """The OpenAPI 3.1 document of these operations.
 
@@ -83,9 +52,10 @@ def openapi(operations: Sequence[Operation], version: str, *, needs_token: bool)
     """
     adapters: dict[int, TypeAdapter[Any]] = {0: TypeAdapter(ProblemDocument)}
     for each in operations:
-        for adapter in (each.asks, each.answers):
-            if adapter is not None:
-                adapters[id(adapter)] = adapter
+        if each.asks is not None:
+            adapters[id(each.asks)] = each.asks.adapter
+        if each.answers is not None and id(each.answers) not in adapters:
+            adapters[id(each.answers)] = TypeAdapter(each.answers)
     schemas, definitions = TypeAdapter.json_schemas(
         [(key, "validation", adapter) for key, adapter in adapters.items()],
         ref_template="#/components/schemas/{model}",
@@ -134,7 +104,7 @@ def _described(
                     "description": " or ".join(
                         kind.title.lower() for kind in kinds if kind.status == status
                     ),
-                    "content": {MEDIA_TYPE: {"schema": schema_of[0]}},
+                    "content": {MEDIA_TYPE.decode(): {"schema": schema_of[0]}},
                 }
                 for status in sorted({kind.status for kind in kinds})
             },

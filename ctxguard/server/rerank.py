@@ -5,17 +5,17 @@ fails leaves the documents in their order: its outage neither fails a query nor 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
+from itertools import repeat
 from operator import or_
 from time import perf_counter, time
 from typing import Annotated, Any, Literal, NotRequired, cast
 
-from msgspec import Meta
-from pydantic import Field, TypeAdapter, create_model
+from pydantic import Field, create_model
 from starlette.types import Scope
 from typing_extensions import TypedDict
 
+from ctxguard import __version__
 from ctxguard.core.context import Context
 from ctxguard.core.copies import copies_of
 from ctxguard.core.decision import candidate_order
@@ -30,12 +30,13 @@ from ctxguard.core.types import (
     StageFailure,
     StageTiming,
 )
-from ctxguard.guard import ContextGuard
 from ctxguard.resilience import failure_of
-from ctxguard.retrieval.rerank_forms import FORMS, Protocol, RerankForm, form_of
-from ctxguard.server.problems import HttpAnswer, Problem, ProblemKind
+from ctxguard.retrieval.rerank_forms import FORMS, MARKS, Protocol, RerankForm
+from ctxguard.server.problems import Problem, ProblemKind, invalid
 from ctxguard.server.scoring import STAGE, BoundedScorer
-from ctxguard.server.wire import Body, answer
+from ctxguard.server.service import Service
+from ctxguard.server.settings import ServiceSettings
+from ctxguard.server.wire import Body, bounded
 
 ALIAS = "ctxguard:"
 DEFAULT_MODEL = "ctxguard"
@@ -69,7 +70,7 @@ _Documents = Annotated[
 ]
 
 
-_Count = Annotated[int, Field(ge=0), Meta(ge=0)]
+_Count = Annotated[int, *bounded(ge=0)]
 
 
 # No `oneOf` of the two required fields: generators of clients type no body that has alternatives.
@@ -101,10 +102,10 @@ class RerankRequest(TypedDict):
     truncation: NotRequired[Annotated[bool | None, Field(description="Of Voyage; not used.")]]
     return_documents: NotRequired[bool | None]
     return_text: NotRequired[bool | None]
-    max_tokens_per_doc: NotRequired[Annotated[int, Field(ge=1), Meta(ge=1)] | None]
+    max_tokens_per_doc: NotRequired[Annotated[int, *bounded(ge=1)] | None]
 
 
-_Few = Annotated[list[str], Field(min_length=1, max_length=1), Meta(min_length=1, max_length=1)]
+_Few = Annotated[list[str], *bounded(min_length=1, max_length=1)]
 
 
 class ScoreRequest(TypedDict):
@@ -163,199 +164,162 @@ _SPOKEN: tuple[tuple[tuple[Protocol, ...], Any], ...] = (
     (("cohere", "voyage", "tei"), RerankRequest),
     (("score",), ScoreRequest),
 )
-BODIES: dict[tuple[str, ...], tuple[Body[Any], TypeAdapter[Any]]] = {
+BODIES: dict[tuple[str, ...], tuple[Body, Any]] = {
     FORMS[names[0]].paths: (
         Body(asks),
-        TypeAdapter(reduce(or_, [answer_type(name, FORMS[name]) for name in names])),
+        reduce(or_, [answer_type(name, FORMS[name]) for name in names]),
     )
     for names, asks in _SPOKEN
 }
-"""The types of a request and of its answer, by the paths that take it."""
+"""The body of a request and the type of its answer, by the paths that take it."""
 _DOCUMENTS = frozenset([form.documents for form in FORMS.values()])
 
 
-@dataclass(frozen=True, slots=True)
-class Ranked:
-    """All documents in the order of the answer.
+Pairs = list[tuple[int, float]]
+"""Positions of documents with their scores, best first."""
 
-    Attributes:
-        positions: Positions of the documents, best first.
-        scores: Their scores, in that order; they never rise.
-        kept: How many are kept, copies of others not counted.
-        dropped: How many each reason dropped.
+
+@lru_cache(maxsize=4)
+def _places(most: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Ids and ranks of so many documents: of equal scores the first in the request is better."""
+    return tuple(map(str, range(most))), tuple(range(1, most + 1))
+
+
+async def rerank(
+    service: Service, scorer: BoundedScorer, given: Mapping[str, Any], scope: Scope
+) -> tuple[Any, StageFailure | None]:
+    """Answer a rerank request.
+
+    Raises:
+        Problem: it cannot be answered.
     """
+    form, query, texts = _asked_of(service, given)
+    asked = given.get("model")
+    if asked is not None and asked.startswith(ALIAS) and asked not in (OMIT, FULL):
+        raise Problem(
+            ProblemKind.UNKNOWN_ALIAS,
+            f"aliases are {OMIT} and {FULL}; any other model is the reranker's own",
+        )
+    ranking = await _scored(service, scorer, query, texts, given)
+    request_id = scope["state"]["request_id"]
+    context = await service.guard.afilter(query, ranking, request_id=request_id)
+    pairs, kept, dropped = ranked_of(context)
+    failure = next(iter(context.decision.ranking.failures), None)
+    most = None if form.most is None else given.get(form.most)
+    if most or asked == OMIT:
+        pairs = _fewer(pairs, kept, ranking.copies, most, asked)
+    if form.in_order:
+        pairs.sort()
+    score_name = form.score
+    results: list[dict[str, object]] = [{"index": at, score_name: score} for at, score in pairs]
+    if form.each:
+        results = [{**result, **form.each} for result in results]
+    if form.echo is not None and given.get(form.echo):
+        for result, (at, _) in zip(results, pairs, strict=True):
+            result[form.echoed] = {"text": texts[at]} if form.echoes_object else texts[at]
+    if form.results is None:
+        return results, failure
+    meta: GuardMeta = {
+        "request_id": context.request_id,
+        "policy": context.profile_id,
+        "mode": context.mode.value,
+        "kept": kept,
+        "dropped": dropped,
+        "flags": [*map(str, context.flags)],
+        "degraded": (
+            None if failure is None else {"stage": failure.stage, "kind": failure.kind.value}
+        ),
+    }
+    return {
+        **form.envelope,
+        "id": context.request_id,
+        "model": asked or service.settings.rerank_model or DEFAULT_MODEL,
+        form.results: results,
+        "meta": {"ctxguard": meta},
+        "usage": _USAGE,
+    }, failure
 
-    positions: Sequence[int]
-    scores: Sequence[float]
-    kept: int
-    dropped: dict[str, int]
 
+def _asked_of(service: Service, given: Mapping[str, Any]) -> tuple[RerankForm, str, list[str]]:
+    """The form, the query and the texts of a request.
 
-class RerankEndpoint:
-    """Answers rerank requests.
-
-    Args:
-        guard: Decides.
-        scorer: Scores.
-        kind: The kind of the scores.
-        model: The scorer's own model, which requests cannot change; None if they may name one.
-        max_documents: The most documents of a request.
-        request: The fields of a request.
+    Raises:
+        Problem: not one of the fields for documents is there, or something is too long.
     """
-
-    def __init__(
-        self,
-        guard: ContextGuard,
-        scorer: BoundedScorer,
-        kind: ScoreKind,
-        model: str | None,
-        *,
-        max_documents: int,
-        request: Body[Any],
-    ) -> None:
-        self._guard = guard
-        self._scorer = scorer
-        self._kind = kind
-        self._model = model
-        self._most_chars = guard.max_query_chars
-        self._max_documents = max_documents
-        self._request = request
-        self._ids = tuple(map(str, range(max_documents)))
-        # Of equal scores the first in the request is the better.
-        self._ranks = tuple(range(1, max_documents + 1))
-
-    async def __call__(self, scope: Scope) -> HttpAnswer:
-        """Answer one request.
-
-        Raises:
-            Problem: it cannot be answered.
-        """
-        state = scope["state"]
-        given = self._request.read(state["body"])
-        form = form_of(given)
-        query, texts = self._asked_of(given, form)
-        asked = given.get("model")
-        if asked is not None and asked.startswith(ALIAS) and asked not in (OMIT, FULL):
-            raise Problem(
-                ProblemKind.UNKNOWN_ALIAS,
-                f"aliases are {OMIT} and {FULL}; any other model is the reranker's own",
-            )
-        ranking = await self._scored(query, texts, given)
-        context = await self._guard.afilter(query, ranking, request_id=state["request_id"])
-        ranked = ranked_of(context)
-        failure = next(iter(context.decision.ranking.failures), None)
-        headers = None
-        if failure is not None:
-            state["degraded"] = True
-            headers = {"x-ctxguard-degraded": failure.kind.value}
-        most = None if form.most is None else given.get(form.most)
-        pairs = _shown(ranked, ranking.copies, most, asked)
-        if form.in_order:
-            pairs.sort()
-        score_name = form.score
-        results: list[dict[str, object]] = [{"index": at, score_name: score} for at, score in pairs]
-        if form.each:
-            results = [{**result, **form.each} for result in results]
-        if form.echo is not None and given.get(form.echo):
-            for result, (at, _) in zip(results, pairs, strict=True):
-                result[form.echoed] = {"text": texts[at]} if form.echoes_object else texts[at]
-        if form.results is None:
-            return answer(results, headers)
-        meta: GuardMeta = {
-            "request_id": context.request_id,
-            "policy": context.profile_id,
-            "mode": context.mode.value,
-            "kept": ranked.kept,
-            "dropped": ranked.dropped,
-            "flags": [*map(str, context.flags)],
-            "degraded": (
-                None if failure is None else {"stage": failure.stage, "kind": failure.kind.value}
-            ),
-        }
-        return answer(
-            {
-                **form.envelope,
-                "id": context.request_id,
-                "model": asked or self._model or DEFAULT_MODEL,
-                form.results: results,
-                "meta": {"ctxguard": meta},
-                "usage": _USAGE,
-            },
-            headers,
+    form = FORMS["cohere"]
+    for mark in MARKS:
+        if mark in given:
+            form = MARKS[mark]
+            break
+    if _DOCUMENTS & given.keys() != {form.documents}:
+        raise invalid("give the documents as `documents`, or as `texts`")
+    query, documents = given[form.query], given[form.documents]
+    if not isinstance(query, str):
+        (query,) = query
+    if isinstance(documents, str):
+        documents = [documents]
+    texts: list[str] = documents
+    if not set(map(type, documents)) <= {str}:
+        texts = [each if isinstance(each, str) else each["text"] for each in documents]
+    if len(texts) > service.settings.max_documents:
+        raise service.too_many(len(texts), "documents")
+    if len(query) > service.most_chars:
+        raise invalid(
+            f"the query has {len(query):,} characters, the limit is {service.most_chars:,}"
         )
+    return form, query, texts
 
-    def _asked_of(self, given: Mapping[str, Any], form: RerankForm) -> tuple[str, list[str]]:
-        """The query and the texts of a request.
 
-        Raises:
-            Problem: not one of the fields for documents is there, or something is too long.
-        """
-        if _DOCUMENTS & given.keys() != {form.documents}:
-            raise Problem(
-                ProblemKind.INVALID_REQUEST, "give the documents as `documents`, or as `texts`"
+async def _scored(
+    service: Service,
+    scorer: BoundedScorer,
+    query: str,
+    texts: list[str],
+    given: Mapping[str, Any],
+) -> Ranking:
+    """The documents with the reranker's scores, or with the reason why there are none."""
+    settings, n, model = service.settings, len(texts), given.get("model")
+    # A profile is of one model, whatever a request names.
+    if model and (
+        settings.rerank_model or model.startswith(ALIAS) or service.guard.profile is not None
+    ):
+        model = None
+    scores: list[float | None] = [None] * n
+    failures: tuple[StageFailure, ...] = ()
+    timings: tuple[StageTiming, ...] = ()
+    copies = copies_of(texts)
+    if texts:
+        began_at, began = time(), perf_counter()
+        distinct = [text for at, text in enumerate(texts) if at not in copies] if copies else texts
+        try:
+            found = await scorer.scores(
+                query, distinct, model or None, given.get("max_tokens_per_doc")
             )
-        query, documents = given[form.query], given[form.documents]
-        if not isinstance(query, str):
-            (query,) = query
-        if isinstance(documents, str):
-            documents = [documents]
-        texts: list[str] = documents
-        if not set(map(type, documents)) <= {str}:
-            texts = [each if isinstance(each, str) else each["text"] for each in documents]
-        if len(texts) > self._max_documents:
-            raise Problem(
-                ProblemKind.INVALID_REQUEST,
-                f"{len(texts):,} documents, the limit is {self._max_documents:,}: send fewer, or "
-                "start the service with a larger max-documents",
-            )
-        if len(query) > self._most_chars:
-            raise Problem(
-                ProblemKind.INVALID_REQUEST,
-                f"the query has {len(query):,} characters, the limit is {self._most_chars:,}",
-            )
-        return query, texts
-
-    async def _scored(self, query: str, texts: list[str], given: Mapping[str, Any]) -> Ranking:
-        """The documents with the reranker's scores, or with the reason why there are none."""
-        n, model = len(texts), given.get("model")
-        # A profile is of one model, whatever a request names.
-        if model and (self._model or model.startswith(ALIAS) or self._guard.profile is not None):
-            model = None
-        scores: list[float | None] = [None] * n
-        failures: tuple[StageFailure, ...] = ()
-        timings: tuple[StageTiming, ...] = ()
-        copies = copies_of(texts)
-        if texts:
-            began_at, began = time(), perf_counter()
-            distinct = (
-                [text for at, text in enumerate(texts) if at not in copies] if copies else texts
-            )
-            try:
-                found = await self._scorer.scores(
-                    query, distinct, model or None, given.get("max_tokens_per_doc")
-                )
-                scores = found.tolist()
-                if copies:
-                    firsts = (at for at in range(n) if at not in copies)
-                    score_of = dict(zip(firsts, scores, strict=True))
-                    scores = [score_of[copies.get(at, at)] for at in range(n)]
-            except Exception as error:
-                failures = (failure_of(STAGE, error),)
-            timings = (StageTiming(STAGE, began_at, perf_counter() - began),)
-        return Ranking(
-            self._ids[:n],
-            scores,
-            self._kind,
-            CheckedPassages((self._ids, texts)),
-            ranks=self._ranks[:n],
-            failures=failures,
-            timings=timings,
-            copies=copies,
-        )
+            scores = found.tolist()
+            if copies:
+                firsts = (at for at in range(n) if at not in copies)
+                score_of = dict(zip(firsts, scores, strict=True))
+                scores = [score_of[copies.get(at, at)] for at in range(n)]
+        except Exception as error:
+            failures = (failure_of(STAGE, error),)
+        timings = (StageTiming(STAGE, began_at, perf_counter() - began),)
+    ids, ranks = _places(settings.max_documents)
+    return Ranking(
+        ids[:n],
+        scores,
+        service.kind,
+        CheckedPassages((ids, texts)),
+        ranks=ranks[:n],
+        failures=failures,
+        timings=timings,
+        copies=copies,
+    )
 
 
-def ranked_of(context: Context) -> Ranked:
-    """Every document in the order of the answer, with its score.
+def ranked_of(context: Context) -> tuple[Pairs, int, dict[str, int]]:
+    """Every document in the order of the answer with its score, and how many are kept and dropped.
+
+    Copies of others are not counted as kept; drops are counted by their reason.
 
     Degraded: the documents' own order, with scores that fall from below 1 to above 0. Where
     nothing calibrated was decided: the reranker's order and scores, and nothing is dropped. A copy
@@ -364,7 +328,7 @@ def ranked_of(context: Context) -> Ranked:
     decision, ranking = context.decision, context.decision.ranking
     if ranking.failures:
         n = len(ranking)
-        return Ranked(range(n), [(n - at) / (n + 1) for at in range(n)], n, {})
+        return [(at, (n - at) / (n + 1)) for at in range(n)], n, {}
     if context.mode is not Mode.ENFORCE or ranking.kind is ScoreKind.RANK:
         return _plain(context)
     if not _PLAIN.isdisjoint(context.flags):
@@ -388,16 +352,12 @@ def ranked_of(context: Context) -> Ranked:
         shown = [score for ats, score in zip(equal.values(), shown, strict=True) for _ in ats]
         positions = [at for ats in equal.values() for at in ats]
         aside = [at for at in aside if ranking.copies.get(at, at) not in equal]
-    dropped = [*beyond, *aside]
-    return Ranked(
-        [*positions, *dropped],
-        [*shown, *[0.0] * len(dropped)],
-        len(kept),
-        {reason.value: count for reason, count in context.dropped_by_reason.items()},
-    )
+    pairs = [*zip(positions, shown, strict=True), *zip([*beyond, *aside], repeat(0.0))]
+    dropped = {reason.value: count for reason, count in context.dropped_by_reason.items()}
+    return pairs, len(kept), dropped
 
 
-def _plain(context: Context) -> Ranked:
+def _plain(context: Context) -> tuple[Pairs, int, dict[str, int]]:
     """The reranker's own order and scores; documents without a valid one last, with the least."""
     decision, ranking = context.decision, context.decision.ranking
     order, set_aside = decision.order, decision.set_aside
@@ -409,19 +369,44 @@ def _plain(context: Context) -> Ranked:
     if set_aside:
         scores += [min(scores, default=0.0)] * len(set_aside)
         order = [*order, *[at for at, _ in set_aside]]
-    return Ranked(order, scores, len(order), {})
+    return list(zip(order, scores, strict=True)), len(order), {}
 
 
-def _shown(
-    ranked: Ranked, copies: Mapping[int, int], top_n: int | None, asked: str | None
-) -> list[tuple[int, float]]:
-    """The position and score of each result, best first; copies where there is room for them."""
-    pairs = list(zip(ranked.positions, ranked.scores, strict=True))
+def _fewer(
+    pairs: Pairs, kept: int, copies: Mapping[int, int], top_n: int | None, asked: str | None
+) -> Pairs:
+    """The results that are asked for, best first; copies where there is room for them."""
     n = len(pairs)
     omits = asked == OMIT or (top_n and top_n < n and asked != FULL)
-    most = min(ranked.kept if omits else n, top_n or n)
+    most = min(kept if omits else n, top_n or n)
     room = most - n + len(copies)
     if room < len(copies):
         extra = set(sorted(copies)[: max(room, 0)])
         pairs = [pair for pair in pairs if pair[0] not in copies or pair[0] in extra]
     return pairs[:most]
+
+
+def clients_documents(settings: ServiceSettings) -> dict[str, tuple[str, object]]:
+    """A summary and the answer of each path at which clients ask before they rerank."""
+    name = settings.rerank_model or settings.reranker or DEFAULT_MODEL
+    models = [
+        {"id": each, "object": "model", "created": 0, "owned_by": DEFAULT_MODEL}
+        for each in (name, OMIT, FULL)
+    ]
+    info = {
+        "model_id": name,
+        "model_sha": None,
+        "model_dtype": "float32",
+        "model_type": {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}},
+        "max_concurrent_requests": settings.max_in_flight,
+        "max_client_batch_size": settings.max_documents,
+        "auto_truncate": True,
+        "version": __version__,
+    }
+    return {
+        "/v1/models": (
+            "Names that a request may give as its model",
+            {"object": "list", "data": models},
+        ),
+        "/info": ("The reranker and its limits, as TEI tells them", info),
+    }

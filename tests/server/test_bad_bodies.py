@@ -77,7 +77,7 @@ def test_a_body_that_cannot_be_answered_is_a_problem_document(
     client = serve(retriever=INDEX.retriever if searches else None)
     response = client.post(path, json=body)
     assert response.status_code == status
-    assert response.headers["content-type"] == MEDIA_TYPE
+    assert response.headers["content-type"] == MEDIA_TYPE.decode()
     problem = response.json()
     assert problem["type"].endswith(f":{slug}")
     assert problem["status"] == status

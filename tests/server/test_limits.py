@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from http_service import NamedScores, Serve, counted
 from prometheus_client import CollectorRegistry
-from starlette.types import Scope
 
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.store import SampleStore
 from ctxguard.request.telemetry import CountedLater
-from ctxguard.server import limits, rerank
+from ctxguard.server import limits, rerank, wire
 from ctxguard.server.metrics import http_metrics
 from ctxguard.server.problems import HttpAnswer
 from ctxguard.server.settings import Secrets, ServiceSettings
@@ -298,12 +297,12 @@ def test_a_count_that_fails_costs_no_answer(serve: Serve, registry: CollectorReg
 
 
 def test_a_failed_request_is_failed_though_it_went_on_without_a_stage(
-    serve: Serve, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+    serve: Serve,
+    scorer: NamedScores,
+    registry: CollectorRegistry,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def fail(_self: object, scope: Scope) -> HttpAnswer:
-        scope["state"]["degraded"] = True
-        return HttpAnswer(b"", status=500)
-
-    monkeypatch.setattr(rerank.RerankEndpoint, "__call__", fail)
-    assert serve().post("/rerank", json=BODY).status_code == 500
+    monkeypatch.setattr(wire, "answer", lambda *_: HttpAnswer(b"", [], 500))
+    with scorer.fault.injected(lambda work: None):
+        assert serve().post("/rerank", json=BODY).status_code == 500
     assert counted(registry, "ctxguard_http_requests_total", outcome="failed") == 1

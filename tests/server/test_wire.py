@@ -5,11 +5,9 @@ import json
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from ctxguard.server import filtering
 from ctxguard.server.limits import MOST_NAME_CHARS, MOST_NAMES
-from ctxguard.server.problems import Problem, ProblemKind
 from ctxguard.server.rerank import BODIES
 from ctxguard.server.wire import Body
 
@@ -67,12 +65,8 @@ def test_so_are_bodies_of_odd_json(form: str, body: str) -> None:
 def is_read_alike(body: Body, text: str) -> None:
     content = text.encode(errors="replace")
     try:
-        expected = body.adapter.validate_json(content)
-    except ValidationError:
-        with pytest.raises(Problem) as raised:
-            body.read(content)
-        assert raised.value.kind in (ProblemKind.INVALID_JSON, ProblemKind.INVALID_REQUEST)
-    else:
-        # As text, so that 1 is not 1.0 and NaN is NaN.
-        read, known = (json.dumps(each, sort_keys=True) for each in (body.read(content), expected))
-        assert read == known
+        read = body.decode(content)
+    except (ValueError, RecursionError):
+        return  # the other one is asked then
+    # As text, so that 1 is not 1.0 and NaN is NaN.
+    assert json.dumps(read, sort_keys=True) == json.dumps(body.parse(content), sort_keys=True)

@@ -1,0 +1,211 @@
+"""The guard, scorer and store that the settings name, from the start of the service to its end."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from time import time
+from typing import Any
+
+from ctxguard.core.assembly import DEFAULT_ASSEMBLY, Assembly
+from ctxguard.core.types import DEFAULT_DEPTH
+from ctxguard.guard import ContextGuard, Tracing
+from ctxguard.guard.reload import IndexWatcher, ProfileWatcher
+from ctxguard.profile.schema import Profile
+from ctxguard.request.telemetry import Telemetry
+from ctxguard.resilience import Deadlines
+from ctxguard.server.problems import Problem, invalid
+from ctxguard.server.reranker_check import RerankerCheck, log_differences
+from ctxguard.server.scoring import BoundedScorer, LocalScorer, Scorer
+from ctxguard.server.settings import ServiceSettings
+
+_NO_DROPS = Assembly(drop_duplicates=False, max_passage_chars=2**62)
+"""A rerank answer holds what the decision says, and assembly adds no drops of its own."""
+
+
+class Service:
+    """The guard, scorer and store that the settings name.
+
+    Args:
+        settings: Names all that is served.
+        scorer: Scores documents, in place of the settings' reranker.
+        retriever: Is searched, in place of the settings' index.
+        telemetry: Where the guard counts.
+        tracing: Begins a span for each request, in place of OpenTelemetry's.
+
+    Attributes:
+        guard: Decides.
+        scorer: Scores documents; None without a reranker.
+        samples: Writes sampled requests; None without a store.
+        opened: When, in seconds since the epoch.
+        kind: The kind of the scores.
+        most_chars: The longest query.
+
+    Raises:
+        CtxguardError: something cannot be opened.
+    """
+
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        scorer: Scorer | None,
+        retriever: Any,
+        telemetry: Telemetry,
+        tracing: Tracing | None,
+    ) -> None:
+        self.settings, self.opened, self.kind = settings, int(time()), settings.kind
+        self._telemetry = telemetry
+        profile = None if settings.profile is None else Profile.load(settings.profile)
+        self._scorer = _scorer(settings) if scorer is None else scorer
+        self._retriever = _retriever(settings) if retriever is None else retriever
+        self.samples = _samples(settings)
+        self._assessor = settings.assessor_stage()
+        self.guard = ContextGuard(
+            self._retriever,
+            profile=profile,
+            mode=settings.mode,
+            enforce_share=settings.enforce_share,
+            k=settings.k,
+            depth=DEFAULT_DEPTH if profile is None else profile.provenance.depth,
+            score_kind=settings.kind,
+            fingerprint=self._fingerprint(),
+            assembly=replace(
+                _NO_DROPS if self._retriever is None else DEFAULT_ASSEMBLY,
+                flag_conflicts=settings.flag_conflicts,
+            ),
+            sampler=None if self.samples is None else self.samples.sampler,
+            telemetry=telemetry,
+            # An index in a folder has deadlines of its own, by which it answers in part.
+            deadline_seconds=None if settings.engine is None else settings.deadline_seconds,
+            tracing=_tracing(settings) if tracing is None else tracing,
+            assessor=self._assessor,
+        )
+        self.most_chars = self.guard.max_query_chars
+        self.scorer = (
+            None
+            if self._scorer is None
+            else BoundedScorer(
+                self._scorer,
+                # The settings' own scorers keep the deadline themselves.
+                None if scorer is None else settings.deadline_seconds,
+                settings.max_scoring,
+                telemetry,
+            )
+        )
+        self._check = (
+            None
+            if self._scorer is None
+            else RerankerCheck(
+                self.guard, self._scorer, self._fingerprint() or {}, settings.probe_seconds
+            )
+        )
+
+    def too_many(self, n: int, what: str) -> Problem:
+        """The problem of a request with more documents or candidates than there may be."""
+        return invalid(
+            f"{n:,} {what}, the limit is {self.settings.max_documents:,}: send fewer, or start the "
+            "service with a larger max-documents"
+        )
+
+    def _fingerprint(self) -> Mapping[str, str] | None:
+        """Identifies the system whose candidates are decided on; None for the index's own."""
+        if self._scorer is not None:
+            return {
+                "reranker": self._scorer.fingerprint,
+                "score_kind": self.settings.kind.value,
+            }
+        return self.settings.fingerprint if self._retriever is None else None
+
+    @asynccontextmanager
+    async def running(self, _: object) -> AsyncIterator[None]:
+        """Watch the files while requests are served; then close, and store the last samples."""
+        async with AsyncExitStack() as stack:
+            if self._scorer is not None:
+                stack.push_async_callback(self._scorer.aclose)
+            if self.settings.engine is not None:
+                stack.callback(self._retriever.close)
+            if self._assessor is not None:
+                stack.callback(self._assessor.close)
+            if self.samples is not None:
+                stack.callback(self.samples.stop)
+            if self.settings.profile is not None:
+                watcher = ProfileWatcher(
+                    self.guard, self.settings.profile, telemetry=self._telemetry
+                )
+                stack.enter_context(watcher)
+            if self._check is not None:
+                await self._check.ask()
+                stack.push_async_callback(_cancelled, asyncio.create_task(self._check.run()))
+            log_differences(self.guard)
+            if getattr(self._retriever, "folder", None) is not None:
+                stack.enter_context(IndexWatcher(self._retriever, telemetry=self._telemetry))
+            yield
+
+
+def _tracing(settings: ServiceSettings) -> Tracing | None:
+    if not settings.opentelemetry:
+        return None
+    from ctxguard.integrations.opentelemetry import OpenTelemetryTracing
+
+    return OpenTelemetryTracing(settings.index_name if settings.searches else None)
+
+
+def _scorer(settings: ServiceSettings) -> Scorer | None:
+    if settings.rerank_upstream is not None:
+        from ctxguard.retrieval.rerank_client import RerankClient
+
+        return RerankClient(
+            settings.rerank_upstream,
+            protocol=settings.rerank_protocol,
+            key=settings.secrets.upstream_key,
+            model=settings.rerank_model,
+            timeout_seconds=settings.deadline_seconds,
+        )
+    if settings.reranker is None or settings.searches:
+        return None
+    from ctxguard.retrieval.models.reranker import CrossEncoderReranker
+
+    local = LocalScorer(
+        CrossEncoderReranker(settings.reranker), settings.deadline_seconds, settings.max_scoring
+    )
+    local.warm_up()
+    return local
+
+
+def _retriever(settings: ServiceSettings) -> Any:
+    from ctxguard.retrieval.signals.ranker import Ranker
+
+    ranker = None if settings.ranker is None else Ranker.load(settings.ranker)
+    if settings.engine is not None:
+        from ctxguard.integrations.engines.retriever import EngineRetriever
+
+        engine = EngineRetriever.open(settings.engine, ranker=ranker)
+        engine.warm_up()
+        return engine
+    if settings.index is None:
+        return None
+    from ctxguard.retrieval import HybridRetriever
+    from ctxguard.retrieval.models.reranker import CrossEncoderReranker
+
+    retriever = HybridRetriever.load(
+        settings.index,
+        reranker=None if settings.reranker is None else CrossEncoderReranker(settings.reranker),
+        ranker=ranker,
+        deadlines=Deadlines(total_seconds=settings.deadline_seconds),
+    )
+    retriever.warm_up()
+    return retriever
+
+
+def _samples(settings: ServiceSettings) -> Any:
+    if settings.store is None:
+        return None
+    from ctxguard.monitor.sampling.writer import sample_to
+
+    return sample_to(settings.store, rate=settings.sample_rate)
+
+
+async def _cancelled(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
