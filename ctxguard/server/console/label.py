@@ -1,7 +1,5 @@
 """The page Label: grade the passages of one query, pick requests, see what labels are worth."""
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +15,7 @@ from ctxguard.monitor.labels.guide import EXAMPLE_QUERY, NEGATIVES, example, mea
 from ctxguard.monitor.labels.human import ALWAYS, IF_NONE_ABOVE, human_verdicts
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples, unfinished
 from ctxguard.monitor.service import let_people_grade
-from ctxguard.monitor.store import LabelRow, SampleStore
+from ctxguard.monitor.store import LabelRow
 from ctxguard.server.console.pages import Form, Pages, RefusedPage, base, go_to, whole_number
 from ctxguard.server.console.queue import LabelQueue, Place, Task
 
@@ -51,24 +49,14 @@ class Label:
     """Answers the requests for these pages.
 
     Args:
-        pages: Renders templates.
-        store: Holds samples and labels.
+        pages: Renders templates from the store.
         max_grade: The highest grade of the scale where the store's labels name none.
-        clock: Seconds since the epoch.
     """
 
-    def __init__(
-        self,
-        pages: Pages,
-        store: SampleStore,
-        max_grade: int,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._pages = pages
-        self._store = store
-        self._queue = LabelQueue(store)
+    def __init__(self, pages: Pages, max_grade: int) -> None:
+        self._pages, self._store, self._clock = pages, pages.store, pages.clock
+        self._queue = LabelQueue(pages.store)
         self._max_grade = max_grade
-        self._clock = clock
 
     @property
     def _top_grade(self) -> int:

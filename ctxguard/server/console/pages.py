@@ -24,6 +24,8 @@ from ctxguard.monitor.explanation import (
     time_in_words,
     verdict_in_words,
 )
+from ctxguard.monitor.store import SampleStore
+from ctxguard.profile.schema import Profile
 from ctxguard.server.console.sessions import Sessions, is_same_site
 from ctxguard.server.limits import MOST_FORM_BYTES
 
@@ -70,10 +72,19 @@ class Pages:
 
     Args:
         sessions: Who may see pages.
+        store: Holds samples, judgments and labels.
+        profile: Gives each drop its reason, and decides on requests in shadow; None for neither.
+        clock: Seconds since the epoch.
     """
 
-    def __init__(self, sessions: Sessions) -> None:
-        self.sessions = sessions
+    def __init__(
+        self,
+        sessions: Sessions,
+        store: SampleStore,
+        profile: Profile | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.sessions, self.store, self.profile, self.clock = sessions, store, profile, clock
         self._environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(FOLDER / "templates"),
             autoescape=True,
@@ -152,6 +163,31 @@ class Pages:
     ) -> Response:
         """The form that asks for the token."""
         return self.page(request, "sign_in.html", status=401, next_page=next_page, problem=problem)
+
+    def sign_in(self, request: Request, form: Form) -> Response:
+        """Begin a session, and go on to the page that was asked for, if it is one of ours."""
+        home, wanted = f"{base(request)}/", form.get("next", "")
+        is_own = wanted.startswith(home) and not wanted.startswith("//") and "\\" not in wanted
+        if not self.sessions.may_try(request):
+            raise RefusedPage(429, "Too many attempts", "Wait a minute, then sign in again.")
+        answer = go_to(wanted if is_own else home)
+        if self.sessions.begin(form.get("token", ""), request, answer):
+            return answer
+        return self.sign_in_form(
+            request, next_page=wanted if is_own else "", problem="That is not the token."
+        )
+
+    def sign_out(self, request: Request, _form: Form) -> Response:
+        """End the session everywhere."""
+        answer = go_to(f"{base(request)}/")
+        self.sessions.end(request, answer)
+        return answer
+
+    def absent(self, _request: Request, _form: Form) -> Response:
+        """Refuse the address of no page."""
+        raise RefusedPage(
+            404, "No such page", "The console has three: Decisions, Wrong drops and Label."
+        )
 
     def _message(self, request: Request, status: int, title: str, text: str) -> Response:
         return self.page(request, "message.html", status=status, title=title, text=text)
