@@ -31,7 +31,7 @@ def read_candidates(path: Path | str) -> dict[str, tuple[Passage, ...]]:
     """
     path = Path(path)
     candidates: dict[str, tuple[Passage, ...]] = {}
-    first_line: dict[str, int] = {}
+    first_line: dict[str, int | None] = {}
     for record in read_records(path, Counter()):
         query = record.text("query", "text")
         if query in first_line:

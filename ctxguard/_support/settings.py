@@ -5,7 +5,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -24,6 +24,7 @@ def setting(
     env: str | None = None,
     key: bool = False,
     argument: bool = False,
+    writes: bool = False,
     value: Any = ...,
     factory: Callable[[], Any] | None = None,
     **constraints: Any,
@@ -38,6 +39,7 @@ def setting(
         env: Environment variable that gives it.
         key: Whether it stands in a settings file only, and is no option.
         argument: Whether it is a positional argument.
+        writes: Whether it names files to write, which is tried before the work.
         value: Its default; none unless given, so that it is required.
         factory: Makes its default.
         **constraints: Range (``ge``, ``gt``, ``le``, ``lt``) and ``repr``, as pydantic takes them.
@@ -49,6 +51,7 @@ def setting(
         "env": env,
         "key": key,
         "argument": argument,
+        "writes": writes,
     }
     if factory is not None:
         constraints["default_factory"] = factory
@@ -110,6 +113,38 @@ def flags_of(name: str, field: FieldInfo) -> tuple[str, ...]:
 def key_of(name: str, field: FieldInfo) -> str:
     """Return the name of a field in a settings file: that of its option, without dashes."""
     return max(flags_of(name, field), key=len).lstrip("-")
+
+
+def bounds_of(field: FieldInfo) -> dict[str, Any]:
+    """Return the range of a field, or of its items: ``ge``, ``gt``, ``le`` and ``lt``."""
+    item = next(iter(get_args(field.annotation)), None)
+    metadata = getattr(item, "__metadata__", None)
+    return {
+        kind: getattr(each, kind)
+        for each in (metadata[0].metadata if metadata else field.metadata)
+        for kind in ("ge", "gt", "le", "lt")
+        if hasattr(each, kind)
+    }
+
+
+def help_of(field: FieldInfo) -> str:
+    """Return the help of a field, with its default and its range in words.
+
+    >>> help_of(setting("Seed.", ge=0, value=5)), help_of(setting("Share.", ge=0, le=1))
+    ('Seed.  [default: 5; at least 0]', 'Share.  [0 to 1; required]')
+    """
+    extra, bounds = about(field), bounds_of(field)
+    default = None if field.is_required() else field.get_default(call_default_factory=True)
+    shown = extra["default"] or getattr(default, "value", default)
+    parts = [f"env var: {extra['env']}"] if extra["env"] else []
+    parts += [f"default: {shown}"] if shown and shown is not True else []
+    if {"ge", "le"} <= bounds.keys():
+        parts.append(f"{bounds['ge']:g} to {bounds['le']:g}")
+    else:
+        words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+        parts += [f"{words[kind]} {bound:g}" for kind, bound in bounds.items()]
+    parts += ["required"] * (field.is_required() and not extra["argument"])
+    return f"{field.description}  [{'; '.join(parts)}]" if parts else str(field.description)
 
 
 def _in_words(error: ValidationError, model: type[BaseModel]) -> CtxguardError:

@@ -1,21 +1,103 @@
 """The command line: the application and its commands.
 
 Exit codes: 0 for success; 1 for a finding, such as a promise that cannot be certified; 2 for wrong
-usage or bad input. Nothing of a command is imported before it is used.
+usage or bad input. Nothing of a command is imported before it, or its own help, is asked for.
 """
 
 import sys
-from typing import Annotated
+from collections.abc import Collection
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 import ctxguard
 from ctxguard._support.foreign_distribution import foreign_distribution
-from ctxguard.cli._groups import Group, add_command, add_group
+
+_COMMANDS = {
+    "demo": "Index, calibrate, guard and monitor on real text, in a minute or two.",
+    "doctor": "Say for each part of a deployment whether it works, and how to mend it.",
+    "index": "Index a corpus for lexical and dense search.",
+    "calibrate": "Choose and certify a policy for each route, and measure it on held-out queries.",
+    "evaluate": "Measure a profile, or the first k passages, on labelled queries.",
+    "query": "Show what the guard keeps and drops for one query, and why.",
+    "compare": "Compare ways to rank and to cut on the same labelled queries, with paired "
+    "intervals.",
+    "answers": "Ask a reader each labelled question twice: with today's context and with the "
+    "guard's.",
+    "serve": "Serve the rerank protocol with calibrated decisions, or decisions alone, over HTTP.",
+    "mcp": "Serve an index to agents over the Model Context Protocol, with the tools search and "
+    "fetch.",
+    "monitor": "Judge sampled requests, and serve live estimates to Prometheus.",
+    "explain": "Show what was served and dropped for one sampled request, and how it was judged.",
+    "recalibrate": "Calibrate on judged traffic, and compare with the profile in force.",
+    "rollback": "List the profiles that a file held before, or return to one of them.",
+    "metrics": "Print the recording and alerting rules for Prometheus, or the dashboard for "
+    "Grafana.",
+    "label export": "Write a file of passages for people to grade, of judged requests picked at "
+    "random.",
+    "label import": "Import the labels of one annotator.",
+    "label feedback": "Import users' reactions. They are counted by kind, and enter no estimate.",
+    "golden freeze": "Merge the labels of all sources into one per passage, and freeze them under "
+    "a digest.",
+    "golden check": "Show what a frozen set holds, and verify that it is unchanged; exit code 1 "
+    "if it is not.",
+    "golden coverage": "Measure how much of what is retrieved has a label: an unlabelled passage "
+    "may be relevant.",
+    "golden hard-negatives": "Write passages that are ranked high but labelled not relevant, as "
+    "training triplets.",
+    "fit ranker": "Fit the ranker that orders an index's candidates to labelled queries.",
+    "fit utilities": "Fit the utilities of passages for one reader, from answers marked right or "
+    "wrong.",
+}
+"""The first sentence of each command's help. ``golden hard-negatives`` is the class `HardNegatives`
+of the module ``golden``; ``demo`` the class `Demo` of the module ``demo``."""
+
+_FIELDS: dict[str, dict[str, Collection[str]]] = {
+    "calibrate": {"keys": ["serving_k"]},
+    "evaluate": {"options": ["gain"], "keys": ["route", "write_run"]},
+    "query": {"keys": ["retriever", "route"], "without": ["run", "preset", "utility", "gain"]},
+    "answers": {"keys": ["engine", "retriever"], "without": ["run", "preset", "utility", "gain"]},
+    "serve": {"options": ["rerank_upstream", "rerank_protocol", "rerank_model"]},
+    "mcp": {"keys": ["k"]},
+    "golden coverage": {"keys": ["route", "profile"]},
+    "fit ranker": {"without": ["reranker", "ranker"]},
+}
+"""The fields that are other than elsewhere; see `ctxguard.cli._settings.command_of`."""
+
+_GROUPS = {
+    "label": "Export samples for people to label; import their labels, and users' feedback.",
+    "golden": "Labels with provenance, frozen by digest; their coverage and hard negatives.",
+    "fit": "Fit a ranker, or the utilities of a reader, to labels.",
+}
+COMMANDS = {name.split()[-1] for name in _COMMANDS}
+"""The name of every command, which is that of its table in a settings file too."""
+
+
+class _Group(TyperGroup):
+    """A group whose help shows the whole summary of each command, not its first words."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, imported; None if there is none of this name."""
+        command = super().get_command(ctx, cmd_name)
+        return command.load() if isinstance(command, _Later) else command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - overridden
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, each.help) for name, each in self.commands.items()])
+
+
+class _Later(TyperCommand):
+    """The place of a command that is not imported yet."""
+
+    load: Any
+
 
 app = typer.Typer(
     name="ctxguard",
-    cls=Group,
+    cls=_Group,
     help="Clean, calibrated and certified context between a retriever and a language model.",
     epilog="Exit codes: 0 for success, 1 for a finding, 2 for wrong usage or bad input.",
     no_args_is_help=True,
@@ -44,130 +126,30 @@ def _application(
     pass
 
 
-add_command(app, "demo", "Index, calibrate, guard and monitor on real text, in a minute or two.")
-add_command(
-    app, "doctor", "Say for each part of a deployment whether it works, and how to mend it."
-)
-add_command(app, "index", "Index a corpus for lexical and dense search.")
-add_command(
-    app,
-    "calibrate",
-    "Choose and certify a policy for each route, and measure it on held-out queries.",
-    keys=["serving_k"],
-)
-add_command(
-    app,
-    "evaluate",
-    "Measure a profile, or the first k passages, on labelled queries.",
-    options=["gain"],
-    keys=["route", "write_run"],
-)
-add_command(
-    app,
-    "query",
-    "Show what the guard keeps and drops for one query, and why.",
-    keys=["retriever", "route"],
-    without=["run", "preset", "utility", "gain"],
-)
-add_command(
-    app,
-    "compare",
-    "Compare ways to rank and to cut on the same labelled queries, with paired intervals.",
-)
-add_command(
-    app,
-    "answers",
-    "Ask a reader each labelled question twice: with today's context and with the guard's.",
-    keys=["engine", "retriever"],
-    without=["run", "preset", "utility", "gain"],
-)
-add_command(
-    app,
-    "serve",
-    "Serve the rerank protocol with calibrated decisions, or decisions alone, over HTTP.",
-    options=["rerank_upstream", "rerank_protocol", "rerank_model"],
-)
-add_command(
-    app,
-    "mcp",
-    "Serve an index to agents over the Model Context Protocol, with the tools search and fetch.",
-    keys=["k"],
-)
-add_command(app, "monitor", "Judge sampled requests, and serve live estimates to Prometheus.")
-add_command(
-    app,
-    "explain",
-    "Show what was served and dropped for one sampled request, and how it was judged.",
-)
-add_command(
-    app, "recalibrate", "Calibrate on judged traffic, and compare with the profile in force."
-)
-add_command(app, "rollback", "List the profiles that a file held before, or return to one of them.")
-add_command(
-    app,
-    "metrics",
-    "Print the recording and alerting rules for Prometheus, or the dashboard for Grafana.",
-)
+def _add(group: typer.Typer, words: str) -> None:
+    """Add a command, which is imported when it is used or its own help is asked for."""
+    module, _, own = words.partition(" ")
+    name = own or module
 
-_label = add_group(
-    app, "label", "Export samples for people to label; import their labels, and users' feedback."
-)
-add_command(
-    _label,
-    "export",
-    "Write a file of passages for people to grade, of judged requests picked at random.",
-    place="label:export",
-)
-add_command(_label, "import", "Import the labels of one annotator.", place="label:import_")
-add_command(
-    _label,
-    "feedback",
-    "Import users' reactions. They are counted by kind, and enter no estimate.",
-    place="label:feedback",
-)
+    @cache
+    def load() -> Any:
+        from ctxguard.cli._settings import command_of
 
-_golden = add_group(
-    app, "golden", "Labels with provenance, frozen by digest; their coverage and hard negatives."
-)
-add_command(
-    _golden,
-    "freeze",
-    "Merge the labels of all sources into one per passage, and freeze them under a digest.",
-    place="golden:freeze",
-)
-add_command(
-    _golden,
-    "check",
-    "Show what a frozen set holds, and verify that it is unchanged; exit code 1 if it is not.",
-    place="golden:check",
-)
-add_command(
-    _golden,
-    "coverage",
-    "Measure how much of what is retrieved has a label: an unlabelled passage may be relevant.",
-    place="golden:coverage",
-    keys=["route", "profile"],
-)
-add_command(
-    _golden,
-    "hard-negatives",
-    "Write passages that are ranked high but labelled not relevant, as training triplets.",
-)
+        settings = name.replace("-", " ").title().replace(" ", "")
+        model = getattr(import_module(f"{__name__}.{module}"), settings)
+        made = command_of(model, name, _COMMANDS[words], **_FIELDS.get(words, {}))
+        return typer.main.get_command(made)
 
-_fit = add_group(app, "fit", "Fit a ranker, or the utilities of a reader, to labels.")
-add_command(
-    _fit,
-    "ranker",
-    "Fit the ranker that orders an index's candidates to labelled queries.",
-    place="fit_ranker:fit_ranker",
-    without=["reranker", "ranker"],
-)
-add_command(
-    _fit,
-    "utilities",
-    "Fit the utilities of passages for one reader, from answers marked right or wrong.",
-    place="utilities:fit_utilities",
-)
+    later = type("Later", (_Later,), {"load": staticmethod(load)})
+    group.command(name, cls=later, help=_COMMANDS[words])(lambda: None)
+
+
+_groups = {"": app}
+for _name, _help in _GROUPS.items():
+    _groups[_name] = typer.Typer(name=_name, cls=_Group, help=_help, no_args_is_help=True)
+    app.add_typer(_groups[_name])
+for _words in _COMMANDS:
+    _add(_groups[_words.rpartition(" ")[0]], _words)
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ Progress goes to standard error, so that standard output holds the result alone.
 
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,8 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand
 
+from ctxguard._support.settings import help_of
+from ctxguard.cli._tables import TextTable
 from ctxguard.core.interval import Interval
 from ctxguard.core.render import sanitise
 from ctxguard.errors import CalibrationError, CtxguardError, DataError, ProfileMismatchError
@@ -44,10 +45,6 @@ Passes = Callable[[str, int | None], Callable[[int], None]]
 """Begins a pass of this name and number of steps, None if unknown; returns a function that adds
 finished steps."""
 
-_DEFAULT = re.compile(r"\[default: \((.*)\)(;|\])")
-_BETWEEN = re.compile(r"(?<=[\[ ])([\d.]+)<=x<=([\d.]+)(?=[;\]])")
-_AT_LEAST = re.compile(r"(?<=[\[ ])x>=([\d.]+)(?=[;\]])")
-_TYPE = re.compile(" <[^>]*>$")
 _FINDINGS = (CalibrationError, ProfileMismatchError)
 _QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -102,24 +99,17 @@ class Command(TyperCommand):
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
-                is_argument = param.param_type_name == "argument"
                 name, text = record
-                name = _TYPE.sub("", name) if is_argument else name
-                sections["Arguments" if is_argument else "Options"].append((name, in_words(text)))
+                if param.name in self.settings:
+                    text = help_of(self.settings[param.name])
+                if param.param_type_name == "argument":
+                    sections["Arguments"].append((name.partition(" <")[0], text))
+                else:
+                    sections["Options"].append((name, text))
         for title, lines in {**sections, **self.keys}.items():
             if lines:
                 with formatter.section(title):
                     formatter.write_dl(lines)
-
-
-def in_words(help_text: str) -> str:
-    """An option's help with its default and its range in words.
-
-    >>> in_words("Seed.  [default: (5); x>=0]"), in_words("Share.  [0.0<=x<=1.0]")
-    ('Seed.  [default: 5; at least 0]', 'Share.  [0.0 to 1.0]')
-    """
-    text = _DEFAULT.sub(r"[default: \1\2", help_text)
-    return _AT_LEAST.sub(r"at least \1", _BETWEEN.sub(r"\1 to \2", text))
 
 
 def _described(error: Exception) -> dict[str, object]:
@@ -195,6 +185,8 @@ class Output:
         document: Mapping[str, object],
         show: Callable[[], object],
         notes: Sequence[str] | None = None,
+        *,
+        found: bool = False,
     ) -> None:
         """Print the result and its notes, which stand in the JSON document too.
 
@@ -202,12 +194,23 @@ class Output:
             document: The result with ``--json``.
             show: Prints it for people.
             notes: Lines that a reader should know besides it; None for a document without any.
+            found: Whether the command ends with a finding.
         """
         if self._as_json:
             print_json(document if notes is None else {**document, "notes": notes})
         else:
             show()
         self.notes(notes or ())
+        if found:
+            raise typer.Exit(FINDING)
+
+    def findings(self, lines: Iterable[str]) -> None:
+        """Print findings, one line each, and end the command where there is one."""
+        found = list(lines)
+        for line in found:
+            self.err.print(Text(f"finding: {one_line(line)}"))
+        if found:
+            raise typer.Exit(FINDING)
 
     def note(self, text: str) -> None:
         """Print one line that a reader should know besides the result."""
@@ -224,14 +227,28 @@ class Output:
         line = Text("warning: ", style="bold yellow")
         self.out.print(line.append(one_line(text), style="default"))
 
-    def facts(self, rows: Iterable[tuple[str, str]]) -> None:
-        """Print names with their values, one per line."""
+    def facts(self, *rows: tuple[str, str | None]) -> None:
+        """Print names with their values, one per line, without those of None."""
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="bold", no_wrap=True)
         grid.add_column(overflow="fold")
         for name, value in rows:
-            grid.add_row(name, one_line(value))
-        self.out.print(grid)
+            if value is not None:
+                grid.add_row(name, one_line(value))
+        if grid.row_count:
+            self.out.print(grid)
+
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[str | Text]],
+        title: str | None = None,
+    ) -> None:
+        """Print a table, see `TextTable`."""
+        table = TextTable(*columns, title=title)
+        for row in rows:
+            table.add_row(*row)
+        self.out.print(table)
 
     def heading(self, text: str) -> None:
         """Print a blank line and a heading."""

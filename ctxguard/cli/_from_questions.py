@@ -1,15 +1,12 @@
 """``ctxguard calibrate`` without labels: a profile from questions, by a judge."""
 
-from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import typer
-
 from ctxguard._support.words import count
-from ctxguard.cli._console import FINDING, Output
+from ctxguard.cli._console import Output
 from ctxguard.cli._store import open_store
 from ctxguard.core.types import DEFAULT_DEPTH, Route
 from ctxguard.errors import ConfigurationError
@@ -38,12 +35,11 @@ _HOW_TO_GRADE = (
 )
 
 
-def calibrate_from_questions(settings: "Calibrate", chosen: "Settings") -> None:
+def calibrate_from_questions(settings: "Calibrate", chosen: "Settings", output: Output) -> None:
     """Judge the questions, or say what that takes; write the profile and the file to grade."""
     from calibration.from_verdicts import calibrate_from_verdicts
     from calibration.judged_questions import judge_questions, questions_to_judge, write_to_grade
 
-    output = Output(as_json=settings.as_json)
     is_synthetic = settings.queries is None and settings.store is None
     files = {
         "profile": settings.out,
@@ -78,15 +74,41 @@ def calibrate_from_questions(settings: "Calibrate", chosen: "Settings") -> None:
     made.profile.save(settings.out)
     n_to_grade = write_to_grade(questions, files["to_grade"], seed=chosen.seed)
     notes = _notes(made, files["to_grade"], n_to_grade, is_synthetic=is_synthetic)
-    output.result(_document(made, files), lambda: _print(made, files, output), notes)
-    require_verdict(made.profile, settings.required)
+    verdict = made.profile.verdict
+
+    def show() -> None:
+        policies = made.profile.routes.items()
+        output.facts(
+            ("verdict", "" if verdict is None else verdict.statement),
+            *[(f"route {at.value}", describe_policy(by.policy)) for at, by in policies],
+            ("why", next(iter(made.routes.values())).in_words),
+            *[(name.replace("_", " "), str(file)) for name, file in files.items()],
+        )
+
+    own = ("gain", "expected_gain", "cost_if_less_specific")
+    document = {
+        "verdict": None if verdict is None else verdict.decision,
+        **files,
+        "profile_id": made.profile.profile_id,
+        "graded": made.n_graded,
+        "depth": made.profile.provenance.depth or DEFAULT_DEPTH,
+        "routes": {
+            route: {
+                "keeps": describe_policy(made.profile.routes[route].policy),
+                "judge": result.rates,
+                **{name: getattr(result, name) for name in own},
+                "questions": result.n_questions,
+            }
+            for route, result in made.routes.items()
+        },
+    }
+    output.result(document, show, notes, found=lacks_verdict(made.profile, settings.required))
 
 
-def require_verdict(profile: "Profile", required: str | None) -> None:
-    """End with a finding unless the verdict is the one required, if any is."""
+def lacks_verdict(profile: "Profile", required: str | None) -> bool:
+    """Tell whether the verdict is not the one required, if any is."""
     verdict = profile.verdict
-    if required is not None and (verdict is None or verdict.decision != required):
-        raise typer.Exit(FINDING)
+    return required is not None and (verdict is None or verdict.decision != required)
 
 
 def _find_questions(
@@ -177,35 +199,3 @@ def _notes(
             f"passage 20 are held out, and the verdict may rise{more}"
         )
     return notes
-
-
-def _print(made: "JudgedCalibration", files: Mapping[str, Path], output: Output) -> None:
-    verdict = made.profile.verdict
-    facts = [("verdict", "" if verdict is None else verdict.statement)]
-    for route, profile in made.profile.routes.items():
-        facts.append((f"route {route.value}", describe_policy(profile.policy)))
-    facts.append(("why", next(iter(made.routes.values())).in_words))
-    facts += [(name.replace("_", " "), str(file)) for name, file in files.items()]
-    output.facts(facts)
-
-
-def _document(made: "JudgedCalibration", files: Mapping[str, Path]) -> dict[str, object]:
-    verdict = made.profile.verdict
-    return {
-        "verdict": None if verdict is None else verdict.decision,
-        **{name: str(file) for name, file in files.items()},
-        "profile_id": made.profile.profile_id,
-        "graded": made.n_graded,
-        "depth": made.profile.provenance.depth or DEFAULT_DEPTH,
-        "routes": {
-            route.value: {
-                "keeps": describe_policy(made.profile.routes[route].policy),
-                "judge": asdict(result.rates),
-                "gain": result.gain,
-                "expected_gain": result.expected_gain,
-                "cost_if_less_specific": result.cost_if_less_specific,
-                "questions": result.n_questions,
-            }
-            for route, result in made.routes.items()
-        },
-    }

@@ -1,26 +1,24 @@
-"""Inputs that several commands read: labelled queries, an index with its models, a profile."""
+"""Inputs that several commands read: labelled queries, a profile, and candidates of a system."""
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ctxguard
-from ctxguard.cli._system import Source
-from ctxguard.core.types import DEFAULT_K
+from ctxguard.cli._console import Output
+from ctxguard.cli._system import Source, System, open_index
+from ctxguard.core.columns import SignalColumn
+from ctxguard.core.types import DEFAULT_DEPTH, Route
 from ctxguard.errors import ConfigurationError, DataError, ProfileMismatchError
 
 if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
+    from calibration.replay import Pools
     from ctxguard import HybridRetriever, Profile
     from ctxguard.integrations.engines.retriever import EngineRetriever
     from ctxguard.profile.comparison import SystemComparison
-
-DEFAULT_BASELINE = f"k={DEFAULT_K}"
-"""Baseline of recall loss, the same as in calibration."""
-
-_BASELINE = re.compile(r"k=([1-9]\d{0,5})")
+    from ctxguard.server.settings import IndexSystem
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,12 @@ class Labelled:
     corpus: Path | None
     others: "tuple[Dataset, ...]"
     notes: tuple[str, ...]
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The name, the split and the digest, as JSON documents have them."""
+        dataset = self.dataset
+        return {"data": dataset.name, "split": self.split, "dataset_digest": dataset.digest()}
 
     def described(self, counts: Mapping[str, int]) -> str:
         """The counts of ``against`` in words."""
@@ -76,27 +80,6 @@ class Labelled:
         return replace(self, notes=notes), counts
 
 
-def _labelled_ids(
-    dataset: "Dataset", retriever: "HybridRetriever | EngineRetriever"
-) -> frozenset[str]:
-    """The ids that labels may name; of an engine, whose ids may be billions, those that they do."""
-    from calibration.data.dataset import named_passages
-
-    if isinstance(retriever, ctxguard.HybridRetriever):
-        return retriever.labelled_ids
-    return retriever.labelled_ids(named_passages(dataset))
-
-
-def _passage_ids(
-    labelled: frozenset[str], retriever: "HybridRetriever | EngineRetriever"
-) -> frozenset[str]:
-    """The ids of passages; of an engine, those among the labelled ones."""
-
-    if isinstance(retriever, ctxguard.HybridRetriever):
-        return frozenset(retriever.passage_ids)
-    return retriever.known_ids(labelled)
-
-
 def label_notes(
     dataset: "Dataset", corpus: Path | None, retriever: "HybridRetriever | EngineRetriever"
 ) -> tuple[str, ...]:
@@ -115,25 +98,50 @@ def label_notes(
     labelled = _labelled_ids(dataset, retriever)
     notes = check_ids(dataset, labelled)
     if corpus is not None:
-        notes += check_texts(dataset, corpus, _passage_ids(labelled, retriever), retriever.passage)
+        present = (
+            frozenset(retriever.passage_ids)
+            if isinstance(retriever, ctxguard.HybridRetriever)
+            else retriever.known_ids(labelled)
+        )
+        notes += check_texts(dataset, corpus, present, retriever.passage)
     return notes
 
 
-def baseline_k(baseline: str) -> int | None:
-    """Parse a baseline: N for ``k=N``, None for ``pool``.
+def _labelled_ids(
+    dataset: "Dataset", retriever: "HybridRetriever | EngineRetriever"
+) -> frozenset[str]:
+    """The ids that labels may name; of an engine, whose ids may be billions, those that they do."""
+    from calibration.data.dataset import named_passages
 
-    Raises:
-        ConfigurationError: it has another form.
+    if isinstance(retriever, ctxguard.HybridRetriever):
+        return retriever.labelled_ids
+    return retriever.labelled_ids(named_passages(dataset))
 
-    >>> baseline_k("k=10"), baseline_k("pool")
-    (10, None)
+
+def open_labelled(
+    settings: "IndexSystem", split: str, output: Output
+) -> "tuple[Labelled, dict[str, int], Any]":
+    """Read the key ``data`` of a command, and open its system for these queries.
+
+    Args:
+        settings: The command's, which are a `System` or only name an index.
+        split: See `read_labelled`.
+        output: Shows what is under way.
+
+    Returns:
+        The labels, the counts of ``against``, and the retriever.
     """
-    if baseline == "pool":
-        return None
-    match = _BASELINE.fullmatch(baseline)
-    if match is None:
-        raise ConfigurationError(f"baseline {baseline!r} is neither pool nor k=N, such as k=10")
-    return int(match[1])
+    labelled = read_labelled(settings.data, split)  # type: ignore[attr-defined]
+    if getattr(settings, "run", None) is not None and labelled.dataset.keywords:
+        note = "keywords are left out: a run has no texts to look for them in"
+        without = replace(labelled.dataset, keywords={})
+        labelled = replace(labelled, dataset=without, notes=(*labelled.notes, note))
+    with output.doing("opening the retriever"):
+        queries = labelled.dataset.queries
+        source: Source = (
+            settings.open(queries) if isinstance(settings, System) else open_index(settings)
+        )
+    return *labelled.against(source), source
 
 
 def read_labelled(data: Path, preferred: str) -> Labelled:
@@ -229,3 +237,84 @@ def fitted(profile: "Profile", retriever: "Source") -> "Source":
     if mismatches:
         raise ProfileMismatchError(mismatches)
     return retriever.with_fusion(profile.fusion)
+
+
+def on_route(retriever: "Source", route: Route) -> "Source":
+    """An index with these stages; a wrapped retriever as it is, since it has none to choose."""
+    view: Source = retriever.on_route(route) if hasattr(retriever, "on_route") else retriever
+    return view
+
+
+def served_route(retriever: "Source", profile: "Profile | None") -> Route:
+    """The stages that answer; of a wrapped retriever, those that the profile was made for."""
+    if profile is None or retriever.route is not Route.EXTERNAL or len(profile.routes) != 1:
+        return retriever.route
+    return next(iter(profile.routes))
+
+
+def replayed(
+    source: "Source",
+    dataset: "Dataset",
+    output: Output,
+    *,
+    depth: int,
+    name: str = "hybrid",
+    columns: Sequence[SignalColumn] = (),
+) -> "Pools":
+    """Send every query through a retriever once, with a bar of progress."""
+    from calibration.replay import replay
+
+    with output.passes() as begin:
+        progress = begin(f"replaying {name}", len(dataset))
+        return replay(source, dataset.queries, depth=depth, progress=progress, columns=columns)
+
+
+def served_depth(depth: int | None, k: int, profile: "Profile | None") -> int:
+    """Candidates to retrieve: as many as were asked for, else as many as a guard retrieves.
+
+    The candidates are scored relative to one another, so another depth is another order: to look at
+    the first k that are served, retrieve as many as are served from.
+
+    Raises:
+        ConfigurationError: the depth asked for is less than k.
+    """
+    if depth is None:
+        return max(k, DEFAULT_DEPTH if profile is None else profile.provenance.depth)
+    if depth < k:
+        raise ConfigurationError(f"depth {depth} is less than k = {k}")
+    return depth
+
+
+def fusion_of(retriever: "Source") -> dict[str, object] | None:
+    """How an index fuses its legs, as JSON; None for a wrapped retriever."""
+    fusion = getattr(retriever, "fusion", None)
+    return None if fusion is None else asdict(fusion)
+
+
+def beyond_index(retriever: "Source", k: int) -> list[str]:
+    """A note if k is more than the passages of an index; a wrapped retriever's are not known."""
+    n = len(retriever) if hasattr(retriever, "__len__") else k
+    return [f"k = {k} is more than the index's {n} passages"] if k > n else []
+
+
+def notes_on_pools(pools: "Pools", route: Route, run: Path | None) -> list[str]:
+    """Notes on queries that were left out or not in the run, and on stages that answered instead.
+
+    Args:
+        pools: The retrieved candidates.
+        route: The stages whose policy applies.
+        run: The run that it comes from; None for another retriever.
+    """
+    notes = [f"left out: {line}" for line in pools.skipped]
+    if pools.route is not route:
+        notes.append(
+            f"the retriever answered by {pools.route.value}, and what is measured is the policy of "
+            f"{route.value}; name the route with --route"
+        )
+    missing = [name for name, n in zip(pools.query_ids, pools.lengths, strict=True) if not n]
+    if missing and run is not None:
+        notes.append(
+            f"the run has no candidate of {len(missing):,} queries, first {missing[0]!r}: they "
+            "count as answered with nothing"
+        )
+    return notes

@@ -98,26 +98,24 @@ def _styled(word: str) -> Text:
 
 
 def print_comparison(
-    comparison: "Comparison", facts: Iterable[tuple[str, str]], output: Output, *, show_all: bool
+    comparison: "Comparison",
+    facts: Iterable[tuple[str, str | None]],
+    output: Output,
+    *,
+    show_all: bool,
 ) -> None:
     """One row for each candidate with its verdict, and on request all that was measured."""
     results = comparison.results
-    output.facts(facts)
+    output.facts(*facts)
     output.heading("What each candidate is worth to the reader")
-    rows = TextTable(
-        "candidate", "recall>", "udcg_strict>", f"less {results.reference}>", "n>", "verdict"
-    )
+    rows = []
     for each in comparison.candidates:
         recall, strict = (results.of(each.candidate.name, m) for m in ("recall", "udcg_strict"))
-        rows.add_row(
-            _name(each.candidate.name),
-            number(recall.mean.value),
-            number(strict.mean.value),
-            "" if strict.difference is None else signed_interval(strict.difference),
-            f"{strict.mean.n:,}",
-            _styled(each.verdict or NO_DATA),
-        )
-    output.out.print(rows)
+        less = "" if strict.difference is None else signed_interval(strict.difference)
+        means = (number(recall.mean.value), number(strict.mean.value), less, f"{strict.mean.n:,}")
+        rows.append((_name(each.candidate.name), *means, _styled(each.verdict or NO_DATA)))
+    less_than = f"less {results.reference}>"
+    output.table(("candidate", "recall>", "udcg_strict>", less_than, "n>", "verdict"), rows)
     for sentence in comparison.rule.sentences:
         output.out.print(sentence, style="dim")
     if not show_all:
@@ -134,23 +132,19 @@ def _print_sizes(comparison: "Comparison", output: Output) -> None:
     least = min(len(each.curve.points) for each in comparison.candidates)
     ks = [k for k in _CURVE_KS if k <= least]
     output.heading("udcg_strict by the size of the context (k), thresholds applied")
-    rows = TextTable("candidate", *(f"{k}>" for k in ks), "best k>")
+    rows: list[Sequence[str | Text]] = []
+    others: list[Sequence[str | Text]] = []
     for each in comparison.candidates:
-        size = each.curve
+        size, name = each.curve, _name(each.candidate.name)
         points = [size.points[k - 1].udcg_strict.value for k in ks]
+        cells = [NO_DATA if value is None else f"{value:.2f}" for value in points]
         span = f" ({min(size.within_noise)}–{max(size.within_noise)})"
-        rows.add_row(
-            _name(each.candidate.name),
-            *(NO_DATA if value is None else f"{value:.2f}" for value in points),
-            f"{size.optimal_k}{span if len(size.within_noise) > 1 else ''}",
-        )
-    output.out.print(rows)
+        best = f"{size.optimal_k}{span if len(size.within_noise) > 1 else ''}"
+        rows.append((name, *cells, best))
+        others.append((name, short_interval(each.harm_share), f"{each.latency_ms:.2f}"))
+    output.table(("candidate", *(f"{k}>" for k in ks), "best k>"), rows)
     output.out.print("best k: k of the highest (range of k within noise of it)", style="dim")
-    rows = TextTable("candidate", "share of harm>", "ms>")
-    for each in comparison.candidates:
-        name, harm = _name(each.candidate.name), short_interval(each.harm_share)
-        rows.add_row(name, harm, f"{each.latency_ms:.2f}")
-    output.out.print(rows)
+    output.table(("candidate", "share of harm>", "ms>"), others)
     output.out.print(
         "share of harm: mean harm / (mean gain + mean harm) in udcg_strict, where a passage that "
         f"is not relevant is worth {comparison.utilities.irrelevant:g} (for unlabelled ones see "
@@ -200,26 +194,27 @@ def print_summary(
     outcome, settings = calibration.outcomes[route], calibration.settings
     summary = print_differences(route, calibration, output)
     judged = NO_DATA if summary.judged.value is None else f"{summary.judged.value:.0%}"
-    facts = [
+    segments = []
+    for name, segment in outcome.profile.segments.items():
+        segments.append((f"segment {name}", describe_policy(segment.policy)))
+        segments.append(("", segment.certificate.statement))
+    output.facts(
         ("keeps", describe_policy(outcome.profile.policy)),
         ("why", outcome.profile.why),
         ("certificate", certificate_words(outcome, settings)),
         ("judged", f"{judged} of the first {summary.serving_k} passages have a label"),
-    ]
-    for name, segment in outcome.profile.segments.items():
-        facts.append((f"segment {name}", describe_policy(segment.policy)))
-        facts.append(("", segment.certificate.statement))
-    output.facts(facts)
+        *segments,
+    )
     for warning in summary.warnings:
         output.warning(warning)
     if not show_all:
         return
     output.heading("what else could be served")
-    options = TextTable("option", *(f"{name}>" for name in _OPTION_METRICS.values()))
+    rows = []
     for name in summary.results.policies:
         found = [summary.results.of(name, metric).mean.value for metric in _OPTION_METRICS]
-        options.add_row(name, *map(number, found))
-    output.out.print(options)
+        rows.append((name, *map(number, found)))
+    output.table(("option", *(f"{name}>" for name in _OPTION_METRICS.values())), rows)
 
 
 def print_asking(assessor: "AssessorProfile | None", output: Output) -> None:
@@ -227,20 +222,19 @@ def print_asking(assessor: "AssessorProfile | None", output: Output) -> None:
     if assessor is None:
         return
     output.heading("what the assessor adds")
-    output.facts([("verdict", assessor.statement)])
+    output.facts(("verdict", assessor.statement))
     if assessor.model.effect == 0.0:
         return
-    rows = TextTable(
-        "price", "asked>", "strict UDCG>", "forecast>", "net of the price>", "cost of 1,000>"
-    )
-    for at in assessor.evidence:
-        net = (at.gain.value or 0.0) - at.price * at.share * assessor.first
-        rows.add_row(
+    rows = [
+        (
             f"{at.price:g}",
             f"{at.share:.0%}",
             signed_interval(at.gain),
             f"{at.forecast:+.3f}",
-            f"{net:+.3f}",
+            f"{(at.gain.value or 0.0) - at.price * at.share * assessor.first:+.3f}",
             NO_DATA if at.cost is None else f"{at.cost:.3g}",
         )
-    output.out.print(rows)
+        for at in assessor.evidence
+    ]
+    columns = ("price", "asked>", "strict UDCG>", "forecast>", "net of the price>")
+    output.table((*columns, "cost of 1,000>"), rows)

@@ -1,56 +1,68 @@
 """Commands from their settings: options from the fields, and keys of a file for the rest.
 
-A command is a function of one `SettingsModel`. Each field is an option, an argument, or a key of
+A command is a `SettingsModel` that can be called. Each field is an option, an argument, or a key of
 the TOML file that ``--system`` names. The file describes the system at its top level, and each
 command's own settings in the table of its name. An option wins over a key.
 """
 
 import tomllib
-from collections.abc import Callable, Collection, Mapping
-from inspect import Parameter, Signature, signature
+from collections.abc import Collection, Mapping
+from inspect import Parameter, Signature, cleandoc
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
 
 from ctxguard._support.regular_file import read_regular
-from ctxguard._support.settings import SettingsModel, about, flags_of, key_of
-from ctxguard.cli._console import Command
-from ctxguard.cli._groups import COMMANDS
+from ctxguard._support.settings import (
+    SettingsModel,
+    about,
+    bounds_of,
+    flags_of,
+    help_of,
+    key_of,
+    optional,
+)
+from ctxguard.cli import COMMANDS
+from ctxguard.cli._console import Command, Output, check_writable
 from ctxguard.cli._system import SOURCES, System
 from ctxguard.errors import DataError
 
-S = TypeVar("S", bound=SettingsModel)
 Fields = Mapping[str, FieldInfo]
 
 _SYSTEM = "system"
-_FILE = (
-    "TOML file with the keys below, and options by their names; relative paths start from its "
-    "folder. An option wins over a key."
-)
 _MAX_TOML_BYTES = 2**20
 
 
+class _WithFile(SettingsModel):
+    system: Path | None = optional(
+        "TOML file with the keys below, and options by their names; relative paths start from its "
+        "folder. An option wins over a key.",
+        "FILE",
+    )
+
+
 def command_of(
-    run: Callable[[S], None],
+    model: type[SettingsModel],
     name: str,
+    summary: str,
     *,
     options: Collection[str] = (),
     keys: Collection[str] = (),
     without: Collection[str] = (),
 ) -> typer.Typer:
-    """Make the application of one command, which runs a function of its settings.
+    """Make the application of one command.
 
     Args:
-        run: Its only parameter's annotation is the class of the settings.
+        model: Its settings; called with an `Output`, they run it. The docstring of the call is the
+            rest of its help.
         name: The command's name.
+        summary: The first sentence of its help.
         options: Fields that are options of this command, though keys elsewhere.
         keys: Fields that are keys of this command, though options elsewhere.
         without: Fields that this command does not take.
     """
-    [parameter] = signature(run).parameters.values()
-    model: type[S] = parameter.annotation
     fields = {
         each: field
         for each, field in model.model_fields.items()
@@ -63,7 +75,7 @@ def command_of(
     }
     parameters = [_option(each, field) for each, field in fields.items() if each not in in_file]
     if in_file and _SYSTEM not in fields:
-        parameters.append(_system_option())
+        parameters.append(_option(_SYSTEM, _WithFile.model_fields[_SYSTEM]))
 
     def call(**given: Any) -> None:
         context = given["context"]
@@ -77,35 +89,33 @@ def command_of(
         for file in files:
             if file is not None:
                 values |= _settings_in(file, name, fields)
-        run(model(**{**values, **chosen}))
+        settings: Any = model(**{**values, **chosen})
+        for each, field in fields.items():
+            if about(field)["writes"]:
+                files = getattr(settings, each)
+                flag = key_of(each, field) if each in in_file else flags_of(each, field)[0]
+                shown = about(field)["metavar"] if about(field)["argument"] else flag
+                for file in files if isinstance(files, list) else [files]:
+                    check_writable(file, shown)
+        settings(Output(as_json=getattr(settings, "as_json", False)))
 
     context = Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)
     parameters.insert(0, context)
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in parameters}
-    call.__doc__ = run.__doc__
+    call.__doc__ = f"{summary}\n\n{cleandoc(model.__call__.__doc__ or '')}"
     about_command = {"keys": _sections(in_file, name), "settings": fields}
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     alone.command(name, cls=type("Command", (Command,), about_command))(call)
     return alone
 
 
-def _bounds(field: FieldInfo) -> dict[str, Any]:
-    return {
-        kind: getattr(each, kind)
-        for each in field.metadata
-        for kind in ("ge", "gt", "le", "lt")
-        if hasattr(each, kind)
-    }
-
-
 def _option(name: str, field: FieldInfo) -> Parameter:
     """A field as a parameter that typer makes an option or an argument of."""
-    extra, bounds, kind = about(field), _bounds(field), field.annotation
+    extra, bounds, kind = about(field), bounds_of(field), field.annotation
     item: Any = next(iter(get_args(kind)), None)
     if get_origin(item) is Annotated:  # a list whose items have a range
-        kind, bounds = list[item.__origin__], _bounds(item.__metadata__[0])
-    default = field.get_default(call_default_factory=True)
+        kind = list[item.__origin__]
     if extra["argument"]:
         info: Any = typer.Argument(metavar=extra["metavar"], help=field.description)
     else:
@@ -116,20 +126,15 @@ def _option(name: str, field: FieldInfo) -> Parameter:
             envvar=extra["env"],
             min=bounds.get("ge"),
             max=bounds.get("le"),
-            show_default=default is not None if extra["default"] is None else extra["default"],
         )
     return Parameter(
         name,
         Parameter.KEYWORD_ONLY,
-        default=Parameter.empty if field.is_required() else default,
+        default=Parameter.empty
+        if field.is_required()
+        else field.get_default(call_default_factory=True),
         annotation=Annotated[kind, info],
     )
-
-
-def _system_option() -> Parameter:
-    info = typer.Option("--system", metavar="FILE", help=_FILE)
-    kind = Annotated[Path | None, info]
-    return Parameter(_SYSTEM, Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 
 
 def _sections(keys: Fields, command: str) -> dict[str, list[tuple[str, str]]]:
@@ -139,18 +144,9 @@ def _sections(keys: Fields, command: str) -> dict[str, list[tuple[str, str]]]:
         table = f"its table [{command}]"
         if name in System.model_fields:
             table = "the file --system"
-        record = (key_of(name, field), f"{field.description}  {_default_and_range(field)}".rstrip())
+        record = (key_of(name, field), help_of(field))
         sections.setdefault(f"Keys of {table}", []).append(record)
     return sections
-
-
-def _default_and_range(field: FieldInfo) -> str:
-    default = field.get_default(call_default_factory=True)
-    shown = about(field)["default"] or (default and getattr(default, "value", default))
-    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
-    parts = [f"default: {shown}"] if shown else []
-    parts += [f"{words[kind]} {bound:g}" for kind, bound in _bounds(field).items()]
-    return f"[{'; '.join(parts)}]" if parts else ""
 
 
 def _settings_in(file: Path, command: str, fields: Fields) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import os
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import astuple
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -15,16 +14,14 @@ import ctxguard
 from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard._support.words import count
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, check_writable
-from ctxguard.cli._inputs import read_labelled, seen_in_calibration
+from ctxguard.cli._console import Output
+from ctxguard.cli._inputs import open_labelled, seen_in_calibration
 from ctxguard.cli._results import by_metric
 from ctxguard.cli._system import Source, System, open_assessor
 from ctxguard.core.types import Mode
 from ctxguard.errors import ConfigurationError, CtxguardError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from calibration.data.dataset import Dataset
     from calibration.reader.paired_answers import AnswerFile, ToAnswer
     from calibration.results import Results
@@ -43,6 +40,7 @@ class Answers(System):
         "and a later one goes on where it ends.",
         "FILE",
         argument=True,
+        writes=True,
     )
     data: _options.LabelledQueries
     profile: Path = setting("Profile whose contexts are compared with today's.", "FILE")
@@ -80,68 +78,135 @@ class Answers(System):
     )
     seed: _options.Seed = 0
 
-
-def answers(settings: Answers) -> None:
-    """Ask a reader each labelled question twice: with today's context and with the guard's.
-
-    Marks the answers and shows the paired difference, with tokens, cost and seconds. Today's
-    context is the retriever's first few, as shadow serves them.
-    """
-    from calibration.reader.paired_answers import (
-        AnswerFile,
-        ask_reader,
-        compare_answers,
-        estimate,
-        questions_with_contexts,
-    )
-
-    check_writable(settings.file, "FILE")
-    output = Output(as_json=settings.as_json)
-    profile = ctxguard.Profile.load(settings.profile)
-    labelled = read_labelled(settings.data, "test")
-    with output.doing("opening the retriever"):
-        source = settings.open(labelled.dataset.queries)
-    labelled, _ = labelled.against(source)
-    notes = [*labelled.notes, *seen_in_calibration(labelled, profile)]
-    dataset = labelled.dataset
-    with open_assessor(settings) as assessor, output.passes() as begin:
-        asked = questions_with_contexts(
-            dataset.queries,
-            _guards(source, profile, assessor),
-            begin("retrieving contexts", len(dataset)),
+    def __call__(self, output: Output) -> None:
+        """Marks the answers and shows the paired difference, with tokens, cost and seconds. Today's
+        context is the retriever's first few, as shadow serves them.
+        """
+        from calibration.reader.paired_answers import (
+            AnswerFile,
+            ask_reader,
+            compare_answers,
+            estimate,
+            questions_with_contexts,
         )
-    file = AnswerFile(settings.file, settings.model)
-    prices = _prices(settings)
-    n_calls, tokens, cost = estimate(file.waiting(asked), prices)
-    line = f"{count(n_calls, 'answer')} to ask for: about {tokens:,} tokens to read"
-    if cost is not None:
-        line += f", about {cost:.2g} at the prices given"
-    if n_calls and settings.reader is None:
-        line += "; add --reader URL to ask"
-    output.note(line)
-    failed: Counter[str] = Counter()
-    with ExitStack() as stack, output.passes() as begin:
-        if n_calls and settings.reader is not None:
-            client = _client(settings, settings.reader, settings.model, stack)
-            progress = begin("asking the reader", n_calls)
-            failed.update(map(str, ask_reader(asked, client, file, progress).elements()))
-        if settings.mark == "correct":
-            notes += _mark(settings, asked, file, partial(_references, dataset, source), stack)
-    if n_calls and settings.reader is None:
-        return
-    if settings.mark != "correct" and settings.right_from is not None:
-        file.mark_from(settings.mark, settings.right_from)
-    results = compare_answers(asked, file, column=settings.mark, prices=prices, seed=settings.seed)
-    if failed:
-        reasons = ", ".join(f"{reason} {n:,}" for reason, n in sorted(failed.items()))
-        notes.append(
-            f"{count(failed.total(), 'context')} got no valid answer ({reasons}); the next run "
-            "asks again"
+
+        profile = ctxguard.Profile.load(self.profile)
+        labelled, _, source = open_labelled(self, "test", output)
+        notes = [*labelled.notes, *seen_in_calibration(labelled, profile)]
+        dataset = labelled.dataset
+        with open_assessor(self) as assessor, output.passes() as begin:
+            asked = questions_with_contexts(
+                dataset.queries,
+                _guards(source, profile, assessor),
+                begin("retrieving contexts", len(dataset)),
+            )
+        file = AnswerFile(self.file, self.model)
+        n_calls, tokens, cost = estimate(file.waiting(asked), self._prices)
+        line = f"{count(n_calls, 'answer')} to ask for: about {tokens:,} tokens to read"
+        if cost is not None:
+            line += f", about {cost:.2g} at the prices given"
+        if n_calls and self.reader is None:
+            line += "; add --reader URL to ask"
+        output.note(line)
+        failed: Counter[str] = Counter()
+        with ExitStack() as stack, output.passes() as begin:
+            if n_calls and self.reader is not None:
+                client = self._client(self.reader, self.model, stack)
+                progress = begin("asking the reader", n_calls)
+                failed.update(map(str, ask_reader(asked, client, file, progress).elements()))
+            if self.mark == "correct":
+                notes += self._mark(asked, file, dataset, source, stack)
+        if n_calls and self.reader is None:
+            return
+        if self.mark != "correct" and self.right_from is not None:
+            file.mark_from(self.mark, self.right_from)
+        results = compare_answers(
+            asked, file, column=self.mark, prices=self._prices, seed=self.seed
         )
-    n_left_out = len(dataset) - results.of("guard", settings.mark).mean.n
-    if n_left_out:
-        notes.append(f"{count(n_left_out, 'question')} without a mark on both sides left out")
-    _show(results, settings, output, notes)
+        if failed:
+            reasons = ", ".join(f"{reason} {n:,}" for reason, n in sorted(failed.items()))
+            notes.append(
+                f"{count(failed.total(), 'context')} got no valid answer ({reasons}); the next run "
+                "asks again"
+            )
+        n_left_out = len(dataset) - results.of("guard", self.mark).mean.n
+        if n_left_out:
+            notes.append(f"{count(n_left_out, 'question')} without a mark on both sides left out")
+        document = {"reader": self.model, "results": results}
+        output.result(document, lambda: self._show(results, output), notes)
+
+    @property
+    def _prices(self) -> "TokenPrices | None":
+        from ctxguard.retrieval.chat import TokenPrices
+
+        return None if self.prices is None else TokenPrices(*self.prices)
+
+    def _client(self, url: str, model: str, stack: ExitStack) -> "ChatClient":
+        from ctxguard.retrieval.chat import ChatClient
+        from ctxguard.retrieval.usage import Ledger
+
+        client = ChatClient(
+            model,
+            Ledger(None if self._prices is None else astuple(self._prices)),
+            base_url=url,
+            api_key=os.environ.get("OPENAI_API_KEY") or "none",
+            max_calls_per_second=self.calls_per_second,
+        )
+        stack.callback(client.close)
+        return client
+
+    def _mark(
+        self,
+        asked: "list[ToAnswer]",
+        file: "AnswerFile",
+        dataset: "Dataset",
+        source: Source,
+        stack: ExitStack,
+    ) -> list[str]:
+        """Mark what is not marked yet, and say what could not be.
+
+        Raises:
+            ConfigurationError: a judge is named and no endpoint.
+        """
+        from calibration.reader.paired_answers import mark_answers, references
+
+        def text(passage_id: str) -> str:
+            """A passage's; empty where the retriever does not hold it."""
+            try:
+                return source.passage(passage_id).text
+            except (KeyError, CtxguardError):
+                return ""
+
+        judge, texts = None, {}
+        if self.mark_by == "judge":
+            url = self.judge_url or self.reader
+            if url is None:
+                raise ConfigurationError(
+                    "mark-by judge needs an endpoint: give --reader or judge-url"
+                )
+            judge = self._client(url, self.judge_model or self.model, stack)
+            texts = references(dataset, text)
+        n_unmarked = mark_answers(asked, file, self.mark_by, judge, texts)
+        if not n_unmarked:
+            return []
+        if judge is not None:
+            return [f"{count(n_unmarked, 'answer')} got no valid mark of the judge"]
+        unknown = f"{count(n_unmarked, 'answer')} without a known answer in the question's metadata"
+        return [f"{unknown}: give answers there, or mark-by judge"]
+
+    def _show(self, results: "Results", output: Output) -> None:
+        from calibration.reader.paired_answers import ANSWER_METRICS
+
+        output.facts(("reader", self.model), ("answers", str(self.file)))
+        is_wide = output.out.width >= _WIDE
+        output.out.print(
+            by_metric(results, {self.mark: "the mark", **ANSWER_METRICS} if is_wide else None)
+        )
+        difference = results.of("guard", self.mark).difference
+        if difference is not None and difference.bounds is not None:
+            words = {"better": "better answers", "worse": "worse answers"}
+            outcome = words.get(difference.outcome, "no difference beyond noise")
+            output.out.print(Text(f"the guard's contexts give {outcome} on this reader"))
 
 
 def _guards(
@@ -160,85 +225,3 @@ def _guards(
         }
     finally:
         log.disabled = False
-
-
-def _prices(settings: Answers) -> "TokenPrices | None":
-    from ctxguard.retrieval.chat import TokenPrices
-
-    return None if settings.prices is None else TokenPrices(*settings.prices)
-
-
-def _client(settings: Answers, url: str, model: str, stack: ExitStack) -> "ChatClient":
-    from ctxguard.retrieval.chat import ChatClient
-    from ctxguard.retrieval.usage import Ledger
-
-    prices = _prices(settings)
-    client = ChatClient(
-        model,
-        Ledger(None if prices is None else astuple(prices)),
-        base_url=url,
-        api_key=os.environ.get("OPENAI_API_KEY") or "none",
-        max_calls_per_second=settings.calls_per_second,
-    )
-    stack.callback(client.close)
-    return client
-
-
-def _mark(
-    settings: Answers,
-    asked: "list[ToAnswer]",
-    file: "AnswerFile",
-    references: "Callable[[], dict[str, str]]",
-    stack: ExitStack,
-) -> list[str]:
-    """Mark what is not marked yet, and say what could not be.
-
-    Raises:
-        ConfigurationError: a judge is named and no endpoint.
-    """
-    from calibration.reader.paired_answers import mark_answers
-
-    judge, texts = None, {}
-    if settings.mark_by == "judge":
-        url = settings.judge_url or settings.reader
-        if url is None:
-            raise ConfigurationError("mark-by judge needs an endpoint: give --reader or judge-url")
-        judge = _client(settings, url, settings.judge_model or settings.model, stack)
-        texts = references()
-    n_unmarked = mark_answers(asked, file, settings.mark_by, judge, texts)
-    if not n_unmarked:
-        return []
-    if judge is not None:
-        return [f"{count(n_unmarked, 'answer')} got no valid mark of the judge"]
-    unknown = f"{count(n_unmarked, 'answer')} without a known answer in the question's metadata"
-    return [f"{unknown}: give answers there, or mark-by judge"]
-
-
-def _references(dataset: "Dataset", source: Source) -> dict[str, str]:
-    """The texts of relevant passages by question; empty where the retriever does not hold one."""
-    from calibration.reader.paired_answers import references
-
-    def text(passage_id: str) -> str:
-        try:
-            return source.passage(passage_id).text
-        except (KeyError, CtxguardError):
-            return ""
-
-    return references(dataset, text)
-
-
-def _show(results: "Results", settings: Answers, output: Output, notes: list[str]) -> None:
-    from calibration.reader.paired_answers import ANSWER_METRICS
-
-    def show() -> None:
-        output.facts([("reader", settings.model), ("answers", str(settings.file))])
-        meanings = {settings.mark: "the mark", **ANSWER_METRICS}
-        is_wide = output.out.width >= _WIDE
-        output.out.print(by_metric(results, meanings if is_wide else None))
-        difference = results.of("guard", settings.mark).difference
-        if difference is not None and difference.bounds is not None:
-            words = {"better": "better answers", "worse": "worse answers"}
-            outcome = words.get(difference.outcome, "no difference beyond noise")
-            output.out.print(Text(f"the guard's contexts give {outcome} on this reader"))
-
-    output.result({"reader": settings.model, "results": results}, show, notes)

@@ -13,15 +13,14 @@ from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.extras import require
 from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, check_writable
-from ctxguard.cli._from_questions import calibrate_from_questions, require_verdict
-from ctxguard.cli._inputs import Labelled, read_labelled, shared_questions
-from ctxguard.cli._pools import notes_on_pools
+from ctxguard.cli._console import Output
+from ctxguard.cli._from_questions import calibrate_from_questions, lacks_verdict
+from ctxguard.cli._inputs import Labelled, notes_on_pools, open_labelled, shared_questions
 from ctxguard.cli._results import print_asking, print_summary
 from ctxguard.cli._store import JudgeModel
 from ctxguard.cli._system import Source, System, open_assessor
-from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
-from ctxguard.core.types import DEFAULT_DEPTH, Route
+from ctxguard.core.metrics import DEFAULT_UTILITIES
+from ctxguard.core.types import DEFAULT_DEPTH
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.describe import describe_policy, describe_utilities
 
@@ -55,12 +54,13 @@ class Calibrate(JudgeModel, System, ChoiceSettings):
         "reranker (a server, the key base-url).",
         "JUDGE",
     )
-    out: Path = setting("Profile to write, as JSON.", "FILE")
+    out: Path = setting("Profile to write, as JSON.", "FILE", writes=True)
     report: list[Path] = setting(
         "Write the evidence as one HTML page, or its figures where the name ends in .json. "
         "Repeatable.",
         "FILE",
         factory=list,
+        writes=True,
     )
     price: float | None = optional(
         "Ask the assessor (the key assessor) about a candidate where that is worth more than this, "
@@ -130,244 +130,167 @@ class Calibrate(JudgeModel, System, ChoiceSettings):
             raise ConfigurationError("cache goes with no rerank-upstream")
         return self
 
+    def __call__(self, output: Output) -> None:
+        """What you serve today, the first serving-k passages, is shown beside the choice. It is
+        kept on a route where the labels show nothing better, or where no promise can be certified.
 
-def calibrate(settings: Calibrate) -> None:
-    """Choose and certify a policy for each route, and measure it on held-out queries.
+        Without labels a judge stands in for them, on questions of a file, of a
+        sample store, or that a language model writes from passages. People may
+        grade 20 of the questions.
+        """
+        from calibration.asking import DEFAULT_PRICE, Asking
+        from calibration.calibrate import calibrate
 
-    What you serve today, the first serving-k passages, is shown beside the choice. It is kept
-    on a route where the labels show nothing better, or where no promise can be certified.
-
-    Without labels a judge stands in for them, on questions of a file, of a
-    sample store, or that a language model writes from passages. People may
-    grade 20 of the questions.
-    """
-    from calibration.asking import DEFAULT_PRICE, Asking
-    from calibration.calibrate import calibrate as calibrate_all
-
-    for option, file in [
-        ("--out", settings.out),
-        *(("--report", each) for each in settings.report),
-    ]:
-        check_writable(file, option)
-    if any(map(_is_page, settings.report)):
-        require("jinja2", "report")
-    output = Output(as_json=settings.as_json)
-    chosen = _chosen(settings)
-    if settings.data is None:
-        calibrate_from_questions(settings, chosen)
-        return
-    labelled = read_labelled(settings.data, "train")
-    with output.doing("opening the retriever"):
-        opened = settings.open(labelled.dataset.queries)
-    labelled, counts = labelled.against(opened)
-    # Whoever changes a retriever of their own may forget its fingerprint, and would get old pools.
-    default_cache = None if settings.index is None else cache_folder() / "pools"
-    price = DEFAULT_PRICE if settings.price is None else settings.price
-    with open_assessor(settings, patient=True) as stage, output.passes() as begin:
-        calibration = calibrate_all(
-            opened,
-            labelled.dataset,
-            chosen,
-            passes=begin,
-            cache=settings.cache or default_cache,
-            asking=None if stage is None else Asking(stage, opened.passage, price),
+        if any(map(_is_page, self.report)):
+            require("jinja2", "report")
+        chosen = self._chosen()
+        if self.data is None:
+            calibrate_from_questions(self, chosen, output)
+            return
+        labelled, counts, opened = open_labelled(self, "train", output)
+        # Whoever changes a retriever of their own may forget its fingerprint, and would get old
+        # pools.
+        default_cache = None if self.index is None else cache_folder() / "pools"
+        price = DEFAULT_PRICE if self.price is None else self.price
+        with open_assessor(self, patient=True) as stage, output.passes() as begin:
+            made = calibrate(
+                *(opened, labelled.dataset, chosen),
+                passes=begin,
+                cache=self.cache or default_cache,
+                asking=None if stage is None else Asking(stage, opened.passage, price),
+            )
+        made.profile.save(self.out)
+        with output.doing("writing the report"):
+            _write_reports(made, opened, self.report)
+        said = (*labelled.notes, *shared_questions(labelled), *made.chosen_on.notes)
+        notes = list(dict.fromkeys([*said, *made.profile.provenance.notes]))
+        for route, pools in made.pools.items():
+            notes += notes_on_pools(replace(pools, skipped=()), route, self.run)
+        output.result(
+            self._document(made, labelled, counts),
+            lambda: self._print(made, labelled.described(counts), output),
+            notes,
+            found=lacks_verdict(made.profile, self.required),
         )
-    calibration.profile.save(settings.out)
-    with output.doing("writing the report"):
-        _write_reports(calibration, opened, settings.report)
-    written = [str(file) for file in (settings.out, *settings.report)]
-    said = (*labelled.notes, *shared_questions(labelled), *calibration.chosen_on.notes)
-    notes = list(dict.fromkeys([*said, *calibration.profile.provenance.notes]))
-    for route, pools in calibration.pools.items():
-        notes += notes_on_pools(replace(pools, skipped=()), route, settings.run)
-    described, show_all = labelled.described(counts), settings.show_all
-    output.result(
-        _document(calibration, labelled, counts, written),
-        lambda: _print(calibration, described, written, output, show_all=show_all),
-        notes,
-    )
-    require_verdict(calibration.profile, settings.required)
 
+    def _chosen(self) -> "Settings":
+        """The settings as calibration takes them."""
+        from calibration.calibrate_route import Settings
+        from calibration.certify import Promise
+        from calibration.reader.utilities import load_utilities
 
-def _chosen(settings: Calibrate) -> "Settings":
-    """The settings as calibration takes them."""
-    from calibration.calibrate_route import Settings
-    from calibration.certify import Promise
+        base, source = DEFAULT_UTILITIES, ""
+        if self.utilities is not None:
+            base, source = load_utilities(self.utilities)
+        promise = None
+        if self.alpha is not None:
+            promise = Promise(self.alpha, self.beta, self.delta)
+        return Settings(
+            **{name: getattr(self, name) for name in ChoiceSettings.model_fields},
+            promise=promise,
+            depth=self.depth or DEFAULT_DEPTH,
+            utilities=self.worth(base),
+            utilities_source="; ".join(filter(None, [source, self.by_hand])) or None,
+            signal_columns=tuple(self.signal_column),
+        )
 
-    utilities, source = _utilities(settings)
-    promise = None
-    if settings.alpha is not None:
-        promise = Promise(settings.alpha, settings.beta, settings.delta)
-    return Settings(
-        **{name: getattr(settings, name) for name in ChoiceSettings.model_fields},
-        promise=promise,
-        depth=settings.depth or DEFAULT_DEPTH,
-        utilities=utilities,
-        utilities_source=source,
-        signal_columns=tuple(settings.signal_column),
-    )
+    def _document(
+        self, made: "Calibration", labelled: "Labelled", counts: Mapping[str, int]
+    ) -> dict[str, object]:
+        from calibration.report import certificate_words, summarise
 
+        held_out, profile = made.held_out, made.profile
+        own = ("why", "verdict", "certificate", "sufficiency", "assessor", "chosen_on", "held_out")
+        return {
+            "verdict": None if profile.verdict is None else profile.verdict.decision,
+            "profile": self.out,
+            "reports": self.report,
+            "profile_id": profile.profile_id,
+            "data": labelled.dataset.name,
+            "split": labelled.split,
+            **counts,
+            "chosen_on": len(made.chosen_on),
+            "held_out": 0 if held_out is None else len(held_out),
+            "fusion": profile.fusion,
+            "utilities": profile.utilities,
+            "utilities_source": profile.provenance.utilities_source,
+            "routes": {
+                route: {
+                    "policy": describe_policy(outcome.profile.policy),
+                    "kind": outcome.profile.policy.kind,
+                    "k": outcome.profile.policy.k,
+                    "promise": certificate_words(outcome, made.settings),
+                    "summary": summarise(outcome, made.settings, held_out=held_out is not None),
+                    **{name: getattr(outcome.profile, name) for name in own},
+                    "segments": {
+                        name: {
+                            "policy": describe_policy(segment.policy),
+                            "promise": segment.certificate.statement,
+                        }
+                        for name, segment in outcome.profile.segments.items()
+                    },
+                }
+                for route, outcome in made.outcomes.items()
+            },
+        }
 
-def _utilities(settings: Calibrate) -> "tuple[Utilities, str | None]":
-    """The worth of passages, and where that comes from; None for the default preset."""
-    from calibration.reader.utilities import load_utilities
+    def _print(self, made: "Calibration", queries: str, output: Output) -> None:
+        from calibration.sufficiency import sufficiency_words
 
-    base, source = DEFAULT_UTILITIES, ""
-    if settings.utilities is not None:
-        base, source = load_utilities(settings.utilities)
-    worth, parts = settings.worth(base), [source, settings.by_hand]
-    return worth, "; ".join(filter(None, parts)) or None
+        profile, held_out, show_all = made.profile, made.held_out, self.show_all
+        n_held_out = 0 if held_out is None else len(held_out)
+        source = profile.provenance.utilities_source
+        utilities = describe_utilities(profile.utilities, source)
+        output.facts(
+            ("verdict", "" if profile.verdict is None else profile.verdict.statement),
+            ("queries", queries),
+            ("parts", f"{len(made.chosen_on):,} to choose on, {n_held_out:,} held out"),
+            ("fusion", profile.fingerprint.get("fusion") if show_all else None),
+            ("utilities", utilities if show_all or source is not None else None),
+        )
+        first, *others = made.outcomes
+        print_summary(first, made, output, show_all=show_all)
+        print_asking(made.outcomes[first].profile.assessor, output)
+        if show_all:
+            sufficiency = made.outcomes[first].profile.sufficiency
+            output.facts(("sufficiency", sufficiency_words(sufficiency)))
+        else:
+            output.note("--all shows what else could be served, and when a context is insufficient")
+        if others:
+            output.heading("when a stage is down")
+            output.facts(*[(route.value, _in_short(made.outcomes[route])) for route in others])
+        output.out.print()
+        written = [("wrote", str(file)) for file in (self.out, *self.report)]
+        output.facts(("profile", profile.profile_id), *written)
 
 
 def _is_page(report: Path) -> bool:
     return report.suffix != ".json"
 
 
-def _write_reports(calibration: "Calibration", retriever: "Source", files: Sequence[Path]) -> None:
+def _write_reports(made: "Calibration", retriever: "Source", files: Sequence[Path]) -> None:
     if not files:
         return
     from calibration.report import report, write_html, write_json
 
-    evidence = report(
-        calibration, retriever.passage, milliseconds=_signal_milliseconds(calibration, retriever)
-    )
+    milliseconds = None
+    if isinstance(retriever, ctxguard.HybridRetriever):  # others cannot tell
+        queries = [query.text for query in made.dataset.queries[:_TIMED_QUERIES]]
+        view = retriever.with_fusion(made.profile.fusion)
+        milliseconds = view.signal_milliseconds(queries, made.settings.depth)
+    evidence = report(made, retriever.passage, milliseconds=milliseconds)
     for file in files:
-        if _is_page(file):
-            write_html(evidence, file)
-        else:
-            write_json(evidence, file)
+        (write_html if _is_page(file) else write_json)(evidence, file)
 
 
-def _signal_milliseconds(
-    calibration: "Calibration", retriever: "Source"
-) -> dict[str, float] | None:
-    """Times each family of signals on this machine; None for a retriever that cannot tell."""
-
-    if not isinstance(retriever, ctxguard.HybridRetriever):
-        return None
-    queries = [query.text for query in calibration.dataset.queries[:_TIMED_QUERIES]]
-    view = retriever.with_fusion(calibration.profile.fusion)
-    return view.signal_milliseconds(queries, calibration.settings.depth)
-
-
-def _document(
-    calibration: "Calibration",
-    labelled: "Labelled",
-    counts: Mapping[str, int],
-    written: Sequence[str],
-) -> dict[str, object]:
-    held_out, verdict = calibration.held_out, calibration.profile.verdict
-    return {
-        "verdict": None if verdict is None else verdict.decision,
-        "profile": written[0],
-        "reports": written[1:],
-        "profile_id": calibration.profile.profile_id,
-        "data": labelled.dataset.name,
-        "split": labelled.split,
-        **counts,
-        "chosen_on": len(calibration.chosen_on),
-        "held_out": 0 if held_out is None else len(held_out),
-        "fusion": calibration.profile.fusion,
-        "utilities": calibration.profile.utilities,
-        "utilities_source": calibration.profile.provenance.utilities_source,
-        "routes": {
-            route: _route_document(outcome, calibration)
-            for route, outcome in calibration.outcomes.items()
-        },
-    }
-
-
-def _print(
-    calibration: "Calibration",
-    queries: str,
-    written: Sequence[str],
-    output: Output,
-    *,
-    show_all: bool,
-) -> None:
-    profile, held_out = calibration.profile, calibration.held_out
-    n_held_out = 0 if held_out is None else len(held_out)
-    facts = [
-        ("verdict", "" if profile.verdict is None else profile.verdict.statement),
-        ("queries", queries),
-        ("parts", f"{len(calibration.chosen_on):,} to choose on, {n_held_out:,} held out"),
-    ]
-    if show_all and "fusion" in profile.fingerprint:
-        facts.append(("fusion", profile.fingerprint["fusion"]))
-    source = profile.provenance.utilities_source
-    if show_all or source is not None:
-        facts.append(("utilities", describe_utilities(profile.utilities, source)))
-    output.facts(facts)
-    routes = iter(calibration.outcomes)
-    from calibration.sufficiency import sufficiency_words
-
-    first = next(routes)
-    print_summary(first, calibration, output, show_all=show_all)
-    print_asking(calibration.outcomes[first].profile.assessor, output)
-    if show_all:
-        sufficiency = calibration.outcomes[first].profile.sufficiency
-        output.facts([("sufficiency", sufficiency_words(sufficiency))])
-    else:
-        output.note("--all shows what else could be served, and when a context is insufficient")
-    others = list(routes)
-    if others:
-        output.heading("when a stage is down")
-        output.facts([(route.value, _in_short(route, calibration)) for route in others])
-    output.out.print()
-    output.facts([("profile", profile.profile_id), *(("wrote", file) for file in written)])
-
-
-def _k_and_threshold(outcome: "RouteOutcome", place: tuple[int, int]) -> dict[str, float]:
-    return dict(zip(("k", "threshold"), outcome.chosen_grid.settings(place), strict=True))
-
-
-def _route_document(outcome: "RouteOutcome", calibration: "Calibration") -> dict[str, object]:
-    from calibration.report import certificate_words, summarise
-
-    chosen, test = outcome.profile, outcome.certification
-    return {
-        "policy": describe_policy(chosen.policy),
-        "kind": chosen.policy.kind,
-        "k": chosen.policy.k,
-        "why": chosen.why,
-        "verdict": chosen.verdict,
-        "promise": certificate_words(outcome, calibration.settings),
-        "certificate": chosen.certificate,
-        "summary": summarise(
-            outcome, calibration.settings, held_out=calibration.held_out is not None
-        ),
-        "sufficiency": chosen.sufficiency,
-        "assessor": chosen.assessor,
-        "segments": {
-            name: {
-                "policy": describe_policy(segment.policy),
-                "promise": segment.certificate.statement,
-            }
-            for name, segment in chosen.segments.items()
-        },
-        "chosen_on": chosen.chosen_on,
-        "held_out": chosen.held_out,
-        "rule_choices": {
-            rule: {
-                "choice": None if found is None else _k_and_threshold(outcome, found[0]),
-                "tested": None if found is None else found[1],
-            }
-            for rule, found in ({} if test is None else test.rule_choices).items()
-        },
-    }
-
-
-def _in_short(route: Route, calibration: "Calibration") -> str:
+def _in_short(outcome: "RouteOutcome") -> str:
     """A fallback route in one line."""
-    outcome = calibration.outcomes[route]
-    policy = outcome.profile.policy
-    words = describe_policy(policy)
-    verdict = outcome.profile.verdict
-    if verdict is not None and verdict.decision == "shadow":
+    profile = outcome.profile
+    words, certificate = describe_policy(profile.policy), profile.certificate
+    if profile.verdict is not None and profile.verdict.decision == "shadow":
         words = f"in shadow: {words}"
-    if policy == outcome.today.policy:
+    if profile.policy == outcome.today.policy:
         return f"{words}, as today"
-    certificate = outcome.profile.certificate
     if certificate is None:
         return f"{words}; not certified"
     if certificate.recall_difference is None:

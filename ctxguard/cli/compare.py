@@ -3,16 +3,15 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic import Field
-from rich.text import Text
 
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import FINDING, Output, as_json, check_writable, one_line
+from ctxguard.cli._console import Output, as_json
 from ctxguard.cli._inputs import fitted, read_labelled, seen_in_calibration
 from ctxguard.cli._results import print_checks, print_comparison
 from ctxguard.cli._settings import system_in
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from calibration.compare.candidates import Candidate
     from calibration.compare.comparison import Comparison
     from calibration.compare.saved_comparison import RegressionCheck
+    from calibration.data.dataset import Query
     from ctxguard.cli._inputs import Labelled
     from ctxguard.cli._system import Source
     from ctxguard.core.metrics import Utilities
@@ -60,14 +60,12 @@ class Compare(PassageWorth):
     )
     k: list[Annotated[int, Field(ge=1)]] = setting(
         "Passages to keep, for candidates without k=N. Repeatable.",
-        "N",
-        "--k",
-        "-k",
+        *("N", "--k", "-k"),
         default=str(DEFAULT_K),
         factory=list,
     )
     out: Path | None = optional(
-        "JSON file to save the comparison to, for a later --against.", "FILE"
+        "JSON file to save the comparison to, for a later --against.", "FILE", writes=True
     )
     against: Path | None = optional(
         "Saved comparison to check against; exit code 1 if a candidate is worse than the saved "
@@ -97,128 +95,144 @@ class Compare(PassageWorth):
     )
     seed: _options.Seed = 0
 
-
-def compare(settings: Compare) -> None:
-    """Compare ways to rank and to cut on the same labelled queries, with paired intervals.
-
-    They rank an index, or are any systems that files describe (--system): retrievers of your own,
-    TREC runs, engines.
-    Save a comparison with --out (or --json > FILE), and check a later one against it with
-    --against FILE.
-    """
-    from calibration.compare.comparison import VerdictRule, check_candidates
-    from calibration.compare.comparison import compare as compare_all
-    from calibration.compare.saved_comparison import (
-        SavedComparison,
-        check_metrics,
-        check_regressions,
-    )
-    from calibration.replay import encode_queries
-    from ctxguard.profile.schema import Profile
-
-    output = Output(as_json=settings.as_json)
-    rule = VerdictRule(settings.safe, settings.dangerous)
-    metrics = check_metrics(settings.regression_metrics)
-    saved = None if settings.against is None else SavedComparison.load(settings.against)
-    check_writable(settings.out, "--out")
-    if settings.out and settings.against and settings.out.resolve() == settings.against.resolve():
-        raise typer.BadParameter("name another file than --against", param_hint="--out")
-    profiles = {name: Profile.load(path) for name, path in _by_name(settings.profile).items()}
-    index, sources = _systems(settings)
-    reranker = None if index is None else index.reranker
-    candidates = _candidates(settings, profiles, tuple(sources), index)
-    depth, baseline, seed = settings.depth or DEFAULT_DEPTH, settings.baseline, settings.seed
-    check_candidates(candidates, baseline, depth)
-    utilities = settings.worth(_utilities(profiles))
-    labelled = read_labelled(settings.data, "test")
-    with output.doing("opening the retrievers"):
-        queries = labelled.dataset.queries
-        external = {name: source.open(queries) for name, source in sources.items()}
-        opened = None if index is None else open_index(index.model_copy(update={"reranker": None}))
-        view = _viewer(opened, reranker, external)
-        if not settings.candidate and opened is not None and not opened.has_signals:
-            candidates = [each for each in candidates if each.fusion.method != "ranker"]
-        for candidate in candidates:
-            source = view(candidate)
-            if candidate.name in profiles:
-                fitted(profiles[candidate.name], source)
-    labelled, counts = labelled.against(opened or next(iter(external.values())))
-    dataset = labelled.dataset
-    with output.passes() as begin:
-        vectors = None
-        if opened and any(each.route not in _LEXICAL for each in candidates):
-            progress = begin("encoding queries", len(dataset))
-            vectors = encode_queries(opened, dataset.queries, progress)
-        comparison = compare_all(
-            candidates,
-            view,
-            dataset,
-            baseline=baseline,
-            utilities=utilities,
-            rule=rule,
-            depth=depth,
-            vectors=vectors,
-            seed=seed,
-            passes=begin,
-            columns=[each for loaded in profiles.values() for each in loaded.signal_columns],
+    def __call__(self, output: Output) -> None:
+        """They rank an index, or are any systems that files describe (--system): retrievers of your
+        own, TREC runs, engines.
+        Save a comparison with --out (or --json > FILE), and check a later one against it with
+        --against FILE.
+        """
+        from calibration.compare.comparison import VerdictRule, check_candidates, compare
+        from calibration.compare.saved_comparison import (
+            SavedComparison,
+            check_metrics,
+            check_regressions,
         )
-    digest = dataset.digest()
-    checks = saved and check_regressions(
-        comparison, saved, digest, metrics=metrics, tolerance=settings.tolerance, seed=seed
-    )
-    about: dict[str, object] = {
-        "data": dataset.name,
-        "split": labelled.split,
-        "dataset_digest": digest,
-        **counts,
-        "depth": depth,
-        "seed": seed,
-    }
-    facts = [
-        ("queries", labelled.described(counts)),
-        ("measured on", f"{len(comparison.query_ids):,} queries that every candidate answered"),
-        ("unlabelled", comparison.unlabelled),
-    ]
-    about["notes"] = _notes(comparison, labelled, profiles)
-    document = _document(comparison, checks or (), about)
-    _show(document, comparison, checks or (), facts, settings)
+        from calibration.replay import encode_queries
+        from ctxguard.profile.schema import Profile
+
+        rule = VerdictRule(self.safe, self.dangerous)
+        metrics = check_metrics(self.regression_metrics)
+        saved = None if self.against is None else SavedComparison.load(self.against)
+        if self.out and self.against and self.out.resolve() == self.against.resolve():
+            raise typer.BadParameter("name another file than --against", param_hint="--out")
+        profiles = {name: Profile.load(path) for name, path in _by_name(self.profile).items()}
+        index, sources = self._systems()
+        candidates = self._candidates(profiles, tuple(sources), index)
+        depth = self.depth or DEFAULT_DEPTH
+        check_candidates(candidates, self.baseline, depth)
+        utilities = self.worth(_utilities(profiles))
+        labelled = read_labelled(self.data, "test")
+        with output.doing("opening the retrievers"):
+            view, opened, external = _viewer(index, sources, labelled.dataset.queries)
+            if not self.candidate and opened is not None and not opened.has_signals:
+                candidates = [each for each in candidates if each.fusion.method != "ranker"]
+            for candidate in candidates:
+                source = view(candidate)
+                if candidate.name in profiles:
+                    fitted(profiles[candidate.name], source)
+        labelled, counts = labelled.against(opened or next(iter(external.values())))
+        dataset, vectors = labelled.dataset, None
+        with output.passes() as begin:
+            if opened and any(each.route not in _LEXICAL for each in candidates):
+                progress = begin("encoding queries", len(dataset))
+                vectors = encode_queries(opened, dataset.queries, progress)
+            made = compare(
+                *(candidates, view, dataset),
+                baseline=self.baseline,
+                utilities=utilities,
+                rule=rule,
+                depth=depth,
+                vectors=vectors,
+                seed=self.seed,
+                passes=begin,
+                columns=[each for loaded in profiles.values() for each in loaded.signal_columns],
+            )
+        checks: Sequence[RegressionCheck] = ()
+        if saved is not None:
+            checks = check_regressions(
+                *(made, saved, dataset.digest()),
+                metrics=metrics,
+                tolerance=self.tolerance,
+                seed=self.seed,
+            )
+        about = {**labelled.document, **counts, "depth": depth, "seed": self.seed}
+        notes = _notes(made, labelled, profiles)
+        document = {**about, **_document(made, checks), "notes": notes}
+        if self.out is not None:
+            with atomic_write(self.out) as stream:
+                stream.write((as_json(document) + "\n").encode())
+        facts = [
+            ("queries", labelled.described(counts)),
+            ("measured on", f"{len(made.query_ids):,} queries that every candidate answered"),
+            ("unlabelled", made.unlabelled),
+            ("saved to", None if self.out is None else str(self.out)),
+        ]
+
+        def show() -> None:
+            print_comparison(made, facts, output, show_all=self.show_all)
+            print_checks(checks, output)
+
+        output.result(document, show, notes)
+        worse = ", ".join(check.candidate for check in checks if check.regressed)
+        output.findings(
+            [f"worse than the saved comparison, beyond noise: {worse}"] if worse else []
+        )
+
+    def _systems(self) -> tuple[System | None, dict[str, System]]:
+        """The index, and the others by the names of their candidates.
+
+        Raises:
+            ConfigurationError: there are none, two indexes, or two of one name.
+        """
+        described = {name: system_in(file) for name, file in _by_name(self.system).items()}
+        # A file without a source is about those that options name.
+        shared = [each for each in described.values() if not each.sources]
+        systems = [(name, each) for name, each in described.items() if each.sources]
+        systems += [
+            ("index", System(index=folder)) for folder in [self.index] if folder is not None
+        ]
+        systems = [(name, each.completed(shared)) for name, each in systems]
+        indexes = [each for _, each in systems if each.index is not None]
+        others = [(name, each) for name, each in systems if each.index is None]
+        if not indexes and not others:
+            raise typer.BadParameter("give --index FOLDER or --system FILE", param_hint="--index")
+        if len(indexes) > 1:
+            raise ConfigurationError("two indexes are given: compare them in two comparisons")
+        if len(dict(others)) < len(others):
+            raise ConfigurationError("two files --system have one name; rename one")
+        return next(iter(indexes), None), dict(others)
+
+    def _candidates(
+        self,
+        profiles: "dict[str, Profile]",
+        sources: tuple[str, ...],
+        index: System | None,
+    ) -> "list[Candidate]":
+        """Ways to cut the rankings of an index, else of the first source; and all sources."""
+        from calibration.compare.candidates import (
+            at_each_k,
+            default_candidates,
+            from_profile,
+            of_source,
+            parse_candidates,
+        )
+
+        ks = tuple(dict.fromkeys(self.k)) or (DEFAULT_K,)
+        own = None if index is not None else sources[0]
+        candidates = [each for spec in self.candidate for each in parse_candidates(spec, ks, own)]
+        if not self.candidate and index is not None:
+            reranked = index.reranker is not None
+            candidates = list(at_each_k(default_candidates(reranked=reranked), ks))
+        candidates += at_each_k([of_source(name) for name in sources], ks)
+        return candidates + [from_profile(name, loaded, own) for name, loaded in profiles.items()]
 
 
-def _show(
-    document: Mapping[str, Any],
-    comparison: "Comparison",
-    checks: "Sequence[RegressionCheck]",
-    facts: list[tuple[str, str]],
-    settings: Compare,
-) -> None:
-    """Save and print; end with a finding if a candidate is worse than the saved one of its name."""
-    output = Output(as_json=settings.as_json)
-    if settings.out is not None:
-        with atomic_write(settings.out) as stream:
-            stream.write((as_json(document) + "\n").encode())
-        facts.append(("saved to", str(settings.out)))
-
-    def show() -> None:
-        print_comparison(comparison, facts, output, show_all=settings.show_all)
-        print_checks(checks, output)
-
-    output.result(document, show)
-    output.notes(document["notes"])
-    worse = [check.candidate for check in checks if check.regressed]
-    if worse:
-        names = one_line(", ".join(worse))
-        output.err.print(Text(f"finding: worse than the saved comparison, beyond noise: {names}"))
-        raise typer.Exit(FINDING)
-
-
-def _document(
-    comparison: "Comparison", checks: "Sequence[RegressionCheck]", about: Mapping[str, object]
-) -> dict[str, object]:
+def _document(comparison: "Comparison", checks: "Sequence[RegressionCheck]") -> dict[str, object]:
     """A comparison as JSON; ``SavedComparison`` reads a part of it back."""
     from calibration.compare.saved_comparison import values_as_json
 
+    figures = ("harm_share", "verdict", "latency_ms", "curve")
     return {
-        **about,
         "measured_queries": len(comparison.query_ids),
         "utilities": comparison.utilities,
         "unlabelled": comparison.unlabelled,
@@ -228,20 +242,15 @@ def _document(
             {
                 "name": each.candidate.name,
                 **each.candidate.describe(),
-                "score_kind": each.kind.value,
-                "harm_share": each.harm_share,
-                "verdict": each.verdict,
-                "latency_ms": each.latency_ms,
-                "curve": each.curve,
+                "score_kind": each.kind,
+                **{name: getattr(each, name) for name in figures},
                 "per_query": values_as_json(each.per_query),
             }
             for each in comparison.candidates
         ],
         "against": {
             check.candidate: {
-                "saved": check.saved,
-                "regressed": check.regressed,
-                "differences": check.differences,
+                name: getattr(check, name) for name in ("saved", "regressed", "differences")
             }
             for check in checks
         },
@@ -253,56 +262,6 @@ def _by_name(paths: Sequence[Path]) -> dict[str, Path]:
     """Profiles by the stem of their file name, or by their path if two share it."""
     stems = Counter(path.stem for path in paths)
     return {path.stem if stems[path.stem] == 1 else str(path): path for path in paths}
-
-
-def _systems(settings: Compare) -> tuple[System | None, dict[str, System]]:
-    """The index, and the others by the names of their candidates.
-
-    Raises:
-        ConfigurationError: there are none, two indexes, or two of one name.
-    """
-    described = {name: system_in(file) for name, file in _by_name(settings.system).items()}
-    # A file without a source is about those that options name.
-    shared = [each for each in described.values() if not each.sources]
-    systems = [(name, each) for name, each in described.items() if each.sources]
-    systems += [
-        ("index", System(index=folder)) for folder in [settings.index] if folder is not None
-    ]
-    systems = [(name, each.completed(shared)) for name, each in systems]
-    indexes = [each for _, each in systems if each.index is not None]
-    others = [(name, each) for name, each in systems if each.index is None]
-    if not indexes and not others:
-        raise typer.BadParameter("give --index FOLDER or --system FILE", param_hint="--index")
-    if len(indexes) > 1:
-        raise ConfigurationError("two indexes are given: compare them in two comparisons")
-    if len(dict(others)) < len(others):
-        raise ConfigurationError("two files --system have one name; rename one")
-    return next(iter(indexes), None), dict(others)
-
-
-def _candidates(
-    settings: Compare,
-    profiles: "dict[str, Profile]",
-    sources: tuple[str, ...],
-    index: System | None,
-) -> "list[Candidate]":
-    """Ways to cut an index's rankings or, without one, the first source's; each source as it is."""
-    from calibration.compare.candidates import (
-        at_each_k,
-        default_candidates,
-        from_profile,
-        of_source,
-        parse_candidates,
-    )
-
-    ks = tuple(dict.fromkeys(settings.k)) or (DEFAULT_K,)
-    own = None if index is not None else sources[0]
-    candidates = [each for spec in settings.candidate for each in parse_candidates(spec, ks, own)]
-    if not settings.candidate and index is not None:
-        reranked = index.reranker is not None
-        candidates = list(at_each_k(default_candidates(reranked=reranked), ks))
-    candidates += at_each_k([of_source(name) for name in sources], ks)
-    return candidates + [from_profile(name, loaded, own) for name, loaded in profiles.items()]
 
 
 def _utilities(profiles: "dict[str, Profile]") -> "Utilities":
@@ -319,29 +278,33 @@ def _utilities(profiles: "dict[str, Profile]") -> "Utilities":
 
 
 def _viewer(
-    index: "HybridRetriever | None", reranker: str | None, external: "Mapping[str, Source]"
-) -> "Callable[[Candidate], Source]":
-    """Return a function from a candidate to its retriever: the index at its stages, or another.
+    index: System | None, sources: "Mapping[str, System]", queries: "Sequence[Query]"
+) -> "tuple[Callable[[Candidate], Source], HybridRetriever | None, dict[str, Source]]":
+    """Open the systems; return a function from a candidate to its retriever, and all of them.
 
     The function raises ConfigurationError where the candidate reranks, and no reranker was given,
     or where there is no index.
     """
     from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 
+    external = {name: source.open(queries) for name, source in sources.items()}
+    opened = None
+    if index is not None:
+        opened = open_index(index.model_copy(update={"reranker": None}))
     reranking: dict[str, HybridRetriever] = {}
 
     def view(candidate: "Candidate") -> "Source":
         route, fusion, model, source = candidate.stages
         if source is not None:
             return external[source]
-        base = index
+        base = opened
         if base is None:
             raise ConfigurationError(
                 "a retriever of your own and a run have no stages to choose: compare them by k and "
                 "min_ratio, or give --index"
             )
         if route.value.endswith("+rerank"):
-            model = reranker if model is None else model
+            model = model or (None if index is None else index.reranker)
             if model is None:
                 raise ConfigurationError(
                     f"{candidate.name} reranks, and no reranker was given; name one as reranker in "
@@ -352,7 +315,7 @@ def _viewer(
             base = reranking[model]
         return base.with_fusion(fusion).on_route(route)
 
-    return view
+    return view, opened, external
 
 
 def _notes(

@@ -15,10 +15,9 @@ from rich.text import Text
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, interval, number, one_line, print_json
+from ctxguard.cli._console import Output, interval, number, one_line
 from ctxguard.cli._results import print_differences
 from ctxguard.cli._store import tokens_in_words
-from ctxguard.cli._tables import TextTable
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import Route
 
@@ -44,35 +43,32 @@ class Demo(SettingsModel):
     serve: bool = setting("Serve the metrics over HTTP until Ctrl-C.", value=False)
     as_json: _options.AsJson = False
 
+    def __call__(self, output: Output) -> None:
+        """The text is the documentation of the Python that runs this command; the questions were
+        written and labelled by hand. Nothing is downloaded.
+        """
+        from ctxguard.cli.demonstration import loop, questions
 
-def demo(settings: Demo) -> None:
-    """Index, calibrate, guard and monitor on real text, in a minute or two.
+        folder = self.index or cache_folder() / "demo-index"
+        labelled = questions()
+        with output.passes() as passes:
+            retriever, built = loop.open_index(folder, passes)
+            calibration = loop.calibrate_demo(retriever, labelled, passes)
+            pairs = loop.before_and_after(retriever, calibration)
+            traffic = loop.monitor_traffic(retriever, calibration, passes)
+        with _metrics_endpoint(traffic) as url:
 
-    The text is the documentation of the Python that runs this command; the questions were written
-    and labelled by hand. Nothing is downloaded.
-    """
-    from ctxguard.cli.demonstration import loop, questions
+            def show() -> None:
+                how = "built" if built else "opened"
+                _show_setup(output, calibration, f"{len(retriever):,} passages ({how})")
+                _show_questions(output, pairs, refuted=loop.refuted(calibration) is not None)
+                _show_traffic(output, traffic, _scrape(url))
+                _show_next(output, folder)
 
-    output = Output(as_json=settings.as_json)
-    folder = settings.index or cache_folder() / "demo-index"
-    labelled = questions()
-    with output.passes() as passes:
-        retriever, built = loop.open_index(folder, passes)
-        calibration = loop.calibrate_demo(retriever, labelled, passes)
-        pairs = loop.before_and_after(retriever, calibration)
-        traffic = loop.monitor_traffic(retriever, calibration, passes)
-    with _metrics_endpoint(traffic) as url:
-        if settings.as_json:
-            print_json(_document(calibration, pairs, traffic))
-        else:
-            how = "built" if built else "opened"
-            _show_setup(output, calibration, f"{len(retriever):,} passages ({how})")
-            _show_questions(output, pairs, refuted=loop.refuted(calibration) is not None)
-            _show_traffic(output, traffic, _scrape(url))
-            _show_next(output, folder)
-        if settings.serve:
-            output.note(f"metrics are served at {url} until Ctrl-C")
-            threading.Event().wait()
+            output.result(_document(calibration, pairs, traffic), show)
+            if self.serve:
+                output.note(f"metrics are served at {url} until Ctrl-C")
+                threading.Event().wait()
 
 
 @contextmanager
@@ -100,11 +96,9 @@ def _show_setup(output: Output, calibration: "Calibration", corpus: str) -> None
     dataset, verdict = calibration.dataset, calibration.profile.verdict
     questions = f"{len(dataset)} labelled questions, {len(dataset.answerable)} answerable"
     output.facts(
-        [
-            ("verdict", "" if verdict is None else verdict.statement),
-            ("corpus", f"the documentation of Python {platform.python_version()}: {corpus}"),
-            ("", questions),
-        ]
+        ("verdict", "" if verdict is None else verdict.statement),
+        ("corpus", f"the documentation of Python {platform.python_version()}: {corpus}"),
+        ("", questions),
     )
     print_differences(Route.HYBRID, calibration, output, _METRICS)
 
@@ -145,13 +139,13 @@ def _show_traffic(output: Output, traffic: "MonitoredTraffic", scraped: list[str
     output.heading(
         f"Monitoring: {traffic.requests} requests, {traffic.sampled} of them sampled and judged"
     )
-    output.facts(list(tokens_in_words(traffic.counts)))
-    rows = TextTable("metric", "estimate>", "95% interval>", "true value>", "n>")
+    output.facts(*tokens_in_words(traffic.counts))
+    rows = []
     for metric, truth in traffic.truth.items():
         estimate = traffic.estimates[metric]
         figures = (number(estimate.value), interval(estimate), number(truth), str(estimate.n))
-        rows.add_row(metric.value, *figures)
-    output.out.print(rows)
+        rows.append((metric.value, *figures))
+    output.table(("metric", "estimate>", "95% interval>", "true value>", "n>"), rows)
     for line in scraped:
         output.out.print(Text(line, style="dim"), soft_wrap=True)
 
@@ -194,10 +188,7 @@ def _document(
             },
             "estimates": {
                 metric.value: {
-                    "value": estimate.value,
-                    "lower": estimate.lower,
-                    "upper": estimate.upper,
-                    "n": estimate.n,
+                    **{name: getattr(estimate, name) for name in ("value", "lower", "upper", "n")},
                     "truth": traffic.truth.get(metric),
                 }
                 for metric, estimate in traffic.estimates.items()

@@ -3,13 +3,11 @@
 import platform
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import typer
 from rich.table import Table
 from rich.text import Text
 
@@ -18,7 +16,7 @@ from ctxguard._support import _compiled
 from ctxguard._support.foreign_distribution import foreign_distribution
 from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import FINDING, Output, one_line, print_json
+from ctxguard.cli._console import Output, one_line
 from ctxguard.cli._settings import named, read_toml
 from ctxguard.cli._store import open_store
 from ctxguard.cli._system import System
@@ -26,7 +24,6 @@ from ctxguard.errors import ConfigurationError, CtxguardError
 
 if TYPE_CHECKING:
     from ctxguard.cli._system import Source
-    from ctxguard.profile.schema import Profile
 
 _EXTRAS = {
     "embedded": "faiss",
@@ -57,24 +54,11 @@ _OLD_DAYS = 180
 _MAX_METRICS_BYTES = 2**25
 _SCRAPE_SECONDS = 5.0
 
+_STYLES = {"ok": "green", "note": "yellow", "wrong": "red"}
 Status = Literal["ok", "note", "wrong"]
 
 
-class DoctorSettings(SettingsModel):
-    """Settings of ``ctxguard doctor``."""
-
-    places: list[str] = setting(
-        "Parts to look at: an index folder or an engine's URL, a profile (.json), a sample "
-        "store's URL, the URL of metrics, or the file of a system (.toml), which names them.",
-        "[PLACE]...",
-        argument=True,
-        factory=list,
-    )
-    as_json: _options.AsJson = False
-
-
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """The state of one part.
 
     Attributes:
@@ -88,31 +72,38 @@ class Finding:
     text: str
 
 
-def doctor(settings: DoctorSettings) -> None:
-    """Say for each part of a deployment whether it works, and how to mend it.
+class Doctor(SettingsModel):
+    """Settings of ``ctxguard doctor``."""
 
-    The installation is looked at in any case. For example:
+    places: list[str] = setting(
+        "Parts to look at: an index folder or an engine's URL, a profile (.json), a sample "
+        "store's URL, the URL of metrics, or the file of a system (.toml), which names them.",
+        "[PLACE]...",
+        argument=True,
+        factory=list,
+    )
+    as_json: _options.AsJson = False
 
-    ctxguard doctor index/ profile.json sqlite:///samples.db http://localhost:8000/metrics
-    """
-    output = Output(as_json=settings.as_json)
-    with output.doing("looking"):
-        findings = [*_installation(), *_deployment(*_parts(settings.places))]
-    wrong = any(finding.status == "wrong" for finding in findings)
-    if settings.as_json:
-        print_json({"ok": not wrong, "findings": [asdict(finding) for finding in findings]})
-    else:
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(no_wrap=True)
-        grid.add_column(style="bold", no_wrap=True)
-        grid.add_column(overflow="fold")
-        styles = {"ok": "green", "note": "yellow", "wrong": "red"}
-        for finding in findings:
-            status = Text(finding.status, style=styles[finding.status])
-            grid.add_row(status, finding.part, one_line(finding.text))
-        output.out.print(grid)
-    if wrong:
-        raise typer.Exit(FINDING)
+    def __call__(self, output: Output) -> None:
+        """The installation is looked at in any case. For example:
+
+        ctxguard doctor index/ profile.json sqlite:///samples.db http://localhost:8000/metrics
+        """
+        with output.doing("looking"):
+            findings = [*_installation(), *_deployment(*_parts(self.places))]
+        ok = all(finding.status != "wrong" for finding in findings)
+
+        def show() -> None:
+            grid = Table.grid(padding=(0, 2))
+            grid.add_column(no_wrap=True)
+            grid.add_column(style="bold", no_wrap=True)
+            grid.add_column(overflow="fold")
+            for part, status, text in findings:
+                grid.add_row(Text(status, style=_STYLES[status]), part, one_line(text))
+            output.out.print(grid)
+
+        document = {"ok": ok, "findings": [each._asdict() for each in findings]}
+        output.result(document, show, found=not ok)
 
 
 def _installation() -> Iterator[Finding]:
@@ -180,22 +171,20 @@ def _system_file(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _deployment(system: dict[str, Any], parts: dict[str, Any]) -> Iterator[Finding]:
     source: list[Source] = []
+    looks: list[tuple[str, Iterator[Finding]]] = []
     if system:
-        yield from _tried("index", lambda: _index(system, source))
+        looks.append(("index", _index(system, source)))
     if "profile" in parts:
-        yield from _tried("profile", lambda: _profile(parts["profile"], source))
+        looks.append(("profile", _profile(parts["profile"], source)))
     if "store" in parts:
-        yield from _tried("store", lambda: _store(parts["store"]))
+        looks.append(("store", _store(parts["store"])))
+    for part, findings in looks:
+        try:
+            yield from findings
+        except CtxguardError as error:  # its message has the mend
+            yield Finding(part, "wrong", str(error))
     if "metrics" in parts:
         yield _metrics(parts["metrics"])
-
-
-def _tried(part: str, look: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    """The findings of a part; an error, whose message has the mend, is one of them."""
-    try:
-        return list(look())
-    except CtxguardError as error:
-        return [Finding(part, "wrong", str(error))]
 
 
 def _index(system: dict[str, Any], opened: "list[Source]") -> Iterator[Finding]:
@@ -208,6 +197,7 @@ def _index(system: dict[str, Any], opened: "list[Source]") -> Iterator[Finding]:
 
 
 def _profile(file: Path, opened: "list[Source]") -> Iterator[Finding]:
+    from ctxguard.guard import ContextGuard
     from ctxguard.profile.schema import Profile
 
     profile = Profile.load(file)
@@ -220,20 +210,13 @@ def _profile(file: Path, opened: "list[Source]") -> Iterator[Finding]:
             "profile", "note", f"written {days} days ago; `ctxguard recalibrate` renews it"
         )
     for source in opened:
-        yield from _fit(profile, source)
-
-
-def _fit(profile: "Profile", source: "Source") -> Iterator[Finding]:
-    """Whether a profile was made on this system."""
-    from ctxguard.guard import ContextGuard
-
-    comparison = ContextGuard(source, profile=profile).comparison
-    for line in comparison.mismatches:
-        yield Finding("profile", "wrong", f"not of this system: {line}; calibrate on it")
-    for line in comparison.reservations:
-        yield Finding("profile", "note", line)
-    if not comparison.differences:
-        yield Finding("profile", "ok", "made on this system")
+        comparison = ContextGuard(source, profile=profile).comparison
+        for line in comparison.mismatches:
+            yield Finding("profile", "wrong", f"not of this system: {line}; calibrate on it")
+        for line in comparison.reservations:
+            yield Finding("profile", "note", line)
+        if not comparison.differences:
+            yield Finding("profile", "ok", "made on this system")
 
 
 def _store(url: str) -> Iterator[Finding]:

@@ -10,9 +10,8 @@ import ctxguard
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard._support.words import count
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, number, print_json
+from ctxguard.cli._console import Output, number
 from ctxguard.cli._store import open_store
-from ctxguard.cli._tables import TextTable
 from ctxguard.core.types import Mode
 from ctxguard.errors import DataError
 from ctxguard.profile.describe import describe_policy
@@ -42,83 +41,83 @@ class Explain(SettingsModel):
     show_all: _options.ShowAll = False
     as_json: _options.AsJson = False
 
+    def __call__(self, output: Output) -> None:
+        """From the store: the query, the candidates with their scores, the judge's
+        verdicts, people's labels, and the probability of its pick for labelling.
 
-def explain(settings: Explain) -> None:
-    """Show what was served and dropped for one sampled request, and how it was judged.
+        Of a day: the requests that lost most, with the passages, why each was
+        dropped, and the loss in UDCG and recall.
+        """
+        from ctxguard.monitor.explanation import explain_sample
+        from ctxguard.monitor.mistakes import day_named, mistakes_of
 
-    From the store: the query, the candidates with their scores, the judge's
-    verdicts, people's labels, and the probability of its pick for labelling.
-
-    Of a day: the requests that lost most, with the passages, why each was
-    dropped, and the loss in UDCG and recall.
-    """
-    from ctxguard.monitor.explanation import explain_sample
-    from ctxguard.monitor.mistakes import day_named, mistakes_of
-
-    output, request_id = Output(as_json=settings.as_json), settings.request_id
-    loaded = None if settings.profile is None else ctxguard.Profile.load(settings.profile)
-    day = day_named(request_id, time.time())
-    if day is not None:
-        with open_store(settings.store) as opened:
-            _print_day(mistakes_of(opened, day, loaded), settings, output)
-        return
-    with open_store(settings.store) as opened:
-        explanations = [
-            explain_sample(opened, one, loaded) for one in opened.samples_of(request_id)
-        ]
-    if not explanations:
-        raise DataError(
-            f"the store has no sample of request {request_id!r}: it was not sampled, it is not "
-            "written yet, or it has expired (after 30 days, unless keep-days of `ctxguard monitor` "
-            "says otherwise)"
-        )
-    if settings.as_json:
+        loaded = None if self.profile is None else ctxguard.Profile.load(self.profile)
+        day = day_named(self.request_id, time.time())
+        with open_store(self.store) as opened:
+            if day is not None:
+                self._day(mistakes_of(opened, day, loaded), output)
+                return
+            explanations = [
+                explain_sample(opened, one, loaded) for one in opened.samples_of(self.request_id)
+            ]
+        if not explanations:
+            raise DataError(
+                f"the store has no sample of request {self.request_id!r}: it was not sampled, it "
+                "is not written yet, or it has expired (after 30 days, unless keep-days of "
+                "`ctxguard monitor` says otherwise)"
+            )
         samples = [{**_document(one), "notes": _notes(one, loaded)} for one in explanations]
-        print_json({"request_id": request_id, "samples": samples})
-        return
-    for explanation in explanations:
-        _print(explanation, output, show_all=settings.show_all)
-        output.notes(_notes(explanation, loaded))
 
+        def show() -> None:
+            for explanation in explanations:
+                _print(explanation, output, show_all=self.show_all)
+                output.notes(_notes(explanation, loaded))
 
-def _print_day(found: "DayOfMistakes", settings: Explain, output: Output) -> None:
-    notes = []
-    if settings.profile is None:
-        notes.append("with --profile drops have their reasons, and requests in shadow count too")
-    if found.unread:
-        notes.append(
-            f"{count(found.unread, 'more request')} may have lost a passage, and had less of one: "
-            "they were not read"
-        )
-    if settings.as_json:
-        print_json({**asdict(found), "notes": notes})
-        return
-    shown = found.mistakes if settings.show_all else found.mistakes[:_MISTAKES_SHOWN]
-    output.facts(
-        [
-            ("day", f"{found.day} UTC"),
-            ("judged", count(found.judged, "request")),
-            ("wrong drops", f"{count(len(found.mistakes), 'request')} lost a relevant passage"),
-        ]
-    )
-    for one in shown:
-        output.heading(one.query or one.request_id)
-        lost = f"{one.udcg_loss:.2f} UDCG, {one.recall_loss:.2f} recall"
-        in_shadow = "; in shadow: it would have been" * (one.mode is Mode.SHADOW)
-        output.facts([("request", one.request_id), ("lost", lost + in_shadow)])
-        columns = {
-            "passage": [each.passage_id for each in one.dropped],
-            "rank>": [str(each.rank) for each in one.dropped],
-            "P>": [_figure(each.probability) for each in one.dropped],
-            "r>": [_figure(each.relative_score) for each in one.dropped],
-            "grade": [f"{each.grade} by {each.graded_by}" for each in one.dropped],
-            "why": ["; kept if ".join(_why(each)) for each in one.dropped],
-        }
-        _print_table(None, columns, output)
-        output.notes([one.note] if one.note else [])
-    if len(shown) < len(found.mistakes):
-        output.note(f"{len(found.mistakes) - len(shown):,} more lost less; --all shows them")
-    output.notes(notes)
+        output.result({"request_id": self.request_id, "samples": samples}, show)
+
+    def _day(self, found: "DayOfMistakes", output: Output) -> None:
+        shown = found.mistakes if self.show_all else found.mistakes[:_MISTAKES_SHOWN]
+        notes = []
+        if self.profile is None:
+            notes.append(
+                "with --profile drops have their reasons, and requests in shadow count too"
+            )
+        if found.unread:
+            notes.append(
+                f"{count(found.unread, 'more request')} may have lost a passage, and had less of "
+                "one: they were not read"
+            )
+
+        def show() -> None:
+            output.facts(
+                ("day", f"{found.day} UTC"),
+                ("judged", count(found.judged, "request")),
+                ("wrong drops", f"{count(len(found.mistakes), 'request')} lost a relevant passage"),
+            )
+            for one in shown:
+                output.heading(one.query or one.request_id)
+                lost = f"{one.udcg_loss:.2f} UDCG, {one.recall_loss:.2f} recall"
+                in_shadow = "; in shadow: it would have been" * (one.mode is Mode.SHADOW)
+                output.facts(("request", one.request_id), ("lost", lost + in_shadow))
+                rows = [
+                    {
+                        "passage": each.passage_id,
+                        "rank>": str(each.rank),
+                        "P>": _figure(each.probability),
+                        "r>": _figure(each.relative_score),
+                        "grade": f"{each.grade} by {each.graded_by}",
+                        "why": _why(each),
+                    }
+                    for each in one.dropped
+                ]
+                _print_table(None, rows, output)
+                output.notes([one.note] if one.note else [])
+            if len(shown) < len(found.mistakes):
+                output.note(
+                    f"{len(found.mistakes) - len(shown):,} more lost less; --all shows them"
+                )
+
+        output.result(asdict(found), show, notes)
 
 
 def _notes(explanation: "Explanation", profile: "Profile | None") -> list[str]:
@@ -152,7 +151,7 @@ def _document(explanation: "Explanation") -> dict[str, Any]:
 
 
 def _print(explanation: "Explanation", output: Output, *, show_all: bool) -> None:
-    output.facts(explanation.facts())
+    output.facts(*explanation.facts())
     served = [one for one in explanation.candidates if one.outcome == "served"]
     dropped = [one for one in explanation.candidates if one.outcome != "served"]
     # Those that somebody has judged or graded say most.
@@ -166,10 +165,7 @@ def _print(explanation: "Explanation", output: Output, *, show_all: bool) -> Non
     if len(shown) < len(dropped):
         output.note(f"{len(dropped) - len(shown):,} more dropped; --all shows them")
     if explanation.rejected:
-        rows = TextTable("passage", "why", "reply", title="Why there is no verdict")
-        for name, reason, reply in explanation.rejected:
-            rows.add_row(name, reason, reply)
-        output.out.print(rows)
+        output.table(("passage", "why", "reply"), explanation.rejected, "Why there is no verdict")
 
 
 def _print_candidates(
@@ -177,36 +173,34 @@ def _print_candidates(
 ) -> None:
     from ctxguard.monitor.explanation import labels_in_words, verdict_in_words
 
-    if not candidates:
-        return
-    columns = {
-        "passage": [one.passage_id for one in candidates],
-        "rank>": [str(one.rank) for one in candidates],
-        "score>": [number(one.score) for one in candidates],
-        "stages": [
-            ", ".join(f"{leg} {score:.4g}" for leg, score in one.legs.items() if score is not None)
-            for one in candidates
-        ],
-        "why": ["; kept if ".join(_why(one)) for one in candidates],
-        "judge": [verdict_in_words(one.judge) for one in candidates],
-        "people": [labels_in_words(one.labels) for one in candidates],
-    }
-    _print_table(title, columns, output)
+    rows = [
+        {
+            "passage": one.passage_id,
+            "rank>": str(one.rank),
+            "score>": number(one.score),
+            "stages": ", ".join(
+                f"{leg} {score:.4g}" for leg, score in one.legs.items() if score is not None
+            ),
+            "why": _why(one),
+            "judge": verdict_in_words(one.judge),
+            "people": labels_in_words(one.labels),
+        }
+        for one in candidates
+    ]
+    _print_table(title, rows, output)
 
 
-def _print_table(title: str | None, columns: Mapping[str, Sequence[str]], output: Output) -> None:
-    """Print the columns in which anything stands."""
-    shown = {name: cells for name, cells in columns.items() if any(cells)}
-    rows = TextTable(*shown, title=title)
-    for cells in zip(*shown.values(), strict=True):
-        rows.add_row(*cells)
-    output.out.print(rows)
+def _print_table(title: str | None, rows: Sequence[Mapping[str, str]], output: Output) -> None:
+    """Print the columns in which anything stands; nothing without a row."""
+    columns = [name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)]
+    if columns:
+        output.table(columns, ([row[name] for name in columns] for row in rows), title)
 
 
 def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def _why(candidate: "ExplainedCandidate | DroppedPassage") -> list[str]:
+def _why(candidate: "ExplainedCandidate | DroppedPassage") -> str:
     kept_if = " and ".join(candidate.kept_if)
-    return [text for text in (candidate.reason, kept_if) if text]
+    return "; kept if ".join(text for text in (candidate.reason, kept_if) if text)

@@ -1,31 +1,40 @@
-"""``ctxguard golden``: labels with provenance, frozen by digest, and how much they cover."""
+"""``ctxguard golden``: labels with provenance, frozen by digest; coverage, hard negatives."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
 from pydantic import Field
 
-from ctxguard._support.settings import SettingsModel, key, optional, setting
+from ctxguard._support.settings import SettingsModel, key, optional, optional_key, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import FINDING, Output, check_writable, interval, number, print_json
-from ctxguard.cli._inputs import fitted, is_split, label_notes, read_labelled
-from ctxguard.cli._pools import fusion_of, on_route, replayed, served_depth, served_route
+from ctxguard.cli._console import Output, interval, number
+from ctxguard.cli._inputs import (
+    fitted,
+    fusion_of,
+    is_split,
+    label_notes,
+    on_route,
+    open_labelled,
+    read_labelled,
+    replayed,
+    served_depth,
+    served_route,
+)
 from ctxguard.cli._system import open_index
-from ctxguard.cli._tables import TextTable
+from ctxguard.core.types import DEFAULT_DEPTH
 from ctxguard.server.settings import IndexSystem
 
 if TYPE_CHECKING:
-    from calibration.data.coverage import CoverageAt, Unjudged
     from calibration.data.dataset import Dataset
     from calibration.data.frozen_sets import Snapshot
     from calibration.data.golden import GoldenSet
-    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+    from ctxguard.core.types import Passage
 
 _SHOWN_DISPUTES = 10
+_SHOWN_NEGATIVES = 5
 _SEED = 0
 
 
@@ -48,12 +57,30 @@ class Freeze(SettingsModel):
     )
     as_json: _options.AsJson = False
 
+    def __call__(self, output: Output) -> None:
+        """Every label is kept with its provenance, those that disagree too."""
+        from calibration.data.frozen_sets import freeze
+        from calibration.data.golden_sources import DEFAULT_SPLIT, read_sources
+
+        golden = read_sources(self.sources, source=self.source, split=self.split)
+        snapshot = freeze(golden, self.out, self.split or DEFAULT_SPLIT)
+        _result(self.out, snapshot, golden, output)
+
 
 class Check(SettingsModel):
     """Settings of ``ctxguard golden check``."""
 
     folder: Path = setting("A frozen set.", "DIR", argument=True)
     as_json: _options.AsJson = False
+
+    def __call__(self, output: Output) -> None:
+        """Says where the labels come from, which ones disagree, and how they become one."""
+        from calibration.data.frozen_sets import changes, read_snapshot
+        from calibration.data.golden_sources import read_sources
+
+        snapshot, changed = read_snapshot(self.folder), changes(self.folder)
+        _result(self.folder, snapshot, read_sources([self.folder]), output, changed)
+        output.findings(changed)
 
 
 class Coverage(IndexSystem):
@@ -66,124 +93,208 @@ class Coverage(IndexSystem):
     profile: _options.ProfileFile = None
     route: _options.OneRoute = None
     out: Path | None = optional(
-        "JSONL file for the unlabelled passages that matter most, to label.", "FILE"
+        "JSONL file for the unlabelled passages that matter most, to label.", "FILE", writes=True
     )
     as_json: _options.AsJson = False
     depth: _options.Depth = None
     limit: int = key("Most passages written to --out.", "N", ge=1, value=200)
 
+    def __call__(self, output: Output) -> None:
+        """Passages are ranked as a guard ranks them, with the key profile or without a profile.
+        --out writes the unlabelled passages whose labels could change the figures most. Fill in
+        grade (or distractor), annotator and date, and pass the file to `ctxguard golden freeze`.
+        """
+        from calibration.data.coverage import coverage, unjudged
+        from calibration.data.text_files import write_lines
+        from ctxguard.profile.schema import Profile
 
-def freeze(settings: Freeze) -> None:
-    """Merge the labels of all sources into one per passage, and freeze them under a digest.
+        ks = self.ks or [1, 3, 5, 10, 20]
+        dataset, times_asked, notes = _questions(self.data)
+        with output.doing("opening the index"):
+            retriever = open_index(self)
+        loaded = None if self.profile is None else Profile.load(self.profile)
+        source = retriever if loaded is None else fitted(loaded, retriever)
+        folder = self.data.parent.parent if is_split(self.data) else self.data
+        notes += label_notes(dataset, folder / "corpus.jsonl", retriever)
+        route = self.route or served_route(source, loaded)
+        depth = served_depth(self.depth, max(ks), loaded)
+        pools = replayed(on_route(source, route), dataset, output, depth=depth, name=route.value)
+        labelled = sum(dataset.is_labelled(query.query_id) for query in dataset.queries)
+        rows = coverage(pools, dataset, ks, seed=_SEED) if labelled else ()
+        missing = unjudged(pools, dataset, max(ks), times_asked)
+        notes += [f"left out: {line}" for line in pools.skipped]
+        written = missing[: self.limit if self.out is not None else 0]
+        if self.out is not None:
+            questions = {query.query_id: query.text for query in dataset.queries}
+            lines = [
+                _to_label(questions[x.query_id], x, retriever.passage(x.passage_id))
+                for x in written
+            ]
+            write_lines(self.out, lines)
+        document = {
+            "coverage": rows,
+            "queries": len(dataset),
+            "labelled_queries": labelled,
+            "unjudged": len(missing),
+            "written": len(written),
+            "data": dataset.name,
+            "dataset_digest": dataset.digest(),
+            "route": route,
+            "depth": depth,
+            "fusion": fusion_of(source),
+            "seed": _SEED,
+        }
 
-    Every label is kept with its provenance, those that disagree too.
-    """
-    from calibration.data.frozen_sets import freeze as write
-    from calibration.data.golden_sources import DEFAULT_SPLIT, read_sources
-
-    output, out = Output(as_json=settings.as_json), settings.out
-    golden = read_sources(settings.sources, source=settings.source, split=settings.split)
-    snapshot = write(golden, out, settings.split or DEFAULT_SPLIT)
-    if settings.as_json:
-        document = snapshot.model_dump(mode="json")
-        print_json({"golden": str(out), **document, "disputed": _disputes(golden)})
-        return
-    output.facts([("golden set", str(out)), *_facts(snapshot)])
-    _print_disputes(golden, output)
-    output.notes(snapshot.notes)
-
-
-def check(settings: Check) -> None:
-    """Show what a frozen set holds, and verify that it is unchanged; exit code 1 if it is not.
-
-    Says where the labels come from, which ones disagree, and how they become one.
-    """
-    from calibration.data.frozen_sets import changes, read_snapshot
-    from calibration.data.golden_sources import read_sources
-
-    output, folder = Output(as_json=settings.as_json), settings.folder
-    snapshot, changed = read_snapshot(folder), changes(folder)
-    golden = read_sources([folder])
-    if settings.as_json:
-        print_json(
-            {
-                "golden": str(folder),
-                **snapshot.model_dump(mode="json"),
-                "disputed": _disputes(golden),
-                "changes": list(changed),
-            }
-        )
-    else:
-        state = "changed" if changed else "unchanged"
-        output.facts([("golden set", f"{folder}, {state}"), *_facts(snapshot)])
-        _print_disputes(golden, output)
-        output.heading("How the labels of a passage become one")
-        output.facts([("-", rule) for rule in snapshot.rules])
-        output.notes(snapshot.notes)
-    for line in changed:
-        output.err.print(f"finding: {line}")
-    if changed:
-        raise typer.Exit(FINDING)
-
-
-def coverage(settings: Coverage) -> None:
-    """Measure how much of what is retrieved has a label: an unlabelled passage may be relevant.
-
-    Passages are ranked as a guard ranks them, with the key profile or without a profile.
-    --out writes the unlabelled passages whose labels could change the figures most. Fill in grade
-    (or distractor), annotator and date, and pass the file to `ctxguard golden freeze`.
-    """
-    from calibration.data import coverage as judged
-    from ctxguard.profile.schema import Profile
-
-    ks, out, limit = settings.ks or [1, 3, 5, 10, 20], settings.out, settings.limit
-    check_writable(out, "--out")
-    output = Output(as_json=settings.as_json)
-    dataset, times_asked, notes = _questions(settings.data)
-    with output.doing("opening the index"):
-        retriever = open_index(settings)
-    loaded = None if settings.profile is None else Profile.load(settings.profile)
-    source = retriever if loaded is None else fitted(loaded, retriever)
-    folder = settings.data.parent.parent if is_split(settings.data) else settings.data
-    notes += label_notes(dataset, folder / "corpus.jsonl", retriever)
-    route = settings.route or served_route(source, loaded)
-    depth = served_depth(settings.depth, max(ks), loaded)
-    pools = replayed(on_route(source, route), dataset, output, depth=depth, name=route.value)
-    labelled = sum(dataset.is_labelled(query.query_id) for query in dataset.queries)
-    rows = judged.coverage(pools, dataset, ks, seed=_SEED) if labelled else ()
-    missing = judged.unjudged(pools, dataset, max(ks), times_asked)
-    notes += [f"left out: {line}" for line in pools.skipped]
-    if out is not None:
-        _write_unjudged(out, missing[:limit], dataset, retriever)
-    written = 0 if out is None else min(limit, len(missing))
-    document = {
-        "coverage": rows,
-        "queries": len(dataset),
-        "labelled_queries": labelled,
-        "unjudged": len(missing),
-        "written": written,
-        "data": dataset.name,
-        "dataset_digest": dataset.digest(),
-        "route": route.value,
-        "depth": depth,
-        "fusion": fusion_of(source),
-        "seed": _SEED,
-    }
-
-    def show() -> None:
-        output.facts(
-            [
+        def show() -> None:
+            output.facts(
                 ("queries", f"{len(dataset):,} of {dataset.name}: {labelled:,} have a label"),
                 ("route", f"{route.value}, {depth} candidates a query"),
-                *[("fusion", each) for each in [source.fingerprint().get("fusion")] if each],
+                ("fusion", source.fingerprint().get("fusion")),
                 ("unjudged", f"{len(missing):,} passages among the first {max(ks)}, of all"),
-            ]
-        )
-        _print_coverage(rows, output)
-        if out is not None:
-            output.facts([("to label", f"{written:,} passages in {out}")])
+            )
+            if rows:
+                figures = (
+                    (
+                        *(str(at.k), number(at.judged.value), interval(at.judged)),
+                        *(f"{at.judged.n:,}", number(at.fully_judged), f"{at.unjudged:,}"),
+                    )
+                    for at in rows
+                )
+                columns = ("k>", "judged>", "95% interval>", "n>", "fully judged>", "unjudged>")
+                output.table(columns, figures)
+            else:
+                output.note("no query has a label yet: there is no coverage to measure")
+            if self.out is not None:
+                output.facts(("to label", f"{len(written):,} passages in {self.out}"))
 
-    output.result(document, show, notes)
+        output.result(document, show, notes)
+
+
+class HardNegatives(IndexSystem):
+    """Settings of ``ctxguard golden hard-negatives``."""
+
+    data: _options.LabelledQueries
+    out: Path = setting("JSONL file for the triplets.", "FILE", writes=True)
+    unjudged_margin: float | None = optional_key(
+        "Also take unlabelled passages that score this share below the best relevant one, such "
+        "as 0.05; some may be relevant.",
+        "SHARE",
+        default="labelled passages only",
+        ge=0,
+        le=0.99,
+    )
+    as_json: _options.AsJson = False
+    depth: _options.Depth = None
+    per_query: int = key("Most negatives of one query.", "N", ge=1, value=4)
+    near: int = key(
+        "How many ranks below the first relevant passage to search.", "N", ge=0, value=10
+    )
+
+    def __call__(self, output: Output) -> None:
+        """They are ranked by the ranker, or by convex fusion where the index has no signals; those
+        that score furthest above a relevant passage are listed. Only labelled passages are taken
+        unless the key unjudged-margin is given: an unlabelled passage may be relevant.
+        """
+        from calibration.data.hard_negatives import mine, triplets, write_triplets
+        from ctxguard.core.fusion import Fusion
+        from ctxguard.retrieval.index.passages import searchable_text
+
+        labelled, _, retriever = open_labelled(self, "train", output)
+        # Reciprocal ranks have no margin between two scores.
+        retriever = retriever.with_fusion(Fusion("ranker" if retriever.has_signals else "convex"))
+        dataset = labelled.dataset
+        pools = replayed(retriever, dataset, output, depth=self.depth or DEFAULT_DEPTH)
+        mining = mine(
+            *(pools, dataset),
+            per_query=self.per_query,
+            near=self.near,
+            unjudged_margin=self.unjudged_margin,
+        )
+        known = set(retriever.passage_ids)
+        missing: Counter[str] = Counter()
+
+        def text(passage_id: str) -> str | None:
+            known_here = passage_id in known
+            return searchable_text(retriever.passage(passage_id)) if known_here else None
+
+        written = write_triplets(self.out, triplets(mining, dataset, text, missing))
+        kinds = Counter(negative.kind for negative in mining.negatives)
+        worst = mining.most_misleading(_SHOWN_NEGATIVES)
+        notes = [*labelled.notes, *(f"{n:,} {what}" for what, n in (+missing).items())]
+        notes += [f"left out: {line}" for line in pools.skipped]
+        if kinds["unjudged"]:
+            notes.append(
+                f"{kinds['unjudged']:,} negatives are unlabelled: some may be relevant and would "
+                "teach a reranker the opposite"
+            )
+        document = {
+            "out": self.out,
+            "triplets": written,
+            "negatives": dict(sorted(kinds.items())),
+            "most_misleading": worst,
+            "answerable": mining.answerable,
+            "without_negative": mining.without_negative,
+            "data": dataset.name,
+            "dataset_digest": dataset.digest(),
+        }
+
+        def show() -> None:
+            of = ", ".join(f"{n:,} {kind.replace('_', ' ')}" for kind, n in sorted(kinds.items()))
+            without = f"{mining.without_negative:,} gave no negative"
+            output.facts(
+                ("triplets", f"{written:,} in {self.out}"),
+                ("negatives", of),
+                ("queries", f"{mining.answerable:,} answerable; {without}"),
+            )
+            if worst:
+                output.heading("Furthest above the best relevant passage")
+                rows = ((x.query_id, x.passage_id, f"{x.rank}", number(x.lead)) for x in worst)
+                output.table(("query", "passage", "rank>", "score above>"), rows)
+
+        output.result(document, show, notes)
+
+
+def _result(
+    folder: Path,
+    snapshot: "Snapshot",
+    golden: "GoldenSet",
+    output: Output,
+    changed: tuple[str, ...] | None = None,
+) -> None:
+    """Print a frozen set; one that is checked with what was changed and the rules of merging."""
+    state = "" if changed is None else f", {'changed' if changed else 'unchanged'}"
+    disputed = [
+        {
+            **{name: getattr(label, name) for name in ("query_id", "passage_id", "value")},
+            "labels": label.annotations,
+        }
+        for label in golden.disputed
+    ]
+    document = {"golden": folder, **snapshot.model_dump(mode="json"), "disputed": disputed}
+
+    def show() -> None:
+        output.facts(("golden set", f"{folder}{state}"), *_facts(snapshot))
+        rows = [
+            (
+                *(label.query_id, label.passage_id),
+                ", ".join(
+                    f"{one.value} {one.annotator or one.source}" for one in label.annotations
+                ),
+                str(label.value),
+            )
+            for label in golden.disputed
+        ]
+        if rows:
+            columns = ("query", "passage", "labels", "value used")
+            output.table(columns, rows[:_SHOWN_DISPUTES], "Labels that disagree")
+        if len(rows) > _SHOWN_DISPUTES:
+            output.note(f"{len(rows) - _SHOWN_DISPUTES:,} more disagree; --json lists them all")
+        if changed is not None:
+            output.heading("How the labels of a passage become one")
+            output.facts(*[("-", rule) for rule in snapshot.rules])
+        output.notes(snapshot.notes)
+
+    output.result(document if changed is None else {**document, "changes": changed}, show)
 
 
 def _facts(snapshot: "Snapshot") -> list[tuple[str, str]]:
@@ -215,31 +326,6 @@ def _facts(snapshot: "Snapshot") -> list[tuple[str, str]]:
     ]
 
 
-def _disputes(golden: "GoldenSet") -> list[dict[str, object]]:
-    return [
-        {
-            "query_id": label.query_id,
-            "passage_id": label.passage_id,
-            "value": label.value,
-            "labels": [asdict(annotation) for annotation in label.annotations],
-        }
-        for label in golden.disputed
-    ]
-
-
-def _print_disputes(golden: "GoldenSet", output: Output) -> None:
-    if not golden.disputed:
-        return
-    rows = TextTable("query", "passage", "labels", "value used", title="Labels that disagree")
-    for label in golden.disputed[:_SHOWN_DISPUTES]:
-        given = ", ".join(f"{one.value} {one.annotator or one.source}" for one in label.annotations)
-        rows.add_row(label.query_id, label.passage_id, given, str(label.value))
-    output.out.print(rows)
-    more = len(golden.disputed) - _SHOWN_DISPUTES
-    if more > 0:
-        output.note(f"{more:,} more disagree; --json lists them all")
-
-
 def _questions(data: Path) -> "tuple[Dataset, Mapping[str, int], list[str]]":
     """The queries to measure, how often each was asked, and notes.
 
@@ -256,47 +342,18 @@ def _questions(data: Path) -> "tuple[Dataset, Mapping[str, int], list[str]]":
     return labelled.dataset, {}, list(labelled.notes)
 
 
-def _write_unjudged(
-    out: Path, missing: "Iterable[Unjudged]", dataset: "Dataset", retriever: "HybridRetriever"
-) -> None:
-    from calibration.data.text_files import write_lines
-
-    questions = {query.query_id: query.text for query in dataset.queries}
-    lines = []
-    for unjudged in missing:
-        passage = retriever.passage(unjudged.passage_id)
-        lines.append(
-            json.dumps(
-                {
-                    "query_id": unjudged.query_id,
-                    "query": questions[unjudged.query_id],
-                    "passage_id": unjudged.passage_id,
-                    "title": passage.title,
-                    "text": passage.text,
-                    "rank": unjudged.rank,
-                    "grade": None,
-                    "source": "human",
-                    "annotator": None,
-                    "date": None,
-                },
-                ensure_ascii=False,
-            )
-        )
-    write_lines(out, lines)
-
-
-def _print_coverage(at_each_k: "Sequence[CoverageAt]", output: Output) -> None:
-    if not at_each_k:
-        output.note("no query has a label yet: there is no coverage to measure")
-        return
-    rows = TextTable("k>", "judged>", "95% interval>", "n>", "fully judged>", "unjudged>")
-    for at in at_each_k:
-        rows.add_row(
-            str(at.k),
-            number(at.judged.value),
-            interval(at.judged),
-            f"{at.judged.n:,}",
-            number(at.fully_judged),
-            f"{at.unjudged:,}",
-        )
-    output.out.print(rows)
+def _to_label(question: str, unjudged: Any, passage: "Passage") -> str:
+    """A line for people to fill in."""
+    row = {
+        "query_id": unjudged.query_id,
+        "query": question,
+        "passage_id": unjudged.passage_id,
+        "title": passage.title,
+        "text": passage.text,
+        "rank": unjudged.rank,
+        "grade": None,
+        "source": "human",
+        "annotator": None,
+        "date": None,
+    }
+    return json.dumps(row, ensure_ascii=False)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import model_validator
 from rich.filesize import decimal
 
+import ctxguard
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, print_json, print_warning
+from ctxguard.cli._console import Output, print_warning
 from ctxguard.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -96,132 +97,170 @@ class Index(SettingsModel):
                 raise ConfigurationError("--lexical has no effect with --engine: leave it out")
         return self
 
+    def __call__(self, output: Output) -> None:
+        manifest = None if self.out is None else self.out / "manifest.json"
 
-def index(settings: Index) -> None:
-    """Index a corpus for lexical and dense search."""
-    output, before = Output(as_json=settings.as_json), _saved_at(settings.out)
-    try:
-        _index(settings, output)
-    except KeyboardInterrupt:
-        print_warning(_what_is_kept(settings, _saved_at(settings.out) != before))
-        raise
+        def saved_at() -> int | None:
+            there = manifest is not None and manifest.exists()
+            return manifest.stat().st_mtime_ns if manifest is not None and there else None
 
+        before = saved_at()
+        try:
+            self._index(output)
+        except KeyboardInterrupt:
+            if self.out is None:
+                kept = (
+                    "passages already written stay in the engine; run `ctxguard index --update` on "
+                    "the same corpus to add the rest"
+                )
+            elif saved_at() != before:
+                kept = f"{self.out} is complete"
+            else:
+                kept = (
+                    f"{self.out} was not changed, and nothing that was encoded is kept; run the "
+                    "command again"
+                )
+            print_warning(f"interrupted: {kept}")
+            raise
 
-def _saved_at(folder: Path | None) -> int | None:
-    """When an index was saved to a folder; None if there is none."""
-    manifest = None if folder is None else folder / "manifest.json"
-    return manifest.stat().st_mtime_ns if manifest is not None and manifest.exists() else None
+    def _index(self, output: Output) -> None:
+        from calibration.data.readers import read_corpus
 
+        start = perf_counter()
+        self._check_destination()
+        reader = read_corpus(self.corpus)
+        with output.doing("opening the index"):
+            existing = self._opened() if self.update else None
+            chunk = self.chunk or (existing is not None and _is_chunked(existing, self.corpus))
+        with output.doing("loading the model"):
+            embedder = self._embedder(existing)
+            corpus = _Corpus(reader, embedder, chunk=chunk)
+        if existing is None and self.signals in {None, "full"}:
+            # Made before the passages are counted, if the model gives one.
+            with output.doing("reading the model's word pieces, once on this machine"):
+                encoder = embedder.token_encoder()
+                if encoder is not None:
+                    encoder.token_table()
+        changes = None
+        with _encoding(output, corpus, is_update=existing is not None) as progress:
+            if existing is None:
+                retriever = self._built(corpus, embedder, progress)
+            else:
+                retriever = existing
+                changes = retriever.upsert(corpus, progress, delete_others=True)
+        build_seconds = perf_counter() - corpus.read_at
+        facts, document, notes = self._saved(retriever, embedder.dimension, output)
+        if changes is not None:
+            what_changed = ", ".join(f"{n:,} {what}" for what, n in asdict(changes).items())
+            facts.insert(2, ("update", what_changed))
+            document["update"] = changes
+        encoded = corpus.passages if changes is None else changes.encoded
+        seconds, per_second = perf_counter() - start, encoded / build_seconds
+        took = f"{seconds:.1f} s, {per_second:,.0f} passages/s"
+        document |= {"window": corpus.window, "seconds": seconds, "passages_per_second": per_second}
+        notes = [*reader.notes, *_window_notes(corpus.window), *notes]
+        output.result(document, lambda: output.facts(*facts, ("took", took)), notes)
 
-def _what_is_kept(settings: Index, saved: bool) -> str:
-    """Say what an interrupted run leaves, and how to go on."""
-    if settings.out is None:
-        return (
-            "interrupted: passages already written stay in the engine; run `ctxguard index "
-            "--update` on the same corpus to add the rest"
-        )
-    if saved:
-        return f"interrupted: {settings.out} is complete"
-    return (
-        f"interrupted: {settings.out} was not changed, and nothing that was encoded is kept; "
-        "run the command again"
-    )
+    def _check_destination(self) -> None:
+        """Refuse a destination or a language before the work; saving checks only after it."""
+        from ctxguard.integrations.engines.address import EngineAddress
+        from ctxguard.retrieval.analysers import analyser_for
+        from ctxguard.retrieval.index.storage import check_destination
 
-
-def _index(settings: Index, output: Output) -> None:
-    from calibration.data.readers import read_corpus
-
-    start = perf_counter()
-    _check_destination(settings)
-    reader = read_corpus(settings.corpus)
-    with output.doing("opening the index"):
-        existing = _opened(settings) if settings.update else None
-        chunk = settings.chunk or (existing is not None and _is_chunked(existing, settings.corpus))
-    with output.doing("loading the model"):
-        embedder = _embedder(settings, existing)
-        corpus = _Corpus(reader, embedder, chunk=chunk)
-    if existing is None and settings.signals in {None, "full"}:
-        # Made before the passages are counted, if the model gives one.
-        with output.doing("reading the model's word pieces, once on this machine"):
-            encoder = embedder.token_encoder()
-            if encoder is not None:
-                encoder.token_table()
-    changes = None
-    with _encoding(output, corpus, is_update=existing is not None) as progress:
-        if existing is None:
-            retriever = _built(settings, corpus, embedder, progress)
+        analyser_for(self.language or "en")
+        if self.out is not None:
+            check_destination(self.out)
         else:
-            retriever = existing
-            changes = retriever.upsert(corpus, progress, delete_others=True)
-    build_seconds = perf_counter() - corpus.read_at
-    facts, document, notes = _saved(retriever, settings, embedder.dimension, output)
-    if changes is not None:
-        what_changed = ", ".join(f"{n:,} {what}" for what, n in asdict(changes).items())
-        facts.insert(2, ("update", what_changed))
-        document["update"] = asdict(changes)
-    notes = [*reader.notes, *_window_notes(corpus.window), *notes]
-    encoded = corpus.passages if changes is None else changes.encoded
-    seconds, per_second = perf_counter() - start, encoded / build_seconds
-    if settings.as_json:
-        measured = {"seconds": seconds, "passages_per_second": per_second}
-        print_json({**document, "window": corpus.window, **measured, "notes": notes})
-    else:
-        output.facts([*facts, ("took", f"{seconds:.1f} s, {per_second:,.0f} passages/s")])
-    output.notes(notes)
+            EngineAddress.parse(str(self.engine))
 
+    def _opened(self) -> "_Index":
+        from ctxguard.integrations.engines.retriever import EngineRetriever
 
-def _check_destination(settings: Index) -> None:
-    """Refuse a destination or a language before the work; saving checks only after it."""
-    from ctxguard.integrations.engines.address import EngineAddress
-    from ctxguard.retrieval.analysers import analyser_for
-    from ctxguard.retrieval.index.storage import check_destination
+        if self.out is not None:
+            return ctxguard.HybridRetriever.load(self.out)
+        return EngineRetriever.open(str(self.engine))
 
-    analyser_for(settings.language or "en")
-    if settings.out is not None:
-        check_destination(settings.out)
-    else:
-        EngineAddress.parse(str(settings.engine))
+    def _built(
+        self,
+        passages: "Iterable[Passage]",
+        embedder: "SentenceTransformerEmbedder",
+        progress: "Progress",
+    ) -> "_Index":
+        from ctxguard.integrations.engines.retriever import EngineRetriever
 
+        about: Any = {
+            "embedder": embedder,
+            "analyser": self.language or "en",
+            "progress": progress,
+            "signals": self.signals,
+        }
+        if self.engine is not None:
+            return EngineRetriever.build(passages, self.engine, **about)
+        lexical = self.lexical or "bm25s"
+        return ctxguard.HybridRetriever.build(passages, lexical=lexical, **about)
 
-def _opened(settings: Index) -> "_Index":
-    from ctxguard.integrations.engines.retriever import EngineRetriever
-    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+    def _embedder(self, existing: "_Index | None") -> "SentenceTransformerEmbedder":
+        from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder, named_embedder
 
-    if settings.out is not None:
-        return HybridRetriever.load(settings.out)
-    return EngineRetriever.open(str(settings.engine))
+        if existing is not None:
+            holder: Any = getattr(existing, "generation", existing)
+            return named_embedder(holder.embedder)
+        # A folder's name must still find it when the index is opened from elsewhere.
+        is_folder = self.model is not None and Path(self.model).is_dir()
+        model = Path(str(self.model)).resolve() if is_folder else self.model
+        return SentenceTransformerEmbedder(model)
 
+    def _saved(
+        self, retriever: "_Index", dimension: int, output: Output
+    ) -> tuple[list[tuple[str, str]], dict[str, object], list[str]]:
+        """Save an index; describe it as facts and as JSON, with notes on its language."""
+        from ctxguard.integrations.engines.address import EngineAddress
+        from ctxguard.integrations.engines.retriever import EngineRetriever
 
-def _built(
-    settings: Index,
-    passages: "Iterable[Passage]",
-    embedder: "SentenceTransformerEmbedder",
-    progress: "Progress",
-) -> "_Index":
-    from ctxguard.integrations.engines.retriever import EngineRetriever
-    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
-
-    about: Any = {
-        "embedder": embedder,
-        "analyser": settings.language or "en",
-        "progress": progress,
-        "signals": settings.signals,
-    }
-    if settings.engine is not None:
-        return EngineRetriever.build(passages, settings.engine, **about)
-    return HybridRetriever.build(passages, lexical=settings.lexical or "bm25s", **about)
-
-
-def _embedder(settings: Index, existing: "_Index | None") -> "SentenceTransformerEmbedder":
-    from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder, named_embedder
-
-    if existing is not None:
-        holder: Any = getattr(existing, "generation", existing)
-        return named_embedder(holder.embedder)
-    # A folder's name must still find it when the index is opened from elsewhere.
-    is_folder = settings.model is not None and Path(settings.model).is_dir()
-    model = Path(str(settings.model)).resolve() if is_folder else settings.model
-    return SentenceTransformerEmbedder(model)
+        fingerprint = retriever.fingerprint()
+        embedder = ("embedder", f"{fingerprint['embedder']} {fingerprint['embedder_weights'][:12]}")
+        passages = ("passages", f"{len(retriever):,}")
+        document = {"passages": len(retriever), "fingerprint": fingerprint}
+        if isinstance(retriever, EngineRetriever):
+            shown, signals = EngineAddress.parse(str(self.engine)).shown, retriever.signals
+            analyser = ("analyser", fingerprint["analyser"])
+            retriever.close()
+            facts = [("engine", shown), passages, ("signals", signals), embedder, analyser]
+            return facts, {"engine": shown, **document, "signals": signals}, []
+        folder = Path(str(self.out))
+        with output.doing("saving"):
+            retriever.save(folder)
+        report, signals = retriever.report, retriever.generation.signals
+        size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        search = "exact" if retriever.generation.dense.is_exact else "codes"
+        why = " (neither title nor text)" if report.empty else ""
+        facts = [
+            ("index", f"{folder}, {decimal(size_bytes)}"),
+            passages,
+            ("left out", f"{report.empty:,}{why}"),
+            ("vectors", f"{dimension} dimensions, {search} search"),
+            ("signals", signals),
+            embedder,
+            ("lexical", fingerprint["lexical"]),
+            ("corpus", f"sha256 {fingerprint['corpus_digest'][:12]}"),
+        ]
+        document |= {
+            "index": str(folder),
+            "left_out": {"neither title nor text": report.empty},
+            "repaired": report.repaired,
+            "unhandled_letters": report.unhandled_letters,
+            "vectors": {"dimension": dimension, "search": search},
+            "signals": signals,
+            "size_bytes": size_bytes,
+        }
+        notes = [] if report.script_warning is None else [report.script_warning]
+        language = retriever.analyser.name
+        if self.model is None and language != "en":
+            notes.append(
+                "the vectors are of all-MiniLM-L6-v2, which was trained on English, and the "
+                f"language is {language}; give --model a multilingual model"
+            )
+        return facts, document, notes
 
 
 @contextmanager
@@ -332,57 +371,3 @@ def _window_notes(window: "dict[str, int | None]") -> list[str]:
     if window["chunks"] is None:
         return [f"{which}; their ends are not searched by vectors, and --chunk splits them"]
     return [f"{which}, split into {window['chunks']:,} chunks"]
-
-
-def _saved(
-    retriever: "_Index", settings: Index, dimension: int, output: Output
-) -> tuple[list[tuple[str, str]], dict[str, object], list[str]]:
-    """Save an index; describe it as facts and as JSON, with notes on its language."""
-    from ctxguard.integrations.engines.address import EngineAddress
-    from ctxguard.integrations.engines.retriever import EngineRetriever
-
-    fingerprint = retriever.fingerprint()
-    embedder = ("embedder", f"{fingerprint['embedder']} {fingerprint['embedder_weights'][:12]}")
-    passages = ("passages", f"{len(retriever):,}")
-    document = {"passages": len(retriever), "fingerprint": fingerprint}
-    if isinstance(retriever, EngineRetriever):
-        shown = EngineAddress.parse(str(settings.engine)).shown
-        signals = retriever.signals
-        kept = ("signals", signals)
-        facts = [("engine", shown), passages, kept, embedder, ("analyser", fingerprint["analyser"])]
-        retriever.close()
-        return facts, {"engine": shown, **document, "signals": signals}, []
-    folder = Path(str(settings.out))
-    with output.doing("saving"):
-        retriever.save(folder)
-    report, signals = retriever.report, retriever.generation.signals
-    size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    search = "exact" if retriever.generation.dense.is_exact else "codes"
-    why = " (neither title nor text)" if report.empty else ""
-    facts = [
-        ("index", f"{folder}, {decimal(size_bytes)}"),
-        passages,
-        ("left out", f"{report.empty:,}{why}"),
-        ("vectors", f"{dimension} dimensions, {search} search"),
-        ("signals", signals),
-        embedder,
-        ("lexical", fingerprint["lexical"]),
-        ("corpus", f"sha256 {fingerprint['corpus_digest'][:12]}"),
-    ]
-    document |= {
-        "index": str(folder),
-        "left_out": {"neither title nor text": report.empty},
-        "repaired": report.repaired,
-        "unhandled_letters": report.unhandled_letters,
-        "vectors": {"dimension": dimension, "search": search},
-        "signals": signals,
-        "size_bytes": size_bytes,
-    }
-    notes = [] if report.script_warning is None else [report.script_warning]
-    language = retriever.analyser.name
-    if settings.model is None and language != "en":
-        notes.append(
-            f"the vectors are of all-MiniLM-L6-v2, which was trained on English, and the language "
-            f"is {language}; give --model a multilingual model"
-        )
-    return facts, document, notes

@@ -9,7 +9,7 @@ from ctxguard._support.extras import require
 from ctxguard._support.settings import optional, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output
-from ctxguard.cli._pools import served_depth
+from ctxguard.cli._inputs import served_depth
 from ctxguard.cli._system import open_index
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import DEFAULT_K
@@ -24,9 +24,7 @@ class Mcp(IndexSystem):
     profile: _options.ProfileFile = None
     k: int = setting(
         "Passages to find where no calibrated policy applies.",
-        "N",
-        "--k",
-        "-k",
+        *("N", "--k", "-k"),
         ge=1,
         value=DEFAULT_K,
     )
@@ -44,34 +42,31 @@ class Mcp(IndexSystem):
         le=65535,
     )
 
+    def __call__(self, _: Output) -> None:
+        """Search leaves out what the profile drops.
 
-def mcp(settings: Mcp) -> None:
-    """Serve an index to agents over the Model Context Protocol, with the tools search and fetch.
+        Fetch returns passages that search has found, and no others.
+        """
+        require("mcp", "mcp")
+        from ctxguard.server.mcp import create_server
 
-    Search leaves out what the profile drops. Fetch returns passages that search
-    has found, and no others.
-    """
-    require("mcp", "mcp")
-    from ctxguard.server.mcp import create_server
-
-    conditions = _where(settings.where)
-    profile = None if settings.profile is None else ctxguard.Profile.load(settings.profile)
-    # Standard output is the protocol's.
-    output = Output(as_json=True)
-    guard = ctxguard.ContextGuard(
-        open_index(settings),
-        profile=profile,
-        k=settings.k,
-        depth=served_depth(None, settings.k, profile),
-    )
-    for line in guard.differences:
-        output.note(f"the profile was calibrated on another system: {line}")
-    server = create_server(guard, conditions)
-    if settings.http is None:
-        server.run("stdio")
-    else:
-        output.note(f"serving on http://{_LOOPBACK}:{settings.http}/mcp")
-        server.run("streamable-http", host=_LOOPBACK, port=settings.http)
+        conditions = _where(self.where)
+        profile = None if self.profile is None else ctxguard.Profile.load(self.profile)
+        output = Output(as_json=True)  # standard output is the protocol's
+        guard = ctxguard.ContextGuard(
+            open_index(self),
+            profile=profile,
+            k=self.k,
+            depth=served_depth(None, self.k, profile),
+        )
+        for line in guard.differences:
+            output.note(f"the profile was calibrated on another system: {line}")
+        server = create_server(guard, conditions)
+        if self.http is None:
+            server.run("stdio")
+        else:
+            output.note(f"serving on http://{_LOOPBACK}:{self.http}/mcp")
+            server.run("streamable-http", host=_LOOPBACK, port=self.http)
 
 
 def _where(conditions: Sequence[str]) -> Where | None:

@@ -5,6 +5,7 @@ from typing import Literal
 import typer
 
 from ctxguard._support.settings import SettingsModel, setting
+from ctxguard.cli._console import Output
 
 
 class Metrics(SettingsModel):
@@ -16,15 +17,12 @@ class Metrics(SettingsModel):
         argument=True,
     )
 
+    def __call__(self, _: Output) -> None:
+        """For example: ctxguard metrics rules > /etc/prometheus/ctxguard.yml
 
-def metrics(settings: Metrics) -> None:
-    """Print the recording and alerting rules for Prometheus, or the dashboard for Grafana.
+        docs/alertmanager.yml in the project's repository is an example of an
+        Alertmanager that sends these alerts to people.
+        """
+        from ctxguard.monitor.export import dashboard_json, rules
 
-    For example: ctxguard metrics rules > /etc/prometheus/ctxguard.yml
-
-    docs/alertmanager.yml in the project's repository is an example of an
-    Alertmanager that sends these alerts to people.
-    """
-    from ctxguard.monitor.export import dashboard_json, rules
-
-    typer.echo(rules() if settings.what == "rules" else dashboard_json(), nl=False)
+        typer.echo(rules() if self.what == "rules" else dashboard_json(), nl=False)

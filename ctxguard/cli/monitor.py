@@ -10,31 +10,28 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Self
 
-import typer
 from pydantic import model_validator
 
 import ctxguard
 from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard._support.words import count
 from ctxguard.cli import _options
-from ctxguard.cli._console import FINDING, NO_DATA, Output, print_json, short_interval
+from ctxguard.cli._console import NO_DATA, Output, short_interval
 from ctxguard.cli._store import IN_WORDS, JudgeSettings, open_store, tokens_in_words
 from ctxguard.cli._system import open_index
-from ctxguard.cli._tables import TextTable
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.errors import ConfigurationError, CtxguardError, StoreError
 from ctxguard.server.settings import IndexSystem
 
 if TYPE_CHECKING:
     from ctxguard import CorpusSketch, HybridRetriever
-    from ctxguard.monitor.alarms import AlarmReport, LossMonitor
+    from ctxguard.monitor.alarms import AlarmReport
     from ctxguard.monitor.estimation.live import Estimates, WindowPopulation
     from ctxguard.monitor.estimation.ratio import Estimate
     from ctxguard.monitor.estimation.terms import Metric
-    from ctxguard.monitor.judges import Judge
     from ctxguard.monitor.judging.audit import Audit
-    from ctxguard.monitor.judging.sample_judge import OnJudged
-    from ctxguard.monitor.service import Monitor, Report
+    from ctxguard.monitor.service import Monitor as Service
+    from ctxguard.monitor.service import Report
 
 _DAY_SECONDS = 86_400.0
 _GIB = 2**30
@@ -50,7 +47,7 @@ _OF_PROMISE = ("route", "quantity", "reference", "target", "e_value")
 """Figures that the JSON document has under their own names."""
 
 
-class MonitorSettings(JudgeSettings, IndexSystem):
+class Monitor(JudgeSettings, IndexSystem):
     """Settings of ``ctxguard monitor``; the index is the guard's."""
 
     store: _options.StoreUrl
@@ -122,69 +119,147 @@ class MonitorSettings(JudgeSettings, IndexSystem):
             raise ConfigurationError("cost-per-day needs prices: give prices")
         return self
 
+    def __call__(self, output: Output) -> None:
+        """Several monitors may share a store; give --profile to each of them.
 
-def monitor(settings: MonitorSettings) -> None:
-    """Judge sampled requests, and serve live estimates to Prometheus.
+        For notifications, load the alerting rules that `ctxguard metrics rules`
+        prints into Prometheus, and let Alertmanager send what fires:
+        docs/alertmanager.yml in the project's repository is an example.
 
-    Several monitors may share a store; give --profile to each of them.
+        With --once the exit code is 1 while an alarm is active or if the judge
+        cannot be reached.
+        """
+        from ctxguard.monitor.alarms import AlarmState
+        from ctxguard.monitor.judging.budget import BudgetLimits
+        from ctxguard.monitor.service import Monitor as Service
+        from ctxguard.monitor.store import Limits
 
-    For notifications, load the alerting rules that `ctxguard metrics rules`
-    prints into Prometheus, and let Alertmanager send what fires:
-    docs/alertmanager.yml in the project's repository is an example.
+        loaded = None if self.profile is None else ctxguard.Profile.load(self.profile)
+        retriever = None
+        if self.index is not None:
+            retriever = open_index(self.model_copy(update={"reranker": None}))
+        judge = self.make_judge(self.reranker, output)
+        events = None
+        if self.opentelemetry_events:
+            from ctxguard.integrations.opentelemetry import EvaluationEvents
 
-    With --once the exit code is 1 while an alarm is active or if the judge
-    cannot be reached.
-    """
-    from ctxguard.monitor.alarms import AlarmState
-    from ctxguard.monitor.judging.budget import BudgetLimits
-    from ctxguard.monitor.service import Monitor
-    from ctxguard.monitor.store import Limits
+            events = EvaluationEvents(f"{judge.name} {judge.version}")
+        limits = Limits(self.keep_days * _DAY_SECONDS, int(self.keep_gib * _GIB))
+        running = Service(
+            open_store(self.store, limits),
+            judge,
+            window_seconds=self.window_seconds,
+            budget=BudgetLimits(self.calls_per_hour, self.calls_per_day, self.cost_per_day),
+            lookup=None if retriever is None else retriever.passage,
+            audit=_audit(retriever, self.audit),
+            utilities=DEFAULT_UTILITIES if loaded is None else loaded.utilities,
+            alarms=None if loaded is None else AlarmState(loaded),
+            corpus_sketch=None if retriever is None else partial(_present_corpus, retriever),
+            profile_path=self.profile,
+            switch_to_safe=self.switch_to_safe,
+            switch=self.switch,
+            on_judged=events,
+        )
+        if running.series not in running.store.series():
+            output.notes(
+                f"{name!r} has judged {count(n, 'sample')} of this store, and people labelled "
+                f"{n_labelled:,} of them: {running.series!r} judges these again, and begins with "
+                "later ones"
+                for name, (n, n_labelled) in running.store.judged_counts().items()
+            )
+        try:
+            running.restore_alarms()
+            (self._once if self.once else self._serve)(running, output)
+        finally:
+            getattr(judge, "close", bool)()
+            with suppress(StoreError):
+                running.step_down()
+            running.store.close()
 
-    output = Output(as_json=settings.as_json)
-    loaded = None if settings.profile is None else ctxguard.Profile.load(settings.profile)
-    retriever = (
-        None
-        if settings.index is None
-        else open_index(settings.model_copy(update={"reranker": None}))
-    )
-    made_judge = settings.make_judge(settings.reranker, output)
-    limits = Limits(settings.keep_days * _DAY_SECONDS, int(settings.keep_gib * _GIB))
-    opened = open_store(settings.store, limits)
-    running = Monitor(
-        opened,
-        made_judge,
-        window_seconds=settings.window_seconds,
-        budget=BudgetLimits(settings.calls_per_hour, settings.calls_per_day, settings.cost_per_day),
-        lookup=None if retriever is None else retriever.passage,
-        audit=_audit(retriever, settings.audit),
-        utilities=DEFAULT_UTILITIES if loaded is None else loaded.utilities,
-        alarms=None if loaded is None else AlarmState(loaded),
-        corpus_sketch=None if retriever is None else partial(_present_corpus, retriever),
-        profile_path=settings.profile,
-        switch_to_safe=settings.switch_to_safe,
-        switch=settings.switch,
-        on_judged=_evaluation_events(made_judge) if settings.opentelemetry_events else None,
-    )
-    output.notes(_other_judges(running))
-    try:
-        running.restore_alarms()
-        if settings.once:
-            _once(running, settings, output)
-        else:
-            _serve(running, settings, output)
-    finally:
-        _close(running)
+    def _once(self, running: "Service", output: Output) -> None:
+        from ctxguard.monitor.alarms import Severity
+        from ctxguard.monitor.judging.counters import tokens_by_mode
+        from ctxguard.monitor.service import JudgedAs
+        from ctxguard.monitor.store import State
 
+        with output.passes() as begin:
+            waiting = running.store.states().get(State.PENDING, 0)
+            step = begin("judging samples", waiting) if waiting else lambda _: None
+            while done := running.step():
+                step(done)
+        before = None if running.alarms is None else running.alarms.profile_id
+        report = running.maintain()
+        alarms = None if running.alarms is None else running.alarms.report()
+        judge_failed = report.outcomes[JudgedAs.JUDGE_FAILED] > 0
+        notes = []
+        if alarms is not None and alarms.profile_id != before:
+            notes.append(
+                f"{self.profile} now holds profile {alarms.profile_id}; `ctxguard rollback "
+                f"{self.profile} {before}` undoes that"
+            )
+        if judge_failed:
+            notes.append(f"the judge could not be reached; {report.waiting:,} samples wait for it")
+        price = self.price_per_million
+        tokens = {
+            mode: {**found._asdict(), "saved_cost": found.saved_cost(price)}
+            for mode, found in tokens_by_mode(report.counts).items()
+        }
 
-def _other_judges(running: "Monitor") -> list[str]:
-    """Say what other judges have judged, when a judge begins."""
-    if running.series in running.store.series():
-        return []
-    return [
-        f"{name!r} has judged {count(n, 'sample')} of this store, and people labelled "
-        f"{n_labelled:,} of them: {running.series!r} judges these again, and begins with later ones"
-        for name, (n, n_labelled) in running.store.judged_counts().items()
-    ]
+        def show() -> None:
+            _print(report, output, price)
+            if alarms is not None:
+                _print_alarms(alarms, output)
+            _print_estimates(report, output)
+
+        active = () if alarms is None else alarms.active
+        alarmed = any(alarm.severity is Severity.ALARM for alarm in active)
+        document = {**_document(report, alarms), "tokens": tokens}
+        output.result(document, show, notes, found=judge_failed or alarmed)
+
+    def _serve(self, running: "Service", output: Output) -> None:
+        from ctxguard.monitor.export.multiprocess import registry_for_scrape
+        from ctxguard.monitor.export.prometheus import MonitorCollector
+        from ctxguard.monitor.export.server import MetricsServer
+
+        registry = registry_for_scrape()
+        MonitorCollector(running, registry, price_per_million=self.price_per_million)
+        try:
+            server = MetricsServer(self.host, self.port, registry)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{self.host}:{self.port} cannot be listened on ({error.strerror}); choose another "
+                "--host, or port in the file --system"
+            ) from error
+        threading.Thread(target=server.serve_forever, name="ctxguard-metrics", daemon=True).start()
+        # A signal handler may put to a queue. A judge that hangs holds up its own thread only: the
+        # sample that it judges waits again when its lease ends.
+        received: SimpleQueue[int] = SimpleQueue()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: received.put(number))
+        stopping = threading.Event()
+        judging = threading.Thread(
+            target=running.run,
+            kwargs={"stopping": stopping, "refresh_seconds": self.refresh_seconds},
+            name="ctxguard-monitor",
+            daemon=True,
+        )
+        url = f"http://{self.host}:{server.server_port}/metrics"
+        output.err.print(f"{url}, judged by {running.series}")
+        judging.start()
+        said: list[str] = []
+        while True:
+            with suppress(Empty):
+                received.get(timeout=self.refresh_seconds)
+                break
+            report = running.latest
+            if report is not None and (lines := _in_shadow(report)) != said:
+                said = lines
+                for line in lines:
+                    output.err.print(f"in shadow: {line}", soft_wrap=True)
+        stopping.set()
+        judging.join(_EXIT_SECONDS)
+        server.shutdown()
+        server.server_close()
 
 
 def _present_corpus(retriever: "HybridRetriever") -> "CorpusSketch":
@@ -192,12 +267,6 @@ def _present_corpus(retriever: "HybridRetriever") -> "CorpusSketch":
     with suppress(CtxguardError):
         retriever.reload()
     return retriever.corpus_sketch()
-
-
-def _evaluation_events(judge: "Judge") -> "OnJudged":
-    from ctxguard.integrations.opentelemetry import EvaluationEvents
-
-    return EvaluationEvents(f"{judge.name} {judge.version}")
 
 
 def _audit(retriever: "HybridRetriever | None", share: float) -> "Audit | None":
@@ -211,101 +280,6 @@ def _audit(retriever: "HybridRetriever | None", share: float) -> "Audit | None":
         ),
         probability=share,
     )
-
-
-def _close(running: "Monitor") -> None:
-    """Close the connections of the judge and the store."""
-    close_judge = getattr(running.judge, "close", None)
-    if close_judge is not None:
-        close_judge()
-    with suppress(StoreError):
-        running.step_down()
-    running.store.close()
-
-
-def _once(running: "Monitor", settings: MonitorSettings, output: Output) -> None:
-    from ctxguard.monitor.alarms import Severity
-    from ctxguard.monitor.judging.counters import tokens_by_mode
-    from ctxguard.monitor.service import JudgedAs
-    from ctxguard.monitor.store import State
-
-    with output.passes() as begin:
-        waiting = running.store.states().get(State.PENDING, 0)
-        step = begin("judging samples", waiting) if waiting else lambda _: None
-        while done := running.step():
-            step(done)
-    before = None if running.alarms is None else running.alarms.profile_id
-    report = running.maintain()
-    alarms = None if running.alarms is None else running.alarms.report()
-    judge_failed = report.outcomes[JudgedAs.JUDGE_FAILED] > 0
-    notes = []
-    if alarms is not None and alarms.profile_id != before:
-        notes.append(
-            f"{settings.profile} now holds profile {alarms.profile_id}; `ctxguard rollback "
-            f"{settings.profile} {before}` undoes that"
-        )
-    if judge_failed:
-        notes.append(f"the judge could not be reached; {report.waiting:,} samples wait for it")
-    if settings.as_json:
-        tokens = {
-            mode: {**found._asdict(), "saved_cost": found.saved_cost(settings.price_per_million)}
-            for mode, found in tokens_by_mode(report.counts).items()
-        }
-        print_json({**_document(report, alarms), "tokens": tokens, "notes": notes})
-    else:
-        _print(report, output, settings.price_per_million)
-        if alarms is not None:
-            _print_alarms(alarms, output)
-        _print_estimates(report, output)
-    output.notes(notes)
-    active = () if alarms is None else alarms.active
-    if judge_failed or any(alarm.severity is Severity.ALARM for alarm in active):
-        raise typer.Exit(FINDING)
-
-
-def _serve(running: "Monitor", settings: MonitorSettings, output: Output) -> None:
-    from ctxguard.monitor.export.multiprocess import registry_for_scrape
-    from ctxguard.monitor.export.prometheus import MonitorCollector
-    from ctxguard.monitor.export.server import MetricsServer
-
-    host, registry = settings.host, registry_for_scrape()
-    MonitorCollector(running, registry, price_per_million=settings.price_per_million)
-    try:
-        server = MetricsServer(host, settings.port, registry)
-    except OSError as error:
-        raise ConfigurationError(
-            f"{host}:{settings.port} cannot be listened on ({error.strerror}); choose another "
-            "--host, or port in the file --system"
-        ) from error
-    threading.Thread(target=server.serve_forever, name="ctxguard-metrics", daemon=True).start()
-    # A signal handler may put to a queue. A judge that hangs holds up its own thread only: the
-    # sample that it judges waits again when its lease ends.
-    received: SimpleQueue[int] = SimpleQueue()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: received.put(number))
-    stopping = threading.Event()
-    judging = threading.Thread(
-        target=running.run,
-        kwargs={"stopping": stopping, "refresh_seconds": settings.refresh_seconds},
-        name="ctxguard-monitor",
-        daemon=True,
-    )
-    output.err.print(f"http://{host}:{server.server_port}/metrics, judged by {running.series}")
-    judging.start()
-    said: list[str] = []
-    while True:
-        with suppress(Empty):
-            received.get(timeout=settings.refresh_seconds)
-            break
-        report = running.latest
-        if report is not None and (lines := _in_shadow(report)) != said:
-            said = lines
-            for line in lines:
-                output.err.print(f"in shadow: {line}", soft_wrap=True)
-    stopping.set()
-    judging.join(_EXIT_SECONDS)
-    server.shutdown()
-    server.server_close()
 
 
 def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, object]:
@@ -346,23 +320,18 @@ def _print(report: "Report", output: Output, price: float | None) -> None:
     outcomes = ", ".join(
         f"{n:,} {outcome.value.replace('_', ' ')}" for outcome, n in report.outcomes.items() if n
     )
-    facts = [
-        (
-            "samples",
-            f"{accounts.sampled:,} taken, {accounts.stored:,} stored, "
-            f"{sum(accounts.lost.values()):,} lost"
-            + (f" ({lost})" if lost else "")
-            + (f", {accounts.pending:,} pending" if accounts.pending else "")
-            + (f", {accounts.unaccounted:,} unaccounted for" if accounts.unaccounted else ""),
-        ),
+    samples = f"{accounts.sampled:,} taken, {accounts.stored:,} stored, "
+    samples += f"{sum(accounts.lost.values()):,} lost" + (f" ({lost})" if lost else "")
+    samples += f", {accounts.pending:,} pending" if accounts.pending else ""
+    samples += f", {accounts.unaccounted:,} unaccounted for" if accounts.unaccounted else ""
+    output.facts(
+        ("samples", samples),
         ("judged by", report.judge),
         ("this run", outcomes or ("nothing judged" if report.waiting else "nothing waited")),
-    ]
-    if report.waiting:
-        facts.append(("waiting", f"{report.waiting:,} samples"))
-    facts += tokens_in_words(report.counts, price)
-    facts += [("in shadow", line) for line in _in_shadow(report)]
-    output.facts(facts)
+        ("waiting", f"{report.waiting:,} samples" if report.waiting else None),
+        *tokens_in_words(report.counts, price),
+        *[("in shadow", line) for line in _in_shadow(report)],
+    )
     if report.waiting and report.judging_sampling_probability == 0.0:
         output.note("the judging budget is used up for now")
 
@@ -380,31 +349,28 @@ def _print_alarms(alarms: "AlarmReport", output: Output) -> None:
     from ctxguard.monitor.alarms import ReferenceKind
     from ctxguard.monitor.alarms.ecusum import DEFAULT_THRESHOLD
 
-    output.facts([(alarm.severity.value, alarm.message) for alarm in alarms.active])
+    output.facts(*[(alarm.severity.value, alarm.message) for alarm in alarms.active])
     if not alarms.losses:
         output.note(f"profile {alarms.profile_id} has no promise that could be monitored")
         return
-    promises = TextTable(
-        "promise",
-        "route",
-        "at most>",
-        "compared with",
-        "target>",
-        "judged>",
-        "e-value>",
-        title=f"Promises of profile {alarms.profile_id}; alarm at e-value {DEFAULT_THRESHOLD:,.0f}",
-    )
+    rows = []
     for monitor in alarms.losses:
-        promises.add_row(
+        learned = f"learning, {monitor.n:,} of {monitor.n + monitor.n_needed:,}"
+        row = (
             monitor.quantity.value.replace("_", " "),
             monitor.route.value,
             f"{monitor.promise.at_most:.3f}",
             monitor.reference.value,
-            _target(monitor),
+            learned if monitor.target is None else f"{monitor.target:.3f}",
             f"{monitor.n:,}",
             NO_DATA if monitor.e_value is None else f"{monitor.e_value:,.3g}",
         )
-    output.out.print(promises)
+        rows.append(row)
+    output.table(
+        ("promise", "route", "at most>", "compared with", "target>", "judged>", "e-value>"),
+        rows,
+        f"Promises of profile {alarms.profile_id}; alarm at e-value {DEFAULT_THRESHOLD:,.0f}",
+    )
     references = {monitor.reference for monitor in alarms.losses}
     if ReferenceKind.CORRECTED in references:
         output.note("corrected: the promise on the scale of this judge, by what people graded too")
@@ -417,13 +383,6 @@ def _print_alarms(alarms: "AlarmReport", output: Output) -> None:
         output.note(
             "no day of requests that this profile served in enforce mode is over and judged yet"
         )
-
-
-def _target(monitor: "LossMonitor") -> str:
-    """The target of a loss, or how far it is learned."""
-    if monitor.target is None:
-        return f"learning, {monitor.n:,} of {monitor.n + monitor.n_needed:,}"
-    return f"{monitor.target:.3f}"
 
 
 def _minute(seconds: float) -> str:
@@ -449,7 +408,7 @@ def _print_estimates(report: "Report", output: Output) -> None:
         Window.UP_TO_LABELS: "up to labels",
         Window.ALL_RETAINED: "all retained",
     }
-    output.facts([(titles[each], _population(one)) for each, one in live.populations.items()])
+    output.facts(*[(titles[each], _population(one)) for each, one in live.populations.items()])
     windows = {metric: titles[window] for metric, window in live.shown.items()}
     for title, by_window in (
         ("Live estimates, with 95% intervals", live.estimates),
@@ -468,11 +427,9 @@ def _print_estimates(report: "Report", output: Output) -> None:
 
 
 def _population(about: "WindowPopulation") -> str:
-    span = (
-        ""
-        if about.since_seconds is None or about.until_seconds is None
-        else f" from {_minute(about.since_seconds)} to {_minute(about.until_seconds)} UTC"
-    )
+    span = ""
+    if about.since_seconds is not None and about.until_seconds is not None:
+        span = f" from {_minute(about.since_seconds)} to {_minute(about.until_seconds)} UTC"
     return f"{about.judged:,} judged requests{span}, {about.labelled:,} of them labelled"
 
 
@@ -483,15 +440,15 @@ def _print_figures(
     windows: "Mapping[Metric, str] | None" = None,
 ) -> None:
     """One row for each metric, with the window and the effective requests of the first column."""
-    about = ("window", "effective>") if windows else ()
-    rows = TextTable("metric", *(f"{name}>" for name in columns), *about, title=title)
+    rows = []
     for metric, first in next(iter(columns.values())).items():
         cells = [_figure(estimates[metric]) for estimates in columns.values()]
         if windows:
             n = first.n_effective
             cells += [windows[metric], NO_DATA if n is None else f"{n:,.0f}"]
-        rows.add_row(IN_WORDS.get(metric.value, metric.value), *cells)
-    output.out.print(rows)
+        rows.append((IN_WORDS.get(metric.value, metric.value), *cells))
+    about = ("window", "effective>") if windows else ()
+    output.table(("metric", *(f"{name}>" for name in columns), *about), rows, title)
     if any(each.is_borrowed for estimates in columns.values() for each in estimates.values()):
         output.note(
             "* from the judge's verdicts on these requests, with its errors as labels of other "

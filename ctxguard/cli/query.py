@@ -9,8 +9,8 @@ from rich.text import Text
 import ctxguard
 from ctxguard._support.settings import optional, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import FINDING, Output, one_line, print_json
-from ctxguard.cli._pools import beyond_index, on_route, terms_of
+from ctxguard.cli._console import Output, one_line
+from ctxguard.cli._inputs import beyond_index, on_route
 from ctxguard.cli._snippets import snippet
 from ctxguard.cli._system import Source, System, open_assessor
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Mode, Verdict
@@ -26,16 +26,14 @@ _RANK_WIDTH = 3
 _LINE_END = 8
 
 
-class QuerySettings(System):
+class Query(System):
     """Settings of ``ctxguard query``."""
 
     question: str = setting("The query text.", "QUESTION", argument=True)
     profile: _options.ProfileFile = None
     k: int | None = optional(
         "Passages to keep where no calibrated policy applies.",
-        "N",
-        "--k",
-        "-k",
+        *("N", "--k", "-k"),
         default="5, or as many as the profile was compared with",
         ge=1,
     )
@@ -52,77 +50,76 @@ class QuerySettings(System):
     )
     as_json: _options.AsJson = False
 
+    def __call__(self, output: Output) -> None:
+        """Each candidate stands with its score, its score relative to the best (r) where scores
+        can be compared, its calibrated probability of relevance (P) where a model gives one, and
+        the part of its text that has most of the query's terms.
 
-def query(settings: QuerySettings) -> None:
-    """Show what the guard keeps and drops for one query, and why.
+        Without a profile it keeps the retriever's first k passages.
+        """
+        if self.as_text and self.as_json:
+            raise typer.BadParameter("give --text or --json, not both", param_hint="--text")
 
-    Each candidate stands with its score, its score relative to the best (r) where scores can be
-    compared, its calibrated probability of relevance (P) where a model gives one, and the part of
-    its text that has most of the query's terms.
-
-    Without a profile it keeps the retriever's first k passages.
-    """
-    if settings.as_text and settings.as_json:
-        raise typer.BadParameter("give --text or --json, not both", param_hint="--text")
-
-    output = Output(as_json=settings.as_json or settings.as_text)
-    loaded = None if settings.profile is None else ctxguard.Profile.load(settings.profile)
-    depth = settings.depth or (DEFAULT_DEPTH if loaded is None else loaded.provenance.depth)
-    with output.doing("opening the retriever"):
-        source = settings.open()
-    with open_assessor(settings) as assessor, output.doing("searching"):
-        guard = ctxguard.ContextGuard(
-            source if settings.route is None else on_route(source, settings.route),
-            profile=loaded,
-            k=settings.k,
-            mode=settings.mode,
-            depth=max(settings.k or DEFAULT_K, depth),
-            assessor=assessor,
+        output = Output(as_json=True) if self.as_text else output  # notes to standard error
+        loaded = None if self.profile is None else ctxguard.Profile.load(self.profile)
+        depth = self.depth or (DEFAULT_DEPTH if loaded is None else loaded.provenance.depth)
+        with output.doing("opening the retriever"):
+            source = self.open()
+        with open_assessor(self) as assessor, output.doing("searching"):
+            guard = ctxguard.ContextGuard(
+                source if self.route is None else on_route(source, self.route),
+                profile=loaded,
+                k=self.k,
+                mode=self.mode,
+                depth=max(self.k or DEFAULT_K, depth),
+                assessor=assessor,
+            )
+            context = guard.retrieve(self.question)
+        comparison = guard.comparison
+        notes = beyond_index(source, self.k or DEFAULT_K)
+        notes += [f"{flag.value}: {FLAGS[flag]}" for flag in context.flags]
+        notes += [f"{failure.stage} failed: {failure.cause}" for failure in context.failures]
+        notes += [f"the profile: {line}" for line in comparison.reservations]
+        if self.as_text:
+            typer.echo(context.text)
+            output.notes(notes)
+        else:
+            document = {**context.to_dict(), "differences": list(comparison.differences)}
+            output.result(document, lambda: self._print(context, source, output), notes)
+        output.findings(
+            f"the profile does not fit this index: {each}" for each in comparison.mismatches
         )
-        context = guard.retrieve(settings.question)
-    comparison = guard.comparison
-    notes = beyond_index(source, settings.k or DEFAULT_K)
-    notes += [f"{flag.value}: {FLAGS[flag]}" for flag in context.flags]
-    notes += [f"{failure.stage} failed: {failure.cause}" for failure in context.failures]
-    notes += [f"the profile: {line}" for line in comparison.reservations]
-    if settings.as_json:
-        differences = list(comparison.differences)
-        print_json({**context.to_dict(), "differences": differences, "notes": notes})
-    elif settings.as_text:
-        typer.echo(context.text)
-    else:
-        _print(context, source, output, show_all=settings.show_all)
-    output.notes(notes)
-    for line in comparison.mismatches:
-        output.err.print(Text(f"finding: the profile does not fit this index: {one_line(line)}"))
-    if comparison.mismatches:
-        raise typer.Exit(FINDING)
 
-
-def _print(context: "Context", retriever: "Source", output: Output, *, show_all: bool) -> None:
-    kept = [verdict for verdict in context.verdicts if verdict.kept]
-    dropped = [verdict for verdict in context.verdicts if not verdict.kept]
-    shown = dropped if show_all else dropped[:_DROPPED_SHOWN]
-    facts = [
-        ("query", context.query),
-        ("route", context.route.value),
-        ("keeps", describe_policy(context.decision.policy)),
-        ("kept", f"{len(kept)} of {context.candidates} candidates"),
-    ]
-    if context.p_sufficient is not None:
-        facts.append(("sufficient", _sufficiency(context)))
-    facts += [("conflict", _conflict(context, each)) for each in context.conflicts]
-    if context.mode is not Mode.ENFORCE:
-        served = f"the model gets the retriever's first {len(context)} instead"
-        facts.append(("mode", f"{context.mode.value}: {served}"))
-    output.facts(facts)
-    for title, verdicts, lines in (("kept", kept, _KEPT_LINES), ("dropped", shown, 1)):
-        if verdicts:
-            output.heading(title)
-        for verdict in verdicts:
-            output.out.print(_candidate(verdict, context, retriever, output.out.width, lines))
-    if len(shown) < len(dropped):
-        output.out.print(f"{len(dropped) - len(shown)} more dropped; --all shows them")
+    def _print(self, context: "Context", retriever: "Source", output: Output) -> None:
+        kept = [verdict for verdict in context.verdicts if verdict.kept]
+        dropped = [verdict for verdict in context.verdicts if not verdict.kept]
+        shown = dropped if self.show_all else dropped[:_DROPPED_SHOWN]
+        sufficient = {True: "yes", False: "no", None: "no threshold"}[context.sufficient]
+        p, in_mode = context.p_sufficient, None
+        if context.mode is not Mode.ENFORCE:
+            served = f"the model gets the retriever's first {len(context)} instead"
+            in_mode = f"{context.mode.value}: {served}"
+        output.facts(
+            ("query", context.query),
+            ("route", context.route.value),
+            ("keeps", describe_policy(context.decision.policy)),
+            ("kept", f"{len(kept)} of {context.candidates} candidates"),
+            (
+                "sufficient",
+                None
+                if p is None
+                else f"{sufficient}: P(the best kept passage is relevant) = {p:.3g}",
+            ),
+            *[("conflict", _conflict(context, each)) for each in context.conflicts],
+            ("mode", in_mode),
+        )
+        for title, verdicts, lines in (("kept", kept, _KEPT_LINES), ("dropped", shown, 1)):
+            if verdicts:
+                output.heading(title)
+            for verdict in verdicts:
+                output.out.print(_candidate(verdict, context, retriever, output.out.width, lines))
+        if len(shown) < len(dropped):
+            output.out.print(f"{len(dropped) - len(shown)} more dropped; --all shows them")
 
 
 def _conflict(context: "Context", conflict: "Conflict") -> str:
@@ -130,15 +127,12 @@ def _conflict(context: "Context", conflict: "Conflict") -> str:
     return f"{one} and {other} differ: {conflict.in_words}"
 
 
-def _sufficiency(context: "Context") -> str:
-    answer = {True: "yes", False: "no", None: "no threshold"}[context.sufficient]
-    return f"{answer}: P(the best kept passage is relevant) = {context.p_sufficient:.3g}"
-
-
 def _candidate(
     verdict: Verdict, context: "Context", retriever: "Source", width: int, lines: int
 ) -> Table:
     """One candidate: rank, id and title; its figures, and the reason of its drop; text."""
+    from ctxguard.retrieval.analysers.words import words
+
     passage = retriever.passage(verdict.passage_id)
     grid = Table.grid(padding=(0, 1))
     grid.add_column(justify="right", width=_RANK_WIDTH, no_wrap=True)
@@ -153,7 +147,10 @@ def _candidate(
     grid.add_row("", Text(" · ", style="dim").join(_figures(verdict)))
     room = lines * (width - _RANK_WIDTH - 1) - _LINE_END
     if passage.text.strip():
-        text = snippet(passage.text, context.query, terms_of(retriever), room)
+        # The terms of a wrapped retriever are not known.
+        analyser = getattr(retriever, "analyser", None)
+        analyse = words if analyser is None else analyser.analyse
+        text = snippet(passage.text, context.query, analyse, room)
         grid.add_row("", Text("", style="dim").append_text(text))
     return grid
 

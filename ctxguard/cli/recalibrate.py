@@ -1,6 +1,5 @@
 """``ctxguard recalibrate``: a new profile from judged traffic, compared with the old one."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -10,7 +9,7 @@ from pydantic import model_validator
 import ctxguard
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, check_writable, print_json
+from ctxguard.cli._console import Output
 from ctxguard.cli._results import by_metric, print_asking
 from ctxguard.cli._store import named_series, open_store
 from ctxguard.cli._system import open_index
@@ -21,7 +20,7 @@ from ctxguard.profile.describe import describe_policy
 from ctxguard.server.settings import IndexSystem
 
 if TYPE_CHECKING:
-    from calibration.from_traffic import JudgedTraffic, Recalibration
+    from calibration.from_traffic import JudgedTraffic
     from ctxguard.monitor.estimation.rise import Rise
     from ctxguard.monitor.store import SampleStore
     from ctxguard.profile.schema import Profile, RouteProfile
@@ -39,7 +38,7 @@ class Recalibrate(SettingsModel):
         "FILE",
         default="none, and the first k are served",
     )
-    out: Path = setting("File to write the new profile to.", "FILE")
+    out: Path = setting("File to write the new profile to.", "FILE", writes=True)
     switch: bool = setting(
         "Raise the verdict of --profile from shadow to enforce if judged requests suffice; "
         "`ctxguard rollback` undoes it.",
@@ -66,58 +65,88 @@ class Recalibrate(SettingsModel):
             raise ConfigurationError("--switch changes a profile file: give --profile")
         return self
 
+    def __call__(self, output: Output) -> None:
+        """The new policy runs in shadow on questions that took no part in its
+        choice; each counts as often as it was asked. The new profile is not put
+        in force: copy it over the old one when the comparison convinces. A
+        profile in shadow may rise by the same requests, with --switch.
+        """
+        from calibration.calibrate_route import Settings
+        from calibration.from_traffic import judged_traffic, recalibrate
+        from ctxguard.monitor.alarms.actions import raise_verdict
+        from ctxguard.retrieval.index.hybrid_index import HybridIndex
 
-def recalibrate(settings: Recalibrate) -> None:
-    """Calibrate on judged traffic, and compare with the profile in force.
-
-    The new policy runs in shadow on questions that took no part in its
-    choice; each counts as often as it was asked. The new profile is not put
-    in force: copy it over the old one when the comparison convinces. A
-    profile in shadow may rise by the same requests, with --switch.
-    """
-    from calibration.calibrate_route import Settings
-    from calibration.from_traffic import judged_traffic
-    from calibration.from_traffic import recalibrate as run
-    from ctxguard.monitor.alarms.actions import raise_verdict
-    from ctxguard.retrieval.index.hybrid_index import HybridIndex
-
-    out, profile, index = settings.out, settings.profile, settings.index
-    check_writable(out, "--out")
-    if profile is not None and out.exists() and profile.exists() and out.samefile(profile):
-        raise typer.BadParameter(
-            "the profile in force is not overwritten; name another file", param_hint="--out"
+        out, profile = self.out, self.profile
+        if profile is not None and out.exists() and profile.exists() and out.samefile(profile):
+            raise typer.BadParameter(
+                "the profile in force is not overwritten; name another file", param_hint="--out"
+            )
+        before = None if profile is None else ctxguard.Profile.load(profile)
+        with open_store(self.store) as store, output.doing("reading judged requests"):
+            series = named_series(store, self.judge)
+            traffic = judged_traffic(store, series, route=self.route)
+            rises = {} if before is None else _rises(store, series, before)
+        sketch = None if self.index is None else HybridIndex.load(self.index).passages.sketch
+        before = _today(traffic, self.index) if before is None else before
+        calibration = Settings(
+            held_out=_HELD_OUT,
+            utilities=before.utilities,
+            utilities_source=before.provenance.utilities_source,
         )
-    output = Output(as_json=settings.as_json)
-    before = None if profile is None else ctxguard.Profile.load(profile)
-    with open_store(settings.store) as store, output.doing("reading judged requests"):
-        series = named_series(store, settings.judge)
-        traffic = judged_traffic(store, series, route=settings.route)
-        rises = {} if before is None else _rises(store, series, before)
-    sketch = None if index is None else HybridIndex.load(index).passages.sketch
-    before = _today(traffic, index) if before is None else before
-    calibration = Settings(
-        held_out=_HELD_OUT,
-        utilities=before.utilities,
-        utilities_source=before.provenance.utilities_source,
-    )
-    with output.passes() as begin:
-        recalibration = run(traffic, before, calibration, passes=begin, corpus_sketch=sketch)
-    recalibration.profile.save(out, why="recalibrated on judged traffic")
-    raised = None
-    if settings.switch and profile is not None and any(each.risen for each in rises.values()):
-        raised = raise_verdict(profile, before, rises)
-    if settings.as_json:
-        document = _document(recalibration, traffic, before, rises, out)
-        print_json({**document, "raised": None if raised is None else raised.profile_id})
-        return
-    _print(recalibration, traffic, before, rises, output)
-    output.facts([("wrote", f"{out} (profile {recalibration.profile.profile_id})")])
-    if raised is not None:
-        output.facts([("raised", f"{profile} (profile {raised.profile_id}) is enforced now")])
-        output.note(f"`ctxguard rollback {profile} {before.profile_id}` undoes that")
-    elif profile is not None:
-        output.facts([("in force", f"{profile}, until you copy the new one over it")])
-    output.notes(traffic.dataset.notes)
+        with output.passes() as begin:
+            made = recalibrate(traffic, before, calibration, passes=begin, corpus_sketch=sketch)
+        made.profile.save(out, why="recalibrated on judged traffic")
+        raised = None
+        if self.switch and profile is not None and any(each.risen for each in rises.values()):
+            raised = raise_verdict(profile, before, rises)
+        route, n_questions = traffic.route, len(traffic.dataset)
+        after = made.profile.routes[route]
+        policies = {
+            "old_policy": describe_policy(before.routes[route].policy),
+            "new_policy": describe_policy(after.policy),
+        }
+        document = {
+            "profile": out,
+            "profile_id": made.profile.profile_id,
+            "route": route,
+            "requests": traffic.requests,
+            "questions": n_questions,
+            "effective_requests": traffic.effective_requests,
+            "effective_questions": traffic.effective_questions,
+            "held_out": made.held_out,
+            "left_out": traffic.left_out,
+            **policies,
+            "verdict": after.verdict,
+            "in_shadow": rises,
+            "certificate": after.certificate,
+            "assessor": after.assessor,
+            "results": made.results,
+            "raised": None if raised is None else raised.profile_id,
+        }
+
+        def show() -> None:
+            pools = f"{traffic.requests:,} with wholly judged pools, which ask {n_questions:,}"
+            output.facts(
+                ("verdict", "" if after.verdict is None else after.verdict.statement),
+                *[("in shadow", f"{each.value}: {rise.statement}") for each, rise in rises.items()],
+                ("requests", f"{pools} questions"),
+                ("route", route.value),
+                *[(name.replace("_", " "), policy) for name, policy in policies.items()],
+                ("certificate", _certificate(after)),
+            )
+            held_out = f"{made.held_out:,} questions that took no part in the choice"
+            output.heading(f"In shadow, on {held_out}")
+            output.out.print(by_metric(made.results))
+            print_asking(after.assessor, output)
+            output.facts(("wrote", f"{out} (profile {made.profile.profile_id})"))
+            if raised is not None and before is not None:
+                in_force = f"{profile} (profile {raised.profile_id}) is enforced now"
+                output.facts(("raised", in_force))
+                output.note(f"`ctxguard rollback {profile} {before.profile_id}` undoes that")
+            elif profile is not None:
+                output.facts(("in force", f"{profile}, until you copy the new one over it"))
+
+        output.result(document, show, traffic.dataset.notes)
 
 
 def _rises(store: "SampleStore", series: str, profile: "Profile") -> "dict[Route, Rise]":
@@ -154,66 +183,9 @@ def _today(traffic: "JudgedTraffic", index: Path | None) -> "Profile":
     )
 
 
-def _print(
-    recalibration: "Recalibration",
-    traffic: "JudgedTraffic",
-    before: "Profile",
-    rises: "Mapping[Route, Rise]",
-    output: Output,
-) -> None:
-    route, n_questions = traffic.route, len(traffic.dataset)
-    after = recalibration.profile.routes[route]
-    requests = f"{traffic.requests:,} with wholly judged pools, which ask {n_questions:,} questions"
-    output.facts(
-        [
-            ("verdict", "" if after.verdict is None else after.verdict.statement),
-            *[("in shadow", f"{each.value}: {rise.statement}") for each, rise in rises.items()],
-            ("requests", requests),
-            ("route", route.value),
-            ("old policy", describe_policy(before.routes[route].policy)),
-            ("new policy", describe_policy(after.policy)),
-            ("certificate", _certificate(after)),
-        ]
-    )
-    held_out = f"{recalibration.held_out:,} questions that took no part in the choice"
-    output.heading(f"In shadow, on {held_out}")
-    output.out.print(by_metric(recalibration.results))
-    print_asking(after.assessor, output)
-
-
 def _certificate(after: "RouteProfile") -> str:
     """The promise of the new profile for the route, in words."""
     if after.certificate is None:
         return "none: the first k are kept, or no held-out question has a relevant passage"
     wide = " This bound is too wide to rely on." if after.certificate.promises_nothing else ""
     return after.certificate.statement + wide
-
-
-def _document(
-    recalibration: "Recalibration",
-    traffic: "JudgedTraffic",
-    before: "Profile",
-    rises: "Mapping[Route, Rise]",
-    out: Path,
-) -> dict[str, object]:
-    route = traffic.route
-    after = recalibration.profile.routes[route]
-    return {
-        "profile": out,
-        "profile_id": recalibration.profile.profile_id,
-        "route": route,
-        "requests": traffic.requests,
-        "questions": len(traffic.dataset),
-        "effective_requests": traffic.effective_requests,
-        "effective_questions": traffic.effective_questions,
-        "held_out": recalibration.held_out,
-        "left_out": traffic.left_out,
-        "old_policy": describe_policy(before.routes[route].policy),
-        "new_policy": describe_policy(after.policy),
-        "verdict": after.verdict,
-        "in_shadow": rises,
-        "certificate": after.certificate,
-        "assessor": after.assessor,
-        "results": recalibration.results,
-        "notes": traffic.dataset.notes,
-    }

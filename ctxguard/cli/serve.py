@@ -5,18 +5,20 @@ from ctxguard.cli._console import Output
 from ctxguard.server.settings import ServiceSettings
 
 
-def serve(settings: ServiceSettings) -> None:
-    """Serve the rerank protocol with calibrated decisions, or decisions alone, over HTTP.
+class Serve(ServiceSettings):
+    """Settings of ``ctxguard serve``."""
 
-    Point any client of a rerank API (Cohere, Jina, vLLM, TEI) here, at POST /rerank: documents
-    are scored by --rerank-upstream, or by a cross-encoder in this process (reranker), and the
-    profile is applied. With --index or --engine it searches, at POST /v1/context. POST /v1/filter
-    decides on candidates that the caller has. /openapi.json describes it all.
+    def __call__(self, output: Output) -> None:
+        """Point any client of a rerank API (Cohere, Jina, vLLM, TEI) here, at POST /rerank.
 
-    Tokens are read from the environment: CTXGUARD_TOKEN for requests,
-    CTXGUARD_METRICS_TOKEN for /metrics, CTXGUARD_CONSOLE_TOKEN for /console.
-    """
-    require("uvicorn", "serve")
-    from ctxguard.server.run import serve as run
+        Documents are scored by --rerank-upstream, or by a cross-encoder in this process (reranker),
+        and the profile is applied. With --index or --engine it searches, at POST /v1/context. POST
+        /v1/filter decides on candidates that the caller has. /openapi.json describes it all.
 
-    run(settings, lambda url: Output().out.print(f"serving on {url}"))
+        Tokens are read from the environment: CTXGUARD_TOKEN for requests,
+        CTXGUARD_METRICS_TOKEN for /metrics, CTXGUARD_CONSOLE_TOKEN for /console.
+        """
+        require("uvicorn", "serve")
+        from ctxguard.server.run import serve as run
+
+        run(self, lambda url: output.out.print(f"serving on {url}"))

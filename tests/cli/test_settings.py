@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from ctxguard._support.settings import SettingsModel, key_of, setting
 from ctxguard.cli import app
+from ctxguard.cli._console import Output
 from ctxguard.cli._settings import command_of
 from ctxguard.cli._system import System
 from ctxguard.errors import ConfigurationError
@@ -116,16 +117,14 @@ class Shown(SettingsModel):
     share: Annotated[float, setting("A share of something.", "SHARE", key=True, gt=0, lt=1)] = 0.5
     index: Annotated[Path | None, setting("A folder.", "FOLDER")] = None
 
-
-def show(settings: Shown) -> None:
-    """Show the settings."""
-    typer.echo(settings.model_dump_json())
+    def __call__(self, _: Output) -> None:
+        typer.echo(self.model_dump_json())
 
 
 @pytest.fixture
 def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs the command with a file that holds a document."""
-    application = command_of(show, "show")
+    application = command_of(Shown, "show", "Show the settings.")
     monkeypatch.setattr("ctxguard.cli._settings.COMMANDS", {"show"})
 
     def run(document: dict[str, Any], *options: str) -> Any:
