@@ -6,7 +6,6 @@ failed + cancelled``. What the guard decides is counted by ``ctxguard.request.te
 
 import os
 from collections import Counter as Counts
-from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from threading import Lock
@@ -144,15 +143,11 @@ def http_metrics(registry: CollectorRegistry) -> HttpMetrics:
 
 def forget_dead_workers(folder: Path) -> None:
     """Remove the live gauges of worker processes that were killed."""
-    for pid in _pids(folder.glob("gauge_live*.db")):
+    names = {file.stem.rpartition("_")[2] for file in folder.glob("gauge_live*.db")}
+    for pid in map(int, filter(str.isdecimal, names)):
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
             mark_process_dead(pid, str(folder))  # type: ignore[no-untyped-call]
         except OSError:
             pass
-
-
-def _pids(files: Iterable[Path]) -> set[int]:
-    names = (file.stem.rpartition("_")[2] for file in files)
-    return {int(name) for name in names if name.isdecimal()}

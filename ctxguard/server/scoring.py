@@ -55,7 +55,7 @@ class Scorer(Protocol):
 
 
 class LocalScorer:
-    """A cross-encoder of this process, on threads of its own.
+    """A cross-encoder of this process, on threads of its own, which is loaded and warmed up.
 
     Args:
         reranker: Scores on the calling thread.
@@ -64,28 +64,14 @@ class LocalScorer:
     """
 
     def __init__(self, reranker: Reranker, deadline_seconds: float, max_waiting: int) -> None:
+        reranker.score("warm up", ["warm up"])
+        self.fingerprint = reranker.fingerprint
         self._reranker = reranker
         self._deadline_seconds = deadline_seconds
         # The circuit is that of `BoundedScorer`.
         self._stage = Stage(STAGE, workers=_LOCAL_WORKERS, waiting=max_waiting, breaks=False)
 
-    @property
-    def fingerprint(self) -> str:
-        """The cross-encoder's."""
-        return self._reranker.fingerprint
-
-    def warm_up(self) -> None:
-        """Load the model, and score once."""
-        self._reranker.score("warm up", ["warm up"])
-
-    async def ascore(
-        self,
-        query: str,
-        documents: Sequence[str],
-        *,
-        model: str | None = None,  # noqa: ARG002 - there is one
-        max_tokens_per_doc: int | None = None,  # noqa: ARG002 - the model's own
-    ) -> FloatArray:
+    async def ascore(self, query: str, documents: Sequence[str], **_: object) -> FloatArray:
         """See `Scorer`; the model and the limit are the cross-encoder's own."""
         work = partial(self._reranker.score, query, documents)
         call = self._stage.submit(work, self._deadline_seconds, is_only_stage=True)
@@ -103,9 +89,6 @@ class BoundedScorer:
         deadline_seconds: The longest that one call may take; None if the scorer sees to that.
         max_in_flight: The most calls at once.
         telemetry: Told when the circuit opens or closes.
-
-    Attributes:
-        scorer: As given.
     """
 
     def __init__(
@@ -115,7 +98,7 @@ class BoundedScorer:
         max_in_flight: int,
         telemetry: Telemetry,
     ) -> None:
-        self.scorer = scorer
+        self._scorer = scorer
         self._deadline_seconds = deadline_seconds
         self._max_in_flight = max_in_flight
         self._in_flight = 0
@@ -130,11 +113,7 @@ class BoundedScorer:
         return self._stage.is_open
 
     async def scores(
-        self,
-        query: str,
-        documents: Sequence[str],
-        model: str | None = None,
-        max_tokens_per_doc: int | None = None,
+        self, query: str, documents: Sequence[str], model: str | None, max_tokens: int | None
     ) -> FloatArray:
         """One score per document, shape (n,), some of them not finite; see `Scorer.ascore`.
 
@@ -150,7 +129,7 @@ class BoundedScorer:
         try:
             stage = self._stage if model is None else self._named
             return await stage.await_ending(
-                partial(self._checked, query, documents, model, max_tokens_per_doc),
+                partial(self._checked, query, documents, model, max_tokens),
                 self._deadline_seconds,
             )
         finally:
@@ -159,7 +138,7 @@ class BoundedScorer:
     async def _checked(
         self, query: str, documents: Sequence[str], model: str | None, max_tokens: int | None
     ) -> FloatArray:
-        returned = await self.scorer.ascore(
+        returned = await self._scorer.ascore(
             query, documents, model=model, max_tokens_per_doc=max_tokens
         )
         # Checked inside the stage, so that garbage counts against the circuit.

@@ -67,7 +67,7 @@ class Service:
             enforce_share=settings.enforce_share,
             k=settings.k,
             depth=DEFAULT_DEPTH if profile is None else profile.provenance.depth,
-            score_kind=settings.kind,
+            score_kind=self.kind,
             fingerprint=self._fingerprint(),
             assembly=replace(
                 _NO_DROPS if self._retriever is None else DEFAULT_ASSEMBLY,
@@ -81,24 +81,15 @@ class Service:
             assessor=self._assessor,
         )
         self.most_chars = self.guard.max_query_chars
-        self.scorer = (
-            None
-            if self._scorer is None
-            else BoundedScorer(
-                self._scorer,
-                # The settings' own scorers keep the deadline themselves.
-                None if scorer is None else settings.deadline_seconds,
-                settings.max_scoring,
-                telemetry,
-            )
-        )
-        self._check = (
-            None
-            if self._scorer is None
-            else RerankerCheck(
+        self.scorer: BoundedScorer | None = None
+        self._check: RerankerCheck | None = None
+        if self._scorer is not None:
+            # The settings' own scorers keep the deadline themselves.
+            seconds = None if scorer is None else settings.deadline_seconds
+            self.scorer = BoundedScorer(self._scorer, seconds, settings.max_scoring, telemetry)
+            self._check = RerankerCheck(
                 self.guard, self._scorer, self._fingerprint() or {}, settings.probe_seconds
             )
-        )
 
     def too_many(self, n: int, what: str) -> Problem:
         """The problem of a request with more documents or candidates than there may be."""
@@ -110,10 +101,7 @@ class Service:
     def _fingerprint(self) -> Mapping[str, str] | None:
         """Identifies the system whose candidates are decided on; None for the index's own."""
         if self._scorer is not None:
-            return {
-                "reranker": self._scorer.fingerprint,
-                "score_kind": self.settings.kind.value,
-            }
+            return {"reranker": self._scorer.fingerprint, "score_kind": self.kind.value}
         return self.settings.fingerprint if self._retriever is None else None
 
     @asynccontextmanager
@@ -165,11 +153,9 @@ def _scorer(settings: ServiceSettings) -> Scorer | None:
         return None
     from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 
-    local = LocalScorer(
+    return LocalScorer(
         CrossEncoderReranker(settings.reranker), settings.deadline_seconds, settings.max_scoring
     )
-    local.warm_up()
-    return local
 
 
 def _retriever(settings: ServiceSettings) -> Any:
