@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from ctxguard.errors import IndexFolderError
 from ctxguard.guard import ContextGuard
 from ctxguard.profile.schema import RouteProfile
 from ctxguard.retrieval import HybridRetriever
+from ctxguard.server.mcp import create_server
 from ctxguard.testing import WordHashEmbedder
 from tests.profiles import profile_with
 
@@ -38,18 +38,24 @@ def retriever() -> HybridRetriever:
     return HybridRetriever.build(PASSAGES, embedder=WordHashEmbedder())
 
 
-def guarded(retriever: HybridRetriever, k: int = 2) -> ContextGuard:
-    return ContextGuard(retriever, k=k)
+def asked(guard: ContextGuard, *calls: tuple[str, Any], where: Where | None = None) -> list[Any]:
+    """The tools of a guard's server, then the results of these calls."""
 
-
-def asked(server: Any, work: Callable[[Any], Awaitable[Any]]) -> Any:
-    """What ``work`` returns with a client of the server."""
-
-    async def connected() -> Any:
-        async with mcp.Client(server) as client:
-            return await work(client)
+    async def connected() -> list[Any]:
+        async with mcp.Client(create_server(guard, where)) as client:
+            tools = (await client.list_tools()).tools
+            return [tools, *[await client.call_tool(*call) for call in calls]]
 
     return asyncio.run(connected())
+
+
+@pytest.fixture
+def guarded(retriever: HybridRetriever) -> ContextGuard:
+    return ContextGuard(retriever, k=2)
+
+
+SEARCH = ("search", {"query": QUERY})
+FETCH = ("fetch", {"id": "secret"})
 
 
 def content(result: Any) -> Any:
@@ -62,17 +68,9 @@ def content(result: Any) -> Any:
 
 
 def test_search_and_fetch_answer_in_the_shape_that_connectors_expect(
-    retriever: HybridRetriever,
+    guarded: ContextGuard,
 ) -> None:
-    from ctxguard.server.mcp import create_server
-
-    async def work(client: Any) -> tuple[Any, Any, Any]:
-        tools = (await client.list_tools()).tools
-        found = await client.call_tool("search", {"query": QUERY})
-        fetched = await client.call_tool("fetch", {"id": "kettle"})
-        return tools, found, fetched
-
-    tools, found, fetched = asked(create_server(guarded(retriever)), work)
+    tools, found, fetched = asked(guarded, SEARCH, ("fetch", {"id": "kettle"}))
     assert [(tool.name, tool.input_schema["required"]) for tool in tools] == [
         ("search", ["query"]),
         ("fetch", ["id"]),
@@ -89,14 +87,9 @@ def test_search_and_fetch_answer_in_the_shape_that_connectors_expect(
     assert content(fetched) == {**results[0], "metadata": {"tenant": "a"}}
 
 
-def test_an_agent_reads_when_and_how_to_use_a_tool(retriever: HybridRetriever) -> None:
+def test_an_agent_reads_when_and_how_to_use_a_tool(guarded: ContextGuard) -> None:
     """And nothing that is written for those who change the code."""
-    from ctxguard.server.mcp import create_server
-
-    async def work(client: Any) -> Any:
-        return (await client.list_tools()).tools
-
-    search, fetch = asked(create_server(guarded(retriever)), work)
+    [[search, fetch]] = asked(guarded)
     for part in ("empty list", "best first", "`sufficient`", "null"):
         assert part in search.description
     assert "search first" in fetch.description
@@ -109,36 +102,22 @@ def test_an_agent_reads_when_and_how_to_use_a_tool(retriever: HybridRetriever) -
 
 def test_what_is_dropped_is_neither_found_nor_fetched(retriever: HybridRetriever) -> None:
     """From a profile to an agent: a low threshold first, then a high one."""
-    from ctxguard.server.mcp import create_server
 
     def kept(min_ratio: float) -> tuple[list[str], bool]:
         policy = RatioPolicy(k=10, min_ratio=min_ratio)
         route = RouteProfile(policy=policy, score_kind=CONVEX.kind)
         identity = retriever.with_fusion(CONVEX).fingerprint()
         profile = profile_with({Route.HYBRID: route}, fusion=CONVEX, fingerprint=identity)
-
-        async def work(client: Any) -> tuple[list[str], bool]:
-            found = content(await client.call_tool("search", {"query": QUERY}))
-            fetched = await client.call_tool("fetch", {"id": "secret"})
-            return [each["id"] for each in found["results"]], fetched.is_error
-
-        server = create_server(ContextGuard(retriever, profile=profile))
-        ids, failed = asked(server, work)
-        return ids, failed
+        _, found, fetched = asked(ContextGuard(retriever, profile=profile), SEARCH, FETCH)
+        return [each["id"] for each in content(found)["results"]], fetched.is_error
 
     assert "secret" in kept(0.01)[0]
     assert kept(0.01)[1] is False
     assert kept(1.0) == (["kettle"], True)
 
 
-def test_a_filter_holds_for_search_and_for_fetch(retriever: HybridRetriever) -> None:
-    from ctxguard.server.mcp import create_server
-
-    async def work(client: Any) -> tuple[Any, Any]:
-        found = await client.call_tool("search", {"query": QUERY})
-        return found, await client.call_tool("fetch", {"id": "secret"})
-
-    found, fetched = asked(create_server(guarded(retriever), Where(tenant="a")), work)
+def test_a_filter_holds_for_search_and_for_fetch(guarded: ContextGuard) -> None:
+    _, found, fetched = asked(guarded, SEARCH, FETCH, where=Where(tenant="a"))
     results = content(found)["results"]
     assert {each["id"] for each in results} == {"kettle", "piano"}
     assert "https://p.example/1" in {each["url"] for each in results}
@@ -157,14 +136,9 @@ def test_a_filter_holds_for_search_and_for_fetch(retriever: HybridRetriever) -> 
     ],
 )
 def test_a_call_that_cannot_be_answered_is_an_error_of_the_tool(
-    retriever: HybridRetriever, tool: str, arguments: dict[str, object], says: str
+    guarded: ContextGuard, tool: str, arguments: dict[str, object], says: str
 ) -> None:
-    from ctxguard.server.mcp import create_server
-
-    async def work(client: Any) -> Any:
-        return await client.call_tool(tool, arguments)
-
-    result = asked(create_server(guarded(retriever)), work)
+    _, result = asked(guarded, (tool, arguments))
     assert result.is_error
     assert says in result.content[0].text
     assert "Traceback" not in result.content[0].text
@@ -174,14 +148,9 @@ def test_a_call_that_cannot_be_answered_is_an_error_of_the_tool(
     "error", [ConnectionError("password=hunter2"), IndexFolderError("/home/hunter2: damaged")]
 )
 def test_an_outage_is_an_error_of_the_tool_that_tells_nothing(error: Exception) -> None:
-    from ctxguard.server.mcp import create_server
-
     def search(query: str, *, depth: int) -> list[Any]:
         raise error
 
-    async def work(client: Any) -> Any:
-        return await client.call_tool("search", {"query": QUERY})
-
-    result = asked(create_server(ContextGuard(search)), work)
+    _, result = asked(ContextGuard(search), SEARCH)
     assert result.is_error
     assert "hunter2" not in result.content[0].text

@@ -22,61 +22,26 @@ import httpx2
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from ctxguard.monitor.store import SampleStore
 from ctxguard.server import run
 from ctxguard.server.limits import MOST_HEAD_BYTES, MOST_PIPELINED
 from ctxguard.server.settings import ServiceSettings
+from tests.rerank_endpoint import Answer, RerankEndpoint
 
 PATIENCE_SECONDS = 120
 DOCUMENTS = ["0.2 poor", "0.9 best", "0.5 fair"]
 ENDS = "ok", "degraded", "rejected", "shed", "failed", "cancelled"
 
 
-class Upstream:
-    """A reranker over HTTP whose scores the documents name, and which can be told to fail."""
-
-    def __init__(self) -> None:
-        self.is_down = False
-        app = Starlette(routes=[Route("/rerank", self.rerank, methods=["POST"])])
-        self._server = uvicorn.Server(
-            uvicorn.Config(app, port=0, log_level="critical", timeout_graceful_shutdown=1)
-        )
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self._thread = threading.Thread(
-            target=self._server.run, args=([self._socket],), daemon=True
-        )
-
-    async def rerank(self, request: Request) -> JSONResponse:
-        if self.is_down:
-            return JSONResponse({"detail": "down"}, 500)
-        documents = (await request.json())["documents"]
-        return JSONResponse(
-            {
-                "results": [
-                    {"index": at, "relevance_score": float(text.split()[0])}
-                    for at, text in enumerate(documents)
-                ]
-            }
-        )
-
-    def __enter__(self) -> "Upstream":
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
-        self._thread.join(PATIENCE_SECONDS)
-        self._socket.close()
-
-
 @pytest.fixture(scope="module")
-def upstream() -> Iterator[Upstream]:
-    with Upstream() as running:
-        yield running
+def upstream() -> Iterator[RerankEndpoint]:
+    """A reranker over HTTP whose scores the documents name."""
+    served = RerankEndpoint(lambda _, documents: [float(text.split()[0]) for text in documents])
+    yield served
+    served.close()
 
 
 class Process:
@@ -121,7 +86,9 @@ class Process:
 
 
 @pytest.fixture(scope="module")
-def service(upstream: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+def service(
+    upstream: RerankEndpoint, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Process]:
     folder = tmp_path_factory.mktemp("service")
     store, system = folder / "samples.db", folder / "system.toml"
     system.write_text(
@@ -138,17 +105,16 @@ def service(upstream: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def test_a_service_from_the_first_request_to_the_last_sample(
-    service: Process, upstream: Upstream
+    service: Process, upstream: RerankEndpoint
 ) -> None:
     for number in range(6):
         response = service.rerank(**{"x-request-id": f"request-{number}"})
         assert [each["index"] for each in response.json()["results"]] == [1, 2, 0]
-    upstream.is_down = True
+    upstream.script.append(Answer(status=500))
     response = service.rerank()
     assert response.status_code == 200
     assert response.headers["x-ctxguard-degraded"] == "error"
     assert [each["index"] for each in response.json()["results"]] == [0, 1, 2]
-    upstream.is_down = False
     assert service.client.post("/rerank", json={"query": "q"}).status_code == 422
 
     received = service.metric("ctxguard_http_received_requests_total", 'endpoint="rerank"')
@@ -195,26 +161,19 @@ def test_slow_and_half_and_endless_requests_do_not_keep_others_waiting(small: Pr
     endless = connected(small.port)
     endless.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n")
     chunk = b"8000\r\n" + b" " * 0x8000 + b"\r\n"
-    with_answer = b""
-    try:
+    with suppress(OSError):
         for _ in range(100):
             endless.sendall(chunk)
-    except OSError:
-        pass
-    with pytest.MonkeyPatch.context():
-        try:
-            with_answer = endless.recv(4096)
-        except OSError:
-            with_answer = b" 413 "  # the answer is lost where the rest of the body meets a close
-    assert b" 413 " in with_answer
-    long_head = connected(small.port)
-    try:
+    answer = b" 413 "  # it is lost where the rest of the body meets a close
+    with suppress(OSError):
+        answer = endless.recv(4096)
+    assert b" 413 " in answer
+    long_head, closed = connected(small.port), b""
+    with suppress(OSError):
         for _ in range(200):
             long_head.sendall(b"GET / HTTP/1.1\r\nX: " + b"a" * 1000)
             time.sleep(0.001)
         closed = long_head.recv(4096)
-    except OSError:
-        closed = b""
     assert b" 200 " not in closed
     body = {"query": "q", "candidates": [{"id": "a", "score": 0.5}]}
     assert small.client.post("/v1/filter", json=body).json()["kept"] == ["a"]
@@ -252,10 +211,8 @@ def test_a_head_above_its_limit_is_not_answered_though_it_comes_in_one_piece(
                 assert answers(one, 1) == answered
 
 
-def test_no_series_says_when_a_counter_was_made() -> None:
-    service = Process()
-    assert "_created" not in service.client.get("/metrics").text
-    service.stop()
+def test_no_series_says_when_a_counter_was_made(small: Process) -> None:
+    assert "_created" not in small.client.get("/metrics").text
 
 
 def test_what_is_no_http_is_refused_and_fills_no_log() -> None:
@@ -294,7 +251,7 @@ def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch)
     listening.close()
 
 
-def test_a_request_under_way_is_finished_before_the_process_ends(upstream: Upstream) -> None:
+def test_a_request_under_way_is_finished_before_the_process_ends(upstream: RerankEndpoint) -> None:
     service = Process()
     one = connected(service.port)
     body = json.dumps({"query": "q", "candidates": []}).encode()
