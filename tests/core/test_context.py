@@ -449,7 +449,13 @@ def test_a_template_that_cannot_work_is_refused_at_construction(template: str, s
 
 @pytest.mark.parametrize(
     "settings",
-    [{"order": "random"}, {"max_tokens": 0}, {"count_tokens": 4}, {"template": None}],
+    [
+        {"order": "random"},
+        {"max_tokens": 0},
+        {"count_tokens": 4},
+        {"template": None},
+        {"max_passage_chars": 0},
+    ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError):

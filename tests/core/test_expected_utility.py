@@ -69,26 +69,10 @@ class TestRule:
         assert policy.min_probability == pytest.approx(1 / 3)
         assert decide(ranking_of([0.9, 0.34, 0.33]), policy).kept_ids == ("a", "b")
 
-    def test_an_even_chance_at_equal_stakes_is_kept(self) -> None:
-        assert decide(ranking_of([0.9, 0.5]), policy_of()).kept_ids == ("a", "b")
-
-    def test_at_most_k_are_kept(self) -> None:
-        decision = decide(ranking_of([0.9, 0.8, 0.7]), policy_of(k=2))
-        assert decision.kept_ids == ("a", "b")
-        assert decision.dropped_by_reason == {DropReason.BEYOND_K: 1}
-
-    def test_at_least_min_keep_are_kept_however_unlikely(self) -> None:
-        ranking = ranking_of([0.1, 0.2, 0.05])
-        assert decide(ranking, policy_of()).kept_ids == ("b",)
-        assert decide(ranking, policy_of(min_keep=2)).kept_ids == ("b", "a")
-
     def test_a_policy_that_may_abstain_can_keep_nothing(self) -> None:
         decision = decide(ranking_of([0.1, 0.2]), policy_of(min_keep=0))
         assert decision.kept_ids == ()
         assert decision.flags == ()
-
-    def test_costless_distractors_leave_only_k(self) -> None:
-        assert decide(ranking_of([0.01, 0.02]), policy_of(cost=0.0)).n_kept == 2
 
     def test_equal_probabilities_keep_the_order_of_the_scores(self) -> None:
         ranking = ranking_of([0.7, 0.7, 0.7], scores=[1.0, 3.0, 2.0])
@@ -124,14 +108,6 @@ class TestProperties:
         worthwhile = sum(p >= policy.min_probability for p in decision.probabilities or ())
         n = len(probabilities)
         assert decision.n_kept == max(min(worthwhile, policy.k), min(policy.min_keep, n))
-
-    @given(shares, policies(), st.floats(0.0, 3.0))
-    def test_a_higher_cost_never_keeps_more(
-        self, probabilities: list[float], policy: ExpectedUtilityPolicy, more: float
-    ) -> None:
-        ranking = ranking_of(probabilities)
-        dearer = replace(policy, cost=policy.cost + more)
-        assert decide(ranking, dearer).n_kept <= decide(ranking, policy).n_kept
 
     @given(shares, policies(), st.randoms())
     def test_the_order_of_input_does_not_matter(

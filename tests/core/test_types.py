@@ -48,15 +48,6 @@ class TestKindsAndRoutesGivenByName:
         assert rebuilt.route is Route.HYBRID
         assert replace(rebuilt, legs=legs).legs["lexical"].kind is ScoreKind.RATIO
 
-    def test_decide_as_members_do(self) -> None:
-        decision = decide(self.RANKING, RatioPolicy(k=5, min_ratio=0.7))
-        assert decision.kept_ids == ("a", "b")
-        assert decision.verdicts[1].relative_score == 0.7
-
-    def test_refuse_a_relative_filter_on_rank_only_scores_as_members_do(self) -> None:
-        with pytest.raises(ConfigurationError, match="carry order only"):
-            decide(Ranking.from_hits([Hit("a", 1.0)], "rank"), RatioPolicy(min_ratio=0.5))
-
     @pytest.mark.parametrize(
         "make",
         [

@@ -5,11 +5,10 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from ctxguard.core.context import Context
 from ctxguard.core.policies import RatioPolicy
@@ -22,52 +21,19 @@ from ctxguard.errors import (
     StageUnavailableError,
 )
 from ctxguard.guard import ContextGuard
-from ctxguard.request.telemetry import FAILED_CAUSES, Telemetry
-from ctxguard.resilience import breaker as breaker_module
+from ctxguard.request.telemetry import FAILED_CAUSES
 from ctxguard.resilience.breaker import FAILURES, RETRY_SECONDS
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.testing import WordHashEmbedder
-from tests.timing import PATIENCE_SECONDS
+from tests.counted import Counted
+from tests.timing import NEVER, SOON, Clock
 
 RANKING = Ranking.from_hits([Hit("a", 2.0, "first"), Hit("b", 1.0, "second")], ScoreKind.RATIO)
-SOON = 0.05
-NEVER = 600.0
-
-
-class Counts:
-    """What the guard counted, read back from its registry."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.telemetry = Telemetry(self.registry)
-
-    def by_label(self, name: str) -> dict[tuple[str, ...], int]:
-        return {
-            tuple(sample.labels.values()): int(sample.value)
-            for metric in self.registry.collect()
-            for sample in metric.samples
-            if sample.name in (f"ctxguard_{name}_total", f"ctxguard_{name}") and sample.value
-        }
-
-    def __getitem__(self, name: str) -> int:
-        return sum(self.by_label(name).values())
-
-    def outcome(self, outcome: str) -> int:
-        counted = self.by_label("requests").items()
-        return sum(n for labels, n in counted if labels[2] == outcome)
-
-    @property
-    def failed(self) -> dict[str, int]:
-        return {cause: n for (_, cause), n in self.by_label("failed_requests").items()}
-
-    def add_up(self) -> bool:
-        ended = self["requests"] + self["failed_requests"] + self["shed_requests"]
-        return self["received_requests"] == ended
 
 
 @pytest.fixture
-def counts() -> Counts:
-    return Counts()
+def counts() -> Counted:
+    return Counted()
 
 
 @pytest.fixture
@@ -78,7 +44,7 @@ def over() -> Iterator[threading.Event]:
     event.set()
 
 
-def guard_of(search: object, counts: Counts, **settings: object) -> ContextGuard:
+def guard_of(search: object, counts: Counted, **settings: object) -> ContextGuard:
     return ContextGuard(search, policy=RatioPolicy(), telemetry=counts.telemetry, **settings)  # type: ignore[arg-type]
 
 
@@ -92,7 +58,7 @@ either_way = pytest.mark.parametrize("awaited", [False, True], ids=["called", "a
 class TestDeadline:
     @either_way
     def test_a_retriever_that_hangs_is_an_outage_by_the_deadline(
-        self, awaited: bool, counts: Counts, over: threading.Event
+        self, awaited: bool, counts: Counted, over: threading.Event
     ) -> None:
         def search(query: str, depth: int) -> Ranking:
             over.wait(NEVER)
@@ -103,7 +69,7 @@ class TestDeadline:
             asked(guard, awaited)
         assert counts.failed == {"timeout": 1}
 
-    def test_an_asynchronous_retriever_that_is_late_is_cancelled(self, counts: Counts) -> None:
+    def test_an_asynchronous_retriever_that_is_late_is_cancelled(self, counts: Counted) -> None:
         cancelled = []
 
         async def search(query: str, *, depth: int) -> Ranking:
@@ -120,7 +86,7 @@ class TestDeadline:
         assert cancelled == ["q?"]
         assert counts.failed == {"timeout": 1}
 
-    def test_one_that_will_not_be_cancelled_is_not_waited_for(self, counts: Counts) -> None:
+    def test_one_that_will_not_be_cancelled_is_not_waited_for(self, counts: Counted) -> None:
         async def main() -> None:
             end = asyncio.Event()
 
@@ -141,16 +107,16 @@ class TestDeadline:
 
     @either_way
     def test_in_time_the_answer_is_the_one_without_a_deadline(
-        self, awaited: bool, counts: Counts
+        self, awaited: bool, counts: Counted
     ) -> None:
         guard = guard_of(lambda query, depth: RANKING, counts, deadline_seconds=NEVER)
         bare = guard_of(lambda query, depth: RANKING, counts)
         assert asked(guard, awaited).passages == asked(bare, awaited).passages
-        assert counts.outcome("ok") == 2
+        assert counts.requests("ok") == 2
 
     @either_way
     def test_hits_that_come_one_by_one_must_all_come_by_the_deadline(
-        self, awaited: bool, counts: Counts, over: threading.Event
+        self, awaited: bool, counts: Counted, over: threading.Event
     ) -> None:
         def search(query: str, depth: int) -> Iterator[Hit]:
             yield Hit("a", 2.0, "first")
@@ -161,7 +127,7 @@ class TestDeadline:
             asked(guard, awaited)
 
     @either_way
-    def test_errors_are_the_same_with_a_deadline(self, awaited: bool, counts: Counts) -> None:
+    def test_errors_are_the_same_with_a_deadline(self, awaited: bool, counts: Counted) -> None:
         def search(query: str, depth: int) -> Ranking:
             if query == "refused":
                 raise QueryError("this query is refused")
@@ -174,16 +140,7 @@ class TestDeadline:
             asked(guard, awaited)
         assert counts.failed == {"invalid_request": 1, "error": 1}
 
-    def test_an_asynchronous_retriever_cannot_be_called_from_plain_code(
-        self, counts: Counts
-    ) -> None:
-        async def search(query: str, *, depth: int) -> Ranking:
-            return RANKING
-
-        with pytest.raises(ConfigurationError, match="await aretrieve"):
-            guard_of(search, counts, deadline_seconds=NEVER).retrieve("q?")
-
-    def test_a_plain_callable_that_returns_an_awaitable_has_one_too(self, counts: Counts) -> None:
+    def test_a_plain_callable_that_returns_an_awaitable_has_one_too(self, counts: Counted) -> None:
         async def search(query: str, depth: int) -> Ranking:
             await asyncio.sleep(0.0 if query == "quick" else NEVER)
             return RANKING
@@ -201,46 +158,17 @@ class TestDeadline:
         "settings", [{"deadline_seconds": 0.0}, {"deadline_seconds": -1}, {"max_in_flight": 0}]
     )
     def test_what_cannot_be_is_refused_at_start(
-        self, settings: dict[str, float], counts: Counts
+        self, settings: dict[str, float], counts: Counted
     ) -> None:
         with pytest.raises(ConfigurationError, match=next(iter(settings))):
             guard_of(lambda query, depth: RANKING, counts, **settings)
-
-    def test_a_process_ends_with_a_retriever_that_hangs(self) -> None:
-        script = """
-import asyncio, time
-from ctxguard import ContextGuard, CtxguardError
-
-guard = ContextGuard(lambda query, depth: time.sleep(600), deadline_seconds=0.05)
-
-async def main():
-    for answer in await asyncio.gather(
-        *[guard.aretrieve("q?") for _ in range(40)], return_exceptions=True
-    ):
-        assert isinstance(answer, CtxguardError), answer
-
-asyncio.run(main())
-"""
-        subprocess.run([sys.executable, "-c", script], timeout=PATIENCE_SECONDS, check=True)
-
-
-class Clock:
-    """The breaker's monotonic clock, set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class TestCircuit:
     @either_way
     def test_a_retriever_that_fails_again_and_again_is_not_asked_for_a_while(
-        self, awaited: bool, counts: Counts, monkeypatch: pytest.MonkeyPatch
+        self, awaited: bool, counts: Counted, clock: Clock
     ) -> None:
-        clock = Clock()
-        monkeypatch.setattr(breaker_module, "monotonic", clock)
         asks: list[str] = []
         healthy = False
 
@@ -269,7 +197,9 @@ class TestCircuit:
         }
 
     @either_way
-    def test_without_a_deadline_it_is_asked_every_time(self, awaited: bool, counts: Counts) -> None:
+    def test_without_a_deadline_it_is_asked_every_time(
+        self, awaited: bool, counts: Counted
+    ) -> None:
         asks = []
 
         def search(query: str, depth: int) -> Ranking:
@@ -282,7 +212,7 @@ class TestCircuit:
                 asked(guard, awaited)
         assert len(asks) == 2 * FAILURES
 
-    def test_the_stages_of_an_embedded_retriever_are_watched_too(self, counts: Counts) -> None:
+    def test_the_stages_of_an_embedded_retriever_are_watched_too(self, counts: Counted) -> None:
         class Broken(WordHashEmbedder):
             def encode_query(self, text: str) -> None:  # type: ignore[override]
                 raise OSError("down")
@@ -300,12 +230,12 @@ class TestCircuit:
             ("dense", "circuit_open"): 2,
         }
         assert counts.by_label("open_circuits") == {("dense",): 1}
-        assert counts.outcome("degraded") == FAILURES + 2
+        assert counts.requests("degraded") == FAILURES + 2
 
 
 class TestOverload:
     def test_more_at_once_than_may_be_are_refused(
-        self, counts: Counts, over: threading.Event
+        self, counts: Counted, over: threading.Event
     ) -> None:
         begun = threading.Event()
 
@@ -325,10 +255,10 @@ class TestOverload:
             over.set()
             assert len(waiting.result()) == 2
         assert len(guard.retrieve("q?")) == 2
-        assert (counts["shed_requests"], counts.outcome("ok")) == (2, 2)
+        assert (counts["shed_requests"], counts.requests("ok")) == (2, 2)
         assert counts.add_up()
 
-    def test_a_request_that_ends_badly_makes_room_as_well(self, counts: Counts) -> None:
+    def test_a_request_that_ends_badly_makes_room_as_well(self, counts: Counted) -> None:
         def search(query: str, depth: int) -> Ranking:
             raise KeyboardInterrupt if query == "stop" else OSError("down")
 
@@ -341,7 +271,7 @@ class TestOverload:
         assert counts.failed == {"error": 3, "cancelled": 3}
         assert counts.add_up()
 
-    def test_a_burst_is_answered_or_refused_with_a_typed_error(self, counts: Counts) -> None:
+    def test_a_burst_is_answered_or_refused_with_a_typed_error(self, counts: Counted) -> None:
         guard = guard_of(lambda query, depth: RANKING, counts, max_in_flight=300)
 
         async def main() -> list[object]:
@@ -352,13 +282,13 @@ class TestOverload:
         assert {type(answer) for answer in answers} == {Context, OverloadedError}
         refused = sum(isinstance(answer, OverloadedError) for answer in answers)
         assert counts["shed_requests"] == refused >= 700
-        assert counts.outcome("ok") == 1000 - refused
+        assert counts.requests("ok") == 1000 - refused
         assert counts.add_up()
 
 
 class TestCancellation:
     def test_a_request_that_is_given_up_counts_as_failed(
-        self, counts: Counts, over: threading.Event
+        self, counts: Counted, over: threading.Event
     ) -> None:
         def search(query: str, depth: int) -> Ranking:
             over.wait(NEVER)
@@ -374,7 +304,7 @@ class TestCancellation:
         assert counts.add_up()
 
     def test_the_same_for_an_asynchronous_retriever_which_is_cancelled_with_it(
-        self, counts: Counts
+        self, counts: Counted
     ) -> None:
         async def search(query: str, *, depth: int) -> Ranking:
             await asyncio.sleep(NEVER)
@@ -398,7 +328,7 @@ class TestAccounting:
         assert set(FailureKind) < FAILED_CAUSES
 
     def test_every_end_that_a_request_can_have_is_counted_once(
-        self, counts: Counts, over: threading.Event
+        self, counts: Counted, over: threading.Event
     ) -> None:
         def search(query: str, depth: int) -> object:
             kind = int(query) % 7
@@ -445,13 +375,13 @@ class TestAccounting:
             ends = list(threads.map(in_thread, range(700)))
             ends += looped.result()
         assert counts["received_requests"] == len(ends) == 1000
-        assert counts.outcome("ok") == ends.count("ok")
+        assert counts.requests("ok") == ends.count("ok")
         assert counts["failed_requests"] == ends.count("failed")
         assert counts["shed_requests"] == ends.count("shed")
         assert counts.add_up()
 
     def test_requests_refused_before_they_are_searched_are_counted_too(
-        self, counts: Counts
+        self, counts: Counted
     ) -> None:
         guard = guard_of(lambda query, depth: RANKING, counts, max_query_chars=3)
         with pytest.raises(QueryError):
@@ -493,30 +423,3 @@ assert counted() == 1
 raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
-
-
-def test_an_embedded_retriever_does_not_block_the_event_loop(counts: Counts) -> None:
-    class Waiting(WordHashEmbedder):
-        wait: Callable[[], object] = staticmethod(lambda: None)
-
-        def encode_query(self, text: str) -> object:  # type: ignore[override]
-            self.wait()
-            return super().encode_query(text)
-
-    embedder = Waiting()
-    passages = [Passage(f"p{n}", f"text number {n}") for n in range(9)]
-    retriever = HybridRetriever.build(passages, embedder=embedder)
-
-    async def main() -> Context:
-        loop = asyncio.get_running_loop()
-        released = asyncio.Event()
-        # Only a loop that still runs can set the event that this waits for.
-        embedder.wait = lambda: asyncio.run_coroutine_threadsafe(released.wait(), loop).result(
-            PATIENCE_SECONDS
-        )
-        answer = asyncio.create_task(guard_of(retriever, counts).aretrieve("text number 3"))
-        await asyncio.sleep(0)
-        released.set()
-        return await answer
-
-    assert asyncio.run(main()).kept_ids

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import Hit, Passage, Ranking, Route, ScoreKind
+from ctxguard.core.types import Passage, Route, ScoreKind
 from ctxguard.guard import ContextGuard
 from ctxguard.guard.reload import IndexWatcher, ProfileWatcher
-from ctxguard.profile.schema import Profile, Provenance, RouteProfile
+from ctxguard.profile.schema import Profile, RouteProfile
 from ctxguard.request.telemetry import ReloadOutcome, Telemetry
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.index import storage
 from ctxguard.testing import WordHashEmbedder
+from tests.profiles import profile_with
 
 
 def built(name: str) -> HybridRetriever:
@@ -136,28 +136,9 @@ class TestIndex:
         assert names(index.retriever) == {"first"}
 
 
-class OneHit:
-    """A retriever that any fusion leaves alone."""
-
-    def with_fusion(self, fusion: Fusion) -> "OneHit":
-        return self
-
-    def fingerprint(self) -> dict[str, str]:
-        return {}
-
-    def retrieve(self, query: str, *, depth: int = 100) -> Ranking:
-        return Ranking.from_hits([Hit("p", 1.0, "text")], ScoreKind.RATIO)
-
-
 def save_profile(file: Path, k: int) -> None:
-    Profile(
-        routes={Route.EXTERNAL: RouteProfile(policy=RatioPolicy(k=k), score_kind=ScoreKind.RATIO)},
-        fusion=Fusion(),
-        fingerprint={},
-        provenance=Provenance(
-            ctxguard_version="0", seed=0, dataset="d", dataset_digest="0", depth=100
-        ),
-    ).save(file)
+    route = RouteProfile(policy=RatioPolicy(k=k), score_kind=ScoreKind.RATIO)
+    profile_with({Route.EXTERNAL: route}).save(file)
 
 
 class TestProfile:
@@ -169,7 +150,7 @@ class TestProfile:
     @pytest.fixture
     def watcher(self, file: Path) -> ProfileWatcher:
         telemetry = Telemetry(CollectorRegistry())
-        guard = ContextGuard(OneHit(), profile=file, telemetry=telemetry)
+        guard = ContextGuard(profile=file, telemetry=telemetry)
         watcher = ProfileWatcher(guard, file, telemetry=telemetry)
         watcher.check()
         return watcher

@@ -170,10 +170,3 @@ class TestUnknown:
         assert [context.p_sufficient for context in contexts] == [None, None, None]
         context = next(answers(guard_of(retriever, segmented), retriever, segment="b"))
         assert context.p_sufficient is not None
-
-
-def test_a_profile_read_from_its_file_is_the_one_that_was_written(
-    file: Path, profile: Profile
-) -> None:
-    assert Profile.load(file) == profile
-    assert Profile.load(file).profile_id == profile.profile_id
