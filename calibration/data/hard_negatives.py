@@ -15,7 +15,7 @@ from typing import Literal
 from calibration.data.dataset import Dataset, DistractorKind
 from calibration.data.text_files import write_lines
 from calibration.replay import Pools
-from ctxguard.core.scores import is_relative, relative_score
+from ctxguard.core.scores import is_relative, relative_scores
 from ctxguard.core.types import ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError
 
@@ -122,7 +122,7 @@ def _of_query(
         elif unjudged_margin is not None and top is not None:
             # Nothing has a ratio below a top of zero.
             apart = top > 0.0 or pools.kind is not ScoreKind.RATIO
-            relative = relative_score(pools.kind, top, score) if apart else 1.0
+            relative = relative_scores(pools.kind, (top, score))[1] if apart else 1.0
             if relative <= 1.0 - unjudged_margin:
                 others.append(negative)
     return judged + others

@@ -1,42 +1,26 @@
 """A process owns what it opened: a forked child has locks, threads and connections of its own.
 
 The rule: a class that has any declares each as an attribute `OfProcess`. State that needs more is
-reset by `ForkAware`; threads that a child needs too are started by `Resumed`.
+reset by its method ``_reset_after_fork``, which forgets the parent's state and makes new locks.
+Threads that a child needs too are started by ``_resume_after_fork``, which is called once all
+objects are reset, and must not raise.
 """
 
 import logging
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar, overload, runtime_checkable
+from typing import Any, Generic, TypeVar, overload
 from weakref import WeakSet
 
 _T = TypeVar("_T")
-
-
-@runtime_checkable
-class ForkAware(Protocol):
-    """An object with state that belongs to one process."""
-
-    def _reset_after_fork(self) -> None:
-        """Forget the parent process's state, and make new locks."""
-        ...
-
-
-@runtime_checkable
-class Resumed(Protocol):
-    """An object that starts threads in a forked child."""
-
-    def _resume_after_fork(self) -> None:
-        """Start them; called once all objects are reset. Must not raise."""
-        ...
 
 
 _log = logging.getLogger(__name__)
 _registered: WeakSet[Any] = WeakSet()
 
 
-def reset_in_children(thing: ForkAware) -> None:
+def reset_in_children(thing: Any) -> None:
     """Call ``thing._reset_after_fork()`` in every process that is forked from this one."""
     _registered.add(thing)
 
@@ -90,12 +74,12 @@ class OfProcess(Generic[_T]):
                 self._leave(value)
 
 
-def _begin_anew(thing: object) -> None:
+def _begin_anew(thing: Any) -> None:
     for owner in type(thing).__mro__:
         for each in vars(owner).values():
             if isinstance(each, OfProcess):
                 each.forget(thing)
-    if isinstance(thing, ForkAware):
+    if hasattr(thing, "_reset_after_fork"):
         thing._reset_after_fork()
 
 
@@ -113,7 +97,7 @@ def _reset_all() -> None:
             )
     # A thread may use any of them, so none is started before all are reset.
     for thing in things:
-        if isinstance(thing, Resumed):
+        if hasattr(thing, "_resume_after_fork"):
             thing._resume_after_fork()
 
 

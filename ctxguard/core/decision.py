@@ -24,7 +24,6 @@ from ctxguard.core.scores import (
     all_valid,
     is_relative,
     is_valid,
-    relative_score,
     relative_scores,
     within_domain,
 )
@@ -222,7 +221,7 @@ def decide(ranking: Ranking, policy: Policy) -> Decision:
     if isinstance(policy, ExpectedUtilityPolicy):
         return _decide_by_utility(ranking, policy)
     if policy.min_ratio > 0.0 and ranking.kind is ScoreKind.RANK:
-        relative_score(ranking.kind, 1.0, 0.0)  # raises, and says what to use instead
+        relative_scores(ranking.kind, (1.0, 0.0))  # raises, and says what to use instead
     order, set_aside, problem = candidate_order(ranking)
     if ranking.copies:
         order, set_aside = _without_copies(order, set_aside, ranking.copies)
@@ -326,9 +325,9 @@ def _relative_prefix(
     kind: ScoreKind, scores: Sequence[float], order: Sequence[int], policy: RatioPolicy
 ) -> int:
     """Return the length of the longest prefix whose relative scores are at least min_ratio."""
-    top, min_ratio, temperature = scores[order[0]], policy.min_ratio, policy.temperature
-    for length, position in enumerate(order):
-        if relative_score(kind, top, scores[position], temperature) < min_ratio:
+    ordered = [*map(scores.__getitem__, order)]
+    for length, relative in enumerate(relative_scores(kind, ordered, policy.temperature)):
+        if relative < policy.min_ratio:
             return length
     return len(order)
 

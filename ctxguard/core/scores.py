@@ -81,45 +81,6 @@ def is_relative(kind: ScoreKind) -> bool:
     return kind is not ScoreKind.RANK
 
 
-def relative_score(kind: ScoreKind, top: float, score: float, temperature: float = 1.0) -> float:
-    """Compute the relative score r in [0, 1] of a passage against the top of its own ranking.
-
-    On ``ratio`` scores with temperature 1 it is exactly ``score / top``. An all-zero ranking
-    has r = 1 throughout: no passage is worse than the top.
-
-    Args:
-        kind: The kind of the scores.
-        top: The best valid score of the ranking.
-        score: This passage's score, at most ``top``.
-        temperature: T > 0; larger is more forgiving.
-
-    Returns:
-        r in [0, 1]; 0 only for a zero score on a ratio scale, or by underflow.
-
-    Raises:
-        ConfigurationError: for ``rank``, whose scores carry no distances.
-
-    >>> relative_score(ScoreKind.RATIO, 10.0, 7.0)
-    0.7
-    >>> round(relative_score(ScoreKind.LOGIT, 2.0, 1.0), 4)
-    0.3679
-    """
-    if score >= top:
-        return 1.0
-    if kind is ScoreKind.RATIO:
-        ratio = score / top
-        return ratio if temperature == 1.0 else ratio ** (1.0 / temperature)
-    if kind is ScoreKind.PROBABILITY:
-        return math.exp((_logit(score) - _logit(top)) / temperature)
-    if kind is ScoreKind.RANK:
-        raise ConfigurationError(
-            "scores of kind 'rank' (reciprocal-rank fusion) carry order only, so a relative "
-            "filter on them measures the fusion constant; set min_ratio to 0, or use convex "
-            "fusion or a reranker, whose scores can be compared"
-        )
-    return math.exp((score - top) / temperature)
-
-
 def _logit(probability: float) -> float:
     if not _PROBABILITY_EDGE <= probability <= 1.0 - _PROBABILITY_EDGE:
         probability = min(max(probability, _PROBABILITY_EDGE), 1.0 - _PROBABILITY_EDGE)
@@ -129,22 +90,43 @@ def _logit(probability: float) -> float:
 def relative_scores(
     kind: ScoreKind, scores: Sequence[float], temperature: float = 1.0
 ) -> list[float]:
-    """Compute ``relative_score`` of each valid score against their highest, in the order given."""
-    if not scores:
-        return []
-    if kind is ScoreKind.RANK:
-        top = max(scores)
-        return [relative_score(kind, top, score, temperature) for score in scores]
+    """Compute the relative score r in [0, 1] of each passage against the top of its own ranking.
+
+    On ``ratio`` scores with temperature 1 it is exactly ``score / top``. An all-zero ranking
+    has r = 1 throughout: no passage is worse than the top.
+
+    Args:
+        kind: The kind of the scores.
+        scores: The valid scores of one ranking, the best among them, in any order.
+        temperature: T > 0; larger is more forgiving.
+
+    Returns:
+        r of each, in the order given; 0 only for a zero score on a ratio scale, or by underflow.
+
+    Raises:
+        ConfigurationError: for ``rank``, whose scores carry no distances, unless all are equal.
+
+    >>> relative_scores(ScoreKind.RATIO, [10.0, 7.0])
+    [1.0, 0.7]
+    >>> round(relative_scores(ScoreKind.LOGIT, [2.0, 1.0])[1], 4)
+    0.3679
+    """
+    top = max(scores, default=0.0)
+    if kind is ScoreKind.RANK and any(score < top for score in scores):
+        raise ConfigurationError(
+            "scores of kind 'rank' (reciprocal-rank fusion) carry order only, so a relative "
+            "filter on them measures the fusion constant; set min_ratio to 0, or use convex "
+            "fusion or a reranker, whose scores can be compared"
+        )
     if kind is ScoreKind.RATIO:
-        top = max(scores)
         ratios = [1.0 if score >= top else score / top for score in scores]
         return ratios if temperature == 1.0 else [ratio ** (1.0 / temperature) for ratio in ratios]
-    # Inlined: a call for each of a hundred scores takes four times as long.
-    top, exp, log = max(scores), math.exp, math.log
-    if kind is ScoreKind.PROBABILITY:
+    exp, log = math.exp, math.log
+    if kind is ScoreKind.PROBABILITY and scores:
         if top > 1.0 - _PROBABILITY_EDGE or min(scores) < _PROBABILITY_EDGE:
             scores = [_logit(score) for score in scores]
         else:
+            # Inlined: a call for each of a hundred scores takes four times as long.
             scores = [log(score / (1.0 - score)) for score in scores]
         top = max(scores)
     return [1.0 if score >= top else exp((score - top) / temperature) for score in scores]

@@ -53,6 +53,8 @@ class _Watcher(ABC):
     """Checks one file from time to time, and reloads it when it changed."""
 
     target: ClassVar[ReloadTarget]
+    malformed: ClassVar[type[Exception]]
+    """The error of a file that is there and can be read, and is not one of these."""
 
     def __init__(self, file: Path, interval_seconds: float, telemetry: Telemetry | None) -> None:
         if not 0.0 < interval_seconds < float("inf"):
@@ -180,9 +182,12 @@ class _Watcher(ABC):
     def _load(self) -> bool:
         """Load the file and serve by it; return whether it held anything new."""
 
-    @abstractmethod
     def _outcome(self, error: Exception) -> ReloadOutcome:
         """The outcome that an error of `_load` stands for."""
+        if isinstance(error, OSError) or isinstance(error.__cause__, OSError):
+            return ReloadOutcome.UNREADABLE
+        is_malformed = isinstance(error, self.malformed)
+        return ReloadOutcome.MALFORMED if is_malformed else ReloadOutcome.MISMATCHED
 
     def _in_force(self) -> str:
         """What serves while the file cannot, for the log."""
@@ -270,6 +275,7 @@ class ProfileWatcher(_Watcher):
     """
 
     target = ReloadTarget.PROFILE
+    malformed = ProfileFormatError
 
     def __init__(
         self,
@@ -296,13 +302,6 @@ class ProfileWatcher(_Watcher):
             return "no profile applies, and nothing is dropped below a threshold"
         return super()._in_force()
 
-    def _outcome(self, error: Exception) -> ReloadOutcome:
-        if isinstance(error, OSError) or isinstance(error.__cause__, OSError):
-            return ReloadOutcome.UNREADABLE
-        if isinstance(error, ProfileFormatError):
-            return ReloadOutcome.MALFORMED
-        return ReloadOutcome.MISMATCHED
-
 
 class IndexWatcher(_Watcher):
     """Reloads a retriever's index whenever another one is saved into its folder.
@@ -318,6 +317,7 @@ class IndexWatcher(_Watcher):
     """
 
     target = ReloadTarget.INDEX
+    malformed = IndexFolderError
 
     def __init__(
         self,
@@ -339,13 +339,7 @@ class IndexWatcher(_Watcher):
         return self._retriever.reload()
 
     def _outcome(self, error: Exception) -> ReloadOutcome:
-        if not self.file.is_file():
-            return ReloadOutcome.UNREADABLE
-        if isinstance(error, OSError) or isinstance(error.__cause__, OSError):
-            return ReloadOutcome.UNREADABLE
-        if isinstance(error, IndexFolderError):
-            return ReloadOutcome.MALFORMED
-        return ReloadOutcome.MISMATCHED
+        return super()._outcome(error) if self.file.is_file() else ReloadOutcome.UNREADABLE
 
 
 def _reason(error: Exception) -> str:

@@ -10,7 +10,7 @@ from calibration.evaluate import per_query
 from calibration.fit import probabilities
 from calibration.grid import Grid, GridIndex, KeepTable, ratio_grid, relative_values, utility_grid
 from ctxguard.core.relevance import RelevanceModel
-from ctxguard.core.scores import is_relative, relative_score, within_domain
+from ctxguard.core.scores import is_relative, relative_scores, within_domain
 from ctxguard.core.types import FloatArray, ScoreKind
 
 
@@ -107,7 +107,7 @@ class TestRelativeValues:
             inside = is_relative(pools.kind) and within_domain(pools.kind, scores[-1], scores[0])
             assert outside[row] == (not inside)
             if inside:
-                expected = [relative_score(pools.kind, scores[0], s, temperature) for s in scores]
+                expected = relative_scores(pools.kind, scores, temperature)
                 assert values[row, : len(scores)] == pytest.approx(expected, abs=1e-12)
             else:
                 assert (values[row, : len(scores)] == 1.0).all()

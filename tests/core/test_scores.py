@@ -12,7 +12,6 @@ from ctxguard.core.scores import (
     INVALID_MAGNITUDE,
     is_relative,
     is_valid,
-    relative_score,
     relative_scores,
     within_domain,
 )
@@ -35,6 +34,12 @@ RANGES = {
 }
 
 kinds = st.sampled_from(list(RANGES))
+
+
+def relative_score(kind: ScoreKind, top: float, score: float, temperature: float = 1.0) -> float:
+    return relative_scores(kind, [top, score], temperature)[1]
+
+
 temperatures = st.floats(0.05, 20.0)
 
 
