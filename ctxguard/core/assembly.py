@@ -18,6 +18,7 @@ from ctxguard.core.decision import Decision
 from ctxguard.core.render import DEFAULT_SEPARATOR, DEFAULT_TEMPLATE, Template, sanitise
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import (
+    CheckedPassages,
     DropReason,
     Flag,
     Passage,
@@ -201,8 +202,7 @@ class ReadPassages(NamedTuple):
     failures: list[StageFailure]
 
 
-_TEXT, _TITLE, _ID = map(attrgetter, ("text", "title", "passage_id"))
-_LENGTH = str.__len__
+_TEXT, _TITLE = attrgetter("text"), attrgetter("title")
 
 
 def read_passages(
@@ -215,22 +215,20 @@ def read_passages(
         positions: Best first.
         max_chars: A passage whose title and text are longer is left out.
     """
+    together: Sequence[Passage] | None = None
     if isinstance(source, ReadTogether):
         try:
-            passages = source.many(positions)
-            texts = [*map(_TEXT, passages)]
-            # A TypeError where a field is no text.
-            longest = max(map(_LENGTH, texts), default=0)
-            longest += max(map(_LENGTH, map(_TITLE, passages)), default=0)
-            max(map(_LENGTH, map(_ID, passages)), default=0)
-            if longest <= max_chars:
-                return ReadPassages(list(positions), passages, texts, [], [])
-        except Exception:  # noqa: S110  each on its own then, which tells those that fail
-            pass
+            together = source.many(positions)
+        except Exception:
+            together = None  # one cannot be read: each on its own then
+    if together is not None and isinstance(source, CheckedPassages):
+        texts, titles = [*map(_TEXT, together)], map(_TITLE, together)
+        if max(map(len, texts), default=0) + max(map(len, titles), default=0) <= max_chars:
+            return ReadPassages(list(positions), list(together), texts, [], [])
     read = ReadPassages([], [], [], [], [])
-    for position in positions:
+    for at, position in enumerate(positions):
         try:
-            passage: Any = source[position]
+            passage: Any = source[position] if together is None else together[at]
             text, title = passage.text, passage.title
             if not (isinstance(title, str) and isinstance(passage.passage_id, str)):
                 # Rendering writes both as text, whatever they are, and must not fail for all.

@@ -325,7 +325,9 @@ def _relative_prefix(
     kind: ScoreKind, scores: Sequence[float], order: Sequence[int], policy: RatioPolicy
 ) -> int:
     """Return the length of the longest prefix whose relative scores are at least min_ratio."""
-    ordered = [*map(scores.__getitem__, order)]
+    # Mostly the first of the ranking in its own order.
+    as_given = isinstance(order, range)
+    ordered = scores[: len(order)] if as_given else [*map(scores.__getitem__, order)]
     for length, relative in enumerate(relative_scores(kind, ordered, policy.temperature)):
         if relative < policy.min_ratio:
             return length
@@ -403,7 +405,7 @@ def _strict_order(scores: Sequence[float | None]) -> Sequence[int]:
     Nearly every ranking is, and then it holds neither garbage nor ties; a pass in C checks this.
     """
     order: Sequence[int] = range(len(scores))
-    ordered = cast(Sequence[float], scores)
+    ordered: Sequence[float] = scores  # type: ignore[assignment]
     try:
         for is_sorted in (False, True):
             if is_sorted:
@@ -471,7 +473,7 @@ def _by_upstream_rank(order: Sequence[int], ranking: Ranking) -> Sequence[int]:
         return order
     if None in ranks:
         ranks = [_UNKNOWN_RANK if rank is None else rank for rank in ranks]
-    return sorted(order, key=cast(Sequence[int], ranks).__getitem__)
+    return sorted(order, key=ranks.__getitem__)  # type: ignore[arg-type]
 
 
 def _distinct(

@@ -111,18 +111,20 @@ def relative_scores(
     >>> round(relative_scores(ScoreKind.LOGIT, [2.0, 1.0])[1], 4)
     0.3679
     """
-    top = max(scores, default=0.0)
+    if len(scores) == 0:  # an array has no truth value
+        return []
+    top = max(scores)
+    if kind is ScoreKind.RATIO:
+        ratios = [1.0 if score >= top else score / top for score in scores]
+        return ratios if temperature == 1.0 else [ratio ** (1.0 / temperature) for ratio in ratios]
     if kind is ScoreKind.RANK and any(score < top for score in scores):
         raise ConfigurationError(
             "scores of kind 'rank' (reciprocal-rank fusion) carry order only, so a relative "
             "filter on them measures the fusion constant; set min_ratio to 0, or use convex "
             "fusion or a reranker, whose scores can be compared"
         )
-    if kind is ScoreKind.RATIO:
-        ratios = [1.0 if score >= top else score / top for score in scores]
-        return ratios if temperature == 1.0 else [ratio ** (1.0 / temperature) for ratio in ratios]
     exp, log = math.exp, math.log
-    if kind is ScoreKind.PROBABILITY and scores:
+    if kind is ScoreKind.PROBABILITY:
         if top > 1.0 - _PROBABILITY_EDGE or min(scores) < _PROBABILITY_EDGE:
             scores = [_logit(score) for score in scores]
         else:

@@ -233,10 +233,6 @@ class CheckedPassages(ReadTogether):
         return [*map(Passage, *map(map, map(_item_of, self.columns), repeat(positions)))]
 
 
-_FIELDS_OF_HIT = [*map(attrgetter, ("passage_id", "text", "title", "metadata"))]
-_SCORE_OF_HIT, _RANK_OF_HIT, _SIGNALS_OF_HIT = map(attrgetter, ("score", "rank", "signals"))
-
-
 @dataclass(frozen=True, slots=True)
 class HitPassages(ReadTogether):
     """Passages built from hits when they are read."""
@@ -245,8 +241,8 @@ class HitPassages(ReadTogether):
 
     def many(self, positions: Sequence[int]) -> list[Passage]:
         """Make the passages of the hits at these positions."""
-        hits = [*map(self.hits.__getitem__, positions)]
-        return [*map(Passage, *map(map, _FIELDS_OF_HIT, repeat(hits)))]
+        hits = map(self.hits.__getitem__, positions)
+        return [Passage(hit.passage_id, hit.text, hit.title, hit.metadata) for hit in hits]
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,12 +404,12 @@ class Ranking:
         (('a', 'b'), (2.0, 1.0))
         """
         hits = tuple(hits)
-        ranks = tuple(map(_RANK_OF_HIT, hits))
-        signals = [*map(_SIGNALS_OF_HIT, hits)]
+        ranks = tuple([hit.rank for hit in hits])
+        signals = [hit.signals for hit in hits]
         names = sorted({name for each in signals for name in each or ()}) if any(signals) else ()
         return cls(
-            passage_ids=tuple(map(_FIELDS_OF_HIT[0], hits)),
-            scores=tuple(map(_SCORE_OF_HIT, hits)),
+            passage_ids=tuple([hit.passage_id for hit in hits]),
+            scores=tuple([hit.score for hit in hits]),
             kind=cast(ScoreKind, kind),  # a name becomes the member at construction
             passages=HitPassages(hits),
             route=cast(Route, route),
