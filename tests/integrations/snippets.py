@@ -1,6 +1,7 @@
 """Runs what a page of docs/integrations/ shows."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,20 @@ import pytest
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "integrations"
 
 
-def ran(name: str, **given: Any) -> dict[str, Any]:
+def ran(name: str, replaced: Mapping[str, str] | None = None, **given: Any) -> dict[str, Any]:
     """The names that the snippets of a page leave behind, with ``given`` before them.
 
     The test is skipped where a library that they import is absent.
+
+    Args:
+        name: The page's.
+        replaced: What stands in the text in the place of other texts, such as of a server's URL.
+        given: Names that the snippets use.
     """
     page = FOLDER / f"{name}.md"
     text = page.read_text(encoding="utf-8")
+    for shown, own in (replaced or {}).items():
+        text = text.replace(shown, own)
     snippets = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert snippets
     for module in re.findall(

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import pytest
 from prometheus_client import CollectorRegistry
 
-from ctxguard import Assembly, ConfigurationError, ContextGuard, Passage, RatioPolicy, ScoreKind
+from ctxguard import Assembly, ContextGuard, Passage, RatioPolicy, ScoreKind
 from ctxguard.integrations.documents import ranking_of_documents, served, text_digest
 from ctxguard.request.telemetry import Telemetry
 
@@ -25,11 +24,6 @@ def test_documents_without_an_id_get_a_digest_of_their_text_and_stay_apart() -> 
     assert list(ranking.passage_ids) == [digest, "own", f"{digest}-2", text_digest("three")]
     context = guard().filter("q", ranking)
     assert context.dropped_by_reason == {"duplicate_text": 1}
-
-
-def test_scores_need_a_kind() -> None:
-    with pytest.raises(ConfigurationError, match="score_kind"):
-        ranking_of_documents(["one"], ["a"], [0.5], None, read)
 
 
 def test_ties_keep_the_order_of_the_framework() -> None:

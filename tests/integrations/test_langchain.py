@@ -23,7 +23,6 @@ from ctxguard import (
     FilterViolationError,
     Passage,
     RatioPolicy,
-    StageUnavailableError,
     Where,
 )
 from ctxguard.integrations.langchain import (
@@ -195,20 +194,6 @@ def test_what_is_no_store_or_retriever_is_refused_at_once() -> None:
         WrappedVectorStore(store_of([]), score_kind="similar")  # type: ignore[arg-type]
 
 
-def test_a_store_that_hangs_is_given_up_by_the_deadline() -> None:
-    class Hangs(InMemoryVectorStore):
-        async def asimilarity_search_with_score(self, query: str, k: int = 4, **kwargs: Any) -> Any:
-            await asyncio.sleep(60)
-
-    guarded = GuardedRetriever(
-        guard=guard_of(
-            WrappedVectorStore(Hangs(WordHashes()), score_kind="cosine"), deadline_seconds=0.05
-        )
-    )
-    with pytest.raises(StageUnavailableError, match="no answer within"):
-        asyncio.run(guarded.ainvoke("q"))
-
-
 def test_a_filter_needs_a_translation_and_is_checked_again() -> None:
     store = store_of(RetrieverContract.PASSAGES)
     guarded = GuardedRetriever(guard=guard_of(WrappedVectorStore(store, score_kind="cosine")))
@@ -252,18 +237,6 @@ def test_the_run_is_the_request_and_the_parent_of_the_wrapped_run(
     assert (none, parent) == (None, outer)
     assert documents[0].metadata["ctxguard"]["request_id"] == str(outer)
     assert recorder.ended[-1] == documents
-
-
-def test_a_sampled_request_is_found_by_the_id_of_its_run() -> None:
-    from ctxguard.monitor.sampling.sampler import Sampler
-
-    sampler, recorder = Sampler(1.0), Recorder()
-    wrapped = WrappedVectorStore(store_of(RetrieverContract.PASSAGES), score_kind="cosine")
-    guarded = GuardedRetriever(guard=guard_of(wrapped, sampler=sampler))
-    guarded.invoke("a red fox", {"callbacks": [recorder]}, session_id="s1")
-    (sample,) = sampler.drain(10)
-    assert sample.context.request_id == str(recorder.started[0][0])
-    assert sample.context.session_id == "s1"
 
 
 def test_what_is_kept_is_a_document_with_its_verdict_and_the_store_stays_as_it_was() -> None:

@@ -15,7 +15,6 @@ from ctxguard.resilience import Budget, Deadlines, Stage
 from ctxguard.resilience.breaker import FAILURES, RETRY_SECONDS
 from ctxguard.retrieval.hybrid.pipeline import SearchSettings
 from ctxguard.retrieval.hybrid.search import Search
-from ctxguard.retrieval.protocols import Float32Array
 from ctxguard.testing import FaultyEmbedder, FaultyReranker, FaultyRetriever
 from tests.timing import NEVER, SOON, Clock
 
@@ -136,14 +135,6 @@ def test_out_of_memory_in_the_reranker_is_a_failure_like_any_other(system: Syste
     ranking = system.retriever.retrieve(QUERY)
     assert ranking.route is Route.HYBRID
     assert ranking.failures[0].kind is FailureKind.OUT_OF_MEMORY
-
-
-@pytest.mark.parametrize(
-    "vector", [np.full(64, np.nan, np.float32), np.ones(32, np.float32)], ids=["NaN", "size"]
-)
-def test_garbage_is_labelled_as_such(vector: Float32Array, system: System) -> None:
-    system.switch(("dense",), lambda _: vector)
-    assert system.bare.retrieve(QUERY).failures[0].kind is FailureKind.GARBAGE
 
 
 def test_a_dead_leg_is_not_called_again_until_a_retry_is_due(system: System, clock: Clock) -> None:

@@ -19,20 +19,6 @@ def random_units(n: int, dimension: int = 16, seed: int = 0) -> np.ndarray:
     return unit_rows(vectors, [str(row) for row in range(n)])
 
 
-def test_the_exact_search_finds_what_comparing_everything_finds() -> None:
-    vectors = random_units(500)
-    rows, scores = DenseIndex.build(vectors).search(vectors[7], 10)
-    cosines = vectors @ vectors[7]
-    assert len(rows) == 10
-    assert_best(rows, cosines)
-    assert scores == pytest.approx(cosines[rows], abs=1e-6)
-
-
-def test_k_may_exceed_the_index() -> None:
-    rows, _ = DenseIndex.build(random_units(5)).search(random_units(5)[0], 100)
-    assert sorted(rows.tolist()) == [0, 1, 2, 3, 4]
-
-
 @pytest.mark.parametrize(
     ("fine_numbers", "code_bytes", "least"), [(dense._FINE_NUMBERS, 16, 9.8), (1, 8, 9.0)]
 )

@@ -279,17 +279,6 @@ class TestSearching:
             ranking = retriever.on_route(route).retrieve("red", depth=3, where=Where(t=1))
             assert ranking.passage_ids == ("p1", "p3", "p5")
 
-    def test_nothing_allowed_is_an_empty_ranking_and_no_failure(self) -> None:
-        retriever = build(passages("a"))
-        for route in ROUTES:
-            ranking = retriever.on_route(route).retrieve("red", where=Where(t="b"))
-            assert (len(ranking), ranking.failures, ranking.route) == (0, (), route)
-
-    def test_what_is_no_filter_is_refused(self) -> None:
-        retriever = build([Passage("p", "red")])
-        with pytest.raises(ConfigurationError, match=r"must be a ctxguard\.Where or None, not a d"):
-            retriever.retrieve("red", where={"tenant": "a"})  # type: ignore[arg-type]
-
     @pytest.mark.parametrize("dead", ["lexical", "dense", "rerank"])
     def test_a_dead_stage_lets_nothing_forbidden_through(self, dead: str) -> None:
         faulty = FaultyRetriever(passages(*[n % 2 for n in range(10)]))
@@ -697,12 +686,6 @@ class TestThroughTheGuard:
                 ask()
         assert retriever.asked == []
         assert guarded.counted("failed_requests") == 3
-
-    def test_without_a_filter_the_keyword_is_not_passed(self) -> None:
-        def plain(query: str, *, depth: int) -> Ranking:
-            return Ranking.from_hits(HITS, ScoreKind.RATIO)
-
-        assert len(Guarded(plain).guard.retrieve("q?")) == 4
 
     def test_results_at_hand_are_checked_too(self) -> None:
         guard = Guarded(None, score_kind="ratio").guard

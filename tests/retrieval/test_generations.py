@@ -68,17 +68,6 @@ class TestReloading:
         assert retriever.reload()
         assert names(retriever) == {"second"}
 
-    def test_the_generation_in_use_is_not_opened_again(self, retriever: HybridRetriever) -> None:
-        before = retriever.generation
-        assert not retriever.reload()
-        assert retriever.generation is before
-
-    def test_views_follow(self, retriever: HybridRetriever, folder: Path) -> None:
-        view = retriever.with_fusion(Fusion("convex")).on_route(Route.LEXICAL)
-        built("second").save(folder)
-        retriever.reload()
-        assert names(view) == {"second"}
-
     def test_a_pinned_view_does_not(self, retriever: HybridRetriever, folder: Path) -> None:
         pinned = retriever.pinned()
         digest = pinned.fingerprint()["corpus_digest"]
@@ -112,16 +101,6 @@ class TestReloading:
             retriever.reload()
         assert names(retriever) == {"first"}
 
-    def test_a_generation_of_another_embedder_leaves_the_one_before(
-        self, retriever: HybridRetriever, folder: Path
-    ) -> None:
-        HybridRetriever.build(generation("second"), embedder=WordHashEmbedder(salt="other")).save(
-            folder
-        )
-        with pytest.raises(ConfigurationError, match="was built with the embedder"):
-            retriever.reload()
-        assert names(retriever) == {"first"}
-
     def test_saving_over_what_is_being_opened_opens_the_newer_one(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -150,14 +129,6 @@ class TestOneGenerationOnly:
         built("second").save(folder)
         retriever.reload()
         assert {ranking.passages[n].text.split()[-1] for n in range(N)} == {"first"}
-
-    def test_files_deleted_under_a_reader_are_read_on(
-        self, retriever: HybridRetriever, folder: Path
-    ) -> None:
-        shutil.rmtree(folder)
-        ranking = retriever.retrieve("red fox", depth=N, where=Where(odd=1))
-        assert len(ranking) == N // 2
-        assert retriever.passage("p03").text == "red fox number3 of first"
 
     def test_swapping_every_ten_milliseconds_under_load_mixes_and_loses_nothing(
         self, retriever: HybridRetriever, folder: Path
@@ -269,15 +240,6 @@ class TestTheProfileFollows:
             assert guard.retrieve("red fox number3").flags == flags
         assert guard.differences
 
-    def test_adding_and_deleting_count_as_swaps(
-        self, guard: ContextGuard, retriever: HybridRetriever
-    ) -> None:
-        new = Passage("new", "red fox number3", metadata={"of": "first"})
-        retriever.add([new])
-        assert guard.retrieve("red fox").flags == (Flag.PROFILE_MISMATCH,)
-        retriever.delete(["new"])
-        assert guard.retrieve("red fox").flags == ()
-
     def test_a_profile_with_a_sketch_stays_in_force_while_passages_come_and_go(
         self, retriever: HybridRetriever, folder: Path
     ) -> None:
@@ -295,13 +257,6 @@ class TestTheProfileFollows:
         context = guard.retrieve("red fox")
         assert context.flags == (Flag.CORPUS_CHANGED,)
         assert "has changed since calibration" in context.differences[0]
-
-    def test_what_was_deleted_is_never_served_again(
-        self, guard: ContextGuard, retriever: HybridRetriever
-    ) -> None:
-        for n in range(N - 1):
-            retriever.delete([f"p{n:02}"])
-            assert f"p{n:02}" not in guard.retrieve("red fox").decision.ranking.passage_ids
 
     def test_the_profile_of_the_new_index_can_be_taken_up_after_it(
         self, guard: ContextGuard, retriever: HybridRetriever, folder: Path

@@ -13,9 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, MissingExtraError
-from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.models import embedder as embedder_module
 from ctxguard.retrieval.models.embedder import (
     DEFAULT_MODEL_SHA256,
@@ -179,15 +177,6 @@ def test_the_token_table_has_each_piece_by_itself(
     assert float(as_vectors(table[the.pieces])[0] @ the.states[0]) > 0.97
 
 
-def test_an_index_made_with_torch_opens_on_another_runtime(
-    cache: Path, tmp_path: Path, torch_embedder: SentenceTransformerEmbedder
-) -> None:
-    passages = [Passage("a", "How to bake bread."), Passage("b", "Repairing a bicycle tyre.")]
-    HybridRetriever.build(passages, embedder=torch_embedder).save(tmp_path / "index")
-    loaded = HybridRetriever.load(tmp_path / "index", embedder=on("openvino", cache))
-    assert loaded.retrieve("my bike has a flat").passage_ids[0] == "b"
-
-
 def test_vectors_do_not_depend_on_the_number_of_threads(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,22 +322,6 @@ def test_an_export_whose_results_are_not_torchs_is_made_again(
     mended = exported.read(tmp_path, key)
     assert mended is not None
     assert (mended["weights"] == honest["weights"]).all()
-
-
-def test_a_token_table_is_kept_unless_it_is_damaged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    table = np.zeros((900, 20), np.int8)
-    exported.write(tmp_path, "tokens-1", {"table": table})
-    kept = exported.read(tmp_path, "tokens-1")
-    assert kept is not None
-    assert kept["table"].shape == table.shape
-    assert exported.read(tmp_path, "tokens-2") is None
-    file = tmp_path / "tokens-1.npz"
-    file.write_bytes(_flip(file.read_bytes(), file.stat().st_size // 2))
-    with caplog.at_level(logging.WARNING):
-        assert exported.read(tmp_path, "tokens-1") is None
-    assert "is damaged or was not made for this model" in caplog.text
 
 
 def test_another_pooling_is_another_model(tmp_path: Path) -> None:

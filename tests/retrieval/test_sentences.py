@@ -134,12 +134,6 @@ def test_vectors_are_the_same_with_sentences() -> None:
     assert build(TEXTS).dense.vectors_at(rows).tolist() == plain.dense.vectors_at(rows).tolist()
 
 
-def test_the_passage_that_says_it_in_one_sentence_is_first() -> None:
-    for values in signals_of(build(TEXTS)).values():
-        # In the order of rows turned round, a is last.
-        assert max(values) == values[-1]
-
-
 def test_a_passage_and_a_query_without_a_word_are_unknown() -> None:
     index = build({"a": "words", "b": "\u200b"})
     assert all(np.isnan(values).tolist() == [True, False] for values in signals_of(index).values())

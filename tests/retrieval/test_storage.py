@@ -217,15 +217,6 @@ def test_an_index_is_not_saved_over_somebody_elses_files(
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
-def test_saving_again_replaces_the_index_and_leaves_nothing_behind(
-    retriever: HybridRetriever, saved: Path
-) -> None:
-    retriever.delete(["time.sleep"])
-    retriever.save(saved)
-    assert len(load(saved)) == len(retriever)
-    assert len(list(saved.iterdir())) == 2
-
-
 def test_a_failed_save_leaves_the_good_index_in_place(
     retriever: HybridRetriever,
     saved: Path,
@@ -250,14 +241,6 @@ def test_an_interrupted_first_save_can_be_repeated(
     retriever.save(tmp_path)
     load(tmp_path)
     assert not (tmp_path / "generation-00000000").exists()
-
-
-def test_an_index_that_is_in_use_can_be_saved_over(saved: Path, corpus: list[Passage]) -> None:
-    in_use = load(saved)
-    in_use.delete(["time.sleep"])
-    in_use.save(saved)
-    assert in_use.passage("json.load").text == corpus[0].text
-    assert "time.sleep" not in load(saved).passage_ids
 
 
 def test_another_embedder_than_the_indexs_is_refused(saved: Path) -> None:

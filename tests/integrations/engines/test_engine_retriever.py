@@ -295,6 +295,7 @@ def test_vectors_are_stored_and_asked_at_length_one() -> None:
         ("qdrant://h#Upper", "Upper"),
         ("qdrant://h#a-b", "a-b"),
         ("qdrant://[::1", "cannot be read"),
+        *[(f"qdrant://h?timeout={each}", "timeout") for each in ("0", "-1", "soon", "inf")],
     ],
 )
 def test_a_url_that_names_no_index_is_refused(url: str, match: str) -> None:

@@ -222,12 +222,6 @@ def test_a_statement_that_takes_too_long_is_an_outage(built: EngineRetriever) ->
         assert len(opened.retrieve("kettles", depth=3)) == 3
 
 
-@pytest.mark.parametrize("timeout", ["0", "-1", "soon", "inf"])
-def test_a_timeout_that_is_none_is_refused(timeout: str) -> None:
-    with pytest.raises(ConfigurationError, match="timeout"):
-        EngineRetriever.open(f"{_server}&timeout={timeout}#x", embedder=WordHashEmbedder())
-
-
 @pytest.mark.parametrize(
     ("message", "error"),
     [

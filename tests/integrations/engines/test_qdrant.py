@@ -294,17 +294,9 @@ def test_a_key_goes_into_a_header_and_into_no_message(monkeypatch: pytest.Monkey
     assert "a-secret-key" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("qdrant://user:secret@localhost#x", "CTXGUARD_ENGINE_KEY"),
-        ("qdrant://localhost?timeout=soon#x", "timeout"),
-        ("qdrant://localhost?timeout=-1#x", "timeout"),
-    ],
-)
-def test_an_address_that_cannot_work_is_refused(given: str, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message) as caught:
-        EngineRetriever.open(given, **OPTIONS)
+def test_an_address_with_a_password_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="CTXGUARD_ENGINE_KEY") as caught:
+        EngineRetriever.open("qdrant://user:secret@localhost#x", **OPTIONS)
     assert "secret" not in str(caught.value)
 
 
