@@ -27,8 +27,7 @@ from ctxguard.retrieval.models.runtimes.exported import (
     write,
 )
 from ctxguard.retrieval.models.runtimes.openvino_session import OpenVinoSession, has_bf16, openvino
-from ctxguard.retrieval.models.runtimes.torch_model import TorchModel
-from ctxguard.retrieval.models.runtimes.torch_session import TorchSession
+from ctxguard.retrieval.models.runtimes.torch_model import TorchModel, TorchSession
 from ctxguard.retrieval.models.runtimes.tracing import (
     Traceable,
     UntraceableModelError,
@@ -49,10 +48,6 @@ class Runtime(StrEnum):
 
 class UnfaithfulError(Exception):
     """A runtime's results differ from torch's; the message gives the deviation."""
-
-
-class NotExportedError(Exception):
-    """A model cannot be exported from torch; the message says why."""
 
 
 class UnfitProcessorError(Exception):
@@ -189,41 +184,34 @@ class RuntimeModel:
         return self._opened
 
     def _choose(self) -> tuple[Runtime, Encoder | None]:
-        if self._requested is not None and self._requested is not Runtime.TORCH:
-            encoder = self._open_requested(self._requested)
-            _log.info("%s runs on %s, as requested", self.name, self._requested)
-            return self._requested, encoder
-        missing = ""
-        for runtime in self._task.runtimes if self._requested is None else ():
+        requested, missing = self._requested, ""
+        for runtime in self._task.runtimes if requested is None else (requested,):
+            if runtime is Runtime.TORCH:
+                break
             try:
                 encoder = self._open(runtime)
             except MissingExtraError as error:
+                if requested is not None:
+                    raise
                 missing = f"; {error}"
-            except UnfitProcessorError:
-                continue
-            except NotExportedError as error:
-                _log.warning("%s cannot be exported from torch (%s)", self.name, error)
-                break
             except Exception as error:
                 # Runtimes fail in ways of their own; whatever happened, torch can be used.
                 reason = _error_summary(error)
-                _log.warning("%s does not run on %s (%s)", self.name, runtime, reason)
+                if requested is not None:
+                    raise ConfigurationError(
+                        f"{self.name} cannot run on {runtime} ({reason}); leave the runtime out, "
+                        "or use torch"
+                    ) from error
+                if isinstance(error, UntraceableModelError):
+                    _log.warning("%s cannot be exported from torch (%s)", self.name, error)
+                    break
+                if not isinstance(error, UnfitProcessorError):
+                    _log.warning("%s does not run on %s (%s)", self.name, runtime, reason)
             else:
                 _log.info("%s runs on %s", self.name, runtime)
                 return runtime, encoder
         _log.info("%s runs on torch%s", self.name, missing)
         return Runtime.TORCH, None
-
-    def _open_requested(self, runtime: Runtime) -> Encoder:
-        try:
-            return self._open(runtime)
-        except MissingExtraError:
-            raise
-        except Exception as error:
-            raise ConfigurationError(
-                f"{self.name} cannot run on {runtime} ({_error_summary(error)}); leave the runtime "
-                "out, or use torch"
-            ) from error
 
     def _open(self, runtime: Runtime) -> Encoder:
         """Open the export in the cache, or export the model if that one cannot be used."""
@@ -249,11 +237,11 @@ class RuntimeModel:
     def _export(self) -> Exported:
         try:
             return to_openvino(self._task.trace(self._task.load(self.folder, "cpu")))
-        except (MissingExtraError, ConfigurationError):
+        except (MissingExtraError, ConfigurationError, UntraceableModelError):
             raise
         except Exception as error:
             # Exporters fail in ways of their own.
-            raise NotExportedError(_error_summary(error)) from error
+            raise UntraceableModelError(_error_summary(error)) from error
 
     def _checked(self, runtime: Runtime, exported: Exported) -> Encoder:
         """Open the exported model and compare its results for the probes with torch's."""
