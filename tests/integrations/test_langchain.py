@@ -108,20 +108,6 @@ class TestRetrieverAwaited(TestRetriever):
     awaited = True
 
 
-class TestLegs(RetrieverContract):
-    def retriever(self, passages: Sequence[Passage]) -> SeparateLegs:
-        return SeparateLegs(
-            {
-                "vectors": TestVectorStore().retriever(passages),
-                "ordered": TestRetriever().retriever(passages),
-            }
-        )
-
-
-class TestLegsAwaited(TestLegs):
-    awaited = True
-
-
 class ReadyStore:
     """Returns what it was given, whatever it was asked for."""
 

@@ -115,11 +115,6 @@ class TestSnowball:
         assert "Snowball 3." in fingerprint
         assert "stop words" in fingerprint
 
-    def test_an_identifier_is_found_by_name_and_by_its_words(self, language: str) -> None:
-        retriever = lexical(("OrderedDict.move_to_end", *INFLECTED[language]), language)
-        for query in ("OrderedDict", "dict", "move_to_end", "move"):
-            assert hits(retriever, query) == ["p0"]
-
     def test_threads_do_not_disturb_one_another(self, language: str) -> None:
         analyser = analyser_for(language)
         texts = INFLECTED[language] * 40
@@ -133,11 +128,6 @@ class TestUnspaced:
     def test_a_query_finds_its_passage_first(self, language: str) -> None:
         query, *passages = UNSPACED[language]
         assert hits(lexical(tuple(passages), "cjk"), query)[0] == "p0"
-
-    @pytest.mark.parametrize("language", ["Japanese", "Chinese"])
-    def test_as_english_the_same_query_finds_nothing(self, language: str) -> None:
-        query, *passages = UNSPACED[language]
-        assert hits(lexical(tuple(passages), "en"), query) == []
 
     @pytest.mark.parametrize(
         ("text", "terms"),
@@ -217,14 +207,6 @@ class TestSaved:
         made = [lexical(("text",), language).fingerprint()["lexical"] for language in LANGUAGES]
         assert len(set(made)) == len(LANGUAGES)
 
-    def test_added_passages_are_analysed_alike(self) -> None:
-        query, first, *others = INFLECTED["de"]
-        retriever = lexical(tuple(others), "de")
-        retriever.add([Passage("new", first)])
-        assert hits(retriever, query) == ["new"]
-        retriever.delete(["p0"])
-        assert hits(retriever, query) == ["new"]
-
     def test_an_analyser_of_ones_own_is_given_again(self, tmp_path: Path) -> None:
         retriever = lexical(("abc", "xyz"), Letters())
         assert hits(retriever, "c") == ["p0"]
@@ -299,11 +281,3 @@ class TestScripts:
     def test_nothing_is_warned_of_without_letters_or_with_an_analyser_for_all(self) -> None:
         assert lexical(("1 + 2 = 3",), "en").report.unhandled_letters == 0.0
         assert lexical(UNSPACED["Thai"], Letters()).report.script_warning is None
-
-    def test_the_share_is_counted_again_when_passages_are_added(self) -> None:
-        retriever = lexical(("only English here",), "en")
-        assert retriever.report.script_warning is None
-        retriever.add([Passage("ja", UNSPACED["Japanese"][1])])
-        assert retriever.report.script_warning is not None
-        retriever.delete(["ja"])
-        assert retriever.report.script_warning is None

@@ -22,7 +22,6 @@ from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.metadata_filter import Where, tokens, values_of, verified
 from ctxguard.core.types import (
     DropReason,
-    Flag,
     Hit,
     Leg,
     Mode,
@@ -30,7 +29,6 @@ from ctxguard.core.types import (
     Ranking,
     Route,
     ScoreKind,
-    StageFailure,
 )
 from ctxguard.errors import ConfigurationError, FilterViolationError
 from ctxguard.guard import ContextGuard
@@ -253,32 +251,6 @@ class TestSearching:
             # Scores that differ in the last bit may change places.
             assert list(ranking.passage_ids[:-1]) == [each for each, _ in expected[:-1]]
 
-    @pytest.mark.parametrize("engine", ["bm25s", "rank-bm25"])
-    def test_the_pool_is_filled_however_far_down_the_allowed_passages_are(
-        self, engine: Any
-    ) -> None:
-        corpus = [Passage(f"b{n}", "red fox " * 9, metadata={"tenant": "b"}) for n in range(300)]
-        corpus += [
-            Passage(f"a{n}", f"red cloud rain {'hill ' * n}", metadata={"tenant": "a"})
-            for n in range(20)
-        ]
-        # rank-bm25 gives a word of most passages no weight.
-        corpus += [Passage(f"c{n}", "snow", metadata={"tenant": "c"}) for n in range(400)]
-        retriever = build(corpus, lexical=engine)
-        for route in ROUTES:
-            unfiltered = retriever.on_route(route).retrieve("red fox", depth=20)
-            assert all(each.startswith("b") for each in unfiltered.passage_ids)
-            ranking = retriever.on_route(route).retrieve(
-                "red fox", depth=20, where=Where(tenant="a")
-            )
-            assert sorted(ranking.passage_ids) == sorted(f"a{n}" for n in range(20))
-
-    def test_ties_are_broken_by_passage_id(self) -> None:
-        retriever = build(passages(*[n % 2 for n in range(9)])).with_fusion(Fusion())
-        for route in ROUTES:
-            ranking = retriever.on_route(route).retrieve("red", depth=3, where=Where(t=1))
-            assert ranking.passage_ids == ("p1", "p3", "p5")
-
     @pytest.mark.parametrize("dead", ["lexical", "dense", "rerank"])
     def test_a_dead_stage_lets_nothing_forbidden_through(self, dead: str) -> None:
         faulty = FaultyRetriever(passages(*[n % 2 for n in range(10)]))
@@ -345,11 +317,6 @@ class TestReadingFields:
             assert set(held.fields) <= {"t", "u", "f0"}
         assert held.allowed(where).rows.tolist() == rows
         assert read.count == 1
-
-    def test_of_too_many_fields_the_first_are_prepared(self) -> None:
-        held = metadata_rows(Readings(self.every), 60)
-        held.prepare(["t", *(f"f{n}" for n in range(20))])
-        assert held.fields == ("t", *(f"f{n}" for n in range(filters_module.MAX_FIELDS - 1)))
 
     def test_a_filter_on_more_fields_than_are_kept_is_answered_all_the_same(self) -> None:
         every = [{f"f{n}": n < 3 or row % 2 for n in range(40)} for row in range(6)]
@@ -445,12 +412,6 @@ class TestWarmingUp:
         ]
         return build(corpus)
 
-    def test_without_fields_no_metadata_is_read(
-        self, retriever: HybridRetriever, readings: list[int]
-    ) -> None:
-        retriever.warm_up()
-        assert readings == []
-
     def test_the_generations_that_follow_read_those_of_new_passages_alone(
         self, retriever: HybridRetriever, readings: list[int]
     ) -> None:
@@ -461,16 +422,6 @@ class TestWarmingUp:
         ranking = retriever.retrieve("red", where=Where(tenant=1, groups=[0, 2]))
         assert sorted(ranking.passage_ids) == ["p3", "p5"]
         assert readings == [6, 1]
-
-    def test_a_pinned_view_prepares_the_passages_that_it_searches(
-        self, retriever: HybridRetriever, readings: list[int]
-    ) -> None:
-        pinned = retriever.pinned()
-        retriever.delete(["p1"])
-        pinned.warm_up(filter_fields=["tenant"])
-        assert readings == [6]
-        assert len(pinned.retrieve("red", where=Where(tenant=1))) == 3
-        assert readings == [6]
 
     def test_one_text_instead_of_several_names_is_refused(self, retriever: HybridRetriever) -> None:
         with pytest.raises(ConfigurationError, match=r"give \['tenant'\]"):
@@ -727,22 +678,6 @@ class TestThroughTheGuard:
         ranking = replace(Ranking.from_hits([Hit("p", 2.0)], ScoreKind.RATIO), passages=Turncoat())
         checked = verified(ranking, TENANT_A)
         assert checked.passages[0].text == checked.passages[0].text == "text of a"
-
-    def test_a_degraded_answer_is_checked_like_any_other(self) -> None:
-        class Degraded(Ranked):
-            def retrieve(
-                self, query: str, *, depth: int = 100, where: Where | None = None
-            ) -> Ranking:
-                ranking = super().retrieve(query, depth=depth, where=where)
-                return replace(
-                    ranking, route=Route.LEXICAL, failures=(StageFailure("dense", "down"),)
-                )
-
-        context = Guarded(Degraded(HITS)).guard.retrieve("q?", where=TENANT_A)
-        assert Flag.DEGRADED in context.flags
-        assert len(context) == 2
-        with pytest.raises(FilterViolationError):
-            Guarded(Degraded(HITS, honest=False)).guard.retrieve("q?", where=TENANT_A)
 
     @given(corpora(), QUERIES, WHERES, st.sampled_from(list(Mode)), st.data())
     @settings(max_examples=60, deadline=None)

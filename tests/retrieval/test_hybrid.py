@@ -40,15 +40,6 @@ class TestRanking:
     def test_a_hybrid_retriever_is_a_retriever(self, retriever: HybridRetriever) -> None:
         assert isinstance(retriever, Retriever)
 
-    def test_every_candidate_has_the_scores_of_both_legs(self, retriever: HybridRetriever) -> None:
-        ranking = retriever.retrieve(QUERY, depth=3)
-        assert list(ranking.legs) == ["lexical", "dense"]
-        for leg in ranking.legs.values():
-            assert leg.scores.shape == (3,)
-            assert np.isfinite(leg.scores).all()
-        assert ranking.legs["lexical"].kind is ScoreKind.RATIO
-        assert ranking.legs["dense"].kind is ScoreKind.COSINE
-
     def test_a_candidate_of_one_leg_alone_is_scored_as_the_other_would(
         self, retriever: HybridRetriever
     ) -> None:
@@ -382,19 +373,6 @@ class TestChanging:
 
 
 class TestFingerprint:
-    KEYS = (
-        "embedder",
-        "embedder_weights",
-        "lexical",
-        "fusion",
-        "reranker",
-        "corpus_size",
-        "corpus_digest",
-    )
-
-    def test_it_names_everything_that_scores_depend_on(self, retriever: HybridRetriever) -> None:
-        assert tuple(retriever.fingerprint()) == self.KEYS
-
     def test_each_change_changes_its_own_entry_only(
         self, corpus: list[Passage], embedder: WordHashEmbedder, retriever: HybridRetriever
     ) -> None:

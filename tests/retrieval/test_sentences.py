@@ -102,14 +102,6 @@ class TestSentencesOfATextInPieces:
         assert found.starts.tolist() == [[0, 0], [2, 3], [3, 5]]
 
 
-def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
-    index = build(TEXTS)
-    index.save(tmp_path / "index")
-    loaded = HybridIndex.load(tmp_path / "index")
-    assert loaded.signals == index.signals == "full"
-    assert signals_of(loaded) == signals_of(index)
-
-
 def test_an_index_without_sentences_has_none_and_loads(tmp_path: Path) -> None:
     index = HybridIndex.build(passages_of(TEXTS), embedder=WordTokenEmbedder(), signals="text")
     index.save(tmp_path / "index")

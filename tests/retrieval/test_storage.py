@@ -18,7 +18,6 @@ from ctxguard.core.types import Passage, Route
 from ctxguard.errors import ConfigurationError, DataError, IndexFolderError
 from ctxguard.guard import ContextGuard
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.retrieval.analysers.english import EnglishAnalyser
 from ctxguard.retrieval.index import storage
 from ctxguard.retrieval.index.passages import PassageTable
 from ctxguard.testing import WordHashEmbedder
@@ -246,14 +245,6 @@ def test_an_interrupted_first_save_can_be_repeated(
 def test_another_embedder_than_the_indexs_is_refused(saved: Path) -> None:
     with pytest.raises(ConfigurationError, match="was built with the embedder 'word-hash'"):
         HybridRetriever.load(saved, embedder=WordHashEmbedder(salt="another model"))
-
-
-def test_an_index_made_with_another_analyser_is_refused(
-    saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(EnglishAnalyser, "fingerprint", "other rules")
-    with pytest.raises(IndexFolderError, match="analysed as"):
-        load(saved)
 
 
 @pytest.mark.parametrize("metadata", [{1: "a", "1": "b"}, {"in": [{True: 1, "true": 2}]}])

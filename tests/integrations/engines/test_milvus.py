@@ -322,12 +322,6 @@ def test_what_milvus_cannot_hold_is_refused_and_named() -> None:
             _built([passage])
 
 
-def test_a_text_as_long_as_milvus_holds_is_found() -> None:
-    text = "violin " + "x" * (milvus.MAX_BYTES - 7)
-    with _built([Passage("a", text), *PASSAGES]) as built:
-        assert built.passage("a").text == text
-
-
 def test_quotes_and_brackets_reach_no_filter() -> None:
     odd = ['a" or key != "', "'] or [", "\\", "\n", "%", "$meta"]
     passages = [Passage(each, f"text{n}", metadata={"t": each}) for n, each in enumerate(odd)]

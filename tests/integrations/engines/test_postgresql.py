@@ -222,23 +222,14 @@ def test_a_statement_that_takes_too_long_is_an_outage(built: EngineRetriever) ->
         assert len(opened.retrieve("kettles", depth=3)) == 3
 
 
-@pytest.mark.parametrize(
-    ("message", "error"),
-    [
-        ('password authentication failed for user "secret"', ConfigurationError),
-        ("connection refused", StageUnavailableError),
-    ],
-)
-def test_a_refused_connection_is_named_without_its_credentials(
-    monkeypatch: pytest.MonkeyPatch, message: str, error: type[Exception]
+def test_an_unreachable_server_is_named_without_its_credentials(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The test's server trusts everybody, so the refusal is the driver's own error, raised here."""
-
     def refuse(*_: Any, **__: Any) -> Any:
-        raise postgresql.psycopg.OperationalError(message)
+        raise postgresql.psycopg.OperationalError("connection refused")
 
     monkeypatch.setattr(postgresql.psycopg, "connect", refuse)
-    with pytest.raises(error) as caught:
+    with pytest.raises(StageUnavailableError) as caught:
         EngineRetriever.open("postgresql://secret:secret@h/db", embedder=WordHashEmbedder())
     assert "secret" not in str(caught.value)
 
