@@ -3,7 +3,6 @@
 Nothing is built there. Both legs are searches of one ``_msearch``, so that each keeps its scores.
 """
 
-import asyncio
 import base64
 import json
 import math
@@ -20,7 +19,6 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where, values_of
 from ctxguard.core.scores import is_valid
 from ctxguard.core.types import (
-    DEFAULT_DEPTH,
     FailureKind,
     Passage,
     Ranking,
@@ -40,7 +38,8 @@ from ctxguard.integrations.engines.engine import (
     LazyClient,
     ranking_of_rows,
 )
-from ctxguard.integrations.engines.retriever import LegsOfRankings, without_ranker
+from ctxguard.integrations.engines.retriever import without_ranker
+from ctxguard.integrations.engines.signals import LegsOfRankings
 from ctxguard.resilience import UnansweredError
 from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL, RERANK, STAGES
 from ctxguard.retrieval.hybrid.pipeline import DEFAULT_MAX_QUERY_CHARS, Hybrid, SearchSettings
@@ -196,16 +195,6 @@ class ElasticsearchRetriever(Hybrid):
     def close(self) -> None:
         """Close the connections; searching again opens new ones."""
         self._client.close()
-
-    async def aretrieve(
-        self, query: str, *, depth: int = DEFAULT_DEPTH, where: Where | None = None
-    ) -> Ranking:
-        """Retrieve on a thread; arguments and errors as for ``retrieve``.
-
-        The cluster compares filters more coarsely, since ``terms`` takes ``1`` for ``"1"`` in a
-        field of texts: passages that differ are left out here.
-        """
-        return await asyncio.to_thread(self.retrieve, query, depth=depth, where=where)
 
     def _search(
         self,

@@ -1,41 +1,38 @@
 """A hybrid retriever over an index in an engine, which answers the legs."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import islice
 from statistics import fmean
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from ctxguard.core.corpus_sketch import CorpusSketch
+from ctxguard.core.corpus_sketch import CorpusSketch, passage_digest
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.types import Passage, Ranking, StageFailure
-from ctxguard.errors import ConfigurationError, CtxguardError, StageUnavailableError
+from ctxguard.core.types import Passage, Ranking
+from ctxguard.errors import ConfigurationError, CtxguardError
 from ctxguard.integrations.engines.address import EngineAddress, engine_class
 from ctxguard.integrations.engines.engine import KINDS, Engine, LegQuery
-from ctxguard.integrations.engines.signals import EngineSignals, sketch_of
+from ctxguard.integrations.engines.signals import EngineSignals, LegsOfRankings, sketch_of
 from ctxguard.integrations.engines.stored import (
     PASSAGE,
+    SIGN,
     IndexedPassage,
     IndexSettings,
     filter_tokens,
     passage_of,
     revision_of,
-    signed_digest,
     where_tokens,
 )
-from ctxguard.resilience import Budget, StageFailed, attempt, failure_of
 from ctxguard.retrieval.analysers import analyser_of_index, as_analyser
 from ctxguard.retrieval.analysers.reading import Reading
 from ctxguard.retrieval.chunks import first_chunk_id
-from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL, Candidates, Pool, alone, united
+from ctxguard.retrieval.hybrid.candidates import LEXICAL
 from ctxguard.retrieval.hybrid.pipeline import DEFAULT_MAX_QUERY_CHARS, Hybrid, SearchSettings
 from ctxguard.retrieval.hybrid.retriever import default_signals
-from ctxguard.retrieval.hybrid.search import vector_of
-from ctxguard.retrieval.index.hybrid_index import Changes, encode
+from ctxguard.retrieval.index.hybrid_index import Changes, check_embedder, encode
 from ctxguard.retrieval.index.passages import PassageTable, read_passages, searchable_text
 from ctxguard.retrieval.index.records import Records
 from ctxguard.retrieval.index.segment import SignalLevel
@@ -54,100 +51,7 @@ BATCH = 512
 """Passages that are written or deleted at a time."""
 
 
-@dataclass(slots=True)
-class LegsOfRankings:
-    """The search of a query whose legs are rankings that a server answers.
-
-    Attributes:
-        settings: The settings of the view that searches.
-        query: The query's text, without lone surrogates.
-        depth: Maximum number of candidates of each leg and of their fusion, ≥ 1.
-        query_vector: The caller's vector of the query; None to encode it.
-        ask: Asks for the legs of a unit vector; None for a vector that is not to be searched, or
-            could not be encoded.
-        signals: Computes the candidates' signals; None for none.
-        passages: The candidates' passages, once the legs have answered.
-    """
-
-    settings: SearchSettings
-    query: str
-    depth: int
-    query_vector: Float32Array | QueryTokens | None
-    ask: Callable[[Float32Array | None], Mapping[str, Ranking | CtxguardError]]
-    signals: EngineSignals | None = None
-    passages: Pool = field(default_factory=lambda: Pool((), ()), init=False)
-    _tokens: QueryTokens | None = field(default=None, init=False)
-    _unit: Float32Array | None = field(default=None, init=False)
-
-    @property
-    def with_signals(self) -> bool:
-        """Whether the candidates' signals are computed."""
-        return self.signals is not None
-
-    def legs(self, budget: Budget | None) -> tuple[Candidates, list[StageFailure]]:  # noqa: ARG002
-        """Encode the query, ask for the legs, and unite the candidates of those that answered.
-
-        If the query cannot be encoded, the lexical leg answers alone.
-
-        Raises:
-            StageError: no leg answered.
-        """
-        failures: list[StageFailure] = []
-        vector = None
-        if DENSE in self.settings.stages:
-            encoded = attempt(DENSE, self._vector)
-            if isinstance(encoded, StageFailed):
-                failures.append(encoded.failure)
-                if LEXICAL not in self.settings.stages:
-                    raise StageUnavailableError(DENSE, encoded.failure.cause)
-            else:
-                vector = encoded
-        rankings: dict[str, Ranking] = {}
-        errors = []
-        answers = self.ask(vector)
-        for leg in [each for each in self.settings.stages if each in answers]:
-            answer = answers[leg]
-            if isinstance(answer, Ranking):
-                rankings[leg] = answer
-            else:
-                errors.append(answer)
-                failures.append(failure_of(leg, answer))
-        if errors and not rankings:
-            raise errors[0]
-        if len(rankings) == 1:
-            self.passages, candidates = alone(*rankings.popitem(), self.depth)
-        else:
-            self.passages, candidates = united(rankings, self.depth, self.settings.leg_fusion)
-        return candidates, failures
-
-    def _vector(self) -> Float32Array:
-        given = self.query_vector
-        if given is None:
-            encoder = None if self.signals is None else self.signals.encoder
-            given = (encoder or self.settings.embedder).encode_query(self.query)
-        self._tokens = given if isinstance(given, QueryTokens) else None
-        self._unit = unit(vector_of(given))
-        return self._unit
-
-    def signalled(self, candidates: Candidates) -> Candidates:
-        """Add the candidates' signals, and order those of both legs by the ranker.
-
-        Raises:
-            StageError: the engine does not answer, or holds nothing to compute signals from.
-            Exception: whatever the embedder raises.
-        """
-        ids, _ = self.passages.select(candidates.rows)
-        return self.signals.signalled(  # type: ignore[union-attr]
-            self.query,
-            candidates,
-            ids,
-            tokens=self._tokens,
-            vector=self._unit,
-            ranker=self.settings.ranker,
-        )
-
-
-class EngineRetriever(Hybrid):
+class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
     """BM25 and vector search in an engine, fused here, as a retriever for ``ContextGuard``.
 
     Has the routes of ``HybridRetriever``, so that ``calibrate`` fits the fusion and a policy for
@@ -269,15 +173,7 @@ class EngineRetriever(Hybrid):
         """Close the engine's connections."""
         self._engine.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -442,7 +338,7 @@ class EngineRetriever(Hybrid):
                 vector,
                 its_terms,
                 filter_tokens(each.metadata),
-                signed_digest(each),
+                passage_digest(each) - SIGN,
                 revision,
                 record,
             )
@@ -507,12 +403,6 @@ class EngineRetriever(Hybrid):
         )
 
 
-def unit(vector: Float32Array) -> Float32Array:
-    """Scale a vector to length 1; one without a direction stays as it is."""
-    length = float(np.linalg.norm(vector))
-    return np.asarray(vector / length if length else vector, np.float32)
-
-
 def without_ranker(fusion: Fusion) -> Fusion:
     """Refuse fusion ``ranker``, which reads signals.
 
@@ -532,12 +422,7 @@ def _terms(analyser: Analyser, passage: Passage) -> list[str]:
 
 
 def _check_models(settings: IndexSettings, embedder: Embedder, analyser: Analyser) -> None:
-    if embedder.fingerprint() != settings.embedder_weights:
-        raise ConfigurationError(
-            f"the index was built with the embedder {settings.embedder!r} (weights "
-            f"{settings.embedder_weights[:12]}…), not with {embedder.name!r} (weights "
-            f"{embedder.fingerprint()[:12]}…); give that embedder, or build the index again"
-        )
+    check_embedder(settings.embedder, settings.embedder_weights, embedder)
     if analyser.fingerprint != settings.analyser_fingerprint:
         raise ConfigurationError(
             f"the index was built with the analyser {settings.analyser_fingerprint!r}, and this "

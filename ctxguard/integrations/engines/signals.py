@@ -1,7 +1,10 @@
-"""The signals of an engine's candidates, computed from the records that it keeps with passages."""
+"""One search whose legs a server answers, and the signals of an engine's candidates.
 
-from collections.abc import Sequence
-from dataclasses import replace
+Signals are computed from the records that the engine keeps with passages.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import islice
 from threading import Lock
@@ -12,12 +15,15 @@ import numpy as np
 
 from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.corpus_sketch import SKETCH_SIZE, CorpusSketch
-from ctxguard.core.types import FloatArray, Leg, ScoreKind
-from ctxguard.errors import StageError
+from ctxguard.core.types import FloatArray, Leg, Ranking, ScoreKind, StageFailure
+from ctxguard.errors import CtxguardError, StageError, StageUnavailableError
 from ctxguard.integrations.engines.engine import DENSE, LEXICAL, Engine
-from ctxguard.integrations.engines.stored import unsigned_digest
+from ctxguard.integrations.engines.stored import SIGN
+from ctxguard.resilience import Budget, StageFailed, attempt, failure_of
 from ctxguard.retrieval.analysers.reading import Reading
-from ctxguard.retrieval.hybrid.candidates import SIGNALS, Candidates
+from ctxguard.retrieval.hybrid.candidates import SIGNALS, Candidates, Pool, alone, united
+from ctxguard.retrieval.hybrid.pipeline import SearchSettings
+from ctxguard.retrieval.hybrid.search import vector_of
 from ctxguard.retrieval.index.forward import named_signals
 from ctxguard.retrieval.index.records import CorpusCounts, Records, weighed_words
 from ctxguard.retrieval.index.sentences import sentence_inputs
@@ -30,7 +36,6 @@ from ctxguard.retrieval.protocols import (
     token_encoder_of,
 )
 from ctxguard.retrieval.signals.pooled import ranked_signals
-from ctxguard.retrieval.signals.ranker import Ranker
 
 REFRESHED_SECONDS = 300.0
 """How often a retriever asks whether the corpus was counted anew."""
@@ -39,6 +44,87 @@ MOST_CHANGED = 0.02
 """Share of a corpus that may change before it is counted anew; sketches tell no less apart."""
 
 _PAGE = 1_000
+
+
+@dataclass(slots=True)
+class LegsOfRankings:
+    """The search of a query whose legs are rankings that a server answers.
+
+    Attributes:
+        settings: The settings of the view that searches.
+        query: The query's text, without lone surrogates.
+        depth: Maximum number of candidates of each leg and of their fusion, ≥ 1.
+        query_vector: The caller's vector of the query; None to encode it.
+        ask: Asks for the legs of a unit vector; None for a vector that is not to be searched, or
+            could not be encoded.
+        signals: Computes the candidates' signals; None for none.
+        passages: The candidates' passages, once the legs have answered.
+        tokens: The query's word pieces; None if they are not known.
+        vector: The query's unit vector; None if it was not encoded.
+    """
+
+    settings: SearchSettings
+    query: str
+    depth: int
+    query_vector: Float32Array | QueryTokens | None
+    ask: Callable[[Float32Array | None], Mapping[str, Ranking | CtxguardError]]
+    signals: "EngineSignals | None" = None
+    passages: Pool = field(default_factory=lambda: Pool((), ()), init=False)
+    tokens: QueryTokens | None = field(default=None, init=False)
+    vector: Float32Array | None = field(default=None, init=False)
+
+    @property
+    def with_signals(self) -> bool:
+        """Whether the candidates' signals are computed."""
+        return self.signals is not None
+
+    def legs(self, budget: Budget | None) -> tuple[Candidates, list[StageFailure]]:  # noqa: ARG002
+        """Encode the query, ask for the legs, and unite the candidates of those that answered.
+
+        If the query cannot be encoded, the lexical leg answers alone.
+
+        Raises:
+            StageError: no leg answered.
+        """
+        failures: list[StageFailure] = []
+        if DENSE in self.settings.stages:
+            encoded = attempt(DENSE, self._encode)
+            if isinstance(encoded, StageFailed):
+                failures.append(encoded.failure)
+                if LEXICAL not in self.settings.stages:
+                    raise StageUnavailableError(DENSE, encoded.failure.cause)
+        rankings: dict[str, Ranking] = {}
+        errors = []
+        answers = self.ask(self.vector)
+        for leg in [each for each in self.settings.stages if each in answers]:
+            answer = answers[leg]
+            if isinstance(answer, Ranking):
+                rankings[leg] = answer
+            else:
+                errors.append(answer)
+                failures.append(failure_of(leg, answer))
+        if errors and not rankings:
+            raise errors[0]
+        if len(rankings) == 1:
+            self.passages, candidates = alone(*rankings.popitem(), self.depth)
+        else:
+            self.passages, candidates = united(rankings, self.depth, self.settings.leg_fusion)
+        return candidates, failures
+
+    def _encode(self) -> None:
+        given = self.query_vector
+        if given is None:
+            encoder = None if self.signals is None else self.signals.encoder
+            given = (encoder or self.settings.embedder).encode_query(self.query)
+        self.tokens = given if isinstance(given, QueryTokens) else None
+        vector = vector_of(given)
+        # One without a direction stays as it is.
+        length = float(np.linalg.norm(vector)) or 1.0
+        self.vector = np.asarray(vector / length, np.float32)
+
+    def signalled(self, candidates: Candidates) -> Candidates:
+        """Add the candidates' signals; see `EngineSignals.signalled`."""
+        return candidates if self.signals is None else self.signals.signalled(self, candidates)
 
 
 class _Weights(NamedTuple):
@@ -82,32 +168,17 @@ class EngineSignals:
         if (encoder := self.encoder) is not None:
             encoder.token_table()
 
-    def signalled(
-        self,
-        query: str,
-        candidates: Candidates,
-        passage_ids: Sequence[str],
-        *,
-        tokens: QueryTokens | None,
-        vector: Float32Array | None,
-        ranker: Ranker,
-    ) -> Candidates:
-        """Add the candidates' signals, and order those of both legs by the ranker.
+    def signalled(self, search: LegsOfRankings, candidates: Candidates) -> Candidates:
+        """Add a search's candidates' signals, and order those of both legs by the ranker.
 
         Passages that were deleted since the legs were searched are left out.
-
-        Args:
-            query: The query's text.
-            candidates: Best first.
-            passage_ids: Their ids.
-            tokens: The query's word pieces; None if they are not known.
-            vector: The query's unit vector.
-            ranker: The weights.
 
         Raises:
             StageError: the engine does not answer, or holds nothing to compute signals from.
             Exception: whatever the embedder raises.
         """
+        query, vector, tokens = search.query, search.vector, search.tokens
+        passage_ids, _ = search.passages.select(candidates.rows)
         weights = self._current()
         rows = self._engine.rows(("passage_id", "vector", "record"), passage_ids)
         kept = {row["passage_id"]: row for row in rows}
@@ -149,7 +220,7 @@ class EngineSignals:
                 weights.counts.stem_weights(words.stems),
                 vectors,
                 inputs,
-                ranker,
+                search.settings.ranker,
                 places,
             )
         )
@@ -232,7 +303,7 @@ def _completed(leg: Leg, bm25: FloatArray) -> Leg:
 
 def sketch_of(engine: Engine) -> CorpusSketch:
     """Read a sketch of all passages."""
-    sketch = CorpusSketch.of(map(unsigned_digest, engine.smallest_digests(SKETCH_SIZE)))
+    sketch = CorpusSketch.of([each + SIGN for each in engine.smallest_digests(SKETCH_SIZE)])
     if sketch.passages < SKETCH_SIZE:
         return sketch
     return replace(sketch, passages=max(engine.count(), sketch.passages))

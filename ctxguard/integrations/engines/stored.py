@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, Self
 
-from ctxguard.core.corpus_sketch import passage_digest
 from ctxguard.core.metadata_filter import Where, tokens
 from ctxguard.core.types import Passage
 from ctxguard.errors import DataError
@@ -19,7 +18,8 @@ PASSAGE = ("passage_id", "title", "text", "metadata")
 """The stored fields that make a passage."""
 
 _LONGEST_TOKEN = 120
-_SIGN = 2**63
+SIGN = 2**63
+"""Digests are stored less this: in the same order, within what databases can hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,8 @@ class IndexedPassage(NamedTuple):
         vector: Its unit vector, shape (dimension,).
         terms: The terms of its title and text, each as often as it occurs.
         filter_tokens: See `filter_tokens`.
-        digest: Identifies its id, title and text, as a signed 64-bit number; see `signed_digest`.
-        revision: Identifies all of it, with its metadata; likewise signed.
+        digest: Identifies its id, title and text, as a number of 64 bits less `SIGN`.
+        revision: Identifies all of it, with its metadata; likewise.
         record: What its signals are computed from; empty if nothing is kept.
     """
 
@@ -167,20 +167,6 @@ def _token(name: str, kind: str, value: object) -> str:
     return "#" + hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def signed_digest(passage: Passage) -> int:
-    """Return `passage_digest` − 2⁶³: the same order, within what databases can store.
-
-    >>> signed_digest(Passage("a", "text")) + 2**63 == passage_digest(Passage("a", "text"))
-    True
-    """
-    return passage_digest(passage) - _SIGN
-
-
-def unsigned_digest(stored: int) -> int:
-    """Return the `passage_digest` of a stored digest."""
-    return stored + _SIGN
-
-
 def revision_of(passage: Passage) -> int:
     """Hash a passage with its metadata to a signed 64-bit number.
 
@@ -196,4 +182,4 @@ def revision_of(passage: Passage) -> int:
             f"the metadata of passage {passage.passage_id!r} cannot be written as JSON: {error}"
         ) from error
     digest = hashlib.blake2b(content.encode(), digest_size=8).digest()
-    return int.from_bytes(digest) - _SIGN
+    return int.from_bytes(digest) - SIGN

@@ -337,19 +337,8 @@ class HybridIndex:
         )
 
     def check_embedder(self, embedder: Embedder) -> None:
-        """Refuse an embedder other than the one that made the vectors.
-
-        Raises:
-            ConfigurationError: it has other weights, so that its queries would find the wrong
-                passages without any other error.
-        """
-        weights = embedder.fingerprint()
-        if weights != self.embedder_weights:
-            raise ConfigurationError(
-                f"the index was built with the embedder {self.embedder!r} (weights "
-                f"{self.embedder_weights[:12]}…), not with {embedder.name!r} (weights "
-                f"{weights[:12]}…); give that embedder, or build the index again"
-            )
+        """Refuse an embedder other than the one that made the vectors; see `check_embedder`."""
+        check_embedder(self.embedder, self.embedder_weights, embedder)
 
     def search_lexical(self, query: str, k: int, allowed: AllowedRows | None) -> LexicalHits:
         """Find the at most ``k`` best rows that share a word with a query.
@@ -545,6 +534,27 @@ def _token_encoder(embedder: Embedder) -> TokenEncoder:
             'signals "text"'
         )
     return encoder
+
+
+def check_embedder(name: str, weights: str, embedder: Embedder) -> None:
+    """Refuse an embedder other than the one that made an index's vectors.
+
+    Args:
+        name: The name of that one.
+        weights: The digest of its weights.
+        embedder: Any.
+
+    Raises:
+        ConfigurationError: it has other weights, so that its queries would find the wrong passages
+            without any other error.
+    """
+    given = embedder.fingerprint()
+    if given != weights:
+        raise ConfigurationError(
+            f"the index was built with the embedder {name!r} (weights {weights[:12]}…), not with "
+            f"{embedder.name!r} (weights {given[:12]}…); give that embedder, or build the index "
+            "again"
+        )
 
 
 class _PassageEncoder:
