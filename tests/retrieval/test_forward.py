@@ -1,14 +1,12 @@
 """The forward index: what it holds, saved, joined and edited, as one built anew does."""
 
 import json
-import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxguard.core.types import Hit, Passage
@@ -18,8 +16,6 @@ from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.analysers.reading import LONGEST_SENTENCE, Reading
 from ctxguard.retrieval.index.forward import ForwardIndex
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
-from ctxguard.retrieval.index.part_files import PartFiles
-from ctxguard.retrieval.index.rows import Rows
 from ctxguard.retrieval.text_signals import TextSignals
 from ctxguard.testing import WordHashEmbedder
 
@@ -100,38 +96,6 @@ def test_an_analyser_of_ones_own_gives_words_that_are_their_own_stems() -> None:
     index = ForwardIndex.build(["ab. ca"], Letters())
     assert list(index.vocabulary) == list(index.stems) == ["a", "b", "c"]
     assert index.text_signals("cb", np.array([0]))["sentence_coverage"].tolist() == [0.5]
-
-
-def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
-    index = ForwardIndex.build(["red foxes run. the dog", "", "the sea"])
-    index.save(tmp_path)
-    loaded = ForwardIndex.load(PartFiles(tmp_path))
-    assert loaded is not None
-    assert_same_words(loaded, index)
-    assert_same_signals(loaded, index)
-    assert ForwardIndex.load(PartFiles(tmp_path / "elsewhere")) is None
-
-
-@given(st.lists(st.tuples(texts, st.integers(0, 2)), min_size=1, max_size=12), st.integers(0, 99))
-@settings(max_examples=100, deadline=None)
-def test_joined_parts_are_the_index_of_their_texts(
-    assigned: list[tuple[str, int]], seed: int
-) -> None:
-    """Each text is in the first part, in the second, or deleted from the first."""
-    kept = [text for text, part in assigned if part < 2]
-    places = random.Random(seed).sample(range(len(kept)), len(kept))
-    parts: list[list[str]] = [[], []]
-    rows: list[list[int]] = [[], []]
-    whole, at = [""] * len(kept), iter(places)
-    for text, part in assigned:
-        new = next(at) if part < 2 else -1
-        parts[part % 2].append(text)
-        rows[part % 2].append(new)
-        if new >= 0:
-            whole[new] = text
-    segments = [ForwardIndex.build(part) for part in parts]
-    joined = ForwardIndex.over(segments, Rows.of([np.array(new, np.int64) for new in rows]))
-    assert_same_words(joined.merged(), ForwardIndex.build(whole))
 
 
 def test_an_index_without_words_stays_without(tmp_path: Path) -> None:

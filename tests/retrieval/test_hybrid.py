@@ -22,12 +22,11 @@ from ctxguard.resilience import Deadlines
 from ctxguard.retrieval import HybridRetriever, Retriever
 from ctxguard.retrieval.index.dense import DenseIndex
 from ctxguard.testing import (
-    FaultyEmbedder,
     FaultyReranker,
     FaultyRetriever,
     WordHashEmbedder,
 )
-from tests.timing import NEVER, SOON
+from tests.timing import NEVER
 
 QUERY = "deserialize a JSON string"
 
@@ -293,17 +292,6 @@ class TestQueries:
         ):
             with pytest.raises(ConfigurationError, match="max_query_chars 0 must be at least 1"):
                 refused()
-
-    def test_deadlines_are_set_when_it_is_built_or_loaded(
-        self, corpus: list[Passage], tmp_path: Path, hang: Callable[..., None]
-    ) -> None:
-        embedder, limits = FaultyEmbedder(), Deadlines(dense_seconds=SOON)
-        built = HybridRetriever.build(corpus, embedder=embedder, deadlines=limits)
-        built.save(tmp_path / "index")
-        loaded = HybridRetriever.load(tmp_path / "index", embedder=embedder, deadlines=limits)
-        with embedder.fault.injected(hang):
-            for retriever in (built, loaded):
-                assert retriever.retrieve(QUERY).failures[0].kind is FailureKind.TIMEOUT
 
     def test_unknown_words_are_answered_by_the_dense_leg(self, retriever: HybridRetriever) -> None:
         ranking = retriever.retrieve("zebra quagga")

@@ -28,6 +28,7 @@ pytest.importorskip("aiohttp")
 QUERY = "red fox"
 DOCUMENTS = ["A blue fox.", "a red fox runs", "nothing"]
 EXPECTED = [0.0, 1.0, 0.0]
+RAW = {"raw_scores": True, "truncate": True}
 KEY = "secret-key"
 
 Make = Callable[..., RerankClient]
@@ -86,32 +87,22 @@ def test_a_request_has_the_form_of_cohere_and_scores_come_back_in_the_order_of_t
     assert KEY not in json.dumps(endpoint.requests) + endpoint.paths[0]
 
 
-def test_tei_is_asked_for_logits(endpoint: RerankEndpoint, make: Make) -> None:
-    client = make(protocol="tei")
-    assert client.score(QUERY, DOCUMENTS).tolist() == EXPECTED
-    assert endpoint.requests == [
-        {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True, "truncate": True}
-    ]
-    assert endpoint.headers[0]["Authorization"] is None
-
-
 @pytest.mark.parametrize(
     ("protocol", "request_body", "path"),
     [
-        (
-            "voyage",
-            {"query": QUERY, "documents": DOCUMENTS, "top_k": 3, "model": "m"},
-            "/v1/rerank",
-        ),
-        ("score", {"text_1": QUERY, "text_2": DOCUMENTS, "model": "m"}, "/v1/score"),
+        ("voyage", {"query": QUERY, "documents": DOCUMENTS, "top_k": 3, "model": "m"}, "rerank"),
+        ("score", {"text_1": QUERY, "text_2": DOCUMENTS, "model": "m"}, "score"),
+        # It is asked for logits, and knows no model.
+        ("tei", {"query": QUERY, "texts": DOCUMENTS} | RAW, "rerank"),
     ],
-)
+)  # fmt: skip
 def test_each_protocol_has_its_own_fields(
-    endpoint: RerankEndpoint, make: Make, protocol: Protocol, request_body: object, path: str
+    endpoint: RerankEndpoint, make: Make, protocol: Protocol, request_body: Any, path: str
 ) -> None:
-    client = make(f"{endpoint.url}/v1", protocol=protocol, model="m")
+    client = make(f"{endpoint.url}/v1", protocol=protocol, model=request_body.get("model"))
     assert client.score(QUERY, DOCUMENTS).tolist() == EXPECTED
-    assert (endpoint.requests, endpoint.paths) == ([request_body], [path])
+    assert (endpoint.requests, endpoint.paths) == ([request_body], [f"/v1/{path}"])
+    assert endpoint.headers[0]["Authorization"] is None
 
 
 @pytest.mark.parametrize(
@@ -151,14 +142,6 @@ def test_event_loops_and_threads_share_a_client(endpoint: RerankEndpoint, make: 
         assert asyncio.run(twice()) == [EXPECTED, EXPECTED[::-1], EXPECTED]
     asked = {(each.get("model"), each.get("max_tokens_per_doc")) for each in endpoint.requests}
     assert asked == {("other", 9), ("own", None)}
-
-
-def test_a_closed_client_scores_again(make: Make) -> None:
-    client = make()
-    for _ in range(2):
-        assert client.score(QUERY, DOCUMENTS).tolist() == EXPECTED
-        client.close()
-    client.close()
 
 
 def test_a_client_that_is_no_longer_used_ends_its_thread(endpoint: RerankEndpoint) -> None:
@@ -267,24 +250,17 @@ def test_an_answer_to_another_request_is_garbage(
     assert (kind(error), says in str(error)) == (FailureKind.GARBAGE, True), error
 
 
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_is_not_followed(endpoint: RerankEndpoint, make: Make, status: int) -> None:
-    endpoint.script.append(Answer(status=status, headers={"Location": f"{endpoint.url}/elsewhere"}))
-    error = failure(make(key=KEY))
-    assert isinstance(error, StageUnavailableError)
-    assert "a redirect, which is not followed" in str(error)
-    assert endpoint.paths == ["/rerank"]
-
-
 @pytest.mark.parametrize(
     ("status", "says"),
     [
+        *[(each, "a redirect, which is not followed") for each in (301, 302, 303, 307, 308)],
         (400, "check the model's name"),
         (401, "does not accept the key"),
         (403, "does not accept the key"),
         (404, "has no reranker there"),
         (413, "--max-client-batch-size"),
         (422, "--max-client-batch-size"),
+        (429, ""),
         (204, "answered 204"),
         (500, "answered 500"),
         (503, "answered 503"),
@@ -294,19 +270,15 @@ def test_a_refusal_says_what_mends_it_and_quotes_nothing(
     endpoint: RerankEndpoint, make: Make, status: int, says: str
 ) -> None:
     body = b"" if status == 204 else b"you sent: nothing"
-    endpoint.script.append(Answer(body, status=status))
+    headers = {"Location": f"{endpoint.url}/elsewhere"}
+    endpoint.script.append(Answer(body, status=status, headers=headers))
     error = failure(make(key=KEY))
-    assert isinstance(error, StageUnavailableError)
+    assert isinstance(error, OverloadedError if status == 429 else StageUnavailableError)
+    assert (kind(error) is FailureKind.SATURATED) is (status == 429)
     assert says in str(error)
     assert "nothing" not in str(error)
     assert KEY not in str(error)
-
-
-def test_a_rate_limit_is_an_overload(endpoint: RerankEndpoint, make: Make) -> None:
-    endpoint.script.append(Answer(status=429))
-    error = failure(make())
-    assert isinstance(error, OverloadedError)
-    assert kind(error) is FailureKind.SATURATED
+    assert endpoint.paths == ["/rerank"]
 
 
 @pytest.mark.parametrize(
