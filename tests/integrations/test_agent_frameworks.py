@@ -39,24 +39,6 @@ def section(title: str, **given: Any) -> dict[str, Any]:
     return names
 
 
-def pydantic_ai() -> str:
-    from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart, ToolReturnPart
-    from pydantic_ai.models.function import AgentInfo, FunctionModel
-
-    read: list[str] = []
-
-    def respond(messages: list[Any], info: AgentInfo) -> ModelResponse:
-        assert info.function_tools[0].description.startswith("Search our documentation.")
-        parts = [part for each in messages for part in each.parts]
-        read.extend(part.content for part in parts if isinstance(part, ToolReturnPart))
-        if not read:
-            return ModelResponse([ToolCallPart("search_docs", {"query": QUERY})])
-        return ModelResponse([TextPart("done")])
-
-    section("pydantic-ai", model=FunctionModel(respond))
-    return read[0]
-
-
 def smolagents() -> str:
     from smolagents.models import (
         ChatMessage,
@@ -121,27 +103,7 @@ def agents() -> str:
     return model.read
 
 
-def crewai() -> str:
-    from crewai import BaseLLM
-
-    class Scripted(BaseLLM):
-        def call(self, messages: Any, *_: Any, **__: Any) -> str:
-            shown = str(messages)
-            if KEPT.replace('"', '\\"') in shown or KEPT in shown:
-                read.append(shown)
-                return "Thought: I know.\nFinal Answer: done"
-            return f'Thought: I search.\nAction: search_docs\nAction Input: {{"query": "{QUERY}"}}'
-
-        def supports_function_calling(self) -> bool:
-            return False
-
-    read: list[str] = []
-    names = section("CrewAI", model=Scripted(model="scripted"))
-    assert "Search our documentation" in names["search_tool"].description
-    return read[0]
-
-
-@pytest.mark.parametrize("framework", [pydantic_ai, smolagents, agents, crewai])
+@pytest.mark.parametrize("framework", [smolagents, agents])
 def test_the_agent_reads_what_the_guard_kept(
     framework: Callable[[], str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,52 +21,38 @@ BM25S = r"bm25s lucene k1=1.5 b=0.75; "
 
 
 def _texts(table: str) -> dict[str, tuple[str, ...]]:
-    """A query and passages for each line that begins with a name; others go on."""
+    """A query and a passage for each line that begins with a name; others go on."""
     lines = re.sub(r"\n +", " ", table).strip().splitlines()
     pairs = (line.split(": ", 1) for line in lines)
     return {name: tuple(texts.split(" | ")) for name, texts in pairs}
 
 
-# A query in other words' forms for the first of the four passages that follow it.
+# A query in other words' forms for its passage.
 INFLECTED = _texts("""
-da: Hvilke bøger låner biblioteket ud? | Bibliotekerne udlåner en bog ad gangen. |
-    Katten sover hele dagen. | Toget til København er forsinket. | Prisen på smør er steget.
-de: Welche Häuser in der Stadt wurden gebaut? | Das Haus wurde neben anderen Städten errichtet. |
-    Der Zug nach Hamburg hat Verspätung. | Die Katze schläft den ganzen Tag. |
-    Butter ist teurer geworden.
-es: ¿Qué libros prestan las bibliotecas? | La biblioteca presta un libro cada semana. |
-    El gato duerme todo el día. | El tren llega tarde a Madrid. | La mantequilla es más cara.
-fr: Quels avions sont arrivés en retard ? | L'avion de Lyon arrive avec une heure de retard. |
-    Le chat dort toute la journée. | Le prix du beurre augmente. | La bibliothèque est fermée.
-it: Quali libri ha comprato la biblioteca? | Le biblioteche comprano il libro dell'anno. |
-    Il gatto dorme tutto il giorno. | Il treno per Roma arriva tardi. | Il burro costa di più.
-nl: Welke huizen zijn gebouwd? | Aan de gracht bouwt men een huis. | De kat slaapt de hele dag. |
-    De trein naar Utrecht heeft vertraging. | Boter is duurder geworden.
-no: Hvilke bøkene låner biblioteket? | Bibliotekene låner ut bøker hver uke. |
-    Katten sover hele dagen. | Toget til Bergen er forsinket. | Smør har blitt dyrere.
-pt: Que livros emprestam as bibliotecas? | A biblioteca empresta um livro por semana. |
-    O gato dorme o dia todo. | O comboio para Lisboa está atrasado. | A manteiga ficou mais cara.
-ru: Какие книги лежат на столах? | Книга лежала на столе у окна. | Кошка спит весь день. |
-    Поезд в Москву опаздывает. | Масло подорожало.
-sv: Vilka böckerna lånar biblioteket ut? | Biblioteken lånade ut böcker varje vecka. |
-    Katten sover hela dagen. | Tåget till Malmö är försenat. | Smöret har blivit dyrare.
-tr: İSTANBUL kütüphanelerinde hangi kitaplar var? | Bu kitap istanbul kütüphanesinde bulunur. |
-    Kedi bütün gün uyur. | Ankara treni gecikti. | Tereyağı pahalandı.
+da: Hvilke bøger låner biblioteket ud? | Bibliotekerne udlåner en bog ad gangen.
+de: Welche Häuser in der Stadt wurden gebaut? | Das Haus wurde neben anderen Städten errichtet.
+es: ¿Qué libros prestan las bibliotecas? | La biblioteca presta un libro cada semana.
+fr: Quels avions sont arrivés en retard ? | L'avion de Lyon arrive avec une heure de retard.
+it: Quali libri ha comprato la biblioteca? | Le biblioteche comprano il libro dell'anno.
+nl: Welke huizen zijn gebouwd? | Aan de gracht bouwt men een huis.
+no: Hvilke bøkene låner biblioteket? | Bibliotekene låner ut bøker hver uke.
+pt: Que livros emprestam as bibliotecas? | A biblioteca empresta um livro por semana.
+ru: Какие книги лежат на столах? | Книга лежала на столе у окна.
+sv: Vilka böckerna lånar biblioteket ut? | Biblioteken lånade ut böcker varje vecka.
+tr: İSTANBUL kütüphanelerinde hangi kitaplar var? | Bu kitap istanbul kütüphanesinde bulunur.
 """)
 
 UNSPACED = _texts("""
 Japanese: 東京タワーの高さは? |
-    東京タワーは一九五八年に完成した電波塔で、高さは三百三十三メートルである。 |
-    猫は一日中眠っている。 | 大阪行きの列車が遅れている。 | バターの値段が上がった。
-Japanese in half-width: ﾃﾞｰﾀﾍﾞｰｽを設定するには | データベースの設定は管理画面で変更できます。 |
-    猫は一日中眠っている。 | 大阪行きの列車が遅れている。 | バターの値段が上がった。
-Chinese: 长城有多长? | 万里长城是中国古代的防御工程,总长超过两万公里。 | 猫整天都在睡觉。 |
-    开往上海的火车晚点了。 | 黄油涨价了。
-Korean: 도서관에서 빌린 책을 반납하려면? | 도서관의 책은 일주일 안에 반납해야 합니다. |
-    고양이는 하루 종일 잔다. | 부산행 기차가 늦어지고 있다. | 버터 값이 올랐다.
-Thai: ห้องสมุดเปิดกี่โมง | ห้องสมุดประชาชนเปิดทำการทุกวันเวลาเก้าโมงเช้า | แมวนอนทั้งวัน |
-    รถไฟไปเชียงใหม่มาสาย | เนยราคาแพงขึ้น
+    東京タワーは一九五八年に完成した電波塔で、高さは三百三十三メートルである。
+Japanese in half-width: ﾃﾞｰﾀﾍﾞｰｽを設定するには | データベースの設定は管理画面で変更できます。
+Chinese: 长城有多长? | 万里长城是中国古代的防御工程,总长超过两万公里。
+Korean: 도서관에서 빌린 책을 반납하려면? | 도서관의 책은 일주일 안에 반납해야 합니다.
+Thai: ห้องสมุดเปิดกี่โมง | ห้องสมุดประชาชนเปิดทำการทุกวันเวลาเก้าโมงเช้า
 """)
+
+
+OTHERS = ("The cat sleeps all day.", "The night train is late.", "Butter costs more again.")
 
 
 def lexical(passages: tuple[str, ...], analyser: Analyser | str) -> HybridRetriever:
@@ -91,8 +77,8 @@ class TestEnglish:
 @pytest.mark.parametrize("language", INFLECTED)
 class TestSnowball:
     def test_a_query_in_other_forms_finds_its_passage_and_nothing_else(self, language: str) -> None:
-        query, *passages = INFLECTED[language]
-        assert hits(lexical(tuple(passages), language), query) == ["p0"]
+        query, passage = INFLECTED[language]
+        assert hits(lexical((passage, *OTHERS), language), query) == ["p0"]
 
     def test_it_leaves_out_stop_words_and_joins_forms_that_english_keeps(
         self, language: str
@@ -126,8 +112,8 @@ class TestSnowball:
 class TestUnspaced:
     @pytest.mark.parametrize("language", UNSPACED)
     def test_a_query_finds_its_passage_first(self, language: str) -> None:
-        query, *passages = UNSPACED[language]
-        assert hits(lexical(tuple(passages), "cjk"), query)[0] == "p0"
+        passages = [UNSPACED[language][1], *[passage for _, passage in UNSPACED.values()]]
+        assert hits(lexical(tuple(passages), "cjk"), UNSPACED[language][0])[0] == "p0"
 
     @pytest.mark.parametrize(
         ("text", "terms"),

@@ -240,33 +240,6 @@ class TestTheProfileFollows:
             assert guard.retrieve("red fox number3").flags == flags
         assert guard.differences
 
-    def test_a_profile_with_a_sketch_stays_in_force_while_passages_come_and_go(
-        self, retriever: HybridRetriever, folder: Path
-    ) -> None:
-        profile = profile_for(retriever).model_copy(update={"corpus": retriever.corpus_sketch()})
-        guard = ContextGuard(retriever, profile=profile, strict=True)
-        retriever.add([Passage("new", "red fox number3", metadata={"of": "first"})])
-        retriever.delete(["p00"])
-        assert guard.retrieve("red fox").flags == ()
-        assert guard.comparison.corpus_change == pytest.approx(1 / N)
-        sketch = retriever.corpus_sketch()
-        retriever.save(folder)
-        assert retriever.reload()
-        assert retriever.corpus_sketch() == sketch
-        retriever.delete([f"p{n:02}" for n in range(1, N // 2 + 2)])
-        context = guard.retrieve("red fox")
-        assert context.flags == (Flag.CORPUS_CHANGED,)
-        assert "has changed since calibration" in context.differences[0]
-
-    def test_the_profile_of_the_new_index_can_be_taken_up_after_it(
-        self, guard: ContextGuard, retriever: HybridRetriever, folder: Path
-    ) -> None:
-        second = built("second")
-        second.save(folder)
-        retriever.reload()
-        guard.use_profile(profile_for(second))
-        assert guard.retrieve("red fox").flags == ()
-
     def test_a_fingerprint_that_cannot_be_read_counts_as_another_systems(
         self,
         guard: ContextGuard,

@@ -8,16 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import DEFAULT_DEPTH, Hit, Passage, Ranking, Route, ScoreKind
 from ctxguard.errors import CtxguardError
-from ctxguard.resilience import Deadlines
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.protocols import FloatArray
 from ctxguard.testing import FakeRetriever, FaultyRetriever, RetrieverContract, WordHashEmbedder
-from tests.timing import NEVER
 
 
 def down(work: Callable[[], Any]) -> Any:
@@ -63,16 +60,6 @@ class TestHybridAwaited(TestHybrid):
     awaited = True
 
 
-class TestConvex(TestHybrid):
-    def view(self, retriever: HybridRetriever) -> HybridRetriever:
-        return retriever.with_fusion(Fusion("convex", weight=0.5))
-
-
-class TestWithDeadlines(TestHybrid):
-    def view(self, retriever: HybridRetriever) -> HybridRetriever:
-        return retriever.with_deadlines(Deadlines(total_seconds=NEVER))
-
-
 class TestLexical(TestHybrid):
     def view(self, retriever: HybridRetriever) -> HybridRetriever:
         return retriever.on_route(Route.LEXICAL)
@@ -99,10 +86,6 @@ class TestFake(RetrieverContract):
         retriever = FakeRetriever(self.PASSAGES)
         retriever.error = ConnectionError("the engine is gone")
         return retriever
-
-
-class TestFakeAwaited(TestFake):
-    awaited = True
 
 
 class TestCallable(RetrieverContract):
