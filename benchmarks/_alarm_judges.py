@@ -8,7 +8,7 @@ requests than the true one. Harm is the share of the worst that passages served 
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard.core.types import FloatArray, Route
-from ctxguard.monitor.alarms.day import Day
-from ctxguard.monitor.alarms.ecusum import DEFAULT_THRESHOLD, ECusum
-from ctxguard.monitor.alarms.loss_monitor import QUIET_E_VALUE, LossMonitor, PromisedLoss, Quantity
+from ctxguard.monitor.alarms import AlarmKind
+from ctxguard.monitor.alarms.ecusum import DEFAULT_THRESHOLD, Day, ECusum
+from ctxguard.monitor.alarms.loss_monitor import QUIET_E_VALUE, LossMonitor, PromisedLoss
 from ctxguard.monitor.alarms.reference import (
     FIRST_BASELINE,
     LONGEST_BASELINE,
@@ -83,9 +83,9 @@ def harms(mean: float, sensitivity: float, specificity: float) -> Losses:
 
 
 Simulation = Callable[[float, float, float], Losses]
-SIMULATIONS: Mapping[Quantity, Simulation] = {
-    Quantity.RECALL_LOSS: recall_losses,
-    Quantity.HARM: harms,
+SIMULATIONS: Mapping[AlarmKind, Simulation] = {
+    AlarmKind.RECALL_LOSS: recall_losses,
+    AlarmKind.HARM: harms,
 }
 
 
@@ -110,7 +110,7 @@ def of_baseline(found: FloatArray) -> IntArray:
 def _first_alarms(found: FloatArray, ecusums: Sequence[ECusum | None] | None) -> IntArray:
     """The losses up to each stream's first alarm, as ``LossMonitor`` raises it after a day."""
     n_streams = len(found)
-    promise = PromisedLoss(Route.HYBRID, Quantity.RECALL_LOSS, 0.5)
+    promise = PromisedLoss(Route.HYBRID, AlarmKind.RECALL_LOSS, 0.5)
     logs = np.zeros((3, n_streams))
     bets, targets = np.zeros((3, n_streams)), np.zeros(n_streams)
     due = np.full(n_streams, FIRST_BASELINE if ecusums is None else LONGEST_BASELINE + 1)
@@ -220,7 +220,7 @@ class Setting:
 
 
 def compare(
-    quantity: Quantity, judge: tuple[float, float], setting: Setting, repeats: int, seed: int
+    quantity: AlarmKind, judge: tuple[float, float], setting: Setting, repeats: int, seed: int
 ) -> list[Comparing]:
     """Every reference of one judge, on the same streams."""
     rng = np.random.default_rng(seed)
@@ -327,7 +327,7 @@ def ending(mean: float, promised: float, requests: int, repeats: int, seed: int)
     """Alarms of an exact judge: how soon they end, and whether they are raised again."""
     rng = np.random.default_rng(seed)
     high, other = (recall_losses(each, 1.0, 1.0).judged for each in (0.3, mean))
-    promise = PromisedLoss(Route.HYBRID, Quantity.RECALL_LOSS, promised)
+    promise = PromisedLoss(Route.HYBRID, AlarmKind.RECALL_LOSS, promised)
     ended_after, again = [], 0
     for _ in range(repeats):
         monitor = LossMonitor.of_exact_judge(promise)
@@ -342,7 +342,7 @@ def ending(mean: float, promised: float, requests: int, repeats: int, seed: int)
                 monitor = monitor.alarmed()
             elif monitor.has_recovered:
                 first_end = min(first_end, end)
-                monitor = monitor.recovered()
+                monitor = replace(monitor, recovery=None)
         ended_after.append(first_end)
         again += raised
     delays = np.array(ended_after)

@@ -12,11 +12,12 @@ import numpy as np
 
 from benchmarks._alarm_judges import quantile
 from ctxguard.core.types import Route
-from ctxguard.monitor.alarms.day import Day
-from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss, Quantity
+from ctxguard.monitor.alarms import AlarmKind
+from ctxguard.monitor.alarms.ecusum import Day
+from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss
 from ctxguard.monitor.alarms.reference import ReferenceKind
 
-PROMISE = PromisedLoss(Route.HYBRID, Quantity.RECALL_LOSS, 0.12)
+PROMISE = PromisedLoss(Route.HYBRID, AlarmKind.RECALL_LOSS, 0.12)
 QUIET_LOSSES = 10_000
 LOSSES_BEFORE, DAYS_AFTER = 4_000, 30
 LONGEST_DELAY = 300

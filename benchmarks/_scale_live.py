@@ -32,7 +32,8 @@ from benchmarks._live_traffic import DAY_SECONDS, EXACT, JudgeErrors, Shape
 from benchmarks.alarms import IN_CONTROL, TARGET
 from benchmarks.live import Cell, simulate
 from ctxguard.core.types import FloatArray, Route
-from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss, Quantity
+from ctxguard.monitor.alarms import AlarmKind
+from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.terms import Metric
 
@@ -239,12 +240,12 @@ class Alarm:
 def alarms(repeats: int, quiet_losses: int) -> Iterator[Alarm]:
     """How soon monitors ring after a rise, and how often without one."""
     for judge in (EXACT, ERRING):
-        for quantity in (Quantity.RECALL_LOSS, Quantity.HARM):
+        for quantity in (AlarmKind.RECALL_LOSS, AlarmKind.HARM):
             yield from _of_judge(quantity, judge, repeats, quiet_losses)
 
 
 def _of_judge(
-    quantity: Quantity, judge: JudgeErrors, repeats: int, quiet_losses: int
+    quantity: AlarmKind, judge: JudgeErrors, repeats: int, quiet_losses: int
 ) -> Iterator[Alarm]:
     simulate: Callable[..., Any] = SIMULATIONS[quantity]
     losses = partial(simulate, sensitivity=judge[0], specificity=judge[1])

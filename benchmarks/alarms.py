@@ -49,7 +49,8 @@ from benchmarks._alarm_rhythms import (
 from benchmarks._alarm_rhythms import missed_bars as missed_rhythm_bars
 from benchmarks._timing import environment
 from ctxguard.core.types import FloatArray, Route
-from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss, Quantity
+from ctxguard.monitor.alarms import AlarmKind
+from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss
 from ctxguard.monitor.alarms.reference import ReferenceKind
 
 SUMMARY = "How soon are alarms raised, and how often falsely?"
@@ -62,7 +63,7 @@ LONGEST_MEDIAN_DELAY = LONGEST_DELAY + PER_DAY
 
 BoolArray = NDArray[np.bool_]
 
-PROMISE = PromisedLoss(Route.HYBRID, Quantity.RECALL_LOSS, TARGET)
+PROMISE = PromisedLoss(Route.HYBRID, AlarmKind.RECALL_LOSS, TARGET)
 _MONITOR = LossMonitor.of_exact_judge(PROMISE)
 GRADED = 400
 """Requests that people graded too, of each judge that errs."""
@@ -275,7 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     comparisons = [
         row
-        for quantity in Quantity
+        for quantity in (AlarmKind.RECALL_LOSS, AlarmKind.HARM)
         for judge in JUDGES
         for row in compare(quantity, judge, setting, repeats, seed + 2)
     ]

@@ -21,7 +21,7 @@ from benchmarks.alarms import (
     ring,
 )
 from ctxguard.monitor.alarms import LossMonitor, ReferenceKind
-from ctxguard.monitor.alarms.day import Day
+from ctxguard.monitor.alarms.ecusum import Day
 
 
 def first_alarm(stream: list[float], monitor: LossMonitor) -> int:

@@ -15,8 +15,8 @@ from watching import Watching
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import FloatArray, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.alarms import Alarm, AlarmKind, AlarmState, Quantity, ReferenceKind
-from ctxguard.monitor.alarms.day import Day
+from ctxguard.monitor.alarms import Alarm, AlarmKind, AlarmState, ReferenceKind
+from ctxguard.monitor.alarms.ecusum import Day
 from ctxguard.monitor.alarms.reference import (
     FIRST_BASELINE,
     LONGEST_BASELINE,
@@ -210,7 +210,7 @@ def test_a_promise_about_fewer_than_are_judged_is_monitored() -> None:
     (monitor,) = [
         one
         for one in traffic.live.monitor.alarms.report().losses
-        if one.quantity is Quantity.RECALL_LOSS
+        if one.quantity is AlarmKind.RECALL_LOSS
     ]
     assert monitor.n > 250
 

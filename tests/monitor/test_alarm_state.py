@@ -24,11 +24,10 @@ from ctxguard.monitor.alarms import (
     AlarmState,
     LossMonitor,
     PromisedLoss,
-    Quantity,
     ReferenceKind,
     Severity,
 )
-from ctxguard.monitor.alarms.day import Day
+from ctxguard.monitor.alarms.ecusum import Day
 from ctxguard.monitor.alarms.loss_monitor import promises
 from ctxguard.monitor.alarms.reference import FIRST_BASELINE, Correction
 from ctxguard.monitor.store import LossRow
@@ -55,7 +54,7 @@ def profile_of(**changes: object) -> Profile:
 
 PROFILE = profile_of()
 FORM = TypeAdapter(LossMonitor)
-PROMISE = PromisedLoss(Route.HYBRID, Quantity.RECALL_LOSS, 0.12)
+PROMISE = PromisedLoss(Route.HYBRID, AlarmKind.RECALL_LOSS, 0.12)
 MONITOR = LossMonitor.of_exact_judge(PROMISE)
 QUESTIONS = count()
 
@@ -79,7 +78,7 @@ def lose(
     at: float = 1.0,
 ) -> list[Alarm]:
     """A day of requests of different questions, each with the same loss."""
-    return state.add_day([row(loss, harm) for _ in range(times)], at).raised
+    return state.add_day([row(loss, harm) for _ in range(times)], at)[0]
 
 
 def day(mean: float, rng: random.Random, n: int = 200) -> list[LossRow]:
@@ -99,12 +98,12 @@ def monitor_of(state: AlarmState, reference: ReferenceKind) -> LossMonitor:
     (found,) = [
         one
         for one in state.report().losses
-        if (one.quantity, one.reference) == (Quantity.RECALL_LOSS, reference)
+        if (one.quantity, one.reference) == (AlarmKind.RECALL_LOSS, reference)
     ]
     return found
 
 
-def promises_of(profile: Profile) -> dict[Quantity, PromisedLoss]:
+def promises_of(profile: Profile) -> dict[AlarmKind, PromisedLoss]:
     return {promise.quantity: promise for promise in promises(profile)}
 
 
@@ -113,8 +112,8 @@ CHANGED = Alarm(AlarmKind.CORPUS_CHANGED, Severity.WARNING, "changed", 1.0)
 
 VACUOUS = CERTIFICATE.model_copy(update={"alpha": 1.0, "beta": 50.0})
 HARMLESS = Utilities(hard_negative=0.0, distractor=0.0, irrelevant=0.0, unjudged=0.0)
-RECALL_OF = {Quantity.RECALL_LOSS: (0.12, "certificate")}
-HARM_OF = {Quantity.HARM: (0.36, "held-out evidence")}
+RECALL_OF = {AlarmKind.RECALL_LOSS: (0.12, "certificate")}
+HARM_OF = {AlarmKind.HARM: (0.36, "held-out evidence")}
 
 
 class TestWhatIsMonitored:
@@ -124,7 +123,7 @@ class TestWhatIsMonitored:
             (PROFILE, RECALL_OF | HARM_OF),
             (
                 profile_of(certificate=CERTIFICATE.model_copy(update={"beta": 0.4})),
-                RECALL_OF | {Quantity.HARM: (0.4, "certificate")},
+                RECALL_OF | {AlarmKind.HARM: (0.4, "certificate")},
             ),
             (profile_of(held_out=None), RECALL_OF),
             (profile_of(certificate=None), HARM_OF),
@@ -134,16 +133,16 @@ class TestWhatIsMonitored:
         ids=["alpha and evidence", "beta", "no evidence", "no certificate", "harmless", "vacuous"],
     )
     def test_it_is_what_the_profile_promises_and_losses_can_break(
-        self, profile: Profile, promised: dict[Quantity, tuple[float, str]]
+        self, profile: Profile, promised: dict[AlarmKind, tuple[float, str]]
     ) -> None:
         found = promises_of(profile).items()
         assert {name: (one.at_most, one.source) for name, one in found} == promised
 
     def test_harm_is_bounded_by_the_largest_context_of_the_worst_passages(self) -> None:
         worst = 1.0 + 1.0 / math.log2(3) + 0.5
-        assert promises_of(PROFILE)[Quantity.HARM].bound == pytest.approx(worst)
+        assert promises_of(PROFILE)[AlarmKind.HARM].bound == pytest.approx(worst)
         segment = SegmentProfile(policy=RatioPolicy(k=5), certificate=CERTIFICATE)
-        assert promises_of(profile_of(segments={"de": segment}))[Quantity.HARM].bound > worst
+        assert promises_of(profile_of(segments={"de": segment}))[AlarmKind.HARM].bound > worst
 
     def test_a_promise_of_no_loss_at_all_is_broken_by_losses_in_a_row(self) -> None:
         monitor = LossMonitor.of_exact_judge(replace(PROMISE, at_most=0.0))
@@ -156,18 +155,18 @@ class TestWhatIsMonitored:
     )
     def test_a_promise_outside_its_bound_is_refused(self, at_most: float, bound: float) -> None:
         with pytest.raises(ConfigurationError, match=r"harm"):
-            PromisedLoss(Route.HYBRID, Quantity.HARM, at_most, bound)
+            PromisedLoss(Route.HYBRID, AlarmKind.HARM, at_most, bound)
 
 
 class TestLossMonitor:
     @given(
-        st.sampled_from(Quantity),
+        st.sampled_from([AlarmKind.RECALL_LOSS, AlarmKind.HARM]),
         st.floats(0.0, 0.999),
         st.floats(0.1, 20.0),
         st.lists(st.floats(0.0, 1.0), max_size=30),
     )
     def test_it_goes_on_from_its_state_as_if_nothing_had_happened(
-        self, quantity: Quantity, share: float, bound: float, losses: list[float]
+        self, quantity: AlarmKind, share: float, bound: float, losses: list[float]
     ) -> None:
         promise = PromisedLoss(Route.HYBRID, quantity, share * bound, bound)
         for monitor in (
@@ -183,7 +182,7 @@ class TestLossMonitor:
     def test_the_unit_of_the_loss_does_not_matter(self) -> None:
         small, large = (
             LossMonitor.of_exact_judge(
-                PromisedLoss(Route.HYBRID, Quantity.HARM, 0.25 * bound, bound)
+                PromisedLoss(Route.HYBRID, AlarmKind.HARM, 0.25 * bound, bound)
             )
             for bound in (1.0, 4.0)
         )
@@ -193,7 +192,7 @@ class TestLossMonitor:
         assert large.run_mean == pytest.approx(4.0 * small.run_mean)
 
     def test_a_loss_above_its_bound_counts_as_the_bound(self) -> None:
-        monitor = LossMonitor.of_exact_judge(PromisedLoss(Route.HYBRID, Quantity.HARM, 0.5, 2.0))
+        monitor = LossMonitor.of_exact_judge(PromisedLoss(Route.HYBRID, AlarmKind.HARM, 0.5, 2.0))
         seven, two = (monitor.after(losses_of([loss])) for loss in (7.0, 2.0))
         assert seven.ecusum == two.ecusum
 
@@ -210,10 +209,10 @@ class TestLossMonitor:
 class TestRaising:
     def test_a_recall_loss_that_doubles_raises_an_alarm_with_its_figures(self) -> None:
         rng, state = random.Random(1), state_of()
-        assert not any(state.add_day(day(0.10, rng), 1.0).raised for _ in range(10))
+        assert not any(state.add_day(day(0.10, rng), 1.0)[0] for _ in range(10))
         alarms, days = list[Alarm](), 0
         while not alarms:
-            alarms, days = state.add_day(day(0.20, rng), 1e9).raised, days + 1
+            alarms, days = state.add_day(day(0.20, rng), 1e9)[0], days + 1
         assert days <= 3
         (alarm,) = alarms
         assert alarm.kind is AlarmKind.RECALL_LOSS
@@ -257,15 +256,15 @@ class TestRaising:
     def test_a_question_asked_forty_times_in_four_hundred_does_not_break_a_promise(self) -> None:
         rng, state = random.Random(2), state_of()
         viral = replace(row(1.0), question=-1)
-        assert state.add_day([viral] * 40 + day(0.10, rng, 360), 1.0).raised == []
+        assert state.add_day([viral] * 40 + day(0.10, rng, 360), 1.0)[0] == []
 
     def test_losses_count_by_the_traffic_that_they_stand_for(self) -> None:
         rng = random.Random(3)
         seldom = [replace(each, recall_probability=0.05) for each in day(0.08, rng, 400)]
         often = [replace(each, recall_probability=0.5) for each in day(0.40, rng, 400)]
-        assert state_of().add_day([*seldom, *often], 1.0).raised == []
+        assert state_of().add_day([*seldom, *often], 1.0)[0] == []
         alike = [replace(each, recall_probability=0.5) for each in (*seldom, *often)]
-        assert state_of().add_day(alike, 1.0).raised != []
+        assert state_of().add_day(alike, 1.0)[0] != []
 
     @pytest.mark.parametrize("loss", [1.5, -1.0, math.nan, math.inf])
     def test_what_only_damage_can_have_written_is_left_out(self, loss: float) -> None:
@@ -273,7 +272,7 @@ class TestRaising:
         assert lose(state, loss, 100) == []
         assert state.report().losses[0].n == 0
         no_probability = [replace(row(1.0), recall_probability=math.nan) for _ in range(100)]
-        assert state.add_day(no_probability, 1.0).raised == []
+        assert state.add_day(no_probability, 1.0)[0] == []
 
 
 class TestActiveAlarms:
@@ -289,7 +288,7 @@ class TestActiveAlarms:
         (alarm,) = lose(state, 1.0, 50)
         lose(state, 0.0, 20)
         assert state.active() == (alarm,)
-        assert state.add_day([row(0.0) for _ in range(100)], 2.0).ended == [alarm]
+        assert state.add_day([row(0.0) for _ in range(100)], 2.0)[1] == [alarm]
         assert state.active() == ()
         assert lose(state, 1.0, 50) != []
 
@@ -304,7 +303,7 @@ class TestActiveAlarms:
         self,
     ) -> None:
         state = state_of(exact=False)
-        recall = promises_of(PROFILE)[Quantity.RECALL_LOSS]
+        recall = promises_of(PROFILE)[AlarmKind.RECALL_LOSS]
         learn(state)
         (rise,) = lose(state, 1.0, 100)
         state.correct(recall, Correction(0.3, 0.02, 0.3, 80))
@@ -319,7 +318,7 @@ class TestActiveAlarms:
     def test_a_baseline_adds_nothing_to_an_alarm_against_the_promise(self) -> None:
         state = state_of(exact=False)
         learn(state)
-        state.correct(promises_of(PROFILE)[Quantity.RECALL_LOSS], Correction(0.02, 0.01, 0.3, 80))
+        state.correct(promises_of(PROFILE)[AlarmKind.RECALL_LOSS], Correction(0.02, 0.01, 0.3, 80))
         (alarm,) = lose(state, 1.0, 100)
         assert alarm.reference is ReferenceKind.CORRECTED
 
@@ -332,7 +331,7 @@ class TestActiveAlarms:
 
     def test_a_target_that_is_about_the_same_keeps_the_evidence(self) -> None:
         state = state_of(exact=False)
-        recall = promises_of(PROFILE)[Quantity.RECALL_LOSS]
+        recall = promises_of(PROFILE)[AlarmKind.RECALL_LOSS]
         state.correct(recall, Correction(0.30, 0.02, 0.3, 80))
         lose(state, 1.0, 5)
         state.correct(recall, Correction(0.31, 0.02, 0.3, 81))
@@ -344,7 +343,7 @@ class TestActiveAlarms:
 
     def test_an_exact_judge_is_corrected_by_nothing(self) -> None:
         state = state_of()
-        state.correct(promises_of(PROFILE)[Quantity.RECALL_LOSS], Correction(0.3, 0.02, 0.3, 80))
+        state.correct(promises_of(PROFILE)[AlarmKind.RECALL_LOSS], Correction(0.3, 0.02, 0.3, 80))
         assert {one.reference for one in state.report().losses} == {ReferenceKind.PROMISE}
 
     def test_an_alarm_about_the_monitor_is_raised_once_until_it_is_cleared(self) -> None:

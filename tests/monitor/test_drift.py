@@ -1,12 +1,14 @@
 """Signals that need no label, counted against their distribution at calibration."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.alarms import AlarmState, Signal, SignalCounts, Signals
+from ctxguard.monitor.alarms import AlarmState, Signal, SignalCounts, signals_of
 from ctxguard.profile.schema import Evidence, Profile, RouteProfile
 from tests.profiles import profile_with
 
@@ -27,10 +29,12 @@ def profile_of(**reference: tuple[float, ...]) -> Profile:
     return profile_with({Route.HYBRID: route})
 
 
-def counted(profile: Profile, *signals: Signals, route: Route = Route.HYBRID) -> SignalCounts:
+def counted(
+    profile: Profile, signal: Signal, values: Iterable[float], route: Route = Route.HYBRID
+) -> SignalCounts:
     state = AlarmState(profile)
-    for one in signals:
-        state.add_signals(route, one)
+    for value in values:
+        state.add_signals(route, {signal: value})
     (found,) = state.report().signals
     return found
 
@@ -41,37 +45,33 @@ def distance(found: SignalCounts) -> float:
     return float(max((below - LEVELS).max(), (above - (1.0 - LEVELS)).max()))
 
 
-class TestSignals:
-    @pytest.mark.parametrize(
-        ("scores", "expected"),
-        [
-            ([1.0, 4.0, 2.5], Signals(4.0, 1.5, 2)),
-            ([None, float("nan"), 1e38, 3.0], Signals(3.0, None, 2)),
-            ([], Signals(None, None, 2)),
-        ],
-        ids=["in any order", "garbage", "no candidates"],
-    )
-    def test_they_are_the_best_score_and_its_gap(
-        self, scores: list[float | None], expected: Signals
-    ) -> None:
-        assert Signals.of(scores, kept=2) == expected
-
-    def test_the_names_are_those_that_calibration_writes(self) -> None:
-        assert Signals._fields == tuple(signal.value for signal in Signal)
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ([1.0, 4.0, 2.5], {"top_score": 4.0, "score_gap": 1.5}),
+        ([None, float("nan"), 1e38, 3.0], {"top_score": 3.0}),
+        ([], {}),
+    ],
+    ids=["in any order", "garbage", "no candidates"],
+)
+def test_signals_are_the_best_score_and_its_gap(
+    scores: list[float | None], expected: dict[str, float]
+) -> None:
+    assert signals_of(scores, kept=2) == {"kept": 2, **expected}
 
 
 class TestCounts:
     PROFILE = profile_of(top_score=tuple(range(11)))
 
     def test_they_say_how_many_requests_lie_beyond_each_quantile(self) -> None:
-        found = counted(self.PROFILE, *[Signals(score, None, 2) for score in (2.5, 2.5, 9.0, 42.0)])
+        found = counted(self.PROFILE, Signal.TOP_SCORE, (2.5, 2.5, 9.0, 42.0))
         assert (found.signal, found.n, found.n_reference) == (Signal.TOP_SCORE, 4, 400)
         assert found.below == (0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 3)
         assert found.above == (4, 4, 4, 2, 2, 2, 2, 2, 2, 1, 1)
 
     def test_what_has_no_reference_counts_nothing(self) -> None:
-        assert counted(self.PROFILE, Signals(None, None, 0)).n == 0
-        assert counted(self.PROFILE, Signals(1.0, None, 1), route=Route.DENSE).n == 0
+        assert counted(self.PROFILE, Signal.KEPT, [1.0]).n == 0
+        assert counted(self.PROFILE, Signal.TOP_SCORE, [1.0], Route.DENSE).n == 0
 
     @pytest.mark.parametrize("deciles", [(1.0,) * 10, tuple(range(10, -1, -1))])
     def test_a_reference_that_is_not_eleven_ascending_deciles_is_refused(
@@ -85,8 +85,8 @@ class TestDistance:
     def test_repeated_values_of_the_same_distribution_are_not_far(self) -> None:
         rng = np.random.default_rng(6)
         profile = profile_of(kept=deciles_of(1.0 + rng.binomial(4, 0.4, 2_000)))
-        live = [Signals(None, None, 1 + int(kept)) for kept in rng.binomial(4, 0.4, 500)]
-        assert distance(counted(profile, *live)) < 0.06
+        live = 1.0 + rng.binomial(4, 0.4, 500)
+        assert distance(counted(profile, Signal.KEPT, live)) < 0.06
 
     def test_a_shift_is_seen_and_the_same_distribution_seldom_beyond_smirnovs_bound(self) -> None:
         rng = np.random.default_rng(5)
@@ -95,8 +95,7 @@ class TestDistance:
         for _ in range(100):
             profile = profile_of(top_score=deciles_of(rng.gamma(2.0, 1.0, m)))
             same, moved = (
-                counted(profile, *[Signals(one, None, 1) for one in rng.gamma(shape, 1.0, n)])
-                for shape in (2.0, 4.0)
+                counted(profile, Signal.TOP_SCORE, rng.gamma(shape, 1.0, n)) for shape in (2.0, 4.0)
             )
             far += distance(same) > bound
             assert distance(moved) > bound

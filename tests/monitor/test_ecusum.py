@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.alarms.day import Day
-from ctxguard.monitor.alarms.ecusum import ECusum
+from ctxguard.monitor.alarms.ecusum import Day, ECusum
 
 WATCH = ECusum(target=0.12, suspected=0.2)
 

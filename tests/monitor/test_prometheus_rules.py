@@ -21,7 +21,7 @@ from watching import Watching
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
 from ctxguard.monitor import export as prometheus
-from ctxguard.monitor.alarms import Alarm, AlarmKind, AlarmState, ReferenceKind, Severity, Signals
+from ctxguard.monitor.alarms import Alarm, AlarmKind, AlarmState, ReferenceKind, Severity, Signal
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
@@ -61,7 +61,9 @@ def scrapes(tmp_path: Path) -> list[str]:
         for number, reference in enumerate((None, *ReferenceKind)):
             route = tuple(Route)[number]
             state.add(Alarm(kind, Severity.ALARM, "", 0.0, route, reference=reference))
-    state.add_signals(Route.HYBRID, Signals(5.0, 1.0, 2))
+    state.add_signals(
+        Route.HYBRID, {Signal.TOP_SCORE: 5.0, Signal.SCORE_GAP: 1.0, Signal.KEPT: 2.0}
+    )
     qrels = {"q": {"p0": 1}}
     for registry, judge in zip(
         registries[1:], (LabelJudge(qrels), PaidOpinion(qrels)), strict=True

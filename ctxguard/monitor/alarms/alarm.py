@@ -14,10 +14,11 @@ class AlarmKind(StrEnum):
     """What happened. A closed set: it labels a metric."""
 
     RECALL_LOSS = "recall_loss"
-    """Judged recall loss is above what the certificate promises, or above the judge's own mean."""
+    """Judged recall loss, the share of the relevant passages in the certificate's baseline that
+    were not served, is above what the certificate promises, or above the judge's own mean."""
     HARM = "harm"
-    """Judged harm is above what the certificate promises or the held-out evidence showed, or above
-    the judge's own mean."""
+    """Judged harm, the negative part of strict UDCG as a positive number, is above what the
+    certificate promises or the held-out evidence showed, or above the judge's own mean."""
     CORPUS_CHANGED = "corpus_changed"
     """More of the corpus has changed since calibration than a profile holds for."""
     PROMISE_NOT_MONITORED = "promise_not_monitored"

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from heapq import nlargest
 from operator import le
-from typing import NamedTuple
 
 from ctxguard.core.scores import is_valid
 from ctxguard.core.types import Route
@@ -29,29 +28,23 @@ class Signal(StrEnum):
     KEPT = "kept"
 
 
-class Signals(NamedTuple):
-    """One request's signals.
+def signals_of(scores: Iterable[float | None], kept: int) -> dict[Signal, float]:
+    """The signals of one request; without those that need more candidates than it has.
 
-    Attributes:
-        top_score: The best score; None where the retriever returned nothing.
-        score_gap: The best score minus the second best; None below two candidates.
+    Args:
+        scores: Those of its ranking, in any order; invalid ones are ignored.
         kept: How many passages the policy kept.
+
+    >>> {each.value: n for each, n in signals_of([0.5, None, 2.0, float("nan")], kept=1).items()}
+    {'kept': 1, 'top_score': 2.0, 'score_gap': 1.5}
     """
-
-    top_score: float | None
-    score_gap: float | None
-    kept: int
-
-    @classmethod
-    def of(cls, scores: Iterable[float | None], kept: int) -> "Signals":
-        """The signals of a ranking's scores, in any order; invalid scores are ignored.
-
-        >>> Signals.of([0.5, None, 2.0, float("nan")], kept=1)
-        Signals(top_score=2.0, score_gap=1.5, kept=1)
-        """
-        best = nlargest(2, [float(score) for score in scores if is_valid(score)])  # type: ignore[arg-type]
-        top = best[0] if best else None
-        return cls(top, best[0] - best[1] if len(best) == 2 else None, kept)
+    found: dict[Signal, float] = {Signal.KEPT: kept}
+    best = nlargest(2, [float(score) for score in scores if is_valid(score)])  # type: ignore[arg-type]
+    if best:
+        found[Signal.TOP_SCORE] = best[0]
+    if len(best) == 2:
+        found[Signal.SCORE_GAP] = best[0] - best[1]
+    return found
 
 
 @dataclass(frozen=True, slots=True)

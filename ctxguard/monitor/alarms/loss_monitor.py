@@ -5,7 +5,6 @@ Pure: no I/O, no clock, no logging.
 
 import math
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,7 @@ from ctxguard.core.metrics import Utilities
 from ctxguard.core.types import Route
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind, Severity
-from ctxguard.monitor.alarms.day import Day
-from ctxguard.monitor.alarms.ecusum import ECusum
+from ctxguard.monitor.alarms.ecusum import Day, ECusum
 from ctxguard.monitor.alarms.reference import (
     FIRST_BASELINE,
     Baseline,
@@ -33,19 +31,10 @@ _LEAST_DEVIATION = 0.1
 """Of losses in [0, 1], for a bet that survives losses which were rarer before."""
 _BET_ON_RECOVERY = 0.5
 """On a small fall below the target: losses were near their promise before they rose."""
-_SAME_TARGET = 0.05
+SAME_TARGET = 0.05
 """Share of a target within which another is about the same."""
 QUIET_E_VALUE = 10.0
 """From this e-value on, a baseline is not extended: it would take in the rise."""
-
-
-class Quantity(StrEnum):
-    """The loss that is monitored; lower is better. A closed set: it labels a metric."""
-
-    RECALL_LOSS = "recall_loss"
-    """Share of the relevant passages in the certificate's baseline that were not served."""
-    HARM = "harm"
-    """The negative part of strict UDCG, as a positive number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +43,7 @@ class PromisedLoss:
 
     Attributes:
         route: The stages that answered.
-        quantity: The loss.
+        quantity: The loss, ``RECALL_LOSS`` or ``HARM``; lower is better.
         at_most: The promised mean loss, in [0, bound).
         bound: The largest possible loss, > 0.
         source: Where the promise comes from: ``certificate`` or ``held-out evidence``.
@@ -65,7 +54,7 @@ class PromisedLoss:
     """
 
     route: Route
-    quantity: Quantity
+    quantity: AlarmKind
     at_most: float
     bound: float = 1.0
     source: str = "certificate"
@@ -104,7 +93,7 @@ class LossMonitor:
         recovery: The evidence that the mean is below the target again; None unless an alarm was
             raised.
 
-    >>> promise = PromisedLoss(Route.HYBRID, Quantity.RECALL_LOSS, at_most=0.12)
+    >>> promise = PromisedLoss(Route.HYBRID, AlarmKind.RECALL_LOSS, at_most=0.12)
     >>> monitor = LossMonitor.of_exact_judge(promise)
     >>> day = Day.of(np.full(60, 0.5), np.ones(60), np.arange(60))
     >>> monitor = monitor.after(day)
@@ -151,12 +140,12 @@ class LossMonitor:
         return self.promise.route
 
     @property
-    def quantity(self) -> Quantity:
+    def quantity(self) -> AlarmKind:
         """The loss that is monitored."""
         return self.promise.quantity
 
     @property
-    def key(self) -> tuple[Route, Quantity, ReferenceKind]:
+    def key(self) -> tuple[Route, AlarmKind, ReferenceKind]:
         """What it monitors, and against what."""
         return self.route, self.quantity, self.reference
 
@@ -206,12 +195,6 @@ class LossMonitor:
             fresh = replace(fresh, n=self.ecusum.n, log_e_values=self.ecusum.log_e_values)
         return replace(self, ecusum=fresh, n_reference=self.n, baseline=self.baseline.extended())
 
-    def is_about(self, target: float) -> bool:
-        """Whether its target, divided by the bound, is about ``target`` already."""
-        return self.ecusum is not None and (
-            abs(target - self.ecusum.target) <= _SAME_TARGET * self.ecusum.target
-        )
-
     @property
     def is_alarm(self) -> bool:
         """Whether the e-value has reached the threshold; to be checked after each day."""
@@ -251,14 +234,10 @@ class LossMonitor:
             recovery=self.recovery or _betting(1.0 - target, _BET_ON_RECOVERY),
         )
 
-    def recovered(self) -> "LossMonitor":
-        """After the end of its alarm."""
-        return replace(self, recovery=None)
-
     def to_alarm(self, profile: Profile, profile_id: str, time_seconds: float) -> Alarm:
         """The alarm that this monitor raises; ``time_seconds`` is the end of the last day."""
         calibrated = profile.routes[self.route]
-        if self.quantity is Quantity.RECALL_LOSS:
+        if self.quantity is AlarmKind.RECALL_LOSS:
             quantity, advice = _about_recall(calibrated)
         else:
             quantity = "harm"
@@ -267,7 +246,7 @@ class LossMonitor:
                 "harm"
             )
         return Alarm(
-            kind=AlarmKind(self.quantity.value),
+            kind=self.quantity,
             severity=Severity.ALARM,
             message=(
                 f"Route {self.route.value}: judged {quantity} was about {self.run_mean or 0.0:.3g} "
@@ -304,7 +283,7 @@ class LossMonitor:
             f"(at most {self.target:.3g}), because it has too few human labels to correct it by. "
             "This does not show that the promise is broken"
         )
-        if self.quantity is Quantity.RECALL_LOSS:
+        if self.quantity is AlarmKind.RECALL_LOSS:
             learned += ", so switch-to-safe does not act on it"
         return f"{learned}. Grade the requests of `ctxguard label export --alarm` to see."
 
@@ -352,14 +331,14 @@ def promises(profile: Profile) -> tuple[PromisedLoss, ...]:
     for route, calibrated in sorted(profile.routes.items()):
         certificate = calibrated.certificate
         if certificate is not None and certificate.alpha < 1.0:
-            found.append(PromisedLoss(route, Quantity.RECALL_LOSS, max(certificate.alpha, 0.0)))
+            found.append(PromisedLoss(route, AlarmKind.RECALL_LOSS, max(certificate.alpha, 0.0)))
         at_most, source = None if certificate is None else certificate.beta, "certificate"
         held_out = calibrated.held_out
         if at_most is None and held_out is not None and "harm" in held_out.metrics:
             at_most, source = held_out.metrics["harm"].upper, "held-out evidence"
         bound = _harm_bound(calibrated, profile.utilities)
         if at_most is not None and 0.0 <= at_most < bound:
-            found.append(PromisedLoss(route, Quantity.HARM, at_most, bound, source))
+            found.append(PromisedLoss(route, AlarmKind.HARM, at_most, bound, source))
     return tuple(found)
 
 

@@ -15,8 +15,7 @@ from ctxguard.core.types import Mode, Route
 from ctxguard.errors import DataError
 from ctxguard.monitor.alarms.actions import act_on
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind, Severity
-from ctxguard.monitor.alarms.drift import Signals
-from ctxguard.monitor.alarms.loss_monitor import Quantity
+from ctxguard.monitor.alarms.drift import signals_of
 from ctxguard.monitor.alarms.reference import corrected
 from ctxguard.monitor.alarms.state import AlarmState
 from ctxguard.monitor.estimation.graded import is_whole
@@ -118,10 +117,10 @@ class AlarmMonitor:
             rows = self._store.losses(
                 self._series, self.state.profile_id, since=end - _DAY_SECONDS, until=end
             )
-            changes = self.state.add_day(rows, end, self._store.stored_shares())
-            for alarm in changes.raised:
+            raised, ended = self.state.add_day(rows, end, self._store.stored_shares())
+            for alarm in raised:
                 self._act_on(alarm, rows)
-            for alarm in changes.ended:
+            for alarm in ended:
                 _log.warning(
                     "ended: %s route=%s, judged losses are below their target again",
                     alarm.kind.value,
@@ -143,7 +142,7 @@ class AlarmMonitor:
     def add_sampled(self, record: SampleRecord) -> None:
         """Count the signals of a sample, judged or not."""
         if self._is_of_profile(record):
-            signals = Signals.of(record.scores.tolist(), kept=record.kept)
+            signals = signals_of(record.scores.tolist(), kept=record.kept)
             self.state.add_signals(record.route, signals)
 
     def add(
@@ -189,7 +188,7 @@ class AlarmMonitor:
         judge = table_of(graded.judge, len(graded.human))[whole]
         routes = np.array([graded.routes[place] for place in whole], dtype=object)
         for promise in self.state.promises:
-            if promise.quantity is Quantity.RECALL_LOSS and not self._with_promised_baseline.get(
+            if promise.quantity is AlarmKind.RECALL_LOSS and not self._with_promised_baseline.get(
                 promise.route
             ):
                 continue

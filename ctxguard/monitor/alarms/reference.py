@@ -13,7 +13,7 @@ import numpy as np
 
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.alarms.day import Day
+from ctxguard.monitor.alarms.ecusum import Day
 from ctxguard.monitor.estimation.ratio import t_quantile
 
 FIRST_BASELINE = 400

@@ -10,9 +10,9 @@ alarm. No I/O, no clock.
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -21,9 +21,14 @@ from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.types import Route
 from ctxguard.errors import DataError, ProfileError
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
-from ctxguard.monitor.alarms.day import Day
-from ctxguard.monitor.alarms.drift import Signal, SignalCounts, Signals, signal_counts
-from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss, Quantity, promises
+from ctxguard.monitor.alarms.drift import Signal, SignalCounts, signal_counts
+from ctxguard.monitor.alarms.ecusum import Day
+from ctxguard.monitor.alarms.loss_monitor import (
+    SAME_TARGET,
+    LossMonitor,
+    PromisedLoss,
+    promises,
+)
 from ctxguard.monitor.alarms.reference import Correction, ReferenceKind
 from ctxguard.monitor.store import LossRow, StoredShares
 from ctxguard.profile.schema import Profile
@@ -31,56 +36,41 @@ from ctxguard.profile.schema import Profile
 FORMAT = 5
 _ALL_STORED = StoredShares()
 
-_Key = tuple[Route, Quantity, ReferenceKind]
-
-
-class LossChanges(NamedTuple):
-    """What the losses of one request changed.
-
-    Attributes:
-        raised: The alarms that they raised.
-        ended: The alarms that they ended.
-    """
-
-    raised: list[Alarm]
-    ended: list[Alarm]
+_Key = tuple[Route, AlarmKind, ReferenceKind]
 
 
 @dataclass(frozen=True, slots=True)
 class AlarmReport:
-    """The state of the alarms at one moment.
+    """The state of the alarms at one moment; all but the signals outlives the process.
 
     Attributes:
         profile_id: The profile whose promises are monitored.
+        safe_profile_id: Its safe policy's; None without one.
         raised: Alarms raised so far, by kind.
         active: The active alarms, oldest first.
         losses: The loss monitors: reference, target, e-value, losses seen.
+        evaluated_until: The end of the last day that was added; None before the first.
         signals: Signals of this process's samples, counted against the calibration's.
     """
 
-    profile_id: str
-    raised: Mapping[AlarmKind, int]
-    active: tuple[Alarm, ...]
-    losses: tuple[LossMonitor, ...]
-    signals: tuple[SignalCounts, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    """What the next process goes on from."""
-
-    format: int
     profile_id: str
     safe_profile_id: str | None
     raised: dict[AlarmKind, int]
     active: tuple[Alarm, ...]
     losses: tuple[LossMonitor, ...]
     evaluated_until: float | None
+    signals: tuple[SignalCounts, ...] = ()
+    format: int = FORMAT
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the signals, as JSON types."""
+        found: dict[str, Any] = _form().dump_python(self, mode="json", exclude={"signals"})
+        return found
 
 
 @cache
-def _saved_form() -> TypeAdapter[_Saved]:
-    return TypeAdapter(_Saved)
+def _form() -> TypeAdapter[AlarmReport]:
+    return TypeAdapter(AlarmReport)
 
 
 class AlarmState:
@@ -143,7 +133,8 @@ class AlarmState:
         with self._lock:
             former = self._losses.get(new.key)
             if former is not None:
-                if former.is_about(correction.target):
+                target = None if former.ecusum is None else former.ecusum.target
+                if target and abs(correction.target - target) <= SAME_TARGET * target:
                     return
                 if former.recovery is not None:
                     new = new.alarmed()
@@ -151,7 +142,7 @@ class AlarmState:
 
     def add_day(
         self, rows: Sequence[LossRow], end_seconds: float, stored: StoredShares = _ALL_STORED
-    ) -> LossChanges:
+    ) -> tuple[list[Alarm], list[Alarm]]:
         """Add the judged losses of one whole day.
 
         The probability of being among them must not depend on a request's losses.
@@ -162,10 +153,10 @@ class AlarmState:
             stored: Which share of each hour's samples was stored.
 
         Returns:
-            The alarms that this raises and ends.
+            The alarms that this raises, and those that it ends.
         """
-        changes, found = LossChanges([], []), list[Alarm]()
-        days: dict[tuple[Route, Quantity], Day] = {}
+        found, ended = list[Alarm](), list[Alarm]()
+        days: dict[tuple[Route, AlarmKind], Day] = {}
         with self._lock:
             for key, former in self._losses.items():
                 about = former.route, former.quantity
@@ -176,21 +167,21 @@ class AlarmState:
                     found.append(monitor.to_alarm(self.profile, self.profile_id, end_seconds))
                     monitor = monitor.alarmed()
                 elif monitor.has_recovered:
-                    monitor = monitor.recovered()
-                    changes.ended.extend(self._end(monitor))
+                    monitor = replace(monitor, recovery=None)
+                    ended.extend(self._end(monitor))
                 self._losses[key] = monitor
             # A broken promise says more than a rise above a baseline.
             found.sort(key=lambda alarm: alarm.reference is ReferenceKind.BASELINE)
-            changes.raised.extend([alarm for alarm in found if self._add(alarm)])
+            raised = [alarm for alarm in found if self._add(alarm)]
             self.evaluated_until = end_seconds
-        return changes
+        return raised, ended
 
-    def add_signals(self, route: Route, signals: Signals) -> None:
+    def add_signals(self, route: Route, signals: Mapping[Signal, float]) -> None:
         """Count the signals of one sampled request, judged or not."""
         with self._lock:
-            for signal, value in zip(Signal, signals, strict=True):
+            for signal, value in signals.items():
                 former = self._signals.get((route, signal))
-                if former is not None and value is not None:
+                if former is not None:
                     self._signals[route, signal] = former.after(value)
 
     def add(self, alarm: Alarm) -> bool:
@@ -212,25 +203,17 @@ class AlarmState:
         with self._lock:
             return AlarmReport(
                 profile_id=self.profile_id,
+                safe_profile_id=_safe_profile_id(self.profile),
                 raised=dict(self._raised),
                 active=tuple(self._active.values()),
                 losses=tuple(self._losses.values()),
+                evaluated_until=self.evaluated_until,
                 signals=tuple(self._signals.values()),
             )
 
     def to_json(self) -> str:
         """Alarms and losses as JSON, for ``restore`` after a restart."""
-        with self._lock:
-            saved = _Saved(
-                FORMAT,
-                self.profile_id,
-                _safe_profile_id(self.profile),
-                self._raised,
-                tuple(self._active.values()),
-                tuple(self._losses.values()),
-                self.evaluated_until,
-            )
-            return json.dumps(_saved_form().dump_python(saved, mode="json"), allow_nan=False)
+        return json.dumps(self.report().to_json(), allow_nan=False)
 
     def restore(self, text: str) -> bool:
         """Continue from a saved state; where it cannot be read, nothing changes.
@@ -254,8 +237,8 @@ class AlarmState:
                     f"the alarms' state has format {data['format']!r}; this release reads "
                     f"{FORMAT}: use the release that wrote it, or remove the state to start afresh"
                 )
-            saved = _saved_form().validate_python(data)
-            if _saved_form().dump_python(saved, mode="json") != data:
+            saved = _form().validate_python(data)
+            if saved.to_json() != data:
                 raise ValueError("a field is missing, unknown or of another type")
         except (LookupError, TypeError, ValueError, RecursionError) as error:
             raise DataError(
@@ -276,7 +259,7 @@ class AlarmState:
 
     def _end(self, monitor: LossMonitor) -> list[Alarm]:
         """End the alarm that a monitor raised; empty where it is no longer active."""
-        key = AlarmKind(monitor.quantity.value), monitor.route
+        key = monitor.quantity, monitor.route
         alarm = self._active.get(key)
         if alarm is None or alarm.reference is not monitor.reference:
             return []
@@ -296,9 +279,9 @@ class AlarmState:
         return True
 
 
-def _day(rows: Sequence[LossRow], stored: StoredShares, route: Route, quantity: Quantity) -> Day:
+def _day(rows: Sequence[LossRow], stored: StoredShares, route: Route, quantity: AlarmKind) -> Day:
     """The losses of one route that are defined; what only damage can have written is left out."""
-    is_recall, own = quantity is Quantity.RECALL_LOSS, [row for row in rows if row.route == route]
+    is_recall, own = quantity is AlarmKind.RECALL_LOSS, [row for row in rows if row.route == route]
     found = np.array(
         [
             (
