@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ctxguard.core.decision import Decision
 from ctxguard.core.metrics import DEFAULT_UTILITIES, strict_utilities
-from ctxguard.core.types import Mode, Verdict
+from ctxguard.core.types import Mode
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.estimation.terms import table_of
 from ctxguard.monitor.explanation import by_position, decided, reason
@@ -147,8 +147,9 @@ def mistakes_of(
             if tenant is None:
                 break
         judge_top = max([1, *(one.grade for each in samples for one in each.judge.values())])
-        judged_by = _JudgedBy(series, profile, judge_top, store.top_grade() or judge_top)
-        found += filter(None, map(judged_by.mistake, samples))
+        # The highest grades of the judge's scale, as far as it was given, and of people's.
+        tops = judge_top, store.top_grade() or judge_top
+        found += filter(None, [_mistake(one, series, profile, tops) for one in samples])
         judged, unread = judged + n_judged, unread + max(len(ids) - n_read, 0)
     found.sort(key=lambda one: (-one.udcg_loss, -one.recall_loss, one.time_seconds))
     return DayOfMistakes(day, judged, unread, tuple(found))
@@ -173,75 +174,57 @@ def _suspects(
     return n, joined[np.lexsort((-joined, -np.concatenate(losses)))]
 
 
-@dataclass(frozen=True, slots=True)
-class _JudgedBy:
-    """Describes what was dropped of the samples that one judge has judged.
-
-    Attributes:
-        series: The judge's.
-        profile: As ``mistakes_of`` takes it.
-        judge_top: The highest grade of the judge's scale, as far as it was given.
-        people_top: The highest grade of people's scale.
-    """
-
-    series: str
-    profile: Profile | None
-    judge_top: int
-    people_top: int
-
-    def mistake(self, sample: GradedSample) -> Mistake | None:
-        """Describe a request; None where nothing relevant was dropped, as far as is known."""
-        record = sample.record
-        decision, notes = decided(record, self.profile)
-        parts = _kept_and_dropped(record, decision)
-        if parts is None:
-            return None
-        kept, dropped = parts
-        verdicts = {} if decision is None else by_position(decision)
-        lost = [place for place in dropped if sample.grade(place) > 0]
-        if not lost:
-            return None
-        n_relevant = len(lost) + sum(sample.grade(place) > 0 for place in kept)
-        return Mistake(
-            request_id=record.request_id,
-            time_seconds=record.time_seconds,
-            query=record.query,
-            mode=record.mode,
-            dropped=tuple([self._passage(sample, place, verdicts.get(place)) for place in lost]),
-            n_relevant=n_relevant,
-            udcg_loss=sum(
-                self._gain(sample, place) / math.log2(rank + 1)
-                for rank, place in enumerate(lost, start=len(kept) + 1)
-            ),
-            recall_loss=len(lost) / n_relevant,
-            note="; ".join(notes),
-        )
-
-    def _gain(self, sample: GradedSample, place: int) -> float:
-        """What a relevant candidate is worth."""
-        is_of_people = sample.record.passage_ids[place] in sample.people
-        [worth] = strict_utilities(
-            [sample.grade(place)],
-            top_grade=self.people_top if is_of_people else self.judge_top,
-            utilities=DEFAULT_UTILITIES if self.profile is None else self.profile.utilities,
-        )
-        return max(worth, 0.0)
-
-    def _passage(self, sample: GradedSample, place: int, verdict: Verdict | None) -> DroppedPassage:
-        name, passage = sample.record.passage_ids[place], sample.record.passage(place)
+def _mistake(
+    sample: GradedSample, series: str, profile: Profile | None, tops: tuple[int, int]
+) -> Mistake | None:
+    """Describe a request; None where nothing relevant was dropped, as far as is known."""
+    record = sample.record
+    decision, notes = decided(record, profile)
+    parts = _kept_and_dropped(record, decision)
+    if parts is None:
+        return None
+    kept, dropped = parts
+    lost = [place for place in dropped if sample.grade(place) > 0]
+    if not lost:
+        return None
+    verdicts = {} if decision is None else by_position(decision)
+    n_relevant = len(lost) + sum(sample.grade(place) > 0 for place in kept)
+    udcg_loss, passages = 0.0, []
+    for rank, place in enumerate(lost, start=len(kept) + 1):
+        name, passage = record.passage_ids[place], record.passage(place)
+        by_people, grade, verdict = name in sample.people, sample.grade(place), verdicts.get(place)
         why, kept_if = reason(verdict)
-        return DroppedPassage(
-            passage_id=name,
-            title=passage.title,
-            text=passage.text,
-            rank=place + 1,
-            grade=sample.grade(place),
-            graded_by="people" if name in sample.people else self.series,
-            probability=None if verdict is None else verdict.probability,
-            relative_score=None if verdict is None else verdict.relative_score,
-            reason=why,
-            kept_if=kept_if,
+        [worth] = strict_utilities(
+            [grade],
+            top_grade=tops[by_people],
+            utilities=DEFAULT_UTILITIES if profile is None else profile.utilities,
         )
+        udcg_loss += max(worth, 0.0) / math.log2(rank + 1)
+        passages.append(
+            DroppedPassage(
+                passage_id=name,
+                title=passage.title,
+                text=passage.text,
+                rank=place + 1,
+                grade=grade,
+                graded_by="people" if by_people else series,
+                probability=None if verdict is None else verdict.probability,
+                relative_score=None if verdict is None else verdict.relative_score,
+                reason=why,
+                kept_if=kept_if,
+            )
+        )
+    return Mistake(
+        request_id=record.request_id,
+        time_seconds=record.time_seconds,
+        query=record.query,
+        mode=record.mode,
+        dropped=tuple(passages),
+        n_relevant=n_relevant,
+        udcg_loss=udcg_loss,
+        recall_loss=len(lost) / n_relevant,
+        note="; ".join(notes),
+    )
 
 
 def _kept_and_dropped(
