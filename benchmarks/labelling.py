@@ -27,7 +27,7 @@ from rich.table import Table
 from ctxguard.core.types import DEFAULT_K, FloatArray
 from ctxguard.monitor.estimation import draw, joint
 from ctxguard.monitor.estimation.joint import PASSAGE, Grades, Population, joint_estimates
-from ctxguard.monitor.estimation.ratio import DEFAULT_PRECISION, Estimate
+from ctxguard.monitor.estimation.ratio import DEFAULT_MIN_N, Estimate
 from ctxguard.monitor.estimation.relevance import (
     FAR,
     FOLDS,
@@ -225,7 +225,7 @@ def month(case: Case, seed: int) -> Month:
     grades = Grades(passages, request, weight, population.take(labelled), fold, np.arange(n))
     model, sums = grades.fitted_model(), Sums(joint.N_COLUMNS)
     sums.add(joint.basis(population, model))
-    estimates = joint_estimates(sums, grades, model, DEFAULT_PRECISION)
+    estimates = joint_estimates(sums, grades, model, DEFAULT_MIN_N)
     return Month(estimates, len(request), n)
 
 

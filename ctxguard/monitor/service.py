@@ -24,7 +24,7 @@ from ctxguard.monitor.alarms.actions import raise_verdict
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
 from ctxguard.monitor.estimation.graded import update_graded
 from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimates
-from ctxguard.monitor.estimation.ratio import DEFAULT_PRECISION, Estimate, Precision
+from ctxguard.monitor.estimation.ratio import DEFAULT_MIN_N, Estimate
 from ctxguard.monitor.estimation.rise import Rise
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.estimation.whole_pools import ShadowedTraffic
@@ -112,7 +112,7 @@ class Monitor:
     Args:
         judge, utilities, budget, lookup, audit, redactor, on_judged: See ``JudgingSettings``.
         window_seconds: Length of the recent window, > 0.
-        precision: What an estimate needs in order to be shown.
+        min_n: Effective number of clusters below which there is no estimate, ≥ 2.
         alarms: The alarms of one profile; None for none. They compare what all monitors that were
             given the profile have judged. ``restore_alarms`` restores what was saved.
         corpus_sketch: Returns the sketch of what the guard searches now, which is compared with
@@ -131,7 +131,7 @@ class Monitor:
             well again.
 
     Raises:
-        ConfigurationError: a window that is not > 0 and finite.
+        ConfigurationError: a window that is not > 0 and finite, or ``min_n`` below 2.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Monitor:
         *,
         window_seconds: float = DEFAULT_WINDOW_SECONDS,
         utilities: Utilities = DEFAULT_UTILITIES,
-        precision: Precision = DEFAULT_PRECISION,
+        min_n: int = DEFAULT_MIN_N,
         budget: BudgetLimits = NO_LIMITS,
         lookup: PassageLookup | None = None,
         audit: Audit | None = None,
@@ -156,11 +156,13 @@ class Monitor:
     ) -> None:
         if not 0.0 < window_seconds < float("inf"):
             raise ConfigurationError(f"window_seconds {window_seconds!r} must be > 0 and finite")
+        if min_n < 2:
+            raise ConfigurationError(f"min_n {min_n!r} must be at least 2: one has no spread")
         self.store = store
         self.judge = judge
         self.exact = bool(getattr(judge, "exact", False))
         self.window_seconds = window_seconds
-        self.precision = precision
+        self.min_n = min_n
         self._settings = JudgingSettings(
             judge, utilities, budget, lookup, audit, redactor, on_judged
         )
@@ -234,7 +236,7 @@ class Monitor:
             exact=self.exact,
             now_seconds=self._clock(),
             window_seconds=self.window_seconds,
-            precision=self.precision,
+            min_n=self.min_n,
         )
         if self.series == PEOPLE_ALONE:
             live = replace(live, judge_estimates={})

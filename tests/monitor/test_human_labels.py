@@ -19,7 +19,6 @@ from ctxguard.monitor.estimation.borrow import borrowed_estimates, error_rates
 from ctxguard.monitor.estimation.joint import PASSAGE, RUN, SINGLE, Grades, Population
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.plan import to_label
-from ctxguard.monitor.estimation.ratio import Precision
 from ctxguard.monitor.estimation.reduce import graded_passages
 from ctxguard.monitor.estimation.relevance import FOLDS, MISSING, YES, Model
 from ctxguard.monitor.estimation.sums import Sums
@@ -293,7 +292,7 @@ def test_two_labels_are_too_few_to_borrow_from() -> None:
     says, both = np.array([1, 0]), np.arange(2)
     rates = error_rates(passages(says, says > 0, both))
     sums = sums_of([served_row(says, is_empty=False)], 50)
-    assert borrowed_estimates(sums, rates, MODEL, Precision(min_n=2)) == {}
+    assert borrowed_estimates(sums, rates, MODEL, 2) == {}
 
 
 @pytest.mark.parametrize("n_irrelevant", [4, 5])
@@ -325,7 +324,7 @@ def test_a_borrowed_precision_is_that_of_requests_that_were_served_anything(
             [served_row(*row) for row in zip(verdict[150:], is_empty[150:], strict=True)]
         )
         rates = error_rates(labelled)
-        found = borrowed_estimates(sums, rates, MODEL, Precision(min_n=2))[Metric.PRECISION]
+        found = borrowed_estimates(sums, rates, MODEL, 2)[Metric.PRECISION]
         held += found.lower <= truth[150:][~is_empty[150:]].mean() <= found.upper
     assert held >= 17
 

@@ -281,9 +281,7 @@ def test_another_version_of_the_judge_is_another_series() -> None:
 
 def test_two_monitors_of_one_store_judge_every_sample_once() -> None:
     live = Watching(ScriptedJudge())
-    other = Monitor(
-        live.store, ScriptedJudge(), precision=live.monitor.precision, clock=lambda: live.now
-    )
+    other = Monitor(live.store, ScriptedJudge(), min_n=live.monitor.min_n, clock=lambda: live.now)
     live.serve(*[make_context(POOL, 2, request_id=f"r{i}") for i in range(40)])
     while live.monitor.step(3) + other.step(3):
         pass
@@ -468,6 +466,8 @@ def test_a_clock_that_steps_a_day_loses_nothing_and_judges_nothing_twice() -> No
 def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="window_seconds"):
         Watching(ScriptedJudge(), window_seconds=0.0)
+    with pytest.raises(ConfigurationError, match="min_n 1"):
+        Watching(ScriptedJudge(), min_n=1)
     with pytest.raises(ConfigurationError, match=r"dropped_rate 1\.5"):
         JudgingRates(dropped_rate=1.5)
     with pytest.raises(ConfigurationError, match="at least"):

@@ -3,7 +3,6 @@
 from prometheus_client import CollectorRegistry
 
 from ctxguard.core.context import Context
-from ctxguard.monitor.estimation.ratio import Precision
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import Judge
 from ctxguard.monitor.sampling.inclusion import DEFAULT_RATES, JudgingRates
@@ -51,9 +50,7 @@ class Watching:
             rates=rates,
             privacy=Privacy() if privacy is None else privacy,
         )
-        self.monitor = Monitor(
-            self.store, judge, precision=Precision(min_n=min_n), clock=clock, **settings
-        )
+        self.monitor = Monitor(self.store, judge, min_n=min_n, clock=clock, **settings)
         self.registry = CollectorRegistry() if registry is None else registry
         MonitorCollector(self.monitor, self.registry)
 

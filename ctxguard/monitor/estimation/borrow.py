@@ -12,7 +12,7 @@ import numpy as np
 from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation import joint
 from ctxguard.monitor.estimation.joint import Grades
-from ctxguard.monitor.estimation.ratio import BORROWED, Estimate, Precision, corrected_estimate
+from ctxguard.monitor.estimation.ratio import BORROWED, Estimate, corrected_estimate
 from ctxguard.monitor.estimation.relevance import YES, Model
 from ctxguard.monitor.estimation.sums import Sums
 from ctxguard.monitor.estimation.terms import Metric
@@ -61,7 +61,7 @@ def error_rates(grades: Grades) -> Rates | None:
 
 
 def borrowed_estimates(
-    sums: Sums, rates: Rates | None, model: Model, precision: Precision
+    sums: Sums, rates: Rates | None, model: Model, min_n: int
 ) -> dict[Metric, Estimate]:
     """Estimate metrics of some requests from the judge's verdicts and its errors in others.
 
@@ -75,14 +75,14 @@ def borrowed_estimates(
         sums: Sums of the columns of ``joint.basis`` over the requests of the estimates.
         rates: The judge's rates; None if nothing is known of them.
         model: What a passage is worth on average.
-        precision: The precision that the estimate needs; its n counts labelled clusters.
+        min_n: Least number of labelled clusters, and of those of the estimates.
 
     Returns:
         The metrics that are linear in the relevance of single passages; none if there are too few
         labels or judged requests, or if the judge can hardly tell relevant passages from others.
     """
-    enough = max(precision.min_n, _LEAST_LABELS)
-    if rates is None or len(rates[2]) < enough or sums.n < precision.min_n:
+    enough = max(min_n, _LEAST_LABELS)
+    if rates is None or len(rates[2]) < enough or sums.n < min_n:
         return {}
     sensitivity, false_yes, errors = rates
     power = sensitivity - false_yes
@@ -113,6 +113,5 @@ def borrowed_estimates(
             n=len(errors),
             effective=float(len(errors)),
             method=BORROWED,
-            precision=precision,
         )
     return found

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation.ratio import (
     Estimate,
-    Precision,
     corrected_estimate,
     no_estimate,
 )
@@ -72,8 +71,8 @@ is relevant, its utility, and the same below 0. ``size`` is 1 / its probability 
 run was to go on below an irrelevant first passage, ``go_on`` the probability of that."""
 
 REQUESTS_COUNT = 1.5
-"""What a request with grades counts towards ``Precision.min_n``, where two grades count 1. So 60
-grades of 20 requests suffice for 30; MRR takes 30 runs from the top, recall 30 dropped passages."""
+"""What a request with grades counts towards ``min_n``, where two grades count 1. So 60 grades of 20
+requests suffice for 30; MRR takes 30 runs from the top, recall 30 dropped passages."""
 
 _FEWEST_IN_CELL = 10
 """Cells with fewer grades share the mean error of their nearest neighbour."""
@@ -287,17 +286,16 @@ def reciprocal_ranks(relevance: FloatArray) -> tuple[FloatArray, FloatArray]:
     return relevance[:, :1].sum(axis=1), below
 
 
-def joint_estimates(
-    sums: Sums, grades: Grades, model: Model, precision: Precision
-) -> dict[Metric, Estimate]:
+def joint_estimates(sums: Sums, grades: Grades, model: Model, min_n: int) -> dict[Metric, Estimate]:
     """Estimate every metric from predictions for all judged requests and people's grades.
 
     Args:
         sums: Sums of the columns of ``basis`` over the judged requests.
         grades: At least one.
         model: What was predicted.
+        min_n: Least number of labels, counted as ``REQUESTS_COUNT`` says.
     """
-    estimates = dict.fromkeys(Metric, no_estimate(0, 0.0, precision))
+    estimates = dict.fromkeys(Metric, no_estimate(0, 0.0, min_n))
     is_first = grades.is_first
     opened = grades.request[is_first]
     coefficients, by_request = _of_passages(sums.totals, grades, model)
@@ -330,8 +328,8 @@ def joint_estimates(
             n_dropped = float(np.count_nonzero(grades.passages["rank"] == 0))
             effective = counted = min(counted, n_dropped)
         effective = min(n, effective)
-        if counted < precision.min_n - 1e-9:
-            estimates[metric] = no_estimate(n, counted, precision)
+        if counted < min_n - 1e-9:
+            estimates[metric] = no_estimate(n, counted, min_n)
             continue
         ratio = sums.combined(
             numerator @ coefficients, denominator @ coefficients if is_ratio else denominator
@@ -351,7 +349,6 @@ def joint_estimates(
             n_observable=effective,
             method="joint",
             bounds=bounds.get(metric, (0.0, 1.0)),
-            precision=precision,
         )
     return estimates
 

@@ -22,7 +22,6 @@ from ctxguard.monitor.estimation.canaries import Canaries, canaries_key
 from ctxguard.monitor.estimation.joint import PASSAGE, Grades, Population, joint_estimates
 from ctxguard.monitor.estimation.ratio import (
     Estimate,
-    Precision,
     difference,
     estimate,
     no_estimate,
@@ -123,7 +122,7 @@ def live_estimates(
     exact: bool,
     now_seconds: float,
     window_seconds: float,
-    precision: Precision,
+    min_n: int,
 ) -> LiveEstimates:
     """Estimate every metric over every window, in one pass over the judged requests.
 
@@ -134,6 +133,7 @@ def live_estimates(
         exact: Whether the judge's verdicts equal people's and need no correction.
         now_seconds: The present, in seconds since the epoch.
         window_seconds: Length of the recent window.
+        min_n: As of ``ratio.estimate``.
     """
     graded, stored = store.graded(series), store.stored_shares()
     labels = Labels.of(graded, stored)
@@ -165,11 +165,9 @@ def live_estimates(
         if arm is not None and not judged.n:
             continue
         sums = judged.own.ended()
-        by_judge = {each: estimate(each, sums.ratio(each), precision) for each in Metric}
+        by_judge = {each: estimate(each, sums.ratio(each), min_n) for each in Metric}
         of_window = labels if arm is None else labels.of_arms()
-        shown = (
-            by_judge if exact else _corrected(judged, of_window, precision, can_borrow=can_borrow)
-        )
+        shown = by_judge if exact else _corrected(judged, of_window, min_n, can_borrow=can_borrow)
         if arm is not None:
             arms[window, arm] = shown
             continue
@@ -381,22 +379,20 @@ class _Judged:
         return WindowPopulation(self.n, labelled, self._first, self._last)
 
 
-def _corrected(
-    judged: _Judged, labels: Labels, precision: Precision, *, can_borrow: bool
-) -> Estimates:
+def _corrected(judged: _Judged, labels: Labels, min_n: int, *, can_borrow: bool) -> Estimates:
     """Estimate every metric from the judge's verdicts, corrected by human labels.
 
     Uses the labels of the window's own requests; if they are too few, or cannot stand for all of
     its requests, the judge's error rates from all labels are used.
     """
-    found = _from_own_labels(judged, labels, precision)
+    found = _from_own_labels(judged, labels, min_n)
     if not can_borrow:
         return found
     borrowed = borrowed_estimates(
         judged.basis.ended(),
         error_rates(labels.weighted(np.ones(len(labels.sample_ids)))),
         labels.model,
-        precision,
+        min_n,
     )
     return {
         metric: borrowed.get(metric, own) if own.method == "none" else own
@@ -404,18 +400,18 @@ def _corrected(
     }
 
 
-def _from_own_labels(judged: _Judged, labels: Labels, precision: Precision) -> Estimates:
+def _from_own_labels(judged: _Judged, labels: Labels, min_n: int) -> Estimates:
     labels = labels.take(np.isin(labels.sample_ids, np.concatenate(judged.labelled_ids)))
     opened_picks = Counter(labels.first_pick[labels.opened].tolist())
     covered = sum(judged.weight_by_pick[pick] for pick in opened_picks)
     if not len(labels.grades.passages) or covered < (1.0 - MOST_UNCOVERED) * sum(
         judged.weight_by_pick.values()
     ):
-        return dict.fromkeys(Metric, no_estimate(0, 0.0, precision))
+        return dict.fromkeys(Metric, no_estimate(0, 0.0, min_n))
     stands_for = np.zeros(len(labels.sample_ids))
     stands_for[labels.opened] = labels.response[labels.grades.is_first]
     for pick in opened_picks:
         own = labels.first_pick == pick
         stands_for[own] *= judged.served_by_pick[pick] / stands_for[own].sum()
     grades = labels.weighted(stands_for)
-    return joint_estimates(judged.basis.ended(), grades, labels.model, precision)
+    return joint_estimates(judged.basis.ended(), grades, labels.model, min_n)

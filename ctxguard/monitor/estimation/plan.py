@@ -14,7 +14,7 @@ from ctxguard.errors import StoreError
 from ctxguard.monitor.estimation import draw
 from ctxguard.monitor.estimation.joint import QUOTIENTS, REQUESTS_COUNT, RUN, Population
 from ctxguard.monitor.estimation.live import ARMS, Estimates, Labels, Window, live_estimates
-from ctxguard.monitor.estimation.ratio import DEFAULT_PRECISION, Estimate
+from ctxguard.monitor.estimation.ratio import DEFAULT_MIN_N, Estimate
 from ctxguard.monitor.estimation.reduce import dropped_sizes, graded_passages, verdict_on
 from ctxguard.monitor.estimation.relevance import NEAR
 from ctxguard.monitor.estimation.terms import Metric, table_of
@@ -217,7 +217,7 @@ def label_plan(
         exact=False,
         now_seconds=now_seconds,
         window_seconds=1.0,
-        precision=DEFAULT_PRECISION,
+        min_n=DEFAULT_MIN_N,
     )
     corrected = live.estimates[Window.ALL_RETAINED]
     n, none = len(samples), ExpectedGrades(0.0, 0.0, 0.0, 0.0)
@@ -252,7 +252,7 @@ def _promised(metric: Metric, now: Estimate, counted: float, worth: float) -> fl
         worth: How many equal labels they are worth.
     """
     before = now.n_effective or 0.0
-    if now.value is None and before + _LEAST * counted < DEFAULT_PRECISION.min_n:
+    if now.value is None and before + _LEAST * counted < DEFAULT_MIN_N:
         return None
     simulated = Estimate(0.0, 0.0, _WIDTHS[metric], round(_WIDTHS_AT), "simulated")
     width = scaled_width(now, before, before + worth)

@@ -5,8 +5,7 @@ and one linearised variance serve them all. Pure: no I/O, no clock, no logging.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import cast
 
@@ -14,13 +13,13 @@ import numpy as np
 
 from ctxguard.core.interval import Interval
 from ctxguard.core.types import FloatArray
-from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.estimation.sums import RatioSums
 from ctxguard.monitor.estimation.terms import Metric
 
-DEFAULT_CONFIDENCE = 0.95
+CONFIDENCE = 0.95
+"""Confidence level of all intervals."""
 DEFAULT_MIN_N = 30
-"""With fewer clusters the intervals do not reach their stated coverage."""
+"""With a smaller effective number of clusters the intervals do not reach that coverage."""
 
 BORROWED = "borrowed"
 """The method of an estimate whose labels belong to other requests."""
@@ -54,58 +53,6 @@ class Estimate(Interval):
         return self.method == BORROWED
 
 
-@dataclass(frozen=True, slots=True)
-class Precision:
-    """The precision that an estimate needs in order to be shown.
-
-    Attributes:
-        confidence: Confidence level of the intervals, in (0, 1).
-        min_n: Effective number of clusters (sessions, and requests without one) below which there
-            is no estimate, ≥ 2.
-        max_width: By metric, the interval width above which there is no estimate, > 0; a metric
-            without one may have any width.
-
-    Raises:
-        ConfigurationError: at construction, for a value out of its range.
-    """
-
-    confidence: float = DEFAULT_CONFIDENCE
-    min_n: int = DEFAULT_MIN_N
-    max_width: Mapping[Metric, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.confidence < 1.0:
-            raise ConfigurationError(f"confidence {self.confidence!r} must lie in (0, 1)")
-        if self.min_n < 2:
-            raise ConfigurationError(
-                f"min_n {self.min_n!r} must be at least 2: one value has no spread"
-            )
-        for metric, width in self.max_width.items():
-            if not width > 0.0:
-                raise ConfigurationError(f"max_width {width!r} of {metric} must be > 0")
-
-    def checked(self, metric: Metric, estimated: Estimate) -> Estimate:
-        """Return the estimate if its interval is narrow enough, otherwise the n that it needs.
-
-        >>> wide = Estimate(0.5, 0.3, 0.7, 100, "normal")
-        >>> Precision(max_width={Metric.MRR: 0.2}).checked(Metric.MRR, wide).n_needed
-        400
-        """
-        max_width = self.max_width.get(metric)
-        if max_width is None or estimated.lower is None or estimated.upper is None:
-            return estimated
-        width = estimated.upper - estimated.lower
-        if width <= max_width:
-            return estimated
-        # Widths shrink with the square root of n.
-        needed = math.ceil(estimated.n * (width / max_width) ** 2 - 1e-9)
-        return replace(
-            estimated, value=None, lower=None, upper=None, n_needed=max(self.min_n, needed)
-        )
-
-
-DEFAULT_PRECISION = Precision()
-
 IN_UNIT_INTERVAL = frozenset(Metric) - {Metric.UDCG, Metric.GAIN, Metric.HARM}
 """Metrics that are a share or a mean of shares."""
 
@@ -113,7 +60,7 @@ _LEAST_DF = 4.0
 """Below this the expansion of Student's t is wrong; an interval is so wide then that it says so."""
 
 
-def estimate(metric: Metric, sums: RatioSums, precision: Precision = DEFAULT_PRECISION) -> Estimate:
+def estimate(metric: Metric, sums: RatioSums, min_n: int = DEFAULT_MIN_N) -> Estimate:
     """Estimate a metric with a confidence interval, for a window that is looked at once.
 
     The variance of a ratio R = Σ a / Σ b is that of its linearisation,
@@ -127,10 +74,11 @@ def estimate(metric: Metric, sums: RatioSums, precision: Precision = DEFAULT_PRE
     of that kind. If all clusters are alike, the interval rests on this alone.
 
     Args:
-        sums: Its sums, from ``TermSums.ratio``.
+        sums: Its sums, from ``Sums.ratio``.
+        min_n: Effective number of clusters below which there is no estimate, ≥ 2.
 
     Returns:
-        The estimate; without a value if n or the width does not suffice, or if UDCG, gain
+        The estimate; without a value if n does not suffice, or if UDCG, gain
         or harm is the same in every cluster: they have no bounds to reason from.
 
     >>> sums = RatioSums(n=100, a=60.0, b=100.0, aa=60.0, ab=60.0, bb=100.0, n_observable=100.0)
@@ -142,8 +90,8 @@ def estimate(metric: Metric, sums: RatioSums, precision: Precision = DEFAULT_PRE
     """
     n = sums.n
     effective = sums.b**2 / sums.bb if n else 0.0
-    if effective < precision.min_n:
-        return no_estimate(n, effective, precision)
+    if effective < min_n:
+        return no_estimate(n, effective, min_n)
     value, squares = sums.a / sums.b, sums.squares
     # Anything up to this is rounding: all clusters are alike.
     alike = squares <= 1e-12 * (sums.aa + value * value * sums.bb)
@@ -160,7 +108,6 @@ def estimate(metric: Metric, sums: RatioSums, precision: Precision = DEFAULT_PRE
         # Unequal weights leave out as many requests as a smaller sample would.
         n_observable=sums.n_observable * effective / n if bounded else math.inf,
         method="unseen" if alike else "normal-logit" if bounded else "normal",
-        precision=precision,
     )
 
 
@@ -172,7 +119,6 @@ def corrected_estimate(
     n: int,
     effective: float,
     method: str,
-    precision: Precision,
     n_observable: float = math.inf,
     bounds: tuple[float, float] = (0.0, 1.0),
 ) -> Estimate:
@@ -199,7 +145,6 @@ def corrected_estimate(
         n=n,
         effective=effective,
         method=method,
-        precision=precision,
         n_observable=n_observable,
         bounds=bounds,
     )
@@ -233,11 +178,10 @@ def shown(
     n: int,
     effective: float,
     method: str,
-    precision: Precision,
     n_observable: float = math.inf,
     bounds: tuple[float, float] = (0.0, 1.0),
 ) -> Estimate:
-    """Build an estimate with its interval, if that is narrow enough.
+    """Build an estimate with its interval.
 
     Args:
         metric: The estimated metric; one in [0, 1] has its interval on the logit scale.
@@ -248,7 +192,7 @@ def shown(
         n_observable: As ``RatioSums.n_observable``; infinite if nothing can have been missed.
         bounds: What the metric of a request lies between.
     """
-    t = t_quantile((1.0 + precision.confidence) / 2.0, max(df, _LEAST_DF))
+    t = t_quantile((1.0 + CONFIDENCE) / 2.0, max(df, _LEAST_DF))
     half = t * math.sqrt(variance)
     lower, upper = value - half, value + half
     if metric in IN_UNIT_INTERVAL:
@@ -257,12 +201,10 @@ def shown(
             lower, upper = logistic(logit - spread), logistic(logit + spread)
         value, lower, upper = (min(max(each, 0.0), 1.0) for each in (value, lower, upper))
     if n_observable < math.inf:
-        unseen = unseen_share(n_observable, precision.confidence)
+        unseen = unseen_share(n_observable)
         lower = min(lower, value - max(value - bounds[0], 0.0) * unseen)
         upper = max(upper, value + max(bounds[1] - value, 0.0) * unseen)
-    return precision.checked(
-        metric, Estimate(value, lower, upper, n, method, n_effective=effective)
-    )
+    return Estimate(value, lower, upper, n, method, n_effective=effective)
 
 
 def difference(first: Estimate, second: Estimate) -> Estimate:
@@ -290,21 +232,21 @@ def difference(first: Estimate, second: Estimate) -> Estimate:
     return Estimate(a - b, lower, upper, n, method)
 
 
-def no_estimate(n: int, effective: float, precision: Precision) -> Estimate:
+def no_estimate(n: int, effective: float, min_n: int) -> Estimate:
     """State that there are too few clusters, with the approximate number needed."""
-    needed = math.ceil(precision.min_n * n / effective - 1e-9) if effective else precision.min_n
+    needed = math.ceil(min_n * n / effective - 1e-9) if effective else min_n
     return Estimate(None, None, None, n, "none", needed, effective if n else None)
 
 
-def unseen_share(n_observable: float, confidence: float) -> float:
+def unseen_share(n_observable: float) -> float:
     """Bound the share of traffic of a kind that was never seen, for one end of an interval.
 
-    >>> round(unseen_share(30, 0.95), 3)
+    >>> round(unseen_share(30), 3)
     0.116
     """
     if n_observable <= 0.0:
         return 1.0
-    share: float = 1.0 - ((1.0 - confidence) / 2.0) ** (1.0 / n_observable)
+    share: float = 1.0 - ((1.0 - CONFIDENCE) / 2.0) ** (1.0 / n_observable)
     return share
 
 
