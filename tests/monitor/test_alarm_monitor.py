@@ -51,19 +51,13 @@ def watching(
     )
 
 
-def served(
-    n: int,
-    profile_id: str | None = PROFILE.profile_id,
-    *,
-    query: str = "lost {}",
-) -> list[Context]:
-    return [
-        replace(
-            make_context(POOL, 3, request_id=f"{query} r{i}", query=query.format(i)),
-            profile_id=profile_id,
-        )
-        for i in range(n)
-    ]
+def of_profile(request_id: str, query: str) -> Context:
+    context = make_context(POOL, 3, request_id=request_id, query=query)
+    return replace(context, profile_id=PROFILE.profile_id)
+
+
+def served(n: int, *, query: str = "lost {}") -> list[Context]:
+    return [of_profile(f"{query} r{i}", query.format(i)) for i in range(n)]
 
 
 def kinds(live: Watching) -> list[AlarmKind]:
@@ -131,9 +125,8 @@ def test_a_rate_limit_breaks_no_promise_and_hides_no_broken_one(
         for number in range(40 if is_busy else 4):
             is_lost = luck.random() < (busy_loss if is_busy else 0.6)
             query = f"{'lost' if is_lost else 'found'} {luck.randrange(400)}"
-            context = make_context(POOL, 3, request_id=f"{second}-{number}", query=query)
+            context = of_profile(f"{second}-{number}", query)
             if probability := live.sampler.draw(context.request_id):
-                context = replace(context, profile_id=PROFILE.profile_id)
                 live.sampler.offer(context, probability, live.now)
         live.now += 1.0
     live.watch()
@@ -153,15 +146,7 @@ def test_a_judging_budget_breaks_no_promise_and_hides_no_broken_one(
     for part, (n, loss) in enumerate([(40, 0.4), (400, late_loss)]):
         queries = [f"{'lost' if luck.random() < loss else 'found'} {i % 400}" for i in range(n)]
         live.monitor._budget._measured = None
-        live.watch(
-            *[
-                replace(
-                    make_context(POOL, 3, request_id=f"{part}-{i}", query=query),
-                    profile_id=PROFILE.profile_id,
-                )
-                for i, query in enumerate(queries)
-            ]
-        )
+        live.watch(*[of_profile(f"{part}-{i}", query) for i, query in enumerate(queries)])
     outcomes = live.monitor.report().outcomes
     assert outcomes[JudgedAs.SKIPPED] > 100
     live.now += DAY_SECONDS
@@ -189,17 +174,12 @@ def test_the_profile_file_is_switched_to_its_safe_policy(tmp_path: Path) -> None
     assert Profile.load(path).routes[Route.EXTERNAL].policy == RatioPolicy(k=10)
 
 
-@pytest.mark.parametrize("profile_id", [None, "another"])
-def test_what_another_profile_served_does_not_count(profile_id: str | None) -> None:
+@pytest.mark.parametrize(
+    "changed", [{"profile_id": None}, {"profile_id": "another"}, {"mode": Mode.SHADOW}]
+)
+def test_what_the_profile_did_not_serve_does_not_count(changed: dict[str, Any]) -> None:
     live = watching()
-    live.watch(*served(60, profile_id))
-    live.end_day()
-    assert kinds(live) == []
-
-
-def test_what_was_served_in_shadow_does_not_count() -> None:
-    live = watching()
-    live.watch(*[replace(one, mode=Mode.SHADOW) for one in served(60)])
+    live.watch(*[replace(one, **changed) for one in served(60)])
     live.end_day()
     assert kinds(live) == []
 
@@ -211,16 +191,6 @@ def test_pools_judged_because_nothing_was_served_do_not_count() -> None:
     live.watch(*served(60))
     live.end_day()
     assert AlarmKind.RECALL_LOSS not in kinds(live)
-
-
-def test_alarms_outlive_the_monitor() -> None:
-    live = watching()
-    live.watch(*served(60))
-    live.end_day()
-
-    again = Watching(LabelJudge(LOST | FOUND), store=live.store, alarms=AlarmState(PROFILE))
-    again.monitor.restore_alarms()
-    assert again.monitor.alarms.active() == live.monitor.alarms.active() != ()
 
 
 def test_a_changed_corpus_warns_once_until_it_is_the_former_again() -> None:

@@ -59,7 +59,6 @@ LEAST_COVERED = 8 / 12
 MAIN = (Metric.PRECISION, Metric.MRR, Metric.UDCG, Metric.GAIN, Metric.HARM)
 SMALL = Shape(n=4_000)
 FALLING = Shape(n=4_000, precision=(0.8, 0.4))
-MONTHS = Shape(n=5_000, precision=(0.8, 0.2), seconds=60 * DAY_SECONDS)
 
 
 Cells = dict[tuple[int, int, Window, Metric], Cell]
@@ -137,12 +136,6 @@ def test_a_published_figure_covers_the_truth_whatever_the_judge_leaves_out(name:
     assert_covered([cell for cell in cells.values() if cell.metric in MAIN], always_shown=False)
 
 
-def test_one_tenants_file_is_no_figure_for_all() -> None:
-    scenario = next(one for one in SCENARIOS if one.name == "one tenant graded")
-    cells = cells_of(scenario, traffics=1, labellings=1)
-    assert not any(cell.shown for cell in cells.values())
-
-
 def test_the_drawn_scenarios_are_the_same_every_time() -> None:
     assert crossed(10) == DRAWN
     assert len({one.name for one in SCENARIOS}) == len(SCENARIOS)
@@ -153,70 +146,6 @@ def test_no_redactor_takes_a_simulated_question_for_a_persons_data() -> None:
         text = query_of(question)
         assert redact(text) == text
         assert question_of(text) == question
-
-
-@pytest.fixture(scope="module")
-def falling() -> Cells:
-    """Quality falls, and people label some of the whole period at its end."""
-    return cells_of(Scenario("drift", shape=FALLING, picks=(Pick(10, 250),)))
-
-
-def test_labels_of_the_whole_period_are_about_the_traffic_of_the_whole_period(
-    falling: Cells,
-) -> None:
-    assert_covered([falling[10, 250, Window.ALL_RETAINED, metric] for metric in MAIN])
-
-
-def test_a_recent_window_with_few_labels_borrows_the_judges_errors_and_says_so(
-    falling: Cells,
-) -> None:
-    for metric in (Metric.PRECISION, Metric.UDCG, Metric.GAIN, Metric.HARM):
-        cell = falling[10, 250, Window.RECENT, metric]
-        assert_covered([cell])
-        few = [figure for _, figure, _ in cell.shown if figure.is_borrowed]
-        assert len(few) > len(cell.shown) / 2
-
-
-def test_labels_say_nothing_of_the_traffic_that_came_after_them() -> None:
-    """Quality falls on after people have labelled: a number is right, or is not shown."""
-    shape = replace(FALLING, precision=(0.9, 0.1))
-    scenario = Scenario("labels, then drift", shape=shape, picks=(Pick(3, 150),), looks=(6,))
-    cells = cells_of(scenario, traffics=4, labellings=3)
-    assert_covered(list(cells.values()), always_shown=False)
-    for step in (6, 10):
-        assert_covered([cells[step, 150, Window.RECENT, Metric.PRECISION]])
-
-
-def test_labels_of_several_days_are_one_sample() -> None:
-    """Some after a tenth of the traffic and more at its end, when it is far worse.
-
-    The judge can hardly tell: the labels alone have to say it.
-    """
-    shape = Shape(n=10_000, precision=(0.9, 0.1))
-    picks = (Pick(1, 150), Pick(10, 250))
-    cells = cells_of(Scenario("two days", JudgeErrors(0.6, 0.6), shape, picks=picks))
-    assert_covered([cells[10, 400, Window.ALL_RETAINED, metric] for metric in MAIN])
-
-
-@pytest.mark.parametrize("judge", [EXACT, GOOD])
-def test_requests_that_expired_are_in_no_estimate_though_they_have_labels(
-    judge: JudgeErrors,
-) -> None:
-    """People labelled while all was well; what is left of the traffic is far worse."""
-    scenario = Scenario(
-        "retention",
-        judge,
-        MONTHS,
-        Setting(window_seconds=10 * DAY_SECONDS),
-        picks=(Pick(2, 250),),
-        steps=6,
-    )
-    cells = cells_of(scenario, traffics=4, labellings=1 if judge == EXACT else 3)
-    for window in (Window.RECENT, Window.ALL_RETAINED):
-        assert_covered([cells[6, 250, window, metric] for metric in MAIN], always_shown=False)
-        precision = cells[6, 250, window, Metric.PRECISION]
-        assert len(precision.shown) == len(precision.truths)
-        assert all(figure.is_borrowed is (judge == GOOD) for _, figure, _ in precision.shown)
 
 
 @pytest.mark.parametrize("probability", [0.25, 0.7])

@@ -227,21 +227,6 @@ def test_while_the_judge_is_down_samples_wait_and_it_is_logged_once(
     assert "the judge is down" not in caplog.text
 
 
-def test_a_sample_on_which_the_judge_alone_fails_again_and_again_is_given_up() -> None:
-    def fail_on_one(passages: Sequence[Passage]) -> list[Judgment | None]:
-        if passages[0].passage_id == "poison":
-            raise ValueError("cannot parse this")
-        return [Judgment(passage.passage_id, 0) for passage in passages]
-
-    live = Watching(ScriptedJudge(fail_on_one), rates=ONLY_SERVED)
-    live.serve(make_context(["poison", "p1"], 1))
-    for i in range(200):
-        live.serve(make_context(POOL, 2, request_id=f"r{i}"))
-        live.monitor.step()
-    assert live.store.states()[State.FAILED] == 1
-    assert live.monitor.report().waiting == 0
-
-
 def test_an_outage_of_the_judge_costs_no_sample() -> None:
     judge = ScriptedJudge(failing)
     live = Watching(judge, rates=ONLY_SERVED)
@@ -251,24 +236,6 @@ def test_an_outage_of_the_judge_costs_no_sample() -> None:
     judge.answer = None
     live.watch()
     assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 20
-
-
-def test_a_judge_that_comes_back_judges_what_waited() -> None:
-    judge = ScriptedJudge(failing)
-    live = Watching(judge)
-    live.watch(*[make_context(POOL, 2)] * 3)
-    judge.answer = None
-    live.watch()
-    assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 3
-
-
-def test_what_was_stored_is_judged_or_left_out_for_a_stated_reason() -> None:
-    live = Watching(LabelJudge({"known": {"p0": 1}}))
-    live.watch(make_context(POOL, 2, query="known"), make_context(POOL, 2, query="unknown"))
-    live.watch(make_context(POOL, 2, query="known"), probability=0.0)
-    states = live.store.states()
-    assert sum(states.values()) == live.writer.accounts().stored == 3
-    assert (states[State.JUDGED], states[State.INCOMPLETE], states[State.FORCED]) == (1, 1, 1)
 
 
 def test_another_version_of_the_judge_is_another_series() -> None:
@@ -335,35 +302,6 @@ def test_a_budget_that_is_used_up_leaves_samples_waiting_until_the_next_hour() -
     assert live.monitor.step() > 0
 
 
-def test_spending_outlives_the_monitor() -> None:
-    budget = BudgetLimits(calls_per_hour=4)
-    live = Watching(ScriptedJudge(), budget=budget, rates=ONLY_SERVED)
-    live.watch(*[make_context(POOL, 2, request_id=f"r{i}") for i in range(2)])
-    spent = live.monitor.report().verdicts
-    judge = ScriptedJudge()
-    again = Monitor(live.store, judge, budget=budget, clock=lambda: live.now)
-    live.serve(*[make_context(POOL, 2, request_id=f"s{i}") for i in range(9)])
-    while again.step():
-        pass
-    assert spent + len(judge.asked) <= 4
-
-
-def test_texts_that_were_not_stored_are_looked_up() -> None:
-    read: list[str] = []
-
-    def judge_texts(passages: Sequence[Passage]) -> list[Judgment | None]:
-        read.extend(passage.text for passage in passages)
-        return [Judgment(passage.passage_id, 1) for passage in passages]
-
-    live = Watching(
-        ScriptedJudge(judge_texts),
-        privacy=Privacy(passages=Text.OMITTED),
-        lookup=lambda passage_id: Passage(passage_id, f"text of {passage_id}"),
-    )
-    live.watch(make_context(POOL, 2))
-    assert read[:2] == ["text of p0", "text of p1"]
-
-
 def test_a_text_that_is_looked_up_is_redacted_before_it_is_judged() -> None:
     read: list[Passage] = []
 
@@ -382,24 +320,20 @@ def test_a_text_that_is_looked_up_is_redacted_before_it_is_judged() -> None:
     assert read[0] == Passage("p0", "ask [e-mail]", "of [e-mail]")
 
 
-def test_a_text_that_cannot_be_redacted_is_not_judged() -> None:
-    def fail(text: str) -> str:
-        raise ValueError(text)
+def fail(text: str) -> str:
+    raise ValueError(text)
 
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"lookup": lambda passage_id: Passage(passage_id, "a text"), "redactor": fail}, {}],
+    ids=["cannot be redacted", "not stored"],
+)
+def test_a_judge_that_reads_is_asked_about_no_text_that_it_may_not_have(
+    settings: dict[str, object],
+) -> None:
     judge = ScriptedJudge()
-    live = Watching(
-        judge,
-        privacy=Privacy(passages=Text.OMITTED),
-        lookup=lambda passage_id: Passage(passage_id, "a text"),
-        redactor=fail,
-    )
-    live.watch(make_context(POOL, 2))
-    assert judge.asked == []
-
-
-def test_without_texts_a_judge_that_reads_is_not_asked() -> None:
-    judge = ScriptedJudge()
-    live = Watching(judge, privacy=Privacy(passages=Text.OMITTED))
+    live = Watching(judge, privacy=Privacy(passages=Text.OMITTED), **settings)
     live.watch(make_context(POOL, 2))
     assert judge.asked == []
     assert live.monitor.report().outcomes[JudgedAs.INCOMPLETE] == 1
