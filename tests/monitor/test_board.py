@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,15 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
-from urllib.error import URLError
-from urllib.parse import urlencode
-from urllib.request import urlopen
 
 import numpy as np
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_server import Server, prometheus_in
 from stub_judges import PaidOpinion
 from watching import DAY_SECONDS, Watching
 
@@ -41,7 +38,6 @@ from ctxguard.request.telemetry import ReloadOutcome, ReloadTarget, Telemetry
 from ctxguard.retrieval.usage import InvalidReason
 from ctxguard.server.metrics import Endpoint, HttpMetrics, Outcome
 from tests.profiles import CERTIFICATE, profile_with
-from tests.timing import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.skipif(
     shutil.which("prometheus") is None or shutil.which("promtool") is None,
@@ -198,20 +194,14 @@ class Service:
 class Hour:
     """A Prometheus that holds an hour of scrapes."""
 
-    url: str
+    server: Server
     end_seconds: float
 
     def ask(self, expression: str) -> list[Any]:
         """Return the series of an expression at the end of the hour."""
-        arguments = urlencode({"query": expression, "time": self.end_seconds})
-        with urlopen(f"{self.url}/api/v1/query?{arguments}", timeout=PATIENCE_SECONDS) as reply:  # noqa: S310  it is ours
-            found: list[Any] = json.load(reply)["data"]["result"]
+        answer = self.server.get("query", query=expression, time=self.end_seconds)
+        found: list[Any] = answer["result"]
         return found
-
-    def is_ready(self) -> bool:
-        with suppress(URLError, OSError), urlopen(f"{self.url}/-/ready", timeout=5) as reply:  # noqa: S310
-            return bool(reply.status == 200)
-        return False
 
 
 @pytest.fixture(scope="module")
@@ -235,23 +225,8 @@ def hour(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hour]:
     load = ("promtool", "tsdb", "create-blocks-from", "openmetrics", "hour.txt", "data")
     subprocess.run(load, cwd=folder, check=True, capture_output=True)
     (folder / "prometheus.yml").write_text("", encoding="utf-8")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-    process = subprocess.Popen(
-        [
-            *("prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=data"),
-            f"--web.listen-address={address}",
-        ],
-        cwd=folder,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        found = Hour(f"http://{address}", end)
-        until(found.is_ready, "Prometheus")
-        yield found
-    finally:
-        process.terminate()
-        process.wait(PATIENCE_SECONDS)
+    with prometheus_in(folder) as server:
+        yield Hour(server, end)
 
 
 def without_recorded(expression: str) -> str:
