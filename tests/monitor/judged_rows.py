@@ -1,6 +1,5 @@
 """Judged requests as the rows that estimates are made from."""
 
-import math
 from collections.abc import Iterable
 
 from ctxguard.monitor.estimation.sums import RatioSums, Sums
@@ -10,7 +9,6 @@ from ctxguard.monitor.estimation.terms import (
     Table,
     request_terms,
     table_of,
-    term,
 )
 
 
@@ -34,10 +32,3 @@ def sums(requests: Iterable[JudgedRequest]) -> Sums:
 
 def ratio_sums(metric: Metric, requests: Iterable[JudgedRequest]) -> RatioSums:
     return sums(requests).ratio(metric)
-
-
-def term_of(metric: Metric, request: JudgedRequest) -> tuple[float, float] | None:
-    """Numerator and denominator before weighting; None where the metric is undefined."""
-    found = term(metric, table([request]))
-    pair = float(found[0][0]), float(found[1][0])
-    return None if any(map(math.isnan, pair)) else pair

@@ -61,11 +61,6 @@ class TestSwitching:
         assert Profile.load(file).routes[Route.HYBRID].policy == RatioPolicy(k=10)
         assert [each.profile for each in former_profiles(file)] == [PROFILE]
 
-    def test_a_second_alarm_changes_nothing(self, file: Path) -> None:
-        switch_to_safe(file, PROFILE)
-        assert not switch_to_safe(file, PROFILE)
-        assert [each.profile for each in former_profiles(file)] == [PROFILE]
-
     def test_a_profile_that_was_promoted_meanwhile_is_left_alone(self, file: Path) -> None:
         OTHER.save(file)
         said = f"now holds profile {OTHER.profile_id}.*{PROFILE.profile_id}"

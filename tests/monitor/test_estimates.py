@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from judged_rows import ratio_sums, sums, term_of
+from judged_rows import ratio_sums, sums
 from scipy import stats
 
-from ctxguard.core.metrics import udcg
 from ctxguard.monitor.estimation.ratio import Estimate, estimate, t_quantile
 from ctxguard.monitor.estimation.sums import RatioSums
 from ctxguard.monitor.estimation.terms import JudgedRequest, Metric
@@ -34,12 +33,6 @@ def request(
     )
 
 
-def value(metric: Metric, requests: Sequence[JudgedRequest]) -> float | None:
-    """The estimate from sixteen of each: unequal ones alone are too few for one."""
-    many = [one for one in requests for _ in range(16)]
-    return estimate(metric, ratio_sums(metric, many), 2).value
-
-
 def test_a_few_heavy_requests_count_as_few() -> None:
     """Fifty requests of which five stand for nearly all of the traffic are about five."""
     light = [request([n % 2], weight=1.0) for n in range(45)]
@@ -58,63 +51,6 @@ def test_audits_that_judge_a_part_leave_open_what_they_did_not_see() -> None:
     found = estimate(Metric.RETRIEVER_MISS, sums)
     assert found.value == 0.0
     assert found.upper == pytest.approx(1.0 - 0.025 ** (1 / 1.5))
-
-
-def test_recall_is_taken_over_all_relevant_passages_together() -> None:
-    assert value(Metric.RECALL, [request([1, 1], 0), request([1, 0], 5)]) == 3 / 8
-
-
-def test_a_dropped_relevant_passage_stands_for_those_that_were_not_judged() -> None:
-    sampled = replace(request([1]), dropped_relevant=1 / 0.2, dropped_probability=0.2)
-    assert value(Metric.RECALL, [sampled, sampled]) == pytest.approx(1 / 6)
-
-
-def test_recall_is_undefined_where_no_dropped_passage_got_a_verdict() -> None:
-    assert term_of(Metric.RECALL, replace(request([1]), dropped_relevant=None)) is None
-
-
-def test_mrr_is_the_mean_over_all_requests_that_were_served_anything() -> None:
-    requests = [request([0, 1]), request([0, 0], 1), request([0, 0], 0), request([], 1)]
-    assert value(Metric.MRR, requests) == pytest.approx(0.5 / 3)
-    assert value(Metric.ANSWERABLE, requests) == 3 / 4
-
-
-def test_a_pool_that_was_judged_by_chance_stands_for_those_that_were_not() -> None:
-    audited = replace(
-        request([0], 1), full_pool_probability=0.25, full_pool_probability_if_no_hit=0.25
-    )
-    passed_over = replace(audited, pool_relevant=None)
-    assert term_of(Metric.ANSWERABLE, audited) == (4.0, 1.0)
-    assert term_of(Metric.ANSWERABLE, passed_over) == (0.0, 1.0)
-
-
-def test_without_judged_pools_nothing_is_known_of_the_share_of_answerable_requests() -> None:
-    never = replace(request([0], 1), full_pool_probability_if_no_hit=0.0)
-    assert term_of(Metric.ANSWERABLE, never) is None
-
-
-def test_udcg_is_gain_minus_harm() -> None:
-    requests = [request([1, 0, 1]), request([0, 0])]
-    gain, harm = value(Metric.GAIN, requests), value(Metric.HARM, requests)
-    assert gain == pytest.approx(udcg([1.0, -0.5, 1.0]).gain / 2)
-    assert value(Metric.UDCG, requests) == pytest.approx(gain - harm)
-
-
-def test_an_empty_context_has_a_udcg_and_no_precision() -> None:
-    empty = request([])
-    assert term_of(Metric.PRECISION, empty) is None
-    assert term_of(Metric.UDCG, empty) == (0.0, 1.0)
-
-
-def test_a_request_weighs_by_the_traffic_it_stands_for() -> None:
-    requests = [request([1], weight=1.0), request([0], weight=9.0)]
-    assert value(Metric.PRECISION, requests) == pytest.approx(0.1)
-
-
-def test_requests_of_one_session_are_one_cluster() -> None:
-    together = [request([1], session="s"), request([0], session="s"), request([1])]
-    found = ratio_sums(Metric.PRECISION, together)
-    assert (found.n, found.a, found.b, found.bb) == (2, 2.0, 3.0, 5.0)
 
 
 requests_strategy = st.lists(

@@ -77,17 +77,6 @@ def test_the_last_word_of_each_and_the_lower_median_of_several_count() -> None:
     assert found.disagreements == 2
 
 
-def asked(
-    record: SampleRecord, grades: Mapping[str, int], *picked: PickedPassage
-) -> list[tuple[str, str]]:
-    """What is left to grade: passages, and when each is graded."""
-    verdicts = {name: Judgment(name, grade) for name, grade in grades.items()}
-    return [
-        (record.passage_ids[position], when)
-        for position, when in rows_left(record, picked, verdicts)
-    ]
-
-
 def run(*, goes_on: bool) -> PickedPassage:
     return PickedPassage(1, PickKind.RUN, -1, 0.6, goes_on)
 
@@ -108,40 +97,40 @@ def record() -> SampleRecord:
     return SampleRecord.from_bytes(live.store.payloads([1])[1])
 
 
-def test_a_run_goes_down_to_the_first_relevant_passage(record: SampleRecord) -> None:
-    goes_on = run(goes_on=True)
-    below = [(f"p{rank}", IF_NONE_ABOVE) for rank in (1, 2, 3)]
-    assert asked(record, {}, goes_on) == [("p0", ALWAYS), *below]
-    assert asked(record, {"p0": 0, "p1": 0}, goes_on) == below[1:]
-    assert asked(record, {"p0": 0, "p1": 1}, goes_on) == []
-    assert asked(record, {"p0": 1}, goes_on) == []
+BELOW = [(f"p{rank}", IF_NONE_ABOVE) for rank in (1, 2, 3)]
+GOES_ON, STOPS = run(goes_on=True), run(goes_on=False)
 
 
-def test_a_run_that_does_not_go_on_ends_at_an_irrelevant_first_passage(
+@pytest.mark.parametrize(
+    ("grades", "picked", "left"),
+    [
+        ({}, [GOES_ON], [("p0", ALWAYS), *BELOW]),
+        ({"p0": 0, "p1": 0}, [GOES_ON], BELOW[1:]),
+        ({"p0": 0, "p1": 1}, [GOES_ON], []),
+        ({"p0": 1}, [GOES_ON], []),
+        ({}, [STOPS, coin(2)], [("p0", ALWAYS), ("p2", IF_FIRST)]),
+        ({"p0": 0}, [STOPS, coin(2), coin(7)], []),
+        ({"p0": 1}, [STOPS, coin(2), coin(7)], [("p2", ALWAYS), ("p7", ALWAYS)]),
+        (
+            {},
+            [GOES_ON, coin(2), coin(7)],
+            [("p0", ALWAYS), BELOW[0], ("p2", ALWAYS), BELOW[2], ("p7", ALWAYS)],
+        ),
+        ({"p0": 1, "p2": 0}, [GOES_ON, coin(2), coin(7)], [("p7", ALWAYS)]),
+        ({}, [single(5)], [("p5", ALWAYS)]),
+        ({"p5": 0}, [single(5)], []),
+    ],
+)
+def test_a_run_goes_down_to_the_first_relevant_passage_and_coins_are_graded_below_it(
     record: SampleRecord,
+    grades: dict[str, int],
+    picked: list[PickedPassage],
+    left: list[tuple[str, str]],
 ) -> None:
-    stops = run(goes_on=False)
-    assert asked(record, {}, stops, coin(2)) == [("p0", ALWAYS), ("p2", IF_FIRST)]
-    assert asked(record, {"p0": 0}, stops, coin(2), coin(7)) == []
-    assert asked(record, {"p0": 1}, stops, coin(2), coin(7)) == [("p2", ALWAYS), ("p7", ALWAYS)]
-
-
-def test_below_the_end_of_a_run_only_coins_are_graded(record: SampleRecord) -> None:
-    goes_on = run(goes_on=True)
-    rows = asked(record, {}, goes_on, coin(2), coin(7))
-    assert rows == [
-        ("p0", ALWAYS),
-        ("p1", IF_NONE_ABOVE),
-        ("p2", ALWAYS),
-        ("p3", IF_NONE_ABOVE),
-        ("p7", ALWAYS),
-    ]
-    assert asked(record, {"p0": 1, "p2": 0}, goes_on, coin(2), coin(7)) == [("p7", ALWAYS)]
-
-
-def test_a_single_passage_is_graded_by_itself(record: SampleRecord) -> None:
-    assert asked(record, {}, single(5)) == [("p5", ALWAYS)]
-    assert asked(record, {"p5": 0}, single(5)) == []
+    """A run that does not go on ends at an irrelevant first passage."""
+    verdicts = {name: Judgment(name, grade) for name, grade in grades.items()}
+    rows = rows_left(record, picked, verdicts)
+    assert [(record.passage_ids[position], when) for position, when in rows] == left
 
 
 def graded(
@@ -159,7 +148,7 @@ def graded(
 
 def test_a_grade_counts_with_the_probability_that_it_was_asked_for(record: SampleRecord) -> None:
     """Within an opened request: 1 on the way down, 0.6 below an irrelevant first, times coins."""
-    goes_on, low = run(goes_on=True), coin(2, 0.5)
+    goes_on, low = GOES_ON, coin(2, 0.5)
     assert graded(record, {"p0": 1, "p2": 0}, goes_on, low) == {(RUN, 1): 1.0, (RUN, 3): 0.5}
     down = {"p0": 0, "p1": 1, "p2": 0, "p7": 1}
     assert graded(record, down, goes_on, low, coin(7, 0.2)) == {
@@ -168,17 +157,15 @@ def test_a_grade_counts_with_the_probability_that_it_was_asked_for(record: Sampl
         (RUN, 3): 0.3,
         (RUN, 0): 0.12,
     }
-    assert graded(record, {"p0": 0}, run(goes_on=False), low) == {(RUN, 1): 1.0}
+    assert graded(record, {"p0": 0}, STOPS, low) == {(RUN, 1): 1.0}
     assert graded(record, {"p1": 1}, single(1)) == {(SINGLE, 2): 0.25}
 
 
 def test_a_run_counts_once_it_is_complete(record: SampleRecord) -> None:
     """Where it ends depends on what was found, so half of it stands for nothing."""
-    assert graded(record, {"p0": 0, "p1": 0}, run(goes_on=True)) == {}
-    assert graded(record, {"p0": 1}, run(goes_on=True), coin(2)) == {}
-    assert graded(record, {"p0": 1, "p5": 1}, run(goes_on=True), coin(2), single(5)) == {
-        (SINGLE, 0): 0.25
-    }
+    assert graded(record, {"p0": 0, "p1": 0}, GOES_ON) == {}
+    assert graded(record, {"p0": 1}, GOES_ON, coin(2)) == {}
+    assert graded(record, {"p0": 1, "p5": 1}, GOES_ON, coin(2), single(5)) == {(SINGLE, 0): 0.25}
 
 
 def live_with_labels(n_labelled: int) -> tuple[Watching, dict[str, set[str]]]:

@@ -82,19 +82,18 @@ class TestRise:
         assert later.risen
         assert later.missing == 0
 
-    def test_a_mean_below_the_tolerance_does_not_rise_whatever_the_wealth(self) -> None:
-        differences = np.zeros(5_000)
-        differences[::50] = -1.0
+    @pytest.mark.parametrize(
+        ("differences", "suffices", "missing"),
+        [
+            (np.where(np.arange(5_000) % 50, 0.0, -1.0), True, None),
+            (np.ones(10), True, FEWEST_REQUESTS - 10),
+            (np.full(100, -0.2), False, None),
+        ],
+        ids=["a mean below the tolerance", "a handful of gains", "recall is lost"],
+    )
+    def test_wealth_alone_does_not_let_a_policy_rise(
+        self, differences: FloatArray, suffices: bool, missing: int | None
+    ) -> None:
         found = rise(differences, tolerance=TOLERANCE, max_loss=MAX_LOSS)
-        assert found.wealth > 1.0 / DELTA
-        assert (found.risen, found.missing) == (False, None)
-
-    def test_a_handful_of_gains_is_no_traffic(self) -> None:
-        found = rise(np.ones(10), tolerance=TOLERANCE, max_loss=MAX_LOSS)
-        assert found.wealth > 1.0 / DELTA
-        assert (found.risen, found.missing) == (False, FEWEST_REQUESTS - 10)
-
-    def test_where_recall_is_lost_no_number_of_requests_would_do(self) -> None:
-        found = rise(np.full(100, -0.2), tolerance=TOLERANCE, max_loss=MAX_LOSS)
-        assert (found.risen, found.missing) == (False, None)
-        assert found.wealth == 1.0
+        assert (found.wealth > 1.0 / DELTA) is suffices
+        assert (found.risen, found.missing) == (False, missing)
