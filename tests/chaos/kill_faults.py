@@ -11,13 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from accounting import ProcessAccounts, read_metrics
-from fleet_faults import silence_has_passed
+from fleet_faults import open_later
 from prometheus_client import REGISTRY, CollectorRegistry
 from serving import Result, ServingProcess, Size
 
 from ctxguard.core.types import DEFAULT_DEPTH
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
-from ctxguard.monitor.store import SampleStore
 
 
 def writer_killed(folder: Path, size: Size) -> Result:
@@ -67,7 +66,7 @@ def _killed(folder: Path, size: Size, after_seconds: float) -> ProcessAccounts:
     SafeMultiProcessCollector(metrics, registry)
     found = read_metrics(registry)
     url = f"sqlite:///{folder / 'samples.db'}"
-    with SampleStore.open(url) as store, silence_has_passed():
+    with open_later(url) as store:
         rows = sum(store.states().values())
         known = store.accounts()
     ended = found.ok + found.degraded + found.failed + found.shed

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fleet_faults import silence_has_passed
+from fleet_faults import open_later
 
 from ctxguard.core.context import Context
 from ctxguard.monitor.sampling.sampler import Sampler
@@ -55,11 +55,9 @@ def kill_one(url: str, context: Context, after_seconds: float, capacity: int) ->
     while more := os.read(reading, 65_536):
         told += more
     os.close(reading)
-    store = SampleStore.open(url)
-    with silence_has_passed():
+    with open_later(url) as store:
         accounts = store.accounts(worker_id=worker_id)
-    rows = sum(store.states().values()) - rows_before
-    store.close()
+        rows = sum(store.states().values()) - rows_before
     return Killed(len(told), accounts, rows)
 
 

@@ -3,12 +3,10 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import sqlalchemy as sa
 from storing import DAY, NOW, Clock, OpenStore, entry, fill
 
 from ctxguard.monitor.store import LabelRow, LostReason, SampleStore, State, WorkerCounts
-from ctxguard.monitor.store.accounts import SILENT_SECONDS
-from ctxguard.monitor.store.database import Database
+from ctxguard.monitor.store.types import HOUR_SECONDS
 
 NOTHING_LOST = dict.fromkeys(LostReason, 0)
 
@@ -90,54 +88,31 @@ class TestBatches:
 class TestSilence:
     """Processes that end without a word, on hosts that nobody can ask."""
 
-    @pytest.fixture
-    def lease_clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
-        """The clock of leases, which the test sets."""
-        lease_clock = Clock()
-        monkeypatch.setattr(Database, "lease_clock", lambda _: sa.literal(lease_clock.now))
-        return lease_clock
-
     def pending(self, store: SampleStore) -> tuple[int, int]:
         found = store.accounts()
         return found.pending, found.unaccounted
 
-    def test_what_a_silent_process_held_is_unaccounted_for(
-        self, store: SampleStore, lease_clock: Clock
+    def test_what_a_silent_process_held_is_unaccounted_for_in_the_second_hour(
+        self, store: SampleStore, clock: Clock
     ) -> None:
         store.append("gone", [entry(1)], WorkerCounts(6, {LostReason.QUEUE_FULL: 2}, pending=3))
         store.append("alive", [entry(2)], WorkerCounts(5, pending=4))
-        lease_clock.now += SILENT_SECONDS - 1.0
+        clock.now += HOUR_SECONDS
         store.append("alive", [], WorkerCounts(0, pending=4))
         assert self.pending(store) == (7, 0)
-        lease_clock.now += 2.0
+        clock.now += HOUR_SECONDS
         assert self.pending(store) == (4, 3)
 
     def test_a_process_that_reports_again_accounts_for_what_it_held(
-        self, store: SampleStore, lease_clock: Clock
+        self, store: SampleStore, clock: Clock
     ) -> None:
         store.append("w", [entry(1)], WorkerCounts(6, pending=5), batch=1)
-        lease_clock.now += SILENT_SECONDS + 1.0
+        clock.now += 2 * HOUR_SECONDS
         assert self.pending(store) == (0, 5)
         store.append("w", [entry(2), entry(3)], WorkerCounts(1, pending=4), batch=2)
         assert self.pending(store) == (4, 0)
 
-    def test_what_is_pending_counts_once_when_the_hour_changes(
-        self, store: SampleStore, clock: Clock, lease_clock: Clock
-    ) -> None:
-        store.append("w", [], WorkerCounts(6, pending=6))
-        clock.now += 3600.0
-        store.append("w", [entry(1)], WorkerCounts(1, pending=6))
-        assert self.pending(store) == (6, 0)
-
-    def test_a_clock_that_begins_anew_takes_who_was_heard_before_for_dead(
-        self, store: SampleStore, lease_clock: Clock
-    ) -> None:
-        """As a host's monotonic clock does when it restarts, with all of its processes."""
-        store.append("w", [entry(1)], WorkerCounts(3, pending=2))
-        lease_clock.now -= 1e6
-        assert self.pending(store) == (0, 2)
-
-    def test_a_count_that_is_wrong_shows(self, store: SampleStore, lease_clock: Clock) -> None:
+    def test_a_count_that_is_wrong_shows(self, store: SampleStore) -> None:
         store.append("w", [entry(1)], WorkerCounts(9, pending=2))
         assert self.pending(store) == (2, 6)
 

@@ -491,23 +491,6 @@ def test_what_five_hundred_sudden_deaths_cost_is_unaccounted_for(tmp_path: Path)
     assert kills(tmp_path, make_context(POOL, 2), 500, seed=2) > 0
 
 
-def test_a_process_without_requests_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctxguard.monitor.sampling.writer._HEARTBEAT_SECONDS", 0.01)
-    live = Watching(LabelJudge({}))
-    beats: list[int] = []
-
-    class Listening(Refusing):
-        def append(self, *arguments: Any, batch: int) -> bool:
-            beats.append(batch)
-            return live.store.append(*arguments, batch=batch)
-
-    writer = SampleWriter(live.sampler, Listening(live.store, 0), interval_seconds=0.001)
-    writer.start()
-    until(lambda: len(beats) >= 3)
-    writer.stop()
-    assert beats == list(range(1, len(beats) + 1))
-
-
 def test_a_record_is_read_as_it_was_written() -> None:
     live = Watching(LabelJudge({}))
     live.serve(replace(make_context(POOL, 3), session_id="s", segment="de"))

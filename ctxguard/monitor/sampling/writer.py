@@ -35,8 +35,6 @@ _BATCH = 100
 _GRACE_SECONDS = 0.5
 _RETRY_SECONDS = (0.1, 5.0)
 """Waits between attempts at a store that fails: the first, and the longest."""
-_HEARTBEAT_SECONDS = 30.0
-"""The store hears of a process at least as often."""
 _LOOKS = 20
 _LOOK_SECONDS = 0.001
 """Counts are read anew so often, and after so long, while requests are being counted."""
@@ -114,7 +112,6 @@ class SampleWriter:
         """What the store knows, but for ``stored``, which it counts itself."""
         self._told_hours: dict[int, int] = {}
         """How many samples of each hour the store knows of."""
-        self._told_at = -math.inf
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._deadline = math.inf
@@ -206,18 +203,16 @@ class SampleWriter:
         Nobody knows, if its answer was lost: the batch's number tells the store.
         """
         n, reason = len(batch.entries), LostReason.STORE_FAILED
+        self.sampler.lose(n, reason)
+        self._in_hand = 0
         lost = {**batch.counts.lost, reason: batch.counts.lost.get(reason, 0) + n}
         without = replace(batch, entries=(), counts=replace(batch.counts, lost=lost))
-        is_new = True
-        try:
-            is_new = self._append_to_store(without)
-        finally:
-            if is_new:
-                self.sampler.lose(n, reason)
-            else:
-                self._stored += n
-            self._in_hand = 0
-            self._learn(without if is_new else batch)
+        if self._append_to_store(without):
+            self._learn(without)
+        else:
+            self.sampler.lose(-n, reason)
+            self._stored += n
+            self._learn(batch)
 
     def _write(self, deadline: float) -> bool:
         """Write until no sample waits, or ``deadline`` or the writer's own has passed.
@@ -244,11 +239,9 @@ class SampleWriter:
             self._writing.release()
 
     def _tell(self) -> None:
-        """Store the counts, where they have changed or the store has not heard of them lately."""
+        """Store the counts, where they have changed."""
         with self._writing:
-            is_due = time.monotonic() >= self._told_at + _HEARTBEAT_SECONDS
-            present = replace(self.accounts(), stored=0)
-            if self._batch is None and (is_due or present != self._told):
+            if self._batch is None and replace(self.accounts(), stored=0) != self._told:
                 self._batch = self._next(())
                 self._send(self._batch)
 
@@ -316,7 +309,6 @@ class SampleWriter:
         for reason, n in batch.counts.lost.items():
             lost[reason] += n
         self._told = Accounts(told.sampled + sum(more.values()), 0, batch.counts.pending, lost)
-        self._told_at = time.monotonic()
         self._batch = None
 
     def _entry(self, sample: Sample) -> Entry | None:

@@ -1,7 +1,8 @@
 """What writing processes report: samples, and what they sampled, stored and lost, by hour.
 
 A report is added in the transaction that stores its samples. What a process held when it last
-reported is pending while the process is heard of, and unaccounted for once it was silent.
+reported is pending in that hour and the next, and unaccounted for then: one that lives has reported
+again, unless it cannot reach the store.
 """
 
 import math
@@ -13,7 +14,6 @@ from typing import Any
 import sqlalchemy as sa
 
 from ctxguard.monitor.store import schema
-from ctxguard.monitor.store.database import AHEAD_SECONDS
 from ctxguard.monitor.store.schema import storable
 from ctxguard.monitor.store.transactions import Transaction, insertion, reads, writes
 from ctxguard.monitor.store.types import (
@@ -26,8 +26,7 @@ from ctxguard.monitor.store.types import (
     WorkerCounts,
 )
 
-SILENT_SECONDS = 300.0
-"""A process that has not reported for so long is taken for dead, on whichever host it was."""
+_PENDING_HOURS = 1
 _SINGLE_HOURS = 48
 """Older hours are kept as one row of all processes."""
 _ALL = ""
@@ -73,16 +72,11 @@ def append(
         "pending": counts.pending,
         "batch": batch or 0,
     }
-    report, clock = _report(is_sqlite=db.is_sqlite), db.store.database.lease_clock()
-    # A statement that stays the same is not compiled again.
-    is_value = isinstance(clock, sa.BindParameter)
-    heard = {"heard_at": clock.value} if is_value else {}
-    timed = report if is_value else report.values(heard_at=clock)
-    options = {"preserve_rowcount": True}
-    if not db.execute(timed, {**row, **heard}, execution_options=options).rowcount:
+    report = _report(is_sqlite=db.is_sqlite)
+    if not db.execute(report, row, execution_options={"preserve_rowcount": True}).rowcount:
         return False
     if earlier := sorted(stored.keys() | counts.earlier.keys()):
-        none = {**row, **dict.fromkeys([*lost, "pending", "batch"], 0), "heard_at": None}
+        none = {**row, **dict.fromkeys([*lost, "pending", "batch"], 0)}
         rows = [
             {**none, "hour": hour, "sampled": counts.earlier.get(hour, 0), "stored": stored[hour]}
             for hour in earlier
@@ -150,14 +144,11 @@ def fold_accounts(db: Transaction) -> int:
 
 
 def _waiting(db: Transaction) -> sa.ColumnElement[int]:
-    """The samples in the memory of a process when it reported last, while it is heard of."""
-    now = db.store.database.lease_clock()
-    is_heard = sa.and_(_own.heard_at > now - SILENT_SECONDS, _own.heard_at <= now + AHEAD_SECONDS)
-    later, times = _table.alias().c, (_own.heard_at, _own.hour)
-    is_last = ~sa.exists().where(
-        later.worker_id == _own.worker_id, sa.tuple_(later.heard_at, later.hour) > sa.tuple_(*times)
-    )
-    return sa.case((sa.and_(is_heard, is_last), _own.pending), else_=0)
+    """The samples in the memory of a process when it reported last, if that is not long ago."""
+    oldest = math.floor(db.store.clock() / HOUR_SECONDS) - _PENDING_HOURS
+    later = _table.alias().c
+    is_last = ~sa.exists().where(later.worker_id == _own.worker_id, later.hour > _own.hour)
+    return sa.case((sa.and_(_own.hour >= oldest, is_last), _own.pending), else_=0)
 
 
 def _insert(db: Transaction, entries: Sequence[Entry]) -> None:
@@ -193,7 +184,7 @@ def _report(*, is_sqlite: bool) -> Any:
         index_elements=[_own.worker_id, _own.hour],
         set_={
             **{each.name: each + new[each.name] for each in _COUNTED},
-            **{name: new[name] for name in ("pending", "heard_at")},
+            "pending": new.pending,
             "batch": sa.case((new.batch > 0, new.batch), else_=_own.batch),
         },
         where=sa.or_(new.batch == 0, new.batch > _own.batch),

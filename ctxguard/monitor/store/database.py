@@ -8,7 +8,6 @@ import logging
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -111,16 +110,6 @@ class Database:
     def _dispose(self) -> None:
         if self._engine is not None:
             self._engine.dispose()
-
-    def lease_clock(self) -> sa.ColumnElement[float]:
-        """The time for leases, in seconds; no change of a host's wall clock moves it.
-
-        PostgreSQL's own clock, which all monitors share; on SQLite the host's monotonic clock,
-        which all of its processes share, and which begins anew when the host does.
-        """
-        if self.is_sqlite:
-            return sa.literal(time.monotonic())
-        return sa.cast(sa.func.extract("epoch", sa.func.clock_timestamp()), sa.Double)
 
     def _current(self) -> sa.Engine:
         """The engine; a new one if there is none, or if the file is no longer the one it opened.

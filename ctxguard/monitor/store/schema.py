@@ -68,7 +68,7 @@ samples = sa.Table(
     sa.Column("state", Text, nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("claimant", Text),
-    # Both ends of a lease, by a clock that wall-clock steps do not move (see Database.lease_now).
+    # Both ends of a lease, by a clock that no change of the wall clock moves (``lease_now``).
     sa.Column("leased_at", sa.Double),
     sa.Column("leased_until", sa.Double),
     # The state comes first: it counts samples by state, and finds the oldest that waits.
@@ -150,8 +150,6 @@ accounts = sa.Table(
     sa.Column("pending", sa.BigInteger, nullable=False),
     # Number of the batch stored last: one that is sent again is stored once.
     sa.Column("batch", sa.BigInteger, nullable=False),
-    # When it last reported, by the clock of leases.
-    sa.Column("heard_at", sa.Double),
 )
 
 labels = sa.Table(

@@ -1,5 +1,6 @@
 """Transactions of a store: its functions run in one each, and what they share is done here."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import fields
@@ -54,8 +55,15 @@ class Transaction:
             self.execute(sa.text(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE"))
 
     def lease_now(self) -> float:
-        """``Database.lease_clock`` of this moment."""
-        return float(self.execute(sa.select(self.store.database.lease_clock())).scalar_one())
+        """The time for leases, in seconds; no change of a host's wall clock moves it.
+
+        PostgreSQL's own clock, which all monitors share; on SQLite the host's monotonic clock,
+        which all of its processes share, and which begins anew when the host does.
+        """
+        if self.is_sqlite:
+            return time.monotonic()
+        now = sa.func.extract("epoch", sa.func.clock_timestamp())
+        return float(self.execute(sa.select(sa.cast(now, sa.Double))).scalar_one())
 
     def new_sample_ids(self, n: int) -> list[int]:
         """The ids of the next n samples, ascending; never used before."""
