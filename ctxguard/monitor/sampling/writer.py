@@ -47,9 +47,12 @@ class _Batch:
     number: int
     entries: tuple[Entry, ...]
     counts: WorkerCounts
+    told: "_Told"
 
 
-_NOTHING_TOLD = Accounts(0, 0, 0, dict.fromkeys(LostReason, 0))
+_Told = tuple[Accounts, dict[int, int]]
+"""All that a store knows of a process once it has a batch, but for what it stored, which it counts
+itself; and how many samples of each hour."""
 
 
 class SampleWriter:
@@ -108,10 +111,7 @@ class SampleWriter:
         """Number of the batch sent last."""
         self._in_hand = 0
         """How many were taken from the queue and are neither stored nor lost."""
-        self._told = _NOTHING_TOLD
-        """What the store knows, but for ``stored``, which it counts itself."""
-        self._told_hours: dict[int, int] = {}
-        """How many samples of each hour the store knows of."""
+        self._told: _Told = Accounts(0, 0, 0, dict.fromkeys(LostReason, 0)), {}
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._deadline = math.inf
@@ -204,9 +204,7 @@ class SampleWriter:
         """
         n, reason = len(batch.entries), LostReason.STORE_FAILED
         self.sampler.lose(n, reason)
-        self._in_hand = 0
-        lost = {**batch.counts.lost, reason: batch.counts.lost.get(reason, 0) + n}
-        without = replace(batch, entries=(), counts=replace(batch.counts, lost=lost))
+        without = replace(self._next(()), number=batch.number)
         if self._append_to_store(without):
             self._learn(without)
         else:
@@ -241,7 +239,7 @@ class SampleWriter:
     def _tell(self) -> None:
         """Store the counts, where they have changed."""
         with self._writing:
-            if self._batch is None and replace(self.accounts(), stored=0) != self._told:
+            if self._batch is None and replace(self.accounts(), stored=0) != self._told[0]:
                 self._batch = self._next(())
                 self._send(self._batch)
 
@@ -272,21 +270,20 @@ class SampleWriter:
         self._in_hand = len(samples)
         entries = tuple([entry for sample in samples if (entry := self._entry(sample))])
         self._number += 1
-        found = self.accounts()
+        found, (told, told_hours) = self.accounts(), self._told
         hour = math.floor(time.time() / HOUR_SECONDS)
         earlier = {
             each: new
             for each, n in self.sampler.sampled_by_hour().items()
-            if each != hour and (new := n - self._told_hours.get(each, 0))
+            if each != hour and (new := n - told_hours.get(each, 0))
         }
-        counts = WorkerCounts(
-            found.sampled - self._told.sampled - sum(earlier.values()),
-            {reason: n - self._told.lost[reason] for reason, n in found.lost.items()},
-            found.pending - self._in_hand,
-            hour=hour,
-            earlier=earlier,
-        )
-        return _Batch(self._number, entries, counts)
+        more = {**earlier, hour: found.sampled - told.sampled - sum(earlier.values())}
+        lost = {reason: n - told.lost[reason] for reason, n in found.lost.items()}
+        pending = found.pending - self._in_hand
+        counts = WorkerCounts(more[hour], lost, pending, hour=hour, earlier=earlier)
+        hours = told_hours | {each: told_hours.get(each, 0) + n for each, n in more.items()}
+        known = replace(found, stored=0, pending=pending)
+        return _Batch(self._number, entries, counts, (known, hours))
 
     def _send(self, batch: _Batch) -> None:
         """Store a batch, unless the store holds it already."""
@@ -301,15 +298,7 @@ class SampleWriter:
 
     def _learn(self, batch: _Batch) -> None:
         """The store knows the counts of a batch."""
-        told = self._told
-        more = {**batch.counts.earlier, batch.counts.hour or 0: batch.counts.sampled}
-        for hour, n in more.items():
-            self._told_hours[hour] = self._told_hours.get(hour, 0) + n
-        lost = dict(told.lost)
-        for reason, n in batch.counts.lost.items():
-            lost[reason] += n
-        self._told = Accounts(told.sampled + sum(more.values()), 0, batch.counts.pending, lost)
-        self._batch = None
+        self._told, self._batch = batch.told, None
 
     def _entry(self, sample: Sample) -> Entry | None:
         reason = LostReason.UNREADABLE

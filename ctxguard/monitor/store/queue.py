@@ -5,15 +5,18 @@ Samples wait in the order of their ids, so that no change of a clock puts one be
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
 from ctxguard.errors import ConfigurationError, StoreError
 from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.database import AHEAD_SECONDS
-from ctxguard.monitor.store.transactions import StoreHandle, Transaction, chunks, reads, writes
+from ctxguard.monitor.store.transactions import Transaction, chunks, reads, writes
 from ctxguard.monitor.store.types import Claimed, Finished, State
+
+if TYPE_CHECKING:
+    from ctxguard.monitor.store.sample_store import SampleStore
 
 _samples = schema.samples.c
 
@@ -65,7 +68,7 @@ def claim(db: Transaction, claimant: str, limit: int, *, lease_seconds: float) -
 
 
 def finish(
-    store: StoreHandle, series: str, finished: Sequence[Finished]
+    store: "SampleStore", series: str, finished: Sequence[Finished]
 ) -> tuple[set[int], dict[int, Exception]]:
     """Store the results of claimed samples, each whatever the others hold.
 

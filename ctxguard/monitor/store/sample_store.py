@@ -19,16 +19,20 @@ from ctxguard.monitor.store import (
     shared,
 )
 from ctxguard.monitor.store.database import Database
-from ctxguard.monitor.store.transactions import StoreHandle
 from ctxguard.monitor.store.types import DEFAULT_LIMITS, Limits
 
 
-class SampleStore(StoreHandle):
+class SampleStore:
     """Samples, their judgments, and people's labels of them; opened by ``open``.
 
     On a fault of the database every method raises a ``StoreError`` that says how to mend it. Once
     it is mended the store goes on: there is room again, or a damaged file was moved away.
     """
+
+    def __init__(self, database: Database, limits: Limits, clock: Callable[[], float]) -> None:
+        self.database = database
+        self.limits = limits
+        self.clock = clock
 
     append = accounts.append
     stored_shares = accounts.stored_shares

@@ -5,15 +5,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import fields
 from functools import lru_cache, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from ctxguard.errors import CtxguardError, DataError
 from ctxguard.monitor.store import schema
-from ctxguard.monitor.store.database import Database
-from ctxguard.monitor.store.types import Limits
+
+if TYPE_CHECKING:
+    from ctxguard.monitor.store.sample_store import SampleStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,15 +26,6 @@ _MOST_VALUES = 1_000
 _PRESERVE = {"preserve_rowcount": True}
 
 
-class StoreHandle:
-    """The database of a store, what ``clean`` keeps of it, and seconds since the epoch."""
-
-    def __init__(self, database: Database, limits: Limits, clock: Callable[[], float]) -> None:
-        self.database = database
-        self.limits = limits
-        self.clock = clock
-
-
 class Transaction:
     """One transaction of a store.
 
@@ -42,7 +34,7 @@ class Transaction:
         execute: ``Connection.execute`` of its connection.
     """
 
-    def __init__(self, store: StoreHandle, connection: sa.Connection) -> None:
+    def __init__(self, store: "SampleStore", connection: sa.Connection) -> None:
         self.store = store
         self.is_sqlite = store.database.is_sqlite
         self.execute = connection.execute
@@ -151,23 +143,23 @@ class Transaction:
 
 def reads(
     function: Callable[Concatenate[Transaction, P], T],
-) -> Callable[Concatenate[StoreHandle, P], T]:
+) -> Callable[Concatenate["SampleStore", P], T]:
     """Make a function of a transaction one of a store, in a transaction that reads."""
     return _of_store(function, writes=False)
 
 
 def writes(
     function: Callable[Concatenate[Transaction, P], T],
-) -> Callable[Concatenate[StoreHandle, P], T]:
+) -> Callable[Concatenate["SampleStore", P], T]:
     """The same in a transaction that writes: all of it is stored, or nothing."""
     return _of_store(function, writes=True)
 
 
 def _of_store(
     function: Callable[Concatenate[Transaction, P], T], *, writes: bool
-) -> Callable[Concatenate[StoreHandle, P], T]:
+) -> Callable[Concatenate["SampleStore", P], T]:
     @wraps(function)
-    def in_transaction(store: StoreHandle, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def in_transaction(store: "SampleStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             with store.database.transaction(writes=writes) as connection:
                 return function(Transaction(store, connection), *args, **kwargs)
