@@ -7,14 +7,16 @@ Callers keep their own callers. Nothing here is worked out from the other side's
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
 from ctxguard.core.context import Context
 from ctxguard.errors import CtxguardError, OverloadedError
 from ctxguard.monitor.store import Accounts
+
+_ENDED = ("ok", "degraded", "failed", "shed")
+"""How a request may end."""
 
 
 class CallerCounts:
@@ -24,10 +26,7 @@ class CallerCounts:
         self._lock = threading.Lock()
         self.asked = self.ok = self.degraded = self.failed = self.shed = 0
         self.candidates = self.kept = 0
-        self.routes: Counter[str] = Counter()
-        self.failures: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
-        self.flags: Counter[str] = Counter()
         self.untyped = 0
         self.slowest_seconds = 0.0
 
@@ -42,9 +41,6 @@ class CallerCounts:
                 self.ok += 1
             self.candidates += len(ranking)
             self.kept += len(context.kept_ids)
-            self.routes[context.route.value] += 1
-            self.failures.update([f"{one.stage} {one.kind.value}" for one in context.failures])
-            self.flags.update([flag.value for flag in context.flags])
             self.slowest_seconds = max(self.slowest_seconds, seconds)
 
     def raised(self, error: BaseException, seconds: float) -> None:
@@ -81,7 +77,7 @@ class MetricCounts:
         """What was counted since ``before``: a forked child inherits its parent's counts."""
         numbers = {
             name: getattr(self, name) - getattr(before, name)
-            for name in ("received", "ok", "degraded", "failed", "shed", "kept")
+            for name in (*_ENDED, "received", "kept")
         }
         dropped = {why: n - before.dropped.get(why, 0) for why, n in self.dropped.items()}
         return MetricCounts(**numbers, dropped={why: n for why, n in dropped.items() if n})
@@ -123,7 +119,6 @@ class ProcessAccounts:
         stored_rows: How many of its samples the store holds.
         under_way: How many requests were under way when the process was killed.
         wrong: Each figure that does not agree with another, in words; empty if all do.
-        worker_id: Its id in the store.
     """
 
     metrics: MetricCounts
@@ -134,10 +129,6 @@ class ProcessAccounts:
     wrong: tuple[str, ...] = ()
     worker_id: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return asdict(self)
-
 
 def compare(
     callers: CallerCounts,
@@ -146,7 +137,6 @@ def compare(
     stored_rows: int,
     *,
     waiting: int = 0,
-    worker_id: str = "",
 ) -> ProcessAccounts:
     """Compare the accounts of a process that ended by itself and sampled every request.
 
@@ -156,19 +146,11 @@ def compare(
         samples: The counts of its sampler and writer; None where nothing is sampled.
         stored_rows: How many of its samples the store holds.
         waiting: How many samples are still in its queue.
-        worker_id: Its id in the store.
     """
     pairs = [
         ("requests received", metrics.received, callers.asked),
-        ("requests ok", metrics.ok, callers.ok),
-        ("requests degraded", metrics.degraded, callers.degraded),
-        ("requests failed", metrics.failed, callers.failed),
-        ("requests shed", metrics.shed, callers.shed),
-        (
-            "requests that ended",
-            metrics.ok + metrics.degraded + metrics.failed + metrics.shed,
-            metrics.received,
-        ),
+        *[(f"requests {end}", getattr(metrics, end), getattr(callers, end)) for end in _ENDED],
+        ("requests that ended", sum(getattr(metrics, end) for end in _ENDED), metrics.received),
         ("candidates kept", metrics.kept, callers.kept),
         (
             "candidates kept and dropped",
@@ -191,54 +173,30 @@ def compare(
         samples=samples,
         stored_rows=stored_rows,
         wrong=tuple(wrong),
-        worker_id=worker_id,
     )
 
 
-def requests_in_words(processes: Iterable[ProcessAccounts]) -> str:
-    """The requests of all processes as one sum."""
-    total: Counter[str] = Counter()
+def in_sums(processes: Iterable[ProcessAccounts]) -> str:
+    """The requests, candidates and samples of all processes, each as one sum."""
+    metrics, samples, lost = Counter[str](), Counter[str](), Counter[str]()
     for one in processes:
-        for name in ("received", "ok", "degraded", "failed", "shed"):
-            total[name] += getattr(one.metrics, name)
-        total["under way"] += one.under_way
-    parts = ["ok", "degraded", "failed", "shed"] + ["under way"] * (total["under way"] > 0)
-    return _sum(total["received"], [(total[part], part) for part in parts])
+        metrics.update({name: getattr(one.metrics, name) for name in (*_ENDED, "received", "kept")})
+        metrics.update({"under way": one.under_way, "seen": one.candidates})
+        metrics["dropped"] += sum(one.metrics.dropped.values())
+        if (found := one.samples) is not None:
+            lost.update({why.value: n for why, n in found.lost.items() if n})
+            names = ("sampled", "stored", "pending", "unaccounted")
+            samples.update({name: getattr(found, name) for name in names})
+    samples[f"lost ({', '.join(sorted(lost))})"] = sum(lost.values())
 
+    def in_words(what: str, counts: Counter[str], whole: str, parts: Iterable[str]) -> str:
+        each = [f"{counts[part]:,} {part}" for part in parts if counts[part]]
+        return f"{counts[whole]:,} {what} = {' + '.join(each) or '0'}"
 
-def candidates_in_words(processes: Iterable[ProcessAccounts]) -> str:
-    """The candidates of all processes as one sum."""
-    total = kept = 0
-    dropped: Counter[str] = Counter()
-    for one in processes:
-        total += one.candidates
-        kept += one.metrics.kept
-        dropped.update(one.metrics.dropped)
-    return _sum(total, [(kept, "kept"), (sum(dropped.values()), "dropped")])
-
-
-def samples_in_words(processes: Iterable[ProcessAccounts]) -> str:
-    """The samples of all processes as one sum."""
-    total: Counter[str] = Counter()
-    lost: Counter[str] = Counter()
-    for one in processes:
-        if one.samples is not None:
-            total["sampled"] += one.samples.sampled
-            total["stored"] += one.samples.stored
-            total["pending"] += one.samples.pending
-            total["unaccounted"] += one.samples.unaccounted
-            lost.update({why.value: n for why, n in one.samples.lost.items() if n})
-    why = f" ({', '.join(sorted(lost))})" if lost else ""
-    return _sum(
-        total["sampled"],
+    return "; ".join(
         [
-            (total["stored"], "stored"),
-            (total["pending"], "pending"),
-            (sum(lost.values()), f"lost{why}"),
-            (total["unaccounted"], "unaccounted"),
-        ],
+            in_words("requests", metrics, "received", (*_ENDED, "under way")),
+            in_words("candidates", metrics, "seen", ("kept", "dropped")),
+            in_words("samples", samples, "sampled", [one for one in samples if one != "sampled"]),
+        ]
     )
-
-
-def _sum(total: int, parts: list[tuple[int, str]]) -> str:
-    return f"{total:,} = " + " + ".join([f"{n:,} {name}" for n, name in parts])

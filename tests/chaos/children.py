@@ -1,16 +1,15 @@
 """Forked children of a serving process: each writes its accounts into a pipe, and ends."""
 
-import json
 import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from accounting import CallerCounts, MetricCounts, ProcessAccounts, compare, read_metrics
+from accounting import CallerCounts, ProcessAccounts, compare, read_metrics
+from pydantic import TypeAdapter
 from serving import ServingProcess, until
 
-from ctxguard.monitor.store import Accounts, LostReason
+_ACCOUNTS = TypeAdapter(ProcessAccounts)
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,8 @@ def fork_child(serving: ServingProcess, work: Callable[[], object]) -> Child:
             samples,
             samples.stored,
             waiting=samples.pending,
-            worker_id=serving.sampler.worker_id,
         )
-        os.write(writing, json.dumps(accounts.to_dict()).encode())
+        os.write(writing, _ACCOUNTS.dump_json(accounts))
         status = 0
     finally:
         os._exit(status)
@@ -57,18 +55,4 @@ def accounts_of_child(child: Child) -> ProcessAccounts | None:
         os.waitpid(child.pid, 0)
     with os.fdopen(child.reading, "rb") as pipe:
         said = pipe.read()
-    return _accounts_from(json.loads(said)) if said else None
-
-
-def _accounts_from(data: dict[str, Any]) -> ProcessAccounts:
-    """What ``ProcessAccounts.to_dict`` gave."""
-    lost = {LostReason(why): n for why, n in data["samples"].pop("lost").items()}
-    return ProcessAccounts(
-        metrics=MetricCounts(**data["metrics"]),
-        candidates=data["candidates"],
-        samples=Accounts(**data["samples"], lost=lost),
-        stored_rows=data["stored_rows"],
-        under_way=data["under_way"],
-        wrong=tuple(data["wrong"]),
-        worker_id=data["worker_id"],
-    )
+    return _ACCOUNTS.validate_json(said) if said else None

@@ -28,9 +28,7 @@ class Report:
         name: The fault.
         expected: The effect that it should have, in words.
         observed: The effect that it had, in words.
-        requests: The sum of requests by outcome, as text.
-        candidates: The sum of candidates kept and dropped, as text.
-        samples: The sum of samples stored, pending and lost, as text.
+        accounts: The sums of requests, candidates and samples, as text.
         wrong: Checks that failed and accounts that do not add up; empty if it passed.
         seconds: How long it took.
     """
@@ -38,9 +36,7 @@ class Report:
     name: str
     expected: str
     observed: str
-    requests: str
-    candidates: str
-    samples: str
+    accounts: str
     wrong: tuple[str, ...]
     seconds: float
 
@@ -80,9 +76,7 @@ def run_isolated(name: str, expected: str, size: Size) -> Report:
         name=name,
         expected=expected,
         observed=data.get("observed", ""),
-        requests=data.get("requests", ""),
-        candidates=data.get("candidates", ""),
-        samples=data.get("samples", ""),
+        accounts=data.get("accounts", ""),
         wrong=(*data.get("wrong", ()), *wrong),
         seconds=time.monotonic() - started,
     )
@@ -113,7 +107,7 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 
 def main(name: str, size: Size, folder: Path) -> None:
     """Run a fault in this process, and write its report into ``folder``."""
-    from accounting import candidates_in_words, requests_in_words, samples_in_words
+    from accounting import in_sums
     from faults import FAULTS
 
     work = folder / "work"
@@ -123,9 +117,7 @@ def main(name: str, size: Size, folder: Path) -> None:
     failed += [wrong for one in result.accounts for wrong in one.wrong]
     data = {
         "observed": result.observed,
-        "requests": requests_in_words(result.accounts),
-        "candidates": candidates_in_words(result.accounts),
-        "samples": samples_in_words(result.accounts),
+        "accounts": in_sums(result.accounts),
         "wrong": failed,
     }
     part = folder / "report.part"

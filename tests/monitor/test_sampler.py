@@ -2,7 +2,6 @@
 
 import os
 import random
-import sys
 import threading
 
 import pytest
@@ -151,39 +150,6 @@ def test_what_waits_when_the_sampler_is_closed_is_counted_as_lost() -> None:
     sampler.close()
     assert not sampler.offer(context, 1.0, 3.0)
     assert (sampler.sampled(), sampler.lost()[LostReason.CLOSED]) == (4, 3)
-
-
-def test_every_sample_is_accounted_for_under_threads() -> None:
-    sampler = Sampler(1.0, capacity=50)
-    context = make_context(["a"], 1)
-    n_threads, n_offers = 8, 4_000
-    queued, drained = [0] * n_threads, [0]
-    done = threading.Event()
-
-    def offer(thread: int) -> None:
-        queued[thread] = sum(sampler.offer(context, 1.0, 0.0) for _ in range(n_offers))
-
-    def drain() -> None:
-        while not done.is_set() or drained[0] < sum(queued):
-            drained[0] += len(sampler.drain(7))
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        drainer = threading.Thread(target=drain)
-        offerers = [threading.Thread(target=offer, args=(i,)) for i in range(n_threads)]
-        for thread in (drainer, *offerers):
-            thread.start()
-        for thread in offerers:
-            thread.join()
-        done.set()
-        drainer.join()
-    finally:
-        sys.setswitchinterval(interval)
-
-    assert sampler.sampled() == n_threads * n_offers
-    assert drained[0] == sum(queued)
-    assert sampler.lost()[LostReason.QUEUE_FULL] == n_threads * n_offers - sum(queued)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
