@@ -1,5 +1,6 @@
 """Writers that share a store, killed at any moment, again and again."""
 
+import mmap
 import os
 import random
 import signal
@@ -7,6 +8,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 from serving import Result, Size
@@ -19,6 +21,7 @@ from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.store import Accounts, SampleStore
 
 _WRITERS = 4
+_ID_BYTES = 32
 _SILENT_SECONDS = 2 * 3600.0
 
 
@@ -69,7 +72,7 @@ class Fleet:
         for _ in range(_WRITERS):
             self._start()
         for _ in range(n):
-            self._listen(self._rng.uniform(0.0, 0.06))
+            time.sleep(self._rng.uniform(0.0, 0.06))
             one = self._alive.pop(self._rng.randrange(len(self._alive)))
             self._kill(one)
             self._start()
@@ -77,7 +80,7 @@ class Fleet:
 
     def end(self) -> Accounts:
         """Kill all; what the store knows of them."""
-        self._listen(0.1)
+        time.sleep(0.1)
         while self._alive:
             self._kill(self._alive.pop())
         with open_later(self.url) as store:
@@ -102,41 +105,21 @@ class Fleet:
         }
 
     def _start(self) -> None:
-        reading, writing = os.pipe()
+        one = _Writer(mmap.mmap(-1, _ID_BYTES + 8))
         capacity = self._rng.choice((5, 10_000))
         sys.stdout.flush()
-        child = os.fork()
-        if child == 0:
-            os.close(reading)
+        one.pid = os.fork()
+        if one.pid == 0:
             with suppress(BaseException):
-                sampler = Sampler(1.0, capacity=capacity)
-                _write_for_ever(self.url, sampler, self._context, writing)
+                one.write_for_ever(self.url, Sampler(1.0, capacity=capacity), self._context)
             os._exit(1)
-        os.close(writing)
-        worker_id = os.read(reading, 32).decode()
-        os.set_blocking(reading, False)
-        self._alive.append(_Writer(worker_id, child, reading))
+        self._alive.append(one)
 
     def _kill(self, one: "_Writer") -> None:
         os.kill(one.pid, signal.SIGKILL)
         os.waitpid(one.pid, 0)
-        os.set_blocking(one.pipe, True)
-        while told := os.read(one.pipe, 65_536):
-            one.offered += len(told)
-        os.close(one.pipe)
         self._dead.append(one)
         self.killed += 1
-
-    def _listen(self, seconds: float) -> None:
-        """Read what the writers tell, since a full pipe would hold them up."""
-        deadline = time.monotonic() + seconds
-        while True:
-            for one in self._alive:
-                with suppress(BlockingIOError):
-                    one.offered += len(os.read(one.pipe, 65_536))
-            if time.monotonic() >= deadline:
-                return
-            time.sleep(0.001)
 
     def _check_while_others_write(self) -> None:
         with SampleStore.open(self.url) as store:
@@ -147,25 +130,34 @@ class Fleet:
 
 @dataclass(eq=False)
 class _Writer:
-    """A process that samples, and how many offers it has told of."""
+    """A process that samples, and the memory in which it tells its id and its offers."""
 
-    worker_id: str
-    pid: int
-    pipe: int
-    offered: int = 0
+    shared: mmap.mmap
+    pid: int = 0
 
+    @property
+    def worker_id(self) -> str:
+        """Its id in the store."""
+        return self.shared[:_ID_BYTES].decode()
 
-def _write_for_ever(url: str, sampler: Sampler, context: Context, pipe: int) -> None:
-    """Sample, tell of each offer that has returned, and write; until killed."""
-    writer = SampleWriter(sampler, SampleStore.open(url), interval_seconds=0.005)
-    os.write(pipe, sampler.worker_id.encode())
-    writer.start()
-    parent, rng = os.getppid(), random.Random(os.getpid())
-    while os.getppid() == parent:
-        sampler.offer(context, 1.0, time.time())
-        os.write(pipe, b".")
-        if rng.random() < 0.2:
-            time.sleep(0.005)
+    @property
+    def offered(self) -> int:
+        """How many of its offers have returned."""
+        return int.from_bytes(self.shared[_ID_BYTES:], "little")
+
+    def write_for_ever(self, url: str, sampler: Sampler, context: Context) -> None:
+        """Sample, tell of each offer that has returned, and write; until killed."""
+        writer = SampleWriter(sampler, SampleStore.open(url), interval_seconds=0.005)
+        self.shared[:_ID_BYTES] = sampler.worker_id.encode()
+        writer.start()
+        parent, rng = os.getppid(), random.Random(os.getpid())
+        for offered in count(1):
+            sampler.offer(context, 1.0, time.time())
+            self.shared[_ID_BYTES:] = offered.to_bytes(8, "little")
+            if rng.random() < 0.2:
+                time.sleep(0.005)
+            if os.getppid() != parent:
+                return
 
 
 def open_later(url: str) -> SampleStore:

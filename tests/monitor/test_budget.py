@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from storing import Clock
 
 from ctxguard.errors import ConfigurationError, StoreUnavailableError
 from ctxguard.monitor.judging.budget import BudgetLimits, JudgingBudget
@@ -16,14 +17,10 @@ HOUR, DAY = 3600.0, 86_400.0
 NOON = 20_000 * DAY + DAY / 2
 
 
-class Clock:
-    """Stands still unless it is set."""
-
-    def __init__(self, now: float = NOON) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
+def at_noon() -> Clock:
+    clock = Clock()
+    clock.now = NOON
+    return clock
 
 
 STORE = SampleStore.open("sqlite://")
@@ -46,7 +43,7 @@ _series = ""
 def budget(
     clock: Clock | None = None, *, store: SampleStore = STORE, **limits: float
 ) -> JudgingBudget:
-    clock = Clock() if clock is None else clock
+    clock = at_noon() if clock is None else clock
     return JudgingBudget(BudgetLimits(**limits), store, _series, clock)
 
 
@@ -86,7 +83,7 @@ def test_what_is_left_is_shared_among_what_waits(
 
 
 def test_what_will_come_until_the_hour_ends_counts_as_waiting() -> None:
-    clock = Clock(NOON)
+    clock = at_noon()
     for expected in (0.5, 1.0):
         found = budget(clock, calls_per_hour=1800).probability_for(0, 1.0)
         assert found == pytest.approx(expected, rel=1e-3)
@@ -124,7 +121,8 @@ def test_a_sample_that_may_need_more_than_is_left_is_not_afforded() -> None:
 
 @pytest.mark.parametrize(("limit", "seconds"), [("calls_per_hour", HOUR), ("calls_per_day", DAY)])
 def test_the_next_period_begins_with_the_whole_limit(limit: str, seconds: float) -> None:
-    clock = Clock(math.floor(NOON / seconds) * seconds + seconds - 1.0)
+    clock = at_noon()
+    clock.now = math.floor(NOON / seconds) * seconds + seconds - 1.0
     used = budget(clock, **{limit: 10})
     judged(used, 10, 0.0)
     assert not used.reserve(1)
@@ -134,7 +132,7 @@ def test_the_next_period_begins_with_the_whole_limit(limit: str, seconds: float)
 
 
 def test_an_hour_that_begins_anew_leaves_the_day_as_it_is() -> None:
-    clock = Clock()
+    clock = at_noon()
     used = budget(clock, calls_per_hour=10, calls_per_day=15)
     judged(used, 10, 0.0)
     clock.now += HOUR
@@ -143,7 +141,7 @@ def test_an_hour_that_begins_anew_leaves_the_day_as_it_is() -> None:
 
 
 def test_a_clock_set_back_gives_nothing_twice() -> None:
-    clock = Clock()
+    clock = at_noon()
     used = budget(clock, calls_per_hour=10, calls_per_day=10)
     judged(used, 10, 0.0)
     clock.now -= DAY
@@ -155,7 +153,7 @@ def test_a_clock_set_back_gives_nothing_twice() -> None:
 
 
 def test_spending_goes_on_after_a_restart() -> None:
-    clock = Clock()
+    clock = at_noon()
     before = budget(clock, calls_per_hour=10, cost_per_day=5.0)
     judged(before, 7, 4.5)
     before.settle()
@@ -168,7 +166,7 @@ def test_spending_goes_on_after_a_restart() -> None:
 
 
 def test_what_one_monitor_reserves_no_other_can_spend() -> None:
-    clock = Clock()
+    clock = at_noon()
     one, other = (budget(clock, calls_per_hour=10) for _ in range(2))
     assert one.reserve(6)
     assert not other.reserve(5)
@@ -179,7 +177,7 @@ def test_what_one_monitor_reserves_no_other_can_spend() -> None:
 
 
 def test_calls_that_a_killed_monitor_had_reserved_stay_spent_until_the_period_ends() -> None:
-    clock = Clock()
+    clock = at_noon()
     killed = budget(clock, calls_per_hour=10)
     assert killed.reserve(6)
     other = budget(clock, calls_per_hour=10)
@@ -189,7 +187,7 @@ def test_calls_that_a_killed_monitor_had_reserved_stay_spent_until_the_period_en
 
 
 def test_what_was_reserved_in_one_hour_is_not_spent_in_the_next() -> None:
-    clock = Clock()
+    clock = at_noon()
     one, other = (budget(clock, calls_per_hour=10, calls_per_day=12) for _ in range(2))
     assert one.reserve(10)
     clock.now += HOUR
@@ -202,7 +200,7 @@ def test_what_was_reserved_in_one_hour_is_not_spent_in_the_next() -> None:
 
 
 def test_a_store_that_fails_lets_no_one_spend_twice() -> None:
-    clock = Clock()
+    clock = at_noon()
     one = budget(clock, calls_per_hour=10)
 
     class Deaf:
@@ -234,7 +232,7 @@ def test_it_gives_a_probability_and_within_it_no_limit_is_passed_on_average(
     waiting: int, arriving: float, spent: list[tuple[int, float]], now: float
 ) -> None:
     limits = BudgetLimits(calls_per_hour=100, cost_per_day=20.0)
-    known = JudgingBudget(limits, STORE, f"judge {next(_names)}", Clock(now))
+    known = JudgingBudget(limits, STORE, f"judge {next(_names)}", lambda: now)
     for calls, cost in spent:
         judged(known, calls, cost)
     probability = known.probability_for(waiting, arriving)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from storing import NOW, Clock, OpenStore, fill, judged
 
-from ctxguard.errors import StoreError, StoreLockedError
+from ctxguard.errors import ConfigurationError, StoreError, StoreLockedError
 from ctxguard.monitor.store import Finished, SampleStore, State
 from ctxguard.monitor.store.database import Database
 
@@ -71,7 +71,8 @@ def test_a_sample_by_itself_that_cannot_be_written_is_refused(store: SampleStore
     store.finish("judge", [judged(ids[0])])
     accepted, refused = store.finish("judge", [judged(ids[1], summary=b"short")])
     assert (accepted, list(refused)) == (set(), [ids[1]])
-    assert "summaries of 8 bytes" in str(refused[ids[1]])
+    assert isinstance(refused[ids[1]], ConfigurationError)
+    assert "summaries of 8 bytes, not 5" in str(refused[ids[1]])
 
 
 def test_samples_that_were_finished_before_are_neither_accepted_nor_refused(

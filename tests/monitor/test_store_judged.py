@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from storing import NOW, OpenStore, entry, fill, judge_all, judged
 
-from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.store import SampleStore, State, WorkerCounts, judgments
 
 
@@ -38,16 +37,6 @@ class TestJudged:
         assert store.series() == ["judge 2", "judge 10"]
         assert store.judged("judge 10").sample_ids.tolist() == [ids[1]]
         assert store.verdicts("judge 10", ids) == {ids[1]: '{"p": 1}'}
-
-    def test_summaries_of_another_size_are_refused_and_nothing_is_finished(
-        self, store: SampleStore
-    ) -> None:
-        ids = fill(store, 2)
-        store.finish("judge", [judged(ids[0], summary=b"12345678")])
-        (refused,) = store.finish("judge", [judged(ids[1], summary=b"123")])[1].values()
-        assert isinstance(refused, ConfigurationError)
-        assert "summaries of 8 bytes, not 3" in str(refused)
-        assert store.states()[State.PENDING] == 1
 
     def test_more_rows_than_one_page_are_read_whole(
         self, any_store_url: str, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch

@@ -15,10 +15,20 @@ from storing import OpenStore
 from ctxguard.monitor.store import State
 from tests.timing import PATIENCE_SECONDS
 
+_STORE = """
+import os, signal, sys, threading
+from ctxguard.monitor.store import Entry, SampleStore, WorkerCounts
+store = SampleStore.open(sys.argv[1])
+def append(worker, n=1):
+    for _ in range(n):
+        store.append(worker, [Entry(worker, 0.0, 1.0, None, 0.0, b"")], WorkerCounts(1))
+"""
+
 
 def run(program: str, *arguments: str) -> subprocess.Popen[str]:
+    """Run a program that may use ``store`` and ``append``."""
     return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        [sys.executable, "-c", _STORE + textwrap.dedent(program), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -38,13 +48,7 @@ class TestProcesses:
     def test_processes_that_begin_a_store_together_make_its_tables_once(
         self, shared_store_url: str, open_store: OpenStore
     ) -> None:
-        program = """
-            import sys
-            from ctxguard.monitor.store import Entry, SampleStore, WorkerCounts
-            store = SampleStore.open(sys.argv[1])
-            for n in range(20):
-                store.append(sys.argv[2], [Entry("r", 0.0, 1.0, None, 0.0, b"")], WorkerCounts(1))
-        """
+        program = "append(sys.argv[2], 20)"
         outcomes([run(program, shared_store_url, f"w{n}") for n in range(4)])
         store = open_store(shared_store_url)
         assert [store.accounts(worker_id=f"w{n}").stored for n in range(4)] == [20] * 4
@@ -55,9 +59,6 @@ class TestProcesses:
     ) -> None:
         store = open_store(shared_store_url)
         program = """
-            import sys
-            from ctxguard.monitor.store import Entry, SampleStore, WorkerCounts
-            store = SampleStore.open(sys.argv[1])
             batch = [Entry("r", 0.0, 1.0, None, 0.0, bytes(1_000)) for _ in range(7)]
             for n in range(1_000_000):
                 store.append(sys.argv[2], batch, WorkerCounts(7))
@@ -81,24 +82,18 @@ class TestProcesses:
         self, shared_store_url: str, open_store: OpenStore
     ) -> None:
         program = """
-            import os, signal, sys, threading
-            from ctxguard.monitor.store import Entry, SampleStore, WorkerCounts
-            store = SampleStore.open(sys.argv[1])
-            def append(worker):
-                for n in range(30):
-                    store.append(worker, [Entry(worker, 0.0, 1.0, None, 0.0, b"")], WorkerCounts(1))
-            append("before")
-            busy = threading.Thread(target=append, args=("thread",))
+            append("before", 30)
+            busy = threading.Thread(target=append, args=("thread", 30))
             busy.start()
             children = []
             for n in range(5):
                 child = os.fork()
                 if child == 0:
                     signal.alarm(30)
-                    append(f"child {n}")
+                    append(f"child {n}", 30)
                     sys.exit(0)
                 children.append(child)
-            append("after")
+            append("after", 30)
             busy.join()
             print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
         """
@@ -113,19 +108,14 @@ class TestProcesses:
         self, shared_store_url: str, open_store: OpenStore
     ) -> None:
         program = """
-            import os, sys
-            from ctxguard.monitor.store import Entry, SampleStore, WorkerCounts
-            store = SampleStore.open(sys.argv[1])
-            def append():
-                store.append("w", [Entry("r", 0.0, 1.0, None, 0.0, b"")], WorkerCounts(1))
-            append()
+            append("w")
             to_parent, to_child = os.pipe(), os.pipe()
             child = os.fork()
             if child == 0:
-                append()
+                append("w")
                 os.write(to_parent[1], b".")
                 os.read(to_child[0], 1)
-                append()
+                append("w")
                 os._exit(0)
             os.read(to_parent[0], 1)
             store.close()
@@ -136,9 +126,6 @@ class TestProcesses:
         assert open_store(shared_store_url).accounts().stored == 3
 
     def test_the_types_import_without_the_database_library(self) -> None:
-        program = """
-            import sys
-            from ctxguard.monitor.store import Entry, WorkerCounts
-            print("sqlalchemy" in sys.modules, "psycopg" in sys.modules)
-        """
-        assert outcomes([run(program)]) == ["False False"]
+        program = "import sys\nfrom ctxguard.monitor.store import Entry\nprint(*sys.modules)"
+        found = subprocess.check_output([sys.executable, "-c", program], text=True).split()
+        assert not {"sqlalchemy", "psycopg"} & {*found}

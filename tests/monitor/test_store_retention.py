@@ -35,6 +35,7 @@ class TestRetention:
         assert len(store.judged("judge")) == 0
         assert store.feedback(ids) == store.label_queue() == []
         assert store.feedback(young) != []  # the same request was sampled again
+        assert store.accounts().stored == 3
 
     def test_labelled_samples_go_as_well_and_leave_their_graded_row(
         self, store: SampleStore, clock: Clock
@@ -99,15 +100,6 @@ class TestRetention:
         assert new > old
         assert store.finish("judge", [judged(old)])[0] == set()
         assert store.states()[State.PENDING] == 1
-
-    def test_what_a_worker_stored_stays_counted_when_its_samples_go(
-        self, store: SampleStore, clock: Clock
-    ) -> None:
-        store.limits = Limits(max_age_seconds=DAY)
-        fill(store, 3)
-        clock.now += 2.0 * DAY
-        store.clean()
-        assert store.accounts().stored == 3
 
     def test_more_than_one_batch_is_cleaned(self, store: SampleStore, clock: Clock) -> None:
         store.limits = Limits(max_bytes=1_000)
