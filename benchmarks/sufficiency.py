@@ -42,7 +42,7 @@ from benchmarks._collection import Collection, default_cache
 from benchmarks.policies import environment
 from calibration.data.dataset import Dataset, Query, split_by_query
 from calibration.evaluate import interval_bounds
-from calibration.fit import FOLDS, fit_relevance, fold_of
+from calibration.fit import fit_relevance, folds
 from calibration.pool_labels import PoolLabels, label
 from calibration.replay import Pools
 from calibration.sufficiency import (
@@ -232,13 +232,11 @@ def _policy(model: RelevanceModel) -> ExpectedUtilityPolicy:
 def _fitted_scorers(fit: tuple[Pools, PoolLabels]) -> dict[str, Scorer]:
     """Logistic regressions on the contexts of the fitting half, by P that did not fit on them."""
     pools, labels = fit
-    folds = np.array([fold_of(query_id) for query_id in pools.query_ids])
-    rankings, decisions = list(pools.rankings()), []
-    models = [
-        fit_relevance(pools, labels, np.flatnonzero(folds != number)) for number in range(FOLDS)
-    ]
-    for fold, ranking in zip(folds.tolist(), rankings, strict=True):
-        decisions.append(decide(ranking, _policy(models[fold])))
+    rankings, of_row = list(pools.rankings()), {}
+    for inside, others in folds(pools.query_ids):
+        policy = _policy(fit_relevance(pools, labels, others))
+        of_row.update({row: decide(rankings[row], policy) for row in inside.tolist()})
+    decisions = [of_row[row] for row in range(len(pools))]
     holds = np.array([_holds(decision, labels, row) for row, decision in enumerate(decisions)])
     if not 5 <= holds.sum() <= holds.size - 5:
         raise CalibrationError("too few contexts of either kind")

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from calibration.data.dataset import Dataset
 from calibration.evaluate import bootstrap_interval
-from calibration.fit import FOLDS, fold_of, out_of_fold, probabilities
+from calibration.fit import folds, out_of_fold, probabilities
 from calibration.pool_labels import PoolLabels, discounts, labelled_part
 from calibration.replay import Pools, Progress
+from calibration.weights import significant
 from ctxguard.core.asking import ANSWER, AnswerModel, Assessment, to_ask
 from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy
@@ -38,6 +39,9 @@ FEWEST_TO_ENFORCE = 20
 
 _PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """After which an assessor that refuses for its rate limit is asked again."""
+
+_FIGURES = ("intercept", "slope", "effect", "deviation", "place")
+"""The figures of a model, which a profile has rounded."""
 
 _MOST_FAILED = 0.2
 """Share of the queries without any answer above which nothing is fitted."""
@@ -164,10 +168,11 @@ def calibrate_asking(
     )
     gain = evidence[0].gain
     shown = gain.lower is not None and gain.lower > 0.0 and gain.n >= FEWEST_TO_ENFORCE
+    figures: dict[str, Any] = {each: significant(getattr(model, each), 8) for each in _FIGURES}
     return AssessorProfile(
         fingerprint=asking.stage.fingerprint,
         name=name,
-        model=_rounded(model),
+        model=replace(model, **figures),
         price=asking.price,
         first=FIRST,
         decision="enforce" if shown and held_out is not None else "shadow",
@@ -190,7 +195,7 @@ def _asked(
     answers = {name: np.full(chances.shape, np.nan) for name in names}
     places = np.full(chances.shape, np.nan)
     failed, n_asked, cost = 0, 0, 0.0
-    order = np.argsort(-np.nan_to_num(chances, nan=-1.0), axis=1, kind="stable")
+    order = np.argsort(-chances, axis=1, kind="stable")
     for row, query_id in enumerate(pools.query_ids):
         ids = pools.passage_ids[row]
         first = order[row, : min(FIRST, len(ids))].tolist()
@@ -236,13 +241,10 @@ def _at_price(
         found = [_replayed(parts[1], name, model, policy, price)]
     else:
         own = parts[0]
-        fold = np.array([fold_of(query_id) for query_id in own.pools.query_ids])
-        found = []
-        for number in range(FOLDS):
-            inside, outside = np.flatnonzero(fold == number), np.flatnonzero(fold != number)
-            other = own.rows(outside).fitted(name)
-            if inside.size:
-                found.append(_replayed(own.rows(inside), name, other, policy, price))
+        found = [
+            _replayed(own.rows(inside), name, own.rows(outside).fitted(name), policy, price)
+            for inside, outside in folds(own.pools.query_ids)
+        ]
     gains, asked, forecasts, possible, weights = (
         np.concatenate([each[place] for each in found]) for place in range(5)
     )
@@ -290,9 +292,3 @@ def _strict_udcg(chances: FloatArray, worth: FloatArray, policy: ExpectedUtility
     kept = chances[order] >= policy.min_probability
     kept[: min(policy.min_keep, kept.size)] = True
     return float((worth[order] * kept) @ discounts(order.size))
-
-
-def _rounded(model: AnswerModel) -> AnswerModel:
-    names = ("intercept", "slope", "effect", "deviation", "place")
-    short: dict[str, Any] = {name: float(f"{getattr(model, name):.8g}") for name in names}
-    return replace(model, **short)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from calibration.asking import Asking, calibrate_asking
 from calibration.calibrate_route import (
@@ -17,7 +17,7 @@ from calibration.data.dataset import Dataset, split_by_query
 from calibration.fit import better_fusion, fit_fusion
 from calibration.pool_labels import label, unlabelled_note
 from calibration.replay import Pools, Progress, check_labels_are_found, encode_queries, replay
-from calibration.retrievers import RankingSource, Replayable, wrapped
+from calibration.retrievers import MultiRoute, RankingSource, Replayable, wrapped
 from calibration.signal_columns import leaks, needed, read_columns, without
 from calibration.verdict import FEWEST_HELD_OUT
 from ctxguard.core.columns import SignalColumn
@@ -40,21 +40,6 @@ _UNVERIFIED = (
 
 Passes = Callable[[str, int], Progress]
 """Called with the name and size of each pass over the queries; returns its progress callback."""
-
-
-class MultiRoute(Protocol):
-    """A retriever whose stages can be switched, so that every route can be calibrated."""
-
-    @property
-    def routes(self) -> Sequence[Route]: ...
-
-    def on_route(self, route: Route) -> Replayable: ...
-
-    def with_fusion(self, fusion: Fusion) -> "MultiRoute": ...
-
-    def fingerprint(self) -> Mapping[str, str]: ...
-
-    def encode_query(self, query: str) -> Any: ...
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from calibration.replay import Pools
 from calibration.settings import ChoiceSettings, Family
 from calibration.sufficiency import calibrate_sufficiency
 from calibration.verdict import FEWEST_HELD_OUT, verdict
-from calibration.weights import deciles, n_equivalent, weighted_mean
+from calibration.weights import deciles, n_equivalent, significant, weighted_mean
 from ctxguard._support.settings import optional, setting
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.policies import Policy, RatioPolicy
@@ -450,9 +450,9 @@ def _certificate(certification: Certification, promise: Promise, settings: Setti
         delta=promise.delta,
         baseline=settings.baseline,
         test="betting p-values, fixed sequence",
-        p_value=_rounded(certification.p_value or 0.0),
-        recall_loss=_rounded(certification.recall_loss),
-        harm=_rounded(certification.harm),
+        p_value=significant(certification.p_value or 0.0),
+        recall_loss=significant(certification.recall_loss),
+        harm=significant(certification.harm),
         n_recall=certification.n_recall,
         n_queries=certification.n_harm,
         n_equivalent=certification.n_equivalent,
@@ -497,13 +497,13 @@ def _cost_certificate(
         baseline=settings.baseline,
         test="betting bound",
         p_value=settings.delta,
-        recall_loss=_rounded(float(weighted_mean(losses, loss_weights))),
-        harm=_rounded(float(weighted_mean(harm, harm_weights))),
+        recall_loss=significant(float(weighted_mean(losses, loss_weights))),
+        harm=significant(float(weighted_mean(harm, harm_weights))),
         n_recall=int(losses.size),
         n_queries=len(chosen.query_ids),
         n_equivalent=n_equivalent(weights),
         recall_difference=RecallDifference(
-            value=_rounded(float(weighted_mean(differences, weights))),
+            value=significant(float(weighted_mean(differences, weights))),
             lower=math.floor(lower * 1e4) / 1e4,
             n=int(differences.size),
         ),
@@ -557,11 +557,7 @@ def reference_deciles(
         signals["score_gap"] = signals["top_score"] - pools.scores[:, 1]
     signals["kept"] = kept
     return {
-        name: tuple(_rounded(value) for value in deciles(values, weights).tolist())
+        name: tuple(map(significant, deciles(values, weights).tolist()))
         for name, values in signals.items()
         if not np.isnan(values).all()
     }
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.6g}")

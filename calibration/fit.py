@@ -3,6 +3,7 @@
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from calibration.pool_labels import IntArray, PoolLabels
 from calibration.replay import Pools
 from calibration.trees import fit_trees
-from calibration.weights import counted, weighted_mean, with_lost_queries
+from calibration.weights import counted, significant, weighted_mean, with_lost_queries
 from ctxguard._support.extras import require
 from ctxguard.core.columns import is_free
 from ctxguard.core.fusion import Fusion, fuse
@@ -65,11 +66,11 @@ def better_fusion(
     defined = ~np.isnan(served)
     if defined.sum() < _FEWEST_TO_COMPARE:
         return None
-    by_weight, fold = _by_weight(pools, labels, weights), _folds(pools)
+    by_weight = _by_weight(pools, labels, weights)
     convex = np.full(len(pools), np.nan)
-    for number in range(FOLDS):
-        inside, outside = fold == number, defined & (fold != number)
-        if outside.any():
+    for inside, others in folds(pools.query_ids):
+        outside = others[defined[others]]
+        if outside.size:
             best = _best_weight(by_weight[outside], labels.weights[outside], weights)
             convex[inside] = by_weight[inside, weights.index(best)]
     candidates = {
@@ -90,7 +91,7 @@ def better_fusion(
         return None
     # Fitted last, since it costs most and is seldom asked for.
     probable = out_of_fold(pools, labels)
-    order = np.argsort(-np.nan_to_num(probable, nan=-1.0), axis=1, kind="stable")
+    order = np.argsort(-probable, axis=1, kind="stable")
     by_probability = labels.ndcg(np.take_along_axis(labels.grades, order, axis=1))
     best_served = candidates[found[1]][defined]
     if weighted_mean((by_probability[defined] - best_served), counts) > 0.0:
@@ -99,10 +100,6 @@ def better_fusion(
 
 
 _FEWEST_TO_COMPARE = 20
-
-
-def _folds(pools: Pools) -> IntArray:
-    return np.array([fold_of(query_id) for query_id in pools.query_ids])
 
 
 def _best_weight(ndcg: FloatArray, labelled: FloatArray, weights: Sequence[float]) -> float:
@@ -162,7 +159,7 @@ def fit_temperature(pools: Pools) -> float:
     gaps = gaps[~np.isnan(gaps) & (gaps > 0.0)]
     if gaps.size == 0:
         return 1.0
-    return float(f"{np.median(gaps) / -math.log(_TEMPERATURE_SHARE):.3g}")
+    return significant(np.median(gaps) / -math.log(_TEMPERATURE_SHARE), 3)
 
 
 FOLDS = 5
@@ -284,12 +281,13 @@ def fit_model(
         x, means, scales = standardised(inputs)
         x *= free
         regression.fit(x, relevant, sample_weight=weights)
+    rounded = partial(significant, digits=_DIGITS)
     return RelevanceModel(
         legs=tuple(sorted(pools.legs or (RANKING,))),
-        coefficients=_rounded(regression.coef_[0] * free),
-        means=_rounded(means),
-        scales=_rounded(scales),
-        intercept=_rounded(regression.intercept_)[0],
+        coefficients=tuple(map(rounded, regression.coef_[0] * free)),
+        means=tuple(map(rounded, means)),
+        scales=tuple(map(rounded, scales)),
+        intercept=rounded(regression.intercept_[0]),
         features=named_features(pools.signals),
         clip=_CLIP,
         trees=trees,
@@ -337,12 +335,8 @@ def out_of_fold(pools: Pools, labels: PoolLabels) -> FloatArray:
     Returns:
         Shape (n_q, depth), NaN beyond a pool's end.
     """
-    fold = _folds(pools)
     values = np.full(pools.scores.shape, np.nan)
-    for number in range(FOLDS):
-        inside, outside = np.flatnonzero(fold == number), np.flatnonzero(fold != number)
-        if inside.size == 0:
-            continue
+    for inside, outside in folds(pools.query_ids):
         try:
             model = fit_relevance(pools, labels, outside)
         except CalibrationError:
@@ -351,10 +345,8 @@ def out_of_fold(pools: Pools, labels: PoolLabels) -> FloatArray:
     return values
 
 
-def fold_of(query_id: str) -> int:
-    """The fold of a query, from its id alone."""
-    return hashlib.sha256(query_id.encode()).digest()[0] % FOLDS
-
-
-def _rounded(values: FloatArray) -> tuple[float, ...]:
-    return tuple(float(f"{value:.{_DIGITS}g}") for value in values)
+def folds(query_ids: Sequence[str]) -> Iterator[tuple[IntArray, IntArray]]:
+    """Yield the places of each fold's queries, and those of all others; the ids alone decide."""
+    fold = np.array([hashlib.sha256(each.encode()).digest()[0] % FOLDS for each in query_ids])
+    for number in np.unique(fold):
+        yield np.flatnonzero(fold == number), np.flatnonzero(fold != number)

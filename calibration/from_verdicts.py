@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibration.calibrate import MultiRoute, Passes, default_fusion, replay_system, sketch_of
+from calibration.calibrate import Passes, default_fusion, replay_system, sketch_of
 from calibration.calibrate_route import Settings, recall_differences, reference_deciles
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.evaluate import contexts, per_query
@@ -15,7 +15,7 @@ from calibration.judged_questions import graded_by_people, graded_whole
 from calibration.judged_route import ByQuestion, JudgedRoute, judged_route
 from calibration.pool_labels import labelled_part
 from calibration.replay import Pools
-from calibration.retrievers import RankingSource
+from calibration.retrievers import MultiRoute, RankingSource
 from calibration.verdict import verdict
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import FloatArray, Route

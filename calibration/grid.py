@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from calibration.fit import fit_temperature
 from calibration.pool_labels import IntArray, PoolLabels, discounts
 from calibration.replay import Pools
+from calibration.weights import significant
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.scores import is_relative, relative_scores, within_domain
@@ -320,7 +321,7 @@ def utility_grid(
         lambda k, threshold: ExpectedUtilityPolicy(
             model=model,
             k=k,
-            cost=float(f"{gain * threshold / (1.0 - threshold):.8g}"),
+            cost=significant(gain * threshold / (1.0 - threshold), 8),
             gain=gain,
             min_keep=min(min_keep, k),
         ),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.fit import FOLDS, REGULARISATION, fold_of, standardised
+from calibration.fit import REGULARISATION, folds, standardised
 from ctxguard.core.types import FloatArray
 
 ASSUMED_SENSITIVITY = 0.85
@@ -86,8 +86,7 @@ def fit_mixture(
     known = grades >= 0
     if known.any():
         constant = _learned(assumed, verdicts, grades, nearness)
-        folds = np.array([fold_of(name) for name in query_ids])
-        nearness = _standardised_log_odds(x, verdicts, grades, folds, constant)
+        nearness = _standardised_log_odds(x, verdicts, grades, query_ids, constant)
         assumed = _learned(assumed, verdicts, grades, nearness)
     _, relevance = _expectation_maximisation(x, verdicts, grades, assumed, nearness)
     return relevance, assumed
@@ -97,15 +96,14 @@ def _standardised_log_odds(
     x: FloatArray,
     verdicts: NDArray[np.bool_],
     grades: NDArray[np.int8],
-    folds: NDArray[np.int64],
+    query_ids: Sequence[str],
     rates: JudgeRates,
 ) -> FloatArray:
     """Log-odds of relevance out of fold under constant rates, at mean 0 and deviation 1."""
     values = np.zeros(len(x))
     flat = np.zeros(len(x))
-    for number in range(FOLDS):
-        inside, outside = folds == number, folds != number
-        if not inside.any() or not outside.any():
+    for inside, outside in folds(query_ids):
+        if not outside.size:
             continue
         weights, _ = _expectation_maximisation(
             x[outside], verdicts[outside], grades[outside], rates, flat[outside]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.calibrate_route import Settings
-from calibration.fit import FEWEST_FOR_TREES, fit_model, fold_of, pool_features
+from calibration.fit import FEWEST_FOR_TREES, fit_model, folds, pool_features
 from calibration.judge_mixture import DEFAULT_RATES, JudgeRates, fit_mixture
 from calibration.pool_labels import discounts
 from calibration.replay import Pools
@@ -107,7 +107,7 @@ class _JudgedPairs:
     def query_ids(self) -> list[str]:
         return [self.pools.query_ids[row] for row in self.rows]
 
-    def taken(self, chosen: NDArray[np.bool_]) -> "_JudgedPairs":
+    def taken(self, chosen: NDArray[np.int64]) -> "_JudgedPairs":
         return replace(
             self,
             rows=self.rows[chosen],
@@ -239,11 +239,9 @@ def _gains(
         Shape (n_questions,) each: the gain expected by the mixture; the graded gain less that, NaN
         where people did not grade every judged candidate of the question.
     """
-    fold = np.array([fold_of(name) for name in judged.query_ids])
     expected, corrections = [], []
-    for number in np.unique(fold).tolist():
-        own_fold: NDArray[np.bool_] = fold == number
-        inside, outside = judged.taken(own_fold), judged.taken(~own_fold)
+    for own_fold, others in folds(judged.query_ids):
+        inside, outside = judged.taken(own_fold), judged.taken(others)
         if len(set(outside.verdicts.tolist())) < 2:
             inside = outside = judged
         decided = _predicted(inside, outside, fitted)

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.fit import fold_of
+from calibration.fit import folds
 from calibration.pool_labels import IntArray, PoolLabels
 from calibration.replay import Pools
+from calibration.weights import significant
 from ctxguard._support.extras import require
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.types import FloatArray
@@ -31,9 +32,6 @@ PENALTY = 3e-3
 
 PRIOR = 20.0
 """Pulls weights that are fitted to few queries towards those that they start from, per query."""
-
-_DIGITS = 6
-"""Significant digits of a weight in a file: more than the labels support."""
 
 _STEPS = 100
 _TOLERANCE = 1e-10
@@ -197,8 +195,7 @@ def levels(pools: Pools) -> tuple[RankerLevel, ...]:
 
 
 def _named(level: RankerLevel, weights: FloatArray) -> dict[str, float]:
-    rounded = [float(f"{weight:.{_DIGITS}g}") for weight in weights]
-    return dict(zip(INPUTS[level], rounded, strict=True))
+    return dict(zip(INPUTS[level], map(significant, weights), strict=True))
 
 
 def ndcg_by_query(pools: Pools, labels: PoolLabels, ranker: Ranker | None) -> FloatArray:
@@ -237,11 +234,9 @@ def fit(
     Raises:
         CalibrationError: As for `train`, also where a fold's queries are all that have labels.
     """
-    fold = np.array([fold_of(query_id) for query_id in pools.query_ids])
     held_out = np.full(len(pools), np.nan)
-    for number in sorted(set(fold.tolist())):
-        inside = np.flatnonzero(fold == number)
-        others = refit(ranker, name, pools, labels, np.flatnonzero(fold != number))
+    for inside, outside in folds(pools.query_ids):
+        others = refit(ranker, name, pools, labels, outside)
         own = pools.subset([pools.query_ids[row] for row in inside])
         held_out[inside] = ndcg_by_query(own, labels.rows(inside), others)
     return refit(ranker, name, pools, labels), {

@@ -11,13 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibration.data.dataset import Dataset, Query
-from calibration.retrievers import RankingSource, wrapped
+from calibration.retrievers import MultiRoute, RankingSource, wrapped
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.extras import require
 from ctxguard._support.regular_file import open_regular
@@ -51,6 +51,11 @@ if TYPE_CHECKING:
 Progress = Callable[[int], None]
 
 _FORMAT = 4
+_IN_WORDS = (
+    *("route", "kind", "query_ids", "passage_ids", "leg_kinds", "skipped", "documents", "notes"),
+)
+"""The fields of `Pools` that are no arrays, as a cached file keeps them."""
+
 _MAX_CACHE_BYTES = 2**30
 
 _NO_SCORES = (
@@ -163,18 +168,10 @@ class Pools:
 
     def run(self) -> dict[str, tuple[Hit, ...]]:
         """The pools as a TREC run: candidates by query id, best first."""
+        columns = zip(self.query_ids, self.passage_ids, self.scores.tolist(), strict=True)
         return {
-            query_id: tuple(
-                [
-                    Hit(passage_id, score, rank=rank)
-                    for rank, (passage_id, score) in enumerate(
-                        zip(ids, self.scores[row, : len(ids)].tolist(), strict=True), start=1
-                    )
-                ]
-            )
-            for row, (query_id, ids) in enumerate(
-                zip(self.query_ids, self.passage_ids, strict=True)
-            )
+            query_id: tuple([Hit(ids[at], scores[at], rank=at + 1) for at in range(len(ids))])
+            for query_id, ids, scores in columns
         }
 
 
@@ -197,10 +194,6 @@ def check_labels_are_found(pools: Pools, dataset: Dataset) -> None:
 
 def _textless(ids: Sequence[str], position: int) -> Passage:
     return Passage(ids[position], "")
-
-
-class _Encoder(Protocol):
-    def encode_query(self, query: str) -> Any: ...
 
 
 class QueryVectors(Mapping[str, Any]):
@@ -243,7 +236,7 @@ class QueryVectors(Mapping[str, Any]):
 
 
 def encode_queries(
-    retriever: _Encoder, queries: Sequence[Query], progress: Progress
+    retriever: MultiRoute, queries: Sequence[Query], progress: Progress
 ) -> QueryVectors:
     """Each query's vector by query id, encoded once, on one thread.
 
@@ -508,17 +501,7 @@ def _make_folder(folder: Path) -> None:
 
 def _save(pools: Pools, file: Path) -> None:
     """Write beside and rename: a reader never meets half a file."""
-    about = {
-        "route": pools.route.value,
-        "kind": pools.kind.value,
-        "query_ids": pools.query_ids,
-        "passage_ids": pools.passage_ids,
-        "leg_kinds": {name: kind.value for name, kind in pools.leg_kinds.items()},
-        "skipped": pools.skipped,
-        "documents": pools.documents,
-        "signals": list(pools.signals),
-        "notes": pools.notes,
-    }
+    about = {name: getattr(pools, name) for name in _IN_WORDS} | {"signals": list(pools.signals)}
     arrays: dict[str, Any] = {f"leg_{name}": leg for name, leg in pools.legs.items()}
     arrays |= {f"signal_{name}": values for name, values in pools.signals.items()}
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
@@ -538,22 +521,19 @@ def _load(file: Path) -> Pools | None:
             np.load(handle, allow_pickle=False) as arrays,
         ):
             about = json.loads(arrays["about"].tobytes())
-            leg_kinds = {name: ScoreKind(kind) for name, kind in about["leg_kinds"].items()}
+            ids, documents = about.pop("passage_ids"), about.pop("documents")
+            kinds, signals = about.pop("leg_kinds"), about.pop("signals")
             return Pools(
-                route=Route(about["route"]),
-                kind=ScoreKind(about["kind"]),
-                query_ids=tuple(about["query_ids"]),
-                passage_ids=tuple(tuple(ids) for ids in about["passage_ids"]),
+                route=Route(about.pop("route")),
+                kind=ScoreKind(about.pop("kind")),
+                passage_ids=tuple(map(tuple, ids)),
                 scores=arrays["scores"],
-                legs={name: arrays[f"leg_{name}"] for name in leg_kinds},
-                leg_kinds=leg_kinds,
-                skipped=tuple(about["skipped"]),
+                legs={name: arrays[f"leg_{name}"] for name in kinds},
+                leg_kinds={name: ScoreKind(kind) for name, kind in kinds.items()},
                 tokens=arrays.get("tokens"),
-                documents=None
-                if about["documents"] is None
-                else tuple(tuple(ids) for ids in about["documents"]),
-                signals={name: arrays[f"signal_{name}"] for name in about["signals"]},
-                notes=tuple(about["notes"]),
+                documents=None if documents is None else tuple(map(tuple, documents)),
+                signals={name: arrays[f"signal_{name}"] for name in signals},
+                **{name: tuple(lines) for name, lines in about.items()},
             )
     except Exception:
         # A damaged archive can raise any type.

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from calibration.data.dataset import Query
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.types import DEFAULT_DEPTH, Hit, Passage, Ranking, ScoreKind, ScoreKindName
+from ctxguard.core.types import (
+    DEFAULT_DEPTH,
+    Hit,
+    Passage,
+    Ranking,
+    Route,
+    ScoreKind,
+    ScoreKindName,
+)
 from ctxguard.errors import CtxguardError, DataError, QueryError, StageUnavailableError
 from ctxguard.request.wrapped_retriever import RetrieverAdapter
 from ctxguard.resilience.bounded_caller import RETRIEVER
@@ -23,6 +31,21 @@ class Replayable(Protocol):
     """A retriever that returns rankings, on one route."""
 
     def retrieve(self, query: str, *, depth: int = DEFAULT_DEPTH) -> Ranking: ...
+
+
+class MultiRoute(Protocol):
+    """A retriever whose stages can be switched, so that every route can be calibrated."""
+
+    @property
+    def routes(self) -> Sequence[Route]: ...
+
+    def on_route(self, route: Route) -> Replayable: ...
+
+    def with_fusion(self, fusion: Fusion) -> "MultiRoute": ...
+
+    def fingerprint(self) -> Mapping[str, str]: ...
+
+    def encode_query(self, query: str) -> Any: ...
 
 
 class RankingSource(RetrieverAdapter):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from calibration.data.dataset import Query
-from calibration.fit import REGULARISATION, fold_of, standardised
+from calibration.fit import REGULARISATION, folds, standardised
 from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
 from calibration.retrievers import RankingSource
@@ -113,22 +113,22 @@ def leaks(pools: Pools, labels: PoolLabels, column: SignalColumn) -> float | Non
     """
     names = of_column(pools.signals, column)
     inside = ~np.isnan(pools.scores)
-    mixed = (labels.relevant & inside).any(axis=1) & (~labels.relevant & inside).any(axis=1)
-    if not names or mixed.sum() < FEWEST_FOR_LEAK:
+    both_kinds = (labels.relevant & inside).any(axis=1) & (~labels.relevant & inside).any(axis=1)
+    mixed = np.flatnonzero(both_kinds)
+    if not names or mixed.size < FEWEST_FOR_LEAK:
         return None
     table = np.stack([pools.signals[name] for name in names], axis=-1)
-    fold = np.array([fold_of(query_id) for query_id in pools.query_ids])
     linear_model = require("sklearn.linear_model", "calibrate")
     found = []
-    for number in np.unique(fold[mixed]).tolist():
-        fit_on = inside & (mixed & (fold != number))[:, None]
-        relevant = labels.relevant[fit_on]
+    for fold, others in folds(pools.query_ids):
+        rows = np.intersect1d(others, mixed)
+        relevant = labels.relevant[rows][inside[rows]]
         if relevant.all() or not relevant.any():
             continue
-        x, means, scales = standardised(table[fit_on])
+        x, means, scales = standardised(table[rows][inside[rows]])
         model = linear_model.LogisticRegression(C=REGULARISATION, class_weight="balanced")
         model.fit(x, relevant)
-        for row in np.flatnonzero(mixed & (fold == number)):
+        for row in np.intersect1d(fold, mixed):
             own = inside[row]
             scores = model.decision_function((table[row, own] - means) / scales)
             right = labels.relevant[row, own]

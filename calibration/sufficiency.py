@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from calibration import risk
 from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
-from calibration.weights import n_equivalent, pair_share
+from calibration.weights import n_equivalent, pair_share, significant
 from ctxguard.core.decision import decide
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy
 from ctxguard.core.relevance import RelevanceModel
@@ -178,4 +178,4 @@ def _auroc(above: Sequence[float], below: Sequence[float]) -> float | None:
     """The share of pairs in which the first is higher, ties half; None without a pair."""
     if not above or not below:
         return None
-    return float(f"{pair_share(np.array(above), np.array(below)):.6g}")
+    return significant(pair_share(np.array(above), np.array(below)))

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from calibration.weights import significant
 from ctxguard._support.extras import require
 from ctxguard.core.trees import MAX_LEAVES, Trees
 from ctxguard.core.types import FloatArray
@@ -37,7 +38,8 @@ def fit_trees(
     model.fit(features, relevant, sample_weight=weights)
     trees = [_flattened(stage[0].nodes) for stage in model._predictors]
     columns = zip(*trees, strict=True)
-    return Trees(_rounded(model._baseline_prediction.item()), *(tuple(own) for own in columns))
+    base = significant(model._baseline_prediction.item(), _DIGITS)
+    return Trees(base, *(tuple(own) for own in columns))
 
 
 def _flattened(nodes: NDArray[np.void]) -> tuple[tuple[Any, ...], ...]:
@@ -49,11 +51,11 @@ def _flattened(nodes: NDArray[np.void]) -> tuple[tuple[Any, ...], ...]:
 
     def visit(node: np.void) -> None:
         if node["is_leaf"]:
-            values.append(_rounded(float(node["value"])))
+            values.append(significant(float(node["value"]), _DIGITS))
             return
         first, at = len(values), len(masks)
         features.append(int(node["feature_idx"]))
-        thresholds.append(_rounded(float(node["num_threshold"])))
+        thresholds.append(significant(float(node["num_threshold"]), _DIGITS))
         masks.append(0)
         visit(nodes[node["left"]])
         masks[at] = (1 << len(values)) - (1 << first)
@@ -61,7 +63,3 @@ def _flattened(nodes: NDArray[np.void]) -> tuple[tuple[Any, ...], ...]:
 
     visit(nodes[0])
     return tuple(features), tuple(thresholds), tuple(masks), tuple(values)
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")

@@ -11,7 +11,7 @@ import numpy as np
 
 from calibration.objectives import LOST_QUERIES
 from calibration.settings import MAX_LOSS
-from calibration.weights import counted, weighted_mean, with_lost_queries
+from calibration.weights import counted, significant, weighted_mean, with_lost_queries
 from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation.ratio import t_quantile
 from ctxguard.profile.schema import RouteVerdict
@@ -70,7 +70,7 @@ def verdict(
     if mean >= -tolerance and lower >= -max_loss:
         decision = "enforce"
     figures = {
-        "value": float(f"{mean:.6g}"),
+        "value": significant(mean),
         # Away from the mean, so that the words claim no more than the bounds.
         "lower": floor(lower * 1e4) / 1e4,
         "upper": ceil(upper * 1e4) / 1e4,

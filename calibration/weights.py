@@ -20,6 +20,15 @@ def weighted_mean(values: FloatArray, weights: FloatArray) -> FloatArray:
     return mean
 
 
+def significant(value: float, digits: int = 6) -> float:
+    """Round to so many significant digits, more than labels support: files stay short.
+
+    >>> significant(0.123456789), significant(1234.5678, 5)
+    (0.123457, 1234.6)
+    """
+    return float(f"{value:.{digits}g}")
+
+
 def pair_share(above: FloatArray, below: FloatArray) -> float:
     """The share of pairs in which a value of the first is higher, ties half; at least one pair.
 
@@ -46,7 +55,7 @@ def n_equivalent(weights: FloatArray) -> float | None:
 
     A bound by betting is about as wide as one from so many queries of equal weight.
     """
-    return None if (weights == 1.0).all() else float(f"{weights.sum():.6g}")
+    return None if (weights == 1.0).all() else significant(weights.sum())
 
 
 def counted(weights: FloatArray) -> FloatArray:

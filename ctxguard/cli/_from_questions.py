@@ -147,8 +147,8 @@ def _asked(queries: Path, to_grade: Path) -> "Dataset":
 
 def _as_served(opened: "Source") -> "Replayable":
     """Put the retriever in the order that calibration starts from, with texts."""
-    from calibration.calibrate import MultiRoute, default_fusion
-    from calibration.retrievers import RankingSource
+    from calibration.calibrate import default_fusion
+    from calibration.retrievers import MultiRoute, RankingSource
 
     if isinstance(opened, RankingSource):
         return opened
