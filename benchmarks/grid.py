@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from calibration.grid import Grid, KeepTable
-from calibration.pool_labels import PoolLabels
+from calibration.pool_labels import NDCG_CUTOFF, PoolLabels
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import FloatArray
@@ -66,7 +66,8 @@ def rankings(n_queries: int, depth: int, seed: int) -> tuple[FloatArray, PoolLab
         utilities=utilities,
         negatives=np.full(relative.shape, None, dtype=object),
         in_baseline=np.ones_like(grades, dtype=bool),
-        query_grades=tuple(map(tuple, grades.tolist())),
+        best_grades=-np.sort(-grades, axis=1)[:, :NDCG_CUTOFF],
+        n_relevant=(grades > 0).sum(axis=1),
         top_grade=2,
         rules=DEFAULT_UTILITIES,
         positives_only=False,
@@ -138,7 +139,7 @@ def ranx_at_every_k(relative: FloatArray, labels: PoolLabels) -> Callable[[], ob
         {
             f"q{row}": dict(zip(ids, scores, strict=True))
             for row, scores in enumerate(relative.tolist())
-            if any(labels.query_grades[row])
+            if labels.n_relevant[row]
         }
     )
     metrics = [f"{name}@{k}" for name in ("recall", "precision", "ndcg") for k in KS]

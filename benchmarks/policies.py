@@ -156,7 +156,7 @@ def measure_contexts(view: View, contexts: Contexts) -> dict[str, FloatArray]:
     ranks = np.arange(1, depth + 1)
     kept = ranks <= contexts.kept[:, None]
     found = (labels.relevant & kept).sum(axis=1)
-    total = np.array([sum(grade > 0 for grade in grades) for grades in labels.query_grades])
+    total = labels.n_relevant
     negative = labels.negatives != None  # noqa: E711  element by element
     with np.errstate(invalid="ignore", divide="ignore"):
         relative = scores / np.nanmax(view.pools.scores, axis=1)[:, None]

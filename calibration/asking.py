@@ -106,7 +106,7 @@ class _AnsweredPools:
     def rows(self, rows: NDArray[np.int64]) -> "_AnsweredPools":
         return replace(
             self,
-            pools=self.pools.subset([self.pools.query_ids[row] for row in rows]),
+            pools=self.pools.rows(rows),
             labels=self.labels.rows(rows),
             chances=self.chances[rows],
             answers={name: values[rows] for name, values in self.answers.items()},

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from pydantic import model_validator
@@ -181,19 +181,13 @@ def calibrate_route(
     Raises:
         CalibrationError: the labels do not support a choice.
     """
-
-    utilities, k = settings.utilities, settings.serving_k
-
-    def part(queries: Dataset) -> tuple[Pools, PoolLabels]:
-        return labelled_part(pools, dataset, queries, utilities, baseline_k=k)
-
+    k, promise = settings.serving_k, settings.promise
+    part = partial(labelled_part, pools, dataset, utilities=settings.utilities, baseline_k=k)
     family, why = _family(pools, chosen_on, settings)
     chosen_part = part(chosen_on)
     grid, _ = _grids(family, *chosen_part, settings)
     plain, today = plain_grid(*chosen_part, k), RatioPolicy(k=k)
-
-    def keeping_recall(tolerance: float, caution: float = 1.0) -> GridIndex | None:
-        return keep_recall(grid, plain, k, tolerance, caution)
+    keeping_recall = partial(keep_recall, grid, plain, k)
 
     def at(index: GridIndex | None) -> Policy:
         return today if index is None else grid.policy(index)
@@ -201,7 +195,7 @@ def calibrate_route(
     evidence_of = partial(QueryMetrics.evidence, seed=settings.seed, metrics=PROFILE_METRICS)
     best = grid.means.best()
     certification: Certification | None = None
-    segments, n_rungs = dict[str, SegmentProfile](), 1
+    segments, n_rungs, refuted = dict[str, SegmentProfile](), 1, tuple[Option, ...]()
     measured_part = chosen_part if held_out is None else part(held_out)
 
     def option(name: str, policy: Policy) -> Option:
@@ -209,10 +203,13 @@ def calibrate_route(
 
     first = option(f"first {k}, as today", today)
 
-    if settings.promise is not None:
-        policy, certification, segments = _promised(
-            part, chosen_on, family, settings.promise, settings
-        )
+    def compared(chosen: Option) -> tuple[FloatArray, FloatArray]:
+        if held_out is None:
+            return np.zeros(0), np.zeros(0)
+        return recall_differences(first.metrics, chosen.metrics, settings.seed)
+
+    if promise is not None:
+        policy, certification, segments = _promised(part, chosen_on, family, promise, settings)
         index = certification.grid_index
     else:
         index = best if settings.objective == "utility" else keeping_recall(settings.tolerance)
@@ -220,23 +217,24 @@ def calibrate_route(
             rungs = [keeping_recall(settings.tolerance, caution) for caution in LADDER]
             index, n_rungs = climbed(
                 [each for each in rungs if each is not None],
-                lambda each: _enforces(first, option("", at(each)), settings, held_out),
+                lambda each: (
+                    _verdict(*compared(option("", at(each))), settings).decision == "enforce"
+                ),
             )
-            ladder = f"; of {n_rungs} choices, from a careful one on, the boldest to enforce"
-            why += ladder * (n_rungs > 1)
+            if n_rungs > 1:
+                why += f"; of {n_rungs} choices, from a careful one on, the boldest to enforce"
         policy = at(index)
     chosen = option("chosen", policy)
-    differences, weights = recall_differences(first.metrics, chosen.metrics, settings.seed)
-    judged = _verdict(differences, weights, settings, found=index is not None, held_out=held_out)
-    refuted = []
+    differences, weights = compared(chosen)
+    judged = _verdict(differences, weights, settings, found=index is not None)
     if index is not None and judged.decision == "keep":
         why += f"; the first {k} as today, since the held-out queries refute what was chosen"
-        refuted = [replace(chosen, name=REFUTED)]
+        refuted = (replace(chosen, name=REFUTED),)
         index, policy, chosen = None, today, replace(first, name="chosen")
     elif index is None:
         why += f"; the first {k} as today, since no other policy " + (
             "is shown to keep their recall"
-            if settings.promise is None
+            if promise is None
             else "that gains utility is certified"
         )
     others = {
@@ -245,10 +243,10 @@ def calibrate_route(
     } | {"highest utility": grid.policy(best)}
     options = (first, chosen, *refuted, *(option(*other) for other in others.items()))
     certificate = None
-    if certification is not None and settings.promise is not None:
-        certificate = _promise_kept(
-            certification, settings.promise, settings, is_today=index is None
-        )
+    if certification is not None and promise is not None:
+        # The first k lose nothing of themselves; what harm they do was not tested.
+        if index is not None or (promise.beta is None and certification.n_recall):
+            certificate = _certificate(certification, promise, settings)
     elif held_out is not None and index is not None:
         certificate = _cost_certificate(chosen.metrics, differences, weights, settings, n_rungs)
     measured = per_query(*chosen_part, policy)
@@ -270,12 +268,14 @@ def calibrate_route(
             getattr(grid.policy(best), "model", None),
             None if held_out is None else measured_part,
             false_alarms=settings.false_alarms,
-            delta=settings.delta if settings.promise is None else settings.promise.delta,
+            delta=settings.delta if promise is None else promise.delta,
         ),
     )
-    needed = None
-    if held_out is not None and differences.size:
-        needed = risk.differences_needed(differences, TIGHT, settings.delta, weights)
+    needed = (
+        risk.differences_needed(differences, TIGHT, settings.delta, weights)
+        if differences.size
+        else None
+    )
     place = (plain, ((0, 0),)) if index is None else (grid, (index,))
     return RouteOutcome(profile, grid, place, certification, options, needed)
 
@@ -294,11 +294,6 @@ def climbed(
     distinct = list(dict.fromkeys(rungs))
     passed = list(takewhile(enforces, distinct))
     return next(iter([*passed[-1:], *distinct]), None), max(len(distinct), 1)
-
-
-def _enforces(today: Option, chosen: Option, settings: Settings, held_out: Dataset | None) -> bool:
-    found = recall_differences(today.metrics, chosen.metrics, settings.seed)
-    return _verdict(*found, settings, found=True, held_out=held_out).decision == "enforce"
 
 
 def _promised(
@@ -334,32 +329,20 @@ def _verdict(
     weights: FloatArray,
     settings: Settings,
     *,
-    found: bool,
-    held_out: Dataset | None,
+    found: bool = True,
 ) -> RouteVerdict:
     """Whether the chosen policy may be served; ``found`` unless it is what is served today."""
-    promise, limits = settings.promise, (settings.tolerance, settings.max_loss)
-    if promise is not None:
-        # A loss of so much was accepted.
-        limits = (max(limits[0], promise.alpha), max(limits[1], promise.alpha))
-    tolerance, max_loss = limits
+    # A loss that the promise allows was accepted.
+    accepted = 0.0 if settings.promise is None else settings.promise.alpha
+    limits: dict[str, Any] = {
+        "serving_k": settings.serving_k,
+        "tolerance": max(settings.tolerance, accepted),
+        "max_loss": max(settings.max_loss, accepted),
+    }
     if not found:
-        return RouteVerdict(
-            decision="keep",
-            n=0 if held_out is None else differences.size,
-            serving_k=settings.serving_k,
-            tolerance=tolerance,
-            max_loss=max_loss,
-        )
-    none = np.zeros(0)
-    return verdict(
-        none if held_out is None else differences,
-        none if held_out is None else weights,
-        serving_k=settings.serving_k,
-        tolerance=tolerance,
-        max_loss=max_loss,
-        refutable=promise is None and settings.objective == "keep-recall",
-    )
+        return RouteVerdict(decision="keep", n=differences.size, **limits)
+    refutable = settings.promise is None and settings.objective == "keep-recall"
+    return verdict(differences, weights, refutable=refutable, **limits)
 
 
 def recall_differences(
@@ -425,31 +408,27 @@ def _grids(
     family: Family, pools: Pools, labels: PoolLabels, settings: Settings
 ) -> tuple[Grid, Callable[[Pools, PoolLabels], Grid]]:
     """Every policy of a family over the queries that it is fitted to, and over any others."""
-    ks, min_keep = _sizes(pools, settings), settings.min_keep
+    tried: dict[str, Any] = {"ks": _sizes(pools, settings), "min_keep": settings.min_keep}
     if family == "ratio":
-        temperature = fit_temperature(pools)
-
-        def ratios(pools: Pools, labels: PoolLabels) -> Grid:
-            return ratio_grid(pools, labels, temperature=temperature, ks=ks, min_keep=min_keep)
-
-        return ratios(pools, labels), ratios
+        tried["temperature"] = fit_temperature(pools)
+        return ratio_grid(pools, labels, **tried), lambda *part: ratio_grid(*part, **tried)
     model = fit_relevance(pools, labels)
 
-    def grid(pools: Pools, labels: PoolLabels, values: FloatArray | None = None) -> Grid:
-        if values is None:
-            values = probabilities(model, pools)
-        return utility_grid(pools, labels, values, model, ks=ks, min_keep=min_keep)
+    def grid(pools: Pools, labels: PoolLabels) -> Grid:
+        return utility_grid(pools, labels, probabilities(model, pools), model, **tried)
 
-    return grid(pools, labels, out_of_fold(pools, labels)), grid
+    return utility_grid(pools, labels, out_of_fold(pools, labels), model, **tried), grid
 
 
 def _certificate(certification: Certification, promise: Promise, settings: Settings) -> Certificate:
+    """The certificate of a promise, of the chosen policy or of the first k as today."""
+    tested = certification.grid_index is not None
     return Certificate(
         alpha=promise.alpha,
         beta=promise.beta,
         delta=promise.delta,
         baseline=settings.baseline,
-        test="betting p-values, fixed sequence",
+        test="betting p-values, fixed sequence" if tested else "by definition",
         p_value=significant(certification.p_value or 0.0),
         recall_loss=significant(certification.recall_loss),
         harm=significant(certification.harm),
@@ -457,19 +436,6 @@ def _certificate(certification: Certification, promise: Promise, settings: Setti
         n_queries=certification.n_harm,
         n_equivalent=certification.n_equivalent,
     )
-
-
-def _promise_kept(
-    certification: Certification, promise: Promise, settings: Settings, *, is_today: bool
-) -> Certificate | None:
-    """The certificate of a promise; None where the baseline is kept and harm was promised too."""
-    if is_today and (promise.beta is not None or certification.n_recall == 0):
-        return None
-    certificate = _certificate(certification, promise, settings)
-    if not is_today:
-        return certificate
-    # The first k lose nothing of themselves.
-    return certificate.model_copy(update={"test": "by definition", "p_value": 0.0})
 
 
 def _cost_certificate(

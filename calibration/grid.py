@@ -180,50 +180,51 @@ class Grid:
                 "there is no query to choose on: the retriever answered none of them; see which "
                 "queries were skipped, and why"
             )
-        weights = self.labels.weights
-        utility, harm, share, defined = self._weights()
-        of_all, today = self.labels.recall_of_all()
+        weights, table = self.labels.weights, self.keep_table
+        added, defined, today = self._added
         answerable = ~np.isnan(today)
-
-        def mean(values: FloatArray, over: NDArray[np.bool_] | None = None) -> FloatArray:
-            total = float(weights.sum() if over is None else weights[over].sum())
-            return self.keep_table.mean_of_sums(weights[:, None] * values, total or 1.0)
-
-        recall = mean(share, defined)
-        total = float(weights[answerable].sum()) or 1.0
-        difference = mean(of_all, answerable) - np.nansum(weights * today) / total
+        over = (weights, weights, weights[defined], weights[answerable], weights)
+        totals = [float(each.sum()) or 1.0 for each in over]
+        tables = (*added, (table.threshold_index >= 0).astype(float))
+        utility, harm, recall, of_all, kept = (
+            table.mean_of_sums(weights[:, None] * each, total)
+            for each, total in zip(tables, totals, strict=True)
+        )
+        difference = of_all - np.nansum(weights * today) / totals[3]
         return GridValues(
-            mean(utility),
-            mean(harm),
+            utility,
+            harm,
             1.0 - recall if defined.any() else np.full_like(recall, np.nan),
             difference if answerable.any() else np.full_like(difference, np.nan),
-            mean((self.keep_table.threshold_index >= 0).astype(float)),
+            kept,
         )
 
     def at(self, indices: Sequence[GridIndex]) -> GridValues:
         """Every query's figures for some policies, shape (n_q, n_indices)."""
         kept = self.keep_table.kept(indices)
-        utility, harm, share, defined = self._weights()
-
-        def sums(weights: FloatArray) -> FloatArray:
-            first = np.zeros((weights.shape[0], 1))
-            running = np.concatenate([first, weights.cumsum(axis=1)], axis=1)
-            return np.take_along_axis(running, kept, axis=1)
-
-        recall_loss = np.clip(1.0 - sums(share), 0.0, 1.0)
-        of_all, today = self.labels.recall_of_all()
+        added, defined, today = self._added
+        running = np.pad(added.cumsum(axis=2), ((0, 0), (0, 0), (1, 0)))
+        utility, harm, recall, of_all = np.take_along_axis(running, kept[None], axis=2)
         return GridValues(
-            sums(utility),
-            sums(harm),
-            np.where(defined[:, None], recall_loss, np.nan),
-            np.clip(sums(of_all) - today[:, None], -1.0, 1.0),
+            utility,
+            harm,
+            np.where(defined[:, None], np.clip(1.0 - recall, 0.0, 1.0), np.nan),
+            np.clip(of_all - today[:, None], -1.0, 1.0),
             kept.astype(np.float64),
         )
 
-    def _weights(self) -> tuple[FloatArray, FloatArray, FloatArray, NDArray[np.bool_]]:
-        """Each kept candidate's share of utility, harm and recall; and where recall exists."""
+    @cached_property
+    def _added(self) -> tuple[FloatArray, NDArray[np.bool_], FloatArray]:
+        """What each candidate adds, if it is kept, and the baselines of the last two.
+
+        Returns:
+            Utility, harm, share of the baseline's recall and recall, shape (4, n_q, depth);
+            whether the baseline serves a relevant passage, and its recall, as `PoolLabels` says.
+        """
         utility = self.labels.utilities * discounts(self.labels.grades.shape[1])
-        return (utility, np.maximum(-utility, 0.0), *self.labels.recall_shares())
+        share, defined = self.labels.recall_shares()
+        of_all, today = self.labels.recall_of_all()
+        return np.stack([utility, np.maximum(-utility, 0.0), share, of_all]), defined, today
 
 
 def ratio_grid(

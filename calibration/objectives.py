@@ -3,8 +3,6 @@
 Pure: a grid of policies over labelled queries in, the place of one policy out.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from calibration.grid import Grid, GridIndex
@@ -51,39 +49,23 @@ def keep_recall(
     today_udcg = float(plain.means.udcg_strict[0, 0])
     harm, udcg = grid.means.harm, grid.means.udcg_strict
     best: GridIndex | None = None
-    for index_k in _sizes(grid, serving_k):
-        column = [(index_k, index_t) for index_t in range(grid.keep_table.thresholds.size)]
-        for index in column[: _accepted(grid, column, tolerance, caution)]:
+    ks, n = grid.keep_table.ks, grid.keep_table.thresholds.size
+    wanted = serving_k * np.array(_WIDER)
+    wanted = wanted[wanted.round() <= ks[-1]]
+    # The nearest that the grid has, ascending.
+    for index_k in np.unique(np.abs(ks[:, None] - wanted).argmin(axis=0)).tolist():
+        column = list(zip([index_k] * n, range(n), strict=True))
+        differences = grid.at(column).recall_difference
+        defined = ~np.isnan(differences[:, 0])
+        if not defined.any():
+            return None
+        weights = counted(grid.labels.weights[defined])
+        mean, error = with_lost_queries(differences[defined], weights, LOST_QUERIES)
+        accepted = mean - caution * error >= -tolerance - _TIE
+        for index in column[: int(n if accepted.all() else accepted.argmin())]:
             if harm[index] > today_harm - _TIE or udcg[index] < today_udcg - _TIE:
                 continue
             less = np.inf if best is None else harm[best] - harm[index]
             if less > _TIE or (less > -_TIE and best and udcg[index] > udcg[best] + _TIE):
                 best = index
     return best
-
-
-def _sizes(grid: Grid, serving_k: int) -> list[int]:
-    """Indices of the sizes of context to try, ascending: the nearest that the grid has."""
-    ks = grid.keep_table.ks
-    wanted = [serving_k * factor for factor in _WIDER if round(serving_k * factor) <= ks[-1]]
-    return sorted({int(np.abs(ks - k).argmin()) for k in wanted})
-
-
-def _accepted(grid: Grid, indices: Sequence[GridIndex], tolerance: float, caution: float) -> int:
-    """How many of these policies are accepted before the first that is not."""
-    differences = grid.at(indices).recall_difference
-    defined = ~np.isnan(differences[:, 0])
-    if not defined.any():
-        return 0
-    weights = counted(grid.labels.weights[defined])
-    mean, error = with_lost_queries(differences[defined], weights, LOST_QUERIES)
-    return n_until_false(mean - caution * error >= -tolerance - _TIE)
-
-
-def n_until_false(values: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
-    """How many values are true before the first that is false.
-
-    >>> n_until_false(np.array([True, True, False, True]))
-    2
-    """
-    return int(values.size if values.all() else values.argmin())

@@ -19,6 +19,8 @@ IntArray = NDArray[np.int64]
 _BY_CANDIDATE = ("grades", "retrieved", "judged", "utilities", "negatives", "in_baseline")
 """The fields of `PoolLabels` of shape (n_q, depth)."""
 
+_BY_QUERY = (*_BY_CANDIDATE, "best_grades", "n_relevant", "weights")
+
 NDCG_CUTOFF = 10
 
 
@@ -34,8 +36,9 @@ class PoolLabels:
         negatives: Shape (n_q, depth) of ``Negative``, for passages known to mislead, or None.
         in_baseline: Shape (n_q, depth), whether the baseline of recall loss serves the
             candidate; the baseline is the whole pool, or the retriever's own first few.
-        query_grades: Length n_q, all grades that the labels hold for each query, in the pool or
-            not.
+        best_grades: Shape (n_q, 10), the highest grades that the labels hold for each query, in the
+            pool or not; 0 beyond.
+        n_relevant: Shape (n_q,), how many passages are relevant to each, in the pool or not.
         top_grade: The highest grade of the collection.
         rules: What each label is worth.
         positives_only: Whether the labels hold relevant passages only; an unlabelled one then
@@ -49,25 +52,20 @@ class PoolLabels:
     utilities: FloatArray
     negatives: NDArray[np.object_]
     in_baseline: NDArray[np.bool_]
-    query_grades: tuple[tuple[int, ...], ...]
+    best_grades: IntArray
+    n_relevant: IntArray
     top_grade: int
     rules: Utilities
     positives_only: bool
     weights: FloatArray
 
     def __len__(self) -> int:
-        return len(self.query_grades)
+        return len(self.weights)
 
     @cached_property
     def relevant(self) -> NDArray[np.bool_]:
         """Shape (n_q, depth)."""
         return self.grades > 0
-
-    @cached_property
-    def n_relevant(self) -> IntArray:
-        """Shape (n_q,): how many passages are relevant to each query, in the pool or not."""
-        counts = [sum(grade > 0 for grade in grades) for grades in self.query_grades]
-        return np.array(counts, dtype=np.int64)
 
     @property
     def n_answerable(self) -> int:
@@ -76,9 +74,8 @@ class PoolLabels:
 
     def rows(self, rows: IntArray) -> "PoolLabels":
         """The labels of these queries."""
-        tables: dict[str, Any] = {name: getattr(self, name)[rows] for name in _BY_CANDIDATE}
-        query_grades = tuple(self.query_grades[row] for row in rows)
-        return replace(self, **tables, query_grades=query_grades, weights=self.weights[rows])
+        tables: dict[str, Any] = {name: getattr(self, name)[rows] for name in _BY_QUERY}
+        return replace(self, **tables)
 
     def reordered(self, order: IntArray) -> "PoolLabels":
         """The labels with candidates in another order: shape (n_q, depth), of columns."""
@@ -94,16 +91,9 @@ class PoolLabels:
             grades: Shape (n_q, n), in rank order; None for the order of the pools.
             gain: See ``ctxguard.core.metrics.dcg``.
         """
-        ideal = np.zeros((len(self), NDCG_CUTOFF), dtype=np.int64)
-        for row, own in enumerate(self.query_grades):
-            best = sorted(own, reverse=True)[:NDCG_CUTOFF]
-            ideal[row, : len(best)] = best
-        tables = (self.grades if grades is None else grades, ideal)
-        dcg, most = (
-            discounted_sums(own if gain == "linear" else np.exp2(own) - 1.0)
-            for own in (np.maximum(table[:, :NDCG_CUTOFF], 0) for table in tables)
-        )
-        return dcg / np.where(most > 0.0, most, np.nan)
+        ranked = self.grades if grades is None else grades
+        dcg, ideal = _dcg(ranked[:, :NDCG_CUTOFF], gain), _dcg(self.best_grades, gain)
+        return dcg / np.where(ideal > 0.0, ideal, np.nan)
 
     def recall_shares(self) -> tuple[FloatArray, NDArray[np.bool_]]:
         """Shares of the recall loss of a query that dropping each candidate adds.
@@ -161,29 +151,31 @@ def label(
     judged = np.zeros(shape, dtype=bool)
     worth = np.zeros(shape)
     negatives = np.full(shape, None, dtype=object)
-    query_grades = []
+    best_grades, n_relevant = np.zeros((len(pools), NDCG_CUTOFF), np.int64), []
     weights = {query.query_id: query.weight for query in dataset.queries}
     for row, query_id in enumerate(pools.query_ids):
-        qrels = dataset.qrels.get(query_id, {})
-        kinds = dataset.distractors.get(query_id, {})
-        ids = pools.labelled_ids(row, qrels.keys() | kinds.keys())
-        row_grades = [max(qrels.get(passage_id, 0), 0) for passage_id in ids]
-        row_negatives = [
-            Negative(kinds[passage_id]) if passage_id in kinds else None for passage_id in ids
-        ]
-        n = len(ids)
-        grades[row, :n] = row_grades
-        row_judged = dataset.judged(query_id, ids)
-        judged[row, :n] = row_judged
-        negatives[row, :n] = row_negatives
-        worth[row, :n] = strict_utilities(
-            row_grades,
+        graded = dataset.qrels.get(query_id)
+        qrels, kinds = graded or {}, dataset.distractors.get(query_id, {})
+        labelled = qrels.keys() | kinds.keys()
+        ids = pools.labelled_ids(row, labelled)
+        # An empty entry says that no passage answers the query.
+        judged[row, : len(ids)] = graded == {}
+        for column, passage_id in enumerate(ids):
+            if passage_id in labelled:
+                judged[row, column] = True
+                grades[row, column] = max(qrels.get(passage_id, 0), 0)
+                if passage_id in kinds:
+                    negatives[row, column] = Negative(kinds[passage_id])
+        worth[row, : len(ids)] = strict_utilities(
+            grades[row, : len(ids)].tolist(),
             top_grade=top_grade,
-            negatives=row_negatives,
-            judged=None if dataset.positives_only else row_judged,
+            negatives=negatives[row, : len(ids)].tolist(),
+            judged=None if dataset.positives_only else judged[row, : len(ids)].tolist(),
             utilities=utilities,
         )
-        query_grades.append(tuple(qrels.values()))
+        relevant = sorted((grade for grade in qrels.values() if grade > 0), reverse=True)
+        n_relevant.append(len(relevant))
+        best_grades[row, : len(relevant)] = relevant[:NDCG_CUTOFF]
     retrieved = ~np.isnan(pools.scores)
     in_baseline = retrieved.copy()
     if baseline_k is not None:
@@ -195,7 +187,8 @@ def label(
         worth,
         negatives,
         in_baseline,
-        tuple(query_grades),
+        best_grades,
+        np.array(n_relevant, dtype=np.int64),
         top_grade,
         utilities,
         dataset.positives_only,
@@ -252,6 +245,10 @@ def judged_share(labels: PoolLabels, k: int) -> FloatArray:
 def discounts(depth: int) -> FloatArray:
     """The rank discounts of UDCG: 1 / log2(rank + 1) for ranks 1 … depth."""
     return 1.0 / np.log2(np.arange(2, depth + 2))
+
+
+def _dcg(grades: IntArray, gain: Gain) -> FloatArray:
+    return discounted_sums(grades if gain == "linear" else np.exp2(grades) - 1.0)
 
 
 def row_sums(values: FloatArray) -> FloatArray:

@@ -74,7 +74,7 @@ def training_lists(
     if rows is not None:
         taken = np.intersect1d(taken, rows)
     inputs = np.zeros((taken.size, len(INPUTS[level]), pools.scores.shape[1]))
-    own_pools = pools.subset([pools.query_ids[row] for row in taken])
+    own_pools = pools.rows(taken)
     for row, ranking in enumerate(own_pools.rankings()):
         own = pooled.ranker_inputs(ranking.legs, ranking.signals, level)
         inputs[row, :, : own.shape[1]] = own
@@ -237,7 +237,7 @@ def fit(
     held_out = np.full(len(pools), np.nan)
     for inside, outside in folds(pools.query_ids):
         others = refit(ranker, name, pools, labels, outside)
-        own = pools.subset([pools.query_ids[row] for row in inside])
+        own = pools.rows(inside)
         held_out[inside] = ndcg_by_query(own, labels.rows(inside), others)
     return refit(ranker, name, pools, labels), {
         "reciprocal_rank": ndcg_by_query(pools, labels, None),

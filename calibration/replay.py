@@ -127,17 +127,22 @@ class Pools:
     def subset(self, query_ids: Sequence[str]) -> "Pools":
         """The pools of these queries, in this order, without those that were skipped."""
         where = {query_id: row for row, query_id in enumerate(self.query_ids)}
-        rows = [where[query_id] for query_id in query_ids if query_id in where]
+        return self.rows([where[query_id] for query_id in query_ids if query_id in where])
+
+    def rows(self, rows: Sequence[int] | NDArray[np.int64]) -> "Pools":
+        """The pools of the queries at these places."""
+
+        def taken(values: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple([values[row] for row in rows])
+
         return replace(
             self,
-            query_ids=tuple(self.query_ids[row] for row in rows),
-            passage_ids=tuple(self.passage_ids[row] for row in rows),
+            query_ids=taken(self.query_ids),
+            passage_ids=taken(self.passage_ids),
             scores=self.scores[rows],
             legs={name: scores[rows] for name, scores in self.legs.items()},
             tokens=None if self.tokens is None else self.tokens[rows],
-            documents=None
-            if self.documents is None
-            else tuple(self.documents[row] for row in rows),
+            documents=None if self.documents is None else taken(self.documents),
             signals={name: values[rows] for name, values in self.signals.items()},
         )
 

@@ -5,7 +5,6 @@ held-out queries.
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -71,6 +70,12 @@ def calibrate_sufficiency(
     if threshold is not None:
         # Rounded down: a higher threshold would call more contexts insufficient.
         threshold = math.floor(threshold * 10**_DIGITS) / 10**_DIGITS
+    called: list[int | None] = [None, None]
+    if threshold is not None:
+        called = [int(np.less(part, threshold).sum()) for part in (sufficient, insufficient)]
+    auroc = None
+    if sufficient and insufficient:
+        auroc = significant(pair_share(np.array(sufficient), np.array(insufficient)))
     return SufficiencyProfile(
         threshold=threshold,
         model=model,
@@ -78,9 +83,9 @@ def calibrate_sufficiency(
         delta=delta,
         n_sufficient=len(sufficient),
         n_insufficient=len(insufficient),
-        false_alarms=_n_below(sufficient, threshold),
-        detected=_n_below(insufficient, threshold),
-        auroc=_auroc(sufficient, insufficient),
+        false_alarms=called[0],
+        detected=called[1],
+        auroc=auroc,
         needed=fewest_for_threshold(false_alarms, delta),
         n_equivalent=n_equivalent(np.array(weights)),
     )
@@ -168,14 +173,3 @@ def _binomial(n: int, count: int, share: float) -> float:
     """P(Binomial(n, share) = count)."""
     ways = math.lgamma(n + 1) - math.lgamma(count + 1) - math.lgamma(n - count + 1)
     return math.exp(ways + count * math.log(share) + (n - count) * math.log1p(-share))
-
-
-def _n_below(probabilities: Sequence[float], threshold: float | None) -> int | None:
-    return None if threshold is None else sum(value < threshold for value in probabilities)
-
-
-def _auroc(above: Sequence[float], below: Sequence[float]) -> float | None:
-    """The share of pairs in which the first is higher, ties half; None without a pair."""
-    if not above or not below:
-        return None
-    return significant(pair_share(np.array(above), np.array(below)))

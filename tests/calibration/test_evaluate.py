@@ -118,7 +118,7 @@ def one_by_one(decision: Decision, labels: PoolLabels, row: int) -> dict[str, fl
     """The measures of `ctxguard.core.metrics` of one context."""
     kept, n, rules = list(decision.kept), len(decision.ranking), labels.rules
     upstream, grades = labels.grades[row, :n].tolist(), labels.grades[row, kept].tolist()
-    every, judged = labels.query_grades[row], labels.judged[row, kept].tolist()
+    every, judged = labels.best_grades[row].tolist(), labels.judged[row, kept].tolist()
     known = None if labels.positives_only else judged
     of_label: dict[str, Any] = {
         "top_grade": labels.top_grade,

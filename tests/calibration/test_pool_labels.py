@@ -32,7 +32,7 @@ class TestPoolLabels:
         assert labels.utilities.tolist() == [[1.0, -0.5, 0.5, -1.0, -0.2, 0.0]]
         assert not labels.positives_only
         assert labels.negatives[0][1] is Negative.HARD_NEGATIVE
-        assert labels.query_grades == ((2, 1, 0, 2),)
+        assert labels.best_grades.tolist() == [[2, 2, 1, *[0] * 7]]
         assert labels.top_grade == 2
         assert labels.rules.worst == -1.0
         assert labels.n_answerable == 1

@@ -1,7 +1,6 @@
 """Training the pooled ranker finds what is there to be learned, and moves no further."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +75,8 @@ def labelled(
         utilities=np.zeros(shape),
         negatives=np.full(shape, None, object),
         in_baseline=everywhere,
-        query_grades=tuple([(2,)] * n_queries),
+        best_grades=np.full((n_queries, 1), 2),
+        n_relevant=np.ones(n_queries, dtype=int),
         top_grade=2,
         rules=DEFAULT_UTILITIES,
         positives_only=False,
@@ -211,13 +211,13 @@ class TestNdcg:
         pools.legs["dense"][0] = pools.legs["lexical"][0] = 1.0
         labels.grades[:] = 0
         labels.grades[0, 1] = 1
-        labels = replace(labels, query_grades=((1,),))
+        labels.best_grades[:] = 1
         assert ndcg_by_query(pools, labels, None).tolist() == pytest.approx([1 / math.log2(3.0)])
 
     def test_a_query_without_a_relevant_passage_has_none(self) -> None:
         pools, labels = labelled(2)
         labels.grades[0] = 0
-        labels = replace(labels, query_grades=((), (2,)))
+        labels.best_grades[0] = 0
         found = ndcg_by_query(pools, labels, FLAT)
         assert np.isnan(found).tolist() == [True, False]
 
