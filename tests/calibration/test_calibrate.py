@@ -60,12 +60,6 @@ class TestBadLabels:
         with pytest.raises(CalibrationError, match="1 queries in 1 groups cannot fill 2 parts"):
             calibrated(1, held_out=0.5)
 
-    def test_one_query_that_is_all_there_is_makes_an_uncertified_profile(self) -> None:
-        route = outcome_of(calibrated(1)).profile
-        assert route.certificate is None
-        assert route.chosen_on.queries == 1
-        assert route.chosen_on.metrics["recall"].lower is None
-
     def test_one_question_under_two_ids_stays_in_one_part(self) -> None:
         retriever, dataset = simulate(60)
         twins = tuple(
@@ -113,6 +107,8 @@ class TestBadLabels:
             {"serving_k": 6, "depth": 5},
             {"tolerance": -0.1},
             {"tolerance": 1.0},
+            {"max_loss": 0.0},
+            {"max_loss": 1.0},
             {"objective": "recall"},
             {"policy": "boosted"},
             {"delta": 0.0},
@@ -124,13 +120,6 @@ class TestBadLabels:
 
 
 class TestEvidence:
-    def test_the_choosing_queries_and_the_held_out_ones_share_none(self) -> None:
-        result = calibrated(60)
-        assert result.held_out is not None
-        ids = [{q.query_id for q in part.queries} for part in (result.chosen_on, result.held_out)]
-        assert not ids[0] & ids[1]
-        assert ids[0] | ids[1] == {q.query_id for q in result.dataset.queries}
-
     def test_held_out_labels_do_not_move_the_choice(self) -> None:
         retriever, dataset = simulate(80)
         asked = Settings(depth=DEPTH, held_out=0.5)
@@ -320,17 +309,8 @@ for promise in (None, Promise()):
 
 
 class TestReproducibility:
-    def test_the_same_labels_and_seed_give_the_same_bytes(self) -> None:
-        first, second = (calibrate(*simulate(60), Settings(depth=DEPTH)) for _ in range(2))
-        assert first.profile.to_json() == second.profile.to_json()
-
     def test_another_seed_splits_otherwise(self) -> None:
         assert calibrated(60).profile != calibrated(60, seed=1).profile
-
-    def test_the_profile_survives_the_disk_byte_for_byte(self, tmp_path: Path) -> None:
-        profile = calibrated(60).profile
-        profile.save(tmp_path / "profile.json")
-        assert Profile.load(tmp_path / "profile.json").to_json() == profile.to_json()
 
     def test_the_number_of_threads_does_not_show(self) -> None:
         printed = []

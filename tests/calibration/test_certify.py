@@ -141,10 +141,6 @@ class TestCertify:
         assert half is not None
         assert half == math.ceil(every / 2)
 
-    def test_a_seed_gives_the_same_certification(self) -> None:
-        grids = population(200, noise=0.25).rows(span(0, 80), span(80, 200))
-        assert certify(grids, PROMISE, seed=1) == certify(grids, PROMISE, seed=1)
-
     def test_without_a_relevant_passage_in_the_first_k_it_is_kept(self) -> None:
         pools, labels = labelled([ranking_of([1.0])] * 2, [{"p0": 1}, {}], depth=1, baseline_k=1)
         grids, one, none = whole(pools, labels, 1), span(0, 1), span(1, 2)

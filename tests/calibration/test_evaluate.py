@@ -95,24 +95,6 @@ class TestHandMade:
         for name in ("recall_at_depth", "ndcg_at_10"):
             assert loose[name] == tight[name]
 
-    def test_a_long_tail_of_junk_costs_the_strict_form_and_not_the_heuristic_one(self) -> None:
-        found = metrics([10.0, 1.0, 1.0, 1.0, 1.0, 1.0], {"p0": 1}, RatioPolicy(k=6))
-        tail = sum(0.5 / LOG(rank + 1) for rank in range(2, 7))
-        assert found["udcg_strict"] == pytest.approx(1.0 - tail)
-        # Ranks 2 and 3 are suspected by their rank alone.
-        assert found["udcg"] == pytest.approx(1.0 - 0.5 / LOG(3) - 0.5 / LOG(4))
-
-    def test_scores_that_carry_rank_only_leave_the_score_rule_out(self) -> None:
-        found = metrics([0.9, 0.8, 0.7, 0.6], {"p0": 1}, RatioPolicy(k=4), kind=ScoreKind.RANK)
-        assert found["udcg"] == pytest.approx(1.0 - 0.5 / LOG(3) - 0.5 / LOG(4))
-
-    @pytest.mark.parametrize("temperature", [1.0, 0.5])
-    def test_scores_outside_their_kinds_domain_leave_it_out_too(self, temperature: float) -> None:
-        policy = RatioPolicy(k=4, min_ratio=0.5, temperature=temperature)
-        found = metrics([0.0, -1.0, -2.0, -3.0], {"p0": 1}, policy)
-        assert found["kept"] == 4.0
-        assert found["udcg"] == pytest.approx(1.0 - 0.5 / LOG(3) - 0.5 / LOG(4))
-
 
 def one_by_one(decision: Decision, labels: PoolLabels, row: int) -> dict[str, float | None]:
     """The measures of `ctxguard.core.metrics` of one context."""
@@ -177,13 +159,6 @@ class TestAllAtOnce:
 
 
 class TestUndefined:
-    def test_an_empty_context_has_no_precision_and_is_worth_nothing(self) -> None:
-        found = metrics([], {"far": 1})
-        for name in ("precision", "distractor_rate", "judged"):
-            assert math.isnan(found[name]), name
-        for name in ("udcg", "udcg_strict", "harm", "harm_undiscounted", "kept"):
-            assert found[name] == 0.0, name
-
     def test_a_mean_says_over_how_many_queries_it_is_defined(self) -> None:
         pools, labels = labelled([ranking_of([2.0])] * 3, [{"p0": 1}, {}, {"far": 1}])
         evidence = per_query(pools, labels, K2).evidence()

@@ -21,6 +21,7 @@ from calibration.fit import (
 from calibration.pool_labels import PoolLabels, label
 from calibration.replay import Pools, replay
 from ctxguard.core.decision import decide
+from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.types import Leg, Ranking, ScoreKind
 from ctxguard.errors import CalibrationError
@@ -55,11 +56,7 @@ class TestFusion:
     def test_of_equal_weights_the_middle_of_the_plateau_is_taken(self) -> None:
         agreeing = two_legs([0.9, 0.1], [5.0, 1.0])
         pools, labels = labelled([agreeing], [{"p0": 1}])
-        assert fit_fusion(pools, labels).weight == 0.5
-
-    def test_it_is_convex(self) -> None:
-        pools, labels = replayed(20)
-        assert fit_fusion(pools, labels).method == "convex"
+        assert fit_fusion(pools, labels) == Fusion("convex", 0.5)
 
     def test_queries_without_a_relevant_passage_have_no_say(self) -> None:
         good_dense, good_lexical = (
@@ -161,14 +158,6 @@ class TestTemperature:
 
 
 class TestRelevance:
-    def test_it_tells_relevant_from_irrelevant_on_queries_it_never_saw(self) -> None:
-        pools, labels = replayed(100)
-        model = fit_relevance(pools, labels)
-        fresh, truth = replayed(100, seed=1)
-        found = probabilities(model, fresh)
-        assert found[truth.relevant].mean() > 0.8
-        assert found[~truth.relevant].mean() < 0.05
-
     def test_on_average_it_is_right_about_how_many_are_relevant(self) -> None:
         pools, labels = replayed(200, noise=0.3)
         fresh, truth = replayed(400, seed=1, noise=0.3)
@@ -193,12 +182,6 @@ class TestRelevance:
         pools, labels = labelled(rankings, [{"p0": 1}, {}, {}], depth=3)
         found = probabilities(fit_relevance(pools, labels), pools)
         assert np.isnan(found).tolist() == [[False, False, True], [True] * 3, [False, True, True]]
-
-    def test_coefficients_are_short_enough_to_read(self) -> None:
-        pools, labels = replayed(30)
-        model = fit_relevance(pools, labels)
-        for value in (*model.coefficients, *model.means, *model.scales, model.intercept):
-            assert value == float(f"{value:.8g}")
 
     def test_a_missing_signal_is_refused_with_the_way_out(self) -> None:
         lacking = two_legs([0.9, math.nan], [5.0, 1.0])

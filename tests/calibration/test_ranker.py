@@ -160,12 +160,6 @@ class TestTrainingLists:
         assert lists.shares[0, :3] == pytest.approx(np.array([1 / 3, 2 / 3, 0.0]))
         assert lists.inputs.shape == (2, len(INPUTS["full"]), DEPTH)
 
-    def test_only_some_rows(self) -> None:
-        pools, labels = labelled(5)
-        some = training_lists(pools, labels, "text", np.array([1, 4]))
-        every = training_lists(pools, labels, "text")
-        assert (some.inputs == every.inputs[[1, 4]]).all()
-
 
 class TestRankers:
     def test_what_decides_relevance_gets_the_weight(self) -> None:
@@ -213,13 +207,6 @@ class TestNdcg:
         labels.grades[0, 1] = 1
         labels.best_grades[:] = 1
         assert ndcg_by_query(pools, labels, None).tolist() == pytest.approx([1 / math.log2(3.0)])
-
-    def test_a_query_without_a_relevant_passage_has_none(self) -> None:
-        pools, labels = labelled(2)
-        labels.grades[0] = 0
-        labels.best_grades[0] = 0
-        found = ndcg_by_query(pools, labels, FLAT)
-        assert np.isnan(found).tolist() == [True, False]
 
 
 class TestFit:

@@ -174,17 +174,6 @@ def test_what_a_retriever_raises_is_quoted_with_the_query() -> None:
         RankingSource(broken).retrieve("a query")
 
 
-def test_a_single_query_that_fails_is_left_out_and_said() -> None:
-    def sometimes(query: str, *, depth: int) -> list[Hit]:
-        if query == "question 3":
-            raise TimeoutError("late")
-        return search(query, depth=depth)
-
-    pools = replay(sometimes, DATASET.queries, depth=5, score_kind="ratio")
-    assert pools.skipped == ("q3: retriever: TimeoutError: late",)
-    assert len(pools) == N - 1
-
-
 @pytest.mark.parametrize(
     ("retriever", "message"),
     [
@@ -217,11 +206,6 @@ def test_a_fingerprint_is_that_given_or_the_retrievers_own() -> None:
     )
     assert given.profile.fingerprint == {"engine": "2"}
     assert RankingSource(search).fingerprint() == {}
-
-
-def test_pools_of_a_retriever_without_a_fingerprint_are_not_cached(tmp_path: Path) -> None:
-    replay(search, DATASET.queries, score_kind="ratio", cache=tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_passages_are_found_again_where_they_are_kept() -> None:

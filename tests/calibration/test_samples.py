@@ -274,12 +274,8 @@ class TestGathering:
         found = judged_traffic(two_routes.store, SERIES)
         assert (found.route, len(found.dataset)) == (Route.HYBRID, 6)
         assert found.left_out == {"of another route (lexical)": 2}
-
-    def test_another_route_may_be_asked_for(self, two_routes: Watching) -> None:
         found = judged_traffic(two_routes.store, SERIES, route=Route.LEXICAL)
         assert (found.route, len(found.dataset)) == (Route.LEXICAL, 2)
-
-    def test_a_route_that_never_answered_is_named(self, two_routes: Watching) -> None:
         with pytest.raises(CalibrationError, match=r"dense: .*6 of another route \(hybrid\)"):
             judged_traffic(two_routes.store, SERIES, route=Route.DENSE)
 
@@ -366,12 +362,6 @@ class TestRecalibrating:
         changes = {row.metric: row.difference for row in again.results.rows if row.difference}
         assert {one.outcome for one in changes.values()} <= {"within noise", "no data"}
         assert changes["udcg_strict"].value == 0.0
-
-    def test_the_same_traffic_gives_the_same_bytes(
-        self, traffic: JudgedTraffic, in_force: Profile, found: Recalibration
-    ) -> None:
-        again = recalibrate(traffic, in_force, ASKED)
-        assert again.profile.to_json() == found.profile.to_json()
 
     def test_a_route_that_the_profile_does_not_know_is_named(
         self, traffic: JudgedTraffic, in_force: Profile
