@@ -8,7 +8,8 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import chain, cycle, groupby, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
@@ -20,9 +21,6 @@ from ctxguard.core.types import ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError
 
 NegativeKind = Literal["irrelevant", "unjudged"] | DistractorKind
-
-DEFAULT_PER_QUERY = 4
-DEFAULT_NEAR = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +64,8 @@ def mine(
     pools: Pools,
     dataset: Dataset,
     *,
-    per_query: int = DEFAULT_PER_QUERY,
-    near: int = DEFAULT_NEAR,
+    per_query: int = 4,
+    near: int = 10,
     unjudged_margin: float | None = None,
 ) -> Mining:
     """Find the hard negatives of every answerable query.
@@ -89,65 +87,52 @@ def mine(
     Raises:
         ConfigurationError: a setting is out of range, or a margin is set on scores of rank only.
     """
-    _check(pools.kind, per_query, near, unjudged_margin)
-    found: list[HardNegative] = []
-    answerable = without = 0
-    for row, query_id in enumerate(pools.query_ids):
-        if not dataset.relevant(query_id):
-            continue
-        answerable += 1
-        of_query = _of_query(pools, row, dataset, near, unjudged_margin)[:per_query]
-        without += not of_query
-        found += of_query
-    return Mining(tuple(found), answerable, without)
+    margin = unjudged_margin or 0.0
+    for fault, allowed in (
+        (per_query < 1 and f"per_query {per_query}", "must be at least 1"),
+        (near < 0 and f"near {near}", "must be at least 0"),
+        (not 0.0 <= margin < 1.0 and f"margin {margin}", "must be in [0, 1)"),
+    ):
+        if fault:
+            raise ConfigurationError(f"{fault} {allowed}")
+    if margin and not is_relative(pools.kind):
+        raise ConfigurationError(
+            f"scores of kind {pools.kind.value!r} carry rank only, so there is no margin between "
+            "two; use convex fusion"
+        )
+    found = {
+        query_id: _of_query(pools, row, dataset, near, unjudged_margin)[:per_query]
+        for row, query_id in enumerate(pools.query_ids)
+        if dataset.relevant(query_id)
+    }
+    negatives = tuple(chain.from_iterable(found.values()))
+    return Mining(negatives, len(found), sum(not of_query for of_query in found.values()))
 
 
 def _of_query(
     pools: Pools, row: int, dataset: Dataset, near: int, unjudged_margin: float | None
 ) -> list[HardNegative]:
     query_id, ids = pools.query_ids[row], pools.passage_ids[row]
-    relevant = dataset.relevant(query_id)
+    relevant, kinds = dataset.relevant(query_id), dataset.distractors.get(query_id, {})
     first = next((n for n, passage_id in enumerate(ids, start=1) if passage_id in relevant), None)
     top = None if first is None else float(pools.scores[row, first - 1])
     judged, others = [], []
-    for rank, passage_id in enumerate(ids, start=1):
+    candidates = zip(ids, dataset.judged(query_id, ids), pools.scores[row].tolist(), strict=False)
+    for rank, (passage_id, is_judged, score) in enumerate(candidates, start=1):
         if passage_id in relevant:
             continue
-        kind, score = _kind(dataset, query_id, passage_id), float(pools.scores[row, rank - 1])
         lead = None if top is None else score - top
-        negative = HardNegative(query_id, passage_id, kind, rank, lead)
-        if kind != "unjudged":
+        if is_judged:
             if first is None or rank <= first + near:
-                judged.append(negative)
+                kind: NegativeKind = kinds.get(passage_id, "irrelevant")
+                judged.append(HardNegative(query_id, passage_id, kind, rank, lead))
         elif unjudged_margin is not None and top is not None:
             # Nothing has a ratio below a top of zero.
             apart = top > 0.0 or pools.kind is not ScoreKind.RATIO
             relative = relative_scores(pools.kind, (top, score))[1] if apart else 1.0
             if relative <= 1.0 - unjudged_margin:
-                others.append(negative)
+                others.append(HardNegative(query_id, passage_id, "unjudged", rank, lead))
     return judged + others
-
-
-def _kind(dataset: Dataset, query_id: str, passage_id: str) -> NegativeKind:
-    kind = dataset.distractors.get(query_id, {}).get(passage_id)
-    if kind is not None:
-        return kind
-    return "irrelevant" if dataset.judged(query_id, [passage_id])[0] else "unjudged"
-
-
-def _check(kind: ScoreKind, per_query: int, near: int, margin: float | None) -> None:
-    for fault, allowed in (
-        (per_query < 1 and f"per_query {per_query}", "must be at least 1"),
-        (near < 0 and f"near {near}", "must be at least 0"),
-        (not 0.0 <= (margin or 0.0) < 1.0 and f"margin {margin}", "must be in [0, 1)"),
-    ):
-        if fault:
-            raise ConfigurationError(f"{fault} {allowed}")
-    if margin and not is_relative(kind):
-        raise ConfigurationError(
-            f"scores of kind {kind.value!r} carry rank only, so there is no margin between two; "
-            "use convex fusion"
-        )
 
 
 def triplets(
@@ -165,18 +150,12 @@ def triplets(
         counts: Receives the number of relevant passages without text.
     """
     questions = {query.query_id: query.text for query in dataset.queries}
-    negatives: dict[str, list[HardNegative]] = {}
-    for negative in mining.negatives:
-        negatives.setdefault(negative.query_id, []).append(negative)
-    for query_id, wrong in negatives.items():
-        right = [
-            (passage_id, text)
-            for passage_id in dataset.relevant(query_id)
-            if (text := text_of(passage_id)) is not None
-        ]
-        counts["relevant passages are not in the index and are left out"] += len(
-            dataset.relevant(query_id)
-        ) - len(right)
+    for query_id, negatives in groupby(mining.negatives, attrgetter("query_id")):
+        relevant, wrong = dataset.relevant(query_id), list(negatives)
+        texts = [(passage_id, text_of(passage_id)) for passage_id in relevant]
+        right = [(passage_id, text) for passage_id, text in texts if text is not None]
+        missing = len(relevant) - len(right)
+        counts["relevant passages are not in the index and are left out"] += missing
         if not right:
             continue
         pairs = zip(cycle(right), cycle(wrong), strict=True)

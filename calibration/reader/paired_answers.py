@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -23,8 +24,8 @@ from calibration.replay import Progress
 from calibration.results import Results, tabulate
 from ctxguard.core.render import Template
 from ctxguard.core.tokens import estimate_tokens
-from ctxguard.core.types import FloatArray, Passage
-from ctxguard.errors import CalibrationError, DataError, StageUnavailableError
+from ctxguard.core.types import Passage
+from ctxguard.errors import CalibrationError, CtxguardError, DataError, StageUnavailableError
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.judges.prompt import only_value, response_format, with_one_key
 from ctxguard.retrieval.chat import ChatClient, Conversation, Reply, TokenPrices
@@ -159,21 +160,15 @@ class AnswerFile:
         self._path = path
         self._reader = reader
         self._rows: list[Row] = []
-        self._places: dict[tuple[object, object, object], Row] = {}
         if path.exists():
             for record in read_records(path, Counter()):
                 record.identifier("query_id")
-                self._keep(dict(record.fields))
+                self._rows.append(dict(record.fields))
+        self._places = {_place(row): row for row in self._rows if row.get("reader") == reader}
 
     def row(self, asked: ToAnswer) -> Row | None:
         """Return the row that answers a question with a context; None if there is none."""
         return self._places.get((asked.query.query_id, asked.pipeline, asked.digest))
-
-    def _keep(self, row: Row) -> None:
-        self._rows.append(row)
-        if row.get("reader") == self._reader:
-            place = (row["query_id"], row.get("pipeline"), row.get("context_digest"))
-            self._places[place] = row
 
     def waiting(self, asked: Iterable[ToAnswer]) -> list[ToAnswer]:
         """Select those without an answer."""
@@ -181,19 +176,19 @@ class AnswerFile:
 
     def add(self, asked: ToAnswer, reply: Reply[str]) -> None:
         """Add an answer, which is in the file after ``save``."""
-        self._keep(
-            {
-                "query_id": asked.query.query_id,
-                "pipeline": asked.pipeline,
-                "reader": self._reader,
-                "passage_ids": list(asked.passage_ids),
-                "answer": str(reply.verdict),
-                "input_tokens": reply.input_tokens,
-                "output_tokens": reply.output_tokens,
-                "seconds": None if reply.seconds is None else round(reply.seconds, 3),
-                "context_digest": asked.digest,
-            }
-        )
+        row: Row = {
+            "query_id": asked.query.query_id,
+            "pipeline": asked.pipeline,
+            "reader": self._reader,
+            "passage_ids": list(asked.passage_ids),
+            "answer": str(reply.verdict),
+            "input_tokens": reply.input_tokens,
+            "output_tokens": reply.output_tokens,
+            "seconds": None if reply.seconds is None else round(reply.seconds, 3),
+            "context_digest": asked.digest,
+        }
+        self._rows.append(row)
+        self._places[_place(row)] = row
 
     def mark_from(self, column: str, least: float) -> None:
         """Write ``correct`` from a column that another tool has marked, and save.
@@ -209,6 +204,10 @@ class AnswerFile:
     def save(self) -> None:
         """Write every row."""
         write_lines(self._path, [json.dumps(row, ensure_ascii=False) for row in self._rows])
+
+
+def _place(row: Row) -> tuple[object, ...]:
+    return row["query_id"], row.get("pipeline"), row.get("context_digest")
 
 
 def ask_reader(
@@ -342,22 +341,20 @@ def mark_answers(
     waiting = [(each, row) for each, row in rows if row.get("marked_by") != way]
     for first in range(0, len(waiting), _BATCH):
         batch = waiting[first : first + _BATCH]
-        if judge is None:
-            marks = [_mark(each, str(row["answer"]), exact=by == "exact") for each, row in batch]
-        else:
+        marks: list[bool | None] = []
+        if judge is not None:
             marks = _judged(batch, judge, references or {})
+        else:
+            for each, row in batch:
+                right, wrong = known_answers(each.query)
+                own = is_right(str(row["answer"]), right, wrong, exact=by == "exact")
+                marks.append(own if right else None)
         for (_, row), mark in zip(batch, marks, strict=True):
             row.pop("correct", None)
             if mark is not None:
                 row |= {"correct": mark, "marked_by": way}
         file.save()
     return sum("correct" not in row for _, row in rows)
-
-
-def _mark(asked: ToAnswer, answer: str, *, exact: bool) -> bool | None:
-    """Mark an answer by known ones; None if there is none."""
-    right, wrong = known_answers(asked.query)
-    return is_right(answer, right, wrong, exact=exact) if right else None
 
 
 def _judged(
@@ -412,53 +409,32 @@ def compare_answers(
         CalibrationError: no question has a marked answer to both contexts.
         DataError: a mark is not a number.
     """
-    found: dict[str, dict[str, Row]] = {}
-    sizes: dict[tuple[str, str], int] = {}
+    found: dict[str, dict[str, tuple[ToAnswer, Row]]] = {}
     for each in asked:
         row = file.row(each)
         if row is not None and row.get(column) is not None:
-            found.setdefault(each.query.query_id, {})[each.pipeline] = row
-            sizes[each.query.query_id, each.pipeline] = len(each.passage_ids)
+            found.setdefault(each.query.query_id, {})[each.pipeline] = each, row
     ids = tuple(name for name, rows in found.items() if len(rows) == len(PIPELINES))
     if not ids:
         raise CalibrationError(
             f"no question has an answer with the mark {column!r} to both contexts: give known "
             "answers in the questions' metadata (answers), or mark-by judge"
         )
-    return tabulate(
-        {
-            pipeline: QueryMetrics(
-                ids,
-                _columns(
-                    [found[name][pipeline] for name in ids],
-                    [sizes[name, pipeline] for name in ids],
-                    column,
-                    prices,
-                ),
-            )
-            for pipeline in PIPELINES
-        },
-        seed=seed,
-    )
-
-
-def _columns(
-    rows: Sequence[Row], sizes: Sequence[int], column: str, prices: TokenPrices | None
-) -> dict[str, FloatArray]:
-    def values(name: str) -> FloatArray:
-        return np.array([_number(row, name) for row in rows])
-
-    columns = {
-        column: values(column),
-        "kept": np.array(sizes, dtype=np.float64),
-        "tokens": values("input_tokens"),
-        "seconds": values("seconds"),
-    }
-    if prices is not None:
-        reading, writing = astuple(prices)
-        cost = reading * columns["tokens"] + writing * values("output_tokens")
-        columns["cost_per_1000"] = cost / 1e3
-    return columns
+    measured = {}
+    for pipeline in PIPELINES:
+        rows = [found[name][pipeline] for name in ids]
+        columns = {
+            name: np.array([_number(row, of) for _, row in rows])
+            for name, of in ((column, column), ("tokens", "input_tokens"), ("seconds", "seconds"))
+        }
+        columns["kept"] = np.array([float(len(each.passage_ids)) for each, _ in rows])
+        if prices is not None:
+            reading, writing = astuple(prices)
+            written = np.array([_number(row, "output_tokens") for _, row in rows])
+            columns["cost_per_1000"] = (reading * columns["tokens"] + writing * written) / 1e3
+        measured[pipeline] = QueryMetrics(ids, columns)
+    metrics = (column, *(name for name in ANSWER_METRICS if name != column))
+    return tabulate(measured, metrics, seed=seed)
 
 
 def _number(row: Row, name: str) -> float:
@@ -473,11 +449,18 @@ def _number(row: Row, name: str) -> float:
     return float(value)
 
 
-def references(dataset: Dataset, text_of: Callable[[str], str]) -> dict[str, str]:
-    """Join the texts of each question's relevant passages, the best grades first."""
+def references(dataset: Dataset, passage: Callable[[str], Passage]) -> dict[str, str]:
+    """Join the texts of each question's relevant passages, the best grades first.
+
+    Args:
+        dataset: The labels.
+        passage: Returns a passage by its id; what it cannot return is left out.
+    """
     found = {}
     for query in dataset.queries:
-        grades = dataset.relevant(query.query_id)
-        best = sorted(grades, key=lambda name: -grades[name])
-        found[query.query_id] = "\n\n".join(text_of(name) for name in best)
+        grades, texts = dataset.relevant(query.query_id), []
+        for name in sorted(grades, key=lambda name: -grades[name]):
+            with suppress(KeyError, CtxguardError):
+                texts.append(passage(name).text)
+        found[query.query_id] = "\n\n".join(texts)
     return found

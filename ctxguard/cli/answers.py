@@ -4,7 +4,6 @@ import logging
 import os
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -19,7 +18,7 @@ from ctxguard.cli._inputs import open_labelled, seen_in_calibration
 from ctxguard.cli._results import by_metric
 from ctxguard.cli._system import Source, System, open_assessor
 from ctxguard.core.types import Mode
-from ctxguard.errors import ConfigurationError, CtxguardError
+from ctxguard.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
@@ -147,7 +146,7 @@ class Answers(System):
 
         client = ChatClient(
             model,
-            Ledger(None if self._prices is None else astuple(self._prices)),
+            Ledger(self.prices),
             base_url=url,
             api_key=os.environ.get("OPENAI_API_KEY") or "none",
             max_calls_per_second=self.calls_per_second,
@@ -170,13 +169,6 @@ class Answers(System):
         """
         from calibration.reader.paired_answers import mark_answers, references
 
-        def text(passage_id: str) -> str:
-            """A passage's; empty where the retriever does not hold it."""
-            try:
-                return source.passage(passage_id).text
-            except (KeyError, CtxguardError):
-                return ""
-
         judge, texts = None, {}
         if self.mark_by == "judge":
             url = self.judge_url or self.reader
@@ -185,7 +177,7 @@ class Answers(System):
                     "mark-by judge needs an endpoint: give --reader or judge-url"
                 )
             judge = self._client(url, self.judge_model or self.model, stack)
-            texts = references(dataset, text)
+            texts = references(dataset, source.passage)
         n_unmarked = mark_answers(asked, file, self.mark_by, judge, texts)
         if not n_unmarked:
             return []
