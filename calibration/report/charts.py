@@ -82,7 +82,7 @@ def frontier(route: RouteReport) -> str:
     chart.dots(found.candidates, "grey", "candidate policies")
     chart.line(found.front_line, "grey", "Pareto front", steps=True)
     (today, chosen), where = names, "held out" if route.summary.held_out else "same queries"
-    own = [_alone(found.chosen.recall_loss), _alone(found.chosen.harm)]
+    own = [_alone(found.chosen.means[name]) for name in ("recall_loss", "harm")]
     chart.point(own, "blue", "diamond", "chosen, on the choosing queries")
     chart.point(marked[today], "orange", "square", f"today, {where}")
     chart.point(marked[chosen], "blue", "circle", f"chosen, {where}")

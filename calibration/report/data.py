@@ -5,7 +5,8 @@ Frozen data that become JSON; they hold no label and no passage except the examp
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from calibration.curve import Curve
 from calibration.families import FamilyGain
@@ -15,35 +16,26 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.interval import Interval
 from ctxguard.core.metrics import Utilities
 from ctxguard.core.types import Route, ScoreKind
-from ctxguard.profile.schema import AssessorProfile, Certificate, Frozen, Provenance
+from ctxguard.profile.schema import AssessorProfile, Certificate, Provenance
 
 
 @dataclass(frozen=True)
-class PolicySettings:
-    """The settings of a policy that a person would change.
+class ShownPolicy:
+    """A policy by the settings that a person would change.
 
     Attributes:
         words: What the policy keeps, in words.
         kind: ``ratio`` or ``expected_utility``.
         threshold: Lowest relative score (``ratio``) or lowest P(relevant) (``expected_utility``)
             that is kept.
+        means: Means of metrics on the queries that it was chosen or tested on, by metric.
     """
 
     words: str
     kind: str
     k: int
     threshold: float
-
-
-@dataclass(frozen=True)
-class FrontPolicy:
-    """One policy of the Pareto front of recall loss and harm, with its means."""
-
-    k: int
-    threshold: float
-    recall_loss: float
-    harm: float
-    udcg_strict: float
+    means: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,8 +53,8 @@ class Frontier:
     n_candidates: int
     candidates: tuple[tuple[float, float], ...]
     front_line: tuple[tuple[float, float], ...]
-    front: tuple[FrontPolicy, ...]
-    chosen: FrontPolicy
+    front: tuple[ShownPolicy, ...]
+    chosen: ShownPolicy
 
 
 @dataclass(frozen=True)
@@ -102,27 +94,14 @@ class Reliability:
 
 
 @dataclass(frozen=True)
-class RulePolicy:
-    """The policy that one rule would choose of the same candidates.
-
-    Attributes:
-        chosen: Whether the profile's policy was chosen by this rule.
-        policy: None if the rule allows no policy.
-        tested_recall_loss: Mean recall loss on the test queries of the certificate.
-    """
-
-    rule: str
-    chosen: bool
-    policy: PolicySettings | None
-    tested_recall_loss: float | None
-
-
-@dataclass(frozen=True)
 class Price:
     """The utility that a guarantee costs, and an upper bound of the recall loss.
 
     Attributes:
-        rules: Empty if no promise was asked for.
+        rules: The policy that each rule would choose of the same candidates, with its mean recall
+            loss on the test queries of the certificate; None if the rule allows no policy. Empty if
+            no promise was asked for.
+        in_force: The rule that chose the profile's policy; None if none did.
         results: The rules that allow a policy, on held-out queries, beside the one without a
             promise; None if no promise was asked for.
         delta: Probability that the bound is false.
@@ -130,7 +109,8 @@ class Price:
         bound: Betting upper bound of that mean.
     """
 
-    rules: tuple[RulePolicy, ...]
+    rules: Mapping[str, ShownPolicy | None]
+    in_force: str | None
     results: Results | None
     delta: float
     observed: Interval
@@ -145,15 +125,14 @@ class Segments:
         results: The policy that serves each segment, by the name of the segment, and its
             difference from today's on the same queries.
         queries: Number of queries of each segment.
-        own_policy: The segments with a policy of their own.
-        gathered: Number of segments too small for a name of their own; the last one holds them.
+        own_policy: The segments with a policy of their own. The last segment gathers those that
+            are too small for a name of their own.
     """
 
     column: str
     results: Results
     queries: dict[str, int]
     own_policy: tuple[str, ...]
-    gathered: int
 
 
 @dataclass(frozen=True)
@@ -208,16 +187,16 @@ class RouteReport:
     Attributes:
         summary: The table of results, and what to beware of.
         why: Why this kind of policy was chosen.
-        no_certificate: Why there is no certificate; None if there is one.
+        certificate_words: The certificate in words, or why there is none.
         sufficiency: Whether contexts can be called insufficient, and on what evidence, in words.
         assessor: What asking an assessor gains at several prices; None without one.
         answerable: Number of measured queries with a relevant passage.
         today, chosen: The retriever's first passages, and the policy, at every k.
-        no_reliability: Why ``reliability`` is None.
+        reliability: The calibration of P(relevant), or why it is not shown.
         families: What each family of signals adds; empty if the model has no named signals, or
             there is none. Measured out of fold if no query was held out.
         price: None if no query was held out, or recall loss is undefined on all of them.
-        no_segments: Why ``segments`` is None.
+        segments: Metrics by segment, or why they are not shown.
         dropped_irrelevant: Irrelevant passages among those served today.
         dropped_relevant: Relevant passages of the baseline of recall loss.
         judged: Share of the first k passages with a label by k, over all queries.
@@ -226,23 +205,21 @@ class RouteReport:
 
     route: Route
     score_kind: ScoreKind
-    policy: PolicySettings
+    policy: ShownPolicy
     summary: Summary
     why: str
     certificate: Certificate | None
-    no_certificate: str | None
+    certificate_words: str
     sufficiency: str
     assessor: AssessorProfile | None
     answerable: int
     today: Curve
     chosen: Curve
     frontier: Frontier
-    reliability: Reliability | None
-    no_reliability: str | None
+    reliability: Reliability | str
     families: tuple[FamilyGain, ...]
     price: Price | None
-    segments: Segments | None
-    no_segments: str | None
+    segments: Segments | str
     dropped_irrelevant: Examples
     dropped_relevant: Examples
     judged: Mapping[int, Interval]
@@ -250,34 +227,16 @@ class RouteReport:
 
 
 @dataclass(frozen=True)
-class LabelCounts:
-    """Numbers of queries and labels.
-
-    Attributes:
-        answerable: Queries with a relevant passage.
-        unanswerable: Queries without one; every passage kept for them is harm.
-        chosen_on: Number of choosing queries, and of answerable ones among them.
-        held_out: Number of held-out queries, and of answerable ones among them.
-        grades: Number of judged passages by grade; grade 0 is irrelevant.
-        negatives: Number of passages labelled as misleading, by kind.
-    """
-
-    queries: int
-    answerable: int
-    unanswerable: int
-    chosen_on: tuple[int, int]
-    held_out: tuple[int, int]
-    grades: dict[str, int]
-    negatives: dict[str, int]
-
-
-class ReportData(Frozen):
+class ReportData:
     """The evidence of a calibration.
 
     Attributes:
         serving_k: How many passages are served today; recall loss is relative to them.
         confidence: Confidence level of every interval, in (0, 1).
         routes: The first answers while every stage works.
+        labels: Numbers of queries: all, those with a relevant passage (``answerable``) and those
+            without one, for which every passage kept is harm; queries and answerable ones that
+            were chosen on and held out; judged passages by grade; misleading ones by kind.
         provenance: How the profile was made; it has no date, so equal calibrations give equal
             bytes.
     """
@@ -287,8 +246,8 @@ class ReportData(Frozen):
     serving_k: int
     confidence: float
     routes: tuple[RouteReport, ...]
-    labels: LabelCounts
+    labels: Mapping[str, Any]
     utilities: Utilities
     fusion: Fusion
-    fingerprint: dict[str, str]
+    fingerprint: Mapping[str, str]
     provenance: Provenance

@@ -15,7 +15,7 @@ from calibration.calibrate import Calibration
 from calibration.calibrate_route import ORDERING_SHARE, RouteOutcome, Settings
 from calibration.certify import Certification
 from calibration.curve import curve
-from calibration.data.dataset import Dataset, Query
+from calibration.data.dataset import Query
 from calibration.evaluate import (
     CONFIDENCE,
     QueryMetrics,
@@ -27,11 +27,11 @@ from calibration.families import FamilyGain, family_gains
 from calibration.fit import fit_temperature, probabilities
 from calibration.pool_labels import PoolLabels, judged_share, label, labelled_part
 from calibration.replay import Pools
-from calibration.report.data import LabelCounts, Reliability, ReportData, RouteReport, Segments
+from calibration.report.data import Reliability, ReportData, RouteReport, Segments
 from calibration.report.dropped import PassageOf, dropped_passages
 from calibration.report.reliability import expected_calibration_error, reliability_bins
 from calibration.report.summary import summarise
-from calibration.report.tradeoffs import frontier, price, settings_of
+from calibration.report.tradeoffs import frontier, price, shown_policy
 from calibration.results import COMPARED, ResultRow, Results, tabulate
 from calibration.sufficiency import sufficiency_words
 from ctxguard.core.decision import decide
@@ -53,7 +53,6 @@ SEED_RULE = "3 and 70%"
 _COMPARED = (*COMPARED, "recall_loss")
 _BY_SEGMENT = ("udcg_strict", "recall", "kept")
 _JUDGED_AT = (1, 10)
-_DIGITS = 6
 
 
 def report(
@@ -75,7 +74,7 @@ def report(
         The data for ``write_html`` and ``write_json``; equal calibrations give equal data.
     """
     profile = calibration.profile
-    data = ReportData(
+    return ReportData(
         profile_id=profile.profile_id,
         dataset=calibration.dataset.name,
         serving_k=calibration.settings.serving_k,
@@ -91,7 +90,6 @@ def report(
         fingerprint=profile.fingerprint,
         provenance=profile.provenance,
     )
-    return ReportData.model_validate(_rounded(data.model_dump()))
 
 
 def certificate_words(outcome: RouteOutcome, settings: Settings) -> str:
@@ -166,34 +164,27 @@ def _route(
         outcome.chosen.name: (describe_policy(chosen.policy), measured),
         SEED_RULE: (describe_policy(plain), per_query(pools, labels, plain)),
     }
-    reliability, no_reliability = _reliability(chosen, pools, labels, held_out=held_out, seed=seed)
-    segments, no_segments = _segments(
-        outcome, measured, column, segment_of, seed=seed, held_out=held_out
-    )
     irrelevant, relevant = dropped_passages(
         pools, labels, part, policies, passages, bare_k=serving_k, seed=seed
     )
-    certificate = chosen.certificate
     return RouteReport(
         route=route,
         score_kind=chosen.score_kind,
-        policy=settings_of(chosen.policy),
+        policy=shown_policy(chosen.policy),
         summary=summarise(outcome, settings, held_out=held_out, metrics=_COMPARED, others=others),
         why=chosen.why,
-        certificate=certificate,
-        no_certificate=None if certificate else certificate_words(outcome, settings),
+        certificate=chosen.certificate,
+        certificate_words=certificate_words(outcome, settings),
         sufficiency=sufficiency_words(chosen.sufficiency),
         assessor=chosen.assessor,
         answerable=labels.n_answerable,
         today=curve(pools, labels, RatioPolicy(k=chosen.policy.k), seed=seed),
         chosen=curve(pools, labels, chosen.policy, seed=seed),
         frontier=frontier(outcome),
-        reliability=reliability,
-        no_reliability=no_reliability,
+        reliability=_reliability(chosen, pools, labels, held_out=held_out, seed=seed),
         families=_families(calibration, pools, labels, route, milliseconds),
         price=price(outcome, pools, labels, delta=settings.delta, seed=seed) if held_out else None,
-        segments=segments,
-        no_segments=no_segments,
+        segments=_segments(outcome, measured, column, segment_of, seed=seed, held_out=held_out),
         dropped_irrelevant=irrelevant,
         dropped_relevant=relevant,
         **_retrieved(calibration, route),
@@ -216,15 +207,12 @@ def _measured(
 
 def _reliability(
     chosen: RouteProfile, pools: Pools, labels: PoolLabels, *, held_out: bool, seed: int
-) -> tuple[Reliability | None, str | None]:
+) -> Reliability | str:
     policy = chosen.policy
     if not isinstance(policy, ExpectedUtilityPolicy):
-        return None, "This policy compares scores with the best one and has no probability."
+        return "This policy compares scores with the best one and has no probability."
     if not held_out:
-        return (
-            None,
-            "No query was held out, and a model looks better on the queries it was fitted on.",
-        )
+        return "No query was held out, and a model looks better on the queries it was fitted on."
     values = probabilities(policy.model, pools)
     relevant = labels.relevant
     kept = np.zeros((len(pools), 3))
@@ -233,15 +221,12 @@ def _reliability(
         columns = list(decision.kept)
         kept[row] = (len(columns), values[row, columns].sum(), relevant[row, columns].sum())
     total = float(kept[:, 0].sum())
-    return (
-        Reliability(
-            bins=reliability_bins(values, relevant),
-            expected_calibration_error=expected_calibration_error(values, relevant, seed=seed),
-            candidates=int((~np.isnan(values)).sum()),
-            kept_probability=float(kept[:, 1].sum()) / total if total else None,
-            kept_relevant=bootstrap_ratio(kept[:, 2], kept[:, 0], seed=seed),
-        ),
-        None,
+    return Reliability(
+        bins=reliability_bins(values, relevant),
+        expected_calibration_error=expected_calibration_error(values, relevant, seed=seed),
+        candidates=int((~np.isnan(values)).sum()),
+        kept_probability=float(kept[:, 1].sum()) / total if total else None,
+        kept_relevant=bootstrap_ratio(kept[:, 2], kept[:, 0], seed=seed),
     )
 
 
@@ -286,11 +271,9 @@ def _segments(
     *,
     seed: int,
     held_out: bool,
-) -> tuple[Segments | None, str | None]:
+) -> Segments | str:
     if column is None:
-        return None, (
-            f"The queries have no segments: no column was named, and none is called {TOPIC!r}."
-        )
+        return f"The queries have no segments: no column was named, and none is called {TOPIC!r}."
     rows: dict[str, list[int]] = {}
     for row, query_id in enumerate(served.query_ids):
         rows.setdefault(segment_of[query_id], []).append(row)
@@ -312,8 +295,7 @@ def _segments(
         results=Results(outcome.today.name, tuple(table)),
         queries={name: len(own) for name, own in shown.items()},
         own_policy=tuple(own_policy),
-        gathered=len(small),
-    ), None
+    )
 
 
 def _retrieved(calibration: Calibration, route: Route) -> dict[str, Any]:
@@ -331,31 +313,19 @@ def _retrieved(calibration: Calibration, route: Route) -> dict[str, Any]:
     }
 
 
-def _label_counts(calibration: Calibration) -> LabelCounts:
+def _label_counts(calibration: Calibration) -> dict[str, Any]:
     dataset = calibration.dataset
     grades = Counter(grade for judged in dataset.qrels.values() for grade in judged.values())
     kinds = Counter(kind for kinds in dataset.distractors.values() for kind in kinds.values())
-
-    def sizes(part: Dataset | None) -> tuple[int, int]:
-        return (0, 0) if part is None else (len(part), len(part.answerable))
-
-    return LabelCounts(
-        queries=len(dataset),
-        answerable=len(dataset.answerable),
-        unanswerable=len(dataset) - len(dataset.answerable),
-        chosen_on=sizes(calibration.chosen_on),
-        held_out=sizes(calibration.held_out),
-        grades={str(grade): grades[grade] for grade in sorted(grades)},
-        negatives={kind: kinds[kind] for kind in sorted(kinds)},
-    )
-
-
-def _rounded(value: Any) -> Any:
-    """Round floats to six significant digits, which is stable as text and more than is known."""
-    if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}")
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return tuple(_rounded(item) for item in value)
-    return value
+    parts = {"chosen_on": calibration.chosen_on, "held_out": calibration.held_out}
+    return {
+        "queries": len(dataset),
+        "answerable": len(dataset.answerable),
+        "unanswerable": len(dataset) - len(dataset.answerable),
+        **{
+            name: (0, 0) if part is None else (len(part), len(part.answerable))
+            for name, part in parts.items()
+        },
+        "grades": {str(grade): grades[grade] for grade in sorted(grades)},
+        "negatives": {kind: kinds[kind] for kind in sorted(kinds)},
+    }

@@ -6,6 +6,9 @@ and runs no script.
 
 import json
 from pathlib import Path
+from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from calibration.evaluate import DESCRIPTIONS
 from calibration.report import charts
@@ -15,6 +18,8 @@ from ctxguard._support.extras import require
 from ctxguard.errors import ConfigurationError
 
 NO_DATA = "no data"
+
+_DIGITS = 6
 
 _RULE_NAMES = {
     "none": "no promise: highest strict UDCG",
@@ -68,7 +73,8 @@ def number(value: float | None, digits: int = 3, *, signed: bool = False) -> str
     """
     if value is None:
         return NO_DATA
-    rounded = round(value, digits) or 0.0
+    # Rounded twice, so that the last digit of another machine changes no text.
+    rounded = round(_rounded(value), digits) or 0.0
     sign = "+" if signed and rounded else ""
     return f"{rounded:{sign}.{digits}f}".replace("-", "−")
 
@@ -89,8 +95,17 @@ def write_json(data: ReportData, path: Path | str) -> None:
     Raises:
         ConfigurationError: the file cannot be written.
     """
-    document = data.model_dump(mode="json")
+    document = _rounded(to_jsonable_python(data))
     _write(json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n", Path(path))
+
+
+def _rounded(value: Any) -> Any:
+    """Round floats to six significant digits, which is stable as text and more than is known."""
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
 def _write(text: str, path: Path) -> None:

@@ -13,7 +13,7 @@ from calibration.evaluate import QueryMetrics, bootstrap_interval, per_query
 from calibration.grid import Grid, GridIndex
 from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
-from calibration.report.data import Frontier, FrontPolicy, PolicySettings, Price, RulePolicy
+from calibration.report.data import Frontier, Price, ShownPolicy
 from calibration.results import tabulate
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.types import FloatArray
@@ -24,10 +24,10 @@ _DIGITS = 4
 _NO_PROMISE = "none"
 
 
-def settings_of(policy: Policy) -> PolicySettings:
-    """The settings of a policy that a person would change."""
+def shown_policy(policy: Policy, **means: float) -> ShownPolicy:
+    """The settings of a policy that a person would change, with means of metrics."""
     threshold = policy.min_ratio if isinstance(policy, RatioPolicy) else policy.min_probability
-    return PolicySettings(describe_policy(policy), policy.kind, policy.k, threshold)
+    return ShownPolicy(describe_policy(policy), policy.kind, policy.k, threshold, means)
 
 
 def with_settings(policy: Policy, k: int, threshold: float) -> Policy:
@@ -45,7 +45,7 @@ def frontier(outcome: RouteOutcome) -> Frontier:
     The chosen one stands at its k and threshold; where a promise was asked for, its model was
     fitted on a part of these queries only.
     """
-    grid, (own, (place,)) = outcome.chosen_grid, outcome.place
+    grid, (own, (place,)), policy = outcome.chosen_grid, outcome.place, outcome.profile.policy
     loss, harm = np.nan_to_num(grid.means.recall_loss.ravel()), grid.means.harm.ravel()
     distinct = np.unique(np.round(np.column_stack([loss, harm]), _DIGITS), axis=0)
     front = _front(loss, harm)
@@ -55,8 +55,8 @@ def frontier(outcome: RouteOutcome) -> Frontier:
         n_candidates=loss.size,
         candidates=tuple((float(x), float(y)) for x, y in distinct + 0.0),
         front_line=tuple((float(loss[i]), float(harm[i])) for i in front),
-        front=tuple(_policy(grid, divmod(front[i], width)) for i in shown),
-        chosen=_policy(own, place),
+        front=tuple(_at(grid, divmod(front[i], width), policy) for i in shown),
+        chosen=_at(own, place, policy),
     )
 
 
@@ -68,10 +68,13 @@ def _front(loss: FloatArray, harm: FloatArray) -> list[int]:
     return [int(index) for index in order[better]]
 
 
-def _policy(grid: Grid, index: GridIndex) -> FrontPolicy:
-    means = grid.means
-    figures = (means.recall_loss[index], means.harm[index], means.udcg_strict[index])
-    return FrontPolicy(*grid.settings(index), *(float(np.nan_to_num(each)) for each in figures))
+def _at(grid: Grid, index: GridIndex, policy: Policy) -> ShownPolicy:
+    k, threshold = grid.settings(index)
+    means = {
+        name: float(np.nan_to_num(getattr(grid.means, name)[index]))
+        for name in ("recall_loss", "harm", "udcg_strict")
+    }
+    return ShownPolicy("", policy.kind, k, threshold, means)
 
 
 def price(
@@ -104,24 +107,25 @@ def price(
         return None
     # The order that the certificate was computed in; the bound depends on it.
     shuffled = losses[np.random.default_rng(seed).permutation(losses.size)]
-    found = Price(
-        rules=(),
-        results=None,
+    rules: dict[str, ShownPolicy | None] = {}
+    in_force, results = None, None
+    if certification is not None:
+        policies: dict[str, Policy] = {_NO_PROMISE: outcome.highest_utility.policy}
+        rules[_NO_PROMISE] = shown_policy(policies[_NO_PROMISE])
+        for rule, choice in certification.rule_choices.items():
+            rules[rule] = None
+            if choice is not None:
+                policies[rule] = with_settings(chosen, *outcome.chosen_grid.settings(choice[0]))
+                tested = choice[1]["recall_loss"]
+                rules[rule] = shown_policy(policies[rule], recall_loss=tested)
+        in_force = None if certification.grid_index is None else "betting"
+        columns = {name: measured(policy) for name, policy in policies.items()}
+        results = tabulate(columns, ("udcg_strict", "recall_loss", "harm"), seed=seed)
+    return Price(
+        rules=rules,
+        in_force=in_force,
+        results=results,
         delta=delta,
         observed=bootstrap_interval(losses, seed=seed),
         bound=risk.betting_upper_bound(shuffled, delta),
     )
-    if certification is None:
-        return found
-    policies: dict[str, Policy] = {_NO_PROMISE: outcome.highest_utility.policy}
-    rules = [RulePolicy(_NO_PROMISE, False, settings_of(policies[_NO_PROMISE]), None)]
-    for rule, choice in certification.rule_choices.items():
-        settings, tested = None, None
-        if choice is not None:
-            policies[rule] = with_settings(chosen, *outcome.chosen_grid.settings(choice[0]))
-            settings, tested = settings_of(policies[rule]), choice[1]["recall_loss"]
-        in_force = rule == "betting" and certification.grid_index is not None
-        rules.append(RulePolicy(rule, in_force, settings, tested))
-    columns = {name: measured(policy) for name, policy in policies.items()}
-    metrics = ("udcg_strict", "recall_loss", "harm")
-    return replace(found, rules=tuple(rules), results=tabulate(columns, metrics, seed=seed))
