@@ -190,3 +190,24 @@ def cases(
     baseline_k = draw(st.sampled_from([None, 1, 3]))
     made: dict[str, Any] = {"baseline_k": baseline_k, "utilities": draw(st.sampled_from(rules))}
     return Case(*labelled(rankings, qrels, depth=_DEPTH, distractors=distractors, **made))
+
+
+def pools_of(
+    candidates: str | Mapping[str, str],
+    *,
+    scores: Sequence[float] = (),
+    kind: ScoreKind = ScoreKind.RATIO,
+) -> Pools:
+    """Queries whose candidates are single letters; those of the query ``q`` unless named."""
+    rows = {"q": candidates} if isinstance(candidates, str) else candidates
+    depth = max(map(len, rows.values()))
+    own = scores or [1.0 - 0.1 * rank for rank in range(depth)]
+    return Pools(
+        route=Route.HYBRID,
+        kind=kind,
+        query_ids=tuple(rows),
+        passage_ids=tuple(map(tuple, rows.values())),
+        scores=np.array([own] * len(rows)),
+        legs={},
+        leg_kinds={},
+    )

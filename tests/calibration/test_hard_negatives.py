@@ -5,30 +5,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated_pools import pools_of
 
 from calibration.data.dataset import Dataset, Query
 from calibration.data.hard_negatives import mine, triplets, write_triplets
 from calibration.replay import Pools
-from ctxguard.core.types import Route, ScoreKind
+from ctxguard.core.types import ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError
-
-
-def pools_of(*ids: str, scores: tuple[float, ...] = (), kind: ScoreKind = ScoreKind.RATIO) -> Pools:
-    """One query, ``q``, whose candidates are single letters."""
-    values = scores or tuple(1.0 - 0.1 * n for n in range(len(ids[0])))
-    return Pools(
-        route=Route.HYBRID,
-        kind=kind,
-        query_ids=tuple(f"q{n}" if n else "q" for n in range(len(ids))),
-        passage_ids=tuple(tuple(row) for row in ids),
-        scores=np.array([values] * len(ids)),
-        legs={},
-        leg_kinds={},
-    )
 
 
 def labels(relevant: str, irrelevant: str = "", hard: str = "", distractors: str = "") -> Dataset:

@@ -63,20 +63,6 @@ def hostile_calibration() -> Calibration:
 
 
 class TestFigures:
-    def test_every_figure_after_the_choice_is_measured_on_queries_held_out(self) -> None:
-        found = calibrated(120, noise=0.25, unanswerable=0.1, objective="utility", promise=None)
-        route = reported().routes[0]
-        evidence = found.outcomes[Route.HYBRID].profile.held_out
-        assert route.summary.held_out
-        assert route.summary.queries == 60
-        for metric in route.summary.results.metrics:
-            expected, row = evidence.metrics[metric], route.summary.results.of("chosen", metric)
-            assert row.mean.n == expected.n
-            # The simulated passages have no text to count tokens of.
-            assert row.mean.value == (
-                None if expected.value is None else pytest.approx(expected.value, rel=1e-5)
-            )
-
     def test_gain_and_harm_add_up_at_every_k(self) -> None:
         rows = reported().routes[0].today.points
         assert [row.k for row in rows] == list(range(1, DEPTH + 1))
@@ -138,22 +124,13 @@ class TestFigures:
         assert "is optimistic" in page(data)
         assert any("no query was held out" in line for line in route.summary.warnings)
 
-    def test_a_policy_without_a_model_has_no_reliability_and_says_why(self) -> None:
-        route = reported(120, policy="ratio").routes[0]
-        assert "has no probability" in route.reliability
-
-    def test_the_figures_are_beside_those_of_what_is_served_today(self) -> None:
-        assert reported().serving_k == 5
-        data = reported(60, serving_k=7, held_out=0.0)
-        assert data.serving_k == data.routes[0].summary.serving_k == 7
-        assert data.routes[0].summary.results.reference == "first 7, as today"
-
     def test_segments_with_a_certified_policy_of_their_own_are_served_by_it(self) -> None:
         promise = Promise(0.3, None, 0.1)
         found = calibrated(400, noise=0.25, promise=promise, segment_by="segment", policy="ratio")
         table = report(found).routes[0].segments
         own = found.outcomes[Route.HYBRID].profile.segments
         assert table.column == "segment"
+        assert "has no probability" in report(found).routes[0].reliability
         assert set(table.own_policy) == set(own) <= set("ab")
         assert own
         assert sum(table.queries.values()) == 200
@@ -172,10 +149,8 @@ class TestFigures:
         assert (common, small) == tuple(table.queries)
         assert small == f"{table.queries[small]} with fewer than 5 queries each"
 
-    def test_queries_without_segments_are_said_to_have_none(self) -> None:
-        assert "no column was named" in reported().routes[0].segments
-
     def test_labels_are_counted(self) -> None:
+        assert "no column was named" in reported().routes[0].segments
         labels = reported().labels
         assert labels["queries"] == labels["answerable"] + labels["unanswerable"] == 120
         assert labels["unanswerable"] > 0
@@ -206,12 +181,6 @@ class TestDropped:
                     assert value == example.rank > route.policy.k
                 else:
                     assert value <= (example.probability or 0.0) < route.policy.threshold
-
-    def test_a_query_has_at_most_one_example_of_a_sort(self) -> None:
-        route = reported().routes[0]
-        for found in (route.dropped_irrelevant, route.dropped_relevant):
-            ids = [example.query_id for example in found.shown]
-            assert len(ids) == len(set(ids))
 
     def test_a_passage_that_is_gone_is_shown_by_its_id(self) -> None:
         def gone(passage_id: str) -> Passage:
@@ -381,22 +350,7 @@ class TestSummary:
         ids=str,
     )
     def test_the_page_begins_with_today_beside_the_choice(self, asked: dict[str, Any]) -> None:
-        self.check_page(calibrated(60, **asked))
-
-    def test_figures_of_the_queries_that_chose_are_never_shown_as_gains(self) -> None:
-        chosen_only = report(calibrated(60, objective="utility", held_out=0.0))
-        held_out = report(calibrated(200, objective="utility"))
-        for data, shown in ((chosen_only, False), (held_out, True)):
-            for route in data.routes:
-                found = [row.difference for row in route.summary.results.rows if row.difference]
-                assert any(each.n for each in found)
-                assert all((each.value is not None) == shown for each in found if each.n)
-            assert ('class="better"' in page(data)) == shown
-
-    def test_so_it_does_where_today_is_kept(self) -> None:
-        self.check_page(calibrate(*indistinct(60), Settings(depth=DEPTH)))
-
-    def check_page(self, found: Calibration) -> None:
+        found = calibrated(60, **asked)
         written = page(report(found))
         start = written.index("<h1")
         table = written[start : written.index("<details")]
@@ -407,6 +361,16 @@ class TestSummary:
             assert words in table
         for line in self.of(found).warnings:
             assert html.escape(line[1:]) in table
+
+    def test_figures_of_the_queries_that_chose_are_never_shown_as_gains(self) -> None:
+        chosen_only = report(calibrated(60, objective="utility", held_out=0.0))
+        held_out = report(calibrated(200, objective="utility"))
+        for data, shown in ((chosen_only, False), (held_out, True)):
+            for route in data.routes:
+                found = [row.difference for row in route.summary.results.rows if row.difference]
+                assert any(each.n for each in found)
+                assert all((each.value is not None) == shown for each in found if each.n)
+            assert ('class="better"' in page(data)) == shown
 
 
 def negatives_labelled(dataset: Dataset) -> Dataset:

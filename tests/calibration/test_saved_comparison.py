@@ -81,36 +81,31 @@ def checks(
 
 def test_every_value_is_read_back_as_it_was() -> None:
     comparison = compared({"mine": 2}, Utilities(by_grade={1: 0.25}))
+    comparison.candidates[0].per_query.values["recall"][0] = np.nan
+    assert document(comparison)["candidates"][0]["per_query"]["recall"][:2] == [None, 1.0]
     [candidate] = saved(comparison).candidates
     assert saved(comparison).utilities == Utilities(by_grade={1: 0.25})
     for metric, expected in comparison.candidates[0].per_query.values.items():
         np.testing.assert_array_equal(np.array(candidate.per_query[metric], float), expected)
 
 
-def test_an_undefined_value_is_null_in_json() -> None:
-    [one] = compared({"mine": 1}).candidates
-    one.per_query.values["recall"][0] = np.nan
-    assert values_as_json(one.per_query)["recall"][:2] == [None, 1.0]
-
-
-def test_a_candidate_is_compared_with_the_saved_one_of_its_name() -> None:
-    made = checks(compared({"mine": 3, "other": 1}), saved(compared({"other": 1, "mine": 1})))
-    assert made["mine"].regressed
-    assert made["mine"].saved == "mine"
-    assert set(made["mine"].differences) == {"udcg_strict", "recall"}
-    assert not made["other"].regressed
-
-
-def test_a_candidate_of_another_name_is_compared_with_the_only_saved_one() -> None:
-    made = checks(compared({"renamed": 3}), saved(compared({"mine": 1})))
-    assert made["renamed"].saved == "mine"
-    assert made["renamed"].regressed
-
-
-def test_a_candidate_that_was_not_saved_is_not_a_regression() -> None:
-    made = checks(compared({"mine": 1, "new": 3}), saved(compared({"mine": 1, "other": 1})))
-    assert made["new"].saved is None
-    assert not made["new"].regressed
+@pytest.mark.parametrize(
+    ("new", "earlier", "expected"),
+    [
+        ({"mine": 3, "other": 1}, {"other": 1, "mine": 1}, {"mine": "mine", "other": "other"}),
+        ({"renamed": 3}, {"mine": 1}, {"renamed": "mine"}),
+        ({"mine": 1, "new": 3}, {"mine": 1, "other": 1}, {"mine": "mine", "new": None}),
+    ],
+    ids=["of its name", "the only one", "not saved"],
+)
+def test_a_candidate_is_compared_with_the_saved_one_of_its_name_or_the_only_one(
+    new: dict[str, int], earlier: dict[str, int], expected: dict[str, str | None]
+) -> None:
+    made = checks(compared(new), saved(compared(earlier)))
+    assert {name: check.saved for name, check in made.items()} == expected
+    for name, check in made.items():
+        assert check.regressed == (new[name] == 3 and check.saved is not None)
+        assert set(check.differences) == ({"udcg_strict", "recall"} if check.saved else set())
 
 
 def test_a_check_of_nothing_is_refused() -> None:

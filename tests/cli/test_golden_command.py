@@ -56,14 +56,6 @@ def frozen(labels: Path, tmp_path: Path, run: Run) -> Path:
 
 
 class TestFreeze:
-    def test_it_says_what_was_frozen_and_what_disagreed(
-        self, labels: Path, tmp_path: Path, run: Run
-    ) -> None:
-        result = run.ok("golden", "freeze", labels, "--source", "human", "--out", tmp_path / "set")
-        assert "2: 2 have a label, 2 are answerable" in result.stdout
-        assert "on 1 of 1 passages labelled more than once, on the relevance of 1" in result.stdout
-        assert "1 ann, 0 ben" in result.stdout
-
     def test_labels_must_say_where_they_come_from(
         self, labels: Path, tmp_path: Path, run: Run
     ) -> None:
@@ -77,7 +69,11 @@ class TestFreeze:
         self, labels: Path, tmp_path: Path, run: Run
     ) -> None:
         out = tmp_path / "set"
-        document = run.read("golden", "freeze", labels, "--source", "human", "--out", out, "--json")
+        freeze = ("golden", "freeze", labels, "--source", "human", "--out")
+        said = run.ok(*freeze, tmp_path / "other").stdout
+        assert "on 1 of 1 passages labelled more than once, on the relevance of 1" in said
+        assert "1 ann, 0 ben" in said
+        document = run.read(*freeze, out, "--json")
         assert len(document["digest"]) == 64
         (dispute,) = document["disputed"]
         assert dispute["value"] == 0
@@ -109,22 +105,8 @@ class TestFreeze:
         assert (read.split, read.dataset.qrels.keys()) == (split, source.qrels.keys())
         assert not (split == "train" and read.notes)
 
-    def test_a_frozen_set_grows_into_another(
-        self, frozen: Path, labels: Path, tmp_path: Path, run: Run
-    ) -> None:
-        more = tmp_path / "more.jsonl"
-        row = {"query": "Which bulb does a lamp need?", "passage_id": "lamp", "grade": 1}
-        more.write_text(json.dumps({**row, "source": "human", "annotator": "ben"}))
-        result = run("golden", "freeze", frozen, more, "--out", tmp_path / "second", "--json")
-        counts = json.loads(result.stdout)["counts"]
-        assert (counts["labels"], counts["labelled_queries"]) == (5, 3)
-
 
 class TestCheck:
-    def test_an_untouched_set_passes(self, frozen: Path, run: Run) -> None:
-        result = run.ok("golden", "check", frozen)
-        assert "unchanged" in result.stdout
-
     def test_a_changed_label_is_a_finding(self, frozen: Path, run: Run) -> None:
         qrels = frozen / "qrels" / "train.tsv"
         qrels.write_text(qrels.read_text().replace("\t2", "\t1"))
@@ -133,12 +115,10 @@ class TestCheck:
         assert json.loads(result.stdout)["changes"] == ["qrels/train.tsv was changed"]
         assert "finding: qrels/train.tsv was changed" in result.stderr
 
-    def test_what_is_no_frozen_set_is_bad_input(self, tmp_path: Path, run: Run) -> None:
-        run.refused("golden", "check", tmp_path, says="ctxguard golden freeze")
-
 
 def test_check_shows_what_the_set_holds_and_the_rules(frozen: Path, run: Run) -> None:
     result = run.ok("golden", "check", frozen)
+    assert "unchanged" in result.stdout
     assert "traffic asked 1 times" in result.stdout
     assert "of several annotators' grades, the lower median" in result.stdout
     assert json.loads(run("golden", "check", frozen, "--json").stdout)["counts"]["queries"] == 3
