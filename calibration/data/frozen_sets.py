@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from calibration.data.dataset import Dataset, Query
-from calibration.data.golden import RULES, Annotation, GoldenSet, Occurrence
+from calibration.data.golden import RULES, Annotation, GoldenSet
 from calibration.data.golden_sources import DEFAULT_SPLIT, PROVENANCE, QUERIES
 from calibration.data.text_files import new_folder, read_model, shown, write_lines
 from ctxguard._support.regular_file import open_regular
@@ -76,8 +76,7 @@ def freeze(golden: GoldenSet, folder: Path | str, split: str = DEFAULT_SPLIT) ->
     dataset = golden.dataset()
     with new_folder(Path(folder)) as staged:
         _write_beir(dataset, staged, split)
-        given: tuple[Annotation | Occurrence, ...] = (*golden.annotations, *golden.occurrences)
-        write_lines(staged / PROVENANCE, map(_provenance, given))
+        write_lines(staged / PROVENANCE, map(_provenance, golden.annotations))
         snapshot = Snapshot(
             digest="",
             split=split,
@@ -129,11 +128,12 @@ def changes(folder: Path | str) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _provenance(item: Annotation | Occurrence) -> str:
+def _provenance(item: Annotation) -> str:
     fields = asdict(item)
-    if isinstance(item, Annotation):
-        value = fields.pop("value")
+    value = fields.pop("value")
+    if item.passage_id is not None:
         fields["grade" if isinstance(value, int) else "distractor"] = value
+        del fields["count"]
     fields = {name: each for name, each in fields.items() if each is not None}
     return json.dumps(fields, ensure_ascii=False)
 

@@ -33,24 +33,27 @@ _PEOPLE: tuple[Source, ...] = ("human", "authored")
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """One label of one passage for one query, with its provenance.
+    """One label of one passage for one query, or a question that was asked, with its provenance.
 
     Attributes:
-        value: A grade ≥ 0, or the kind of a distractor.
+        passage_id: None for a question alone, asked in traffic or by an author.
+        value: A grade ≥ 0, or the kind of a distractor; 0 without a passage.
         source: Origin of the label: a person, the author of the question, behaviour in traffic,
             or a language model.
         annotator: A name; None if the data gives none.
         date: ISO 8601, as in the data; None if the data gives none.
         note: Any remark.
+        count: How many times a question was asked, ≥ 1; 1 for a label.
     """
 
     query_id: str
-    passage_id: str
+    passage_id: str | None
     value: Value
     source: Source
     annotator: str | None = None
     date: str | None = None
     note: str | None = None
+    count: int = 1
 
     @property
     def grade(self) -> int:
@@ -61,22 +64,6 @@ class Annotation:
     def negative(self) -> Negative | None:
         """The kind of a distractor; None for a grade."""
         return None if isinstance(self.value, int) else Negative(self.value)
-
-
-@dataclass(frozen=True, slots=True)
-class Occurrence:
-    """A question that was asked, in traffic or by an author, with or without labels.
-
-    Attributes:
-        count: How many times it was asked, ≥ 1.
-    """
-
-    query_id: str
-    source: Source
-    count: int = 1
-    annotator: str | None = None
-    date: str | None = None
-    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +133,7 @@ def adjudicate(annotations: tuple[Annotation, ...]) -> AdjudicatedLabel:
     )
     value: Value = label.grade if label.negative is None else label.negative.value
     first = annotations[0]
-    return AdjudicatedLabel(first.query_id, first.passage_id, value, annotations)
+    return AdjudicatedLabel(first.query_id, first.passage_id or "", value, annotations)
 
 
 @dataclass(frozen=True)
@@ -155,23 +142,22 @@ class GoldenSet:
 
     Attributes:
         queries: The queries by id; ids are distinct.
-        annotations: All labels, sorted, without repeats, including those that disagree.
-        occurrences: Sorted; those equal but for the count are added up.
+        annotations: All labels and questions that were asked, sorted and without repeats, with
+            labels that disagree; questions asked that are equal but for the count are added up.
         notes: Repairs and omissions made in reading, one readable line each.
     """
 
     queries: tuple[Query, ...]
     annotations: tuple[Annotation, ...]
-    occurrences: tuple[Occurrence, ...] = ()
     notes: tuple[str, ...] = ()
 
     @cached_property
     def times_asked(self) -> Mapping[str, int]:
         """Number of times that traffic asked each query; queries never asked are absent."""
         times: Counter[str] = Counter()
-        for occurrence in self.occurrences:
-            if occurrence.source == "traffic":
-                times[occurrence.query_id] += occurrence.count
+        for each in self.annotations:
+            if each.passage_id is None and each.source == "traffic":
+                times[each.query_id] += each.count
         return times
 
     @cached_property
@@ -179,8 +165,9 @@ class GoldenSet:
         """One label per labelled passage, ordered by query and passage."""
         by_passage: dict[tuple[str, str], list[Annotation]] = {}
         for annotation in self.annotations:
-            key = (annotation.query_id, annotation.passage_id)
-            by_passage.setdefault(key, []).append(annotation)
+            if annotation.passage_id is not None:
+                key = (annotation.query_id, annotation.passage_id)
+                by_passage.setdefault(key, []).append(annotation)
         return tuple([adjudicate(tuple(given)) for _, given in sorted(by_passage.items())])
 
     @property
@@ -210,15 +197,16 @@ class GoldenSet:
             else ("relevant" if label.value > 0 else "irrelevant")
             for label in self.labels
         )
-        sources = Counter(annotation.source for annotation in self.annotations)
+        given = [annotation for label in self.labels for annotation in label.annotations]
+        sources = Counter(annotation.source for annotation in given)
         return {
             "queries": len(self.queries),
             "labelled_queries": len({label.query_id for label in self.labels}),
             "answerable_queries": len(self.dataset().answerable),
             "times_asked_in_traffic": sum(self.times_asked.values()),
-            "labels": len(self.annotations),
+            "labels": len(given),
             **{f"labels_{source}": sources[source] for source in SOURCES},
-            "annotators": len({given.annotator for given in self.annotations} - {None}),
+            "annotators": len({annotation.annotator for annotation in given} - {None}),
             "labelled_passages": len(self.labels),
             **{name: values[name] for name in _VALUES},
             "labelled_more_than_once": sum(len(label.annotations) > 1 for label in self.labels),

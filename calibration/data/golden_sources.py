@@ -15,7 +15,6 @@ from calibration.data.golden import (
     SOURCES,
     Annotation,
     GoldenSet,
-    Occurrence,
     Source,
     Value,
     moment,
@@ -43,7 +42,7 @@ class _Row(NamedTuple):
 
     record: Record
     query: Query
-    given: tuple[Annotation | Occurrence, ...] = ()
+    given: tuple[Annotation, ...] = ()
 
 
 def read_sources(
@@ -148,7 +147,7 @@ def _row(record: Record, default: Source | None) -> _Row:
                 f"date {shown(date)} is not ISO 8601; write 2026-01-31 or 2026-01-31T09:30:00+01:00"
             ) from None
     provenance = (annotator, date, record.text("note", default="") or None)
-    given: tuple[Annotation | Occurrence, ...] = ()
+    given: tuple[Annotation, ...] = ()
     if "passage_id" in filled or "passage" in filled:
         passage_id = record.identifier("passage_id", "passage")
         given = (Annotation(query_id, passage_id, _value(record), source, *provenance),)
@@ -158,7 +157,7 @@ def _row(record: Record, default: Source | None) -> _Row:
         count = record.whole_number(filled.get("count", 1), "count")
         if count < 1:
             raise record.error(f"count is {count}; a question was asked at least once")
-        given += (Occurrence(query_id, source, count, *provenance),)
+        given += (Annotation(query_id, None, 0, source, *provenance, count),)
     return _Row(record, query, given)
 
 
@@ -197,7 +196,7 @@ def _of_dataset(
             **dataset.distractors.get(query_id, {}),
         }
         given = [Annotation(query_id, name, value, source) for name, value in labels.items()]
-        rows.append(_Row(record, query, tuple(given) or (Occurrence(query_id, source),)))
+        rows.append(_Row(record, query, tuple(given) or (Annotation(query_id, None, 0, source),)))
     return rows
 
 
@@ -214,21 +213,17 @@ def _golden(rows: list[_Row], counts: Counter[str], notes: list[str]) -> GoldenS
     repeated = len(queries) - len({folded(query.text) for query in queries})
     if repeated:
         counts["queries repeat another's text under another id"] += repeated
-    annotations: set[Annotation] = set()
-    times: Counter[Occurrence] = Counter()
+    times: Counter[Annotation] = Counter()
     for row in rows:
         for each in row.given:
-            item = replace(each, query_id=row.query.query_id)
-            if isinstance(item, Occurrence):
-                times[replace(item, count=1)] += item.count
-            else:
-                counts["labels are identical to another"] += item in annotations
-                annotations.add(item)
-    occurrences = [replace(occurrence, count=count) for occurrence, count in times.items()]
+            one = replace(each, query_id=row.query.query_id, count=1)
+            repeated = one in times and one.passage_id is not None
+            counts["labels are identical to another"] += repeated
+            times[one] += 0 if repeated else each.count
+    annotations = [replace(one, count=count) for one, count in times.items()]
     return GoldenSet(
         queries=queries,
         annotations=tuple(sorted(annotations, key=_order)),
-        occurrences=tuple(sorted(occurrences, key=_order)),
         notes=(*notes, *notes_of(+counts)),
     )
 
@@ -255,36 +250,33 @@ def _queries(rows: list[_Row]) -> tuple[Query, ...]:
     with_text: dict[str, _Row] = {}
     with_metadata: dict[str, _Row] = {}
     for row in rows:
-        query = row.query
-        if query.text.strip():
-            earlier = with_text.setdefault(query.query_id, row)
-            if folded(earlier.query.text) != folded(query.text):
+        query_id, text = row.query.query_id, row.query.text
+        if text.strip():
+            earlier = with_text.setdefault(query_id, row)
+            if folded(earlier.query.text) != folded(text):
                 raise row.record.error(
-                    f"query {shown(query.query_id)} is {shown(query.text)} here and "
+                    f"query {shown(query_id)} is {shown(text)} here and "
                     f"{shown(earlier.query.text)} in {earlier.record.place}"
                 )
             # The least of several spellings, whichever file is read first.
-            with_text[query.query_id] = min(earlier, row, key=lambda row: row.query.text)
-        if query.metadata is not None:
-            earlier = with_metadata.setdefault(query.query_id, row)
-            if earlier.query.metadata != query.metadata:
+            with_text[query_id] = min(earlier, row, key=lambda row: row.query.text)
+        if row.query.metadata is not None:
+            earlier = with_metadata.setdefault(query_id, row)
+            if earlier.query.metadata != row.query.metadata:
                 raise row.record.error(
-                    f"query {shown(query.query_id)} has other metadata in {earlier.record.place}"
+                    f"query {shown(query_id)} has other metadata in {earlier.record.place}"
                 )
     for row in rows:
         if row.query.query_id not in with_text:
             raise row.record.error(f"no row gives the text of query {shown(row.query.query_id)}")
-    metadata = {query_id: row.query.metadata for query_id, row in with_metadata.items()}
     return tuple(
         [
-            replace(with_text[query_id].query, metadata=metadata.get(query_id))
-            for query_id in sorted(with_text)
+            replace(row.query, metadata=with_metadata.get(query_id, row).query.metadata)
+            for query_id, row in sorted(with_text.items())
         ]
     )
 
 
-def _order(item: Annotation | Occurrence) -> tuple[str, ...]:
+def _order(item: Annotation) -> tuple[str, ...]:
     provenance = (item.source, item.annotator or "", item.date or "", item.note or "")
-    if isinstance(item, Occurrence):
-        return (item.query_id, *provenance)
-    return (item.query_id, item.passage_id, *provenance, str(item.value))
+    return (item.query_id, item.passage_id or "", *provenance, str(item.value))

@@ -29,14 +29,12 @@ class HardNegative:
 
     Attributes:
         rank: Its 1-based rank in the retriever's order.
-        lead: Its score minus that of the best relevant passage; None if none was retrieved.
     """
 
     query_id: str
     passage_id: str
     kind: NegativeKind
     rank: int
-    lead: float | None
 
 
 @dataclass(frozen=True)
@@ -53,11 +51,6 @@ class Mining:
     negatives: tuple[HardNegative, ...]
     answerable: int
     without_negative: int
-
-    def most_misleading(self, n: int) -> tuple[HardNegative, ...]:
-        """Return up to n negatives that score furthest above the best relevant passage."""
-        ahead = [each for each in self.negatives if each.lead is not None and each.lead > 0.0]
-        return tuple(sorted(ahead, key=lambda each: -(each.lead or 0.0))[:n])
 
 
 def mine(
@@ -121,17 +114,16 @@ def _of_query(
     for rank, (passage_id, is_judged, score) in enumerate(candidates, start=1):
         if passage_id in relevant:
             continue
-        lead = None if top is None else score - top
         if is_judged:
             if first is None or rank <= first + near:
                 kind: NegativeKind = kinds.get(passage_id, "irrelevant")
-                judged.append(HardNegative(query_id, passage_id, kind, rank, lead))
+                judged.append(HardNegative(query_id, passage_id, kind, rank))
         elif unjudged_margin is not None and top is not None:
             # Nothing has a ratio below a top of zero.
             apart = top > 0.0 or pools.kind is not ScoreKind.RATIO
             relative = relative_scores(pools.kind, (top, score))[1] if apart else 1.0
             if relative <= 1.0 - unjudged_margin:
-                others.append(HardNegative(query_id, passage_id, "unjudged", rank, lead))
+                others.append(HardNegative(query_id, passage_id, "unjudged", rank))
     return judged + others
 
 

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from ctxguard.core.types import Passage
 
 _SHOWN_DISPUTES = 10
-_SHOWN_NEGATIVES = 5
 _SEED = 0
 
 
@@ -191,9 +190,9 @@ class HardNegatives(IndexSystem):
     )
 
     def __call__(self, output: Output) -> None:
-        """They are ranked by the ranker, or by convex fusion where the index has no signals; those
-        that score furthest above a relevant passage are listed. Only labelled passages are taken
-        unless the key unjudged-margin is given: an unlabelled passage may be relevant.
+        """They are ranked by the ranker, or by convex fusion where the index has no signals. Only
+        labelled passages are taken unless the key unjudged-margin is given: an unlabelled passage
+        may be relevant.
         """
         from calibration.data.hard_negatives import mine, triplets, write_triplets
         from ctxguard.core.fusion import Fusion
@@ -219,7 +218,6 @@ class HardNegatives(IndexSystem):
 
         written = write_triplets(self.out, triplets(mining, dataset, text, missing))
         kinds = Counter(negative.kind for negative in mining.negatives)
-        worst = mining.most_misleading(_SHOWN_NEGATIVES)
         notes = [*labelled.notes, *(f"{n:,} {what}" for what, n in (+missing).items())]
         notes += [f"left out: {line}" for line in pools.skipped]
         if kinds["unjudged"]:
@@ -231,7 +229,6 @@ class HardNegatives(IndexSystem):
             "out": self.out,
             "triplets": written,
             "negatives": dict(sorted(kinds.items())),
-            "most_misleading": worst,
             "answerable": mining.answerable,
             "without_negative": mining.without_negative,
             "data": dataset.name,
@@ -246,10 +243,6 @@ class HardNegatives(IndexSystem):
                 ("negatives", of),
                 ("queries", f"{mining.answerable:,} answerable; {without}"),
             )
-            if worst:
-                output.heading("Furthest above the best relevant passage")
-                rows = ((x.query_id, x.passage_id, f"{x.rank}", number(x.lead)) for x in worst)
-                output.table(("query", "passage", "rank>", "score above>"), rows)
 
         output.result(document, show, notes)
 

@@ -13,7 +13,7 @@ from simulated_pools import pools_of
 from calibration.data.coverage import coverage, unjudged
 from calibration.data.dataset import Dataset, Query
 from calibration.data.frozen_sets import changes, freeze, read_snapshot
-from calibration.data.golden import Annotation, GoldenSet, Occurrence, adjudicate
+from calibration.data.golden import Annotation, GoldenSet, adjudicate
 from calibration.data.golden_sources import read_sources
 from calibration.data.readers import read_beir
 from ctxguard.errors import CalibrationError, ConfigurationError, DataError
@@ -130,7 +130,7 @@ class TestImport:
         log = write(tmp_path / "log.jsonl", asked, asked, {**asked, "count": 5})
         golden = read_sources([log])
         query_id = golden.queries[0].query_id
-        assert golden.occurrences == (Occurrence(query_id, "traffic", 7),)
+        assert golden.annotations == (Annotation(query_id, None, 0, "traffic", count=7),)
         assert golden.times_asked == {query_id: 7}
 
     def test_questions_with_answers_come_as_authored(self, tmp_path: Path) -> None:
@@ -143,8 +143,8 @@ class TestImport:
         assert [(given.passage_id, given.value, given.source) for given in golden.annotations] == [
             ("a", 2, "authored"),
             ("b", "distractor", "authored"),
+            (None, 0, "authored"),
         ]
-        assert golden.occurrences == (Occurrence("r", "authored"),)
 
     def test_a_row_that_waits_for_its_label_is_counted(self, tmp_path: Path) -> None:
         golden = read_sources([write(tmp_path / "a.jsonl", label(), label(None, passage_id="x"))])

@@ -64,14 +64,6 @@ class TestMining:
             ("d", "distractor", 5),
         ]
 
-    def test_those_that_score_furthest_above_the_relevant_one_mislead_most(self) -> None:
-        pools = pools_of("abry", scores=(1.0, 0.9, 0.5, 0.4))
-        mining = mine(pools, labels("r", irrelevant="aby"))
-        assert [each.lead for each in mining.negatives] == pytest.approx([0.5, 0.4, -0.1])
-        assert [each.passage_id for each in mining.most_misleading(5)] == ["a", "b"]
-        assert [each.passage_id for each in mining.most_misleading(1)] == ["a"]
-        assert mine(pools_of("ab"), labels("r", irrelevant="ab")).most_misleading(5) == ()
-
     def test_scores_that_carry_rank_only_have_no_margin(self) -> None:
         with pytest.raises(ConfigurationError, match="use convex fusion"):
             mine(RANKED, labels("r"), unjudged_margin=0.05)
