@@ -200,10 +200,6 @@ class TestImport:
         with pytest.raises(ConfigurationError, match="named twice"):
             read_sources([path, tmp_path / "." / "a.jsonl"])
 
-    def test_labels_of_unknown_origin_need_a_word(self, tmp_path: Path) -> None:
-        path = write(tmp_path / "a.jsonl", label(source=None))
-        assert read_sources([path], source="llm").annotations[0].source == "llm"
-
 
 class TestFrozenSets:
     @pytest.fixture

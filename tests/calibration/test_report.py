@@ -63,18 +63,6 @@ def hostile_calibration() -> Calibration:
 
 
 class TestFigures:
-    def test_gain_and_harm_add_up_at_every_k(self) -> None:
-        rows = reported().routes[0].today.points
-        assert [row.k for row in rows] == list(range(1, DEPTH + 1))
-        for row in rows:
-            assert row.udcg_strict.value == pytest.approx(row.gain.value - row.harm.value, abs=1e-5)
-
-    def test_the_policy_at_its_own_k_is_the_policy(self) -> None:
-        route = reported().routes[0]
-        at_k = route.chosen.points[route.policy.k - 1]
-        chosen = route.summary.results.of("chosen", "udcg_strict").mean
-        assert at_k.udcg_strict.value == pytest.approx(chosen.value)
-
     def test_no_candidate_beats_the_front_in_both(self) -> None:
         found = reported().routes[0].frontier
         assert found.n_candidates >= len(found.candidates)
@@ -214,6 +202,10 @@ class TestReliability:
         random = np.random.default_rng(1)
         probabilities = random.beta(1, 4, size=(400, 20))
         relevant = random.random((400, 20)) < probabilities
+        # Positions beyond a query's candidates do not count.
+        probabilities = np.pad(probabilities, ((0, 0), (0, 3)), constant_values=np.nan)
+        relevant = np.pad(relevant, ((0, 0), (0, 3)), constant_values=True)
+        assert expected_calibration_error(probabilities, relevant).value < 0.05
         bins = [b for b in reliability_bins(probabilities, relevant) if b.relevant.n > 50]
         inside = [
             b.relevant.lower <= b.mean_probability <= b.relevant.upper  # type: ignore[operator]
@@ -230,12 +222,6 @@ class TestReliability:
         assert error.value == pytest.approx(0.1, abs=0.02)
         exact = expected_calibration_error(truth, relevant)
         assert exact.value < 0.03
-
-    def test_candidates_beyond_the_pool_do_not_count(self) -> None:
-        probabilities = np.array([[0.5, np.nan]])
-        found = reliability_bins(probabilities, np.array([[True, False]]))
-        assert sum(b.relevant.n for b in found) == 1
-        assert expected_calibration_error(probabilities, np.array([[True, False]])).value == 0.5
 
 
 class Page(HTMLParser):
@@ -404,22 +390,16 @@ class TestPage:
         assert len(route["summary"]["results"]["rows"]) == len(own.summary.results.rows)
         assert read["provenance"]["dataset_digest"] == reported().provenance.dataset_digest
 
-    def test_headings_go_down_one_level_at_a_time(self, text: str) -> None:
-        headings = Page(text).headings
+    def test_headings_go_down_one_level_and_routes_are_collapsed(self, text: str) -> None:
+        found = Page(text)
+        headings = found.headings
         assert headings.count(1) == 1
         assert headings[0] == 1
         assert all(after <= before + 1 for before, after in pairwise(headings))
 
-    def test_routes_are_collapsed_and_ids_are_distinct(self, text: str) -> None:
-        found = Page(text)
         assert len(found.ids) == len(set(found.ids))
         assert found.tags.count("details") == 1 + 3
         assert "open" not in {name for name, _ in found.attributes}
-
-    def test_the_page_of_three_routes_is_small(self) -> None:
-        data = reported(240, Promise(0.2, None, 0.1))
-        routes = (data.routes[0],) * 3
-        assert len(page(replace(data, routes=routes)).encode()) < 2**20
 
     def test_it_runs_nothing_and_loads_nothing(self, text: str) -> None:
         found = Page(text)
@@ -433,10 +413,6 @@ class TestPage:
         assert tags.count("figure") == 4
         assert tags.count("table") >= tags.count("figure")
         assert tags.count("caption") == tags.count("table")
-
-    def test_each_part_has_its_n(self, text: str) -> None:
-        for words in ("n = 120", "(n = ", "120 held-out queries", "policies were compared"):
-            assert words in text
 
     def test_hostile_text_is_shown_and_never_run(self) -> None:
         plain, hostile = (

@@ -397,17 +397,12 @@ class TestCommand:
         for part in ("hard_negative", "udcg_fitted", "A term has a value where", "200 questions"):
             assert part in done.output
 
-    def test_a_file_of_several_readers_needs_the_name_of_one(self, folder: Path) -> None:
-        file = folder / "answers.jsonl"
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-        lines = [line | {"reader": name} for name in ("big", "small") for line in lines]
-        file.write_text("\n".join(json.dumps(line) for line in lines))
-        dataset = read_beir(folder)
+    def test_a_file_of_several_readers_needs_the_name_of_one(self) -> None:
+        big, small = (Answer("q", ("a",), True, reader=name) for name in ("big", "small"))
         with pytest.raises(ConfigurationError, match=r"readers 'big', 'small', .*--reader"):
-            of_reader(read_answers(file), None)
-        own = of_reader(read_answers(file), "small")
-        assert {answer.reader for answer in own} == {"small"}
-        assert fit(own, dataset).n_answers == len(lines) // 2
+            of_reader([big, small], None)
+        assert of_reader([big, small, big], "small") == (small,)
+        assert of_reader([big, big], None) == (big, big)
 
 
 class TestSavedUtilities:

@@ -170,14 +170,3 @@ def test_a_reader_that_refuses_the_key_is_one_line(
 ) -> None:
     reader.script.extend([Answer(status=401, body="{}")] * 24)
     run.refused(*asked, "--reader", reader.url, says=("denied", "the next run goes on there"))
-
-
-def test_an_address_that_is_no_url_is_named(run: Run, asked: tuple[object, ...]) -> None:
-    run.refused(*asked, "--reader", "localhost:8000", says=("base_url 'localhost:8000", "no URL"))
-
-
-def test_the_two_modes_are_no_news(
-    run: Run, asked: tuple[object, ...], reader: Reader, caplog: pytest.LogCaptureFixture
-) -> None:
-    run.ok(*asked, "--reader", reader.url)
-    assert "set by hand" not in caplog.text

@@ -36,11 +36,11 @@ class TestAskedForIsServed:
         self, index: Path, collection: Path, tmp_path: Path, run: Run
     ) -> None:
         coverage(run, index, collection, "--out", tmp_path / "todo.jsonl")
-        asked = {
-            (row["query_id"], row["passage_id"], row["rank"])
-            for row in rows_of(tmp_path / "todo.jsonl")
-        }
-        guard = ContextGuard(HybridRetriever.load(index), k=K)
+        rows = rows_of(tmp_path / "todo.jsonl")
+        asked = {(row["query_id"], row["passage_id"], row["rank"]) for row in rows}
+        retriever = HybridRetriever.load(index)
+        assert all(row["text"] == retriever.passage(row["passage_id"]).text for row in rows)
+        guard = ContextGuard(retriever, k=K)
         dataset = read_beir(collection, split="test")
         served = {
             (query.query_id, passage.passage_id, rank)

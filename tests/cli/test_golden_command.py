@@ -136,23 +136,6 @@ class TestCoverage:
         assert shares[4] == pytest.approx((2 / 4 + 1 / 4) / 2)
         assert (document["queries"], document["labelled_queries"]) == (3, 2)
 
-    def test_the_list_to_label_comes_back_as_labels(
-        self, frozen: Path, index: Path, tmp_path: Path, run: Run
-    ) -> None:
-        todo = tmp_path / "todo.jsonl"
-        result = run.ok(
-            *("golden", "coverage", "--index", index, "--data", frozen, "--out", todo),
-            system={"coverage": {"k": [2], "limit": 3}},
-        )
-        rows = [json.loads(line) for line in todo.read_text().splitlines()]
-        assert len(rows) == 3
-        assert (rows[0]["query"], rows[0]["rank"]) == ("Which bulb does a lamp need?", 1)
-        assert rows[0]["text"] == PASSAGES[rows[0]["passage_id"]]
-        rows[0].update(grade=2, annotator="ben", date="2026-03-01")
-        todo.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        result = run("golden", "freeze", frozen, todo, "--out", tmp_path / "next", "--json")
-        assert json.loads(result.stdout)["counts"]["labels"] == 5
-
     def test_a_set_without_labels_has_a_list_and_no_coverage(
         self, index: Path, tmp_path: Path, run: Run
     ) -> None:
