@@ -32,37 +32,57 @@ LEAST = 1e-6
 """The smallest score of a kept document."""
 
 
-def open_webui(url: str, documents: Sequence[str], top_n: int, threshold: float) -> Served:
-    """Pairs scores with documents by position, after it has sorted the results by index."""
+def results_of(url: str, documents: Sequence[str], **asked: Any) -> Any:
+    """The results of a request, without one where there is no document."""
     if not documents:
         return []
-    answer = post(
-        f"{url}/v1/rerank", model="m", query=QUERY, documents=documents, top_n=len(documents)
-    )
-    scores = [each["relevance_score"] for each in sorted(answer["results"], key=_index)]
-    pairs = list(zip(range(len(documents)), scores, strict=False))
-    if threshold:
-        pairs = [(at, score) for at, score in pairs if score >= threshold]
-    return sorted(pairs, key=lambda pair: pair[1], reverse=True)[:top_n]
+    texts = "texts" if url.endswith("/rerank") and "/v" not in url else "documents"
+    answer = post(url, query=QUERY, **{texts: documents}, **asked)
+    results = answer if isinstance(answer, list) else answer["results"]
+    for each in results:
+        if "document" in each:
+            assert each["document"]["text"] == documents[each["index"]]
+    return results
+
+
+def pairs_of(results: Any) -> Served:
+    return [(each["index"], each.get("relevance_score", each.get("score"))) for each in results]
+
+
+def by_position(results: Any) -> list[float]:
+    """The scores in the order of their indexes, whichever documents they are of."""
+    return [score for _, score in sorted(pairs_of(results))]
+
+
+def best(pairs: Served) -> Served:
+    return sorted(pairs, key=lambda pair: pair[1], reverse=True)
+
+
+def above(pairs: Served, threshold: float) -> Served:
+    return [pair for pair in pairs if pair[1] >= threshold]
+
+
+def open_webui(url: str, documents: Sequence[str], top_n: int, threshold: float) -> Served:
+    """Pairs scores with documents by position, after it has sorted the results by index."""
+    results = results_of(f"{url}/v1/rerank", documents, model="m", top_n=len(documents))
+    return best(above(list(enumerate(by_position(results))), threshold))[:top_n]
 
 
 def dify(
     url: str, documents: Sequence[str], top_n: int, threshold: float, *, model: str = "m"
 ) -> Served:
     """Compares the scores as they are, by either of the two providers."""
-    results = _dify_asked(url, documents, top_n, model)
-    pairs = [(each["index"], each["relevance_score"]) for each in results]
-    return [pair for pair in pairs if pair[1] >= threshold][:top_n]
+    asked = {"model": model, "top_n": top_n, "return_documents": True}
+    return above(pairs_of(results_of(f"{url}/v1/rerank", documents, **asked)), threshold)[:top_n]
 
 
 def dify_min_max(
     url: str, documents: Sequence[str], top_n: int, threshold: float, *, model: str = "m"
 ) -> Served:
     """Rescales by the least and the greatest score that came back."""
-    results = _dify_asked(url, documents, top_n, model)
-    scores = rescaled([each["relevance_score"] for each in results]) if documents else []
-    pairs = [(each["index"], score) for each, score in zip(results, scores, strict=True)]
-    return [pair for pair in pairs if pair[1] >= threshold][:top_n]
+    pairs = dify(url, documents, top_n, 0.0, model=model)
+    scores = rescaled([score for _, score in pairs]) if documents else []
+    return above([(at, score) for (at, _), score in zip(pairs, scores, strict=True)], threshold)
 
 
 def rescaled(scores: list[float]) -> list[float]:
@@ -71,109 +91,58 @@ def rescaled(scores: list[float]) -> list[float]:
     return [(score - least) / ((greatest - least) or 1.0) for score in scores]
 
 
-def _dify_asked(url: str, documents: Sequence[str], top_n: int, model: str) -> list[dict[str, Any]]:
-    if not documents:
-        return []
-    asked = {"query": QUERY, "documents": documents, "top_n": top_n, "return_documents": True}
-    results: list[dict[str, Any]] = post(f"{url}/v1/rerank", model=model, **asked)["results"]
-    assert all(each["document"]["text"] == documents[each["index"]] for each in results)
-    return results
-
-
 def ragflow(url: str, documents: Sequence[str], top_n: int, threshold: float) -> Served:
     """Gives documents that have no result a zero; rescales scores only beyond 0 and 1."""
     if not documents:
         return []
-    results = post(
-        f"{url}/v1/rerank",
-        model="m",
-        query=QUERY,
-        documents=documents,
-        return_documents="true",
-        return_len="true",
-    )["results"]
-    scores = [0.0] * len(documents)
-    for each in results:
-        scores[each["index"]] = each["relevance_score"]
+    asked = {"model": "m", "return_documents": "true", "return_len": "true"}
+    found = dict(pairs_of(results_of(f"{url}/v1/rerank", documents, **asked)))
+    scores = [found.get(at, 0.0) for at in range(len(documents))]
     if min(scores) < 0.0 or max(scores) > 1.0:
         scores = rescaled(scores)
-    pairs = [(at, score) for at, score in enumerate(scores) if score >= threshold]
-    return sorted(pairs, key=lambda pair: pair[1], reverse=True)[:top_n]
+    return best(above(list(enumerate(scores)), threshold))[:top_n]
 
 
-def librechat(url: str, documents: Sequence[str], top_n: int, threshold: float) -> Served:
+def librechat(url: str, documents: Sequence[str], top_n: int, _threshold: float) -> Served:
     """Has no threshold, and goes on with the first documents where nothing came back."""
-    del threshold
-    if not documents:
-        return []
-    results = post(
-        f"{url}/v1/rerank",
-        model="jina-reranker-v2-base-multilingual",
-        query=QUERY,
-        documents=documents,
-        top_n=top_n,
-        return_documents=True,
-    )["results"]
-    assert all(each["document"]["text"] == documents[each["index"]] for each in results)
-    if not results:
-        return [(at, 0.0) for at in range(len(documents))][:top_n]
-    return [(each["index"], each["relevance_score"]) for each in results]
+    asked = {"model": "jina-reranker-v2-base-multilingual", "return_documents": True}
+    results = results_of(f"{url}/v1/rerank", documents, top_n=top_n, **asked)
+    return pairs_of(results) or [(at, 0.0) for at in range(len(documents))][:top_n]
 
 
 def vercel(url: str, documents: Sequence[str], top_n: int, threshold: float) -> Served:
     """Takes results by their index; the threshold is its user's own line."""
-    if not documents:
-        return []
-    answer = post(f"{url}/v2/rerank", model="m", query=QUERY, documents=documents, top_n=top_n)
-    assert isinstance(answer["id"], str)
-    assert "billed_units" not in answer["meta"]
-    pairs = [(each["index"], each["relevance_score"]) for each in answer["results"]]
-    return [pair for pair in pairs if pair[1] >= threshold]
+    results = results_of(f"{url}/v2/rerank", documents, model="m", top_n=top_n)
+    return above(pairs_of(results), threshold)
 
 
 def langchain_js(url: str, documents: Sequence[str], top_n: int, threshold: float) -> Served:
     """Takes results by their index; the threshold is its user's own line."""
-    if not documents:
-        return []
-    answer = post(f"{url}/v1/rerank", model="m", query=QUERY, documents=documents, top_n=top_n)
-    pairs = [(each["index"], each["relevance_score"]) for each in answer["results"]]
-    return [pair for pair in pairs if pair[1] >= threshold]
+    results = results_of(f"{url}/v1/rerank", documents, model="m", top_n=top_n)
+    return above(pairs_of(results), threshold)
 
 
-def continue_cohere(url: str, documents: Sequence[str], top_n: int, threshold: float) -> Served:
+def continue_cohere(url: str, documents: Sequence[str], top_n: int, _threshold: float) -> Served:
     """Pairs scores with documents by position; has no threshold."""
-    del threshold
-    asked = {"model": "m", "query": QUERY, "documents": documents}
-    results = post(f"{url}/v1/rerank", **asked)["results"] if documents else []
-    return _continue([each["relevance_score"] for each in sorted(results, key=_index)], top_n)
+    return _continue(results_of(f"{url}/v1/rerank", documents, model="m"), top_n)
 
 
-def continue_tei(url: str, documents: Sequence[str], top_n: int, threshold: float) -> Served:
+def continue_tei(url: str, documents: Sequence[str], top_n: int, _threshold: float) -> Served:
     """The same by the protocol of TEI."""
-    del threshold
-    asked = {"texts": documents, "return_text": False, "raw_scores": False, "truncate": True}
+    asked = {"return_text": False, "raw_scores": False, "truncate": True}
     options = {"truncation_direction": "Right"}
-    results = post(f"{url}/rerank", query=QUERY, **asked, **options) if documents else []
-    return _continue([each["score"] for each in sorted(results, key=_index)], top_n)
+    return _continue(results_of(f"{url}/rerank", documents, **asked, **options), top_n)
 
 
-def _continue(scores: list[float], top_n: int) -> Served:
+def _continue(results: Any, top_n: int) -> Served:
     """The last of all in ascending order, here best first."""
-    pairs = sorted(enumerate(scores), key=lambda pair: pair[1])
+    pairs = sorted(enumerate(by_position(results)), key=lambda pair: pair[1])
     return pairs[-top_n:][::-1] if top_n else []
 
 
-def r2r(url: str, documents: Sequence[str], top_n: int, threshold: float) -> Served:
+def r2r(url: str, documents: Sequence[str], top_n: int, _threshold: float) -> Served:
     """Asks for all by the protocol of TEI, takes results by their index; has no threshold."""
-    del threshold
-    asked = {"query": QUERY, "texts": documents, "model-id": "m"}
-    results = post(f"{url}/rerank", **asked) if documents else []
-    return [(each["index"], each["score"]) for each in results][:top_n]
-
-
-def _index(result: dict[str, Any]) -> int:
-    index: int = result["index"]
-    return index
+    return pairs_of(results_of(f"{url}/rerank", documents, **{"model-id": "m"}))[:top_n]
 
 
 Program = Callable[..., Served]
@@ -284,7 +253,7 @@ def test_leaving_dropped_documents_out_would_shift_open_webui_s_scores(guarded: 
     answer = post(
         f"{guarded}/v1/rerank", model="ctxguard:omit", query=QUERY, documents=case.documents
     )
-    by_position = [each["relevance_score"] for each in sorted(answer["results"], key=_index)]
+    shifted = by_position(answer["results"])
     scores = truth(guarded, case.documents)
-    assert len(by_position) < len(scores)
-    assert by_position != scores[: len(by_position)]
+    assert len(shifted) < len(scores)
+    assert shifted != scores[: len(shifted)]
