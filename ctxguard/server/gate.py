@@ -8,7 +8,7 @@ from time import perf_counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ctxguard._support.error_text import describe_error
-from ctxguard.errors import CtxguardError, QueryError, StageError
+from ctxguard.errors import QueryError, StageError
 from ctxguard.resilience.within import LateError, within
 from ctxguard.server.limits import ClientGoneError, rules_of
 from ctxguard.server.metrics import ENDPOINTS, Endpoint, HttpMetrics, Outcome, endpoint_of
@@ -122,17 +122,13 @@ class Gate:
         if isinstance(error, LateError):
             seconds = self._receive_seconds
             error = Problem(ProblemKind.TOO_SLOW, f"the body was not whole after {seconds:g} s")
-        if isinstance(error, (Problem, StageError, QueryError)):
-            problem = problem_of(error)
-            is_shed = problem.kind is ProblemKind.OVERLOADED
-            outcome = Outcome.SHED if is_shed else _ENDS[problem.kind.status // 100, False]
-            retry_after = is_shed and endpoint in _BEAR_RETRY_AFTER
-            return outcome, problem.answer(request_id, retry_after=retry_after)
-        _log.error("request %s failed: %s", request_id, describe_error(error))
-        # Such as a damaged index: its text holds paths, and it is not the caller's fault.
-        kind = ProblemKind.UNAVAILABLE if isinstance(error, CtxguardError) else ProblemKind.INTERNAL
-        problem = Problem(kind, "the log of the service has the request id")
-        return Outcome.FAILED, problem.answer(request_id)
+        if not isinstance(error, (Problem, StageError, QueryError)):
+            _log.error("request %s failed: %s", request_id, describe_error(error))
+        problem = problem_of(error)
+        is_shed = problem.kind is ProblemKind.OVERLOADED
+        outcome = Outcome.SHED if is_shed else _ENDS[problem.kind.status // 100, False]
+        retry_after = is_shed and endpoint in _BEAR_RETRY_AFTER
+        return outcome, problem.answer(request_id, retry_after=retry_after)
 
 
 def _replaying(body: bytes, receive: Receive) -> Receive:

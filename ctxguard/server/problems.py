@@ -14,7 +14,13 @@ from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
 from ctxguard._support.error_text import reason_of
-from ctxguard.errors import FilterViolationError, OverloadedError, StageError
+from ctxguard.errors import (
+    CtxguardError,
+    FilterViolationError,
+    OverloadedError,
+    QueryError,
+    StageError,
+)
 
 MEDIA_TYPE = b"application/problem+json"
 TYPES = "urn:ctxguard:problem:"
@@ -94,11 +100,6 @@ class ProblemKind(Enum):
         self.status = status
         self.title = title
 
-    @property
-    def slug(self) -> str:
-        """The kind's name in a problem's ``type``."""
-        return self.name.lower().replace("_", "-")
-
 
 _CLOSES = frozenset({ProblemKind.TOO_SLOW, ProblemKind.TOO_LARGE, ProblemKind.OVERLOADED})
 
@@ -135,7 +136,7 @@ class Problem(Exception):  # noqa: N818 - RFC 9457 calls it a problem
             retry_after: Whether the client is told to try again after a second.
         """
         document: dict[str, object] = {
-            "type": TYPES + self.kind.slug,
+            "type": TYPES + self.kind.name.lower().replace("_", "-"),
             "title": self.kind.title,
             "status": self.kind.status,
             "detail": self.detail,
@@ -176,21 +177,22 @@ def problem_of(error: Exception) -> Problem:
     """The problem that an error is answered with.
 
     Only a caller's query can be at fault by then: an endpoint builds the filter, and checks all
-    else, before it asks the guard.
-
-    Args:
-        error: A `Problem`, a `QueryError` or a `StageError`; others are the service's own.
+    else, before it asks the guard. Other errors, such as of a damaged index, are the service's
+    own, and their text holds paths.
     """
     match error:
         case Problem():
             return error
+        case QueryError():
+            return invalid(str(error))
         case FilterViolationError():
             return Problem(ProblemKind.FILTER_VIOLATED, "nothing was served")
         case OverloadedError():
             return Problem(ProblemKind.OVERLOADED, str(error))
         case StageError():
             return Problem(ProblemKind.UNAVAILABLE, f"{error.stage} did not answer")
-    return invalid(str(error))
+    kind = ProblemKind.UNAVAILABLE if isinstance(error, CtxguardError) else ProblemKind.INTERNAL
+    return Problem(kind, "the log of the service has the request id")
 
 
 def of_status(status: int) -> Problem:

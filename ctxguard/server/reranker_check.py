@@ -15,61 +15,47 @@ _log = logging.getLogger(__name__)
 _RETRY_SECONDS = 5.0
 
 
-class RerankerCheck:
-    """Asks the reranker for its scores of the probe texts, and tells the guard.
+async def keep_comparing(
+    guard: ContextGuard,
+    scorer: Scorer,
+    fingerprint: Mapping[str, str],
+    interval_seconds: float,
+    compared: asyncio.Event,
+) -> None:
+    """Ask a reranker for its scores of the probe texts now and then, and tell the guard.
 
-    Without an answer the former one stays; without any the profile applies unverified.
+    Soon again where no answer came: the former one stays then, and without any the profile applies
+    unverified. Asks only where the profile says what the scores were; ends when it is cancelled.
 
     Args:
         guard: Has the profile.
         scorer: Scores.
         fingerprint: The system's, without the scores.
-        interval_seconds: Between two questions.
+        interval_seconds: Between two answers.
+        compared: Set once it was first asked.
     """
-
-    def __init__(
-        self,
-        guard: ContextGuard,
-        scorer: Scorer,
-        fingerprint: Mapping[str, str],
-        interval_seconds: float,
-    ) -> None:
-        self._guard = guard
-        self._scorer = scorer
-        self._fingerprint = fingerprint
-        self._interval_seconds = interval_seconds
-        self._due = 0.0
-        self._is_silent = False
-
-    async def ask(self) -> None:
-        """Ask now if it is time, and the profile says what the reranker's scores were."""
-        profile = self._guard.profile
-        if profile is None or FINGERPRINT_KEY not in profile.fingerprint:
-            return
-        if time.monotonic() < self._due:
-            return
-        try:
-            scores = [await self._scorer.ascore(query, texts) for query, texts in PROBES]
-        except Exception as error:
-            if not self._is_silent:
-                _log.warning(
-                    "the reranker gave no scores of the probe texts (%s), so that it cannot be "
-                    "compared with the profile's; it is asked again",
-                    describe_error(error),
-                )
-            self._is_silent = True
-            return
-        self._is_silent, self._due = False, time.monotonic() + self._interval_seconds
-        self._guard.use_fingerprint({**self._fingerprint, FINGERPRINT_KEY: described(scores)})
-
-    async def run(self) -> None:
-        """Ask now and then until cancelled; soon again where no answer came."""
-        while True:
-            before = self._guard.comparison.flags
-            await asyncio.sleep(min(_RETRY_SECONDS, self._interval_seconds))
-            await self.ask()
-            if self._guard.comparison.flags != before:
-                log_differences(self._guard)
+    due, is_silent, former = 0.0, False, None
+    while True:
+        profile = guard.profile
+        is_probed = profile is not None and FINGERPRINT_KEY in profile.fingerprint
+        if is_probed and time.monotonic() >= due:
+            try:
+                scores = [await scorer.ascore(query, texts) for query, texts in PROBES]
+                is_silent, due = False, time.monotonic() + interval_seconds
+                guard.use_fingerprint({**fingerprint, FINGERPRINT_KEY: described(scores)})
+            except Exception as error:
+                if not is_silent:
+                    _log.warning(
+                        "the reranker gave no scores of the probe texts (%s), so that it cannot be "
+                        "compared with the profile's; it is asked again",
+                        describe_error(error),
+                    )
+                is_silent = True
+        if former is not None and guard.comparison.flags != former:
+            log_differences(guard)
+        former = guard.comparison.flags
+        compared.set()
+        await asyncio.sleep(min(_RETRY_SECONDS, interval_seconds))
 
 
 def log_differences(guard: ContextGuard) -> None:

@@ -15,7 +15,7 @@ from ctxguard.profile.schema import Profile
 from ctxguard.request.telemetry import Telemetry
 from ctxguard.resilience import Deadlines
 from ctxguard.server.problems import Problem, invalid
-from ctxguard.server.reranker_check import RerankerCheck, log_differences
+from ctxguard.server.reranker_check import keep_comparing, log_differences
 from ctxguard.server.scoring import BoundedScorer, LocalScorer, Scorer
 from ctxguard.server.settings import ServiceSettings
 
@@ -82,14 +82,10 @@ class Service:
         )
         self.most_chars = self.guard.max_query_chars
         self.scorer: BoundedScorer | None = None
-        self._check: RerankerCheck | None = None
         if self._scorer is not None:
             # The settings' own scorers keep the deadline themselves.
             seconds = None if scorer is None else settings.deadline_seconds
             self.scorer = BoundedScorer(self._scorer, seconds, settings.max_scoring, telemetry)
-            self._check = RerankerCheck(
-                self.guard, self._scorer, self._fingerprint() or {}, settings.probe_seconds
-            )
 
     def too_many(self, n: int, what: str) -> Problem:
         """The problem of a request with more documents or candidates than there may be."""
@@ -121,9 +117,16 @@ class Service:
                     self.guard, self.settings.profile, telemetry=self._telemetry
                 )
                 stack.enter_context(watcher)
-            if self._check is not None:
-                await self._check.ask()
-                stack.push_async_callback(_cancelled, asyncio.create_task(self._check.run()))
+            if self._scorer is not None:
+                fingerprint, compared = self._fingerprint() or {}, asyncio.Event()
+                task = asyncio.create_task(
+                    keep_comparing(
+                        *(self.guard, self._scorer, fingerprint, self.settings.probe_seconds),
+                        compared=compared,
+                    )
+                )
+                stack.push_async_callback(_cancelled, task)
+                await compared.wait()
             log_differences(self.guard)
             if getattr(self._retriever, "folder", None) is not None:
                 stack.enter_context(IndexWatcher(self._retriever, telemetry=self._telemetry))

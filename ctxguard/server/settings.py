@@ -184,46 +184,47 @@ class ServedSystem(IndexSystem):
             return None
         seconds = _PATIENT_SECONDS if patient else self.assessor_seconds
         return AssessorStage(
-            self._assessor(self.assessor, seconds),
+            self._assessor(seconds),
             deadline_seconds=seconds,
             max_per_second=None if patient else self.assessor_per_second,
             # Only texts that leave the process.
             redact=None if self.assessor in _LOCAL_ASSESSORS else redact,
         )
 
-    def _assessor(self, kind: str, seconds: float) -> "Assessor":
+    def _assessor(self, seconds: float) -> "Assessor":
         from ctxguard.retrieval import assessors
         from ctxguard.retrieval.chat import TokenPrices
         from ctxguard.retrieval.models.reranker import CrossEncoderReranker
         from ctxguard.retrieval.rerank_client import RerankClient
 
         own_key = os.environ.get("CTXGUARD_ASSESSOR_KEY") or None
-        if kind == "reranker":
-            if self.assessor_url is None:
+        model, url = self.assessor_model, self.assessor_url
+        if self.assessor == "reranker":
+            if url is None:
                 raise ConfigurationError("the assessor reranker needs its server: assessor-url")
             return assessors.ScoreAssessor(
                 RerankClient(
-                    self.assessor_url,
+                    url,
                     protocol=self.rerank_protocol,
                     key=own_key,
-                    model=self.assessor_model,
+                    model=model,
                     timeout_seconds=seconds,
                 )
             )
-        if self.assessor_model is None:
-            raise ConfigurationError(f"the assessor {kind} needs assessor-model")
-        if kind == "cross-encoder":
-            return assessors.ScoreAssessor(CrossEncoderReranker(self.assessor_model))
-        if kind == "nli":
-            return assessors.NLIAssessor(self.assessor_model)
+        if model is None:
+            raise ConfigurationError(f"the assessor {self.assessor} needs assessor-model")
+        if self.assessor == "cross-encoder":
+            return assessors.ScoreAssessor(CrossEncoderReranker(model))
+        if self.assessor == "nli":
+            return assessors.NLIAssessor(model)
         key_of_endpoint = own_key or os.environ.get("OPENAI_API_KEY") or None
         return assessors.ModelAssessor(
-            self.assessor_model,
-            form=cast(assessors.Form, kind),
+            model,
+            form=cast(assessors.Form, self.assessor),
             questions=self.assessor_questions,
             prices=None if self.assessor_prices is None else TokenPrices(*self.assessor_prices),
-            base_url=self.assessor_url,
-            api_key=key_of_endpoint or ("none" if self.assessor_url else None),
+            base_url=url,
+            api_key=key_of_endpoint or ("none" if url else None),
             timeout_seconds=seconds,
         )
 
