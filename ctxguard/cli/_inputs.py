@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import ctxguard
 from ctxguard.cli._console import Output
-from ctxguard.cli._system import Source, System, open_index
+from ctxguard.cli._system import Source, System
 from ctxguard.core.columns import SignalColumn
 from ctxguard.core.types import DEFAULT_DEPTH, Route
 from ctxguard.errors import ConfigurationError, DataError, ProfileMismatchError
@@ -139,7 +139,7 @@ def open_labelled(
     with output.doing("opening the retriever"):
         queries = labelled.dataset.queries
         source: Source = (
-            settings.open(queries) if isinstance(settings, System) else open_index(settings)
+            settings.open(queries) if isinstance(settings, System) else settings.open_index()
         )
     return *labelled.against(source), source
 

@@ -14,14 +14,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import ctxguard
 from ctxguard._support.settings import about, key_of, optional, optional_key
 from ctxguard.cli._options import Depth
 from ctxguard.cli._worth import PassageWorth
 from ctxguard.core.types import ScoreKind
 from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.retrieval.rerank_forms import FORMS
-from ctxguard.server.settings import IndexSystem, ServedSystem
+from ctxguard.server.settings import ServedSystem
 
 if TYPE_CHECKING:
     from calibration.data.dataset import Query
@@ -105,9 +104,11 @@ class System(PassageWorth, ServedSystem):
                     f"{_shown(name)} has no effect with {_shown(given[0])}: leave it out"
                 )
         if self.index is not None:
-            return open_index(self)
+            return self.open_index()
         if self.engine is not None:
-            return _open_engine(self.engine, self.ranker)
+            engine = self.open_engine(self.engine)
+            atexit.register(engine.close)
+            return engine
         if self.rerank_upstream is not None:
             return self._reranked_candidates(self.rerank_upstream, queries)
         return self._run(self.run, queries) if self.run is not None else self._own()
@@ -123,19 +124,12 @@ class System(PassageWorth, ServedSystem):
     def _reranked_candidates(self, url: str, queries: "Sequence[Query]") -> "RankingSource":
         from calibration.reranked_candidates import RerankedCandidates, read_candidates
         from calibration.retrievers import RankingSource
-        from ctxguard.retrieval.rerank_client import RerankClient
 
         if self.candidates is None:
             raise ConfigurationError(
                 "rerank-upstream scores the documents of a file: name it as candidates"
             )
-        client = RerankClient(
-            url,
-            protocol=self.rerank_protocol,
-            key=os.environ.get(_UPSTREAM_KEY) or None,
-            model=self.rerank_model,
-            timeout_seconds=_UPSTREAM_SECONDS,
-        )
+        client = self.upstream(url, os.environ.get(_UPSTREAM_KEY) or None, _UPSTREAM_SECONDS)
         candidates = read_candidates(self.candidates)
         if queries and not any(query.text in candidates for query in queries):
             raise DataError(
@@ -178,42 +172,6 @@ def _shown(name: str) -> str:
     """A setting as its user writes it."""
     field = System.model_fields[name]
     return key_of(name, field) if about(field)["key"] else f"--{key_of(name, field)}"
-
-
-def open_index(system: IndexSystem) -> "HybridRetriever":
-    """Load an index with its embedder, and the reranker and the ranker's file if they are named.
-
-    Raises:
-        ConfigurationError: no index is named.
-        DataError: the file holds no ranker.
-    """
-    from ctxguard.retrieval.models.reranker import CrossEncoderReranker
-    from ctxguard.retrieval.signals.ranker import Ranker
-
-    if system.index is None:
-        raise ConfigurationError("give --index FOLDER, or a file --system with the key index")
-    return ctxguard.HybridRetriever.load(
-        system.index,
-        reranker=None if system.reranker is None else CrossEncoderReranker(system.reranker),
-        ranker=None if system.ranker is None else Ranker.load(system.ranker),
-    )
-
-
-def _open_engine(url: str, ranker: Path | None) -> "EngineRetriever":
-    """An index in an engine, closed when the process ends.
-
-    Raises:
-        ConfigurationError: the URL is wrong, or there is no such index.
-        DataError: the file holds no ranker.
-        StageUnavailableError: the engine cannot be reached.
-    """
-    from ctxguard.integrations.engines.retriever import EngineRetriever
-    from ctxguard.retrieval.signals.ranker import Ranker
-
-    loaded = None if ranker is None else Ranker.load(ranker)
-    retriever = EngineRetriever.open(url, ranker=loaded)
-    atexit.register(retriever.close)
-    return retriever
 
 
 def _imported(name: str) -> object:

@@ -15,7 +15,7 @@ from ctxguard.cli._console import Output, as_json
 from ctxguard.cli._inputs import fitted, read_labelled, seen_in_calibration
 from ctxguard.cli._results import print_checks, print_comparison
 from ctxguard.cli._settings import system_in
-from ctxguard.cli._system import System, open_index
+from ctxguard.cli._system import System
 from ctxguard.cli._worth import PassageWorth
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
 from ctxguard.errors import ConfigurationError
@@ -290,7 +290,7 @@ def _viewer(
     external = {name: source.open(queries) for name, source in sources.items()}
     opened = None
     if index is not None:
-        opened = open_index(index.model_copy(update={"reranker": None}))
+        opened = index.model_copy(update={"reranker": None}).open_index()
     reranking: dict[str, HybridRetriever] = {}
 
     def view(candidate: "Candidate") -> "Source":

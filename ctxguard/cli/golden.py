@@ -23,7 +23,6 @@ from ctxguard.cli._inputs import (
     served_depth,
     served_route,
 )
-from ctxguard.cli._system import open_index
 from ctxguard.core.types import DEFAULT_DEPTH
 from ctxguard.server.settings import IndexSystem
 
@@ -110,7 +109,7 @@ class Coverage(IndexSystem):
         ks = self.ks or [1, 3, 5, 10, 20]
         dataset, times_asked, notes = _questions(self.data)
         with output.doing("opening the index"):
-            retriever = open_index(self)
+            retriever = self.open_index()
         loaded = None if self.profile is None else Profile.load(self.profile)
         source = retriever if loaded is None else fitted(loaded, retriever)
         folder = self.data.parent.parent if is_split(self.data) else self.data

@@ -10,7 +10,6 @@ from ctxguard._support.settings import optional, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output
 from ctxguard.cli._inputs import served_depth
-from ctxguard.cli._system import open_index
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import DEFAULT_K
 from ctxguard.server.settings import IndexSystem
@@ -54,7 +53,7 @@ class Mcp(IndexSystem):
         profile = None if self.profile is None else ctxguard.Profile.load(self.profile)
         output = Output(as_json=True)  # standard output is the protocol's
         guard = ctxguard.ContextGuard(
-            open_index(self),
+            self.open_index(),
             profile=profile,
             k=self.k,
             depth=served_depth(None, self.k, profile),

@@ -18,7 +18,6 @@ from ctxguard._support.words import count
 from ctxguard.cli import _options
 from ctxguard.cli._console import NO_DATA, Output, short_interval
 from ctxguard.cli._store import IN_WORDS, JudgeSettings, open_store, tokens_in_words
-from ctxguard.cli._system import open_index
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.errors import ConfigurationError, CtxguardError, StoreError
 from ctxguard.server.settings import IndexSystem
@@ -137,7 +136,7 @@ class Monitor(JudgeSettings, IndexSystem):
         loaded = None if self.profile is None else ctxguard.Profile.load(self.profile)
         retriever = None
         if self.index is not None:
-            retriever = open_index(self.model_copy(update={"reranker": None}))
+            retriever = self.model_copy(update={"reranker": None}).open_index()
         judge = self.make_judge(self.reranker, output)
         events = None
         if self.opentelemetry_events:

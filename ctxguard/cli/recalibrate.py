@@ -12,7 +12,6 @@ from ctxguard.cli import _options
 from ctxguard.cli._console import Output
 from ctxguard.cli._results import by_metric, print_asking
 from ctxguard.cli._store import named_series, open_store
-from ctxguard.cli._system import open_index
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import Route
 from ctxguard.errors import ConfigurationError
@@ -174,7 +173,7 @@ def _today(traffic: "JudgedTraffic", index: Path | None) -> "Profile":
             f"route {route.value} answered, and nothing names the models behind it: give "
             + ("--index, or --profile" if index is None else "--profile")
         )
-    retriever = open_index(IndexSystem(index=index))
+    retriever = IndexSystem(index=index).open_index()
     return served_today(
         traffic,
         fusion=retriever.fusion,

@@ -142,45 +142,24 @@ def _tracing(settings: ServiceSettings) -> Tracing | None:
 
 
 def _scorer(settings: ServiceSettings) -> Scorer | None:
+    seconds = settings.deadline_seconds
     if settings.rerank_upstream is not None:
-        from ctxguard.retrieval.rerank_client import RerankClient
-
-        return RerankClient(
-            settings.rerank_upstream,
-            protocol=settings.rerank_protocol,
-            key=settings.secrets.upstream_key,
-            model=settings.rerank_model,
-            timeout_seconds=settings.deadline_seconds,
-        )
+        key = settings.secrets.upstream_key
+        return settings.upstream(settings.rerank_upstream, key, seconds)
     if settings.reranker is None or settings.searches:
         return None
     from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 
-    return LocalScorer(
-        CrossEncoderReranker(settings.reranker), settings.deadline_seconds, settings.max_scoring
-    )
+    return LocalScorer(CrossEncoderReranker(settings.reranker), seconds, settings.max_scoring)
 
 
 def _retriever(settings: ServiceSettings) -> Any:
-    from ctxguard.retrieval.signals.ranker import Ranker
-
-    ranker = None if settings.ranker is None else Ranker.load(settings.ranker)
-    if settings.engine is not None:
-        from ctxguard.integrations.engines.retriever import EngineRetriever
-
-        engine = EngineRetriever.open(settings.engine, ranker=ranker)
-        engine.warm_up()
-        return engine
-    if settings.index is None:
+    if not settings.searches:
         return None
-    from ctxguard.retrieval import HybridRetriever
-    from ctxguard.retrieval.models.reranker import CrossEncoderReranker
-
-    retriever = HybridRetriever.load(
-        settings.index,
-        reranker=None if settings.reranker is None else CrossEncoderReranker(settings.reranker),
-        ranker=ranker,
-        deadlines=Deadlines(total_seconds=settings.deadline_seconds),
+    retriever: Any = (
+        settings.open_index(Deadlines(total_seconds=settings.deadline_seconds))
+        if settings.engine is None
+        else settings.open_engine(settings.engine)
     )
     retriever.warm_up()
     return retriever

@@ -16,8 +16,13 @@ from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval.rerank_forms import FORMS, Protocol
 
 if TYPE_CHECKING:
+    from ctxguard.integrations.engines.retriever import EngineRetriever
     from ctxguard.request.assess import AssessorStage
+    from ctxguard.resilience import Deadlines
+    from ctxguard.retrieval import HybridRetriever
     from ctxguard.retrieval.protocols import Assessor
+    from ctxguard.retrieval.rerank_client import RerankClient
+    from ctxguard.retrieval.signals.ranker import Ranker
 
 ENVIRONMENT = "CTXGUARD_SERVE"
 """The settings but for the secrets, as JSON, for worker processes."""
@@ -93,6 +98,30 @@ class IndexSystem(SettingsModel):
         default="the ranker that comes with ctxguard",
     )
 
+    def open_index(self, deadlines: "Deadlines | None" = None) -> "HybridRetriever":
+        """Load the index with its embedder, and the reranker and the ranker's file if named.
+
+        Raises:
+            ConfigurationError: no index is named.
+            DataError: the file holds no ranker.
+        """
+        from ctxguard.retrieval import HybridRetriever
+        from ctxguard.retrieval.models.reranker import CrossEncoderReranker
+
+        if self.index is None:
+            raise ConfigurationError("give --index FOLDER, or a file --system with the key index")
+        return HybridRetriever.load(
+            self.index,
+            reranker=None if self.reranker is None else CrossEncoderReranker(self.reranker),
+            ranker=self._loaded_ranker(),
+            deadlines=deadlines,
+        )
+
+    def _loaded_ranker(self) -> "Ranker | None":
+        from ctxguard.retrieval.signals.ranker import Ranker
+
+        return None if self.ranker is None else Ranker.load(self.ranker)
+
 
 class ServedSystem(IndexSystem):
     """The system that a service stands for: an index, a reranker, or one of the caller's own."""
@@ -166,6 +195,30 @@ class ServedSystem(IndexSystem):
         "TABLE",
         factory=dict,
     )
+
+    def open_engine(self, url: str) -> "EngineRetriever":
+        """Open an index in an engine, with the ranker's file if it is named.
+
+        Raises:
+            ConfigurationError: the URL is wrong, or there is no such index.
+            DataError: the file holds no ranker.
+            StageUnavailableError: the engine cannot be reached.
+        """
+        from ctxguard.integrations.engines.retriever import EngineRetriever
+
+        return EngineRetriever.open(url, ranker=self._loaded_ranker())
+
+    def upstream(self, url: str, key: str | None, seconds: float) -> "RerankClient":
+        """The client of a server with a reranker, by this system's protocol and model."""
+        from ctxguard.retrieval.rerank_client import RerankClient
+
+        return RerankClient(
+            url,
+            protocol=self.rerank_protocol,
+            key=key,
+            model=self.rerank_model,
+            timeout_seconds=seconds,
+        )
 
     def assessor_stage(self, *, patient: bool = False) -> "AssessorStage | None":
         """The stage that asks the assessor; None without one.
