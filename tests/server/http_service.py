@@ -1,8 +1,10 @@
 """What the tests of the service share: a scorer whose scores the documents name, and counts."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from httpx2 import ASGITransport, AsyncClient, Response
 from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
 
@@ -11,6 +13,7 @@ from ctxguard.testing.faults import Fault
 
 Serve = Callable[..., TestClient]
 """Starts a service with settings, and returns a client of it."""
+ENDS = "ok", "degraded", "rejected", "shed", "failed", "cancelled"
 
 
 class NamedScores:
@@ -44,3 +47,15 @@ def counted(registry: CollectorRegistry, name: str, **labels: str) -> float:
         for sample in metric.samples
         if sample.name == name and labels.items() <= sample.labels.items()
     )
+
+
+def at_once(client: TestClient, *requests: tuple[str, str, object]) -> list[Response]:
+    """The answers to requests (method, path, JSON) that are under way together."""
+
+    async def all_of_them() -> list[Response]:
+        transport = ASGITransport(app=client.app)
+        async with AsyncClient(transport=transport, base_url="http://127.0.0.1") as own:
+            calls = [own.request(method, path, json=body) for method, path, body in requests]
+            return await asyncio.gather(*calls)
+
+    return asyncio.run(all_of_them())

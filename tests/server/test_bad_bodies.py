@@ -1,5 +1,7 @@
 """Bodies that cannot be answered: each is a problem document, and asks nothing of a reranker."""
 
+import json
+
 import pytest
 from http_service import NamedScores, Serve
 
@@ -61,12 +63,17 @@ INVALID = [
 ]
 
 
+NO_JSON = [b"", b"{", b"\xff", b"[" * 5_000, b'{"query": "\\ud800']
+
+
 @pytest.mark.parametrize(
     ("asked", "status", "slug"),
     [
         *[(each, 422, "invalid-request") for each in INVALID],
         (reranked(documents=["a"], model="ctxguard:all"), 400, "unknown-alias"),
         (("/v1/vector_stores/other/search", {"query": "q"}), 404, "not-found"),
+        (("/v1/vector_stores/other/search", {}), 404, "not-found"),
+        *[(("/rerank", each), 400, "invalid-json") for each in NO_JSON],
     ],
 )
 def test_a_body_that_cannot_be_answered_is_a_problem_document(
@@ -75,7 +82,8 @@ def test_a_body_that_cannot_be_answered_is_a_problem_document(
     path, body = asked
     searches = path == "/v1/context" or "vector_stores" in path
     client = serve(retriever=INDEX.retriever if searches else None)
-    response = client.post(path, json=body)
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    response = client.post(path, content=content, headers={"content-type": "application/json"})
     assert response.status_code == status
     assert response.headers["content-type"] == MEDIA_TYPE.decode()
     problem = response.json()

@@ -120,13 +120,6 @@ def test_a_vector_store_search_returns_what_is_kept(client: TestClient) -> None:
     assert result["content"] == [{"type": "text", "text": "a red fox in the snow"}]
 
 
-def test_openais_own_client_reads_the_answer(client: TestClient) -> None:
-    openai = pytest.importorskip("openai")
-    store = openai.OpenAI(api_key="x", base_url="http://127.0.0.1/v1", http_client=client)
-    results = store.vector_stores.search("index", query="red fox", max_num_results=2)
-    assert next(iter(results)).file_id == "fox"
-
-
 @pytest.mark.parametrize(
     "where",
     [

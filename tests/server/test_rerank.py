@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from http_service import NamedScores, Serve, counted
+from http_service import NamedScores, Serve, at_once, counted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
@@ -245,32 +245,18 @@ def test_more_requests_than_the_reranker_takes_are_answered_without_it(
     serve: Serve, scorer: NamedScores, registry: CollectorRegistry
 ) -> None:
     client = serve(max_scoring=1, deadline_seconds=5.0)
-
-    async def both() -> list[str | None]:
-        import httpx2
-
-        transport = httpx2.ASGITransport(app=client.app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as own:
-            body = {"query": "q", "documents": DOCUMENTS}
-            answers = await asyncio.gather(*[own.post("/rerank", json=body) for _ in range(3)])
-            return [answer.headers.get("x-ctxguard-degraded") for answer in answers]
+    body = {"query": "q", "documents": DOCUMENTS}
 
     async def slowly(work) -> object:
         await asyncio.sleep(0.05)
         return work()
 
     with scorer.fault.injected(slowly):
-        assert sorted(map(str, asyncio.run(both()))) == ["None", "saturated", "saturated"]
+        answers = at_once(client, *[("POST", "/rerank", body)] * 3)
+    kinds = [answer.headers.get("x-ctxguard-degraded") for answer in answers]
+    assert sorted(map(str, kinds)) == ["None", "saturated", "saturated"]
     received = counted(registry, "ctxguard_received_requests_total")
     assert received == 3 == counted(registry, "ctxguard_requests_total")
-
-
-def test_the_deadline_bounds_the_answer(serve: Serve, scorer: NamedScores) -> None:
-    client = serve(deadline_seconds=0.05)
-    began = time.monotonic()
-    with scorer.fault.injected(late):
-        post(client, DOCUMENTS)
-    assert time.monotonic() - began < 20.0  # a call of the scorer takes 30
 
 
 def test_no_documents_are_an_empty_answer(serve: Serve, scorer: NamedScores) -> None:
@@ -292,14 +278,6 @@ def test_half_a_surrogate_pair_is_read_as_a_question_mark(serve: Serve) -> None:
     body = json.dumps({"query": "\ud800", "documents": ["0.5 \udc00 x"], "return_documents": True})
     response = serve().post("/rerank", content=body, headers={"content-type": "application/json"})
     assert response.json()["results"][0]["document"]["text"] == "0.5 ? x"
-
-
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 5_000, b'{"query": "\\ud800'])
-def test_what_is_no_json_is_a_problem(serve: Serve, body: bytes) -> None:
-    headers = {"content-type": "application/json"}
-    response = serve().post("/rerank", content=body, headers=headers)
-    assert response.status_code == 400
-    assert response.json()["type"].endswith(":invalid-json")
 
 
 def test_a_profile_is_replaced_while_serving(serve: Serve, profile: Path, tmp_path: Path) -> None:

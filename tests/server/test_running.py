@@ -20,6 +20,7 @@ pytest.importorskip("sqlalchemy")
 
 import httpx2
 import uvicorn
+from http_service import ENDS
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -33,7 +34,6 @@ from tests.rerank_endpoint import Answer, RerankEndpoint
 
 PATIENCE_SECONDS = 120
 DOCUMENTS = ["0.2 poor", "0.9 best", "0.5 fair"]
-ENDS = "ok", "degraded", "rejected", "shed", "failed", "cancelled"
 
 
 @pytest.fixture(scope="module")
