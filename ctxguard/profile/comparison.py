@@ -17,10 +17,9 @@ shown, with few repeats; 0.3 leaves a margin. Even at 0.7 the former profile had
 than the first 5, so it still applies beyond this share, flagged.
 """
 
-_OF_THE_CORPUS = frozenset({"corpus_size", "corpus_digest"})
-"""Entries of a fingerprint that any change of the corpus changes."""
-
 _CORPUS_DIGEST = "corpus_digest"
+_OF_THE_CORPUS = {"corpus_size", _CORPUS_DIGEST}
+"""Entries of a fingerprint that any change of the corpus changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +66,30 @@ def compare_systems(
         corpus: A sketch of the system's corpus; None if it gives none.
         max_corpus_change: The share of change up to which the profile holds.
     """
-    if profile.corpus is None or corpus is None:
-        return _compared_exactly(profile, fingerprint)
-    mismatches = fingerprint_differences(
-        _without(_OF_THE_CORPUS, profile.fingerprint), _without(_OF_THE_CORPUS, fingerprint)
+    aside, change = {reranker_probe.FINGERPRINT_KEY}, None
+    expected, actual = profile.fingerprint, fingerprint
+    mismatches, lines = _reranker_probed(expected, actual)
+    if profile.unverified:
+        lines = (
+            "system: it cannot be compared, the profile was calibrated without a fingerprint",
+            *lines,
+        )
+    if profile.corpus is not None and corpus is not None:
+        aside |= _OF_THE_CORPUS
+        change = profile.corpus.changed_share(corpus)
+        if change == 1.0:
+            mismatches += (f"corpus: none of the {profile.corpus.passages:,} passages is here",)
+    elif profile.corpus is not None and _CORPUS_DIGEST not in fingerprint:
+        lines += ("corpus: it cannot be compared, this retriever gives no corpus_sketch()",)
+    same = (
+        {key: value for key, value in each.items() if key not in aside}
+        for each in (expected, actual)
     )
-    change = profile.corpus.changed_share(corpus)
-    if change == 1.0:
-        mismatches += (f"corpus: none of the {profile.corpus.passages:,} passages is here",)
+    mismatches = fingerprint_differences(*same) + mismatches
     if mismatches:
         return SystemComparison(mismatches, (), (Flag.PROFILE_MISMATCH,), change)
-    lines, flags = _unverified(profile)
-    if change > max_corpus_change:
+    flags: tuple[Flag, ...] = (Flag.UNVERIFIED,) if lines else ()
+    if profile.corpus is not None and corpus is not None and (change or 0.0) > max_corpus_change:
         lines += (corpus_change_in_words(profile.corpus, corpus, max_corpus_change),)
         flags += (Flag.CORPUS_CHANGED,)
     return SystemComparison((), lines, flags, change)
@@ -93,23 +104,6 @@ def corpus_change_in_words(
         f"holds up to {max_corpus_change:.0%} ({present.passages:,} passages, were "
         f"{former.passages:,})"
     )
-
-
-def _compared_exactly(profile: Profile, fingerprint: Mapping[str, str]) -> SystemComparison:
-    probed = frozenset({reranker_probe.FINGERPRINT_KEY})
-    mismatches = fingerprint_differences(
-        _without(probed, profile.fingerprint), _without(probed, fingerprint)
-    )
-    changed, unknown = _reranker_probed(profile.fingerprint, fingerprint)
-    mismatches += changed
-    if mismatches:
-        return SystemComparison(mismatches, (), (Flag.PROFILE_MISMATCH,))
-    lines, flags = _unverified(profile)
-    if profile.corpus is not None and _CORPUS_DIGEST not in fingerprint:
-        unknown += ("corpus: it cannot be compared, this retriever gives no corpus_sketch()",)
-    if unknown:
-        lines, flags = lines + unknown, (Flag.UNVERIFIED,)
-    return SystemComparison((), lines, flags)
 
 
 def _reranker_probed(
@@ -132,14 +126,3 @@ def _reranker_probed(
         f"deviation from those at calibration, {reranker_probe.MOST_DIFFERENCE:g} is allowed"
     )
     return (line,), ()
-
-
-def _unverified(profile: Profile) -> tuple[tuple[str, ...], tuple[Flag, ...]]:
-    if not profile.unverified:
-        return (), ()
-    line = "system: it cannot be compared, the profile was calibrated without a fingerprint"
-    return (line,), (Flag.UNVERIFIED,)
-
-
-def _without(keys: frozenset[str], fingerprint: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in fingerprint.items() if key not in keys}

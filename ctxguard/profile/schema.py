@@ -488,7 +488,10 @@ class Profile(Frozen):
             for route, own in self.routes.items()
             if own.safe_policy is not None
         }
-        notes = (*self.provenance.notes, f"safe policies of profile {self.profile_id}, uncertified")
+        return self._with_routes(routes, f"safe policies of profile {self.profile_id}, uncertified")
+
+    def _with_routes(self, routes: Mapping[Route, RouteProfile], note: str) -> "Profile":
+        notes = (*self.provenance.notes, note)
         provenance = self.provenance.model_copy(update={"notes": notes})
         return self.model_copy(update={"routes": routes, "provenance": provenance})
 
@@ -532,13 +535,9 @@ class Profile(Frozen):
             max_loss=own.verdict.max_loss,
             shown_by="traffic",
         )
-        note = f"route {route.value} rose from shadow, profile {self.profile_id}: {why}"
-        notes = (*self.provenance.notes, note)
-        return self.model_copy(
-            update={
-                "routes": {**self.routes, route: own.model_copy(update={"verdict": verdict})},
-                "provenance": self.provenance.model_copy(update={"notes": notes}),
-            }
+        return self._with_routes(
+            {**self.routes, route: own.model_copy(update={"verdict": verdict})},
+            f"route {route.value} rose from shadow, profile {self.profile_id}: {why}",
         )
 
     @classmethod

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import product
 from operator import getitem
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric, values
@@ -472,13 +472,18 @@ def _stage_label(stage: str) -> str:
 
 
 _lock = Lock()
-_by_registry: WeakKeyDictionary[CollectorRegistry, Telemetry] = WeakKeyDictionary()
+_of_registry: WeakKeyDictionary[CollectorRegistry, dict[Any, Any]] = WeakKeyDictionary()
+
+
+def made_once(registry: CollectorRegistry, make: Callable[[CollectorRegistry], _T]) -> _T:
+    """Return a registry's metrics of one kind, made once: it refuses the same name twice."""
+    with _lock:
+        made = _of_registry.setdefault(registry, {})
+        if make not in made:
+            made[make] = make(registry)
+        return cast(_T, made[make])
 
 
 def default_telemetry(registry: CollectorRegistry = REGISTRY) -> Telemetry:
-    """Return a registry's telemetry, made once: a registry refuses the same name twice."""
-    with _lock:
-        telemetry = _by_registry.get(registry)
-        if telemetry is None:
-            telemetry = _by_registry[registry] = Telemetry(registry)
-        return telemetry
+    """Return a registry's telemetry."""
+    return made_once(registry, Telemetry)

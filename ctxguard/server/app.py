@@ -15,10 +15,10 @@ from starlette.routing import BaseRoute, Mount, Route, Router
 
 from ctxguard import __version__
 from ctxguard.guard import Tracing
-from ctxguard.request.telemetry import default_telemetry
+from ctxguard.request.telemetry import default_telemetry, made_once
 from ctxguard.server import context, filtering, rerank
 from ctxguard.server.gate import Gate
-from ctxguard.server.metrics import Endpoint, forget_dead_workers, http_metrics
+from ctxguard.server.metrics import Endpoint, HttpMetrics, forget_dead_workers
 from ctxguard.server.openapi import openapi
 from ctxguard.server.problems import HttpAnswer, ProblemKind, answer, of_status
 from ctxguard.server.scoring import Scorer
@@ -74,7 +74,7 @@ def create_app(
     router = Router(routes, lifespan=service.running)
     app = ExceptionMiddleware(router, {HTTPException: _http_problem})
     direct = {each.path: each for each in operations if each.asks and "{" not in each.path}
-    return Gate(app, direct, settings, http_metrics(registry))
+    return Gate(app, direct, settings, made_once(registry, HttpMetrics))
 
 
 def _operations(service: Service, registry: CollectorRegistry) -> list[Operation]:

@@ -8,8 +8,6 @@ import os
 from collections import Counter as Counts
 from enum import StrEnum
 from pathlib import Path
-from threading import Lock
-from weakref import WeakKeyDictionary
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.multiprocess import mark_process_dead
@@ -126,19 +124,6 @@ class HttpMetrics:
                 seconds.setdefault(endpoint, []).append(taken)
         for endpoint, of_endpoint in seconds.items():
             observe(self._seconds[endpoint], of_endpoint)
-
-
-_lock = Lock()
-_by_registry: WeakKeyDictionary[CollectorRegistry, HttpMetrics] = WeakKeyDictionary()
-
-
-def http_metrics(registry: CollectorRegistry) -> HttpMetrics:
-    """The counters of a registry, made once: a registry refuses the same name twice."""
-    with _lock:
-        metrics = _by_registry.get(registry)
-        if metrics is None:
-            metrics = _by_registry[registry] = HttpMetrics(registry)
-        return metrics
 
 
 def forget_dead_workers(folder: Path) -> None:

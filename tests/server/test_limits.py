@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.store import SampleStore
-from ctxguard.request.telemetry import CountedLater
+from ctxguard.request.telemetry import CountedLater, made_once
 from ctxguard.server import limits, rerank, wire
-from ctxguard.server.metrics import http_metrics
+from ctxguard.server.metrics import HttpMetrics
 from ctxguard.server.problems import HttpAnswer
 from ctxguard.server.settings import Secrets, ServiceSettings
 
@@ -279,7 +279,7 @@ def test_settings_reach_a_worker_without_their_secrets(monkeypatch: pytest.Monke
 
 def test_a_count_that_fails_costs_no_answer(serve: Serve, registry: CollectorRegistry) -> None:
     client = serve()
-    later: CountedLater[object] = http_metrics(registry).note.__self__
+    later: CountedLater[object] = made_once(registry, HttpMetrics).note.__self__
 
     def fail(_noted: object) -> None:
         raise OSError("no space left for the workers' files")
