@@ -28,7 +28,6 @@ pytest.importorskip("aiohttp")
 QUERY = "red fox"
 DOCUMENTS = ["A blue fox.", "a red fox runs", "nothing"]
 EXPECTED = [0.0, 1.0, 0.0]
-RAW = {"raw_scores": True, "truncate": True}
 KEY = "secret-key"
 
 Make = Callable[..., RerankClient]
@@ -77,32 +76,29 @@ def kind(error: StageError) -> FailureKind:
     return failure_of("rerank", error).kind
 
 
-def test_a_request_has_the_form_of_cohere_and_scores_come_back_in_the_order_of_the_documents(
-    endpoint: RerankEndpoint, make: Make
-) -> None:
-    scores = make(key=KEY, model="m").score(QUERY, DOCUMENTS)
-    assert (scores.tolist(), scores.dtype) == (EXPECTED, np.float64)
-    assert endpoint.requests == [{"query": QUERY, "documents": DOCUMENTS, "top_n": 3, "model": "m"}]
-    assert endpoint.headers[0]["Authorization"] == f"Bearer {KEY}"
-    assert KEY not in json.dumps(endpoint.requests) + endpoint.paths[0]
+OF_TEI = {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True, "truncate": True}
 
 
 @pytest.mark.parametrize(
-    ("protocol", "request_body", "path"),
+    ("protocol", "path", "body"),
     [
-        ("voyage", {"query": QUERY, "documents": DOCUMENTS, "top_k": 3, "model": "m"}, "rerank"),
-        ("score", {"text_1": QUERY, "text_2": DOCUMENTS, "model": "m"}, "score"),
-        # It is asked for logits, and knows no model.
-        ("tei", {"query": QUERY, "texts": DOCUMENTS} | RAW, "rerank"),
+        ("cohere", "/rerank", {"query": QUERY, "documents": DOCUMENTS, "top_n": 3, "model": "m"}),
+        ("voyage", "/rerank", {"query": QUERY, "documents": DOCUMENTS, "top_k": 3, "model": "m"}),
+        ("tei", "/rerank", OF_TEI),
+        ("score", "/score", {"text_1": QUERY, "text_2": DOCUMENTS, "model": "m"}),
     ],
-)  # fmt: skip
-def test_each_protocol_has_its_own_fields(
-    endpoint: RerankEndpoint, make: Make, protocol: Protocol, request_body: Any, path: str
+)
+def test_a_request_has_its_protocols_form_and_scores_the_order_of_the_documents(
+    endpoint: RerankEndpoint, make: Make, protocol: Protocol, path: str, body: object
 ) -> None:
-    client = make(f"{endpoint.url}/v1", protocol=protocol, model=request_body.get("model"))
-    assert client.score(QUERY, DOCUMENTS).tolist() == EXPECTED
-    assert (endpoint.requests, endpoint.paths) == ([request_body], [f"/v1/{path}"])
-    assert endpoint.headers[0]["Authorization"] is None
+    scores = make(f"{endpoint.url}/v1", protocol=protocol, key=KEY, model="m").score(
+        QUERY, DOCUMENTS
+    )
+    assert (scores.tolist(), scores.dtype) == (EXPECTED, np.float64)
+    assert (endpoint.requests, endpoint.paths) == ([body], [f"/v1{path}"])
+    assert endpoint.headers[0]["Authorization"] == f"Bearer {KEY}"
+    assert make().score(QUERY, DOCUMENTS).tolist() == EXPECTED
+    assert endpoint.headers[1]["Authorization"] is None
 
 
 @pytest.mark.parametrize(
@@ -142,6 +138,14 @@ def test_event_loops_and_threads_share_a_client(endpoint: RerankEndpoint, make: 
         assert asyncio.run(twice()) == [EXPECTED, EXPECTED[::-1], EXPECTED]
     asked = {(each.get("model"), each.get("max_tokens_per_doc")) for each in endpoint.requests}
     assert asked == {("other", 9), ("own", None)}
+
+
+def test_a_closed_client_scores_again(make: Make) -> None:
+    client = make()
+    for _ in range(2):
+        assert client.score(QUERY, DOCUMENTS).tolist() == EXPECTED
+        client.close()
+    client.close()
 
 
 def test_a_client_that_is_no_longer_used_ends_its_thread(endpoint: RerankEndpoint) -> None:
@@ -250,17 +254,22 @@ def test_an_answer_to_another_request_is_garbage(
     assert (kind(error), says in str(error)) == (FailureKind.GARBAGE, True), error
 
 
+def test_the_other_form_is_garbage_to_a_client_of_tei() -> None:
+    with pytest.raises(StageError, match="is not of the tei form: check the protocol"):
+        read_scores(b'{"results": []}', 1, "tei")
+
+
 @pytest.mark.parametrize(
     ("status", "says"),
     [
-        *[(each, "a redirect, which is not followed") for each in (301, 302, 303, 307, 308)],
+        *[(status, "a redirect, which is not followed") for status in (301, 302, 303, 307, 308)],
         (400, "check the model's name"),
         (401, "does not accept the key"),
         (403, "does not accept the key"),
         (404, "has no reranker there"),
         (413, "--max-client-batch-size"),
         (422, "--max-client-batch-size"),
-        (429, ""),
+        (429, "its rate limit is reached"),
         (204, "answered 204"),
         (500, "answered 500"),
         (503, "answered 503"),
@@ -269,12 +278,11 @@ def test_an_answer_to_another_request_is_garbage(
 def test_a_refusal_says_what_mends_it_and_quotes_nothing(
     endpoint: RerankEndpoint, make: Make, status: int, says: str
 ) -> None:
-    body = b"" if status == 204 else b"you sent: nothing"
-    headers = {"Location": f"{endpoint.url}/elsewhere"}
-    endpoint.script.append(Answer(body, status=status, headers=headers))
+    body, elsewhere = b"" if status == 204 else b"you sent: nothing", f"{endpoint.url}/elsewhere"
+    endpoint.script.append(Answer(body, status=status, headers={"Location": elsewhere}))
     error = failure(make(key=KEY))
-    assert isinstance(error, OverloadedError if status == 429 else StageUnavailableError)
-    assert (kind(error) is FailureKind.SATURATED) is (status == 429)
+    assert type(error) is (OverloadedError if status == 429 else StageUnavailableError)
+    assert kind(error) is (FailureKind.SATURATED if status == 429 else FailureKind.ERROR)
     assert says in str(error)
     assert "nothing" not in str(error)
     assert KEY not in str(error)
@@ -317,36 +325,32 @@ def test_a_time_limit_of_the_caller_ends_the_call(endpoint: RerankEndpoint, make
     assert kind(raised.value) is FailureKind.TIMEOUT
 
 
-def test_an_answer_of_too_many_bytes_is_broken_off(endpoint: RerankEndpoint, make: Make) -> None:
-    endpoint.script.append(Answer(b" " * 3_000_000))
-    error = failure(make())
-    assert (kind(error), "an answer of more than" in str(error)) == (FailureKind.GARBAGE, True)
-
-
-def test_a_packed_answer_is_not_unpacked(endpoint: RerankEndpoint, make: Make) -> None:
+def test_an_answer_of_too_many_bytes_is_broken_off_and_a_packed_one_not_unpacked(
+    endpoint: RerankEndpoint, make: Make
+) -> None:
     packed = gzip.compress(b" " * 100_000_000, compresslevel=1)
+    endpoint.script.append(Answer(b" " * 3_000_000))
     endpoint.script.append(Answer(packed, headers={"Content-Encoding": "gzip"}))
-    error = failure(make())
-    assert kind(error) is FailureKind.GARBAGE
-    assert endpoint.headers[0]["Accept-Encoding"] == "identity"
+    for says in ("an answer of more than", "is not JSON"):
+        error = failure(make())
+        assert (kind(error), says in str(error)) == (FailureKind.GARBAGE, True)
+    assert endpoint.headers[1]["Accept-Encoding"] == "identity"
 
 
-def test_a_broken_connection_is_an_outage(endpoint: RerankEndpoint, make: Make) -> None:
-    endpoint.script.append(Answer(b'{"results": []}', cut=True))
-    client = make()
-    error = failure(client)
-    assert isinstance(error, StageUnavailableError)
-    assert "cannot be reached" in str(error)
-    assert client.score(QUERY, DOCUMENTS).tolist() == EXPECTED
-
-
-def test_a_server_that_is_not_there_is_an_outage(make: Make) -> None:
+def test_a_broken_connection_or_none_or_one_without_tls_is_an_outage(
+    endpoint: RerankEndpoint, make: Make
+) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    error = failure(make(f"http://127.0.0.1:{port}"))
-    assert isinstance(error, StageUnavailableError)
-    assert "127.0.0.1 cannot be reached" in str(error)
+    endpoint.script.append(Answer(b'{"results": []}', cut=True))
+    client = make()
+    absent, plain = make(f"http://127.0.0.1:{port}"), make(endpoint.url.replace("http:", "https:"))
+    for each in (client, absent, plain):
+        error = failure(each)
+        assert isinstance(error, StageUnavailableError)
+        assert "127.0.0.1 cannot be reached" in str(error)
+    assert client.score(QUERY, DOCUMENTS).tolist() == EXPECTED
 
 
 def test_a_proxy_of_the_environment_is_asked(
