@@ -788,45 +788,23 @@ class Service:
     def _ended(self, lifespan: Any) -> None:
         self._loop.run_until_complete(lifespan.__aexit__(None, None, None))
 
-    def ask(
-        self,
-        method: str,
-        path: str,
-        query: bytes,
-        headers: list[tuple[bytes, bytes]],
-        content: bytes,
-    ) -> None:
+    def ask(self, method: str, path: str, query: bytes, headers: Any, content: bytes) -> None:
         """Send a request to each application; no answer may be 500."""
         for app in self._apps:
-            status = self._loop.run_until_complete(
-                _asked(app, method, path, query, headers, content)
-            )
+            scope = {
+                "type": "http",
+                "method": method,
+                "path": path,
+                "raw_path": quote(path, errors="replace").encode(),
+                "query_string": query,
+                "headers": headers,
+                "client": ("127.0.0.1", 9),
+            }
+            status = self._loop.run_until_complete(_status(app, scope, content))
             assert 200 <= status < 500 or status in (502, 503), f"status {status}"
 
 
-async def _asked(  # noqa: PLR0917
-    app: Any,
-    method: str,
-    path: str,
-    query: bytes,
-    headers: list[tuple[bytes, bytes]],
-    content: bytes,
-) -> int:
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "scheme": "http",
-        "method": method,
-        "path": path,
-        "raw_path": quote(path, errors="replace").encode(),
-        "query_string": query,
-        "root_path": "",
-        "headers": headers,
-        "client": ("127.0.0.1", 9),
-        "server": ("127.0.0.1", 8765),
-        "state": {},
-    }
+async def _status(app: Any, scope: Any, content: bytes) -> int:
     received = iter([{"type": "http.request", "body": content, "more_body": False}])
     status: list[int] = []
 
@@ -846,46 +824,33 @@ _CANDIDATES = [
     {"id": "a", "score": 0.9, "text": "x", "rank": 1, "signals": {"s": 0.5}, "legs": {"dense": 1}},
     {"id": "b", "score": 0.5, "title": "t", "metadata": {"n": 1}},
 ]
-ENDPOINTS: Mapping[str, tuple[str, object]] = {
+_STORE_FILTER = {
+    "type": "and",
+    "filters": [
+        {"type": "eq", "key": "kind", "value": "a"},
+        {"type": "in", "key": "n", "value": [1, 2]},
+    ],
+}
+_KINDS = {"score_kind": "probability", "leg_kinds": {"dense": "cosine"}}
+ENDPOINTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "/rerank in Cohere's form": (
         "/v2/rerank",
-        {"query": "red fox", "documents": _DOCUMENTS, "top_n": 2, "model": "m", "k": 1},
+        {"documents": _DOCUMENTS, "top_n": 2, "model": "m", "k": 1},
     ),
     "/rerank in TEI's form": (
         "/rerank",
-        {"query": "red fox", "texts": ["a", "b"], "raw_scores": True, "return_text": True},
+        {"texts": ["a", "b"], "raw_scores": True, "return_text": True},
     ),
     "/rerank in Voyage's form": (
         "/v1/rerank",
-        {"query": "red fox", "documents": ["a", "b"], "top_k": 1, "truncation": True},
+        {"documents": ["a", "b"], "top_k": 1, "truncation": True},
     ),
     "/v1/score": ("/v1/score", {"model": "m", "text_1": "red fox", "text_2": ["a", "b"]}),
-    "/v1/filter": (
-        "/v1/filter",
-        {
-            "query": "q",
-            "candidates": _CANDIDATES,
-            "score_kind": "probability",
-            "leg_kinds": {"dense": "cosine"},
-        },
-    ),
-    "/v1/context": (
-        "/v1/context",
-        {"query": "red fox", "where": {"n": [1, 2], "kind": "a"}, "session_id": "s"},
-    ),
+    "/v1/filter": ("/v1/filter", {"candidates": _CANDIDATES, **_KINDS}),
+    "/v1/context": ("/v1/context", {"where": {"n": [1, 2], "kind": "a"}, "session_id": "s"}),
     "/v1/vector_stores": (
         "/v1/vector_stores/index/search",
-        {
-            "query": "red fox",
-            "max_num_results": 3,
-            "filters": {
-                "type": "and",
-                "filters": [
-                    {"type": "eq", "key": "kind", "value": "a"},
-                    {"type": "in", "key": "n", "value": [1, 2]},
-                ],
-            },
-        },
+        {"max_num_results": 3, "filters": _STORE_FILTER},
     ),
 }
 
@@ -910,7 +875,7 @@ def _endpoint(name: str) -> Open:
         path, content = ENDPOINTS[name]
 
         def make(random: Random) -> Input:
-            new = body(content, random)
+            new = body({"query": "red fox", **content}, random)
             headers = _headers(random, new)
             return Input(new, len(new), lambda: service.ask("POST", path, b"", headers, new))
 
