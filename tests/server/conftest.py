@@ -18,6 +18,7 @@ from ctxguard.core.types import Route, ScoreKind
 from ctxguard.profile.schema import RouteProfile
 from ctxguard.server.app import create_app
 from ctxguard.server.settings import ServiceSettings
+from ctxguard.testing import FaultyRetriever
 from tests.profiles import profile_with
 
 
@@ -48,6 +49,18 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fingerprint={"reranker": "named scores", "score_kind": "probability"},
     ).save(file)
     return file
+
+
+@pytest.fixture(scope="module")
+def index(request: pytest.FixtureRequest) -> FaultyRetriever:
+    """An index of the module's `PASSAGES`, whose stages can fail."""
+    return FaultyRetriever(request.module.PASSAGES)
+
+
+@pytest.fixture
+def client(serve: Serve, index: FaultyRetriever) -> TestClient:
+    """A client of a service that searches the index."""
+    return serve(retriever=index.retriever)
 
 
 @pytest.fixture

@@ -23,16 +23,6 @@ PASSAGES = [
 SEARCH = "/v1/vector_stores/index/search"
 
 
-@pytest.fixture(scope="module")
-def index() -> FaultyRetriever:
-    return FaultyRetriever(PASSAGES)
-
-
-@pytest.fixture
-def client(serve: Serve, index: FaultyRetriever) -> TestClient:
-    return serve(retriever=index.retriever)
-
-
 def test_a_query_is_answered_with_a_context(client: TestClient) -> None:
     response = client.post("/v1/context", json={"query": "red fox"})
     answer = response.json()

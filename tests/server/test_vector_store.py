@@ -22,16 +22,6 @@ PASSAGES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def index() -> FaultyRetriever:
-    return FaultyRetriever(PASSAGES)
-
-
-@pytest.fixture
-def client(serve: Serve, index: FaultyRetriever) -> TestClient:
-    return serve(retriever=index.retriever)
-
-
 def compare(kind: str, key: str, value: object) -> dict[str, object]:
     return {"type": kind, "key": key, "value": value}
 
