@@ -45,7 +45,6 @@ Passes = Callable[[str, int | None], Callable[[int], None]]
 """Begins a pass of this name and number of steps, None if unknown; returns a function that adds
 finished steps."""
 
-_FINDINGS = (CalibrationError, ProfileMismatchError)
 _QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_VERBOSITY": "error",
@@ -86,11 +85,12 @@ class Command(TyperCommand):
         except Exception as error:
             if os.environ.get(DEBUG):
                 raise
+            about = _described(error)
             if ctx.params.get("as_json"):
-                print_json({"error": _described(error)})
-            finding = isinstance(error, _FINDINGS)
+                print_json({"error": about})
+            finding = isinstance(error, CalibrationError | ProfileMismatchError)
             label, colour = ("finding", "yellow") if finding else ("error", "red")
-            _print_labelled(label, colour, _message(error))
+            _print_labelled(label, colour, str(about["message"]))
             raise typer.Exit(FINDING if finding else BAD_INPUT) from None
         return result
 
@@ -113,31 +113,26 @@ class Command(TyperCommand):
 
 
 def _described(error: Exception) -> dict[str, object]:
-    about: dict[str, object] = {"type": type(error).__name__, "message": _message(error)}
-    if isinstance(error, DataError):
-        about["path"] = None if error.path is None else str(error.path)
-        about["line"] = error.line
+    about: dict[str, object] = {"type": type(error).__name__}
     if isinstance(error, ProfileMismatchError):
-        about["differences"] = list(error.differences)
-    return about
-
-
-def _message(error: Exception) -> str:
-    if isinstance(error, ProfileMismatchError):
-        return (
+        message = (
             "the profile was calibrated on another system than this index: "
             + "; ".join(error.differences)
             + ". Calibrate again on this index, or name the index that it was calibrated on"
         )
-    if isinstance(error, CtxguardError):
-        return str(error)
-    if isinstance(error, OSError) and error.strerror is not None:
-        where = "" if error.filename is None else f"{error.filename}: "
-        return f"{where}{error.strerror}"
-    return (
-        f"unexpected {type(error).__name__}: {error} (set {DEBUG}=1 for the traceback, and please "
-        "report it)"
-    )
+        about["differences"] = error.differences
+    elif isinstance(error, CtxguardError):
+        message = str(error)
+    elif isinstance(error, OSError) and error.strerror is not None:
+        message = f"{f'{error.filename}: ' if error.filename else ''}{error.strerror}"
+    else:
+        message = (
+            f"unexpected {type(error).__name__}: {error} (set {DEBUG}=1 for the traceback, and "
+            "please report it)"
+        )
+    if isinstance(error, DataError):
+        about |= {"path": error.path, "line": error.line}
+    return {**about, "message": message}
 
 
 def print_warning(text: str) -> None:
@@ -245,10 +240,7 @@ class Output:
         title: str | None = None,
     ) -> None:
         """Print a table, see `TextTable`."""
-        table = TextTable(*columns, title=title)
-        for row in rows:
-            table.add_row(*row)
-        self.out.print(table)
+        self.out.print(TextTable(columns, rows, title))
 
     def heading(self, text: str) -> None:
         """Print a blank line and a heading."""
@@ -344,14 +336,15 @@ def check_writable(file: Path | None, option: str) -> None:
     """
     if file is None:
         return
-    if file.is_dir():
-        raise typer.BadParameter(f"{file} is a folder; name a file", param_hint=option)
     existing = file.absolute().parent
     while not existing.exists():
         existing = existing.parent
-    if not existing.is_dir():
-        raise typer.BadParameter(f"{existing} is not a folder", param_hint=option)
-    if not os.access(existing, os.W_OK):
-        raise typer.BadParameter(f"{existing} cannot be written to", param_hint=option)
+    for refused, words in (
+        (file.is_dir(), f"{file} is a folder; name a file"),
+        (not existing.is_dir(), f"{existing} is not a folder"),
+        (not os.access(existing, os.W_OK), f"{existing} cannot be written to"),
+    ):
+        if refused:
+            raise typer.BadParameter(words, param_hint=option)
     if existing != file.absolute().parent:
         _print_labelled("note", "yellow", f"{option}: {file.parent} is missing and will be made")

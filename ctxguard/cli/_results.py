@@ -47,7 +47,7 @@ def by_metric(results: "Results", meanings: Mapping[str, str] | None = None) -> 
     pair = len(policies) == 2 and any(row.difference and row.difference.n for row in results.rows)
     proven = any(row.difference and row.difference.value is not None for row in results.rows)
     last = _DIFFERENCE if pair and proven else ("n>",)
-    rows = TextTable("metric", *(f"{one_line(name)}>" for name in policies), *last, *rest)
+    rows = []
     for metric in results.metrics:
         found = [results.of(policy, metric) for policy in policies]
         difference = found[-1].difference
@@ -57,8 +57,8 @@ def by_metric(results: "Results", meanings: Mapping[str, str] | None = None) -> 
         else:
             cells = [_estimate(each.mean, metric) for each in found]
             cells.append(f"{found[-1].mean.n:,}")
-        rows.add_row(metric, *cells, *([] if meanings is None else [meanings[metric]]))
-    return rows
+        rows.append([metric, *cells, *([] if meanings is None else [meanings[metric]])])
+    return TextTable(["metric", *(f"{one_line(name)}>" for name in policies), *last, *rest], rows)
 
 
 def _figure(value: float | None, metric: str, *, signed: bool = False) -> str:
@@ -159,16 +159,15 @@ def print_checks(checks: "Sequence[RegressionCheck]", output: Output) -> None:
     if not checks:
         return
     output.heading("Against the saved comparison, paired by query")
-    rows = TextTable("candidate", "saved", "metric", *_DIFFERENCE)
+    rows: list[Sequence[str | Text]] = []
     for check in checks:
         if check.saved is None:
-            rows.add_row(_name(check.candidate), "not saved", *[""] * 4, end_section=True)
-        for position, (metric, each) in enumerate(check.differences.items()):
-            names = (check.candidate, check.saved or "") if position == 0 else ("", "")
-            is_last = position == len(check.differences) - 1
-            leading = [_name(name) for name in names]
-            rows.add_row(*leading, metric, *_difference(each, metric), end_section=is_last)
-    output.out.print(rows)
+            rows.append((_name(check.candidate), "not saved", *[""] * 4))
+        names = (check.candidate, check.saved or "")
+        for metric, each in check.differences.items():
+            rows.append((*map(_name, names), metric, *_difference(each, metric)))
+            names = ("", "")
+    output.table(("candidate", "saved", "metric", *_DIFFERENCE), rows)
 
 
 def print_differences(

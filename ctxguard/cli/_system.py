@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ctxguard._support.settings import about, key_of, optional, optional_key
-from ctxguard.cli._options import Depth
-from ctxguard.cli._worth import PassageWorth
+from ctxguard.cli._options import Depth, PassageWorth
 from ctxguard.core.types import ScoreKind
 from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.retrieval.rerank_forms import FORMS

@@ -4,7 +4,7 @@ A table whose columns fit is printed as it is. Otherwise each record becomes a b
 for each field. Only texts are wrapped: a figure stays on one line, and nothing is cut off.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from rich import box
@@ -16,11 +16,7 @@ from rich.text import Text
 _TEXT_WIDTH = 24
 _GAPS = (3, 2)
 
-Columns: TypeAlias = Sequence[str]
-"""Headers; one that ends in ``>`` holds figures: right-aligned, and each on one line."""
-
-Row: TypeAlias = tuple[Sequence[Text], bool]
-"""The cells of a row, and whether it ends a section."""
+Row: TypeAlias = Sequence[Text]
 
 
 class TextTable:
@@ -29,50 +25,50 @@ class TextTable:
     A row whose first cell is empty continues the record above it.
 
     Args:
-        columns: The headers; a column whose name ends in ``>`` holds figures.
+        columns: The headers; a column whose name ends in ``>`` holds figures: right-aligned, and
+            each on one line.
+        rows: The cells, one for each column.
         title: Printed above the table.
 
-    >>> rows = TextTable("metric", "mean>")
-    >>> rows.add_row("recall", "0.810")
+    Raises:
+        ValueError: a row has not one cell for each column.
+
+    >>> rows = TextTable(["metric", "mean>"], [["recall", "0.810"]])
     """
 
-    def __init__(self, *columns: str, title: str | None = None) -> None:
-        self._columns = columns
-        self._title = title
-        self._rows: list[Row] = []
+    def __init__(
+        self,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[str | Text]],
+        title: str | None = None,
+    ) -> None:
+        self._columns, self._title = columns, title
+        self._rows = [
+            [Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows
+        ]
+        for row in self._rows:
+            if len(row) != len(columns):
+                raise ValueError(f"{len(row)} cells for {len(columns)} columns")
 
-    def add_row(self, *cells: str | Text, end_section: bool = False) -> None:
-        """Add a row; a rule follows one that ends a section, where the form has rules.
-
-        Raises:
-            ValueError: there is not one cell for each column.
-        """
-        if len(cells) != len(self._columns):
-            raise ValueError(f"{len(cells)} cells for {len(self._columns)} columns")
-        self._rows.append(([Text(c) if isinstance(c, str) else c for c in cells], end_section))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        del console
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
         if self._title is not None:
             yield Text(self._title, style="italic")
         yield Text()
         yield from _fitting(self._columns, self._rows, options.max_width)
 
 
-def _fitting(columns: Columns, rows: Sequence[Row], width: int) -> Iterator[RenderableType]:
+def _fitting(columns: Sequence[str], rows: Sequence[Row], width: int) -> Iterator[RenderableType]:
     """The first form that fits: the table, or a block for each record.
 
     Columns begin at their least width, and what is left is given to them in their order.
     """
-    cells = [[row[place] for row, _ in rows] for place in range(len(columns))]
+    cells = [[row[place] for row in rows] for place in range(len(columns))]
     widths = list(map(_least_width, columns, cells))
     for gap in _GAPS:
         spare = width - sum(widths) - gap * (len(columns) - 1)
         if spare >= 0:
             for place, (name, own) in enumerate(zip(columns, cells, strict=True)):
-                natural = max(
-                    [Text(name.removesuffix(">")).cell_len, 1, *(cell.cell_len for cell in own)]
-                )
+                natural = max([Text(name.removesuffix(">")).cell_len, 1, *(cell.cell_len for cell in own)])
                 added = min(spare, natural - widths[place])
                 widths[place] += added
                 spare -= added
@@ -80,40 +76,39 @@ def _fitting(columns: Columns, rows: Sequence[Row], width: int) -> Iterator[Rend
             return
     records: list[list[Row]] = []
     for row in rows:
-        if row[0][0].plain or not records:
+        if row[0].plain or not records:
             records.append([])
         records[-1].append(row)
     for record in records:
         yield from _block(columns, record, width)
 
 
-def _block(columns: Columns, record: Sequence[Row], width: int) -> Iterator[RenderableType]:
+def _block(columns: Sequence[str], record: Sequence[Row], width: int) -> Iterator[RenderableType]:
     """A record under its first cell: its other fields, or its rows in the form that fits."""
-    head = (Text(columns[0].removesuffix(">"), "dim"), record[0][0][0])
+    head = (Text(columns[0].removesuffix(">"), "dim"), record[0][0])
     yield Text(" ").join([part for part in head if part.plain])
-    rest = [(cells[1:], end_section) for cells, end_section in record]
-    if len(rest) > 1:
-        yield from _fitting(columns[1:], rest, width)
+    if len(record) > 1:
+        yield from _fitting(columns[1:], [row[1:] for row in record], width)
         return
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", max_width=max(width // 3, _TEXT_WIDTH))
     grid.add_column(overflow="fold")
-    for name, cell in zip(columns[1:], rest[0][0], strict=True):
+    for name, cell in zip(columns[1:], record[0][1:], strict=True):
         if cell.plain:
             grid.add_row(name.removesuffix(">"), cell)
     yield Padding(grid, (0, 0, 1, 2))
 
 
-def _table(columns: Columns, rows: Sequence[Row], widths: Sequence[int], gap: int) -> Padding:
+def _table(columns: Sequence[str], rows: Sequence[Row], widths: Sequence[int], gap: int) -> Padding:
     table = Table(
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, gap - _GAPS[-1])
     )
     for name, width in zip(columns, widths, strict=True):
-        header = Text(name.removesuffix(">"))
         justify = "right" if name.endswith(">") else "left"
+        header = Text(name.removesuffix(">"))
         table.add_column(header, justify=justify, width=width, overflow="fold")  # type: ignore[arg-type]
-    for cells, end_section in rows:
-        table.add_row(*cells, end_section=end_section)
+    for cells in rows:
+        table.add_row(*cells)
     return Padding(table, (0, 0, 1, 0))
 
 

@@ -16,7 +16,6 @@ from ctxguard.cli._inputs import fitted, read_labelled, seen_in_calibration
 from ctxguard.cli._results import print_checks, print_comparison
 from ctxguard.cli._settings import system_in
 from ctxguard.cli._system import System
-from ctxguard.cli._worth import PassageWorth
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
 from ctxguard.errors import ConfigurationError
 from ctxguard.server.settings import IndexFolder
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 _LEXICAL = (Route.LEXICAL, Route.LEXICAL_RERANK)
 
 
-class Compare(PassageWorth):
+class Compare(_options.PassageWorth):
     """Settings of ``ctxguard compare``."""
 
     index: IndexFolder = None

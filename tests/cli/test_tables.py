@@ -25,10 +25,11 @@ def printed(rows: TextTable, width: int) -> str:
 
 
 def systems() -> TextTable:
-    rows = TextTable("candidate", *(f"{metric}>" for metric in METRICS))
-    for row, system in enumerate(SYSTEMS):
-        rows.add_row(system, *(f"{row}.{column}23" for column in range(len(METRICS))))
-    return rows
+    rows = (
+        [system, *(f"{row}.{column}23" for column in range(len(METRICS)))]
+        for row, system in enumerate(SYSTEMS)
+    )
+    return TextTable(["candidate", *(f"{metric}>" for metric in METRICS)], rows)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -50,10 +51,12 @@ def test_each_record_becomes_a_block_where_neither_fits() -> None:
 
 
 def test_rows_without_a_first_cell_stay_with_the_record_above_them() -> None:
-    rows = TextTable("candidate", "metric", "difference>", "95% interval>", "outcome")
+    cells = []
     for system in SYSTEMS:
-        rows.add_row(system, "recall", "+0.007", "[-0.060, +0.077]", "within noise")
-        rows.add_row("", "harm", "-0.067", "[-0.100, -0.035]", "better", end_section=True)
+        cells.append((system, "recall", "+0.007", "[-0.060, +0.077]", "within noise"))
+        cells.append(("", "harm", "-0.067", "[-0.100, -0.035]", "better"))
+    columns = ("candidate", "metric", "difference>", "95% interval>", "outcome")
+    rows = TextTable(columns, cells)
     lines = [" ".join(line.split()) for line in printed(rows, 60).splitlines()]
     for system in SYSTEMS:
         start = lines.index(f"candidate {system}")
@@ -65,30 +68,28 @@ def test_rows_without_a_first_cell_stay_with_the_record_above_them() -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_long_id_is_broken_but_not_cut(width: int) -> None:
     long = "0123456789" * 15
-    rows = TextTable("query", "passage", "n>")
-    rows.add_row("q", long, "1")
+    rows = TextTable(("query", "passage", "n>"), [("q", long, "1")])
     assert long in "".join(printed(rows, width).split())
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_text_is_wrapped_between_words_and_in_no_narrow_column(width: int) -> None:
     meaning = "passages that are relevant to the question and were kept by the policy"
-    rows = TextTable("metric", "mean>", "95% interval>", "n>", "meaning")
-    rows.add_row("recall", "0.810", "[0.758, 0.862]", "100", meaning)
-    rows.add_row("kept", "5.000", "[5.000, 5.000]", "100", "passages kept")
+    cells = [
+        ("recall", "0.810", "[0.758, 0.862]", "100", meaning),
+        ("kept", "5.000", "[5.000, 5.000]", "100", "passages kept"),
+    ]
+    rows = TextTable(("metric", "mean>", "95% interval>", "n>", "meaning"), cells)
     lines = printed(rows, width).splitlines()
     assert "[0.758, 0.862]" in "\n".join(lines)
     words = set(meaning.split())
     assert words <= set(" ".join(lines).split())
 
 
-def test_an_empty_table_is_its_header() -> None:
-    assert "metric" in printed(TextTable("metric", "mean>"), 60)
-
-
-def test_a_row_has_a_cell_for_each_column() -> None:
+def test_an_empty_table_is_its_header_and_a_row_has_a_cell_for_each_column() -> None:
+    assert "metric" in printed(TextTable(("metric", "mean>"), []), 60)
     with pytest.raises(ValueError, match="1 cells for 2 columns"):
-        TextTable("metric", "mean>").add_row("recall")
+        TextTable(("metric", "mean>"), [("recall",)])
 
 
 @pytest.mark.model
