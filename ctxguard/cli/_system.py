@@ -7,8 +7,8 @@ candidates that a server reranks.
 import atexit
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext, redirect_stdout
 from functools import reduce
 from importlib import import_module
 from pathlib import Path
@@ -108,17 +108,25 @@ class System(PassageWorth, ServedSystem):
             engine = self.open_engine(self.engine)
             atexit.register(engine.close)
             return engine
-        if self.rerank_upstream is not None:
-            return self._reranked_candidates(self.rerank_upstream, queries)
-        return self._run(self.run, queries) if self.run is not None else self._own()
-
-    def _run(self, file: Path, queries: "Sequence[Query]") -> "RankingSource":
         from calibration.data.readers import read_trec_run
         from calibration.retrievers import RankingSource, RecordedRankings
 
-        kind = self.score_kind or ScoreKind.RANK
-        recorded = RecordedRankings.of_run(read_trec_run(file), queries, kind)
-        return RankingSource(recorded, fingerprint=self.fingerprint or None)
+        if self.rerank_upstream is not None:
+            return self._reranked_candidates(self.rerank_upstream, queries)
+        if self.run is not None:
+            kind = self.score_kind or ScoreKind.RANK
+            recorded = RecordedRankings.of_run(read_trec_run(self.run), queries, kind)
+            return RankingSource(recorded, fingerprint=self.fingerprint or None)
+        loaded: Any = _imported(str(self.retriever))
+        try:
+            return RankingSource(
+                loaded,
+                score_kind=self.score_kind,
+                fingerprint=self.fingerprint or None,
+                keep_passages=True,
+            )
+        except ConfigurationError as error:
+            raise ConfigurationError(f"--retriever {self.retriever}: {error}") from None
 
     def _reranked_candidates(self, url: str, queries: "Sequence[Query]") -> "RankingSource":
         from calibration.reranked_candidates import RerankedCandidates, read_candidates
@@ -139,32 +147,13 @@ class System(PassageWorth, ServedSystem):
         kind = self.score_kind or FORMS[self.rerank_protocol].kind
         return RankingSource(RerankedCandidates(candidates, client, kind), keep_passages=True)
 
-    def _own(self) -> "RankingSource":
-        from calibration.retrievers import RankingSource
 
-        loaded: Any = _imported(str(self.retriever))
-        try:
-            return RankingSource(
-                loaded,
-                score_kind=self.score_kind,
-                fingerprint=self.fingerprint or None,
-                keep_passages=True,
-            )
-        except ConfigurationError as error:
-            raise ConfigurationError(f"--retriever {self.retriever}: {error}") from None
-
-
-@contextmanager
 def open_assessor(
     system: ServedSystem, *, patient: bool = False
-) -> "Iterator[AssessorStage | None]":
+) -> "AbstractContextManager[AssessorStage | None]":
     """The stage that asks the system's assessor, closed at the end; None without one."""
     stage = system.assessor_stage(patient=patient)
-    try:
-        yield stage
-    finally:
-        if stage is not None:
-            stage.close()
+    return nullcontext() if stage is None else closing(stage)
 
 
 def _shown(name: str) -> str:

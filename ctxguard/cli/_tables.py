@@ -68,7 +68,9 @@ def _fitting(columns: Sequence[str], rows: Sequence[Row], width: int) -> Iterato
         spare = width - sum(widths) - gap * (len(columns) - 1)
         if spare >= 0:
             for place, (name, own) in enumerate(zip(columns, cells, strict=True)):
-                natural = max([Text(name.removesuffix(">")).cell_len, 1, *(cell.cell_len for cell in own)])
+                natural = max(
+                    [Text(name.removesuffix(">")).cell_len, 1, *(cell.cell_len for cell in own)]
+                )
                 added = min(spare, natural - widths[place])
                 widths[place] += added
                 spare -= added

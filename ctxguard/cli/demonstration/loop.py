@@ -6,8 +6,8 @@ return.
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
@@ -96,8 +96,7 @@ def _held_out(calibration: Calibration) -> Dataset:
     return calibration.held_out or calibration.dataset
 
 
-@dataclass(frozen=True)
-class BeforeAfter:
+class BeforeAfter(NamedTuple):
     """One held-out question without and with the guard.
 
     Attributes:
@@ -117,11 +116,6 @@ class BeforeAfter:
         """Strict UDCG with the guard minus that without."""
         return self.udcg(self.guarded) - self.udcg(self.bare)
 
-    @property
-    def changed(self) -> bool:
-        """Whether the guard serves other passages than the retriever, or in another order."""
-        return _ids(self.bare) != _ids(self.guarded)
-
     def udcg(self, context: Context) -> float:
         """Compute strict UDCG of the passages of a context."""
         return _strict_udcg(_ids(context), self.labels)
@@ -131,25 +125,21 @@ def before_and_after(
     retriever: HybridRetriever, calibration: Calibration, k: int = DEFAULT_K
 ) -> list[BeforeAfter]:
     """Answer every held-out question without and with the guard, in ascending order of the gain."""
-    # Its own registry: these requests must not count as traffic.
-    bare = ContextGuard(retriever, policy=RatioPolicy(k=k), telemetry=_separate_telemetry())
+    # In a registry of its own: these requests must not count as traffic.
+    telemetry = Telemetry(CollectorRegistry())
+    bare = ContextGuard(retriever, policy=RatioPolicy(k=k), telemetry=telemetry)
     profile = calibration.profile
     # By its policy alone: in shadow a guard with the profile would serve the bare top k.
     guarded = ContextGuard(
         retriever.with_fusion(profile.fusion),
         policy=refuted(calibration) or profile.routes[Route.HYBRID].policy,
-        telemetry=_separate_telemetry(),
+        telemetry=telemetry,
     )
     held_out = _held_out(calibration)
-    pairs = [
-        BeforeAfter(
-            query,
-            bare.retrieve(query.text),
-            guarded.retrieve(query.text),
-            _labels(held_out, query.query_id),
-        )
-        for query in held_out.queries
-    ]
+    pairs = []
+    for query in held_out.queries:
+        before, after = bare.retrieve(query.text), guarded.retrieve(query.text)
+        pairs.append(BeforeAfter(query, before, after, _labels(held_out, query.query_id)))
     return sorted(pairs, key=lambda pair: (pair.gain, pair.query.query_id))
 
 
@@ -161,7 +151,7 @@ def refuted(calibration: Calibration) -> Policy | None:
 
 def typical(pairs: Sequence[BeforeAfter]) -> BeforeAfter:
     """Choose the question of median gain among those that the guard changed, or among all."""
-    changed = [pair for pair in pairs if pair.changed] or list(pairs)
+    changed = [pair for pair in pairs if _ids(pair.bare) != _ids(pair.guarded)] or list(pairs)
     return changed[len(changed) // 2]
 
 
@@ -186,12 +176,7 @@ def _strict_udcg(passage_ids: Sequence[str], labels: Mapping[str, int]) -> float
     return udcg(utilities).value
 
 
-def _separate_telemetry() -> Telemetry:
-    return Telemetry(CollectorRegistry())
-
-
-@dataclass(frozen=True)
-class MonitoredTraffic:
+class MonitoredTraffic(NamedTuple):
     """Live estimates from sampled requests, beside the values over all requests.
 
     Attributes:
