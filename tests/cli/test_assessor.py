@@ -117,14 +117,3 @@ def test_a_price_needs_an_assessor_and_its_model(
 ) -> None:
     del system[missing]
     refused(calibrated(system, "--price", "0.1")[0], says)
-
-
-def test_an_assessor_needs_labels(
-    run: Run, index: Path, many: Path, tmp_path: Path, system: dict[str, Any]
-) -> None:
-    run.refused(
-        *("calibrate", "--index", index, "--queries", many / "queries.jsonl"),
-        *("--out", tmp_path / "p.json"),
-        system=system,
-        says="give --data",
-    )

@@ -7,8 +7,6 @@ import pytest
 from household import write_collection
 from running import Run
 
-from ctxguard.core.types import Route
-
 CORPORA = {
     "empty": (b"", "holds no passage", None),
     "blank": (b"\n \n", "holds no passage", None),
@@ -36,11 +34,6 @@ def test_a_corpus_that_cannot_be_read_names_file_line_and_value(
     error = json.loads(result.stdout)["error"]
     assert (error["path"], error["line"]) == (str(corpus), line)
     assert not (tmp_path / "i").exists()
-
-
-def test_a_corpus_that_is_not_there_is_named(run: Run, tmp_path: Path) -> None:
-    for missing in (tmp_path / "gone.jsonl", tmp_path):
-        run.refused("index", missing, "--out", tmp_path / "i", says=str(missing))
 
 
 @pytest.mark.model
@@ -80,50 +73,3 @@ def test_labels_that_cannot_be_read_name_file_line_and_value(
     qrels = data / "qrels" / "test.tsv"
     qrels.write_text("query-id\tcorpus-id\tscore\n" + rows)
     run.refused("evaluate", "--index", index, "--data", data, says=(f"{qrels}, line {line}", said))
-
-
-@pytest.mark.model
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("", "not JSON"),
-        ("{", "not JSON"),
-        ("[]", "schema_version"),
-        ('{"schema_version": 99}', "99"),
-        ('{"schema_version": 1, "routes": {}, "surprise": 1}', "provenance"),
-    ],
-)
-def test_a_file_that_is_no_profile_is_refused(
-    run: Run, index: Path, collection: Path, tmp_path: Path, *, content: str, said: str
-) -> None:
-    file = tmp_path / "p.json"
-    file.write_text(content)
-    for arguments in (("evaluate", "--data", collection), ("query", "a violin")):
-        run.refused(*arguments, "--index", index, "--profile", file, says=(str(file), said))
-
-
-@pytest.mark.model
-def test_a_profile_without_the_route_is_refused(
-    run: Run, index: Path, collection: Path, profile: Path, tmp_path: Path
-) -> None:
-    content = json.loads(profile.read_text())
-    del content["routes"][Route.LEXICAL.value]
-    file = tmp_path / "p.json"
-    file.write_text(json.dumps(content))
-    run.refused(
-        *("evaluate", "--index", index, "--data", collection, "--profile", file),
-        system={"evaluate": {"route": "lexical"}},
-        says="no policy for the route 'lexical'",
-    )
-
-
-@pytest.mark.parametrize("content", [None, "nothing", "foreign"])
-def test_a_folder_that_is_no_index_is_refused(
-    run: Run, tmp_path: Path, content: str | None
-) -> None:
-    folder = tmp_path / "i"
-    if content is not None:
-        folder.mkdir()
-    if content == "foreign":
-        (folder / "manifest.json").write_text('{"name": "a web application"}')
-    run.refused("query", "--index", folder, "a violin", says=str(folder))

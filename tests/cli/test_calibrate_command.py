@@ -6,7 +6,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from household import SUBJECTS, TASKS, write_collection, write_jsonl
@@ -34,10 +33,6 @@ def keys(**settings: object) -> dict[str, dict[str, object]]:
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Enough questions for a certificate."""
     return write_collection(tmp_path_factory.mktemp("many") / "household", copies=3)
-
-
-def test_the_profile_has_a_policy_for_every_route(profile: Path) -> None:
-    assert set(Profile.load(profile).routes) == {Route.HYBRID, Route.LEXICAL, Route.DENSE}
 
 
 def test_a_certificate_is_stated_in_words(
@@ -97,7 +92,8 @@ def test_sparse_labels_keep_the_recall_of_what_is_served_today(
         *("--out", tmp_path / "p.json", "--json"),
         system=keys(cache=cache),
     )
-    assert document["held_out"] == 0
+    assert (document["split"], document["chosen_on"], document["held_out"]) == (None, 42, 0)
+    assert set(document["routes"]) == {"hybrid", "lexical", "dense"}
     assert document["verdict"] in ("keep", "shadow")
     for route in document["routes"].values():
         assert route["verdict"]["decision"] in ("keep", "shadow")
@@ -121,30 +117,6 @@ def test_the_verdict_is_the_first_line_and_a_required_one_sets_the_exit_code(
     strict = run(*asked, "--require", "enforce", system=keys(cache=cache, max_loss=0.0001))
     assert strict.exit_code == 1
     assert out.exists()
-
-
-def test_twenty_labels_are_enough_for_a_profile(
-    run: Run, index: Path, cache: Path, tmp_path: Path
-) -> None:
-    rows: list[dict[str, object]] = [
-        {"query_id": f"{task}-{subject}", "text": f"{task} my {subject}", "relevant": [passage]}
-        for subject in SUBJECTS
-        for task in TASKS
-        for passage in [f"{task}-{subject}"]
-    ][:20]
-    result = run.ok(
-        *("calibrate", "--index", index, "--data", write_jsonl(tmp_path / "q.jsonl", rows)),
-        *("--out", tmp_path / "p.json"),
-        system=keys(cache=cache),
-    )
-    words = " ".join(result.stdout.split())
-    assert "20 to choose on, 0 held out" in words
-    assert "on 20 queries that chose" in words
-    assert set(Profile.load(tmp_path / "p.json").routes) == {
-        Route.HYBRID,
-        Route.LEXICAL,
-        Route.DENSE,
-    }
 
 
 def test_where_nothing_is_certified_the_first_k_is_kept_and_that_is_said(
@@ -211,18 +183,6 @@ def test_json_counts_the_queries_and_has_both_halves(
         assert set(route[part]["metrics"]["recall"]) == {"value", "lower", "upper", "n"}
 
 
-def test_the_only_split_serves_where_there_is_no_train_and_that_is_said(
-    run: Run, index: Path, cache: Path, tmp_path: Path
-) -> None:
-    data = write_collection(tmp_path / "d")
-    (data / "qrels" / "train.tsv").unlink()
-    result = run.ok(
-        *("calibrate", "--index", index, "--data", data, "--out", tmp_path / "p.json"),
-        system=keys(cache=cache),
-    )
-    assert "has no split 'train'; its only one, 'test', is used" in " ".join(result.stdout.split())
-
-
 def test_questions_that_another_split_asks_too_are_told(
     run: Run, index: Path, cache: Path, tmp_path: Path
 ) -> None:
@@ -241,25 +201,6 @@ def test_questions_that_another_split_asks_too_are_told(
     assert any("1 of 25 questions are also in d/test" in note for note in notes)
 
 
-def test_queries_may_come_from_one_jsonl_file(
-    run: Run, index: Path, cache: Path, tmp_path: Path
-) -> None:
-    rows: list[dict[str, object]] = [
-        {"query_id": "1", "text": "wiping a piano", "relevant": ["clean-piano"]},
-        {"query_id": "2", "text": "camera in winter", "relevant": {"store-camera": 2}},
-        {"query_id": "3", "text": "submarines", "relevant": []},
-    ]
-    document = run.read(
-        *("calibrate", "--index", index, "--data", write_jsonl(tmp_path / "q.jsonl", rows)),
-        *("--out", tmp_path / "p.json"),
-        "--json",
-        system=keys(cache=cache),
-    )
-    assert document["answerable"] == 2
-    assert document["split"] is None
-    assert document["routes"]["hybrid"]["held_out"] is None
-
-
 def test_segments_come_from_a_metadata_column(
     run: Run, index: Path, many: Path, cache: Path, tmp_path: Path
 ) -> None:
@@ -270,48 +211,6 @@ def test_segments_come_from_a_metadata_column(
     )
     assert Profile.load(tmp_path / "p.json").segment_by == "task"
     assert json.loads(result.stdout)["routes"]["hybrid"]["segments"]
-
-
-@pytest.mark.parametrize(
-    ("options", "system", "named"),
-    [
-        (("--alpha", "1.5"), {}, "alpha 1.5"),
-        ((), {"calibrate": {"serving-k": 0}}, "serving_k 0"),
-        ((), {"calibrate": {"tolerance": 1.0}}, "tolerance 1.0"),
-        (("--objective", "recall"), {}, "--objective"),
-        ((), {"calibrate": {"held-out": 1}}, "held_out 1"),
-        ((), {"calibrate": {"segment-by": "task"}}, "--alpha"),
-        (("--report", "/"), {}, "--report"),
-        ((), {"calibrate": {"policy": "magic"}}, "magic"),
-        ((), {"calibrate": {"polcy": "ratio"}}, "has no key 'polcy'"),
-        ((), {"reranker": "no/such-model"}, "no/such-model"),
-    ],
-)
-def test_a_setting_that_cannot_work_is_named(
-    run: Run,
-    index: Path,
-    collection: Path,
-    tmp_path: Path,
-    *,
-    monkeypatch: pytest.MonkeyPatch,
-    options: tuple[str, ...],
-    system: dict[str, Any],
-    named: str,
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    out = tmp_path / "p.json"
-    calibrate = ("calibrate", "--index", index, "--data", collection, "--out", out)
-    run.refused(*calibrate, *options, system=system, says=named)
-    assert not out.exists()
-
-
-def test_a_profile_that_could_not_be_written_is_refused_before_the_work(
-    run: Run, index: Path, collection: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("")
-    for out in (tmp_path / "file" / "p.json", tmp_path):
-        result = run.refused("calibrate", "--index", index, "--data", collection, "--out", out)
-        assert "encoding" not in result.stderr
 
 
 def test_the_number_of_threads_does_not_show_in_the_profile(
@@ -395,18 +294,6 @@ class TestUtilities:
             says="not both",
             system={**keys(cache=cache, utilities=fitted), "preset": "strict"},
         )
-
-    def test_a_file_of_another_kind_is_refused(
-        self, run: Run, index: Path, collection: Path, profile: Path, tmp_path: Path
-    ) -> None:
-        result = run.refused(
-            *("calibrate", "--index", index, "--data", collection, "--out", tmp_path / "p.json"),
-            system=keys(utilities=profile),
-        )
-        assert "is not what `ctxguard fit utilities --out` writes" in " ".join(
-            result.stderr.split()
-        )
-        assert not (tmp_path / "p.json").exists()
 
 
 def test_it_says_whether_contexts_can_be_called_insufficient(

@@ -250,14 +250,3 @@ def search(query, *, depth):
              for n, text in enumerate(TEXTS)]
     return sorted(found, key=lambda hit: -hit.score)[:depth]
 """
-
-
-def test_a_judge_needs_questions_and_questions_replace_labels(
-    run: Run, index: Path, queries: Path, collection: Path, tmp_path: Path
-) -> None:
-    given = ("calibrate", "--index", index, "--out", tmp_path / "p.json")
-    neither = run.refused(*given)
-    assert "--judge llm alone, which writes some" in " ".join(neither.stderr.split())
-    run.refused(*given, "--queries", queries, "--data", collection)
-    judged = run(*given, "--data", collection, "--judge", "llm")
-    assert "labels need no judge" in " ".join(judged.stderr.split())

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from household import write_jsonl
 from running import Result, Run, figures
 
 from ctxguard.profile.schema import Profile
@@ -19,46 +18,6 @@ Compare = Callable[..., Result]
 def run_compare(run: Run) -> Compare:
     """The command in this process; no traceback may be shown."""
     return partial(run, "compare")
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"regression-metrics": ["kept"]}, "not a metric that can get worse"),
-        ({"safe": 0.9}, "must rise within"),
-        ({"baseline": "nobody"}, "'nobody' is not a candidate"),
-        ({"basline": "x"}, "[compare] has no key 'basline'; its keys are "),
-    ],
-)
-def test_a_key_that_cannot_work_is_refused_with_what_mends_it(
-    run_compare: Compare, keys: dict[str, object], message: str
-) -> None:
-    result = run_compare("--index", "i", "--data", "d", system={"compare": keys})
-    assert result.exit_code == 2
-    assert message in " ".join(result.stderr.split())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "Missing option '--data'"),
-        (("--data", "d"), "give --index FOLDER or --system FILE"),
-        (("--index", "i", "--data", "d", "--candidate", "x=lexicla"), "'lexicla' in the"),
-        (("--index", "i", "--data", "d", "--against", "none.json"), "No such file"),
-        (
-            ("--index", "i", "--data", "d", "--against", __file__),
-            "is not the JSON of `ctxguard compare`",
-        ),
-        (("--index", "i", "--data", "d", "-k", "200"), "more than the depth 100"),
-        (("--index", "i", "--data", "d", "--profile", "none.json"), "cannot be read as a profile"),
-    ],
-)
-def test_what_cannot_work_is_refused_with_what_mends_it(
-    run_compare: Compare, arguments: tuple[str, ...], message: str
-) -> None:
-    result = run_compare(*arguments)
-    assert result.exit_code == 2
-    assert message in " ".join(result.stderr.replace("│", " ").split())
 
 
 @pytest.mark.model
@@ -184,24 +143,3 @@ def test_what_json_prints_can_be_compared_with_and_nothing_else_is_written(
     assert against["saved"] == "mine"
     assert against["regressed"]
     assert set(against["differences"]) == {"udcg_strict", "recall"}
-
-
-@pytest.mark.model
-def test_labels_without_a_relevant_passage_are_a_finding(
-    run_compare: Compare, index: Path, tmp_path: Path
-) -> None:
-    data = write_jsonl(tmp_path / "q.jsonl", [{"id": "a", "text": "kettle", "relevant": []}])
-    result = run_compare("--index", index, "--data", data)
-    assert result.exit_code == 1
-    assert "no passage is labelled relevant" in result.stderr
-
-
-@pytest.mark.model
-def test_a_candidate_that_reranks_needs_a_reranker(
-    run_compare: Compare, index: Path, collection: Path
-) -> None:
-    result = run_compare(
-        *("--index", index, "--data", collection), *("--candidate", "x=hybrid+rerank")
-    )
-    assert result.exit_code == 2
-    assert "x reranks, and no reranker was given" in result.stderr

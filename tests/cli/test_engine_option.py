@@ -46,10 +46,6 @@ def test_an_update_encodes_what_has_changed_and_deletes_what_is_gone(
     }
 
 
-def test_an_index_that_is_there_is_not_replaced(engine: str, collection: Path, run: Run) -> None:
-    run.refused("index", collection, "--engine", engine, says="--update")
-
-
 def test_calibrated_evaluated_and_asked_it_answers_like_the_folder(
     engine: str, index: Path, profile: Path, collection: Path, run: Run
 ) -> None:
@@ -79,18 +75,6 @@ def test_labels_of_another_corpus_are_refused(engine: str, run: Run, tmp_path: P
         json.dumps({"query_id": "q", "query": "a kettle", "relevant": ["nowhere"]}) + "\n"
     )
     run.refused("evaluate", "--engine", engine, "--data", labels, "--k", "5", says="another corpus")
-
-
-def test_what_cannot_be_opened_is_named_without_its_password(run: Run, collection: Path) -> None:
-    for url in ("postgresql://u:secret@127.0.0.1:1/db#a", "postgresql://u:secret@h/db#No Name"):
-        result = run.refused("query", "a kettle", "--engine", url)
-        assert "secret" not in result.stderr
-    result = run("query", "a kettle", "--engine", "mysql://h/db")
-    assert "mysql" in result.stderr
-    result = run("index", collection)
-    assert "--engine" in result.stderr
-    result = run("index", collection, "--engine", "qdrant:///tmp/x", "--lexical", "bm25s")
-    assert "--lexical" in result.stderr
 
 
 def test_a_folder_of_qdrant_is_built_calibrated_and_asked(

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from household import write_jsonl
 from running import Run
 
 from calibration.data.readers import read_corpus
@@ -74,35 +73,7 @@ def test_a_search_with_it_is_another_system(
     assert Ranker.load(fitted).digest() in fusion(ranker=str(fitted))
 
 
-def test_a_file_that_is_no_ranker_is_refused(
-    run: Run, index: Path, collection: Path, profile: Path
-) -> None:
-    run.refused(
-        *("query", "clean a violin", "--index", index),
-        system={"ranker": str(profile)},
-        says="is no ranker",
-    )
-
-
-def test_a_ranker_orders_an_index_alone(run: Run, collection: Path, tmp_path: Path) -> None:
-    run.refused(
-        *("evaluate", "--run", tmp_path / "own.run", "--data", collection),
-        system={"ranker": "ranker.json"},
-        says="ranker has no effect with --run",
-    )
-
-
 def test_an_index_without_signals_is_told(run: Run, collection: Path, tmp_path: Path) -> None:
     folder = tmp_path / "index"
     HybridRetriever.build(read_corpus(collection), signals="none").save(folder)
     run.refused("fit", "ranker", "--index", folder, "--data", collection, says="has no signals")
-
-
-def test_labels_without_a_relevant_passage_are_told(run: Run, index: Path, tmp_path: Path) -> None:
-    data = write_jsonl(
-        tmp_path / "queries.jsonl",
-        [{"_id": "q", "text": "clean a violin", "relevant": ["clean-violin"]}],
-    )
-    result = run("fit", "ranker", "--index", index, "--data", data)
-    assert result.exit_code == 1
-    assert "label more queries" in result.stderr

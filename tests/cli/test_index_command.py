@@ -109,21 +109,6 @@ def test_a_corpus_that_does_not_fit_the_language_is_said_with_what_to_do(
     assert "ctxguard index --language cjk" in notes
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--out", "i", "--language", "xx"), "no analyser for the language 'xx'"),
-        (("--out", "."), "thesis.txt"),
-    ],
-)
-def test_bad_settings_are_refused_before_the_corpus_is_read(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "thesis.txt").write_text("precious")
-    run.refused("index", tmp_path / "absent", *arguments, says=said)
-
-
 def test_help_and_errors_say_what_can_be_read(run: Run, tmp_path: Path) -> None:
     text = " ".join(run("index", "--help").stdout.replace("│", " ").split())
     for code in LANGUAGES:

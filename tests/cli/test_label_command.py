@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from running import Result, Run, read, refused
 
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import RatioPolicy
+from ctxguard.errors import DataError
+from ctxguard.monitor.labels.files import read_feedback_file, read_label_file
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow, SampleStore
@@ -21,9 +23,6 @@ from ctxguard.monitor.store import LabelRow, SampleStore
 Rows = list[dict[str, Any]]
 Export = Callable[..., Rows]
 Import = Callable[..., dict[str, Any]]
-FULL_POOL_IF_NO_HIT = JudgingRates(
-    dropped_rate=0.0, full_pool_rate=0.0, full_pool_rate_if_no_hit=1.0, baseline_rate=0.0
-)
 
 
 def judged(run: Run, traffic: Traffic, folder: Path, *options: object) -> Result:
@@ -157,17 +156,6 @@ class TestExport:
         nobody = run("label", "export", "--store", mixed.url, "--tenant", "c")
         assert "none of c lacks labels" in nobody.stdout
 
-    def test_csv_holds_the_same_rows(self, export: Export, traffic: Traffic) -> None:
-        lines, table = export(traffic), export(traffic, name="out.CSV".lower())
-        assert [(row["request_id"], row["passage_id"]) for row in lines] == [
-            (row["request_id"], row["passage_id"]) for row in table
-        ]
-
-    def test_asked_again_before_labels_came_it_picks_the_same(
-        self, export: Export, traffic: Traffic
-    ) -> None:
-        assert export(traffic, "-n", "40") == export(traffic, "-n", "40")
-
     def test_what_is_labelled_is_not_asked_for_again(
         self, export: Export, import_: Import, traffic: Traffic, run: Run, tmp_path: Path
     ) -> None:
@@ -181,14 +169,8 @@ class TestExport:
         result = run("label", "export", "--store", traffic.url, "--out", out)
         assert "every judged request has its labels already" in result.stdout
         assert out.read_text() == ""
-
-    def test_where_something_served_was_relevant_nothing_more_is_asked_for(
-        self, run: Run, export: Export, import_: Import, tmp_path: Path
-    ) -> None:
-        traffic = serve(tmp_path, 4, relevant_ranks=[0], rates=FULL_POOL_IF_NO_HIT)
-        judged(run, traffic, tmp_path)
-        import_(traffic, graded(export(traffic), traffic))
-        assert export(traffic) == []
+        result = run.ok("label", "export", "--store", traffic.url, "--out", out, "--alarm")
+        assert "no alarm has requested labels" in result.stdout
 
     def test_without_stored_texts_that_is_said(self, run: Run, tmp_path: Path) -> None:
         from ctxguard.monitor.redaction import Text
@@ -199,24 +181,6 @@ class TestExport:
         out = tmp_path / "out.jsonl"
         result = run("label", "export", "--store", traffic.url, "--out", out, "--whole")
         assert "24 passages have no text in the store" in result.stdout
-
-    def test_of_several_judges_one_has_to_be_named(
-        self, run: Run, traffic: Traffic, tmp_path: Path
-    ) -> None:
-        more = serve(tmp_path, 2, first=100)
-        judged(run, more, tmp_path)
-        command = ("label", "export", "--store", traffic.url, "--out", tmp_path / "out.jsonl")
-        run.refused(*command, says="the store holds several judges; name one with --judge")
-        result = run(*command, "--judge", "nobody")
-        assert "the store has no judge 'nobody'" in result.stderr
-        with SampleStore.open(traffic.url) as store:
-            (first, _) = store.series()
-        assert run(*command, "--judge", first).exit_code == 0
-
-    def test_a_folder_for_a_file_is_refused(
-        self, run: Run, traffic: Traffic, tmp_path: Path
-    ) -> None:
-        run.refused("label", "export", "--store", traffic.url, "--out", tmp_path, says="folder")
 
 
 class TestPlan:
@@ -273,13 +237,6 @@ class TestAlarm:
         made = serve(tmp_path, 40, profile=profile, relevant_ranks=[4], rates=rates, days_ago=2.0)
         assert judged(run, made, tmp_path, "--profile", tmp_path / "profile.json").exit_code == 1
         return made
-
-    def test_without_an_alarm_there_is_nothing_to_label(
-        self, run: Run, traffic: Traffic, tmp_path: Path
-    ) -> None:
-        out = tmp_path / "out.jsonl"
-        result = run.ok("label", "export", "--store", traffic.url, "--out", out, "--alarm")
-        assert "no alarm has requested labels" in result.stdout
 
     def test_what_an_alarm_asked_for_is_exported_apart(
         self, export: Export, alarmed: Traffic
@@ -355,140 +312,56 @@ class TestImport:
             "down; 1 need more grades"
         )
         assert {label.annotator for label in labels_of(traffic)} == {"ann"}
-
-    def test_the_same_again_is_a_duplicate(
-        self, export: Export, import_: Import, traffic: Traffic
-    ) -> None:
-        rows = graded(export(traffic, "-n", "12", "--whole"), traffic)
-        import_(traffic, rows)
-        found = import_(traffic, rows)
-        assert (found["added"], found["duplicates"]) == (0, 12)
-
-    def test_another_annotators_other_word_is_kept_and_counted(
-        self, export: Export, import_: Import, traffic: Traffic
-    ) -> None:
-        rows = graded(export(traffic, "-n", "12", "--whole"), traffic)
-        import_(traffic, rows)
-        other = [{**row, "grade": 1 - row["grade"]} for row in rows[:2]] + rows[2:]
-        found = import_(traffic, other, annotator="bob")
-        assert (found["added"], found["disagreeing"]) == (12, 2)
-        assert len(labels_of(traffic)) == 24
-
-    def test_labels_of_unknown_requests_are_left_out_and_the_first_is_named(
-        self, run: Run, export: Export, traffic: Traffic, tmp_path: Path
-    ) -> None:
-        rows = graded(export(traffic, "-n", "12", "--whole"), traffic)
-        rows[0]["request_id"] = "from elsewhere"
-        file = write_jsonl(tmp_path / "back.jsonl", rows)
-        result = run.ok(*importing(traffic, file))
-        assert "11 labels imported from ann" in result.stdout
-        assert "first unknown request: from elsewhere" in result.stdout
-
-    def test_a_row_of_an_unknown_request_is_told_as_such_also_without_a_grade(
-        self, export: Export, import_: Import, traffic: Traffic
-    ) -> None:
-        rows = graded(export(traffic, "-n", "12", "--whole"), traffic)
         rows[0] |= {"request_id": "from elsewhere", "grade": None}
-        rows[1]["grade"] = None
-        found = import_(traffic, rows)
-        assert (found["unknown"], found["blank"], found["added"]) == (["from elsewhere"], 1, 10)
+        again = import_(traffic, rows)
+        assert (again["added"], again["duplicates"], again["blank"]) == (0, 22, 1)
+        assert again["unknown"] == ["from elsewhere"]
+        assert "first unknown request: from elsewhere" in again["notes"]
+        others = [
+            {**row, "grade": 1 - row["grade"]} for row in rows[1:] if row["grade"] is not None
+        ]
+        found = import_(traffic, others[:2], annotator="bob")
+        assert (found["added"], found["disagreeing"]) == (2, 2)
+        assert len(labels_of(traffic)) == 25
 
-    def test_rows_of_commas_alone_are_passed_over(
-        self, run: Run, export: Export, traffic: Traffic, tmp_path: Path
+    def test_a_table_comes_back_as_spreadsheets_and_data_frames_write_it(
+        self, tmp_path: Path
     ) -> None:
-        rows = graded(export(traffic, "-n", "12", "--whole"), traffic)
+        cells = {"when": "always", "title": "", "negative": "", "request_id": "r"}
+        rows: Rows = [
+            {**cells, "text": 'one\ntwo, "three"', "passage_id": f"p{n}", "grade": grade}
+            for n, grade in enumerate(("2.0", " ", "1"))
+        ]
         file = write_table(tmp_path / "back.csv", [*rows, dict.fromkeys(rows[0], "")])
-        result = run.ok(*importing(traffic, file, "--json"))
-        assert json.loads(result.stdout)["blank"] == 0
-
-    def test_how_a_passage_misleads_is_kept(
-        self, export: Export, import_: Import, traffic: Traffic
-    ) -> None:
-        row = {**export(traffic, "-n", "12", "--whole")[0], "grade": 0, "negative": "distractor"}
-        import_(traffic, [row])
-        assert [label.negative for label in labels_of(traffic)] == ["distractor"]
-
-    @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-    def test_whole_numbers_may_be_written_as_data_frames_write_them(
-        self, run: Run, export: Export, traffic: Traffic, tmp_path: Path, suffix: str
-    ) -> None:
-        rows = export(traffic, "-n", "12", "--whole")[:2]
-        back = [{**rows[0], "grade": 2.0}, {**rows[1], "grade": " "}]
-        file = tmp_path / f"back.{suffix}"
-        write_table(file, back) if suffix == "csv" else write_jsonl(file, back)
-        result = run.ok(*importing(traffic, file, "--json"))
-        assert json.loads(result.stdout)["blank"] == 1
-        assert [label.grade for label in labels_of(traffic)] == [2]
-
-    @pytest.mark.parametrize(
-        "start", ["=1+1", "+49", "-x", "@here", "'=quoted", "''=twice", "'tis", "\tx"]
-    )
-    def test_ids_that_a_spreadsheet_takes_for_formulas_come_back_as_they_were(
-        self, run: Run, export: Export, tmp_path: Path, start: str
-    ) -> None:
-        made = serve(tmp_path, 1, ids=(start + "{}-{}").format, rates=EVERYTHING)
-        judged(run, made, tmp_path)
-        rows = export(made, "--whole", name="out.csv")
-        assert not any(row[key][:1] in set("=+-@\t\r") for row in rows for key in row)
-        file = write_table(tmp_path / "back.csv", [{**row, "grade": 1} for row in rows])
-        run.ok(*importing(made, file))
-        (query,) = made.relevant
-        names = {label.passage_id for label in labels_of(made)}
-        assert made.relevant[query] < names
-        assert all(name.startswith(start) for name in names)
-
-    def test_texts_over_several_lines_survive_csv_and_lines_are_counted_right(
-        self, run: Run, traffic: Traffic, export: Export, tmp_path: Path
-    ) -> None:
-        rows = export(traffic, "-n", "12", "--whole")[:3]
-        rows = [{**row, "text": 'one\ntwo, "three"', "grade": 1} for row in rows]
-        rows[2]["grade"] = "many"
-        file = write_table(tmp_path / "back.csv", rows)
-        run.refused(*importing(traffic, file), says=f"{file}, line 6: grade 'many'")
-        assert labels_of(traffic) == []
-
-    def test_what_excel_puts_before_utf8_is_no_part_of_a_column(
-        self, run: Run, traffic: Traffic, export: Export, tmp_path: Path
-    ) -> None:
-        rows = [{**row, "grade": 1} for row in export(traffic, "-n", "12", "--whole")]
-        file = write_table(tmp_path / "back.csv", rows)
         file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
-        run.ok(*importing(traffic, file))
+        labels, ungraded = read_label_file(file, "ann", 0.0, 3)
+        assert [(label.passage_id, label.grade) for label in labels] == [("p0", 2), ("p2", 1)]
+        assert ungraded == ["r"]
+        rows[2]["grade"] = "many"
+        with pytest.raises(DataError, match=r"back.csv, line 6: grade 'many'"):
+            read_label_file(write_table(tmp_path / "back.csv", rows), "ann", 0.0, 3)
 
     @pytest.mark.parametrize("name", BAD_LABELS)
-    def test_a_row_that_is_no_label_names_its_line_and_nothing_is_taken_in(
-        self, run: Run, traffic: Traffic, export: Export, tmp_path: Path, name: str
-    ) -> None:
+    def test_a_row_that_is_no_label_is_named_with_its_line(self, tmp_path: Path, name: str) -> None:
         change, said = BAD_LABELS[name]
-        rows = [{**row, "grade": 1} for row in export(traffic, "-n", "12", "--whole")]
-        rows[1].update(change)
-        file = write_jsonl(tmp_path / "back.jsonl", rows)
-        result = run.refused(*importing(traffic, file, "--json"))
-        error = json.loads(result.stdout)["error"]
-        assert (error["path"], error["line"]) == (str(file), 2)
-        assert said in error["message"]
+        good = {"request_id": "r", "passage_id": "p", "grade": 1}
+        file = write_jsonl(tmp_path / "back.jsonl", [good, {**good, **change}])
+        with pytest.raises(DataError) as refusal:
+            read_label_file(file, "ann", 0.0, 3)
+        assert (refusal.value.path, refusal.value.line) == (file, 2)
+        assert said in str(refusal.value)
+
+    def test_nothing_of_a_bad_file_is_taken_in_nor_grades_of_another_scale(
+        self, run: Run, traffic: Traffic, export: Export, tmp_path: Path
+    ) -> None:
+        rows = export(traffic, "-n", "12", "--whole")[:2]
+        rows = [{**rows[0], "grade": 1}, {**rows[1], "grade": 5}]
+        command = importing(traffic, write_jsonl(tmp_path / "b.jsonl", rows), "--json")
+        error = json.loads(run.refused(*command).stdout)["error"]
+        assert error["line"] == 2
         assert labels_of(traffic) == []
-
-    def test_a_higher_scale_is_taken_where_it_is_said(
-        self, run: Run, traffic: Traffic, export: Export, tmp_path: Path
-    ) -> None:
-        row = export(traffic, "-n", "12", "--whole")[0]
-        file = write_jsonl(tmp_path / "b.jsonl", [{**row, "grade": 5}])
-        command = importing(traffic, file)
-        assert run(*command).exit_code == 2
-        assert run(*command, "--max-grade", "5").exit_code == 0
-
-    def test_labels_on_another_scale_than_the_stores_are_refused(
-        self, run: Run, traffic: Traffic, export: Export, tmp_path: Path
-    ) -> None:
-        row = export(traffic, "-n", "12", "--whole")[0]
-        file = write_jsonl(tmp_path / "b.jsonl", [{**row, "grade": 1}])
-        command = importing(traffic, file)
-        assert run(*command, "--max-grade", "5").exit_code == 0
-        refused = run(*command, "--max-grade", "6", "--json")
-        assert refused.exit_code == 2
-        error = json.loads(refused.stdout)["error"]["message"]
-        assert "graded from 0 to 5, these from 0 to 6" in error
+        run.ok(*command, "--max-grade", "5")
+        run.refused(*command, "--max-grade", "6", says="graded from 0 to 5, these from 0 to 6")
 
     @pytest.mark.parametrize("name", BAD_FILES)
     def test_a_file_that_cannot_be_read_is_named(self, run: Run, tmp_path: Path, name: str) -> None:
@@ -496,24 +369,10 @@ class TestImport:
         file = tmp_path / file_name
         file.write_bytes(content)
         url = f"sqlite:///{tmp_path / 'samples.db'}"
-        run.refused(
-            "label", "import", file, "--store", url, "--annotator", "ann", says=(str(file), said)
-        )
-
-    @pytest.mark.parametrize("command", [("import", "--annotator", "ann"), ("feedback",)])
-    def test_a_file_that_is_not_there_is_named(
-        self, run: Run, tmp_path: Path, command: Sequence[str]
-    ) -> None:
-        url = f"sqlite:///{tmp_path / 'samples.db'}"
-        run.refused(
-            "label",
-            command[0],
-            tmp_path / "gone.jsonl",
-            "--store",
-            url,
-            *command[1:],
-            says="gone.jsonl: No such file",
-        )
+        command = ("label", "import", file, "--store", url, "--annotator", "ann")
+        run.refused(*command, says=(str(file), said))
+        file.unlink()
+        run.refused(*command, says=f"{file.name}: No such file")
 
 
 def write_table(file: Path, rows: Rows) -> Path:
@@ -545,11 +404,12 @@ BAD_REACTIONS = {
 }
 
 
-class TestFeedback:
-    def take(self, run: Run, traffic: Traffic, file: Path, *rows: object) -> Result:
-        file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-        return run("label", "feedback", file, "--store", traffic.url, "--json")
+def take(run: Run, traffic: Traffic, file: Path, *rows: object) -> Result:
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return run("label", "feedback", file, "--store", traffic.url, "--json")
 
+
+class TestFeedback:
     def test_reactions_are_counted_by_kind_and_enter_no_estimate(
         self, run: Run, traffic: Traffic, tmp_path: Path
     ) -> None:
@@ -557,7 +417,7 @@ class TestFeedback:
             first, second = store.request_ids([1, 2]).values()
         before = json.loads(judged(run, traffic, tmp_path, "--json").stdout)
         found = read(
-            self.take(
+            take(
                 *(run, traffic, tmp_path / "f.jsonl"),
                 {"request_id": first, "kind": "thumb_up"},
                 {"request_id": first, "kind": "cited", "passage_ids": ["d0-1"], "time": 5},
@@ -573,53 +433,25 @@ class TestFeedback:
         with SampleStore.open(traffic.url) as store:
             cited = [one for _, one in store.feedback() if one.kind == "cited"]
         assert (cited[0].passage_ids, cited[0].time_seconds) == (("d0-1",), 5.0)
+        bad = refused(
+            take(run, traffic, tmp_path / "g.jsonl", {"request_id": second, "kind": "cited"}, [1])
+        )
+        assert json.loads(bad.stdout)["error"]["line"] == 2
+        with SampleStore.open(traffic.url) as store:
+            assert len(store.feedback()) == 3
 
     @pytest.mark.parametrize("name", BAD_REACTIONS)
-    def test_a_row_that_is_no_reaction_names_its_line_and_nothing_is_taken_in(
-        self, run: Run, traffic: Traffic, tmp_path: Path, name: str
+    def test_a_row_that_is_no_reaction_is_named_with_its_line(
+        self, tmp_path: Path, name: str
     ) -> None:
         bad, said = BAD_REACTIONS[name]
-        with SampleStore.open(traffic.url) as store:
-            (known,) = store.request_ids([1]).values()
-        good = {"request_id": known, "kind": "thumb_up"}
-        result = refused(self.take(run, traffic, tmp_path / "f.jsonl", good, bad))
-        error = json.loads(result.stdout)["error"]
-        assert error["line"] == 2
-        assert said in error["message"]
-        with SampleStore.open(traffic.url) as store:
-            assert store.feedback() == []
-
-
-def test_labels_of_people_correct_a_judge_that_errs(
-    run: Run, export: Export, import_: Import, tmp_path: Path
-) -> None:
-    pytest.importorskip("openai")
-    from chat_endpoint import ChatEndpoint
-
-    traffic = serve(tmp_path, 60, misleading=0.15, rates=JudgingRates(0.0, 0.0, 0.0, 0.0))
-    endpoint = ChatEndpoint()
-
-    def monitor() -> dict[str, Any]:
-        found: dict[str, Any] = run.read(
-            *("monitor", "--store", traffic.url, "--judge", "llm", "--model", "m"),
-            *("--once", "--json"),
-            system={"monitor": {"base-url": endpoint.url}},
-        )
-        return found
-
-    try:
-        assert monitor()["estimates"]["all_retained"]["precision"]["value"] is None
-        import_(traffic, graded(export(traffic, "-n", "150"), traffic))
-        found = monitor()
-    finally:
-        endpoint.close()
-    served = {query: served_of(traffic, query) for query in traffic.relevant}
-    truth = sum(len(served[q] & right) / 5 for q, right in traffic.relevant.items()) / 60
-    corrected = found["estimates"]["all_retained"]["precision"]
-    assert found["labelled"] > 35
-    assert corrected["lower"] < truth < corrected["upper"]
-    alone = found["judge_estimates"]["all_retained"]["precision"]
-    assert corrected["value"] != alone["value"]
+        good = {"request_id": "r", "kind": "thumb_up"}
+        file = tmp_path / "f.jsonl"
+        file.write_text(f"{json.dumps(good)}\n{json.dumps(bad)}\n")
+        with pytest.raises(DataError) as refusal:
+            read_feedback_file(file, 0.0)
+        assert refusal.value.line == 2
+        assert said in str(refusal.value)
 
 
 def test_people_alone_grade_a_store_that_no_judge_has_seen(

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Run
 
 from tests.timing import PATIENCE_SECONDS, until
 
@@ -85,19 +84,3 @@ def test_an_agent_searches_over_http_and_a_foreign_page_cannot(served: int) -> N
         f"http://127.0.0.1:{served}/mcp", json={}, headers={"Host": "rebound.example"}
     )
     assert refused.status_code == 421
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (("--index", "none"), "none"),
-        (("--index", ".", "--where", "tenant"), "'tenant' is not FIELD=VALUE"),
-        (("--index", ".", "--http", "sse"), "--http"),
-        (("--index", ".", "--http", "0"), "--http"),
-        (("--index", ".", "--profile", "none.json"), "none.json"),
-    ],
-)
-def test_options_that_cannot_work_are_refused(
-    run: Run, options: tuple[str, ...], says: str
-) -> None:
-    run.refused("mcp", *options, says=says)

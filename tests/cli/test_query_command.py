@@ -116,17 +116,6 @@ def test_unknown_words_only_are_answered_by_the_dense_leg(run: Run, index: Path)
     assert "empty_retrieval" in lexical.stdout
 
 
-@pytest.mark.parametrize(
-    ("question", "said"),
-    [("", "is empty"), (" \n\t", "is empty"), ("a" * 2**20, "1,048,576 characters")],
-)
-def test_a_query_that_cannot_be_searched_is_refused(
-    run: Run, index: Path, question: str, said: str
-) -> None:
-    result = run.refused("query", "--index", index, question, says=said)
-    assert len(result.stderr) < 1000
-
-
 def test_lone_surrogates_in_a_query_do_no_harm(run: Run, index: Path) -> None:
     for option in ((), ("--json",), ("--text",)):
         assert run("query", "--index", index, "clean \udcff violin", *option).exit_code == 0
@@ -143,10 +132,6 @@ def test_control_characters_of_a_passage_never_reach_the_terminal(run: Run, tmp_
         result = run.ok("query", "--index", tmp_path / "i", "violin \x1b[5m", *options)
         assert not {"\x1b", "\x07", "\u202e"} & set(result.output)
     assert "[red]b[/red]" in run("query", "--index", tmp_path / "i", "violin").stdout
-
-
-def test_text_and_json_contradict_each_other(run: Run, index: Path) -> None:
-    run.refused("query", "--index", index, "--text", "--json", QUESTION, says="not both")
 
 
 def test_a_context_that_is_called_insufficient_is_said_to_be(

@@ -183,25 +183,6 @@ def test_nothing_usable_is_a_finding_that_names_why_and_writes_nothing(
     assert not out.exists()
 
 
-def test_a_route_that_the_profile_does_not_know_is_a_finding(
-    run: Run, store: str, in_force: Path, tmp_path: Path
-) -> None:
-    profile = Profile.load(in_force)
-    lexical = {Route.LEXICAL: profile.routes[Route.LEXICAL]}
-    profile.model_copy(update={"routes": lexical}).save(tmp_path / "lexical.json")
-    result = recalibrate(run, store, tmp_path / "lexical.json", tmp_path / "new.json")
-    assert result.exit_code == 1
-    assert "no policy for route hybrid" in result.stderr
-
-
-def test_a_route_that_never_answered_is_a_finding(
-    run: Run, store: str, in_force: Path, tmp_path: Path
-) -> None:
-    result = recalibrate(run, store, in_force, tmp_path / "new.json", "--route", "dense")
-    assert result.exit_code == 1
-    assert "for route dense: 300 of another route (hybrid)" in result.stderr
-
-
 def test_without_a_profile_the_index_that_answered_names_its_models(
     run: Run, store: str, tmp_path: Path
 ) -> None:
@@ -215,14 +196,6 @@ def test_without_a_profile_the_index_that_answered_names_its_models(
     assert made.routes.keys() == {Route.HYBRID}
 
 
-def test_without_a_profile_the_index_that_answered_is_asked_for(
-    run: Run, store: str, tmp_path: Path
-) -> None:
-    result = run("recalibrate", "--store", store, "--out", tmp_path / "new.json")
-    assert result.exit_code == 2
-    assert "nothing names the models behind it: give --index, or --profile" in result.stderr
-
-
 def test_of_several_judges_one_has_to_be_named(run: Run, in_force: Path, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'samples.db'}"
     watched(300, url=url).store.close()
@@ -233,26 +206,5 @@ def test_of_several_judges_one_has_to_be_named(run: Run, in_force: Path, tmp_pat
     other.store.close()
     command = (run, url, in_force, tmp_path / "new.json")
     refused(recalibrate(*command), f"name one with --judge: '{SERIES}', 'labels 2'")
+    refused(recalibrate(*command, "--judge", "nobody"), "the store has no judge 'nobody'")
     assert recalibrate(*command, "--judge", SERIES).exit_code == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [(("--route", "magic"), "magic"), (("--judge", "nobody"), "the store has no judge 'nobody'")],
-)
-def test_a_setting_that_cannot_work_is_named(
-    run: Run, store: str, in_force: Path, tmp_path: Path, *, options: tuple[str, ...], said: str
-) -> None:
-    refused(recalibrate(run, store, in_force, tmp_path / "new.json", *options), said)
-    assert not (tmp_path / "new.json").exists()
-
-
-def test_a_store_without_judgments_says_what_to_run(
-    run: Run, in_force: Path, tmp_path: Path
-) -> None:
-    url = f"sqlite:///{tmp_path / 'samples.db'}"
-    retriever, dataset = simulate(2)
-    live = Watching(truth_of(dataset), url=url)
-    live.serve(*serve(retriever, [query.text for query in dataset.queries]))
-    live.store.close()
-    refused(recalibrate(run, url, in_force, tmp_path / "new.json"), "run `ctxguard monitor`")

@@ -241,28 +241,3 @@ def test_an_upstream_that_is_down_ends_the_command(
     assert "none of 25 queries could be replayed" in result.stderr
     assert "127.0.0.1 cannot be reached" in " ".join(result.stderr.split())
     assert not (tmp_path / "p.json").exists()
-
-
-UPSTREAM = {"rerank-upstream": "http://h", "candidates": "c.jsonl"}
-
-
-@pytest.mark.parametrize(
-    ("described", "says"),
-    [
-        ({"rerank-upstream": "http://h"}, "name it as candidates"),
-        ({"candidates": "c.jsonl"}, "nothing says where candidates come from"),
-        (UPSTREAM | {"rerank-upstream": "h"}, "the rerank URL is not"),
-        (UPSTREAM, "there is no such file"),
-        (UPSTREAM | {"index": "i"}, "--index and rerank-upstream says where candidates come from"),
-        (UPSTREAM | {"fingerprint": {"a": "b"}}, "fingerprint has no effect with rerank-upstream"),
-        (UPSTREAM | {"reranker": "m"}, "reranker has no effect with rerank-upstream"),
-        (UPSTREAM | {"calibrate": {"cache": "f"}}, "cache goes with no rerank-upstream"),
-    ],
-)
-def test_keys_that_do_not_go_together_are_refused(
-    run: Run, collection: Path, tmp_path: Path, described: dict[str, Any], says: str
-) -> None:
-    arguments = ("calibrate", "--data", collection, "--out", tmp_path / "p.json")
-    result = run(*arguments, columns="1000", system=described)
-    assert result.exit_code != 0
-    assert says in result.stderr

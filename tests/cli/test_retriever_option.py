@@ -4,7 +4,6 @@ import json
 import sys
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 from household import write_collection
@@ -190,22 +189,6 @@ def test_a_module_that_fails_while_it_is_imported_is_named(
         *("evaluate", "--retriever", "fails_on_import:search", "--data", collection),
         says="'fails_on_import' cannot be imported (SystemExit: usage: …)",
     )
-
-
-@pytest.mark.parametrize(
-    ("described", "message"),
-    [
-        ({}, "nothing says where candidates come from"),
-        ({"index": "i", "retriever": "a:b"}, "--index and --retriever says where"),
-        ({"index": "i", "score-kind": "rank"}, "score-kind has no effect with --index"),
-        ({"retriever": "a:b", "reranker": "m"}, "reranker has no effect with --retriever"),
-        ({"retriever": "a:b", "fingerprint": "x"}, "fingerprint 'x': should be a valid dict"),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(
-    run: Run, collection: Path, described: dict[str, Any], message: str
-) -> None:
-    run.refused("evaluate", "--data", collection, system=described, says=message)
 
 
 def test_labels_of_another_corpus_are_refused(run: Run, engine: str, tmp_path: Path) -> None:

@@ -205,9 +205,3 @@ def test_without_a_profile_judged_requests_give_the_first(run: Run, tmp_path: Pa
     assert made.provenance.depth == 12
     assert made.unverified
     assert made.verdict is not None
-
-
-def test_only_a_profile_in_force_can_rise(run: Run, tmp_path: Path) -> None:
-    result = run("recalibrate", "--store", "sqlite:///x.db", "--out", tmp_path / "o", "--switch")
-    assert result.exit_code == 2
-    assert "give --profile" in result.stderr

@@ -1,0 +1,299 @@
+"""What cannot work is refused before the work, in words that name it: all commands, one table."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from household import write_jsonl
+from live_traffic import profile_of
+from running import Run
+
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Route
+
+STORE = "sqlite:///smaples.db"
+CALIBRATE = "calibrate --index INDEX --data DATA --out OUT"
+EVALUATE = "evaluate --index INDEX --data DATA"
+COMPARE = "compare --index i --data d"
+MONITOR = f"monitor --once --store {STORE} --judge"
+LLM = f"{MONITOR} llm --model m"
+NO_STORE = "there is no sample store"
+UPSTREAM = {"rerank-upstream": "http://h", "candidates": "c.jsonl"}
+OWN = "evaluate --data DATA"
+
+REFUSED: list[tuple[str, str, dict[str, Any]]] = [
+    (f"{CALIBRATE} --alpha 1.5", "alpha 1.5", {}),
+    (CALIBRATE, "serving_k 0", {"calibrate": {"serving-k": 0}}),
+    (CALIBRATE, "tolerance 1.0", {"calibrate": {"tolerance": 1.0}}),
+    (CALIBRATE, "held_out 1", {"calibrate": {"held-out": 1}}),
+    (CALIBRATE, "segment-by needs --alpha", {"calibrate": {"segment-by": "task"}}),
+    (CALIBRATE, "magic", {"calibrate": {"policy": "magic"}}),
+    (CALIBRATE, "has no key 'polcy'", {"calibrate": {"polcy": "ratio"}}),
+    (CALIBRATE, "no/such-model", {"reranker": "no/such-model"}),
+    (CALIBRATE, "`ctxguard fit utilities --out` writes", {"calibrate": {"utilities": "FILE"}}),
+    (f"{CALIBRATE} --objective recall", "--objective", {}),
+    (f"{CALIBRATE} --report /", "--report", {}),
+    ("calibrate --index INDEX --data DATA --out FOLDER", "is a folder; name a file", {}),
+    ("calibrate --index INDEX --data DATA --out FILE/p", "is not a folder", {}),
+    ("calibrate --index INDEX --out OUT", "--judge llm alone, which writes some", {}),
+    ("calibrate --index INDEX --out OUT --queries FILE --data DATA", "give either --data", {}),
+    (f"{CALIBRATE} --judge llm", "labels need no judge", {}),
+    ("calibrate --index i --out OUT --queries FILE", "give --data", {"assessor": "chat"}),
+    (f"{EVALUATE} --k 0", "--k", {}),
+    (f"{EVALUATE} --frobnicate", "--frobnicate", {}),
+    (EVALUATE, "sideways", {"evaluate": {"route": "sideways"}}),
+    (EVALUATE, "no reranker was given", {"evaluate": {"route": "hybrid+rerank"}}),
+    (EVALUATE, "should be a valid number", {"utility": {"unjudged": "little"}}),
+    (EVALUATE, "must be ≤ 0", {"utility": {"unjudged": 0.2}}),
+    (EVALUATE, "a relevant passage is worth 1", {"utility": {"relevant": 2}}),
+    (EVALUATE, "rank_limit 1.5 must be a whole number", {"utility": {"rank_limit": 1.5}}),
+    ("evaluate --index HALF --data DATA", "vectors.npy is missing", {}),
+    ("evaluate --index INDEX --data OTHER", "none of the 1 labelled passages, and lacks", {}),
+    (
+        f"{EVALUATE} --profile ONE_ROUTE",
+        "no policy for the route 'lexical'",
+        {"evaluate": {"route": "lexical"}},
+    ),
+    (OWN, "nothing says where candidates come from", {}),
+    (OWN, "--index and --retriever says where", {"index": "i", "retriever": "a:b"}),
+    (OWN, "score-kind has no effect with --index", {"index": "i", "score-kind": "rank"}),
+    (OWN, "reranker has no effect with --retriever", {"retriever": "a:b", "reranker": "m"}),
+    (OWN, "should be a valid dict", {"retriever": "a:b", "fingerprint": "x"}),
+    (f"{OWN} --run own.run", "ranker has no effect with --run", {"ranker": "ranker.json"}),
+    (OWN, "name it as candidates", {"rerank-upstream": "http://h"}),
+    (OWN, "nothing says where candidates come from", {"candidates": "c.jsonl"}),
+    (OWN, "the rerank URL is not", UPSTREAM | {"rerank-upstream": "h"}),
+    (OWN, "there is no such file", UPSTREAM),
+    (OWN, "--index and rerank-upstream says where", UPSTREAM | {"index": "i"}),
+    (OWN, "fingerprint has no effect with", UPSTREAM | {"fingerprint": {"a": "b"}}),
+    (OWN, "reranker has no effect with rerank-upstream", UPSTREAM | {"reranker": "m"}),
+    (
+        "calibrate --data DATA --out OUT",
+        "cache goes with no rerank-upstream",
+        UPSTREAM | {"calibrate": {"cache": "f"}},
+    ),
+    (COMPARE, "not a metric that can get worse", {"compare": {"regression-metrics": ["kept"]}}),
+    (COMPARE, "must rise within", {"compare": {"safe": 0.9}}),
+    (COMPARE, "'nobody' is not a candidate", {"compare": {"baseline": "nobody"}}),
+    (COMPARE, "[compare] has no key 'basline'; its keys are ", {"compare": {"basline": "x"}}),
+    ("compare", "Missing option '--data'", {}),
+    ("compare --data d", "give --index FOLDER or --system FILE", {}),
+    (f"{COMPARE} --candidate x=lexicla", "'lexicla' in the", {}),
+    (f"{COMPARE} --against none.json", "No such file", {}),
+    (f"{COMPARE} --against FILE", "is not the JSON of `ctxguard compare`", {}),
+    (f"{COMPARE} -k 200", "more than the depth 100", {}),
+    (f"{COMPARE} --profile none.json", "cannot be read as a profile", {}),
+    (
+        "compare --index INDEX --data DATA --candidate x=hybrid+rerank",
+        "x reranks, and no reranker was given",
+        {},
+    ),
+    ("query q --index INDEX --text --json", "not both", {}),
+    ("query violin --index INDEX", "is no ranker", {"ranker": "PROFILE"}),
+    ("query q --index GONE", "gone", {}),
+    ("query q --index FOLDER", "folder", {}),
+    ("query q --index FOREIGN", "foreign", {}),
+    ("query q --engine mysql://h/db", "mysql", {}),
+    ("index DATA --engine qdrant:///tmp/x --lexical bm25s", "--lexical", {}),
+    ("index DATA", "give one of --out FOLDER and --engine URL", {}),
+    ("index GONE --out OUT", "gone", {}),
+    ("index FOLDER --out OUT", "folder", {}),
+    ("index GONE --out OUT --language xx", "no analyser for the language 'xx'", {}),
+    ("index GONE --out FOREIGN", "manifest.json", {}),
+    ("golden check FOLDER", "ctxguard golden freeze", {}),
+    ("mcp --index none", "none", {}),
+    ("mcp --index . --where tenant", "'tenant' is not FIELD=VALUE", {}),
+    ("mcp --index . --http sse", "--http", {}),
+    ("mcp --index . --http 0", "--http", {}),
+    ("mcp --index . --profile none.json", "none.json", {}),
+    (f"{MONITOR} labels", "--labels", {}),
+    (f"{MONITOR} llm", "--model", {}),
+    (f"{MONITOR} cross-encoder", "--model", {}),
+    (f"{MONITOR} oracle", "oracle", {}),
+    (f"{MONITOR} labels --switch", "give --profile", {}),
+    (f"{MONITOR} labels --labels gone.jsonl", "gone.jsonl", {}),
+    (f"{MONITOR} labels --profile gone.json", "gone.json", {}),
+    (LLM, "give prices", {"monitor": {"cost-per-day": 1}}),
+    (LLM, "audit 2", {"monitor": {"audit": 2}}),
+    (LLM, "give --index", {"monitor": {"audit": 0.1}}),
+    (LLM, "-1.0", {"monitor": {"base-url": "x", "prices": [-1, 0]}}),
+    (LLM, "calls_per_hour", {"monitor": {"calls-per-hour": 0}}),
+    (LLM, "calls_per_day", {"monitor": {"calls-per-day": 0}}),
+    ("label export --store nonsense", "URL cannot be read", {}),
+    ("label export --store mysql://host/samples", "mysql", {}),
+    ("label export --store sqlite://", "in memory", {}),
+    ("label export --store sqlite:////no/such/s.db", f"{NO_STORE} /no/such/s.db", {}),
+    (f"label export --store {STORE} --out FOLDER", "is a folder", {}),
+    # A name that no store has is most likely mistyped.
+    (f"{MONITOR} labels --labels TRUTH", NO_STORE, {}),
+    (f"monitor --store {STORE} --judge labels --labels TRUTH", NO_STORE, {}),
+    (f"label export --store {STORE} --out OUT", NO_STORE, {}),
+    (f"label import ROWS --annotator ann --store {STORE}", NO_STORE, {}),
+    (f"label feedback ROWS --store {STORE}", NO_STORE, {}),
+    (f"recalibrate --profile HANDMADE --out OUT --store {STORE}", NO_STORE, {}),
+    (f"explain some-request --store {STORE}", f"{NO_STORE}", {}),
+    (f"recalibrate --out OUT --store {STORE} --switch", "give --profile", {}),
+    (f"recalibrate --out OUT --store {STORE} --route magic", "magic", {}),
+]
+
+FINDINGS = [
+    ("evaluate --index INDEX --data NOTHING", "none of the 1 queries has a relevant passage"),
+    ("compare --index INDEX --data NOTHING", "no passage is labelled relevant"),
+    ("fit ranker --index INDEX --data ONE", "label more queries"),
+    ("golden hard-negatives --index INDEX --data ONE --out OUT", "no hard negative was found"),
+]
+
+
+class Places:
+    """What the words in capitals stand for, made where a command names it."""
+
+    def __init__(self, folder: Path, request: pytest.FixtureRequest) -> None:
+        self.root, self._request = folder, request
+
+    def __call__(self, word: str) -> str:
+        name, _, rest = word.partition("/")
+        make = getattr(self, name.lower(), None) if name.isupper() else None
+        return word if make is None else str(make() / rest)
+
+    def of(self, fixture: str) -> Path:
+        found: Path = self._request.getfixturevalue(fixture)
+        return found
+
+    def index(self) -> Path:
+        return self.of("index")
+
+    def data(self) -> Path:
+        return self.of("collection")
+
+    def profile(self) -> Path:
+        return self.of("profile")
+
+    def out(self) -> Path:
+        return self.root / "out"
+
+    def gone(self) -> Path:
+        return self.root / "gone"
+
+    def file(self) -> Path:
+        return write_jsonl(self.root / "file.json", [{"name": "a file of another kind"}])
+
+    def rows(self) -> Path:
+        return write_jsonl(self.root / "rows.jsonl", [])
+
+    def truth(self) -> Path:
+        row = {"query_id": "q", "query": "q", "relevant": ["d"]}
+        return write_jsonl(self.root / "truth.jsonl", [row])
+
+    def nothing(self) -> Path:
+        row = {"query_id": "1", "text": "kettle", "relevant": []}
+        return write_jsonl(self.root / "nothing.jsonl", [row])
+
+    def other(self) -> Path:
+        row = {"query_id": "1", "text": "a", "relevant": ["gone"]}
+        return write_jsonl(self.root / "other.jsonl", [row])
+
+    def one(self) -> Path:
+        row = {"_id": "q", "text": "clean a violin", "relevant": ["clean-violin"]}
+        return write_jsonl(self.root / "one.jsonl", [row])
+
+    def folder(self) -> Path:
+        folder = self.root / "folder"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def foreign(self) -> Path:
+        folder = self.root / "foreign"
+        folder.mkdir()
+        (folder / "manifest.json").write_text('{"name": "a web application"}')
+        return folder
+
+    def half(self) -> Path:
+        half = Path(shutil.copytree(self.index(), self.root / "half"))
+        next(half.rglob("vectors.npy")).unlink()
+        return half
+
+    def handmade(self) -> Path:
+        profile_of(RatioPolicy(k=1)).save(self.root / "handmade.json")
+        return self.root / "handmade.json"
+
+    def one_route(self) -> Path:
+        content = json.loads(self.profile().read_text())
+        del content["routes"][Route.LEXICAL.value]
+        return write_jsonl(self.root / "one.json", [content])
+
+
+@pytest.fixture
+def place(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Places:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    return Places(tmp_path, request)
+
+
+def placed(value: Any, place: Places) -> Any:
+    if isinstance(value, dict):
+        return {name: placed(each, place) for name, each in value.items()}
+    return place(value) if isinstance(value, str) else value
+
+
+def cases(*rows: tuple[Any, ...]) -> list[Any]:
+    """The rows as parameters; those with an index run the model."""
+    model = [pytest.mark.model]
+    return [pytest.param(*row, marks=model if "INDEX" in str(row) else []) for row in rows]
+
+
+@pytest.mark.parametrize(("words", "said", "system"), cases(*REFUSED))
+def test_what_cannot_work_is_refused_and_nothing_is_written(
+    run: Run, place: Places, words: str, said: str, system: dict[str, Any]
+) -> None:
+    arguments = [place(word) for word in words.split()]
+    result = run.refused(*arguments, columns="1000", system=placed(system, place) or None)
+    assert said in " ".join(result.stderr.split())
+    assert "encoding passages" not in result.stderr
+    assert not {"out", "smaples.db"} & {file.name for file in place.root.iterdir()}
+
+
+@pytest.mark.parametrize(("words", "said"), cases(*FINDINGS))
+def test_labels_that_show_nothing_are_a_finding(
+    run: Run, place: Places, words: str, said: str
+) -> None:
+    result = run(*map(place, words.split()))
+    assert result.exit_code == 1
+    assert said in " ".join(result.stderr.split())
+    assert not place.out().exists()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("[]", "schema_version"),
+        ('{"schema_version": 99}', "99"),
+        ('{"schema_version": 1, "routes": {}, "surprise": 1}', "provenance"),
+    ],
+)
+def test_a_file_that_is_no_profile_is_named(
+    run: Run, index: Path, collection: Path, tmp_path: Path, *, content: str, said: str
+) -> None:
+    file = tmp_path / "p.json"
+    file.write_text(content)
+    for arguments in (("evaluate", "--data", collection), ("query", "a violin")):
+        run.refused(*arguments, "--index", index, "--profile", file, says=(str(file), said))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("question", ["", " \n\t", "a" * 2**20])
+def test_a_query_that_cannot_be_searched_is_refused(run: Run, index: Path, question: str) -> None:
+    says = "1,048,576 characters" if len(question) > 3 else "is empty"
+    assert len(run.refused("query", "--index", index, question, says=says).stderr) < 1000
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:1/db#a", "h/db#No Name"])
+def test_an_engine_that_cannot_be_opened_is_named_without_its_password(run: Run, url: str) -> None:
+    result = run.refused("query", "a kettle", "--engine", f"postgresql://u:secret@{url}")
+    assert "secret" not in result.stderr
