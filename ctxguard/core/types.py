@@ -241,8 +241,11 @@ class HitPassages(ReadTogether):
 
     def many(self, positions: Sequence[int]) -> list[Passage]:
         """Make the passages of the hits at these positions."""
-        hits = map(self.hits.__getitem__, positions)
-        return [Passage(hit.passage_id, hit.text, hit.title, hit.metadata) for hit in hits]
+        passages: list[Passage] = []
+        for position in positions:
+            hit = self.hits[position]
+            passages.append(Passage(hit.passage_id, hit.text, hit.title, hit.metadata))
+        return passages
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,8 +121,8 @@ def test_filtering_hits_calls_few_functions() -> None:
     hits = [Hit(f"p{i}", 1.0 - i / 100, f"text {i}") for i in range(20)]
     guard = guard_of(score_kind="cosine")
     calls = walk(lambda: guard.filter(QUERY, hits))
-    assert len(calls) <= 23, shown(calls)
-    assert len(set(calls)) <= 19
+    assert len(calls) <= 27, shown(calls)
+    assert len(set(calls)) <= 20
 
 
 def test_a_hybrid_search_calls_few_functions(hybrid: list[Call]) -> None:
@@ -183,8 +183,8 @@ def test_a_rerank_request_calls_few_functions() -> None:
         for _ in range(4):
             assert client.post("/rerank", json=body).status_code == 200
     print(shown(calls))  # noqa: T201  with -s
-    assert len(calls) <= 46
-    assert len(set(calls)) <= 40
+    assert len(calls) <= 39, shown(calls)
+    assert len(set(calls)) <= 35
 
 
 def test_the_way_from_a_sample_to_its_metric_calls_few_functions() -> None:
