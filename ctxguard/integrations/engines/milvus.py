@@ -79,8 +79,10 @@ _PART = 60_000
 """Characters of the counts in one row: names and values of such fields share 64 KiB."""
 _RECORDS = ("record_1", "record_2", "record_3")
 """The fields that a passage's record is cut into, as one may hold less."""
-_STATISTICS = "STATISTICS"
+_STATISTICS = "_STATISTICS"
 """Ends the name of the collection with the counts; names of indexes have no capital letters."""
+_MAKING = ("create_collection", "create_index", "load_collection")
+"""The calls that make an index: they send no text, and may take long."""
 _KEPT_TERM = re.compile(r"[a-z0-9]{1,40}")
 
 _Answer = TypeVar("_Answer")
@@ -142,7 +144,7 @@ class MilvusEngine(Engine):
         if self._call("has_collection"):
             return False
         self._check_version()
-        self._ask(self._create, _WRITE_SECONDS, sends_text=False)
+        self._create()
         try:
             self._index_and_load()
         except CtxguardError:
@@ -155,7 +157,8 @@ class MilvusEngine(Engine):
 
     def _check_version(self) -> None:
         """Refuse a server that is too old for an index; one with a version of its own is taken."""
-        version = str(self._ask(lambda client, limit: client.get_server_version(**limit)))
+        seconds = self.address.timeout_seconds
+        version = str(self._ask(lambda client: client.get_server_version(timeout=seconds)))
         numbers = re.match(r"v?(\d+)\.(\d+)", version)
         if numbers is not None and tuple(map(int, numbers.groups())) < _LEAST_VERSION:
             raise ConfigurationError(
@@ -164,12 +167,12 @@ class MilvusEngine(Engine):
                 "server, or use a file of Milvus Lite"
             )
 
-    def _create(self, client: Any, limit: dict[str, float]) -> None:
+    def _create(self) -> None:
         library, types = self._library, self._library.DataType
         text = {"datatype": types.VARCHAR, "max_length": MAX_BYTES}
         tokens = {"element_type": types.VARCHAR, "max_length": 32, "max_capacity": _MAX_TOKENS}
         analysed = {"enable_analyzer": True, "analyzer_params": {"tokenizer": "standard"}}
-        schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
+        schema = library.MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("key", types.VARCHAR, is_primary=True, max_length=32)
         for field in PASSAGE:
             schema.add_field(field, **text)
@@ -184,31 +187,25 @@ class MilvusEngine(Engine):
         schema.add_field(LEXICAL, types.SPARSE_FLOAT_VECTOR)
         bm25 = library.Function("bm25", library.FunctionType.BM25, ["terms"], [LEXICAL])
         schema.add_function(bm25)
-        client.create_collection(
-            self.address.name,
+        self._call(
+            "create_collection",
             schema=schema,
             consistency_level=_STRONG,
             properties={_SETTINGS: self.settings.to_json()},
-            **limit,
         )
 
     def _index_and_load(self) -> None:
         """Make the indexes that the collection lacks, and load it for searches."""
-        name = self.address.name
-
-        def work(client: Any, limit: dict[str, float]) -> None:
-            indexes = client.prepare_index_params()
-            for field, index_type in self._index_types.items():
-                if not client.list_indexes(name, field, **limit):
-                    metric = {"metric_type": _METRICS[field]} if field in _METRICS else {}
-                    params = {"params": _BM25} if field == LEXICAL else {}
-                    indexes.add_index(field, index_type=index_type, **metric, **params)
-            if indexes:
-                # In step with the server it would wait half a second for each.
-                client.create_index(name, indexes, sync=False, **limit)
-            client.load_collection(name, **limit)
-
-        self._ask(work, _WRITE_SECONDS, sends_text=False)
+        indexes = self._library.MilvusClient.prepare_index_params()
+        for field, index_type in self._index_types.items():
+            if not self._call("list_indexes", field):
+                metric = {"metric_type": _METRICS[field]} if field in _METRICS else {}
+                params = {"params": _BM25} if field == LEXICAL else {}
+                indexes.add_index(field, index_type=index_type, **metric, **params)
+        if indexes:
+            # In step with the server it would wait half a second for each.
+            self._call("create_index", indexes, sync=False)
+        self._call("load_collection")
 
     @property
     def _index_types(self) -> Mapping[str, str]:
@@ -244,7 +241,7 @@ class MilvusEngine(Engine):
         try:
             answers = self._call(
                 "search",
-                seconds,
+                seconds=seconds,
                 data=[asked],
                 anns_field=leg,
                 filter=" and ".join(map(_any_of, query.any_of)),
@@ -304,12 +301,10 @@ class MilvusEngine(Engine):
         return sorted([row["digest"] for row in self._where(condition, ["digest"])])
 
     def _rows(
-        self, condition: str, fields: Sequence[str], level: str = _STRONG
+        self, condition: str, fields: Sequence[str], level: str = _STRONG, of: str = ""
     ) -> list[Mapping[str, Any]]:
-        names = list(fields)
-        return list(
-            self._call("query", filter=condition, output_fields=names, consistency_level=level)
-        )
+        asked: dict[str, Any] = {"output_fields": list(fields), "consistency_level": level}
+        return list(self._call("query", of=of, filter=condition, **asked))
 
     def _where(self, condition: str, fields: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         """Read rows page by page."""
@@ -321,24 +316,19 @@ class MilvusEngine(Engine):
             consistency_level=_STRONG,
         )
         try:
-            while page := self._ask(lambda _, __: pages.next()):
+            while page := self._ask(lambda _: pages.next()):
                 yield from page
         finally:
             pages.close()
 
     def statistics(self, known: str | None) -> tuple[str, bytes] | None:
-        def work(client: Any, limit: dict[str, float]) -> list[Mapping[str, Any]]:
-            strong: Any = {"consistency_level": _STRONG, **limit}
-            if not client.has_collection(name, **limit):
-                return []
-            first = client.query(name, filter="part == 0", output_fields=["version"], **strong)
-            if not first or first[0]["version"] == known:
-                return []
-            fields = ["part", "version", "content"]
-            return list(client.query(name, filter="part >= 0", output_fields=fields, **strong))
-
-        name = f"{self.address.name}_{_STATISTICS}"
-        parts = sorted(self._ask(work), key=lambda row: row["part"])
+        if not self._call("has_collection", of=_STATISTICS):
+            return None
+        first = self._rows("part == 0", ["version"], of=_STATISTICS)
+        if not first or first[0]["version"] == known:
+            return None
+        found = self._rows("part >= 0", ["part", "version", "content"], of=_STATISTICS)
+        parts = sorted(found, key=lambda row: row["part"])
         versions = {row["version"] for row in parts}
         # Several while they are written.
         if len(versions) != 1:
@@ -347,26 +337,22 @@ class MilvusEngine(Engine):
 
     def keep_statistics(self, version: str, content: bytes) -> None:
         """Keep counts in a collection of their own, in parts that a field can hold."""
-        name, text = f"{self.address.name}_{_STATISTICS}", b64encode(content).decode()
+        text = b64encode(content).decode()
         # A collection needs a vector.
         parts = [
             {"part": n, "version": version, "content": text[at : at + _PART], DENSE: [0.0, 0.0]}
             for n, at in enumerate(range(0, len(text), _PART))
         ]
 
-        def work(client: Any, limit: dict[str, float]) -> None:
-            if not client.has_collection(name, **limit):
-                client.create_collection(
-                    name, 2, "part", "int", DENSE, "L2", consistency_level=_STRONG, **limit
-                )
-            client.delete(name, filter=f"part >= {len(parts)}", **limit)
-            for part in parts:
-                client.upsert(name, [part], **limit)
-            if self._is_file:
-                client.flush(name, **limit)
-
+        call = partial(self._call, of=_STATISTICS, seconds=_WRITE_SECONDS)
         with self._writing:
-            self._ask(work, _WRITE_SECONDS, sends_text=False)
+            if not call("has_collection"):
+                call("create_collection", 2, "part", "int", DENSE, "L2", consistency_level=_STRONG)
+            call("delete", filter=f"part >= {len(parts)}")
+            for each in parts:
+                call("upsert", [each])
+            if self._is_file:
+                call("flush")
 
     def insert(self, passages: Sequence[IndexedPassage]) -> None:
         keeps = self.settings.signals != "none"
@@ -392,39 +378,41 @@ class MilvusEngine(Engine):
             if isinstance(answer, CtxguardError):
                 raise answer
 
-    def _call(self, method: str, seconds: float = 0.0, **arguments: Any) -> Any:
-        """Call a method of the client about this collection."""
-        return self._ask(
-            lambda client, limit: getattr(client, method)(self.address.name, **arguments, **limit),
-            seconds,
-        )
-
-    def _ask(
-        self,
-        work: Callable[[Any, dict[str, float]], _Answer],
-        seconds: float = 0.0,
-        *,
-        sends_text: bool = True,
-    ) -> _Answer:
-        """Return what ``work`` returns for the client and the keywords of a time limit.
+    def _call(
+        self, method: str, *given: Any, of: str = "", seconds: float = 0.0, **arguments: Any
+    ) -> Any:
+        """Call a method of the client about this collection.
 
         Args:
-            work: Calls the client.
+            method: Its name.
+            given: Its arguments after the collection's name.
+            of: What ends the name of another collection.
             seconds: Its time limit, if that is longer than the URL's.
-            sends_text: Whether a query or a passage is sent, which the server's message could
-                quote. If not, the error says the server's reason.
+            arguments: Further arguments.
 
         Raises:
             ConfigurationError: there is no such collection, or the credentials are refused.
             StageError: anything else that Milvus or its client raises.
         """
+        is_making = method in _MAKING
+        seconds = max(self.address.timeout_seconds, _WRITE_SECONDS if is_making else seconds)
+        name = f"{self.address.name}{of}"
+        return self._ask(
+            lambda client: getattr(client, method)(name, *given, timeout=seconds, **arguments),
+            says_why=is_making,
+        )
+
+    def _ask(self, work: Callable[[Any], _Answer], *, says_why: bool = False) -> _Answer:
+        """Return what ``work`` returns for the client; errors as for `_call`.
+
+        The error says the server's reason if no query and no passage is sent, which it could quote.
+        """
         try:
-            limit = {"timeout": max(self.address.timeout_seconds, seconds)}
-            return work(self._client.get(), limit)
+            return work(self._client.get())
         except CtxguardError:
             raise
         except Exception as error:
-            raise self._typed(error, sends_text=sends_text) from error
+            raise self._typed(error, says_why=says_why) from error
 
     def _connected(self) -> Any:
         if self._is_file and self._client.is_inherited:
@@ -437,7 +425,7 @@ class MilvusEngine(Engine):
             dedicated=True,
         )
 
-    def _typed(self, error: Exception, *, sends_text: bool) -> CtxguardError:
+    def _typed(self, error: Exception, *, says_why: bool) -> CtxguardError:
         """Return the typed error, with the client's message only if that can quote no text."""
         code = getattr(error, "code", None)
         code = code() if callable(code) else code
@@ -463,7 +451,7 @@ class MilvusEngine(Engine):
             )
         elif isinstance(code, int) and code > 0 and "fail connecting" not in message:
             cause, down = f"it answered with its error {code}", StageUnavailableError
-            if not sends_text:
+            if says_why:
                 said = sanitise(str(getattr(error, "message", "")))
                 cause += f": {' '.join(said.split())[:_LONGEST_REASON]}"
         return down(self.name, cause)
@@ -471,7 +459,7 @@ class MilvusEngine(Engine):
     def _change(self, method: str, **arguments: Any) -> None:
         # Milvus Lite takes one change of a collection at a time.
         with self._writing:
-            self._call(method, _WRITE_SECONDS, **arguments)
+            self._call(method, seconds=_WRITE_SECONDS, **arguments)
 
 
 def _connection_arguments(address: EngineAddress) -> dict[str, Any]:
