@@ -35,9 +35,8 @@ from benchmarks._timing import environment
 from benchmarks.store import postgresql
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.types import Mode, Passage, Route, ScoreKind
-from ctxguard.monitor.estimation.graded import update_graded
 from ctxguard.monitor.estimation.plan import to_label
-from ctxguard.monitor.estimation.reduce import judged_request
+from ctxguard.monitor.estimation.reduce import judged_request, update_graded
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.verdict_text import verdicts_to_json
 from ctxguard.monitor.sampling.inclusion import DEFAULT_RATES, InclusionDesign

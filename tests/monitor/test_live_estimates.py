@@ -17,11 +17,11 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation.canaries import Canaries
-from ctxguard.monitor.estimation.graded import update_graded
 from ctxguard.monitor.estimation.joint import PASSAGE
 from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimates
 from ctxguard.monitor.estimation.plan import to_label
 from ctxguard.monitor.estimation.ratio import Estimate
+from ctxguard.monitor.estimation.reduce import update_graded
 from ctxguard.monitor.estimation.terms import JudgedRequest, Metric
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.verdict_text import verdicts_to_json

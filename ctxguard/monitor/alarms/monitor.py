@@ -18,8 +18,7 @@ from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind, Severity
 from ctxguard.monitor.alarms.drift import signals_of
 from ctxguard.monitor.alarms.reference import corrected
 from ctxguard.monitor.alarms.state import AlarmState
-from ctxguard.monitor.estimation.graded import is_whole
-from ctxguard.monitor.estimation.reduce import recall_loss
+from ctxguard.monitor.estimation.reduce import is_whole, recall_loss
 from ctxguard.monitor.estimation.terms import table_of
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.record import SampleRecord

@@ -12,7 +12,7 @@ import numpy as np
 from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation import joint
 from ctxguard.monitor.estimation.joint import Grades
-from ctxguard.monitor.estimation.ratio import BORROWED, Estimate, corrected_estimate
+from ctxguard.monitor.estimation.ratio import BORROWED, Estimate, linearised
 from ctxguard.monitor.estimation.relevance import YES, Model
 from ctxguard.monitor.estimation.sums import Sums
 from ctxguard.monitor.estimation.terms import Metric
@@ -105,11 +105,12 @@ def borrowed_estimates(
             continue
         y, whole = (float(one @ sums.totals) / ratio.b for one in (relevant, all_seen))
         slope = of_relevant / power * np.array([-y, y - whole])
-        found[metric] = corrected_estimate(
+        found[metric] = linearised(
             metric,
             ratio,
             # Of the ratio, as that of a − R·b.
             errors @ slope * ratio.b,
+            squares=ratio.squares,
             n=len(errors),
             effective=float(len(errors)),
             method=BORROWED,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation.ratio import (
     Estimate,
-    corrected_estimate,
+    linearised,
     no_estimate,
 )
 from ctxguard.monitor.estimation.relevance import (
@@ -340,10 +340,11 @@ def joint_estimates(sums: Sums, grades: Grades, model: Model, min_n: int) -> dic
         errors = residuals @ numerator
         if is_ratio:
             errors = errors - ratio.a / ratio.b * (residuals @ denominator)
-        estimates[metric] = corrected_estimate(
+        estimates[metric] = linearised(
             metric,
             ratio,
             errors,
+            squares=ratio.squares,
             n=n,
             effective=effective,
             n_observable=effective,

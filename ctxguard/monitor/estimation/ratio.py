@@ -98,11 +98,10 @@ def estimate(metric: Metric, sums: RatioSums, min_n: int = DEFAULT_MIN_N) -> Est
     bounded = metric in IN_UNIT_INTERVAL
     if sums.n_observable <= 0.0 if bounded else alike:
         return Estimate(None, None, None, n, "none", n_effective=effective)
-    return shown(
+    return linearised(
         metric,
-        value,
-        0.0 if alike else n / (n - 1) * squares / sums.b**2,
-        df=effective - 1.0,
+        sums,
+        squares=0.0 if alike else squares,
         n=n,
         effective=effective,
         # Unequal weights leave out as many requests as a smaller sample would.
@@ -111,43 +110,53 @@ def estimate(metric: Metric, sums: RatioSums, min_n: int = DEFAULT_MIN_N) -> Est
     )
 
 
-def corrected_estimate(
+def linearised(
     metric: Metric,
     sums: RatioSums,
-    errors: FloatArray,
+    errors: FloatArray | None = None,
     *,
+    squares: float,
     n: int,
     effective: float,
     method: str,
     n_observable: float = math.inf,
     bounds: tuple[float, float] = (0.0, 1.0),
 ) -> Estimate:
-    """Estimate a ratio whose terms people's grades have corrected.
+    """Estimate a ratio R with its interval, corrected by people's grades or not.
 
-    The variance is that of the corrected terms over all judged clusters, as in ``estimate``, and
-    Σ z² over labelled clusters. Student's t has Satterthwaite's degrees of freedom of Σ z², less 4
-    for what was fitted.
+    The variance is that of the terms over all judged clusters, as in ``estimate``, and Σ z² over
+    labelled clusters, whose degrees of freedom Student's t has then, less 4 for what was fitted.
 
     Args:
-        sums: Sums of the corrected terms over all judged clusters, with b > 0 and n > 1.
-        errors: Shape (l,), z: what each labelled cluster adds to the error of a − R·b.
-        n: Labelled clusters in which the metric is observed.
+        metric: The estimated metric; one in [0, 1] has its interval on the logit scale.
+        sums: Sums of the terms, with b > 0 and n > 1; a correction may carry a share beyond its
+            range.
+        errors: Shape (l,), z: what each labelled cluster adds to the error of a − R·b; None if
+            nothing is corrected.
+        squares: As ``sums`` has it, or 0 where that is rounding.
+        n: Clusters in which the metric is observed; the labelled ones of a correction.
         effective: Their effective number.
-        method, n_observable, bounds: As of ``shown``.
+        n_observable: As ``RatioSums.n_observable``; infinite if nothing can have been missed.
+        bounds: What the metric of a request lies between.
     """
-    errors = errors[np.abs(errors) > 1e-9 * np.abs(errors).max(initial=0.0)]
-    squares = sums.n / (sums.n - 1) * max(sums.squares, 0.0)
-    return shown(
-        metric,
-        sums.a / sums.b,
-        (float(errors @ errors) + squares) / sums.b**2,
-        df=(degrees_of_freedom(errors) if len(errors) > 1 else 0.0) - 4.0,
-        n=n,
-        effective=effective,
-        method=method,
-        n_observable=n_observable,
-        bounds=bounds,
-    )
+    value, squares = sums.a / sums.b, sums.n / (sums.n - 1) * max(squares, 0.0)
+    df = effective - 1.0
+    if errors is not None:
+        errors = errors[np.abs(errors) > 1e-9 * np.abs(errors).max(initial=0.0)]
+        squares += float(errors @ errors)
+        df = (degrees_of_freedom(errors) if len(errors) > 1 else 0.0) - 4.0
+    half = t_quantile((1.0 + CONFIDENCE) / 2.0, max(df, _LEAST_DF)) * math.sqrt(squares) / sums.b
+    lower, upper = value - half, value + half
+    if metric in IN_UNIT_INTERVAL:
+        if 0.0 < value < 1.0:
+            logit, spread = math.log(value / (1.0 - value)), half / (value * (1.0 - value))
+            lower, upper = logistic(logit - spread), logistic(logit + spread)
+        value, lower, upper = (min(max(each, 0.0), 1.0) for each in (value, lower, upper))
+    if n_observable < math.inf:
+        unseen = unseen_share(n_observable)
+        lower = min(lower, value - max(value - bounds[0], 0.0) * unseen)
+        upper = max(upper, value + max(bounds[1] - value, 0.0) * unseen)
+    return Estimate(value, lower, upper, n, method, n_effective=effective)
 
 
 def degrees_of_freedom(residuals: FloatArray) -> float:
@@ -167,44 +176,6 @@ def degrees_of_freedom(residuals: FloatArray) -> float:
     total = float(squares.sum())
     spread = float(np.sum(squares**2)) - total**2 / len(squares)
     return 2.0 * total**2 / spread if spread > 1e-12 * total**2 else math.inf
-
-
-def shown(
-    metric: Metric,
-    value: float,
-    variance: float,
-    *,
-    df: float,
-    n: int,
-    effective: float,
-    method: str,
-    n_observable: float = math.inf,
-    bounds: tuple[float, float] = (0.0, 1.0),
-) -> Estimate:
-    """Build an estimate with its interval.
-
-    Args:
-        metric: The estimated metric; one in [0, 1] has its interval on the logit scale.
-        value: The estimate; a correction may carry a share beyond its range.
-        variance: Its variance, ≥ 0.
-        df: Degrees of freedom of the variance.
-        effective: Effective number of clusters.
-        n_observable: As ``RatioSums.n_observable``; infinite if nothing can have been missed.
-        bounds: What the metric of a request lies between.
-    """
-    t = t_quantile((1.0 + CONFIDENCE) / 2.0, max(df, _LEAST_DF))
-    half = t * math.sqrt(variance)
-    lower, upper = value - half, value + half
-    if metric in IN_UNIT_INTERVAL:
-        if 0.0 < value < 1.0:
-            logit, spread = math.log(value / (1.0 - value)), half / (value * (1.0 - value))
-            lower, upper = logistic(logit - spread), logistic(logit + spread)
-        value, lower, upper = (min(max(each, 0.0), 1.0) for each in (value, lower, upper))
-    if n_observable < math.inf:
-        unseen = unseen_share(n_observable)
-        lower = min(lower, value - max(value - bounds[0], 0.0) * unseen)
-        upper = max(upper, value + max(bounds[1] - value, 0.0) * unseen)
-    return Estimate(value, lower, upper, n, method, n_effective=effective)
 
 
 def difference(first: Estimate, second: Estimate) -> Estimate:
