@@ -1,7 +1,7 @@
 """From verdicts to what the estimates need: inclusion probabilities, audits, missing verdicts."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -36,6 +36,15 @@ def record_of(rates: JudgingRates, *, request_id: str = "r", k: int = 3) -> Samp
     return record_of_sample(Sample(context, 1.0, 0.0), InclusionDesign(rates))
 
 
+def records_of(
+    rates: JudgingRates, n: int = 0, context: Context | None = None
+) -> Iterator[SampleRecord]:
+    """Many requests, of each of which other passages are judged."""
+    design, context = InclusionDesign(rates), context or make_context(POOL, 3)
+    for i in range(n or REPEATS):
+        yield record_of_sample(Sample(replace(context, request_id=f"r{i}"), 1.0, 0.0), design)
+
+
 def judged(record: SampleRecord, relevant: frozenset[str] = RELEVANT) -> JudgedRequest:
     """As a judge without errors has it, of what it is asked about."""
     has_hit = any(record.passage_ids[place] in relevant for place in record.served)
@@ -46,31 +55,21 @@ def judged(record: SampleRecord, relevant: frozenset[str] = RELEVANT) -> JudgedR
 
 
 RATES = {
-    "one by one": JudgingRates(
-        dropped_rate=0.3, full_pool_rate=0.0, full_pool_rate_if_no_hit=0.0, baseline_rate=0.0
-    ),
-    "whole pools": JudgingRates(
-        dropped_rate=0.0, full_pool_rate=0.3, full_pool_rate_if_no_hit=0.3, baseline_rate=0.0
-    ),
-    "by hit": JudgingRates(
-        dropped_rate=0.1, full_pool_rate=0.1, full_pool_rate_if_no_hit=0.7, baseline_rate=0.0
-    ),
+    "one by one": JudgingRates(0.3, 0.0, 0.0, baseline_rate=0.0),
+    "whole pools": JudgingRates(0.0, 0.3, 0.3, baseline_rate=0.0),
+    "by hit": JudgingRates(0.1, 0.1, 0.7, baseline_rate=0.0),
     "first few": JudgingRates(0.2, 0.05, 0.05, baseline_rate=0.4, baseline_k=6),
     "all of it": JudgingRates(0.2, 0.1, 0.5, baseline_rate=0.3, baseline_k=5),
 }
+"""The rates of single dropped passages, of whole pools, and of these where nothing was a hit."""
+ONLY_SERVED = JudgingRates(0.0, 0.0, 0.0, 0.0)
 
 
 @pytest.fixture(params=RATES.values(), ids=RATES)
 def records(request: pytest.FixtureRequest) -> list[SampleRecord]:
-    """Many requests, of each of which other passages are judged."""
-    template = record_of(JudgingRates(dropped_rate=0.0))
-    context = make_context(POOL, 3)
-    design = InclusionDesign(request.param)
-    assert template.served == (0, 1, 2)
-    return [
-        record_of_sample(Sample(replace(context, request_id=f"r{i}"), 1.0, 0.0), design)
-        for i in range(REPEATS)
-    ]
+    """As many for each of the rates."""
+    assert record_of(request.param).served == (0, 1, 2)
+    return list(records_of(request.param))
 
 
 @pytest.mark.parametrize("relevant", [RELEVANT, NO_HIT], ids=["hit", "no hit"])
@@ -131,18 +130,13 @@ def assert_mean(values: Sequence[float], truth: float) -> None:
 
 def test_mixed_traffic_has_the_recall_and_mrr_of_all_of_it() -> None:
     rng = random.Random(2)
-    rates = JudgingRates(
-        dropped_rate=0.2, full_pool_rate=0.1, full_pool_rate_if_no_hit=0.6, baseline_rate=0.2
-    )
-    design, context = InclusionDesign(rates), make_context(POOL, 3)
     kept = total = 0
     ranks, requests = [], []
-    for i in range(REPEATS):
+    for record in records_of(JudgingRates(0.2, 0.1, 0.6, 0.2)):
         right = frozenset(name for name in POOL if rng.random() < 0.15)
         served = [name for name in POOL[:3] if name in right]
         kept, total = kept + len(served), total + len(right)
         ranks.append(1 / (1 + POOL.index(served[0])) if served else 0.0)
-        record = record_of_sample(Sample(replace(context, request_id=f"r{i}"), 1.0, 0.0), design)
         requests.append(judged(record, right))
     recall, mrr = (ratio_sums(metric, requests) for metric in (Metric.RECALL, Metric.MRR))
     assert recall.a / recall.b == pytest.approx(kept / total, abs=0.03)
@@ -152,48 +146,34 @@ def test_mixed_traffic_has_the_recall_and_mrr_of_all_of_it() -> None:
 class TestRecallLoss:
     """Known only where the retriever's first few were to be judged whatever was served."""
 
-    def loss(
-        self,
-        rates: JudgingRates,
-        relevant: frozenset[str] = RELEVANT,
-        k: int = 3,
-    ) -> float | None:
-        return judged(record_of(rates, k=k), relevant).recall_loss
+    FIRST_FIVE = JudgingRates(0.0, 0.0, 0.0, baseline_rate=1.0, baseline_k=5)
+    FIRST_EIGHT = JudgingRates(0.0, 0.0, 0.0, baseline_rate=1.0, baseline_k=8)
 
-    def test_it_is_the_share_of_the_first_fews_relevant_that_was_not_served(self) -> None:
-        first_five = JudgingRates(0.0, 0.0, 0.0, baseline_rate=1.0, baseline_k=5)
-        assert self.loss(first_five) == 1 / 2
-        first_eight = JudgingRates(0.0, 0.0, 0.0, baseline_rate=1.0, baseline_k=8)
-        assert self.loss(first_eight) == 2 / 3
-        assert self.loss(first_eight, k=8) == 0.0
-
-    def test_a_whole_pool_chosen_whatever_was_served_has_it_too(self) -> None:
-        rates = JudgingRates(
-            dropped_rate=0.0, full_pool_rate=1.0, full_pool_rate_if_no_hit=1.0, baseline_rate=0.0
-        )
-        assert self.loss(rates) == 1 / 2
+    @pytest.mark.parametrize(
+        ("rates", "relevant", "k", "loss"),
+        [
+            (FIRST_FIVE, RELEVANT, 3, 1 / 2),
+            (FIRST_EIGHT, RELEVANT, 3, 2 / 3),
+            (FIRST_EIGHT, RELEVANT, 8, 0.0),
+            (JudgingRates(0.0, 1.0, 1.0, 0.0), RELEVANT, 3, 1 / 2),
+            (JudgingRates(0.9, 0.0, 0.0, 0.0), RELEVANT, 3, None),
+            (FIRST_FIVE, frozenset({"p9"}), 3, None),
+        ],
+        ids=["first 5", "first 8", "all served", "whole pool", "one by one", "none among them"],
+    )
+    def test_it_is_the_share_of_the_first_fews_relevant_that_was_not_served(
+        self, rates: JudgingRates, relevant: frozenset[str], k: int, loss: float | None
+    ) -> None:
+        assert judged(record_of(rates, k=k), relevant).recall_loss == loss
 
     def test_a_pool_judged_because_nothing_served_was_relevant_has_none(self) -> None:
-        rates = JudgingRates(
-            dropped_rate=0.0, full_pool_rate=0.0, full_pool_rate_if_no_hit=1.0, baseline_rate=0.0
-        )
-        record = record_of(rates)
+        record = record_of(JudgingRates(0.0, 0.0, 1.0, 0.0))
         assert record.to_judge(has_hit=False) == record.dropped
         assert judged(record, NO_HIT).pool_relevant == 2
         assert judged(record, NO_HIT).recall_loss is None
 
-    def test_passages_picked_one_by_one_do_not_make_it(self) -> None:
-        rates = JudgingRates(
-            dropped_rate=0.9, full_pool_rate=0.0, full_pool_rate_if_no_hit=0.0, baseline_rate=0.0
-        )
-        assert self.loss(rates) is None
-
-    def test_without_a_relevant_passage_among_the_first_few_it_is_undefined(self) -> None:
-        rates = JudgingRates(0.0, 0.0, 0.0, baseline_rate=1.0, baseline_k=5)
-        assert self.loss(rates, frozenset({"p9"})) is None
-
     def test_with_a_verdict_missing_among_the_first_few_it_is_unknown(self) -> None:
-        record = record_of(JudgingRates(0.0, 0.0, 0.0, baseline_rate=1.0, baseline_k=5))
+        record = record_of(self.FIRST_FIVE)
         verdicts = {name: Judgment(name, 1) for name in POOL[:4]}
         found = judged_request(record, verdicts, utilities=DEFAULT_UTILITIES, max_grade=1)
         assert found.recall_loss is None
@@ -201,20 +181,9 @@ class TestRecallLoss:
     def test_the_mean_of_those_that_have_it_is_that_of_all(self) -> None:
         """Also where some pools are judged only because nothing relevant was served."""
         rng = random.Random(4)
-        rates = JudgingRates(
-            dropped_rate=0.1,
-            full_pool_rate=0.1,
-            full_pool_rate_if_no_hit=1.0,
-            baseline_rate=0.2,
-            baseline_k=10,
-        )
-        design, context = InclusionDesign(rates), make_context(POOL, 3)
         truth, found = [], []
-        for i in range(REPEATS):
+        for record in records_of(JudgingRates(0.1, 0.1, 1.0, 0.2, baseline_k=10)):
             right = frozenset(name for name in POOL if rng.random() < 0.15)
-            record = record_of_sample(
-                Sample(replace(context, request_id=f"r{i}"), 1.0, 0.0), design
-            )
             if right:
                 truth.append(len(right - {"p0", "p1", "p2"}) / len(right))
             loss = judged(record, right).recall_loss
@@ -252,22 +221,19 @@ class TestMissingVerdicts:
 
 
 def test_where_nothing_was_dropped_the_pool_is_whole() -> None:
-    rates = JudgingRates(
-        dropped_rate=0.0, full_pool_rate=0.0, full_pool_rate_if_no_hit=0.0, baseline_rate=0.0
-    )
-    found = judged(record_of(rates, k=10))
+    found = judged(record_of(ONLY_SERVED, k=10))
     assert (found.dropped_relevant, found.dropped_probability) == (0.0, 1.0)
     assert (found.pool_relevant, found.full_pool_probability) == (3, 1.0)
 
 
 def test_where_nothing_dropped_may_be_judged_nothing_is_known_of_it() -> None:
-    found = judged(record_of(JudgingRates(0.0, 0.0, 0.0, 0.0)))
+    found = judged(record_of(ONLY_SERVED))
     assert found.dropped_relevant is None
     assert found.pool_relevant is None
 
 
 def test_utilities_are_strict_and_grades_count_by_the_judges_scale() -> None:
-    record = record_of(JudgingRates(0.0, 0.0, 0.0, 0.0))
+    record = record_of(ONLY_SERVED)
     verdicts = {
         "p0": Judgment("p0", 3),
         "p1": Judgment("p1", 0, Negative.DISTRACTOR),
@@ -288,14 +254,9 @@ class TestAudit:
         )
 
     def test_what_lies_beyond_the_pool_is_counted_without_bias(self) -> None:
-        audit, context = self.audit(), make_context(POOL, 3)
-        design = InclusionDesign(JudgingRates(0.0, 0.0, 0.0, 0.0))
-        relevant = set(self.BEYOND[:6])
+        audit, relevant = self.audit(), set(self.BEYOND[:6])
         found = []
-        for i in range(600):
-            record = record_of_sample(
-                Sample(replace(context, request_id=f"r{i}"), 1.0, 0.0), design
-            )
+        for record in records_of(ONLY_SERVED, 600):
             beyond = audit.passage_ids(record)
             assert beyond is not None
             assert not set(beyond) & set(POOL)
@@ -305,10 +266,7 @@ class TestAudit:
         assert_mean(found, 6.0)
 
     def filtered(self, context: Context) -> SampleRecord:
-        context = replace(context, where=Where(tenant="a"))
-        return record_of_sample(
-            Sample(context, 1.0, 0.0), InclusionDesign(JudgingRates(0.0, 0.0, 0.0, 0.0))
-        )
+        return next(records_of(ONLY_SERVED, 1, replace(context, where=Where(tenant="a"))))
 
     def test_a_filtered_request_is_audited_with_its_filter(self) -> None:
         asked: list[Where | None] = []
@@ -348,26 +306,13 @@ class TestAudit:
         assert found.n_invalid == 1
 
     def test_about_the_share_asked_for_is_audited(self) -> None:
-        audit, context = self.audit(probability=0.2), make_context(POOL, 3)
-        design = InclusionDesign(JudgingRates())
-        audited = [
-            audit.passage_ids(
-                record_of_sample(Sample(replace(context, request_id=f"r{i}"), 1.0, 0.0), design)
-            )
-            is not None
-            for i in range(1_000)
-        ]
-        assert sum(audited) == pytest.approx(200, abs=55)
+        audit = self.audit(probability=0.2)
+        found = [audit.passage_ids(record) for record in records_of(JudgingRates(), 1_000)]
+        assert sum(one is not None for one in found) == pytest.approx(200, abs=55)
 
     def test_it_looks_as_deep_as_it_is_told(self) -> None:
         record = record_of(JudgingRates())
-        assert self.audit(depth=15, judged=1.0).passage_ids(record) == [
-            "x0",
-            "x1",
-            "x2",
-            "x3",
-            "x4",
-        ]
+        assert self.audit(depth=15, judged=1.0).passage_ids(record) == [*self.BEYOND[:5]]
         assert self.audit(depth=10).passage_ids(record) == []
 
     def test_those_with_a_verdict_stand_for_those_without(self) -> None:
@@ -405,7 +350,7 @@ class TestAudit:
                 return [Judgment(one.passage_id, int(one.passage_id[0] == "x")) for one in passages]
 
         judging = SampleJudge(JudgingSettings(Strict(), audit=self.audit(judged=1.0, depth=14)))
-        found = judging.verdicts_on(record_of(JudgingRates(0.0, 0.0, 0.0, 0.0)))
+        found = judging.verdicts_on(record_of(ONLY_SERVED))
         assert (found.n_wanted, found.n_invalid) == (3 + 4, 0)
         assert found.request is not None
         assert (found.request.missed_relevant, found.request.audit_probability) == (4.0, 1.0)

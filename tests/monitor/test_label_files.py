@@ -89,29 +89,28 @@ def test_the_guide_explains_every_grade_of_the_scale_on_a_page(max_grade: int) -
     assert len(guide.splitlines()) <= 50
 
 
-@pytest.mark.parametrize("negative", [["x"], {"x": 1}, 7, True])
-def test_a_reason_of_another_type_is_refused(tmp_path: Path, negative: object) -> None:
+LABEL = {"passage_id": "p", "grade": 0}
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        *(({**LABEL, "negative": one}, "does not fit grade 0") for one in (["x"], {"x": 1}, 7)),
+        ({**LABEL, "negative": True}, "does not fit grade 0"),
+        *(
+            ({"kind": "cited", "time": one}, "is no number of seconds since 1970")
+            for one in (10**400, 1e999, -1, True, "now", [1])
+        ),
+        *(({"kind": one}, "is unknown; use one of") for one in (["cited"], {"cited": 1}, None)),
+    ],
+)
+def test_a_row_of_another_type_is_refused(
+    tmp_path: Path, row: dict[str, object], said: str
+) -> None:
     file = tmp_path / "a.jsonl"
-    row = {"request_id": "r", "passage_id": "p", "grade": 0, "negative": negative}
-    file.write_text(json.dumps(row), encoding="utf-8")
-    with pytest.raises(DataError, match="does not fit grade 0"):
-        read_label_file(file, "ann", 1.0, 3)
-
-
-@pytest.mark.parametrize("time", [10**400, 1e999, -1, True, "now", [1]])
-def test_a_time_that_no_clock_shows_is_refused(tmp_path: Path, time: object) -> None:
-    file = tmp_path / "a.jsonl"
-    file.write_text(json.dumps({"request_id": "r", "kind": "cited", "time": time}), "utf-8")
-    with pytest.raises(DataError, match="is no number of seconds since 1970"):
-        read_feedback_file(file, 1.0)
-
-
-@pytest.mark.parametrize("kind", [["cited"], {"cited": 1}, None])
-def test_a_reaction_of_no_kind_is_refused(tmp_path: Path, kind: object) -> None:
-    file = tmp_path / "a.jsonl"
-    file.write_text(json.dumps({"request_id": "r", "kind": kind}), "utf-8")
-    with pytest.raises(DataError, match="is unknown; use one of"):
-        read_feedback_file(file, 1.0)
+    file.write_text(json.dumps({"request_id": "r", **row}), encoding="utf-8")
+    with pytest.raises(DataError, match=said):
+        _ = read_feedback_file(file, 1.0) if "kind" in row else read_label_file(file, "ann", 1.0, 3)
 
 
 def test_a_path_that_no_file_can_have_is_refused() -> None:

@@ -88,35 +88,41 @@ def test_a_call_asks_for_one_passage_at_temperature_0_with_a_strict_schema(
     assert endpoint.headers[0]["Authorization"] == f"Bearer {KEY}"
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ('{"grade": 7}', InvalidReason.OUT_OF_RANGE),
-        ('{"grade": -1}', InvalidReason.OUT_OF_RANGE),
-        ('{"grade": "3"}', InvalidReason.OFF_SCHEMA),
-        ('{"grade": null}', InvalidReason.OFF_SCHEMA),
-        ('{"grade": 2.5}', InvalidReason.OFF_SCHEMA),
-        ('{"grade": true}', InvalidReason.OFF_SCHEMA),
-        ('{"grade": NaN}', InvalidReason.OFF_SCHEMA),
-        ('{"grade": 0, "grade": 3}', InvalidReason.OFF_SCHEMA),
-        ('{"grade": 3, "why": "it says so"}', InvalidReason.OFF_SCHEMA),
-        ('{"note": 3}', InvalidReason.OFF_SCHEMA),
-        ("3", InvalidReason.OFF_SCHEMA),
-        ("[3]", InvalidReason.OFF_SCHEMA),
-        ('{"grade": ', InvalidReason.MALFORMED),
-        ('```json\n{"grade": 3}\n```', InvalidReason.MALFORMED),
-        ('As the passage says: {"grade": 3}', InvalidReason.MALFORMED),
-        ('{"grade": ٣}', InvalidReason.MALFORMED),
-        ("[" * 100_000, InvalidReason.MALFORMED),
-        ("", InvalidReason.EMPTY),
-        (None, InvalidReason.EMPTY),
-        ([{"type": "text", "text": '{"grade": 3}'}], InvalidReason.EMPTY),
+NO_GRADES: dict[InvalidReason, list[Answer]] = {
+    InvalidReason.OUT_OF_RANGE: [Answer('{"grade": 7}'), Answer('{"grade": -1}')],
+    InvalidReason.OFF_SCHEMA: [
+        *(Answer(f'{{"grade": {value}}}') for value in ('"3"', "null", "2.5", "true", "NaN")),
+        *map(Answer, ('{"grade": 0, "grade": 3}', '{"grade": 3, "why": "it says so"}')),
+        *map(Answer, ('{"note": 3}', "3", "[3]")),
     ],
+    InvalidReason.MALFORMED: [
+        *map(Answer, ('{"grade": ', '```json\n{"grade": 3}\n```', '{"grade": ٣}', "[" * 100_000)),
+        Answer('As the passage says: {"grade": 3}'),
+        Answer(body="<html>welcome</html>"),
+        Answer(body=""),
+    ],
+    InvalidReason.EMPTY: [
+        *map(Answer, ("", None, [{"type": "text", "text": '{"grade": 3}'}])),
+        Answer(body='{"choices": []}'),
+        Answer(body='{"choices": [null]}'),
+        Answer(body='{"choices": [{"message": "3"}]}'),
+        Answer(body='{"error": "overloaded"}'),
+    ],
+    InvalidReason.REFUSED: [
+        Answer('{"grade": 3}', refusal="I cannot help with that."),
+        Answer('{"grade": 3}', finish_reason="content_filter"),
+    ],
+    InvalidReason.TRUNCATED: [Answer('{"grade": 3}', finish_reason="length")],
+    InvalidReason.REJECTED: [Answer(status=400, body='{"error": {"message": "too long"}}')],
+}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"), [(one, reason) for reason, each in NO_GRADES.items() for one in each]
 )
-def test_a_reply_that_is_no_grade_is_no_verdict(
-    endpoint: JudgedEndpoint, content: object, reason: InvalidReason
+def test_an_answer_that_holds_no_grade_is_no_verdict(
+    endpoint: JudgedEndpoint, answer: Answer, reason: InvalidReason
 ) -> None:
-    answer = Answer(content)
     endpoint.script.append(answer)
     judge = endpoint.judge()
     assert judge.judge(QUERY, [PASSAGE]) == [None]
@@ -126,31 +132,6 @@ def test_a_reply_that_is_no_grade_is_no_verdict(
     (kept,) = judge.ledger.rejected()
     assert (kept.passage_id, kept.reason) == ("p", reason)
     assert kept.reply == answer.text()[:4000]
-
-
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (Answer('{"grade": 3}', refusal="I cannot help with that."), InvalidReason.REFUSED),
-        (Answer('{"grade": 3}', finish_reason="content_filter"), InvalidReason.REFUSED),
-        (Answer('{"grade": 3}', finish_reason="length"), InvalidReason.TRUNCATED),
-        (Answer(body='{"choices": []}'), InvalidReason.EMPTY),
-        (Answer(body='{"choices": [null]}'), InvalidReason.EMPTY),
-        (Answer(body='{"choices": [{"message": "3"}]}'), InvalidReason.EMPTY),
-        (Answer(body='{"error": "overloaded"}'), InvalidReason.EMPTY),
-        (Answer(body="<html>welcome</html>"), InvalidReason.MALFORMED),
-        (Answer(body=""), InvalidReason.MALFORMED),
-        (Answer(status=400, body='{"error": {"message": "too long"}}'), InvalidReason.REJECTED),
-    ],
-)
-def test_an_answer_that_holds_no_grade_is_no_verdict(
-    endpoint: JudgedEndpoint, answer: Answer, reason: InvalidReason
-) -> None:
-    endpoint.script.append(answer)
-    judge = endpoint.judge()
-    assert judge.judge(QUERY, [PASSAGE]) == [None]
-    assert judge.ledger.accounts().invalid[reason] == 1
-    assert judge.ledger.rejected()[0].reply == answer.text()
 
 
 JSON = st.recursive(
