@@ -18,7 +18,6 @@ from calibration.grid import (
     Grid,
     GridIndex,
     KeepTable,
-    plain_grid,
     ratio_grid,
     utility_grid,
 )
@@ -197,8 +196,7 @@ def keeping_recall(k: int) -> Rule:
             grid = utility_grid(fitted.pools, labels, own, model)
         else:
             grid = ratio_grid(fitted.pools, labels)
-        plain = plain_grid(fitted.pools, labels, k)
-        index = keep_recall(grid, plain, k)
+        index = keep_recall(grid, k)
         if index is None:
             return fixed(k)(fitted, applied)
         return _decided(grid.policy(index), applied)

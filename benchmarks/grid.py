@@ -66,6 +66,7 @@ def rankings(n_queries: int, depth: int, seed: int) -> tuple[FloatArray, PoolLab
         utilities=utilities,
         negatives=np.full(relative.shape, None, dtype=object),
         in_baseline=np.ones_like(grades, dtype=bool),
+        served=np.zeros((n_queries, 2)),
         best_grades=-np.sort(-grades, axis=1)[:, :NDCG_CUTOFF],
         n_relevant=(grades > 0).sum(axis=1),
         top_grade=2,

@@ -197,7 +197,7 @@ def _split(
         return verdict(held_out, serving_k=DEFAULT_K, tolerance=TOLERANCE).decision
 
     assert choosing is not None
-    rungs = [keep_recall(*choosing, DEFAULT_K, caution=caution) for caution in cautions]
+    rungs = [keep_recall(choosing[0], DEFAULT_K, caution=caution) for caution in cautions]
     index, _ = climbed(
         [each for each in rungs if each is not None], lambda each: decision(each) == "enforce"
     )

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import model_validator
 
 from calibration import risk
-from calibration.certify import Certification, GridPair, Promise, certify
+from calibration.certify import Certification, Promise, certify
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.evaluate import PROFILE_METRICS, QueryMetrics, per_query
 from calibration.fit import fit_relevance, fit_temperature, out_of_fold, probabilities
@@ -186,8 +186,8 @@ def calibrate_route(
     family, why = _family(pools, chosen_on, settings)
     chosen_part = part(chosen_on)
     grid, _ = _grids(family, *chosen_part, settings)
-    plain, today = plain_grid(*chosen_part, k), RatioPolicy(k=k)
-    keeping_recall = partial(keep_recall, grid, plain, k)
+    today = RatioPolicy(k=k)
+    keeping_recall = partial(keep_recall, grid, k)
 
     def at(index: GridIndex | None) -> Policy:
         return today if index is None else grid.policy(index)
@@ -276,7 +276,7 @@ def calibrate_route(
         if differences.size
         else None
     )
-    place = (plain, ((0, 0),)) if index is None else (grid, (index,))
+    place = (plain_grid(*chosen_part, k), ((0, 0),)) if index is None else (grid, (index,))
     return RouteOutcome(profile, grid, place, certification, options, needed)
 
 
@@ -307,20 +307,12 @@ def _promised(
     fit_part, test_part = ordering_and_test_parts(chosen_on, settings.seed)
     ordering, testing = part(fit_part), part(test_part)
     own, over = _grids(family, *ordering, settings)
-    k = settings.serving_k
-    grids = GridPair(own, over(*testing), plain_grid(*ordering, k), plain_grid(*testing, k))
-    certification = certify(grids, promise, seed=settings.seed)
-    segments: dict[str, SegmentProfile] = {}
-    if settings.segment_by is not None:
-        segments = _segments(
-            grids,
-            _segment_rows(fit_part, ordering[0], settings.segment_by),
-            _segment_rows(test_part, testing[0], settings.segment_by),
-            promise,
-            settings,
-        )
+    other = over(*testing)
+    certification = certify(own, other, promise, seed=settings.seed)
+    parts = (own, fit_part, ordering[0]), (other, test_part, testing[0])
+    segments = _segments(parts, promise, settings)
     index = certification.grid_index
-    policy: Policy = RatioPolicy(k=k) if index is None else grids.testing.policy(index)
+    policy: Policy = RatioPolicy(k=settings.serving_k) if index is None else other.policy(index)
     return policy, certification, segments
 
 
@@ -491,24 +483,21 @@ def _segment_rows(part: Dataset, pools: Pools, column: str) -> dict[str, IntArra
 
 
 def _segments(
-    grids: GridPair,
-    ordering: dict[str, IntArray],
-    testing: dict[str, IntArray],
-    promise: Promise,
-    settings: Settings,
+    parts: Sequence[tuple[Grid, Dataset, Pools]], promise: Promise, settings: Settings
 ) -> dict[str, SegmentProfile]:
     """The segments that can be certified by themselves, each tested at delta / n segments."""
-    names = sorted(ordering.keys() & testing.keys())
-    if not names:
+    if settings.segment_by is None:
         return {}
-    each = replace(promise, delta=promise.delta / len(names))
+    rows = [_segment_rows(queries, pools, settings.segment_by) for _, queries, pools in parts]
+    names = sorted(rows[0].keys() & rows[1].keys())
     certified = {}
     for name in names:
-        own = grids.rows(ordering[name], testing[name])
-        certification = certify(own, each, seed=settings.seed)
+        each = replace(promise, delta=promise.delta / len(names))
+        ordering, own = (grid.rows(of[name]) for (grid, *_), of in zip(parts, rows, strict=True))
+        certification = certify(ordering, own, each, seed=settings.seed)
         if certification.grid_index is not None:
             certified[name] = SegmentProfile(
-                policy=own.testing.policy(certification.grid_index),
+                policy=own.policy(certification.grid_index),
                 certificate=_certificate(certification, each, settings),
             )
     return certified

@@ -12,7 +12,7 @@ import numpy as np
 
 from calibration import risk
 from calibration.grid import Grid, GridIndex
-from calibration.pool_labels import IntArray, discounts
+from calibration.pool_labels import discounts
 from calibration.weights import n_equivalent, weighted_mean
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
@@ -80,33 +80,7 @@ class Certification:
     rule_choices: Mapping[str, tuple[GridIndex, dict[str, float]] | None]
 
 
-@dataclass(frozen=True)
-class GridPair:
-    """The same policies over the queries that order them and over those that test them.
-
-    Attributes:
-        ordering: Over the queries that fitted and order them.
-        testing: Over queries that were used for neither.
-        plain_ordering: The first k served today, as the only policy, over the former.
-        plain_testing: The same over the latter.
-    """
-
-    ordering: Grid
-    testing: Grid
-    plain_ordering: Grid
-    plain_testing: Grid
-
-    def rows(self, ordering: IntArray, testing: IntArray) -> "GridPair":
-        """The same policies over some of the queries."""
-        return GridPair(
-            self.ordering.rows(ordering),
-            self.testing.rows(testing),
-            self.plain_ordering.rows(ordering),
-            self.plain_testing.rows(testing),
-        )
-
-
-def certify(grids: GridPair, promise: Promise, *, seed: int = 0) -> Certification:
+def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -> Certification:
     """Order policies on one set of queries, test them on another, choose among those that pass.
 
     What is served today is the baseline of recall loss, so that it loses nothing, and only
@@ -120,19 +94,19 @@ def certify(grids: GridPair, promise: Promise, *, seed: int = 0) -> Certificatio
     this, since it holds for all of them at once.
 
     Args:
-        grids: The policies, over the queries that order and those that test them.
+        ordering: The policies over the queries that fitted and order them.
+        testing: The same over queries that were used for neither.
         promise: The limits to certify.
         seed: Shuffles the test queries, since betting needs an order fixed beforehand.
     """
-    testing = grids.testing
     order = np.random.default_rng(seed).permutation(len(testing.labels))
     defined = testing.labels.recall_shares()[1][order]
-    indices = _sequence(grids, promise) if defined.any() else []
+    indices = _sequence(ordering, promise) if defined.any() else []
     nothing = Certification(
         grid_index=None,
         p_value=None,
         recall_loss=0.0,
-        harm=float(grids.plain_testing.means.harm[0, 0]),
+        harm=testing.today[1],
         n_recall=int(defined.sum()),
         n_harm=defined.size,
         n_equivalent=n_equivalent(testing.labels.weights[order][defined]),
@@ -168,7 +142,13 @@ def certify(grids: GridPair, promise: Promise, *, seed: int = 0) -> Certificatio
         means = {name: float(column[position]) for name, column in columns.items()}
         return (indices[position], means) if position >= 0 else None
 
-    gain = _gain(grids, indices, mean_udcg)
+    # Above that of the baseline, over ordering and test queries together.
+    n_ordering, n_testing = ordering.labels.weights.sum(), testing.labels.weights.sum()
+    ordered_udcg = ordering.means.udcg_strict[tuple(np.array(indices).T)]
+    gain = (ordered_udcg - ordering.today[0]) * n_ordering + (
+        mean_udcg - testing.today[0]
+    ) * n_testing
+    gain /= n_ordering + n_testing
     chosen = int(np.argmax(gain[:n_certified])) if n_certified else -1
     if chosen >= 0 and gain[chosen] <= _TIE:
         chosen = -1
@@ -193,32 +173,19 @@ def certify(grids: GridPair, promise: Promise, *, seed: int = 0) -> Certificatio
     )
 
 
-def _gain(grids: GridPair, indices: list[GridIndex], tested_udcg: FloatArray) -> FloatArray:
-    """Mean strict UDCG above that of the baseline, over ordering and test queries together."""
-    n_ordering, n_testing = grids.ordering.labels.weights.sum(), grids.testing.labels.weights.sum()
-    ordering = np.array([grids.ordering.means.udcg_strict[index] for index in indices])
-    ordering_gain = ordering - grids.plain_ordering.means.udcg_strict[0, 0]
-    testing_gain = tested_udcg - grids.plain_testing.means.udcg_strict[0, 0]
-    gain: FloatArray = (ordering_gain * n_ordering + testing_gain * n_testing) / (
-        n_ordering + n_testing
-    )
-    return gain
-
-
-def _sequence(grids: GridPair, promise: Promise) -> list[GridIndex]:
+def _sequence(grid: Grid, promise: Promise) -> list[GridIndex]:
     """The policies worth testing, safest first, by the ordering queries alone.
 
     Large contexts lose least recall, but one of more harm than gain is worth no test, and a test
     that failed on it would end the sequence.
     """
-    means = grids.ordering.means
-    if len(grids.ordering.labels) == 0 or np.isnan(means.recall_loss).any():
+    means = grid.means
+    if len(grid.labels) == 0 or np.isnan(means.recall_loss).any():
         return []
     share_used = means.recall_loss / promise.alpha
     if promise.beta is not None:
         share_used = np.maximum(share_used, means.harm / promise.beta)
-    today = grids.plain_ordering.means.udcg_strict[0, 0]
-    better = np.argwhere(means.udcg_strict > today + _TIE)
+    better = np.argwhere(means.udcg_strict > grid.today[0] + _TIE)
     if better.size == 0:
         return []
     cells = tuple(better.T)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from calibration.fit import fit_temperature
 from calibration.pool_labels import IntArray, PoolLabels, discounts
 from calibration.replay import Pools
-from calibration.weights import significant
+from calibration.weights import significant, weighted_mean
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.scores import is_relative, relative_scores, within_domain
@@ -169,8 +169,8 @@ class Grid:
         return Grid(self.labels.rows(rows), part, self.make)
 
     @cached_property
-    def means(self) -> GridValues:
-        """Means over all queries, shape (n_k, n_t).
+    def today(self) -> tuple[float, float]:
+        """Mean strict UDCG and harm of the baseline, which is served today.
 
         Raises:
             CalibrationError: there are no queries.
@@ -180,6 +180,12 @@ class Grid:
                 "there is no query to choose on: the retriever answered none of them; see which "
                 "queries were skipped, and why"
             )
+        udcg, harm = weighted_mean(self.labels.served, self.labels.weights).tolist()
+        return udcg, harm
+
+    @cached_property
+    def means(self) -> GridValues:
+        """Means over all queries, shape (n_k, n_t); no queries have means of 0."""
         weights, table = self.labels.weights, self.keep_table
         added, defined, today = self._added
         answerable = ~np.isnan(today)

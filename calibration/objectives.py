@@ -21,7 +21,7 @@ _TIE = 1e-12
 
 
 def keep_recall(
-    grid: Grid, plain: Grid, serving_k: int, tolerance: float = TOLERANCE, caution: float = 1.0
+    grid: Grid, serving_k: int, tolerance: float = TOLERANCE, caution: float = 1.0
 ) -> GridIndex | None:
     """The policy of least harm whose recall is not below that of the first k served today.
 
@@ -37,7 +37,7 @@ def keep_recall(
 
     Args:
         grid: The policies over the queries that choose, with probabilities out of fold.
-        plain: The serving k alone over the same queries, as one policy.
+        serving_k: The baseline of the grid's labels.
         tolerance: How much mean recall may be lost, ≥ 0.
         caution: How many standard errors the mean must be clear of that, ≥ 0.
 
@@ -45,8 +45,7 @@ def keep_recall(
         None where no policy is accepted: serve the first k as today. That is so as well if no
         query has a relevant passage.
     """
-    today_harm = float(plain.means.harm[0, 0])
-    today_udcg = float(plain.means.udcg_strict[0, 0])
+    today_udcg, today_harm = grid.today
     harm, udcg = grid.means.harm, grid.means.udcg_strict
     best: GridIndex | None = None
     ks, n = grid.keep_table.ks, grid.keep_table.thresholds.size

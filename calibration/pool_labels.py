@@ -19,7 +19,7 @@ IntArray = NDArray[np.int64]
 _BY_CANDIDATE = ("grades", "retrieved", "judged", "utilities", "negatives", "in_baseline")
 """The fields of `PoolLabels` of shape (n_q, depth)."""
 
-_BY_QUERY = (*_BY_CANDIDATE, "best_grades", "n_relevant", "weights")
+_BY_QUERY = (*_BY_CANDIDATE, "served", "best_grades", "n_relevant", "weights")
 
 NDCG_CUTOFF = 10
 
@@ -36,6 +36,7 @@ class PoolLabels:
         negatives: Shape (n_q, depth) of ``Negative``, for passages known to mislead, or None.
         in_baseline: Shape (n_q, depth), whether the baseline of recall loss serves the
             candidate; the baseline is the whole pool, or the retriever's own first few.
+        served: Shape (n_q, 2), strict UDCG and harm of the baseline, in the retriever's own order.
         best_grades: Shape (n_q, 10), the highest grades that the labels hold for each query, in the
             pool or not; 0 beyond.
         n_relevant: Shape (n_q,), how many passages are relevant to each, in the pool or not.
@@ -52,6 +53,7 @@ class PoolLabels:
     utilities: FloatArray
     negatives: NDArray[np.object_]
     in_baseline: NDArray[np.bool_]
+    served: FloatArray
     best_grades: IntArray
     n_relevant: IntArray
     top_grade: int
@@ -118,11 +120,13 @@ class PoolLabels:
         served = (shares * self.in_baseline).sum(axis=1)
         return shares, np.where(totals > 0, served, np.nan)
 
-    def with_baseline(self, k: int) -> "PoolLabels":
+    def with_baseline(self, k: int | None) -> "PoolLabels":
         """The same with the first ``k`` columns as the baseline; in the retriever's own order."""
-        in_baseline = np.zeros_like(self.in_baseline)
-        in_baseline[:, :k] = self.in_baseline[:, :k]
-        return replace(self, in_baseline=in_baseline)
+        in_baseline = self.retrieved.copy()
+        in_baseline[:, k:] &= k is None
+        utility = np.where(in_baseline, self.utilities, 0.0) * discounts(in_baseline.shape[1])
+        served = np.column_stack([utility.sum(axis=1), np.maximum(-utility, 0.0).sum(axis=1)])
+        return replace(self, in_baseline=in_baseline, served=served)
 
 
 def label(
@@ -177,16 +181,14 @@ def label(
         n_relevant.append(len(relevant))
         best_grades[row, : len(relevant)] = relevant[:NDCG_CUTOFF]
     retrieved = ~np.isnan(pools.scores)
-    in_baseline = retrieved.copy()
-    if baseline_k is not None:
-        in_baseline[:, baseline_k:] = False
-    return PoolLabels(
+    labels = PoolLabels(
         grades,
         retrieved,
         judged,
         worth,
         negatives,
-        in_baseline,
+        retrieved,
+        np.zeros((len(pools), 2)),
         best_grades,
         np.array(n_relevant, dtype=np.int64),
         top_grade,
@@ -194,6 +196,7 @@ def label(
         dataset.positives_only,
         np.array([weights[query_id] for query_id in pools.query_ids], dtype=np.float64),
     )
+    return labels.with_baseline(baseline_k)
 
 
 def labelled_part(

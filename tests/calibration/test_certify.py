@@ -7,46 +7,42 @@ import pytest
 from simulated_pools import DEPTH, labelled, ranking_of, simulate
 
 from calibration import risk
-from calibration.certify import GridPair, Promise, _needed, certify
-from calibration.grid import Grid, plain_grid, ratio_grid
-from calibration.pool_labels import IntArray, PoolLabels, label
-from calibration.replay import Pools, replay
+from calibration.certify import Promise, _needed, certify
+from calibration.grid import Grid, ratio_grid
+from calibration.pool_labels import label
+from calibration.replay import replay
 
 PROMISE = Promise(alpha=0.1, delta=0.1)
 SERVING_K = 10
 
 
-def whole(pools: Pools, labels: PoolLabels, k: int) -> GridPair:
-    """Every policy of a family beside the first k, over all queries."""
-    grid, plain = ratio_grid(pools, labels), plain_grid(pools, labels, k)
-    return GridPair(grid, grid, plain, plain)
-
-
-def population(n: int, *, noise: float, seed: int = 0, k: int = SERVING_K) -> GridPair:
+def population(n: int, *, noise: float, seed: int = 0, k: int = SERVING_K) -> Grid:
+    """Every policy of a family, beside the first k, over all queries."""
     retriever, dataset = simulate(n, noise=noise, seed=seed)
     pools = replay(retriever, dataset.queries, depth=DEPTH)
-    return whole(pools, label(pools, dataset, baseline_k=k), k)
+    return ratio_grid(pools, label(pools, dataset, baseline_k=k))
 
 
-def span(start: int, stop: int) -> IntArray:
-    return np.arange(start, stop)
+def parts(grid: Grid, middle: int, end: int) -> tuple[Grid, Grid]:
+    """The queries that order, and those that test."""
+    return grid.rows(np.arange(middle)), grid.rows(np.arange(middle, end))
 
 
-def gain(grid: Grid, plain: Grid) -> np.ndarray:
+def gain(grid: Grid) -> np.ndarray:
     """Mean strict UDCG of every policy above that of the first k."""
-    return grid.means.udcg_strict - plain.means.udcg_strict[0, 0]
+    return grid.means.udcg_strict - grid.today[0]
 
 
 class TestCertify:
     def test_certified_policies_keep_the_promise_as_often_as_it_says(self) -> None:
         """Samples of a population whose every mean is known."""
-        grids = population(3000, noise=0.25)
-        truth = grids.testing.means.recall_loss
+        grid = population(3000, noise=0.25)
+        truth = grid.means.recall_loss
         random = np.random.default_rng(5)
         repeats, broken, certified = 200, 0, 0
         for repeat in range(repeats):
             rows = random.choice(3000, 150, replace=False)
-            found = certify(grids.rows(rows[:60], rows[60:]), PROMISE, seed=repeat)
+            found = certify(grid.rows(rows[:60]), grid.rows(rows[60:]), PROMISE, seed=repeat)
             if found.grid_index is not None:
                 certified += 1
                 broken += bool(truth[found.grid_index] > PROMISE.alpha)
@@ -55,14 +51,14 @@ class TestCertify:
         assert certified > 0.8 * repeats
 
     def test_of_the_certified_the_one_worth_most_on_all_these_queries_is_chosen(self) -> None:
-        grids = population(400, noise=0.25).rows(span(0, 160), span(160, 400))
-        found = certify(grids, PROMISE, seed=3)
-        means = grids.ordering.means
-        better = np.argwhere(gain(grids.ordering, grids.plain_ordering) > 0.0)
+        ordering, testing = parts(population(400, noise=0.25), 160, 400)
+        found = certify(ordering, testing, PROMISE, seed=3)
+        means = ordering.means
+        better = np.argwhere(gain(ordering) > 0.0)
         cells = tuple(better.T)
         order = risk.pareto_order(means.recall_loss[cells], means.udcg_strict[cells])
         indices = [(int(k), int(threshold)) for k, threshold in better[order]]
-        losses = grids.testing.at(indices).recall_loss
+        losses = testing.at(indices).recall_loss
         losses = losses[np.random.default_rng(3).permutation(240)]
         passed = 0
         for column in range(len(indices)):
@@ -73,24 +69,24 @@ class TestCertify:
         assert found.certified == passed > 0
         assert found.tested == len(indices)
         utility = np.concatenate(
-            [part.at(indices[:passed]).udcg_strict for part in (grids.ordering, grids.testing)]
+            [part.at(indices[:passed]).udcg_strict for part in (ordering, testing)]
         )
         assert found.grid_index == indices[int(utility.mean(axis=0).argmax())]
 
     def test_only_policies_that_gain_utility_over_the_first_k_are_tested(self) -> None:
         """The test once began with contexts of 20 passages, and stopped at the first failure."""
         for k in (2, 5, 10):
-            grids = population(300, noise=0.25, k=k).rows(span(0, 120), span(120, 300))
-            found = certify(grids, PROMISE)
-            gaining = int((gain(grids.ordering, grids.plain_ordering) > 0.0).sum())
+            ordering, testing = parts(population(300, noise=0.25, k=k), 120, 300)
+            found = certify(ordering, testing, PROMISE)
+            gaining = int((gain(ordering) > 0.0).sum())
             assert found.tested <= gaining
             if found.grid_index is not None:
-                assert gain(grids.ordering, grids.plain_ordering)[found.grid_index] > 0.0
+                assert gain(ordering)[found.grid_index] > 0.0
 
     def test_where_nothing_gains_utility_nothing_is_tested_and_the_first_k_is_kept(self) -> None:
         # The only passage of each query is relevant and is served.
         pools, labels = labelled([ranking_of([1.0])] * 20, [{"p0": 1}] * 20, depth=1, baseline_k=5)
-        found = certify(whole(pools, labels, 5).rows(span(0, 10), span(10, 20)), PROMISE)
+        found = certify(*parts(ratio_grid(pools, labels), 10, 20), PROMISE)
         assert found.grid_index is None
         assert (found.tested, found.certified, found.labels_needed) == (0, 0, None)
         assert (found.recall_loss, found.p_value, found.n_recall) == (0.0, None, 10)
@@ -99,25 +95,24 @@ class TestCertify:
     def test_the_choice_has_more_utility_than_the_first_k_on_all_these_queries(
         self, k: int
     ) -> None:
-        grids = population(600, noise=0.3, k=k)
+        grid = population(600, noise=0.3, k=k)
         random = np.random.default_rng(k)
         for repeat in range(20):
             rows = random.choice(600, 100, replace=False)
-            found = certify(grids.rows(rows[:40], rows[40:]), PROMISE, seed=repeat)
+            found = certify(grid.rows(rows[:40]), grid.rows(rows[40:]), PROMISE, seed=repeat)
             if found.grid_index is not None:
-                together = grids.rows(rows, rows)
-                assert gain(together.testing, together.plain_testing)[found.grid_index] > 0.0
+                assert gain(grid.rows(rows))[found.grid_index] > 0.0
 
     def test_a_promise_that_its_own_evidence_contradicts_is_never_made(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        grids = population(200, noise=0.3)
+        grid = population(200, noise=0.3)
 
         def always(losses: np.ndarray, alpha: float, weights: np.ndarray) -> np.ndarray:
             return np.zeros(losses.shape[1])
 
         monkeypatch.setattr(risk, "betting_p_value", always)
-        found = certify(grids.rows(span(0, 80), span(80, 200)), PROMISE)
+        found = certify(*parts(grid, 80, 200), PROMISE)
         assert found.grid_index is not None
         assert found.recall_loss <= PROMISE.alpha
         assert found.certified < found.tested
@@ -127,9 +122,9 @@ class TestCertify:
         pools, labels = labelled(
             [ranking_of([3.0, 2.0, 1.0])] * 20, [{"p1": 1}] * 20, depth=3, baseline_k=3
         )
-        grids = whole(pools, labels, 3).rows(span(0, 10), span(10, 20))
+        grids = parts(ratio_grid(pools, labels), 10, 20)
         for beta, possible in ((None, True), (0.6, True), (0.4, False)):
-            found = certify(grids, Promise(alpha=0.05, beta=beta))
+            found = certify(*grids, Promise(alpha=0.05, beta=beta))
             assert found.grid_index is None
             assert (found.labels_needed is not None) == possible, beta
 
@@ -143,6 +138,6 @@ class TestCertify:
 
     def test_without_a_relevant_passage_in_the_first_k_it_is_kept(self) -> None:
         pools, labels = labelled([ranking_of([1.0])] * 2, [{"p0": 1}, {}], depth=1, baseline_k=1)
-        grids, one, none = whole(pools, labels, 1), span(0, 1), span(1, 2)
+        one, none = parts(ratio_grid(pools, labels), 1, 2)
         for ordering, testing in ((one, none), (none, one)):
-            assert certify(grids.rows(ordering, testing), PROMISE).grid_index is None
+            assert certify(ordering, testing, PROMISE).grid_index is None

@@ -28,8 +28,7 @@ def chosen(
     pools: Pools, labels: PoolLabels, k: int, tolerance: float = TOLERANCE
 ) -> tuple[Grid, GridIndex | None]:
     grid = ratio_grid(pools, labels)
-    plain = plain_grid(pools, labels, k)
-    return grid, keep_recall(grid, plain, k, tolerance)
+    return grid, keep_recall(grid, k, tolerance)
 
 
 def two_of_five(n: int) -> tuple[Pools, PoolLabels]:
@@ -130,16 +129,14 @@ class TestKeepRecall:
         ranking = ranking_of([1.0, 0.1])
         pools, labels = labelled([ranking] * 4, [{"p0": 1}, {}, {}, {}], depth=2, baseline_k=2)
         rows = np.array([1, 2, 3])
-        grid, plain = ratio_grid(pools, labels).rows(rows), plain_grid(pools, labels, 2).rows(rows)
-        assert keep_recall(grid, plain, 2) is None
+        assert keep_recall(ratio_grid(pools, labels).rows(rows), 2) is None
 
     def test_more_tolerance_never_harms_more(self) -> None:
         pools, labels = simulated(150, 5, seed=3, noise=0.2, relevant=2)
         harms = []
         for tolerance in (0.0, 0.01, 0.05, 0.2, 0.9):
             grid, index = chosen(pools, labels, 5, tolerance)
-            today = plain_grid(pools, labels, 5).means.harm[0, 0]
-            harms.append(today if index is None else grid.means.harm[index])
+            harms.append(grid.today[1] if index is None else grid.means.harm[index])
         assert harms == sorted(harms, reverse=True)
         assert harms[-1] < harms[0]
 
@@ -149,15 +146,14 @@ class TestKeepRecall:
     ) -> None:
         """Thirty times 60 queries choose; a population of 3,000 says what that costs."""
         population, truth = simulated(3_000, 5, seed=99, noise=0.2, relevant=relevant)
-        today = plain_grid(population, truth, 5).means
+        today = plain_grid(population, truth, 5).means.harm[0, 0]
         random = np.random.default_rng(0)
         lost, harm = [], []
         for _ in range(30):
             rows = random.choice(3_000, 60, replace=False)
             grid = ratio_grid(population, truth, temperature=1.0)
-            part, plain = grid.rows(rows), plain_grid(population, truth, 5).rows(rows)
-            index = keep_recall(part, plain, 5)
+            index = keep_recall(grid.rows(rows), 5)
             lost.append(0.0 if index is None else -grid.means.recall_difference[index])
-            harm.append(0.0 if index is None else today.harm[0, 0] - grid.means.harm[index])
+            harm.append(0.0 if index is None else today - grid.means.harm[index])
         assert np.mean(lost) <= 0.015
         assert np.mean(harm) > 0.0

@@ -75,6 +75,7 @@ def labelled(
         utilities=np.zeros(shape),
         negatives=np.full(shape, None, object),
         in_baseline=everywhere,
+        served=np.zeros((n_queries, 2)),
         best_grades=np.full((n_queries, 1), 2),
         n_relevant=np.ones(n_queries, dtype=int),
         top_grade=2,

@@ -14,7 +14,7 @@ from calibration.calibrate_route import Settings
 from calibration.certify import Promise
 from calibration.data.dataset import Dataset
 from calibration.evaluate import bootstrap_interval, per_query
-from calibration.grid import plain_grid, ratio_grid
+from calibration.grid import ratio_grid
 from calibration.objectives import keep_recall
 from calibration.pool_labels import label
 from calibration.replay import replay
@@ -105,9 +105,8 @@ class TestFigures:
         pools, labels = labelled(rankings, grades, baseline_k=5)
 
         def chosen(weights: FloatArray) -> float | None:
-            own = replace(labels, weights=weights)
-            grid, plain = ratio_grid(pools, own, temperature=1.0), plain_grid(pools, own, 5)
-            index = keep_recall(grid, plain, 5)
+            grid = ratio_grid(pools, replace(labels, weights=weights), temperature=1.0)
+            index = keep_recall(grid, 5)
             return None if index is None else grid.settings(index)[1]
 
         even, heavy = chosen(np.ones(300)), chosen(np.append(np.full(299, 0.1), 1.0))
