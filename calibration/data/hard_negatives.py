@@ -6,12 +6,10 @@ score is below that of the best relevant passage by a margin.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import chain, cycle, groupby, islice
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import cycle, islice
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from calibration.data.dataset import Dataset, DistractorKind
 from calibration.data.text_files import write_lines
@@ -23,34 +21,16 @@ from ctxguard.errors import CalibrationError, ConfigurationError
 NegativeKind = Literal["irrelevant", "unjudged"] | DistractorKind
 
 
-@dataclass(frozen=True, slots=True)
-class HardNegative:
+class HardNegative(NamedTuple):
     """A passage that is not relevant but ranked high.
 
     Attributes:
         rank: Its 1-based rank in the retriever's order.
     """
 
-    query_id: str
     passage_id: str
     kind: NegativeKind
     rank: int
-
-
-@dataclass(frozen=True)
-class Mining:
-    """The hard negatives of a data set, with counts of its queries.
-
-    Attributes:
-        negatives: Hard negatives in the order of the queries; within a query, labelled passages
-            before unlabelled ones, then by rank.
-        answerable: Queries with a relevant passage; the others are skipped.
-        without_negative: Answerable queries without a hard negative.
-    """
-
-    negatives: tuple[HardNegative, ...]
-    answerable: int
-    without_negative: int
 
 
 def mine(
@@ -60,7 +40,7 @@ def mine(
     per_query: int = 4,
     near: int = 10,
     unjudged_margin: float | None = None,
-) -> Mining:
+) -> dict[str, list[HardNegative]]:
     """Find the hard negatives of every answerable query.
 
     A hard negative is labelled not relevant (grade 0, ``hard_negative`` or ``distractor``) and
@@ -76,6 +56,10 @@ def mine(
             ratio scale, 0.05 takes those with at most 95% of its score (Moreira et al.,
             NV-Retriever, arXiv 2407.15831). 0 takes any unlabelled passage, even above the first
             relevant one.
+
+    Returns:
+        The hard negatives of each query with a relevant passage, by query id, labelled passages
+        before unlabelled ones, then by rank; empty for a query without any.
 
     Raises:
         ConfigurationError: a setting is out of range, or a margin is set on scores of rank only.
@@ -93,13 +77,11 @@ def mine(
             f"scores of kind {pools.kind.value!r} carry rank only, so there is no margin between "
             "two; use convex fusion"
         )
-    found = {
+    return {
         query_id: _of_query(pools, row, dataset, near, unjudged_margin)[:per_query]
         for row, query_id in enumerate(pools.query_ids)
         if dataset.relevant(query_id)
     }
-    negatives = tuple(chain.from_iterable(found.values()))
-    return Mining(negatives, len(found), sum(not of_query for of_query in found.values()))
 
 
 def _of_query(
@@ -117,18 +99,21 @@ def _of_query(
         if is_judged:
             if first is None or rank <= first + near:
                 kind: NegativeKind = kinds.get(passage_id, "irrelevant")
-                judged.append(HardNegative(query_id, passage_id, kind, rank))
+                judged.append(HardNegative(passage_id, kind, rank))
         elif unjudged_margin is not None and top is not None:
             # Nothing has a ratio below a top of zero.
             apart = top > 0.0 or pools.kind is not ScoreKind.RATIO
             relative = relative_scores(pools.kind, (top, score))[1] if apart else 1.0
             if relative <= 1.0 - unjudged_margin:
-                others.append(HardNegative(query_id, passage_id, "unjudged", rank))
+                others.append(HardNegative(passage_id, "unjudged", rank))
     return judged + others
 
 
 def triplets(
-    mining: Mining, dataset: Dataset, text_of: Callable[[str], str | None], counts: Counter[str]
+    mined: Mapping[str, Sequence[HardNegative]],
+    dataset: Dataset,
+    text_of: Callable[[str], str | None],
+    counts: Counter[str],
 ) -> Iterator[dict[str, str]]:
     """Pair the negatives of each query with its relevant passages, one object for each pair.
 
@@ -136,14 +121,14 @@ def triplets(
     repeated until the longer one ends.
 
     Args:
-        mining: The negatives, from ``mine``.
+        mined: The negatives, from ``mine``.
         dataset: The data set in which they were found.
         text_of: Returns the text that a reranker would read; None for a passage without text here.
         counts: Receives the number of relevant passages without text.
     """
     questions = {query.query_id: query.text for query in dataset.queries}
-    for query_id, negatives in groupby(mining.negatives, attrgetter("query_id")):
-        relevant, wrong = dataset.relevant(query_id), list(negatives)
+    for query_id, wrong in mined.items():
+        relevant = dataset.relevant(query_id) if wrong else {}
         texts = [(passage_id, text_of(passage_id)) for passage_id in relevant]
         right = [(passage_id, text) for passage_id, text in texts if text is not None]
         missing = len(relevant) - len(right)

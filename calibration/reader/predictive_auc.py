@@ -1,6 +1,7 @@
 """Predictive AUC: how often a metric ranks the right one of two answers to a question first."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -69,8 +70,8 @@ def predictive_aucs(
         "ndcg": lambda c: metrics.ndcg(c.grades, c.judged),
         "mrr": lambda c: metrics.reciprocal_rank(c.grades, c.judged),
         "precision": lambda c: metrics.precision_at_k(c.grades),
-        "udcg": lambda c: _heuristic(c, marked.top_grade, utilities),
-        "udcg_strict": lambda c: _strict(c, marked.top_grade, utilities),
+        "udcg": lambda c: _udcg(c, marked.top_grade, utilities, strict=False),
+        "udcg_strict": lambda c: _udcg(c, marked.top_grade, utilities),
         "udcg_reference": lambda c: metrics.udcg_reference(
             [grade > 0 for grade in c.grades], [0.0] * len(c.grades)
         ),
@@ -87,20 +88,15 @@ def predictive_aucs(
     return found
 
 
-def _heuristic(context: LabelledContext, top_grade: int, utilities: Utilities) -> float:
+def _udcg(
+    context: LabelledContext, top_grade: int, utilities: Utilities, *, strict: bool = True
+) -> float:
     grades, negatives, known, _ = context
-    worth = metrics.heuristic_utilities(
-        grades, None, top_grade=top_grade, negatives=negatives, judged=known, utilities=utilities
-    )
-    return metrics.udcg(worth).value
-
-
-def _strict(context: LabelledContext, top_grade: int, utilities: Utilities) -> float:
-    grades, negatives, known, _ = context
-    worth = metrics.strict_utilities(
-        grades, top_grade=top_grade, negatives=negatives, judged=known, utilities=utilities
-    )
-    return metrics.udcg(worth).value
+    rules: dict[str, Any] = {"negatives": negatives, "judged": known}
+    rules |= {"top_grade": top_grade, "utilities": utilities}
+    if strict:
+        return metrics.udcg(metrics.strict_utilities(grades, **rules)).value
+    return metrics.udcg(metrics.heuristic_utilities(grades, None, **rules)).value
 
 
 def _cross_fitted(
@@ -117,7 +113,7 @@ def _cross_fitted(
         if costs:
             worth = penalties(utilities, costs)
             for row in np.flatnonzero(fold[marked.question] == own).tolist():
-                scores[row] = _strict(marked.contexts[row], marked.top_grade, worth)
+                scores[row] = _udcg(marked.contexts[row], marked.top_grade, worth)
     return scores
 
 

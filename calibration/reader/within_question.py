@@ -227,25 +227,24 @@ def unidentified(
     """
     within = {name: centred(column, question) for name, column in columns.items()}
     varying = [name for name in TERMS if within[name].any()]
-    reasons: dict[str, str] = {}
-    for name in TERMS:
-        if name not in varying:
-            reasons[name] = "it is the same in every context of a question"
-            if name in COSTS and not columns[name].any():
-                reasons[name] = "the number of such passages is 0 in every context"
     pairs = np.stack([columns["relevant"].round(_DIGITS), needed], axis=1)
     values, own = np.unique(pairs, axis=0, return_inverse=True)
     each_pair = [centred((own.ravel() == value) * 1.0, question) for value in range(len(values))]
+    reasons: dict[str, str] = {}
     for name in (*COSTS, "position", "relevant", "completeness"):
-        if name in reasons:
-            continue
         others = [other for other in varying if other != name]
         if name in ("relevant", "completeness"):
             others = [other for other in others if other not in reasons]
         if name == "relevant":
             others = [other for other in others if other != "completeness"]
-        held = each_pair if name in COSTS else []
-        if reason := _shared(within[name], held, {each: within[each] for each in others}, question):
+        reason: str | None = "it is the same in every context of a question"
+        if name in varying:
+            held = each_pair if name in COSTS else []
+            among = {each: within[each] for each in others}
+            reason = _shared(within[name], held, among, question)
+        elif name in COSTS and not columns[name].any():
+            reason = "the number of such passages is 0 in every context"
+        if reason is not None:
             reasons[name] = reason
     return reasons
 

@@ -202,7 +202,7 @@ class HardNegatives(IndexSystem):
         retriever = retriever.with_fusion(Fusion("ranker" if retriever.has_signals else "convex"))
         dataset = labelled.dataset
         pools = replayed(retriever, dataset, output, depth=self.depth or DEFAULT_DEPTH)
-        mining = mine(
+        mined = mine(
             *(pools, dataset),
             per_query=self.per_query,
             near=self.near,
@@ -215,8 +215,9 @@ class HardNegatives(IndexSystem):
             known_here = passage_id in known
             return searchable_text(retriever.passage(passage_id)) if known_here else None
 
-        written = write_triplets(self.out, triplets(mining, dataset, text, missing))
-        kinds = Counter(negative.kind for negative in mining.negatives)
+        written = write_triplets(self.out, triplets(mined, dataset, text, missing))
+        kinds = Counter(negative.kind for of_query in mined.values() for negative in of_query)
+        without_negative = sum(not of_query for of_query in mined.values())
         notes = [*labelled.notes, *(f"{n:,} {what}" for what, n in (+missing).items())]
         notes += [f"left out: {line}" for line in pools.skipped]
         if kinds["unjudged"]:
@@ -228,19 +229,19 @@ class HardNegatives(IndexSystem):
             "out": self.out,
             "triplets": written,
             "negatives": dict(sorted(kinds.items())),
-            "answerable": mining.answerable,
-            "without_negative": mining.without_negative,
+            "answerable": len(mined),
+            "without_negative": without_negative,
             "data": dataset.name,
             "dataset_digest": dataset.digest(),
         }
 
         def show() -> None:
             of = ", ".join(f"{n:,} {kind.replace('_', ' ')}" for kind, n in sorted(kinds.items()))
-            without = f"{mining.without_negative:,} gave no negative"
+            without = f"{without_negative:,} gave no negative"
             output.facts(
                 ("triplets", f"{written:,} in {self.out}"),
                 ("negatives", of),
-                ("queries", f"{mining.answerable:,} answerable; {without}"),
+                ("queries", f"{len(mined):,} answerable; {without}"),
             )
 
         output.result(document, show, notes)
