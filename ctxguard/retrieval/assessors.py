@@ -307,85 +307,78 @@ def _share(value: object, most: float) -> float:
     return float(value) / most if 0 <= value <= most else math.nan  # type: ignore[arg-type, operator]
 
 
-def _asked(n: int, names: Sequence[str]) -> dict[str, str]:
-    """The questions about n passages by an id of each, in the order of passages."""
-    return {
-        f"p{number}_{name}": QUESTIONS[name].format(number=number)
-        for number in range(1, n + 1)
-        for name in names
+def _by_question(
+    path: str,
+    request_of: Callable[[str, dict[str, str]], dict[str, object]],
+    values_of: Callable[[object, dict[str, str]], Mapping[str, object] | None],
+) -> Callable[[ChatClient, str, int, Sequence[str]], Reply[Answers]]:
+    """Ask for probabilities by the ids of questions; a missing one is a refusal.
+
+    Args:
+        path: Behind the endpoint's URL.
+        request_of: The body for some material and its questions by id, in the order of passages.
+        values_of: Reads the values by id from the answers to these questions; None for others.
+    """
+
+    def ask(client: ChatClient, material: str, n: int, names: Sequence[str]) -> Reply[Answers]:
+        asked = {
+            f"p{number}_{name}": QUESTIONS[name].format(number=number)
+            for number in range(1, n + 1)
+            for name in names
+        }
+
+        def read(body: str) -> Reply[Answers]:
+            try:
+                document = json.loads(body)
+            except (ValueError, RecursionError):
+                return Reply(InvalidReason.MALFORMED, body)
+            values = values_of(field_of(document, "answers"), asked)
+            usage = field_of(document, "usage")
+            tokens = tokens_of(usage, "input_tokens"), tokens_of(usage, "output_tokens")
+            if values is None:
+                return Reply(InvalidReason.OFF_SCHEMA, body, *tokens)
+            shares = [_share(values.get(key), 1.0) for key in asked]
+            table = np.array(shares).reshape(n, len(names))
+            return Reply(dict(zip(names, table.T, strict=True)), body, *tokens)
+
+        return client.post(path, request_of(material, asked), read)
+
+    return ask
+
+
+def _predicates(material: str, asked: dict[str, str]) -> dict[str, object]:
+    questions = [
+        {"type": "predicate", "name": name, "instructions": question}
+        for name, question in asked.items()
+    ]
+    return {"input": material, "questions": questions}
+
+
+def _decided(answers: object, asked: dict[str, str]) -> Mapping[str, object] | None:
+    if not isinstance(answers, list) or len(answers) != len(asked):
+        return None
+    pairs = list(zip(asked, answers, strict=True))
+    if any(field_of(answer, "name") not in (None, name) for name, answer in pairs):
+        return None
+    return {name: field_of(answer, "probability") for name, answer in pairs}
+
+
+def _nouls(material: str, asked: dict[str, str]) -> dict[str, object]:
+    questions = {
+        name: {"type": "noul", "instructions": question} for name, question in asked.items()
     }
+    return {"state": material, "questions": questions}
 
 
-def _ask_decisions(
-    client: ChatClient, material: str, n: int, names: Sequence[str]
-) -> Reply[Answers]:
-    asked = _asked(n, names)
-    request = {
-        "input": material,
-        "questions": [
-            {"type": "predicate", "name": name, "instructions": question}
-            for name, question in asked.items()
-        ],
-    }
-
-    def values(document: object) -> Mapping[str, object] | None:
-        answers = field_of(document, "answers")
-        if not isinstance(answers, list) or len(answers) != len(asked):
-            return None
-        found = {}
-        for name, answer in zip(asked, answers, strict=True):
-            if field_of(answer, "name") not in (None, name):
-                return None
-            found[name] = field_of(answer, "probability")
-        return found
-
-    return client.post("/decisions", request, lambda body: _read_answers(body, n, names, values))
-
-
-def _ask_systemone(
-    client: ChatClient, material: str, n: int, names: Sequence[str]
-) -> Reply[Answers]:
-    asked = _asked(n, names)
-    request = {
-        "state": material,
-        "questions": {
-            name: {"type": "noul", "instructions": question} for name, question in asked.items()
-        },
-    }
-
-    def values(document: object) -> Mapping[str, object] | None:
-        answers = field_of(document, "answers")
-        if not isinstance(answers, dict) or not answers.keys() <= asked.keys():
-            return None
-        return {name: field_of(answer, "noul") for name, answer in answers.items()}
-
-    return client.post("/systemone", request, lambda body: _read_answers(body, n, names, values))
-
-
-def _read_answers(
-    body: str,
-    n: int,
-    names: Sequence[str],
-    values: Callable[[object], Mapping[str, object] | None],
-) -> Reply[Answers]:
-    """Read probabilities by the ids of questions; a missing one is a refusal."""
-    try:
-        document = json.loads(body)
-    except (ValueError, RecursionError):
-        return Reply(InvalidReason.MALFORMED, body)
-    by_id = values(document)
-    usage = field_of(document, "usage")
-    tokens = tokens_of(usage, "input_tokens"), tokens_of(usage, "output_tokens")
-    if by_id is None:
-        return Reply(InvalidReason.OFF_SCHEMA, body, *tokens)
-    ids = iter(_asked(n, names))
-    table = np.array([[_share(by_id.get(next(ids)), 1.0) for _ in names] for _ in range(n)])
-    return Reply(dict(zip(names, table.T, strict=True)), body, *tokens)
+def _said(answers: object, asked: dict[str, str]) -> Mapping[str, object] | None:
+    if not isinstance(answers, dict) or not answers.keys() <= asked.keys():
+        return None
+    return {name: field_of(answer, "noul") for name, answer in answers.items()}
 
 
 FORMS: Mapping[str, Callable[[ChatClient, str, int, Sequence[str]], Reply[Answers]]] = {
     "chat": _ask_chat,
-    "decisions": _ask_decisions,
-    "systemone": _ask_systemone,
+    "decisions": _by_question("/decisions", _predicates, _decided),
+    "systemone": _by_question("/systemone", _nouls, _said),
 }
 """How a model is asked about n passages by named questions: client, material, n, names."""
