@@ -82,10 +82,6 @@ def decision_over(*passages: object) -> Decision:
     return decide(Ranking(names, scores, ScoreKind.RATIO, source), RatioPolicy(k=10))
 
 
-def test_kept_passages_are_presented_best_first() -> None:
-    assert ids(assemble(decision_on(["one", "two", "three"])).passages) == ["p1", "p2", "p3"]
-
-
 @pytest.mark.parametrize(
     ("n", "order"), [(0, ""), (1, "1"), (2, "12"), (5, "13542"), (6, "135642")]
 )

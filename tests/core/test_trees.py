@@ -68,18 +68,6 @@ def drawn_trees(draw: st.DrawFn, most: int = MAX_LEAVES) -> Drawn:
 
 
 class TestLogOdds:
-    @pytest.mark.parametrize(
-        ("candidate", "expected"),
-        [
-            ([0.5, 2.0], -0.75),  # a value equal to the threshold goes to the left
-            ([0.5, 2.1], -0.5),
-            ([0.6, 2.0], 3.0),
-            ([0.6, 9.0], 3.0),
-        ],
-    )
-    def test_one_tree_by_hand(self, candidate: list[float], expected: float) -> None:
-        assert ONE.log_odds(np.array([candidate]).T).tolist() == [expected]
-
     @given(st.lists(drawn_trees(), min_size=1, max_size=5), st.integers(1, 20))
     def test_it_is_the_sum_of_the_leaves_that_walks_reach(self, drawn: list[Drawn], n: int) -> None:
         candidates = np.random.default_rng(n).integers(-3, 4, (n, 3)).astype(float)

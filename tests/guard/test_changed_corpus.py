@@ -198,13 +198,6 @@ class TestAnotherSystem:
         assert context.decision.policy == RatioPolicy(k=SEVENTY.k)
         assert context.differences == ("corpus: none of the 100 passages is here",)
 
-    def test_another_embedder_is_named_in_the_answer(self, engine: Engine) -> None:
-        profile = profile_of(engine)
-        engine.embedder = "large"
-        context = guard_of(engine, profile).retrieve("q?")
-        assert context.flags == (Flag.PROFILE_MISMATCH,)
-        assert context.differences == ("embedder is 'large', was 'mini'",)
-
     def test_a_profile_without_a_sketch_holds_for_exactly_its_corpus(self, engine: Engine) -> None:
         profile = profile_of(engine, sketch=False)
         assert guard_of(engine, profile, strict=True).retrieve("q?").flags == ()
@@ -230,13 +223,6 @@ class TestUnverified:
         assert "calibrated without a fingerprint" in context.differences[0]
         with pytest.raises(ProfileMismatchError, match="calibrated without a fingerprint"):
             guard_of(search, profile, strict=True)
-
-    def test_a_fingerprint_given_by_hand_verifies_it(self) -> None:
-        routes = {Route.EXTERNAL: RouteProfile(policy=SEVENTY, score_kind=ScoreKind.RATIO)}
-        profile = profile_with(routes, fingerprint={"index": "v3"})
-        assert not profile.unverified
-        guard = guard_of(search, profile, fingerprint={"index": "v3"}, strict=True)
-        assert guard.retrieve("q?").flags == ()
 
     def test_a_corpus_that_cannot_be_compared_is_said(self) -> None:
         routes = {Route.EXTERNAL: RouteProfile(policy=SEVENTY, score_kind=ScoreKind.RATIO)}

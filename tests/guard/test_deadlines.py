@@ -106,15 +106,6 @@ class TestDeadline:
         asyncio.run(main())
 
     @either_way
-    def test_in_time_the_answer_is_the_one_without_a_deadline(
-        self, awaited: bool, counts: Counted
-    ) -> None:
-        guard = guard_of(lambda query, depth: RANKING, counts, deadline_seconds=NEVER)
-        bare = guard_of(lambda query, depth: RANKING, counts)
-        assert asked(guard, awaited).passages == asked(bare, awaited).passages
-        assert counts.requests("ok") == 2
-
-    @either_way
     def test_hits_that_come_one_by_one_must_all_come_by_the_deadline(
         self, awaited: bool, counts: Counted, over: threading.Event
     ) -> None:
