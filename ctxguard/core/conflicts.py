@@ -272,16 +272,11 @@ def _stated_otherwise(one: _Passage, other: _Passage) -> Iterator[Disagreement]:
                     yield Disagreement(span, another)
 
 
-class _Run(NamedTuple):
-    """Words that two passages share in a row, by the position of the first in each."""
+def _shared_runs(one: _Passage, other: _Passage) -> Iterator[tuple[int, int, int]]:
+    """Yield the words that two passages share in a row: the first's position in each, and how many.
 
-    first: int
-    second: int
-    length: int
-
-
-def _shared_runs(one: _Passage, other: _Passage) -> Iterator[_Run]:
-    """Yield the runs in the order of both, each around three words that both have once."""
+    In the order of both, each around three words that both have once.
+    """
     words, others = one.words, other.words
     end = end_other = 0
     both = one.triples.keys() & other.triples.keys()
@@ -298,19 +293,19 @@ def _shared_runs(one: _Passage, other: _Passage) -> Iterator[_Run]:
         while length < most and words[first + length] == others[second + length]:
             length += 1
         end, end_other = first + length, second + length
-        yield _Run(first - back, second - back, back + length)
+        yield first - back, second - back, back + length
 
 
 def _altered(one: _Passage, other: _Passage, *, on_topic: bool) -> Iterator[Disagreement]:
     """Yield where two passages that repeat each other's words contradict each other."""
     runs = list(_shared_runs(one, other))
-    shared = sum(run.length for run in runs)
+    shared = sum(length for _, _, length in runs)
     is_near_copy = shared >= _NEAR_COPY * min(len(one.words), len(other.words))
-    for before, after in pairwise(runs):
-        own = range(before.first + before.length, after.first)
-        others = range(before.second + before.length, after.second)
+    for (first, second, length), (next_first, next_second, next_length) in pairwise(runs):
+        own = range(first + length, next_first)
+        others = range(second + length, next_second)
         if (
-            before.length + after.length >= _AROUND
+            length + next_length >= _AROUND
             and 0 < len(own) <= _MOST_WORDS
             and 0 < len(others) <= _MOST_WORDS
             and _contradict(

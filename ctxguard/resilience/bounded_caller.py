@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 from ctxguard._support.error_text import describe_error
@@ -30,15 +31,6 @@ DEFAULT_MAX_IN_FLIGHT = 10_000
 RETRIEVER = "retriever"
 
 _WORKERS = 32
-
-
-class _InFlight:
-    """The number of requests in flight, and its lock: one look-up for both."""
-
-    __slots__ = ("lock", "n")
-
-    def __init__(self) -> None:
-        self.lock, self.n = Lock(), 0
 
 
 class BoundedCaller:
@@ -70,7 +62,8 @@ class BoundedCaller:
 
     def _reset_after_fork(self) -> None:
         """Count none in flight; those of a forked child belong to its parent."""
-        self._in_flight = _InFlight()
+        # One object, so that a request that began before the fork counts down the parent's.
+        self._in_flight = SimpleNamespace(lock=Lock(), n=0)
 
     def watch(self, watcher: Watcher) -> None:
         """Call ``watcher`` when the retriever's circuit opens or closes."""

@@ -1,10 +1,17 @@
 """Time limits for each stage of a search and for the search as a whole."""
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from time import monotonic
 
 from ctxguard.errors import ConfigurationError
+
+Budget = Callable[[str], float | None]
+"""Returns the maximum seconds that a stage may take if it begins now.
+
+None if neither the stage nor the search has a limit; ≤ 0 if no time is left.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,32 +40,18 @@ class Deadlines:
         for name, seconds in asdict(self).items():
             check_seconds(name, seconds)
 
+    def start(self) -> Budget:
+        """Begin a search; return the time that each of its stages has left."""
+        limits: dict[str, float | None] = asdict(self)
+        until = None if self.total_seconds is None else monotonic() + self.total_seconds
 
-class Budget:
-    """The time that one search, which begins now, has left."""
+        def left(stage: str) -> float | None:
+            limit = limits[f"{stage}_seconds"]
+            if until is None:
+                return limit
+            return min(until - monotonic(), math.inf if limit is None else limit)
 
-    def __init__(self, deadlines: Deadlines) -> None:
-        self._limits = asdict(deadlines)
-        total_seconds = deadlines.total_seconds
-        self._until = None if total_seconds is None else monotonic() + total_seconds
-
-    def limits_any(self, *stages: str) -> bool:
-        """Tell whether any of these stages has a time limit, its own or the search's."""
-        return self._until is not None or any(
-            self._limits[f"{stage}_seconds"] is not None for stage in stages
-        )
-
-    def left(self, stage: str) -> float | None:
-        """Return the maximum seconds that a stage may take if it begins now.
-
-        Returns:
-            None if neither the stage nor the search has a limit; ≤ 0 if no time is left.
-        """
-        limit: float | None = self._limits[f"{stage}_seconds"]
-        if self._until is None:
-            return limit
-        left = self._until - monotonic()
-        return left if limit is None else min(limit, left)
+        return left
 
 
 def check_seconds(name: str, seconds: float | None) -> None:

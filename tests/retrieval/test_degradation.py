@@ -11,7 +11,7 @@ import pytest
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import FailureKind, Passage, Route
 from ctxguard.errors import OverloadedError, StageUnavailableError
-from ctxguard.resilience import Budget, Deadlines, Stage
+from ctxguard.resilience import Deadlines, Stage
 from ctxguard.resilience.breaker import FAILURES, RETRY_SECONDS
 from ctxguard.retrieval.hybrid.pipeline import SearchSettings
 from ctxguard.retrieval.hybrid.search import Search
@@ -202,7 +202,7 @@ def test_legs_without_a_free_thread_are_overload_not_an_outage(
     index = system.bare.generation
     search = Search(index, index.passages, settings, full, QUERY, depth=5)
     with pytest.raises(OverloadedError, match="lexical and dense: no thread is free"):
-        search.legs(Budget(AMPLE))
+        search.legs(AMPLE.start())
 
 
 def test_views_share_their_circuits(system: System) -> None:

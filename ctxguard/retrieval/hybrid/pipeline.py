@@ -174,7 +174,7 @@ class Hybrid(ABC):
             IndexFolderError: the index was found to be damaged while it answered.
         """
         settings = self._settings
-        budget = None if settings.deadlines is None else Budget(settings.deadlines)
+        budget = None if settings.deadlines is None else settings.deadlines.start()
         text = self._checked(query)
         if depth < 1:
             raise ConfigurationError(f"depth {depth!r} must be at least 1")
@@ -247,7 +247,7 @@ class Hybrid(ABC):
             check_finite(RERANK, given)
             return given
 
-        left = None if budget is None else budget.left(RERANK)
+        left = None if budget is None else budget(RERANK)
         return attempt(RERANK, self._settings.rerank_stage.call, logits, left)
 
     def _view(self, **changed: Any) -> Self:
