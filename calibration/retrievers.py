@@ -20,7 +20,7 @@ from ctxguard.core.types import (
     ScoreKindName,
 )
 from ctxguard.errors import CtxguardError, DataError, QueryError, StageUnavailableError
-from ctxguard.request.wrapped_retriever import RetrieverAdapter
+from ctxguard.request.wrapped_retriever import RetrieverAdapter, ranking_of
 from ctxguard.resilience.bounded_caller import RETRIEVER
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class RankingSource(RetrieverAdapter):
                 if inspect.isawaitable(retrieved):
                     awaitable = retrieved
                     retrieved = _in_loop(lambda: awaitable)
-            ranking = self.ranking(retrieved)
+            ranking = ranking_of(retrieved, self.score_kind)
         except CtxguardError:
             raise
         except Exception as error:

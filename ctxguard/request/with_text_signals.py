@@ -6,7 +6,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from ctxguard.core.types import Ranking, ScoreKind, ScoreKindName
-from ctxguard.request.wrapped_retriever import RetrieverAdapter
+from ctxguard.request.wrapped_retriever import RetrieverAdapter, ranking_of
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever
@@ -73,7 +73,7 @@ class WithTextSignals(RetrieverAdapter):
         return retrieve
 
     def _with_signals(self, query: str, retrieved: Any) -> Ranking:
-        ranking = self.ranking(retrieved)
+        ranking = ranking_of(retrieved, self.score_kind)
         try:
             passages = [ranking.passages[position] for position in range(len(ranking))]
             signals = self._text_signals.text_signals(query, passages)

@@ -80,10 +80,6 @@ class RetrieverAdapter:
         sketch: CorpusSketch | None = told_by(self.retriever, "corpus_sketch")
         return sketch
 
-    def ranking(self, retrieved: "Retrieval") -> Ranking:
-        """Return a result of the retriever as a ranking; see `ranking_of`."""
-        return ranking_of(retrieved, self.score_kind)
-
 
 def told_by(retriever: object, name: str) -> Any:
     """Call a method of a retriever without arguments; None without such a method."""
