@@ -31,14 +31,33 @@ def legs_of(pairs: list[tuple[float, float]]) -> dict[str, Leg]:
     return legs([lexical for lexical, _ in pairs], [dense for _, dense in pairs])
 
 
-def test_reciprocal_rank_by_hand() -> None:
-    fused = fuse(legs([9.0, 3.0, 5.0], [0.1, 0.9, 0.5]), Fusion())
-    assert fused == pytest.approx([1 / 61 + 1 / 63, 1 / 63 + 1 / 61, 1 / 62 + 1 / 62])
-
-
-def test_the_constant_is_a_setting() -> None:
-    fused = fuse(legs([2.0, 1.0], [0.5, 0.1]), Fusion(constant=2))
-    assert fused == pytest.approx([1 / 3 + 1 / 3, 1 / 4 + 1 / 4])
+@pytest.mark.parametrize(
+    ("fusion", "lexical", "dense", "fused"),
+    [
+        (Fusion(), [9, 3, 5], [0.1, 0.9, 0.5], [1 / 61 + 1 / 63, 1 / 63 + 1 / 61, 2 / 62]),
+        (Fusion(constant=2), [2, 1], [0.5, 0.1], [2 / 3, 2 / 4]),
+        # A BM25 score of 0 is no hit and has no rank; a cosine of 0 or less has one.
+        (Fusion(), [4, 0, 0], [0.1, 0.9, 0.5], [1 / 61 + 1 / 63, 1 / 61, 1 / 62]),
+        (Fusion(), [1, 2], [0.0, -0.5], [1 / 62 + 1 / 61, 1 / 61 + 1 / 62]),
+        (Fusion(), [0, 0], [1, 0], [1 / 61, 1 / 62]),
+        (Fusion(), [math.nan, 2], [0.5, math.nan], [1 / 61, 1 / 61]),
+        (Fusion(), [], [], []),
+        (
+            Fusion("convex", weight=0.25),
+            [10, 5, 0],
+            [0.0, 0.5, 1.0],
+            [0.25 * 0.5 + 0.75, 0.25 * 0.75 + 0.75 * 0.5, 0.25],
+        ),
+        # A missing score counts as the least possible.
+        (CONVEX, [math.nan, 2], [1, math.nan], [0.5, 0.5]),
+        (CONVEX, [0, 0], [1, 0], [0.5, 0.25]),
+        (CONVEX, [], [], []),
+    ],
+)
+def test_by_hand(
+    fusion: Fusion, lexical: list[float], dense: list[float], fused: list[float]
+) -> None:
+    assert fuse(legs(lexical, dense), fusion) == pytest.approx(fused)
 
 
 def test_ties_share_the_better_rank() -> None:
@@ -47,47 +66,11 @@ def test_ties_share_the_better_rank() -> None:
     )
 
 
-def test_a_zero_bm25_score_is_no_hit_and_has_no_rank() -> None:
-    fused = fuse(legs([4.0, 0.0, 0.0], [0.1, 0.9, 0.5]), Fusion())
-    assert fused == pytest.approx([1 / 61 + 1 / 63, 1 / 61, 1 / 62])
-
-
-def test_a_cosine_of_zero_or_less_still_has_a_rank() -> None:
-    assert fuse(legs([1.0, 2.0], [0.0, -0.5]), Fusion()) == pytest.approx(
-        [1 / 62 + 1 / 61, 1 / 61 + 1 / 62]
-    )
-
-
-def test_a_leg_without_a_score_gives_no_rank() -> None:
-    fused = fuse(legs([math.nan, 2.0], [0.5, math.nan]), Fusion())
-    assert fused == pytest.approx([1 / 61, 1 / 61])
-
-
-def test_convex_by_hand() -> None:
-    fused = fuse(legs([10.0, 5.0, 0.0], [0.0, 0.5, 1.0]), Fusion("convex", weight=0.25))
-    assert fused == pytest.approx([0.25 * 0.5 + 0.75, 0.25 * 0.75 + 0.75 * 0.5, 0.25])
-
-
-def test_convex_takes_a_missing_score_for_the_least_possible() -> None:
-    fused = fuse(legs([math.nan, 2.0], [1.0, math.nan]), CONVEX)
-    assert fused == pytest.approx([0.5, 0.5])
-
-
 @pytest.mark.parametrize("garbage", [math.inf, -math.inf, 3.4e38, -3.4e38])
 @pytest.mark.parametrize("fusion", [Fusion(), CONVEX])
 def test_a_garbage_score_counts_as_missing(fusion: Fusion, garbage: float) -> None:
     missing = fuse(legs([3.0, 2.0, 1.0], [0.9, math.nan, 0.1]), fusion)
     assert fuse(legs([3.0, 2.0, 1.0], [0.9, garbage, 0.1]), fusion).tolist() == missing.tolist()
-
-
-def test_a_leg_of_nothing_but_zeros_leaves_the_other() -> None:
-    assert fuse(legs([0.0, 0.0], [1.0, 0.0]), CONVEX).tolist() == [0.5, 0.25]
-    assert fuse(legs([0.0, 0.0], [1.0, 0.0]), Fusion()) == pytest.approx([1 / 61, 1 / 62])
-
-
-@pytest.mark.parametrize("fusion", [Fusion(), CONVEX])
-def test_no_candidates_fuse_to_no_scores(fusion: Fusion) -> None:
-    assert fuse(legs([], []), fusion).shape == (0,)
 
 
 @given(candidates, st.floats(0.0, 1.0))

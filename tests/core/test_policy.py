@@ -269,6 +269,33 @@ class TestVerdicts:
         assert garbage.kept_if == ()
 
 
+NOTHING_COMPARED = (Flag.INVALID_SCORES,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "scores", "policy", "kept", "flags"),
+    [
+        (ScoreKind.RATIO, [], RatioPolicy(min_ratio=0.7), "", ()),
+        (ScoreKind.RATIO, [0.0, 0.0, 0.0], RatioPolicy(k=2, min_ratio=0.7), "ab", ()),
+        (ScoreKind.LOGIT, [-8.0, -8.1, -12.0], RatioPolicy(min_ratio=0.7), "ab", ()),
+        # Rank is cut by k alone, and needs no scores.
+        (ScoreKind.RANK, [1 / (60 + n) for n in range(9)], RatioPolicy(k=4), "abcd", ()),
+        (ScoreKind.RANK, [None, None, None], RatioPolicy(k=2), "ab", ()),
+        (ScoreKind.RATIO, [None, math.nan, None], RatioPolicy(2, 0.7), "ab", NOTHING_COMPARED),
+    ],
+)
+def test_what_is_kept_of_unusual_scores(
+    kind: ScoreKind,
+    scores: list[float | None],
+    policy: RatioPolicy,
+    kept: str,
+    flags: tuple[Flag, ...],
+) -> None:
+    decision = decide(ranked(scores, kind), policy)
+    assert (decision.kept_ids, decision.flags) == (tuple(kept), flags)
+    assert len(decision.verdicts) == len(scores)
+
+
 class TestPassageIds:
     @pytest.mark.parametrize(
         ("ids", "says"),
@@ -346,22 +373,6 @@ class TestDomain:
         with pytest.raises(ConfigurationError, match="carry order only"):
             decide(ranked([0.03, 0.02], ScoreKind.RANK), RatioPolicy(min_ratio=0.7))
 
-    def test_only_k_applies_to_rank_only_scores(self) -> None:
-        scores = [1 / (60 + rank) for rank in range(1, 11)]
-        decision = decide(ranked(scores, ScoreKind.RANK), RatioPolicy(k=4))
-        assert decision.kept_ids == ("a", "b", "c", "d")
-        assert decision.flags == ()
-
-    def test_an_all_zero_bm25_ranking_is_cut_by_k_alone(self) -> None:
-        decision = decide(ranked([0.0, 0.0, 0.0]), RatioPolicy(k=2, min_ratio=0.7))
-        assert decision.kept_ids == ("a", "b")
-        assert decision.flags == ()
-
-    def test_negative_logits_are_compared_by_their_gap(self) -> None:
-        scores = [-8.0, -8.1, -12.0]
-        decision = decide(ranked(scores, ScoreKind.LOGIT), RatioPolicy(min_ratio=0.7))
-        assert decision.kept_ids == ("a", "b")
-
     def test_a_narrow_band_of_cosines_is_separated_by_the_temperature(self) -> None:
         ranking = ranked([0.82, 0.81, 0.74], ScoreKind.COSINE)
         assert len(decide(ranking, RatioPolicy(min_ratio=0.7)).kept_ids) == 3
@@ -380,13 +391,6 @@ class TestGarbage:
         assert decision.kept_ids == ("a", "b")
         assert decision.dropped_by_reason == {DropReason.INVALID_SCORE: 1}
 
-    def test_of_nothing_but_garbage_the_first_k_are_kept_and_flagged(self) -> None:
-        decision = decide(ranked([None, math.nan, None]), RatioPolicy(k=2, min_ratio=0.7))
-        assert decision.kept_ids == ("a", "b")
-        assert decision.flags == (Flag.INVALID_SCORES,)
-        assert decision.dropped_by_reason == {DropReason.BEYOND_K: 1}
-        assert len(decision.verdicts) == 3
-
     def test_nothing_but_padding_keeps_nothing(self) -> None:
         padding = replace(ranked([None, math.nan]), passage_ids=("-1", "-1"))
         decision = decide(padding, RatioPolicy())
@@ -394,25 +398,13 @@ class TestGarbage:
         assert decision.flags == (Flag.INVALID_SCORES,)
         assert decision.dropped_by_reason == {DropReason.INVALID_SCORE: 2}
 
-    def test_rank_needs_no_scores(self) -> None:
-        decision = decide(ranked([None, None, None], ScoreKind.RANK), RatioPolicy(k=2))
-        assert decision.kept_ids == ("a", "b")
-        assert decision.flags == ()
-
-    def test_an_empty_ranking_is_decided_without_flags(self) -> None:
-        decision = decide(ranked([]), RatioPolicy(min_ratio=0.7))
-        assert (decision.kept_ids, decision.flags, decision.verdicts) == ((), (), ())
-
     def test_a_repeated_id_is_kept_once_at_its_best_score(self) -> None:
         ranking = replace(ranked([1.0, 9.0, 8.0]), passage_ids=("a", "a", "b"))
         decision = decide(ranking, RatioPolicy())
         assert decision.kept_ids == ("a", "b")
         assert list(decision.kept) == [1, 2]
         assert decision.dropped_by_reason == {DropReason.DUPLICATE_ID: 1}
-
-    def test_a_repeated_id_is_not_called_an_invalid_score(self) -> None:
-        ranking = replace(ranked([9.0, 8.0]), passage_ids=("a", "a"))
-        assert decide(ranking, RatioPolicy()).flags == ()
+        assert decision.flags == ()
 
     def test_scores_and_ids_of_different_lengths_are_refused(self) -> None:
         ranking = replace(ranked([2.0, 1.0]), scores=(2.0,))
