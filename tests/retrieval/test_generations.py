@@ -59,19 +59,17 @@ def names(retriever: HybridRetriever) -> set[str]:
 
 
 class TestReloading:
-    def test_the_generation_that_was_saved_since_answers(
-        self, retriever: HybridRetriever, folder: Path
-    ) -> None:
+    def test_the_generation_that_was_saved_since_answers(self, retriever: HybridRetriever) -> None:
         assert names(retriever) == {"first"}
-        built("second").save(folder)
+        built("second").save(retriever.folder)
         assert names(retriever) == {"first"}
         assert retriever.reload()
         assert names(retriever) == {"second"}
 
-    def test_a_pinned_view_does_not(self, retriever: HybridRetriever, folder: Path) -> None:
+    def test_a_pinned_view_does_not(self, retriever: HybridRetriever) -> None:
         pinned = retriever.pinned()
         digest = pinned.fingerprint()["corpus_digest"]
-        built("second", n=3).save(folder)
+        built("second", n=3).save(retriever.folder)
         retriever.reload()
         assert names(pinned) == {"first"}
         assert (len(pinned), len(retriever)) == (N, 3)
@@ -92,11 +90,9 @@ class TestReloading:
         with pytest.raises(ConfigurationError, match="built in memory"):
             built("first").reload()
 
-    def test_a_damaged_generation_leaves_the_one_before(
-        self, retriever: HybridRetriever, folder: Path
-    ) -> None:
-        built("second").save(folder)
-        next(folder.glob("generation-*/segment_0/vectors.npy")).write_bytes(b"")
+    def test_a_damaged_generation_leaves_the_one_before(self, retriever: HybridRetriever) -> None:
+        built("second").save(retriever.folder)
+        next(retriever.folder.glob("generation-*/segment_0/vectors.npy")).write_bytes(b"")
         with pytest.raises(IndexFolderError, match=r"vectors\.npy has 0 bytes"):
             retriever.reload()
         assert names(retriever) == {"first"}
@@ -123,15 +119,15 @@ class TestReloading:
 @pytest.mark.skipif(os.name != "posix", reason="files in use cannot be deleted here")
 class TestOneGenerationOnly:
     def test_a_ranking_reads_its_passages_from_its_own_generation(
-        self, retriever: HybridRetriever, folder: Path
+        self, retriever: HybridRetriever
     ) -> None:
         ranking = retriever.retrieve("red fox", depth=N)
-        built("second").save(folder)
+        built("second").save(retriever.folder)
         retriever.reload()
         assert {ranking.passages[n].text.split()[-1] for n in range(N)} == {"first"}
 
     def test_swapping_every_ten_milliseconds_under_load_mixes_and_loses_nothing(
-        self, retriever: HybridRetriever, folder: Path
+        self, retriever: HybridRetriever
     ) -> None:
         """Each answer whole, from one generation, ids and passages and scores together."""
         guard = ContextGuard(
@@ -147,7 +143,7 @@ class TestOneGenerationOnly:
             nonlocal swaps
             while not stop.wait(0.01):
                 swaps += 1
-                built(f"g{swaps}").save(folder)
+                built(f"g{swaps}").save(retriever.folder)
                 assert retriever.reload()
 
         def ask(n: int) -> tuple[str, ...]:
@@ -207,13 +203,12 @@ class TestTheProfileFollows:
         self,
         guard: ContextGuard,
         retriever: HybridRetriever,
-        folder: Path,
         registry: CollectorRegistry,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         before = guard.retrieve("red fox number3")
         assert (before.flags, len(before)) == ((), 1)
-        built("second").save(folder)
+        built("second").save(retriever.folder)
         retriever.reload()
         with caplog.at_level(logging.WARNING, "ctxguard"):
             for _ in range(2):
@@ -228,30 +223,26 @@ class TestTheProfileFollows:
         assert counted == 2
 
     def test_when_the_index_is_the_profiles_again_its_thresholds_are_too(
-        self, guard: ContextGuard, retriever: HybridRetriever, folder: Path
+        self, guard: ContextGuard, retriever: HybridRetriever
     ) -> None:
         for name, flags in (
             ("second", (Flag.PROFILE_MISMATCH,)),
             ("first", ()),
             ("third", (Flag.PROFILE_MISMATCH,)),
         ):
-            built(name).save(folder)
+            built(name).save(retriever.folder)
             retriever.reload()
             assert guard.retrieve("red fox number3").flags == flags
         assert guard.differences
 
     def test_a_fingerprint_that_cannot_be_read_counts_as_another_systems(
-        self,
-        guard: ContextGuard,
-        retriever: HybridRetriever,
-        folder: Path,
-        monkeypatch: pytest.MonkeyPatch,
+        self, guard: ContextGuard, retriever: HybridRetriever, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def broken(_: object) -> dict[str, str]:
             raise OSError("the weights are gone")
 
         monkeypatch.setattr(HybridRetriever, "fingerprint", broken)
-        built("second").save(folder)
+        built("second").save(retriever.folder)
         retriever.reload()
         assert guard.retrieve("red fox").flags == (Flag.PROFILE_MISMATCH,)
 
@@ -296,12 +287,10 @@ class Watched:
 
 
 class TestWatching:
-    def test_a_new_generation_is_taken_up_by_itself(
-        self, retriever: HybridRetriever, folder: Path
-    ) -> None:
+    def test_a_new_generation_is_taken_up_by_itself(self, retriever: HybridRetriever) -> None:
         watched = Watched(retriever)
         with watched.watcher:
-            built("second").save(folder)
+            built("second").save(retriever.folder)
             until(lambda: names(retriever) == {"second"})
         assert watched.counted("reloaded") == 1
 
@@ -325,42 +314,39 @@ class TestWatching:
     def test_a_folder_that_cannot_be_used_leaves_the_generation_before_and_raises_the_alarm(
         self,
         retriever: HybridRetriever,
-        folder: Path,
         spoil: Callable[[Path], object],
         outcome: str,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         watched = Watched(retriever)
         watched.watcher.check()
-        spoil(folder)
+        spoil(retriever.folder)
         with caplog.at_level(logging.WARNING, "ctxguard"):
             for _ in range(3):
                 watched.watcher.check()
         assert names(retriever) == {"first"}
         assert watched.counted(outcome) == watched.failing == 1
         assert len(caplog.records) == 1
-        shutil.rmtree(folder, ignore_errors=True)
-        built("second").save(folder)
+        shutil.rmtree(retriever.folder, ignore_errors=True)
+        built("second").save(retriever.folder)
         assert watched.watcher.check() is ReloadOutcome.RELOADED
         assert names(retriever) == {"second"}
         assert watched.failing == 0
 
     def test_a_generation_that_is_deleted_while_it_serves_is_no_failure(
-        self, retriever: HybridRetriever, folder: Path
+        self, retriever: HybridRetriever
     ) -> None:
         watched = Watched(retriever)
         watched.watcher.check()
-        shutil.rmtree(next(folder.glob("generation-*")))
+        shutil.rmtree(next(retriever.folder.glob("generation-*")))
         assert watched.watcher.check() is None
         assert names(retriever) == {"first"}
         assert watched.failing == 0
 
-    def test_an_index_of_another_embedder_is_a_mismatch(
-        self, retriever: HybridRetriever, folder: Path
-    ) -> None:
+    def test_an_index_of_another_embedder_is_a_mismatch(self, retriever: HybridRetriever) -> None:
         watched = Watched(retriever)
         other = WordHashEmbedder(salt="other")
-        HybridRetriever.build(generation("second"), embedder=other).save(folder)
+        HybridRetriever.build(generation("second"), embedder=other).save(retriever.folder)
         assert watched.watcher.check() is ReloadOutcome.MISMATCHED
         assert names(retriever) == {"first"}
 

@@ -11,7 +11,7 @@ from itertools import islice
 from threading import Lock
 from typing import Any, ClassVar, Self
 
-from ctxguard._support.fork_safety import reset_in_children
+from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.scores import is_valid
 from ctxguard.core.types import FailureKind, Hit, Passage, Ranking, ScoreKind
 from ctxguard.errors import (
@@ -263,6 +263,16 @@ class Engine(ABC):
         return EngineDownError(self.name, f"it cannot be reached ({detail})")
 
 
+_inherited: list[Any] = []
+
+
+def leave_to_parent(client: Any) -> None:
+    """Keep a parent process's client from being closed here, by hand or by its ``__del__``."""
+    if client is not None:
+        client.close = lambda: None
+        _inherited.append(client)
+
+
 class LazyClient:
     """An engine's client, opened at the first call and shared by threads.
 
@@ -272,21 +282,14 @@ class LazyClient:
         connect: Opens a client.
 
     Attributes:
-        is_inherited: Whether a parent process has one open.
+        client: The client; None until it is opened.
     """
+
+    _lock = OfProcess(Lock)
+    client = OfProcess[Any](lambda: None, leave_to_parent)
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect = connect
-        self.client: Any = None
-        self.is_inherited = False
-        self._reset_after_fork()
-        reset_in_children(self)
-
-    def _reset_after_fork(self) -> None:
-        self._lock = Lock()
-        if self.client is not None:
-            leave_to_parent(self.client)
-            self.client, self.is_inherited = None, True
 
     def get(self) -> Any:
         """Return the client; raises whatever opening it raises."""
@@ -301,15 +304,6 @@ class LazyClient:
             client, self.client = self.client, None
         if client is not None:
             client.close()
-
-
-_inherited: list[Any] = []
-
-
-def leave_to_parent(client: Any) -> None:
-    """Keep a parent process's client from being closed here, by hand or by its ``__del__``."""
-    client.close = lambda: None
-    _inherited.append(client)
 
 
 def ranking_of_rows(

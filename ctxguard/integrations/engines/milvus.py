@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import threading
 from base64 import b64decode, b64encode
@@ -121,7 +122,7 @@ class MilvusEngine(Engine):
             logger = logging.getLogger(name)
             if logger.level == logging.NOTSET:
                 logger.setLevel(logging.CRITICAL)
-        self._client = LazyClient(self._connected)
+        self._client, self._process = LazyClient(self._connected), os.getpid()
         self._lexical_leg = Stage(f"{self.name} {LEXICAL}", breaks=False)
 
     def stored_settings(self) -> str:
@@ -415,7 +416,7 @@ class MilvusEngine(Engine):
             raise self._typed(error, says_why=says_why) from error
 
     def _connected(self) -> Any:
-        if self._is_file and self._client.is_inherited:
+        if self._is_file and os.getpid() != self._process:
             raise EngineDownError(
                 self.name, "the file is open in the process that this one was forked from"
             )

@@ -14,6 +14,7 @@ from engine_contract import PASSAGES, EngineContract
 from memory_engine import MemoryEngine
 
 from ctxguard import Passage, Route
+from ctxguard._support import fork_safety
 from ctxguard.errors import (
     ConfigurationError,
     DataError,
@@ -265,7 +266,7 @@ def test_an_answer_without_a_text_is_an_outage(
 def test_a_child_process_opens_connections_of_its_own(built: EngineRetriever) -> None:
     built.retrieve("kettles", depth=1)
     pool = _engine(built)._client.client
-    _engine(built)._client._reset_after_fork()
+    fork_safety._reset_all()
     assert len(built.retrieve("kettles", depth=1)) == 1
     assert _engine(built)._client.client is not pool
     type(pool).close(pool)
