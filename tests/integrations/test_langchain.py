@@ -31,7 +31,6 @@ from ctxguard.integrations.langchain import (
     WrappedRetriever,
     WrappedVectorStore,
 )
-from ctxguard.integrations.separate_legs import SeparateLegs
 from ctxguard.request.telemetry import Telemetry
 from ctxguard.testing import RetrieverContract, WordHashEmbedder
 
@@ -310,43 +309,6 @@ def test_a_compressor_filters_by_the_score_that_a_reranker_wrote() -> None:
         GuardedCompressor(guard=guard_of(), score_key="relevance_score").compress_documents(
             documents, "q"
         )
-
-
-def test_calibrated_on_the_store_it_abides_by_the_profile() -> None:
-    """Starts where labels are and ends at what the model reads."""
-    pytest.importorskip("sklearn")
-    from calibration.calibrate import calibrate
-    from calibration.data.dataset import Dataset, Query
-
-    # With 150 the choice is to keep what is served today: too few show that nothing is lost.
-    topics = [f"topic{at}" for at in range(300)]
-    passages = [
-        Passage(f"{topic}-{n}", " ".join([topic] * (3 - n) + [f"filler{n}"] * 4 * n))
-        for topic in topics
-        for n in range(3)
-    ]
-    store = store_of(passages)
-    legs = SeparateLegs(
-        {
-            "vectors": WrappedVectorStore(store, score_kind="cosine"),
-            "ordered": WrappedRetriever(store.as_retriever(search_kwargs={"k": 20})),
-        }
-    )
-    dataset = Dataset(
-        "topics",
-        tuple(Query(topic, topic) for topic in topics),
-        {topic: {f"{topic}-0": 1, f"{topic}-1": 0, f"{topic}-2": 0} for topic in topics},
-    )
-    calibration = calibrate(legs, dataset, fingerprint={"store": "topics"})
-    guard = guard_of(legs, profile=calibration.profile, fingerprint={"store": "topics"})
-    guarded = GuardedRetriever(guard=guard)
-    documents = guarded.invoke("topic7")
-    assert documents[0].id == "topic7-0"
-    verdict = documents[0].metadata["ctxguard"]
-    assert verdict["flags"] == []
-    assert 0.5 < verdict["probability"] <= 1.0
-    assert len(documents) < guard_of(legs).retrieve("topic7").candidates
-    assert guarded.render(documents).startswith('<passage rank="1" id="topic7-0">')
 
 
 standard = pytest.importorskip("langchain_tests.integration_tests")

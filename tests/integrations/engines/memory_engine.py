@@ -1,7 +1,5 @@
-"""An engine in memory: brute-force cosines, and BM25 by its formula over every passage."""
+"""An engine in memory: brute-force cosines, and BM25 of an index that each search builds."""
 
-import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,8 +14,16 @@ from ctxguard.integrations.engines.engine import (
     LegQuery,
 )
 from ctxguard.integrations.engines.stored import IndexedPassage, IndexSettings
+from ctxguard.retrieval.index.lexical import Bm25sIndex
 
-K1, B = 1.5, 0.75
+
+class _Spaces:
+    """Terms that are terms already."""
+
+    name, fingerprint, scripts = "spaces", "spaces", None
+
+    def analyse(self, text: str) -> list[str]:
+        return text.split()
 
 
 class MemoryEngine(Engine):
@@ -76,22 +82,9 @@ class MemoryEngine(Engine):
         return self.leg(leg, [(row.stored(), each) for each, row in best[: query.depth]], query)
 
     def _bm25(self, terms: Sequence[str]) -> dict[str, float]:
-        counts = {name: Counter(row.terms) for name, row in self.stored.items()}
-        lengths = {name: len(row.terms) for name, row in self.stored.items()}
-        mean = sum(lengths.values()) / max(len(lengths), 1)
-        n = len(counts)
-        having = {term: sum(term in each for each in counts.values()) for term in set(terms)}
-        weights = {
-            term: math.log(1 + (n - having[term] + 0.5) / (having[term] + 0.5)) for term in having
-        }
-        return {
-            name: sum(
-                weights[term] * tf / (tf + K1 * (1 - B + B * lengths[name] / mean))
-                for term in terms
-                if (tf := each[term])
-            )
-            for name, each in counts.items()
-        }
+        texts = [" ".join(row.terms) for row in self.stored.values()]
+        hits = Bm25sIndex.build(texts, _Spaces()).search(" ".join(terms), 1)
+        return dict(zip(self.stored, hits.all_scores.tolist(), strict=True))
 
     def rows(
         self, fields: Sequence[str], passage_ids: Sequence[str] | None = None
