@@ -118,14 +118,6 @@ class TestReloading:
 
 @pytest.mark.skipif(os.name != "posix", reason="files in use cannot be deleted here")
 class TestOneGenerationOnly:
-    def test_a_ranking_reads_its_passages_from_its_own_generation(
-        self, retriever: HybridRetriever
-    ) -> None:
-        ranking = retriever.retrieve("red fox", depth=N)
-        built("second").save(retriever.folder)
-        retriever.reload()
-        assert {ranking.passages[n].text.split()[-1] for n in range(N)} == {"first"}
-
     def test_swapping_every_ten_milliseconds_under_load_mixes_and_loses_nothing(
         self, retriever: HybridRetriever
     ) -> None:

@@ -124,16 +124,6 @@ def test_a_querys_pieces_are_prepared_as_by_the_reference(
     assert shares == pytest.approx(expected_shares, abs=1)
 
 
-def test_candidates_may_lie_elsewhere_than_in_their_rows(computed_by: str) -> None:
-    """An edited index gathers its candidates; ties still go by row."""
-    places = np.arange(20)
-    order, found = ranked(3, 20, at=places)
-    same, others = ranked(3, 20, at=places)
-    assert order.tolist() == same.tolist()
-    assert found["length"].tolist() == others["length"].tolist()
-    assert sorted(order.tolist()) == sorted(ranked(3, 20)[0].tolist())
-
-
 def digest() -> str:
     """The order and every signal of some pools, to the bit."""
     bits = hashlib.sha256()
