@@ -170,7 +170,7 @@ def test_the_token_table_has_each_piece_by_itself(
     embedder = SentenceTransformerEmbedder(runtime="openvino", cache=cache)
     encoder = embedder._model.token_encoder()
     assert encoder is not None
-    table = encoder.token_table()
+    table = encoder.make_token_table()
     assert (table.shape, table.dtype) == ((2100, 194), np.uint8)
     # The query "the" is that piece between the model's marks.
     the = tokens_of(embedder).encode_query("the")

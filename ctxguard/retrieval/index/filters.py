@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,19 +44,31 @@ class AllowedRows:
         return bool(np.isin(rows, self.rows, assume_unique=True).all())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class _Field:
-    """The rows that hold each value of one field.
+    """The rows that hold each value of one field, added row by row, then put in order.
 
     Attributes:
         numbers: The number of each value, from 0.
-        rows: The rows of value 0, ascending, then those of value 1, and so on.
-        ends: The rows of value n are ``rows[ends[n] : ends[n + 1]]``.
     """
 
-    numbers: Mapping[Token, int]
-    rows: RowArray
-    ends: RowArray
+    def __init__(self) -> None:
+        self.numbers: dict[Token, int] = {}
+        self._held, self._at = array("q"), array("q")
+
+    def add(self, row: int, value: object) -> None:
+        for token in dict.fromkeys(tokens(value)):
+            self._held.append(self.numbers.setdefault(token, len(self.numbers)))
+            self._at.append(row)
+
+    def in_order(self) -> Self:
+        """Put the rows of value 0 first, ascending, then those of value 1, and so on."""
+        held, rows = np.array(self._held, np.int64), np.array(self._at, np.int64)
+        # Stable, so that the rows of each value stay ascending.
+        self._rows: RowArray = rows[np.argsort(held, kind="stable")]
+        counts = np.bincount(held, minlength=len(self.numbers))
+        self._ends: RowArray = np.cumsum([0, *counts.tolist()], dtype=np.int64)
+        del self._held, self._at
+        return self
 
     def mask(self, wanted: frozenset[Token], n_passages: int) -> NDArray[np.bool_]:
         """Tell whether each row holds any of the values, shape (n_passages,)."""
@@ -63,29 +76,8 @@ class _Field:
         for token in wanted:
             number = self.numbers.get(token)
             if number is not None:
-                holds[self.rows[self.ends[number] : self.ends[number + 1]]] = True
+                holds[self._rows[self._ends[number] : self._ends[number + 1]]] = True
         return holds
-
-
-class _Values:
-    """The values of one field, collected row by row."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[Token, int] = {}
-        self._held, self._rows = array("q"), array("q")
-
-    def add(self, row: int, value: object) -> None:
-        for token in dict.fromkeys(tokens(value)):
-            self._held.append(self._numbers.setdefault(token, len(self._numbers)))
-            self._rows.append(row)
-
-    def field(self) -> _Field:
-        of_value, rows = np.array(self._held, np.int64), np.array(self._rows, np.int64)
-        # Stable, so that the rows of each value stay ascending.
-        order = np.argsort(of_value, kind="stable")
-        counts = np.bincount(of_value, minlength=len(self._numbers))
-        ends = np.cumsum([0, *counts.tolist()], dtype=np.int64)
-        return _Field(self._numbers, rows[order], ends)
 
 
 def _read_fields(
@@ -96,17 +88,17 @@ def _read_fields(
     Returns:
         Each field that a passage has; and the names of all the fields that passages have.
     """
-    wanted = {name: _Values() for name in names}
+    wanted = {name: _Field() for name in names}
     existing: set[str] = set()
     for row, metadata in enumerate(each_metadata):
         # A line of a saved index may hold anything there.
         if not isinstance(metadata, Mapping):
             continue
         existing.update(metadata)
-        for name, values in wanted.items():
+        for name, field in wanted.items():
             if name in metadata:
-                values.add(row, metadata[name])
-    fields = {name: values.field() for name, values in wanted.items() if name in existing}
+                field.add(row, metadata[name])
+    fields = {name: field.in_order() for name, field in wanted.items() if name in existing}
     return fields, frozenset(existing)
 
 

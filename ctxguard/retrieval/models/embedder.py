@@ -4,7 +4,6 @@ The model is loaded on first use. Its identity, the digest of its weights, is kn
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,7 @@ from ctxguard.retrieval.models.runtimes.tracing import PROBES, traceable_embedde
 from ctxguard.retrieval.models.window import PassageWindow
 from ctxguard.retrieval.protocols import (
     Float32Array,
-    NibbleArray,
     Progress,
-    QueryTokens,
-    Sentences,
     TokenEncoder,
 )
 
@@ -140,31 +136,11 @@ class SentenceTransformerEmbedder:
 
     def token_encoder(self) -> TokenEncoder | None:
         """Return the encoder of word pieces' states; None without one. Loads the model."""
-        encoder = self._model.token_encoder()
-        return None if encoder is None else _TokenEncoder(self._model, encoder)
+        return self._model.token_encoder()
 
     def fingerprint(self) -> str:
         """Return the digest of the weights, the same on every runtime; see `weights_digest`."""
         return self._model.weights
-
-
-@dataclass(frozen=True, slots=True)
-class _TokenEncoder:
-    """See `TokenEncoder`."""
-
-    model: RuntimeModel
-    encoder: Encoder
-
-    def encode_query(self, text: str) -> QueryTokens:
-        return self.encoder.query_tokens(text)
-
-    def encode_passages(
-        self, texts: Sequence[str], progress: Progress | None = None
-    ) -> tuple[Float32Array, Sentences]:
-        return self.encoder.passages_with_sentences(texts, progress)
-
-    def token_table(self) -> NibbleArray:
-        return self.model.token_table(self.encoder)
 
 
 def named_embedder(name: str) -> SentenceTransformerEmbedder:

@@ -99,12 +99,21 @@ class _Read(NamedTuple):
 class Encoder:
     """A model in a session. Safe to use from several threads at once.
 
+    A `TokenEncoder` if the model gives tokens.
+
     Args:
         model: The model, for its tokenizer and settings.
         session: Computes the model.
+        kept: Returns the result of a function that makes the token table, which it may keep.
     """
 
-    def __init__(self, model: Exported | Traceable, session: Session) -> None:
+    def __init__(
+        self,
+        model: Exported | Traceable,
+        session: Session,
+        kept: Callable[[Callable[[], NibbleArray]], NibbleArray] = lambda make: make(),
+    ) -> None:
+        self._kept = kept
         self._inputs = model.inputs
         self._model_tokenizer = model.tokenizer.decode()
         self._session = session
@@ -151,7 +160,7 @@ class Encoder:
         """Compute one row per text together with the query, shape (n, width)."""
         return self._many([(query, text) for text in texts])
 
-    def query_tokens(self, text: str) -> QueryTokens:
+    def encode_query(self, text: str) -> QueryTokens:
         """Compute a query's row and its word pieces; for a model that gives tokens."""
         prompt = self._inputs.query_prompt
         encoding = self._tokenizer.encode(prompt + text)
@@ -159,7 +168,7 @@ class Encoder:
         at = _own_pieces(encoding, len(prompt))
         return QueryTokens(vector, unit_states(states[at]), np.array(encoding.ids, np.int64)[at])
 
-    def passages_with_sentences(
+    def encode_passages(
         self, texts: Sequence[str], progress: Progress | None = None
     ) -> tuple[Float32Array, Sentences]:
         """Compute one row per passage and its sentences; for a model that gives tokens.
@@ -167,7 +176,7 @@ class Encoder:
         A text longer than the window is read in up to 8 windows; its row is that of the first.
         """
         if not texts:
-            rows, sentences = self.passages_with_sentences([""])
+            rows, sentences = self.encode_passages([""])
             return rows[:0], sentences.at(np.zeros(0, np.int64))
         prompt = self._inputs.passage_prompt
         rows, found, order = np.zeros((len(texts), self.width), np.float32), [], []
@@ -179,6 +188,10 @@ class Encoder:
         return rows, Sentences.of(found).at(np.argsort(order))
 
     def token_table(self) -> NibbleArray:
+        """Return the states of single word pieces; see `make_token_table`."""
+        return self._kept(self.make_token_table)
+
+    def make_token_table(self) -> NibbleArray:
         """Compute each word piece's state between the model's own marks, as `packed` gives it."""
         frame = self._tokenizer.encode("a")
         content = [at for at, mark in enumerate(frame.special_tokens_mask) if not mark]

@@ -159,19 +159,15 @@ class RuntimeModel:
                 traceable = self._task.trace(model)
         except UntraceableModelError:
             return None
-        return Encoder(traceable, TorchSession(self.torch, traceable))
+        return Encoder(traceable, TorchSession(self.torch, traceable), self._kept_table)
 
-    def token_table(self, encoder: Encoder) -> NibbleArray:
-        """Return the states of single word pieces, from the cache if it has them.
-
-        Args:
-            encoder: The encoder, from ``token_encoder``.
-        """
+    def _kept_table(self, make: Callable[[], NibbleArray]) -> NibbleArray:
+        """Return the states of single word pieces, from the cache if it has them."""
         with self._lock:
             if self._table is None:
                 key = cache_key(self.weights, self.folder, "pieces")
                 kept = read(self._cache, key)
-                self._table = encoder.token_table() if kept is None else kept["table"]
+                self._table = make() if kept is None else kept["table"]
                 if kept is None:
                     write(self._cache, key, {"table": self._table})
             return self._table
@@ -246,7 +242,7 @@ class RuntimeModel:
     def _checked(self, runtime: Runtime, exported: Exported) -> Encoder:
         """Open the exported model and compare its results for the probes with torch's."""
         precision = "bf16" if runtime is Runtime.OPENVINO_BF16 else "f32"
-        encoder = Encoder(exported, OpenVinoSession(exported, precision))
+        encoder = Encoder(exported, OpenVinoSession(exported, precision), self._kept_table)
         expected, computed = exported.expected, self._task.run_probes(encoder)
         if computed.shape != expected.shape or not np.isfinite(computed).all():
             raise UnfaithfulError(
