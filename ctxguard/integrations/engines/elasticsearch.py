@@ -172,14 +172,6 @@ class ElasticsearchRetriever(Hybrid):
             )
         return without_ranker(fusion)
 
-    def with_fusion(self, fusion: Fusion) -> "ElasticsearchRetriever":
-        """Return a view with another fusion.
-
-        Raises:
-            ConfigurationError: fusion ``ranker``, or ``convex`` with a reranker.
-        """
-        return super().with_fusion(self._usable(fusion))
-
     def fingerprint(self) -> dict[str, str]:
         """Return the settings that decide which candidates are found, without the address."""
         embedder = self._settings.embedder

@@ -191,14 +191,6 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         """The data kept for signals, a `SignalLevel`."""
         return self._engine.settings.signals
 
-    def with_fusion(self, fusion: Fusion) -> Self:
-        """Return a view with another fusion.
-
-        Raises:
-            ConfigurationError: fusion ``ranker``, if the index holds no signals.
-        """
-        return super().with_fusion(self._usable(fusion))
-
     def _usable(self, fusion: Fusion) -> Fusion:
         return fusion if self.has_signals else without_ranker(fusion)
 

@@ -259,9 +259,13 @@ class Hybrid(ABC):
         """Return a view with another fusion.
 
         Raises:
-            ConfigurationError: fusion ``ranker``, if there are no vectors of the passages.
+            ConfigurationError: one that cannot be used here, such as ``ranker`` without signals.
         """
-        return self._view(fusion=fusion)
+        return self._view(fusion=self._usable(fusion))
+
+    def _usable(self, fusion: Fusion) -> Fusion:
+        """Refuse a fusion that cannot be used here."""
+        return fusion
 
     def with_reranker(
         self, reranker: Reranker, *, rerank_depth: int = DEFAULT_RERANK_DEPTH
