@@ -325,16 +325,6 @@ class TestWatching:
         assert names(retriever) == {"second"}
         assert watched.failing == 0
 
-    def test_a_generation_that_is_deleted_while_it_serves_is_no_failure(
-        self, retriever: HybridRetriever
-    ) -> None:
-        watched = Watched(retriever)
-        watched.watcher.check()
-        shutil.rmtree(next(retriever.folder.glob("generation-*")))
-        assert watched.watcher.check() is None
-        assert names(retriever) == {"first"}
-        assert watched.failing == 0
-
     def test_an_index_of_another_embedder_is_a_mismatch(self, retriever: HybridRetriever) -> None:
         watched = Watched(retriever)
         other = WordHashEmbedder(salt="other")
