@@ -10,8 +10,7 @@ from stub_judges import ErringJudge
 from watching import NOW, Watching
 
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.plan import label_plan, scaled_width, to_label, usable_labels
-from ctxguard.monitor.estimation.ratio import Estimate
+from ctxguard.monitor.estimation.plan import label_plan, to_label, usable_labels
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.labels.files import RowToLabel
 from ctxguard.monitor.store import PickKind
@@ -125,7 +124,3 @@ def test_before_anything_is_judged_nothing_is_promised() -> None:
     assert set(plan.widths.values()) == {None}
     assert plan.expected_passages == 0
     assert to_label(live.store, live.monitor.series, 10) == []
-
-
-def test_an_estimate_without_an_interval_has_no_width() -> None:
-    assert scaled_width(Estimate(None, None, None, 3, "none"), 3, 10) is None

@@ -160,16 +160,6 @@ def test_what_the_retriever_missed_is_no_confident_nothing(probability: float) -
     assert_covered([cell], always_shown=False)
 
 
-def test_audits_that_found_nothing_leave_open_what_they_did_not_judge() -> None:
-    """A hundred audits judge nine passages each: four times as many as were missed may be there."""
-    shape, setting = Shape(n=3_000, missed=1e-6), Setting(audit_probability=0.7)
-    with SQLITE.stores() as urls:
-        scenario = Scenario("audits", EXACT, shape, setting)
-        looks = list(Run(scenario, urls, seed=0).looks(labellings=1))
-    figure = looks[0].figures.get((Window.ALL_RETAINED, Metric.RETRIEVER_MISS))
-    assert figure is None or figure.upper > 0.1
-
-
 def test_few_labels_at_unequal_probabilities_show_what_they_cover_or_nothing() -> None:
     shape = replace(UNEQUAL, n=4_000, seconds=400.0)
     scenario = Scenario(
