@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from judged_rows import sums_of
 from numpy.typing import NDArray
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client import CollectorRegistry
+from scraping import one, scrape
 from watching import Watching
 
 from ctxguard import ContextGuard, Hit, Mode, RatioPolicy, ScoreKind
@@ -37,36 +37,23 @@ def served_with(share: float | None) -> tuple[Watching, dict[str, Mode]]:
     return live, {context.query: context.mode for context in contexts}
 
 
-def scrape(live: Watching) -> dict[tuple[str, ...], float]:
-    return {
-        (
-            sample.name,
-            *(value for name, value in sorted(sample.labels.items()) if name != "judge"),
-        ): sample.value
-        for family in text_string_to_metric_families(generate_latest(live.registry).decode())
-        for sample in family.samples
-        if sample.name.startswith("ctxguard_arm_")
-    }
-
-
 def test_a_scrape_shows_each_arm_and_what_enforcing_changes() -> None:
     live, modes = served_with(0.4)
     live.monitor.report()
-    found = scrape(live)
+    found, window = scrape(live.registry), {"window": "all_retained"}
     assert set(modes.values()) == set(ARMS)
-    for arm, recall, precision in (("enforce", 0.0, 0.0), ("shadow", 1.0, pytest.approx(0.2))):
-        assert found["ctxguard_arm_estimate", arm, "recall", "all_retained"] == recall
-        assert found["ctxguard_arm_estimate", arm, "precision", "all_retained"] == precision
-    assert found["ctxguard_arm_difference", "recall", "all_retained"] == -1.0
-    assert found["ctxguard_arm_difference_upper", "recall", "all_retained"] < -0.8
-    arms = {key[1] for key in found if key[0] == "ctxguard_arm_estimate"}
-    assert arms == {arm.value for arm in ARMS}
+    for arm, recall, precision in (("enforce", 0.0, 0.0), ("shadow", 1.0, 0.2)):
+        for metric, value in (("recall", recall), ("precision", precision)):
+            shown = one(found, "ctxguard_arm_estimate", arm=arm, metric=metric, **window)
+            assert shown == pytest.approx(value)
+    assert one(found, "ctxguard_arm_difference", metric="recall", **window) == -1.0
+    assert one(found, "ctxguard_arm_difference_upper", metric="recall", **window) < -0.8
 
 
 def test_where_no_request_was_dealt_there_is_no_series_of_arms() -> None:
     live, _ = served_with(None)
     live.monitor.report()
-    assert scrape(live) == {}
+    assert not any(name.startswith("ctxguard_arm_") for name, _ in scrape(live.registry))
 
 
 def test_where_all_were_dealt_to_one_arm_there_is_no_difference() -> None:

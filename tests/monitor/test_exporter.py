@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from contexts import make_context
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client import generate_latest
+from scraping import one, scrape
 from stub_judges import PaidOpinion
 from watching import Watching
 
@@ -25,23 +25,6 @@ POOL = [f"p{rank}" for rank in range(10)]
 JUDGE = "labels 1"
 HERE = {"route": "external"}
 """Where the requests of these tests are answered."""
-
-Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
-
-
-def scrape(*registries: CollectorRegistry) -> Samples:
-    """Every sample by name and labels but the judge's, added up over registries."""
-    found: Samples = {}
-    for registry in registries:
-        for family in text_string_to_metric_families(generate_latest(registry).decode()):
-            for sample in family.samples:
-                key = sample.name, frozenset(sample.labels.items() - {("judge", JUDGE)})
-                found[key] = found.get(key, 0.0) + sample.value
-    return found
-
-
-def one(samples: Samples, name: str, **labels: str) -> float | None:
-    return samples.get((name, frozenset(labels.items())))
 
 
 def watched(queries: list[str], *, rate: float = 1.0, min_n: int = 2) -> Watching:

@@ -14,17 +14,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector
-from prometheus_client.parser import text_string_to_metric_families
+from scraping import one, scrape
 
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector, registry_for_scrape
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
-Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 # The guard and its metrics are made before the fork, as a preloading server does.
 SERVER = """
@@ -74,20 +73,6 @@ def run(folder: Path, script: str, *arguments: str) -> None:
     subprocess.run(
         [sys.executable, "-c", script, *arguments], env=environment, check=True, timeout=120
     )
-
-
-def scrape(collector: object) -> Samples:
-    registry = CollectorRegistry()
-    registry.register(collector)  # type: ignore[arg-type]
-    text = generate_latest(registry).decode("utf-8")
-    found = [s for family in text_string_to_metric_families(text) for s in family.samples]
-    samples = {(s.name, frozenset(s.labels.items())): s.value for s in found}
-    assert len(samples) == len(found), "a series was exported twice"
-    return samples
-
-
-def one(samples: Samples, name: str, **labels: str) -> float | None:
-    return samples.get((name, frozenset(labels.items())))
 
 
 def counter_file(folder: Path, pid: int, values: dict[str, float], metric: str = "jobs") -> Path:
