@@ -18,7 +18,7 @@ from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.judging.counters import JudgedAs
 from ctxguard.monitor.sampling.inclusion import JudgingRates
-from ctxguard.profile.schema import Profile, RouteProfile
+from ctxguard.profile.schema import RouteProfile
 from tests.profiles import CERTIFICATE, profile_with
 
 POOL = [f"p{rank}" for rank in range(10)]
@@ -163,15 +163,6 @@ def test_the_samples_to_label_are_those_of_the_route_with_the_largest_losses() -
     requested = [sample_id for sample_id, _ in live.store.label_queue()]
     assert len(requested) == 30
     assert min(requested) > 40
-
-
-def test_the_profile_file_is_switched_to_its_safe_policy(tmp_path: Path) -> None:
-    path = tmp_path / "profile.json"
-    PROFILE.save(path)
-    live = watching(path=path)
-    live.watch(*served(60))
-    live.end_day()
-    assert Profile.load(path).routes[Route.EXTERNAL].policy == RatioPolicy(k=10)
 
 
 @pytest.mark.parametrize(

@@ -268,13 +268,6 @@ class TestRaising:
 
 
 class TestActiveAlarms:
-    def test_an_active_alarm_is_not_raised_again(self) -> None:
-        state = state_of()
-        (alarm,) = lose(state, 1.0, 100)
-        report = state.report()
-        assert report.raised[AlarmKind.RECALL_LOSS] == 1
-        assert report.active == (alarm,)
-
     def test_it_ends_when_it_is_as_certain_that_the_promise_is_kept(self) -> None:
         state = state_of()
         (alarm,) = lose(state, 1.0, 50)
@@ -417,16 +410,6 @@ class TestRestarting:
         with pytest.raises(DataError, match="start afresh"):
             state.restore(other.to_json().replace(part, damaged))
         assert state.to_json() == before
-
-    def test_an_alarm_that_was_restored_ends_as_it_would_have(self) -> None:
-        state = state_of(exact=False)
-        learn(state)
-        lose(state, 1.0, 50)
-        resumed = state_of(exact=False)
-        resumed.restore(state.to_json())
-        assert len(resumed.active()) == 1
-        lose(resumed, 0.0, 500)
-        assert resumed.active() == ()
 
     def test_a_state_of_another_format_is_refused_by_its_number(self) -> None:
         other = state_of().to_json().replace('"format": 5', '"format": 6')
