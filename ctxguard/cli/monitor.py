@@ -282,19 +282,13 @@ def _audit(retriever: "HybridRetriever | None", share: float) -> "Audit | None":
 
 
 def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, object]:
-    from ctxguard.monitor.estimation.live import ARMS
-
     live = report.live
     return {
         **{name: getattr(live, name) for name in _OF_LIVE},
         **{name: getattr(report, name) for name in _OF_REPORT},
         **{name: getattr(report.accounts, name) for name in _OF_ACCOUNTS},
         "arms": {
-            window: {
-                **{arm.value: live.arms[window, arm] for arm in ARMS},
-                "difference": differences,
-            }
-            for window, differences in live.arm_differences.items()
+            window: columns for window, columns in live.arms.items() if "difference" in columns
         },
         "windows": live.populations,
         "in_shadow": report.rises,
@@ -389,7 +383,7 @@ def _minute(seconds: float) -> str:
 
 
 def _print_estimates(report: "Report", output: Output) -> None:
-    from ctxguard.monitor.estimation.live import ARMS, Window
+    from ctxguard.monitor.estimation.live import Window
 
     live = report.live
     if live.judge_estimates:
@@ -417,12 +411,8 @@ def _print_estimates(report: "Report", output: Output) -> None:
             chosen = {metric: by_window[window][metric] for metric, window in live.shown.items()}
             _print_figures(title, {"estimate": chosen}, output, windows)
     for window, title in titles.items():
-        if window in live.arm_differences:
-            columns = {
-                **{arm.value: live.arms[window, arm] for arm in ARMS},
-                "difference": live.arm_differences[window],
-            }
-            _print_figures(f"Dealt at random, {title}", columns, output)
+        if "difference" in live.arms.get(window, {}):
+            _print_figures(f"Dealt at random, {title}", live.arms[window], output)
 
 
 def _population(about: "WindowPopulation") -> str:

@@ -194,7 +194,7 @@ def test_the_narrowest_window_that_has_an_estimate_is_shown_of_each_metric() -> 
         window: {**dict.fromkeys(Metric, none), **dict(zip(metrics, found, strict=True))}
         for window, found in by_window.items()
     }
-    live = LiveEstimates(estimates, {}, {}, {}, {}, 0, 0, 0, None, Canaries())
+    live = LiveEstimates(estimates, {}, {}, {}, 0, 0, 0, None, Canaries())
     assert [live.shown[metric] for metric in (*metrics, Metric.HARM)] == [
         *(Window.RECENT, Window.UP_TO_LABELS, Window.ALL_RETAINED),
         *(Window.UP_TO_LABELS, Window.RECENT),

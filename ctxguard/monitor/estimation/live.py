@@ -77,10 +77,9 @@ class LiveEstimates:
         estimates: By window and metric, from an exact judge or corrected by human labels.
         judge_estimates: The judge's own figures, not corrected; empty for an exact judge.
         populations: The requests that the estimates of each window cover.
-        arms: The estimates of each window of the requests dealt to each mode, as if all dealt
-            requests had been; empty where none was dealt.
-        arm_differences: By window and metric, that of enforced requests less that of shadowed
-            ones; empty where none was dealt.
+        arms: By window, ``enforce`` and ``shadow``, the estimates of the requests dealt to each
+            mode, as if all dealt requests had been, without one that none was dealt to; and
+            ``difference``, those of enforced requests less those of shadowed ones.
         labelled: Samples that people have graded, including those whose text was deleted since.
         unpicked: Number of these that were not picked at random, and are in no estimate.
         disagreements: Passages on whose relevance annotators disagree.
@@ -92,8 +91,7 @@ class LiveEstimates:
     estimates: Mapping[Window, Estimates]
     judge_estimates: Mapping[Window, Estimates]
     populations: Mapping[Window, WindowPopulation]
-    arms: Mapping[tuple[Window, Mode], Estimates]
-    arm_differences: Mapping[Window, Estimates]
+    arms: Mapping[Window, Mapping[str, Estimates]]
     labelled: int
     unpicked: int
     disagreements: int
@@ -160,20 +158,25 @@ def live_estimates(
         for judged in windows.values():
             judged.add(page, table, own, basis, is_labelled)
         newest = float(page.time_seconds[-1])
-    found, judge, arms = {}, {}, {}
+    found: dict[Window, Estimates] = {}
+    judge: dict[Window, Estimates] = {}
+    arms: dict[Window, dict[str, Estimates]] = {}
     for (window, arm), judged in windows.items():
-        if arm is not None and not judged.n:
-            continue
         sums = judged.own.ended()
         by_judge = {each: estimate(each, sums.ratio(each), min_n) for each in Metric}
         of_window = labels if arm is None else labels.of_arms()
         shown = by_judge if exact else _corrected(judged, of_window, min_n, can_borrow=can_borrow)
-        if arm is not None:
-            arms[window, arm] = shown
-            continue
-        found[window] = shown
-        if not exact:
-            judge[window] = by_judge
+        if arm is None:
+            found[window], arms[window] = shown, {}
+            judge |= {} if exact else {window: by_judge}
+        elif judged.n:
+            arms[window][arm.value] = shown
+    for dealt in arms.values():
+        if len(dealt) == len(ARMS):
+            pairs = zip(*[dealt[arm.value].items() for arm in ARMS], strict=True)
+            dealt["difference"] = {
+                each: difference(one, other) for (each, one), (_, other) in pairs
+            }
     return LiveEstimates(
         estimates=found,
         judge_estimates=judge,
@@ -181,14 +184,6 @@ def live_estimates(
             window: judged.population() for (window, arm), judged in windows.items() if arm is None
         },
         arms=arms,
-        arm_differences={
-            window: {
-                each: difference(arms[window, Mode.ENFORCE][each], arms[window, Mode.SHADOW][each])
-                for each in Metric
-            }
-            for window in found
-            if all((window, arm) in arms for arm in ARMS)
-        },
         labelled=len(graded.sample_ids),
         unpicked=sum(not passages for passages in graded.passages),
         disagreements=graded.disagreements,

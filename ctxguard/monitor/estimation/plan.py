@@ -13,7 +13,7 @@ from ctxguard.core.types import FloatArray
 from ctxguard.errors import StoreError
 from ctxguard.monitor.estimation import draw
 from ctxguard.monitor.estimation.joint import QUOTIENTS, REQUESTS_COUNT, RUN, Population
-from ctxguard.monitor.estimation.live import ARMS, Estimates, Labels, Window, live_estimates
+from ctxguard.monitor.estimation.live import Estimates, Labels, Window, live_estimates
 from ctxguard.monitor.estimation.ratio import DEFAULT_MIN_N, Estimate
 from ctxguard.monitor.estimation.reduce import dropped_sizes, graded_passages, verdict_on
 from ctxguard.monitor.estimation.relevance import NEAR
@@ -219,7 +219,7 @@ def label_plan(
         window_seconds=1.0,
         min_n=DEFAULT_MIN_N,
     )
-    corrected = live.estimates[Window.ALL_RETAINED]
+    corrected, arms = live.estimates[Window.ALL_RETAINED], live.arms[Window.ALL_RETAINED]
     n, none = len(samples), ExpectedGrades(0.0, 0.0, 0.0, 0.0)
     passages, dropped, runs, seen = map(
         sum, zip(none, *[sample.expected() for sample in samples], strict=True)
@@ -234,12 +234,7 @@ def label_plan(
         {one: scaled_width(corrected[one], 1.0, 1.0) for one in PLANNED},
         {one: _promised(one, corrected[one], *more[one]) for one in PLANNED},
         round(passages),
-        {}
-        if Window.ALL_RETAINED not in live.arm_differences
-        else {
-            **{arm.value: live.arms[Window.ALL_RETAINED, arm] for arm in ARMS},
-            "difference": live.arm_differences[Window.ALL_RETAINED],
-        },
+        arms if "difference" in arms else {},
     )
 
 

@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ctxguard.monitor.alarms import AlarmReport
+from ctxguard.monitor.estimation.live import ARMS, Estimates
 from ctxguard.monitor.judging.counters import LABELS
 from ctxguard.monitor.service import Monitor, Report
 
@@ -62,23 +63,20 @@ _PARTS = {
     ),
 }
 _ESTIMATES = (
-    ("estimates", "estimate", "Live estimate", _PARTS, ("window",)),
+    ("estimate", "Live estimate", _PARTS, ("window",)),
     (
-        "judge_estimates",
         "judge_estimate",
         "Judge's own figure, not corrected by human labels",
         ("value",),
         ("window",),
     ),
     (
-        "arms",
         "arm_estimate",
         "Live estimate of the requests that enforce_share dealt to a mode",
         ("value",),
         ("window", "arm"),
     ),
     (
-        "arm_differences",
         "arm_difference",
         "Live estimate of enforced requests less that of shadowed ones",
         ("value", "lower", "upper"),
@@ -244,10 +242,16 @@ def _report(report: Report) -> _Families:
     for name, text in _COUNTS.items():
         counts = {(judge, *key[1:]): n for key, n in report.counts.items() if key[0] == name}
         yield _counter(name, text, counts, "judge", *LABELS[name])
-    for source, name, what, parts, by in _ESTIMATES:
+    sources: tuple[Mapping[Any, Estimates], ...] = (
+        {(window,): found for window, found in live.estimates.items()},
+        {(window,): found for window, found in live.judge_estimates.items()},
+        {(w, arm): dealt[arm] for w, dealt in live.arms.items() for arm in dealt if arm in ARMS},
+        {(w,): dealt["difference"] for w, dealt in live.arms.items() if "difference" in dealt},
+    )
+    for source, (name, what, parts, by) in zip(sources, _ESTIMATES, strict=True):
         found = {
-            (judge, metric, *(key if isinstance(key, tuple) else (key,))): estimate
-            for key, estimates in getattr(live, source).items()
+            (judge, metric, *key): estimate
+            for key, estimates in source.items()
             for metric, estimate in estimates.items()
         }
         for part in parts:
