@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     def run(name: str) -> Report:
-        report = run_isolated(name, FAULTS[name].expected, options.size)
+        report = run_isolated(name, FAULTS[name][0], options.size)
         passed = "pass" if report.passed else "FAIL"
         lines = [f"{passed}  {report.seconds:5.1f} s  {name}: {report.expected}"]
         lines += [report.observed, report.accounts, *[f"FAIL {wrong}" for wrong in report.wrong]]

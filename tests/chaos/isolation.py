@@ -112,7 +112,7 @@ def main(name: str, size: Size, folder: Path) -> None:
 
     work = folder / "work"
     work.mkdir()
-    result = FAULTS[name].run(work, size)
+    result = FAULTS[name][1](work, size)
     failed = [what for what, held in result.checks.items() if not held]
     failed += [wrong for one in result.accounts for wrong in one.wrong]
     data = {

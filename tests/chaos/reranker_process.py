@@ -9,8 +9,6 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
@@ -75,15 +73,8 @@ class PipedReranker:
             stdin.flush()
             return np.array(json.loads(stdout.readline()), np.float64)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End the process."""
         self._process.kill()
         self._process.wait()
 

@@ -64,7 +64,6 @@ def disk_full(folder: Path, size: Size) -> Result:
         f"{disk}: {waiting.pending} waited while it was full, all stored once it was freed; a "
         f"process that ended on a full disk lost {in_words(lost)}",
         {
-            "every request is answered": serving.callers.failed == serving.callers.shed == 0,
             "samples are stored before": stored_before == 2 * n,
             "wait while it is full": waiting.pending > 0 and not sum(waiting.lost.values()),
             "are stored once there is room": freed
@@ -149,7 +148,6 @@ def store_locked(folder: Path, size: Size) -> Result:
         f"{waiting.pending} waited while it was locked, all stored then; a process that ended "
         f"while it was locked lost {in_words(lost)}",
         {
-            "every request is answered": serving.callers.failed == serving.callers.shed == 0,
             "samples wait while it is locked": stuck
             and (waiting.pending, waiting.stored) == (2 * n, 0),
             "are stored once it is free": freed and (after.pending, after.stored) == (0, 2 * n),
@@ -178,29 +176,21 @@ def hold_lock(file: str) -> None:
     time.sleep(_NEVER_SECONDS)
 
 
-class DownNowAndThen:
+class DownNowAndThen(LabelJudge):
     """A judge that knows the labels, while it can be reached."""
 
-    version = "1"
-    exact = True
-    name = "labels behind a network"
+    is_down = False
 
-    def __init__(self, inner: LabelJudge) -> None:
-        self._inner = inner
-        self.max_grade = inner.max_grade
-        self.is_down = False
-
-    def judge(self, query: str, passages: Sequence[Passage]) -> Sequence[Judgment | None]:
+    def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
         if self.is_down:
             raise ConnectionError(f"no route to the judge of {query}")
-        return self._inner.judge(query, passages)
+        return super().judge(query, passages)
 
 
 def judge_down(folder: Path, size: Size) -> Result:
     """The judge cannot be reached while requests come, and then can."""
     serving = ServingProcess(folder, size)
-    qrels = {query: {"p00001": 1} for query in serving.queries}
-    judge = DownNowAndThen(LabelJudge(qrels))
+    judge = DownNowAndThen({query: {"p00001": 1} for query in serving.queries})
     monitor = Monitor(serving.store, judge)
     monitor.start(interval_seconds=0.02, refresh_seconds=0.1)
     n = serving.by_size(20, 200)
@@ -221,7 +211,6 @@ def judge_down(folder: Path, size: Size) -> Result:
         f"{while_down.outcomes[JudgedAs.JUDGE_FAILED]} attempts failed, {while_down.waiting} "
         f"waited, then {states[State.JUDGED]} judged and {gone} given up after five attempts",
         {
-            "every request is answered": serving.callers.failed == serving.callers.shed == 0,
             "samples are judged before": up,
             "wait while it is down": noticed and while_down.waiting > 0,
             "and are judged once it is up, or given up and counted": caught_up

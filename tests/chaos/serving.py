@@ -9,8 +9,9 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -75,11 +76,6 @@ class Result:
     observed: str
     checks: dict[str, bool]
     accounts: tuple[ProcessAccounts, ...]
-
-    @property
-    def passed(self) -> bool:
-        """Whether every check held and every account adds up."""
-        return all(self.checks.values()) and not any(one.wrong for one in self.accounts)
 
 
 def embedder_for(size: Size) -> FaultyEmbedder:
@@ -215,27 +211,28 @@ class ServingProcess:
         """The fault of the dense leg."""
         return self.embedder.fault
 
-    def request(self, number: int) -> Context | None:
-        """Answer a query, and count it for its caller; None where the guard raised."""
-        started = time.perf_counter()
+    @contextmanager
+    def _counted(self) -> Iterator[list[Context]]:
+        """Count for its caller what the block answers, or that it raised."""
+        started, answers = time.perf_counter(), list[Context]()
         try:
-            context = self.guard.retrieve(self.queries[number % len(self.queries)])
+            yield answers
         except Exception as error:
             self.callers.raised(error, time.perf_counter() - started)
-            return None
-        self.callers.answered(context, time.perf_counter() - started)
-        return context
+        else:
+            self.callers.answered(answers[0], time.perf_counter() - started)
+
+    def request(self, number: int) -> Context | None:
+        """Answer a query, and count it for its caller; None where the guard raised."""
+        with self._counted() as answers:
+            answers.append(self.guard.retrieve(self.queries[number % len(self.queries)]))
+        return answers[0] if answers else None
 
     async def arequest(self, number: int) -> Context | None:
         """`request` from an event loop."""
-        started = time.perf_counter()
-        try:
-            context = await self.guard.aretrieve(self.queries[number % len(self.queries)])
-        except Exception as error:
-            self.callers.raised(error, time.perf_counter() - started)
-            return None
-        self.callers.answered(context, time.perf_counter() - started)
-        return context
+        with self._counted() as answers:
+            answers.append(await self.guard.aretrieve(self.queries[number % len(self.queries)]))
+        return answers[0] if answers else None
 
     def comes_to_answer_by(self, route: Route) -> bool:
         """Request until an answer is of this route; False where none ever is."""
@@ -280,7 +277,7 @@ class ServingProcess:
         observed: str,
         checks: dict[str, bool],
         *others: ProcessAccounts,
-        rows: int | None = None,
+        may_fail: bool = False,
     ) -> Result:
         """Stop serving, and check that the accounts add up and no text has leaked.
 
@@ -288,12 +285,13 @@ class ServingProcess:
             observed: The effect of the fault in words.
             checks: What must hold, and whether it did.
             others: The accounts of other processes on the same store.
-            rows: How many samples the store must hold; None for the sum of the accounts.
+            may_fail: Whether requests may have been refused, or have failed.
         """
         processes = (self.accounts(), *others)
-        stored = sum(one.stored_rows for one in processes) if rows is None else rows
+        stored = sum(one.stored_rows for one in processes)
         checks = {
             **checks,
+            "every request is answered": may_fail or self.callers.failed == self.callers.shed == 0,
             "the store holds what was stored": sum(self.store.states().values()) == stored,
             "no log quotes a query or a passage": CANARY not in "\n".join(self.log.lines),
             "the metrics can be scraped and quote nothing": CANARY.encode()
