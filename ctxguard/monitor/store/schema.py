@@ -30,7 +30,7 @@ def storable(text: str) -> str:
 
 
 class Text(sa.TypeDecorator[str]):
-    """A text that is made ``storable`` on its way into the database, also to be compared."""
+    """A text of others, made ``storable`` on its way into the database, also to be compared."""
 
     impl = sa.Text
     cache_ok = True
@@ -65,9 +65,9 @@ samples = sa.Table(
     sa.Column("session_id", Text),
     sa.Column("label_order", sa.Double, nullable=False),
     sa.Column("payload_bytes", sa.Integer, nullable=False),
-    sa.Column("state", Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
-    sa.Column("claimant", Text),
+    sa.Column("claimant", sa.Text),
     # Both ends of a lease, by a clock that no change of the wall clock moves (``lease_now``).
     sa.Column("leased_at", sa.Double),
     sa.Column("leased_until", sa.Double),
