@@ -7,7 +7,6 @@ has none there, and is checked by what its servers document.
 import json
 import re
 from collections.abc import Callable
-from email.message import Message
 from typing import Any
 
 from openai.types import Decision
@@ -33,13 +32,7 @@ class ModelEndpoint(ChatEndpoint):
         self.edit: Callable[[dict[str, Any]], object] = lambda document: document
         """Changes what is sent, to something that an endpoint should not send."""
 
-    def answer(self, path: str, headers: Message, request: dict[str, Any]) -> Answer:
-        self.requests.append(request)
-        self.headers.append(headers)
-        if self.hanging_on is not None and self.hanging_on in json.dumps(request):
-            self._released.wait()
-        if self.script:
-            return self.script.popleft()
+    def answer(self, path: str, request: dict[str, Any]) -> Answer:
         found = _QUERY.search(json.dumps(request).replace("\\n", "\n"))
         self.query = "" if found is None else found[1]
         sent = {

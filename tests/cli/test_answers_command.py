@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator
-from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,7 @@ class Reader(ChatEndpoint):
 
     failing = 0
 
-    def answer(self, path: str, headers: Message, request: dict[str, Any]) -> Answer:
-        scripted = bool(self.script)
-        answer = super().answer(path, headers, request)
-        if scripted:
-            return answer
+    def answer(self, path: str, request: dict[str, Any]) -> Answer:
         if self.failing:
             self.failing -= 1
             return Answer(status=400, body='{"error": {"message": "too long"}}')

@@ -4,7 +4,6 @@ import csv
 import json
 import re
 from collections.abc import Iterator
-from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,7 @@ from tests.rerank_endpoint import RerankEndpoint
 class StrictEndpoint(ChatEndpoint):
     """Says yes only where three words of the question are in the passage."""
 
-    def answer(self, path: str, headers: Message, request: dict[str, Any]) -> Answer:
-        self.requests.append(request)
+    def answer(self, path: str, request: dict[str, Any]) -> Answer:
         return Answer(json.dumps({"grade": max(grade_by_words(request["messages"]) - 2, 0)}))
 
 
@@ -165,8 +163,7 @@ def test_without_questions_the_model_writes_some_and_the_profile_says_so(
     class Writer(ChatEndpoint):
         """Asks about a passage's last words, and says yes where it finds them."""
 
-        def answer(self, path: str, headers: Message, request: dict[str, Any]) -> Answer:
-            self.requests.append(request)
+        def answer(self, path: str, request: dict[str, Any]) -> Answer:
             lines = request["messages"][-1]["content"].split("\n")
             if "question" in request["response_format"]["json_schema"]["schema"]["properties"]:
                 return Answer(json.dumps({"question": f"What about {lines[-2][-40:]}?"}))
