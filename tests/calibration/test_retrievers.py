@@ -237,6 +237,8 @@ class TestRecordedRankings:
     def test_a_query_that_the_run_left_out_has_no_candidates(self) -> None:
         recorded = RecordedRankings.of_run({}, (Query("q", "left out"),), ScoreKind.RATIO)
         assert len(recorded.retrieve("left out")) == 0
+        with pytest.raises(QueryError, match="not among the recorded ones"):
+            recorded.retrieve("unknown")
 
     def test_a_run_of_other_queries_is_refused(self) -> None:
         run = {"301": (Hit("p", 1.0, rank=1),)}
@@ -249,7 +251,3 @@ class TestRecordedRankings:
         assert len(RecordedRankings.of_run(run, queries).retrieve("same")) == 1
         with pytest.raises(DataError, match="'a' and 'b' have one text"):
             RecordedRankings.of_run({**run, "b": (Hit("x", 1.0, rank=1),)}, queries)
-
-    def test_a_query_that_was_never_given_is_refused(self) -> None:
-        with pytest.raises(QueryError, match="not among the recorded ones"):
-            RecordedRankings({}).retrieve("unknown")

@@ -47,18 +47,9 @@ def allowed(rate: float, repeats: int) -> float:
     return rate + 3.0 * sqrt(rate * (1.0 - rate) / repeats)
 
 
-def test_one_query_without_loss_wins_the_truncated_stake() -> None:
-    won = 1.0 + TRUNCATION / 0.9 * 0.1
-    assert betting_p_value([0.0], 0.1) == pytest.approx(1.0 / won)
-
-
-def test_wealth_counts_at_its_height_and_a_later_loss_does_not_take_it_back() -> None:
-    assert betting_p_value([0.0, 1.0], 0.1) == pytest.approx(betting_p_value([0.0], 0.1))
-
-
 def test_betting_equals_the_wealth_counted_query_by_query() -> None:
     rng = np.random.default_rng(3)
-    for n, alpha in ((7, 0.3), (60, 0.15), (300, 0.5)):
+    for n, alpha in ((1, 0.1), (7, 0.3), (60, 0.15), (300, 0.5)):
         losses = fractional_losses(rng, (n,), 0.7 * alpha, 0.5)
         wealth = best = 1.0
         mean_sum, square_sum, variance = 0.5, 0.25, 0.25
@@ -82,17 +73,6 @@ def test_the_upper_bound_misses_the_true_mean_at_most_delta_of_the_time(
     samples = fractional_losses(rng, (repeats, n), mean, certain=0.5)
     missed = np.mean([betting_upper_bound(sample, DELTA) < mean for sample in samples])
     assert missed <= allowed(DELTA, repeats)
-
-
-@given(arrays(np.float64, st.integers(1, 40), elements=unit))
-def test_the_upper_bound_lies_between_the_mean_and_1(losses: Losses) -> None:
-    assert losses.mean() - 1e-9 <= betting_upper_bound(losses) <= 1.0
-
-
-def test_more_queries_tighten_the_upper_bound() -> None:
-    bounds = [betting_upper_bound([0.0, 0.2] * n) for n in (10, 100, 1_000)]
-    assert bounds == sorted(bounds, reverse=True)
-    assert bounds[-1] < 0.12
 
 
 def test_where_every_loss_is_1_so_is_the_upper_bound() -> None:
@@ -271,19 +251,6 @@ def test_the_labels_needed_certify_about_as_often_as_planned(
     assert n is not None
     p_values = betting_p_value(rng.choice(typical, (n, 500)), alpha, target_delta=DELTA)
     assert 0.7 <= (p_values <= DELTA).mean() <= 0.93
-
-
-def test_no_number_of_labels_would_certify_a_mean_that_is_not_below_alpha() -> None:
-    assert labels_needed([0.0, 0.2], 0.1) is None
-    assert labels_needed([0.0, 0.3], 0.1) is None
-
-
-def test_a_smaller_margin_needs_more_labels() -> None:
-    losses = np.random.default_rng(0).beta(1.0, 9.0, 500)
-    needed = [labels_needed(losses, alpha) for alpha in (0.3, 0.2, 0.15, 0.12)]
-    assert all(n is not None for n in needed)
-    assert needed == sorted(needed)
-    assert len(set(needed)) == 4
 
 
 def test_a_rounding_error_outside_0_to_1_is_not_a_fault() -> None:

@@ -314,10 +314,7 @@ class TestRecalibrating:
         for metric in ("recall", "udcg_strict"):
             difference = found.results.of("new", metric).difference
             assert difference.outcome == "better"
-
-    def test_the_comparison_is_on_queries_that_took_no_part_in_the_choice(
-        self, found: Recalibration
-    ) -> None:
+        # Compared on queries that took no part in the choice.
         chosen = {query.query_id for query in found.calibration.chosen_on.queries}
         held_out = {query.query_id for query in found.calibration.held_out.queries}
         assert not chosen & held_out
@@ -332,10 +329,6 @@ class TestRecalibrating:
         for part in ("fusion", "utilities", "fingerprint"):
             assert getattr(found.profile, part) == getattr(in_force, part)
         assert any(in_force.profile_id in note for note in found.profile.provenance.notes)
-
-    def test_the_new_profile_says_what_it_promises_and_what_is_safe(
-        self, found: Recalibration
-    ) -> None:
         made = found.profile.routes[Route.HYBRID]
         assert made.certificate.baseline == "k=5"
         assert made.safe_policy is not None
