@@ -245,9 +245,7 @@ def _at_price(
             _replayed(own.rows(inside), name, own.rows(outside).fitted(name), policy, price)
             for inside, outside in folds(own.pools.query_ids)
         ]
-    gains, asked, forecasts, possible, weights = (
-        np.concatenate([each[place] for each in found]) for place in range(5)
-    )
+    gains, asked, forecasts, possible, weights = np.concatenate(found, axis=1)
     counts = weights / weights.sum()
     return PriceEvidence(
         price=price,
@@ -264,8 +262,8 @@ def _replayed(
     model: AnswerModel | None,
     policy: ExpectedUtilityPolicy,
     price: float,
-) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Gain, number asked, forecast, number that could be asked and weight of each query."""
+) -> FloatArray:
+    """Gain, number asked, forecast, number that could be asked and weight, shape (5, n_q)."""
     n_queries = len(asked.pools)
     gains, n_asked, forecasts, possible = np.zeros((4, n_queries))
     for row, n in enumerate(asked.pools.lengths.tolist()):
@@ -283,7 +281,7 @@ def _replayed(
         before = _strict_udcg(chances[order], worth[order], policy)
         gains[row] = _strict_udcg(after[order], worth[order], policy) - before
         n_asked[row], forecasts[row] = chosen.size, values[chosen].sum()
-    return gains, n_asked, forecasts, possible, asked.labels.weights
+    return np.stack([gains, n_asked, forecasts, possible, asked.labels.weights])
 
 
 def _strict_udcg(chances: FloatArray, worth: FloatArray, policy: ExpectedUtilityPolicy) -> float:

@@ -4,19 +4,20 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibration.pool_labels import IntArray, PoolLabels
 from calibration.replay import Pools
-from calibration.trees import fit_trees
 from calibration.weights import counted, significant, weighted_mean, with_lost_queries
 from ctxguard._support.extras import require
 from ctxguard.core.columns import is_free
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import RANKING, feature_names, features, legs_of, named_features
+from ctxguard.core.trees import MAX_LEAVES, Trees
 from ctxguard.core.types import FloatArray, Leg, ScoreKind
 from ctxguard.errors import CalibrationError
 from ctxguard.monitor.estimation.ratio import t_quantile
@@ -181,6 +182,18 @@ worth (`benchmarks.stale`)."""
 FEWEST_FOR_TREES = 50
 """Answerable queries from which boosted trees are averaged with the regression."""
 
+TREES: dict[str, Any] = {
+    "max_iter": 80,
+    "max_leaf_nodes": MAX_LEAVES,
+    "learning_rate": 0.06,
+    "min_samples_leaf": 20,
+    "l2_regularization": 5.0,
+    "max_features": 0.4,
+    "early_stopping": False,
+    "random_state": 0,
+}
+"""Settings of scikit-learn's boosted trees."""
+
 _MAX_ITERATIONS = 1_000
 _COLUMNS = 8
 
@@ -292,6 +305,48 @@ def fit_model(
         clip=_CLIP,
         trees=trees,
     )
+
+
+def fit_trees(
+    features: FloatArray, relevant: NDArray[np.bool_], weights: FloatArray | None
+) -> Trees:
+    """Boosted trees of relevance; the caller limits the number of threads.
+
+    Args:
+        features: Shape (n, n_features), finite.
+        relevant: Shape (n,), of both kinds.
+        weights: Shape (n,); None where all are 1, which is several times faster.
+    """
+    ensemble = require("sklearn.ensemble", "calibrate")
+    model = ensemble.HistGradientBoostingClassifier(**TREES)
+    model.fit(features, relevant, sample_weight=weights)
+    trees = [_flattened(stage[0].nodes) for stage in model._predictors]
+    columns = zip(*trees, strict=True)
+    base = significant(model._baseline_prediction.item(), _DIGITS)
+    return Trees(base, *(tuple(own) for own in columns))
+
+
+def _flattened(nodes: NDArray[np.void]) -> tuple[tuple[Any, ...], ...]:
+    """One tree's features, thresholds, masks and values, as ``Trees`` describes them."""
+    features: list[int] = []
+    thresholds: list[float] = []
+    masks: list[int] = []
+    values: list[float] = []
+
+    def visit(node: np.void) -> None:
+        if node["is_leaf"]:
+            values.append(significant(float(node["value"]), _DIGITS))
+            return
+        first, at = len(values), len(masks)
+        features.append(int(node["feature_idx"]))
+        thresholds.append(significant(float(node["num_threshold"]), _DIGITS))
+        masks.append(0)
+        visit(nodes[node["left"]])
+        masks[at] = (1 << len(values)) - (1 << first)
+        visit(nodes[node["right"]])
+
+    visit(nodes[0])
+    return tuple(features), tuple(thresholds), tuple(masks), tuple(values)
 
 
 def standardised(inputs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -19,7 +19,7 @@ import numpy as np
 from calibration.asking import RecordedAnswers
 from calibration.calibrate import Calibration, Passes, calibrate, provenance
 from calibration.calibrate_route import Settings
-from calibration.data.dataset import Dataset, Query, folded
+from calibration.data.dataset import Dataset, DistractorKind, Query, folded
 from calibration.evaluate import per_query
 from calibration.pool_labels import labelled_part
 from calibration.results import COMPARED, Results, tabulate
@@ -164,35 +164,20 @@ def judged_traffic(
 def _dataset(
     series: str, questions: Sequence[JudgedPool], weights: FloatArray, notes: tuple[str, ...]
 ) -> Dataset:
-    return Dataset(
-        name=f"judged traffic ({series})",
-        queries=tuple(
-            [
-                Query(question.query_id, question.text, weight=weight)
-                for question, weight in zip(questions, weights.tolist(), strict=True)
-            ]
-        ),
-        qrels={
-            question.query_id: grades
-            for question in questions
-            if (
-                grades := {
-                    name: verdict.grade
-                    for name, verdict in question.labels.items()
-                    if verdict.judged
-                }
-            )
-        },
-        distractors={
-            question.query_id: {
-                name: verdict.negative.value
-                for name, verdict in question.labels.items()
-                if verdict.negative is not None
-            }
-            for question in questions
-        },
-        notes=notes,
-    )
+    qrels: dict[str, dict[str, int]] = {}
+    distractors: dict[str, dict[str, DistractorKind]] = {}
+    for question in questions:
+        labels = question.labels.items()
+        if grades := {name: verdict.grade for name, verdict in labels if verdict.judged}:
+            qrels[question.query_id] = grades
+        distractors[question.query_id] = {
+            name: verdict.negative.value for name, verdict in labels if verdict.negative is not None
+        }
+    queries = [
+        Query(question.query_id, question.text, weight=weight)
+        for question, weight in zip(questions, weights.tolist(), strict=True)
+    ]
+    return Dataset(f"judged traffic ({series})", tuple(queries), qrels, distractors, notes=notes)
 
 
 def _question(asked: list[JudgedPool]) -> JudgedPool:

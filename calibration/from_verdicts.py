@@ -18,7 +18,7 @@ from calibration.replay import Pools
 from calibration.retrievers import MultiRoute, RankingSource
 from calibration.verdict import verdict
 from ctxguard.core.policies import Policy, RatioPolicy
-from ctxguard.core.types import FloatArray, Route
+from ctxguard.core.types import Route
 from ctxguard.errors import CalibrationError
 from ctxguard.profile.schema import Profile, RouteProfile
 
@@ -115,42 +115,29 @@ def _route_profile(
     result: JudgedRoute | None, pools: Pools, held_out: Dataset, settings: Settings
 ) -> RouteProfile:
     today = RatioPolicy(k=settings.serving_k)
-
-    def reference(policy: Policy) -> dict[str, tuple[float, ...]]:
-        kept = contexts(pools, policy)[1].sum(axis=1)
-        return reference_deciles(pools, kept, np.ones(len(pools)))
-
-    if result is None:
-        return RouteProfile(
-            policy=today,
-            score_kind=pools.kind,
-            why=f"the first {today.k} as today: too few verdicts on this route's candidates",
-            reference=reference(today),
-            safe_policy=today,
+    chosen: Policy = today
+    why = f"the first {today.k} as today: too few verdicts on this route's candidates"
+    judged = None
+    if result is not None:
+        chosen, why = result.policy, result.in_words
+        differences = np.zeros(0)
+        if len(held_out):
+            utilities = settings.utilities
+            part = labelled_part(pools, held_out, held_out, utilities, baseline_k=today.k)
+            before, after = (per_query(*part, policy) for policy in (today, chosen))
+            differences, _ = recall_differences(before, after, settings.seed)
+        judged = verdict(
+            differences,
+            serving_k=today.k,
+            tolerance=settings.tolerance,
+            max_loss=settings.max_loss,
         )
-    judged = verdict(
-        _recall_differences(pools, held_out, today, result.policy, settings),
-        serving_k=settings.serving_k,
-        tolerance=settings.tolerance,
-        max_loss=settings.max_loss,
-    )
+    kept = contexts(pools, chosen)[1].sum(axis=1)
     return RouteProfile(
-        policy=today if judged.decision == "keep" else result.policy,
+        policy=today if judged is not None and judged.decision == "keep" else chosen,
         score_kind=pools.kind,
-        why=result.in_words,
+        why=why,
         verdict=judged,
-        reference=reference(result.policy),
+        reference=reference_deciles(pools, kept, np.ones(len(pools))),
         safe_policy=today,
     )
-
-
-def _recall_differences(
-    pools: Pools, held_out: Dataset, today: Policy, chosen: Policy, settings: Settings
-) -> FloatArray:
-    """Recall of the choice less that of today, of graded questions with a relevant passage."""
-    if not len(held_out):
-        return np.zeros(0)
-    utilities, k = settings.utilities, settings.serving_k
-    part = labelled_part(pools, held_out, held_out, utilities, baseline_k=k)
-    before, after = (per_query(*part, policy) for policy in (today, chosen))
-    return recall_differences(before, after, settings.seed)[0]

@@ -106,7 +106,7 @@ class Pools:
     @cached_property
     def lengths(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Shape (n_q,): how many candidates each query has."""
-        return np.array([len(ids) for ids in self.passage_ids], dtype=np.int64)
+        return np.fromiter(map(len, self.passage_ids), np.int64, len(self))
 
     def labelled_ids(self, row: int, labelled: Container[str]) -> tuple[str, ...]:
         """The ids by which labels may know a query's candidates, same length.
@@ -131,18 +131,14 @@ class Pools:
 
     def rows(self, rows: Sequence[int] | NDArray[np.int64]) -> "Pools":
         """The pools of the queries at these places."""
-
-        def taken(values: tuple[Any, ...]) -> tuple[Any, ...]:
-            return tuple([values[row] for row in rows])
-
         return replace(
             self,
-            query_ids=taken(self.query_ids),
-            passage_ids=taken(self.passage_ids),
+            query_ids=tuple(map(self.query_ids.__getitem__, rows)),
+            passage_ids=tuple(map(self.passage_ids.__getitem__, rows)),
             scores=self.scores[rows],
             legs={name: scores[rows] for name, scores in self.legs.items()},
             tokens=None if self.tokens is None else self.tokens[rows],
-            documents=None if self.documents is None else taken(self.documents),
+            documents=self.documents and tuple(map(self.documents.__getitem__, rows)),
             signals={name: values[rows] for name, values in self.signals.items()},
         )
 
@@ -295,7 +291,12 @@ def replay(
     retriever = wrapped(retriever, score_kind=score_kind)
     file = _cache_file(retriever, queries, depth, cache, columns)
     if file is not None:
-        _make_folder(file.parent)  # an error here must come before the work
+        try:  # before the work
+            file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(
+                f"the cache folder {cache} cannot be made ({error}); give another, or none"
+            ) from error
     if file is not None and (cached := _load(file)) is not None:
         if progress is not None:
             progress(len(queries))
@@ -493,15 +494,6 @@ def _cache_file(
         sort_keys=True,
     )
     return cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npz"
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(
-            f"the cache folder {folder} cannot be made ({error}); give another, or none"
-        ) from error
 
 
 def _save(pools: Pools, file: Path) -> None:
