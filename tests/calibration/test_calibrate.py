@@ -35,31 +35,6 @@ class TestBadLabels:
             with pytest.raises(CalibrationError, match=f"none of the {chosen_on} queries to choo"):
                 calibrated(40, unanswerable=1.0, held_out=held_out)
 
-    def test_every_candidate_relevant(self) -> None:
-        retriever, dataset = simulate(60, depth=5, relevant=5)
-        with pytest.raises(CalibrationError, match="relevant; a model needs both kinds"):
-            calibrate(retriever, dataset, Settings(depth=5))
-        result = calibrate(retriever, dataset, Settings(policy="ratio", depth=5))
-        assert result.profile.routes[Route.HYBRID].policy.k == 5
-
-    def test_queries_without_a_relevant_passage_count_as_harm_and_are_counted(self) -> None:
-        route = outcome_of(calibrated(200, unanswerable=0.5)).profile
-        assert route.chosen_on.queries == 100
-        assert 30 < route.chosen_on.metrics["recall"].n < 70
-        assert route.chosen_on.metrics["harm"].n == 100
-
-    def test_they_make_the_choice_more_careful(self) -> None:
-        kept = []
-        for unanswerable in (0.0, 0.6):
-            asked = {"unanswerable": unanswerable, "objective": "utility"}
-            route = outcome_of(calibrated(300, noise=0.3, **asked)).profile
-            kept.append(route.chosen_on.metrics["kept"].value)
-        assert kept[1] < kept[0]
-
-    def test_one_query_cannot_be_split(self) -> None:
-        with pytest.raises(CalibrationError, match="1 queries in 1 groups cannot fill 2 parts"):
-            calibrated(1, held_out=0.5)
-
     def test_one_question_under_two_ids_stays_in_one_part(self) -> None:
         retriever, dataset = simulate(60)
         twins = tuple(
@@ -309,9 +284,6 @@ for promise in (None, Promise()):
 
 
 class TestReproducibility:
-    def test_another_seed_splits_otherwise(self) -> None:
-        assert calibrated(60).profile != calibrated(60, seed=1).profile
-
     def test_the_number_of_threads_does_not_show(self) -> None:
         printed = []
         for threads in ("1", "4"):

@@ -26,7 +26,7 @@ from calibration.pool_labels import label
 from calibration.replay import replay
 from calibration.settings import Objective
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import Route, ScoreKind
+from ctxguard.core.types import Route
 from ctxguard.errors import CalibrationError, ConfigurationError
 from ctxguard.profile.schema import Profile
 
@@ -56,19 +56,6 @@ class TestChoice:
     def test_min_keep_is_that_of_every_policy(self) -> None:
         policy = outcome_of(calibrated(80, min_keep=0, objective="utility")).profile.policy
         assert policy.min_keep == 0
-
-    def test_rank_only_scores_are_cut_by_k_alone(self) -> None:
-        retriever, dataset = simulate(60)
-        fused = {
-            text: replace(ranking, kind=ScoreKind.RANK, legs={})
-            for text, ranking in retriever.rankings.items()
-        }
-        asked = Settings(objective="utility", depth=DEPTH)
-        result = calibrate(Recorded(fused), dataset, asked)
-        policy = result.profile.routes[Route.HYBRID].policy
-        assert isinstance(policy, RatioPolicy)
-        assert policy.min_ratio == 0.0
-        assert policy.k == 2
 
 
 class TestFamily:
@@ -210,16 +197,6 @@ class TestBudget:
     def test_what_is_served_today_is_tried_whatever_the_budget(self) -> None:
         result = calibrated(60, max_tokens=1)
         assert outcome_of(result).today.policy == RatioPolicy(k=5)
-
-    def test_sizes_beyond_twenty_are_chosen_where_so_many_are_relevant(self) -> None:
-        ranking = ranking_of([1.0] * 35 + [0.1] * 15)
-        queries = tuple(Query(f"q{i}", f"question {i}") for i in range(60))
-        dataset = Dataset(
-            "broad", queries, {q.query_id: {f"p{i}": 1 for i in range(35)} for q in queries}
-        )
-        retriever = Recorded({query.text: ranking for query in queries})
-        asked = Settings(policy="ratio", objective="utility", depth=50)
-        assert outcome_of(calibrate(retriever, dataset, asked)).profile.policy.k >= 35
 
 
 class TestFewLabels:

@@ -139,12 +139,6 @@ class TestTemperature:
         pools, _ = labelled(rankings, [{"p0": 1}] * 3)
         assert math.exp(-3.0 / fit_temperature(pools)) == pytest.approx(0.1, rel=0.01)
 
-    def test_scaling_the_scores_scales_the_temperature(self) -> None:
-        scores = [4.0 - 0.3 * i for i in range(10)]
-        one, _ = labelled([ranking_of(scores, kind=ScoreKind.LOGIT)], [{"p0": 1}])
-        ten, _ = labelled([ranking_of([10 * s for s in scores], kind=ScoreKind.LOGIT)], [{"p0": 1}])
-        assert fit_temperature(ten) == pytest.approx(10 * fit_temperature(one), rel=0.01)
-
     def test_probabilities_are_measured_in_log_odds(self) -> None:
         odds = [4.0 - 0.3 * i for i in range(10)]
         logits, _ = labelled([ranking_of(odds, kind=ScoreKind.LOGIT)], [{"p0": 1}])
@@ -214,11 +208,6 @@ class TestOutOfFold:
         same_fold = next(inside for inside, _ in folds(pools.query_ids) if 7 in inside)
         assert np.allclose(before[same_fold], after[same_fold], rtol=1e-9, equal_nan=True)
         assert not np.allclose(before, after, rtol=1e-3, equal_nan=True)
-
-    def test_every_candidate_has_one(self) -> None:
-        pools, labels = replayed(15)
-        found = out_of_fold(pools, labels)
-        assert np.array_equal(np.isnan(found), np.isnan(pools.scores))
 
     def test_where_a_fold_leaves_nothing_to_fit_on_the_model_of_all_stands_in(self) -> None:
         pools, labels = replayed(1)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from simulated_pools import Case, cases, labelled, ranking_of
+from simulated_pools import Case, cases
 
 from calibration.evaluate import per_query
 from calibration.fit import probabilities
@@ -111,14 +111,6 @@ class TestRelativeValues:
                 assert values[row, : len(scores)] == pytest.approx(expected, abs=1e-12)
             else:
                 assert (values[row, : len(scores)] == 1.0).all()
-
-    def test_on_a_ratio_scale_the_plain_share_of_the_top(self) -> None:
-        pools, _ = labelled([ranking_of([10.0, 7.0, 0.0])], [{"p0": 1}], depth=3)
-        assert relative_values(pools, 1.0)[0].tolist() == [[1.0, 0.7, 0.0]]
-
-    def test_an_all_zero_ranking_has_no_worse_passage_than_its_top(self) -> None:
-        pools, _ = labelled([ranking_of([0.0, 0.0])], [{"p0": 1}], depth=2)
-        assert relative_values(pools, 2.0)[0].tolist() == [[1.0, 1.0]]
 
 
 class TestKeepTable:

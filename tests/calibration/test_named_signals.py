@@ -20,7 +20,7 @@ from calibration.pool_labels import label
 from calibration.replay import replay
 from calibration.report import report
 from calibration.report.page import page
-from ctxguard import ContextGuard, ExpectedUtilityPolicy, Flag, Hit, Profile, Ranking, ScoreKind
+from ctxguard import ContextGuard, ExpectedUtilityPolicy, Flag, Hit, Ranking, ScoreKind
 from ctxguard.core.decision import decide
 from ctxguard.core.signals import feature_names
 from ctxguard.errors import ConfigurationError
@@ -109,15 +109,6 @@ class TestFromHitsToTheAnswer:
         assert context.differences == ("the policy needs signals that the answer lacks: authority",)
         flagged = registry.get_sample_value("ctxguard_flags_total", {"flag": "missing_signals"})
         assert flagged == 1.0
-
-    def test_the_order_in_which_candidates_come_changes_nothing(self, profile: Path) -> None:
-        policy = next(iter(Profile.load(profile).routes.values())).policy
-        hits = Shop().retrieve("question 5", depth=DEPTH)
-        ranking = Ranking.from_hits(hits, ScoreKind.COSINE)
-        turned = Ranking.from_hits(hits[::-1], ScoreKind.COSINE)
-        one, other = decide(ranking, policy), decide(turned, policy)
-        assert one.kept_ids == other.kept_ids
-        assert one.probabilities == pytest.approx(other.probabilities)
 
     def test_a_sample_is_decided_again_as_it_was(self, profile: Path) -> None:
         guard = guard_of(Shop(), profile, CollectorRegistry())

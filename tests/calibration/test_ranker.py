@@ -134,13 +134,6 @@ class TestTrain:
         assert train([lists], 1e6, start) == pytest.approx(start, abs=1e-4)
         assert train([lists], 1e6) == pytest.approx(np.zeros(2), abs=1e-4)
 
-    def test_separable_lists_give_finite_weights(self) -> None:
-        inputs = np.array([[[5.0, 0.0]]] * 3)
-        lists = Lists(inputs, np.array([[1.0, 0.0]] * 3), np.ones((3, 2), bool), np.ones(3))
-        found = train([lists], PENALTY)
-        assert np.isfinite(found).all()
-        assert found[0] > 0.0
-
     def test_nothing_relevant_gives_nothing_to_learn(self) -> None:
         pools, labels = labelled(5)
         labels.grades[:] = 0

@@ -279,15 +279,10 @@ class TestGathering:
         with pytest.raises(CalibrationError, match=r"dense: .*6 of another route \(hybrid\)"):
             judged_traffic(two_routes.store, SERIES, route=Route.DENSE)
 
-    def test_where_nothing_is_judged_that_is_said(self) -> None:
-        live = Watching(truth_of(simulate(2)[1]), rates=WHOLE)
-        with pytest.raises(CalibrationError, match="none is judged"):
-            judged_traffic(live.store, SERIES)
-
     def test_queries_whose_text_is_not_kept_are_not_judged_and_so_not_used(self) -> None:
         retriever, dataset = simulate(3)
         live = watching(retriever, dataset, privacy=Privacy(query=Text.OMITTED))
-        with pytest.raises(CalibrationError, match="no judged request"):
+        with pytest.raises(CalibrationError, match=r"no judged request .*: none is judged"):
             judged_traffic(live.store, SERIES)
 
 
@@ -333,28 +328,6 @@ class TestRecalibrating:
         assert made.certificate.baseline == "k=5"
         assert made.safe_policy is not None
         assert Profile.model_validate_json(found.profile.to_json()) == found.profile
-
-    def test_repeats_count_as_the_requests_that_they_are(self, in_force: Profile) -> None:
-        retriever, dataset = simulate(160)
-        texts = [query.text for query in dataset.queries]
-        live = watching(retriever, dataset, [*texts, *texts[:15] * 10])
-        made = recalibrate(judged_traffic(live.store, SERIES), in_force, ASKED).profile
-        certificate = made.routes[Route.HYBRID].certificate
-        assert certificate.n_equivalent < 30.0
-        for part in (
-            "over requests that have a relevant passage, mean recall is",
-            "each weighing as many requests as it stands for",
-            f"as much as {certificate.n_equivalent:.3g} of the most frequent",
-        ):
-            assert part in certificate.statement
-
-    def test_where_nothing_changes_all_is_within_noise(
-        self, traffic: JudgedTraffic, found: Recalibration
-    ) -> None:
-        again = recalibrate(traffic, found.profile, ASKED)
-        changes = {row.metric: row.difference for row in again.results.rows if row.difference}
-        assert {one.outcome for one in changes.values()} <= {"within noise", "no data"}
-        assert changes["udcg_strict"].value == 0.0
 
     def test_a_route_that_the_profile_does_not_know_is_named(
         self, traffic: JudgedTraffic, in_force: Profile

@@ -60,13 +60,6 @@ class TestFigures:
         for metric, interval in evidence.items():
             assert interval.value == pytest.approx(plain[metric].value)
 
-    def test_part_of_the_queries_keep_their_weights(self) -> None:
-        retriever, dataset = simulate(6)
-        weights = np.linspace(0.2, 1.0, 6)
-        pools = replay(retriever, dataset.queries, depth=DEPTH)
-        labels = label(pools, weighed(dataset, weights))
-        assert labels.rows(np.array([4, 1])).weights.tolist() == weights[[4, 1]].tolist()
-
     def test_one_weight_leaves_the_digest_as_it_was_and_another_changes_it(self) -> None:
         _, dataset = simulate(3)
         assert weighed(dataset, np.ones(3)).digest() == dataset.digest()
