@@ -126,8 +126,9 @@ def calibrate(
     if isinstance(system.source, RankingSource):
         for pools in system.pools.values():
             check_labels_are_found(pools, dataset)
-    system, said = system.without_leaks(dataset, settings)
-    why.extend(said)
+    if system.columns:
+        system, said = system.without_leaks(dataset, settings)
+        why.extend(said)
     outcomes = {
         route: calibrate_route(pools, dataset, chosen_on, held_out, settings)
         for route, pools in system.pools.items()
@@ -172,8 +173,6 @@ class ReplayedSystem:
         self, dataset: Dataset, settings: Settings
     ) -> tuple["ReplayedSystem", tuple[str, ...]]:
         """Leave out the columns that tell the labels by themselves; a line about each."""
-        if not self.columns:
-            return self, ()
         pools = next(iter(self.pools.values()))
         labels = label(pools, dataset, settings.utilities)
         found = {column: leaks(pools, labels, column) for column in self.columns}
@@ -244,9 +243,10 @@ def replay_system(
         source = wrapped(retriever, score_kind=score_kind, fingerprint=fingerprint)
         used = fusion if isinstance(fusion, Fusion) else Fusion()
         views = {"retriever": source}
-    read = read_columns(
-        wrapped(next(iter(views.values()))), dataset.queries, columns, depth, vectors
-    )
+    read: tuple[SignalColumn, ...] = ()
+    if columns:
+        main = wrapped(next(iter(views.values())))
+        read = read_columns(main, dataset.queries, columns, depth, vectors)
     replayed = [
         replay(
             view,

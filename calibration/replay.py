@@ -6,12 +6,14 @@ the depth. Later steps read pools, never the retriever.
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -289,7 +291,7 @@ def replay(
     if not queries:
         raise CalibrationError("there are no queries to replay")
     retriever = wrapped(retriever, score_kind=score_kind)
-    file = _cache_file(retriever, queries, depth, cache, columns)
+    file = None if cache is None else _cache_file(retriever, queries, depth, cache, columns)
     if file is not None:
         try:  # before the work
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -316,8 +318,7 @@ def _replay(
     progress: Progress | None,
     columns: Sequence[SignalColumn],
 ) -> Pools:
-    # By route and kind of score: a stage may be down for some queries.
-    answers: dict[tuple[Route, ScoreKind], _Answers] = {}
+    answers: list[_Answer] = []
     skipped: list[str] = []
     for query in queries:
         vector = None if vectors is None else vectors.get(query.query_id)
@@ -331,91 +332,82 @@ def _replay(
         except CtxguardError as error:
             skipped.append(f"{query.query_id}: {error}")
         else:
-            key = (ranking.route, ranking.kind)
-            own = answers.setdefault(key, _Answers(len(queries), depth))
-            own.add(query.query_id, with_columns(ranking, columns, query.text), order[:depth])
+            ranking = with_columns(ranking, columns, query.text)
+            answers.append(_answer(query.query_id, ranking, list(order[:depth])))
         if progress is not None:
             progress(1)
     if not answers:
         raise CalibrationError(
             f"none of {len(queries)} queries could be replayed; the first: {skipped[0]}"
         )
-    # The commonest, not that of the first query.
-    route, kind = max(answers, key=lambda key: len(answers[key].query_ids))
-    where = {each: key for key, own in answers.items() for each in own.query_ids}
-    for query in queries:
-        answered = where.get(query.query_id, (route, kind))
-        if answered != (route, kind):
-            skipped.append(
-                f"{query.query_id}: answered by {answered[0].value} with {answered[1].value} "
-                f"scores, not {route.value} with {kind.value}"
-            )
-    return answers[route, kind].pools(route, kind, tuple(skipped))
+    # A stage may be down for some queries. The commonest, not that of the first query.
+    route, kind = Counter([each.answered for each in answers]).most_common(1)[0][0]
+    own = [each for each in answers if each.answered == (route, kind)]
+    skipped += [
+        f"{each.query_id}: answered by {each.answered[0].value} with {each.answered[1].value} "
+        f"scores, not {route.value} with {kind.value}"
+        for each in answers
+        if each.answered != (route, kind)
+    ]
+    found: dict[str, dict[str, FloatArray]] = {"": {}, "leg": {}, "signal": {}}
+    for what, name in sorted(set(chain.from_iterable([each.columns for each in own]))):
+        column = found[what][name] = np.full((len(own), depth), np.nan)
+        for row, each in enumerate(own):
+            values = each.columns.pop((what, name), ())
+            column[row, : len(values)] = values
+    passage_ids = tuple([each.passage_ids for each in own])
+    documents = tuple([each.documents for each in own])
+    signals, notes = _whole_signals(found["signal"], np.isnan(found[""]["scores"]))
+    return Pools(
+        route=route,
+        kind=kind,
+        query_ids=tuple([each.query_id for each in own]),
+        passage_ids=passage_ids,
+        scores=found[""]["scores"],
+        legs=found["leg"],
+        leg_kinds={name: leg for each in own for name, leg in each.leg_kinds.items()},
+        skipped=tuple(skipped),
+        tokens=found[""]["tokens"],
+        documents=None if documents == passage_ids else documents,
+        signals=signals,
+        notes=notes,
+    )
 
 
-class _Answers:
-    """The candidates of the queries that were answered on one route, as columns that grow.
+class _Answer(NamedTuple):
+    """A query's candidates, without their texts; a column has one value of each."""
 
-    Args:
-        n: The most queries.
-        depth: Candidates per query.
-    """
+    query_id: str
+    answered: tuple[Route, ScoreKind]
+    passage_ids: tuple[str, ...]
+    documents: tuple[str, ...]
+    leg_kinds: dict[str, ScoreKind]
+    columns: dict[tuple[str, str], Any]
 
-    def __init__(self, n: int, depth: int) -> None:
-        self._shape = (n, depth)
-        self._columns: dict[tuple[str, str], FloatArray] = {}
-        self._leg_kinds: dict[str, ScoreKind] = {}
-        self._passage_ids: list[tuple[str, ...]] = []
-        self._documents: list[tuple[str, ...]] = []
-        self.query_ids: list[str] = []
 
-    def add(self, query_id: str, ranking: Ranking, order: Sequence[int]) -> None:
-        """Keep a query's candidates, without their texts."""
-        row, n, order = len(self.query_ids), len(order), list(order)
-        # Of scores that carry order only, none is needed: the reciprocal rank stands for it.
-        given: dict[tuple[str, str], Any] = {
-            ("", "scores"): [
-                1.0 / rank if ranking.scores[position] is None else ranking.scores[position]
-                for rank, position in enumerate(order, start=1)
-            ],
-            ("", "tokens"): [_tokens(ranking.passages, position) for position in order],
-        }
-        given |= {("leg", name): leg.scores[order] for name, leg in ranking.legs.items()}
-        given |= {
-            ("signal", name): values[order]
-            for name, values in ranking.signals.items()
-            if not name.startswith(ANSWER)
-        }
-        for key in given.keys() - self._columns.keys():
-            self._columns[key] = np.empty(self._shape)
-            self._columns[key][:row] = np.nan
-        for key, column in self._columns.items():
-            column[row, :n], column[row, n:] = given.get(key, np.nan), np.nan
-        self._leg_kinds |= {name: leg.kind for name, leg in ranking.legs.items()}
-        self._passage_ids.append(tuple(ranking.passage_ids[position] for position in order))
-        self._documents.append(_documents(ranking, order))
-        self.query_ids.append(query_id)
-
-    def pools(self, route: Route, kind: ScoreKind, skipped: tuple[str, ...]) -> Pools:
-        """All that was kept."""
-        found: dict[str, dict[str, FloatArray]] = {"": {}, "leg": {}, "signal": {}}
-        for (what, name), column in sorted(self._columns.items()):
-            found[what][name] = column[: len(self.query_ids)]
-        signals, notes = _whole_signals(found["signal"], np.isnan(found[""]["scores"]))
-        return Pools(
-            route=route,
-            kind=kind,
-            query_ids=tuple(self.query_ids),
-            passage_ids=tuple(self._passage_ids),
-            scores=found[""]["scores"],
-            legs=found["leg"],
-            leg_kinds=self._leg_kinds,
-            skipped=skipped,
-            tokens=found[""]["tokens"],
-            documents=None if self._documents == self._passage_ids else tuple(self._documents),
-            signals=signals,
-            notes=notes,
-        )
+def _answer(query_id: str, ranking: Ranking, order: list[int]) -> _Answer:
+    # Of scores that carry order only, none is needed: the reciprocal rank stands for it.
+    columns: dict[tuple[str, str], Any] = {
+        ("", "scores"): [
+            1.0 / rank if ranking.scores[position] is None else ranking.scores[position]
+            for rank, position in enumerate(order, start=1)
+        ],
+        ("", "tokens"): [_tokens(ranking.passages, position) for position in order],
+    }
+    columns |= {("leg", name): leg.scores[order] for name, leg in ranking.legs.items()}
+    columns |= {
+        ("signal", name): values[order]
+        for name, values in ranking.signals.items()
+        if not name.startswith(ANSWER)
+    }
+    return _Answer(
+        query_id,
+        (ranking.route, ranking.kind),
+        tuple([ranking.passage_ids[position] for position in order]),
+        _documents(ranking, order),
+        {name: leg.kind for name, leg in ranking.legs.items()},
+        columns,
+    )
 
 
 def _whole_signals(
@@ -475,11 +467,10 @@ def _cache_file(
     retriever: RankingSource,
     queries: Sequence[Query],
     depth: int,
-    cache: Path | None,
+    cache: Path,
     columns: Sequence[SignalColumn],
 ) -> Path | None:
-    fingerprint = retriever.fingerprint() if cache is not None else {}
-    if cache is None or not fingerprint:
+    if not (fingerprint := retriever.fingerprint()):
         return None
     key = json.dumps(
         [

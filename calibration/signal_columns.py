@@ -46,8 +46,6 @@ def read_columns(
         ConfigurationError: too many columns, one twice, or one that gives no signal.
         CalibrationError: no query could be answered.
     """
-    if not names:
-        return ()
     if len(names) > MOST_COLUMNS or len(set(names)) < len(names):
         raise ConfigurationError(
             f"signal columns {', '.join(names)}: give at most {MOST_COLUMNS}, each once"
