@@ -21,7 +21,7 @@ from ctxguard.core.metrics import (
     DEFAULT_UTILITIES,
     Utilities,
     keyword_first_ranks,
-    keyword_recall,
+    keyword_recall_at_k,
     keyword_reciprocal_rank,
 )
 from ctxguard.core.metrics.utility import UNDISCOUNTED_PENALTY
@@ -198,7 +198,7 @@ def per_query_keywords(
         texts = [text_of(pools.passage_ids[row][column]) for column in order[row][kept[row]]]
         ranks = keyword_first_ranks(keywords.get(query_id, ()), texts)
         columns[:, row] = (
-            keyword_recall(ranks),
+            keyword_recall_at_k(ranks, max(len(texts), 1)),
             keyword_reciprocal_rank(ranks),
         )
     return QueryMetrics(pools.query_ids, dict(zip(KEYWORD_METRICS, columns, strict=True)))

@@ -66,10 +66,10 @@ def predictive_aucs(
     """
     marked = mark(answers, dataset)
     by_name: dict[str, Callable[[LabelledContext], float | None]] = {
-        "recall": lambda c: metrics.recall(c.grades, c.judged),
+        "recall": lambda c: metrics.recall_at_k(c.grades, c.judged),
         "ndcg": lambda c: metrics.ndcg(c.grades, c.judged),
         "mrr": lambda c: metrics.reciprocal_rank(c.grades, c.judged),
-        "precision": lambda c: metrics.precision(c.grades),
+        "precision": lambda c: metrics.precision_at_k(c.grades),
         "udcg": lambda c: _udcg(c, marked.top_grade, utilities, strict=False),
         "udcg_strict": lambda c: _udcg(c, marked.top_grade, utilities),
         "udcg_reference": lambda c: metrics.udcg_reference(

@@ -27,8 +27,8 @@ from ctxguard.core.metrics import (
     Utilities,
     heuristic_utilities,
     ndcg,
-    precision,
-    recall,
+    precision_at_k,
+    recall_at_k,
     reciprocal_rank,
     strict_utilities,
     udcg,
@@ -113,8 +113,8 @@ def one_by_one(decision: Decision, labels: PoolLabels, row: int) -> dict[str, fl
     precisions = math.fsum(found / rank for found, rank in enumerate(ranks, start=1))
     of_judged = [grade > 0 for grade, has_label in zip(grades, judged, strict=True) if has_label]
     expected = {
-        "recall": recall(grades, every),
-        "precision": precision(grades),
+        "recall": recall_at_k(grades, every),
+        "precision": precision_at_k(grades),
         "precision_judged": None if known is None or not of_judged else np.mean(of_judged),
         "mrr": reciprocal_rank(grades, every),
         "ndcg": ndcg(grades, every, 10, gain=rules.gain),
@@ -126,7 +126,7 @@ def one_by_one(decision: Decision, labels: PoolLabels, row: int) -> dict[str, fl
         "kept": len(kept),
         "tokens": None if kept else 0.0,
         "recall_loss": 1.0 - served / len(in_baseline) if in_baseline else None,
-        "recall_at_depth": recall(upstream, every),
+        "recall_at_depth": recall_at_k(upstream, every),
         "ndcg_at_10": ndcg(upstream, every, 10, gain=rules.gain),
         "judged": sum(judged) / len(kept) if kept else None,
         "hit_rate": float(bool(ranks)) if n_relevant else None,

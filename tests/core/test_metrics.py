@@ -10,7 +10,7 @@ import ir_measures
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ir_measures import RR, R, nDCG
+from ir_measures import RR, P, R, nDCG
 
 from ctxguard.core import metrics
 from ctxguard.core.interval import Interval
@@ -50,13 +50,13 @@ def test_worked_recall(examples: dict[str, Any]) -> None:
     counted, ranked = examples["recall_at_k"]
     judged = [1] * counted["relevant_total"]
     found = at_ranks(list(range(1, counted["relevant_in_top_k"] + 1)), counted["k"])
-    assert metrics.recall(found[: counted["k"]], judged) == pytest.approx(
+    assert metrics.recall_at_k(found, judged, counted["k"]) == pytest.approx(
         counted["exact"], abs=EXACT
     )
     judged = [1] * ranked["relevant_total"]
     for k, exact in ranked["at"].items():
         found = at_ranks(ranked["relevant_ranks"], 10)
-        assert metrics.recall(found[: int(k)], judged) == pytest.approx(exact, abs=EXACT)
+        assert metrics.recall_at_k(found, judged, int(k)) == pytest.approx(exact, abs=EXACT)
 
 
 def test_worked_ndcg_with_linear_gain(examples: dict[str, Any]) -> None:
@@ -79,7 +79,7 @@ def test_worked_keyword_relevance(examples: dict[str, Any]) -> None:
         assert metrics.keyword_reciprocal_rank(first_ranks) == pytest.approx(
             case["mrr_exact"], abs=EXACT
         )
-        assert metrics.keyword_recall(first_ranks) == pytest.approx(
+        assert metrics.keyword_recall_at_k(first_ranks, 5) == pytest.approx(
             case["recall_at_5_exact"], abs=EXACT
         )
 
@@ -133,14 +133,17 @@ def untied_collection(seed: int) -> tuple[dict[str, dict[str, int]], dict[str, l
     return qrels, runs
 
 
-def test_measures_equal_ir_measures_on_untied_runs() -> None:
-    qrels, runs = untied_collection(seed=1)
+@pytest.mark.parametrize("min_grade", [1, 2])
+def test_measures_equal_ir_measures_on_untied_runs(min_grade: int) -> None:
+    qrels, runs = untied_collection(seed=min_grade)
+    qrels = {query: labels for query, labels in qrels.items() if max(labels.values()) >= min_grade}
     gains = {1: 1, 2: 3, 3: 7}
     ours = {
-        R @ 5: lambda r, j: metrics.recall(r[:5], j),
-        R @ 100: metrics.recall,
-        RR: metrics.reciprocal_rank,
-        RR @ 5: lambda r, j: metrics.reciprocal_rank(r[:5], j),
+        R(rel=min_grade) @ 5: lambda r, j: metrics.recall_at_k(r, j, 5, min_grade=min_grade),
+        R(rel=min_grade) @ 100: lambda r, j: metrics.recall_at_k(r, j, min_grade=min_grade),
+        P(rel=min_grade) @ 5: lambda r, j: metrics.precision_at_k(r, 5, min_grade=min_grade),
+        RR(rel=min_grade): lambda r, j: metrics.reciprocal_rank(r, j, min_grade=min_grade),
+        RR(rel=min_grade) @ 5: lambda r, j: metrics.reciprocal_rank(r, j, 5, min_grade=min_grade),
         nDCG: metrics.ndcg,
         nDCG @ 10: lambda r, j: metrics.ndcg(r, j, 10),
         nDCG(gains=gains): lambda r, j: metrics.ndcg(r, j, gain="exponential"),
@@ -164,14 +167,14 @@ def test_measures_equal_ir_measures_on_untied_runs() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        metrics.recall([0, 0], [0]),
+        metrics.recall_at_k([0, 0], [0], 2),
         metrics.reciprocal_rank([0], [0]),
         metrics.ndcg([0], [0]),
         metrics.ndcg([], []),
-        metrics.precision([]),
+        metrics.precision_at_k([]),
         metrics.udcg_reference([], []),
         metrics.keyword_reciprocal_rank([]),
-        metrics.keyword_recall([]),
+        metrics.keyword_recall_at_k([], 5),
     ],
 )
 def test_what_nothing_can_decide_is_undefined(value: float | None) -> None:
@@ -179,7 +182,7 @@ def test_what_nothing_can_decide_is_undefined(value: float | None) -> None:
 
 
 def test_a_relevant_passage_that_was_not_retrieved_is_a_miss_and_not_undefined() -> None:
-    assert metrics.recall([0], [1]) == 0.0
+    assert metrics.recall_at_k([0], [1], 1) == 0.0
     assert metrics.reciprocal_rank([], [1]) == 0.0
     assert metrics.ndcg([], [2]) == 0.0
 
@@ -199,7 +202,7 @@ def test_the_ideal_order_scores_one(judged: list[int]) -> None:
     ideal = sorted(judged, reverse=True)
     assert metrics.ndcg(ideal, judged) == 1.0
     assert metrics.reciprocal_rank(ideal, judged) == 1.0
-    assert metrics.recall(ideal, judged) == 1.0
+    assert metrics.recall_at_k(ideal, judged) == 1.0
 
 
 @given(worths)
@@ -333,12 +336,14 @@ def test_utilities_of_the_wrong_sign_or_scale_are_refused(settings: dict[str, An
 
 def test_a_cut_off_below_one_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="k 0 must be at least 1"):
-        metrics.ndcg([1], [1], 0)
+        metrics.recall_at_k([1], [1], 0)
+    with pytest.raises(ConfigurationError, match="k -1"):
+        metrics.keyword_recall_at_k([1], -1)
 
 
 def test_more_relevant_passages_ranked_than_judged_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="2 relevant passages are ranked but only 1"):
-        metrics.recall([1, 1], [1])
+        metrics.recall_at_k([1, 1], [1], 2)
 
 
 def test_an_unknown_gain_is_refused() -> None:

@@ -570,9 +570,9 @@ def _metrics(random: Random) -> Input:
     numbers = [each for each in _numbers(random) if not 10**6 < abs(each) < math.inf]
     call, *arguments = random.choice(
         [
-            (metrics.recall, graded, judged),
-            (metrics.precision, graded),
-            (metrics.reciprocal_rank, graded, judged),
+            (metrics.recall_at_k, graded, judged, k),
+            (metrics.precision_at_k, graded, k),
+            (metrics.reciprocal_rank, graded, judged, k),
             (metrics.ndcg, graded, judged, k),
             (metrics.dcg, graded, k),
             (metrics.udcg, numbers),

@@ -44,7 +44,7 @@ from benchmarks._live_traffic import (
 from benchmarks.live import Cell, main, simulate
 from ctxguard.cli import app
 from ctxguard.core.metrics import (
-    precision,
+    precision_at_k,
     reciprocal_rank,
     strict_utilities,
     udcg,
@@ -111,7 +111,7 @@ def test_the_truth_of_simulated_traffic_is_what_the_library_says_of_every_reques
         negatives = [negative for _, negative in labels[: len(served)]]
         worth = strict_utilities(served, top_grade=3, negatives=negatives)
         if served:
-            found[Metric.PRECISION].append(precision(served))
+            found[Metric.PRECISION].append(precision_at_k(served))
             found[Metric.MRR].append(reciprocal_rank(served, grades) or 0.0)
         found[Metric.UDCG].append(udcg(worth).value)
         found[Metric.GAIN].append(udcg(worth).gain)

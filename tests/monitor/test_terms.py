@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judged_rows import ratio_sums, sums, sums_of, table
 
-from ctxguard.core.metrics import precision, udcg
+from ctxguard.core.metrics import precision_at_k, udcg
 from ctxguard.errors import DataError
 from ctxguard.monitor.estimation.sums import RatioSums
 from ctxguard.monitor.estimation.terms import (
@@ -73,7 +73,7 @@ def defined(request: JudgedRequest, metric: Metric) -> tuple[float, float, float
         Metric.UDCG: udcg(request.utilities).value,
         Metric.GAIN: udcg(request.utilities).gain,
         Metric.HARM: udcg(request.utilities).harm,
-        Metric.PRECISION: precision(request.grades),
+        Metric.PRECISION: precision_at_k(request.grades),
         Metric.RECALL_LOSS: request.recall_loss,
     }[metric]
     return None if value is None else (value, 1.0, 1.0)

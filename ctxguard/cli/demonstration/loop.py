@@ -19,7 +19,7 @@ from ctxguard.core.context import Context
 from ctxguard.core.metrics import (
     Negative,
     mean,
-    precision,
+    precision_at_k,
     reciprocal_rank,
     strict_utilities,
     udcg,
@@ -256,7 +256,7 @@ def _truth(
             # As it is estimated: 0 where nothing that was served is relevant.
             reciprocal_ranks.append(reciprocal_rank(grades, list(relevant.values())) or 0.0)
         udcgs.append(_strict_udcg(served_ids, _labels(dataset, query_id)))
-        precisions.append(precision(grades))
+        precisions.append(precision_at_k(grades))
     means = {
         Metric.RECALL: n_kept_relevant / n_relevant if n_relevant else None,
         Metric.MRR: mean(reciprocal_ranks).value,

@@ -9,15 +9,15 @@ from ctxguard.core.metrics.arithmetic import (
 )
 from ctxguard.core.metrics.keywords import (
     keyword_first_ranks,
-    keyword_recall,
+    keyword_recall_at_k,
     keyword_reciprocal_rank,
 )
 from ctxguard.core.metrics.relevance import (
     Gain,
     dcg,
     ndcg,
-    precision,
-    recall,
+    precision_at_k,
+    recall_at_k,
     reciprocal_rank,
 )
 from ctxguard.core.metrics.utility import (
@@ -48,12 +48,12 @@ __all__ = [
     "dcg",
     "heuristic_utilities",
     "keyword_first_ranks",
-    "keyword_recall",
+    "keyword_recall_at_k",
     "keyword_reciprocal_rank",
     "mean",
     "ndcg",
-    "precision",
-    "recall",
+    "precision_at_k",
+    "recall_at_k",
     "reciprocal_rank",
     "strict_utilities",
     "udcg",

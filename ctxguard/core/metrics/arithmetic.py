@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from ctxguard.core.interval import Interval
+from ctxguard.errors import ConfigurationError
 
 
 def mean(values: Iterable[float | None]) -> Interval:
@@ -38,3 +39,9 @@ def _sum(values: Iterable[float]) -> float:
     except ValueError:
         # −inf + inf
         return math.nan
+
+
+def check_k(k: int) -> None:
+    """Check that a cut-off leaves at least one rank."""
+    if k < 1:
+        raise ConfigurationError(f"k {k!r} must be at least 1: ranks start at 1")

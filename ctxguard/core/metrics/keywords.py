@@ -6,7 +6,7 @@ Pure: no I/O, no clock, no logging.
 import re
 from collections.abc import Sequence
 
-from ctxguard.core.metrics.arithmetic import mean, share
+from ctxguard.core.metrics.arithmetic import check_k, mean, share
 from ctxguard.errors import ConfigurationError
 
 
@@ -43,10 +43,11 @@ def keyword_reciprocal_rank(first_ranks: Sequence[int | None]) -> float | None:
     return mean(1.0 / rank if rank else 0.0 for rank in first_ranks).value
 
 
-def keyword_recall(first_ranks: Sequence[int | None]) -> float | None:
-    """Share of the keywords that the texts hold; None without keywords.
+def keyword_recall_at_k(first_ranks: Sequence[int | None], k: int) -> float | None:
+    """Share of the keywords that the top k holds; None without keywords.
 
-    >>> keyword_recall([1, 3, None, None])
+    >>> keyword_recall_at_k([1, 3, 5, None], k=3)
     0.5
     """
-    return share(sum(rank is not None for rank in first_ranks), len(first_ranks))
+    check_k(k)
+    return share(sum(rank is not None and rank <= k for rank in first_ranks), len(first_ranks))

@@ -2,59 +2,97 @@
 
 ``ranked_grades`` are the grades of the retrieved passages in rank order, 0 if a passage is not
 relevant or was not judged; ``judged_grades`` are those of all passages judged for the query, in
-any order. A grade above 0 is relevant. Pure: no I/O, no clock, no logging.
+any order. A grade of at least ``min_grade`` counts as relevant. Pure: no I/O, no clock, no
+logging.
 """
 
 from collections.abc import Sequence
 from typing import Literal
 
-from ctxguard.core.metrics.arithmetic import discounted_sum, share
+from ctxguard.core.metrics.arithmetic import check_k, discounted_sum, share
 from ctxguard.errors import ConfigurationError
 
 Gain = Literal["linear", "exponential"]
 
 
-def recall(ranked_grades: Sequence[int], judged_grades: Sequence[int]) -> float | None:
-    """Share of the relevant passages that are ranked.
+def recall_at_k(
+    ranked_grades: Sequence[int],
+    judged_grades: Sequence[int],
+    k: int | None = None,
+    *,
+    min_grade: int = 1,
+) -> float | None:
+    """Share of the relevant passages that the top k holds.
 
     Args:
         ranked_grades: Grades in rank order.
         judged_grades: Grades of all passages judged for the query, in any order.
+        k: Cut-off, ≥ 1; None for the recall of a whole context, which is 0 if it is empty.
+        min_grade: The least grade that counts as relevant.
 
     Returns:
         A share in [0, 1]; None if no passage is relevant.
 
     Raises:
-        ConfigurationError: more relevant passages ranked than judged (repeated ids).
+        ConfigurationError: k < 1, or more relevant passages ranked than judged (repeated ids).
 
-    >>> recall([1, 0, 1], [1, 1, 1, 1]), recall([0, 0], [0])
-    (0.5, None)
+    >>> recall_at_k([1, 0, 1, 0, 1, 0, 0, 0, 0, 1], [1, 1, 1, 1], k=3), recall_at_k([2], [2, 1, 0])
+    (0.5, 0.5)
+    >>> recall_at_k([0, 0], [0], k=2) is None
+    True
     """
-    n_relevant = _n_relevant(ranked_grades, judged_grades)
-    return share(sum(grade > 0 for grade in ranked_grades), n_relevant)
+    ranks = _relevant_ranks(_top(ranked_grades, k), min_grade)
+    return share(len(ranks), _n_relevant(ranked_grades, judged_grades, min_grade))
 
 
-def precision(ranked_grades: Sequence[int]) -> float | None:
-    """Share of the ranked passages that are relevant; None if none is ranked.
+def precision_at_k(
+    ranked_grades: Sequence[int], k: int | None = None, *, min_grade: int = 1
+) -> float | None:
+    """Share of the top k that is relevant.
 
-    >>> precision([1, 0]), precision([])
-    (0.5, None)
+    Args:
+        ranked_grades: Grades in rank order.
+        k: Cut-off, ≥ 1; a ranking shorter than k counts as padded with irrelevant passages, as
+            trec_eval does. None takes the length of the ranking: the precision of a context.
+        min_grade: The least grade that counts as relevant.
+
+    Returns:
+        A share in [0, 1]; None for an empty context if k is None.
+
+    >>> precision_at_k([1, 0], k=4), precision_at_k([1, 0]), precision_at_k([])
+    (0.25, 0.5, None)
     """
-    return share(sum(grade > 0 for grade in ranked_grades), len(ranked_grades))
+    ranks = _relevant_ranks(_top(ranked_grades, k), min_grade)
+    return share(len(ranks), len(ranked_grades) if k is None else k)
 
 
-def reciprocal_rank(ranked_grades: Sequence[int], judged_grades: Sequence[int]) -> float | None:
+def reciprocal_rank(
+    ranked_grades: Sequence[int],
+    judged_grades: Sequence[int],
+    k: int | None = None,
+    *,
+    min_grade: int = 1,
+) -> float | None:
     """1 / rank of the first relevant passage; its mean over queries is the MRR.
+
+    Args:
+        ranked_grades: Grades in rank order.
+        judged_grades: Grades of all passages judged for the query, in any order.
+        k: Cut-off, ≥ 1; passages beyond it count as not found. None disables it.
+        min_grade: The least grade that counts as relevant.
 
     Returns:
         A value in [0, 1]; 0 if relevant passages exist but none was found; None if none exists.
 
-    >>> reciprocal_rank([0, 0, 1], [1]), reciprocal_rank([0], [1]), reciprocal_rank([0], [])
-    (0.3333333333333333, 0.0, None)
+    >>> reciprocal_rank([0, 0, 1], [1]), reciprocal_rank([0, 0, 1], [1], k=2)
+    (0.3333333333333333, 0.0)
+    >>> reciprocal_rank([0], []) is None
+    True
     """
-    if not _n_relevant(ranked_grades, judged_grades):
+    ranks = _relevant_ranks(_top(ranked_grades, k), min_grade)
+    if not _n_relevant(ranked_grades, judged_grades, min_grade):
         return None
-    return next((1.0 / rank for rank, grade in enumerate(ranked_grades, 1) if grade > 0), 0.0)
+    return 1.0 / ranks[0] if ranks else 0.0
 
 
 def dcg(ranked_grades: Sequence[int], k: int | None = None, *, gain: Gain = "linear") -> float:
@@ -90,7 +128,7 @@ def ndcg(
     >>> round(ndcg([0, 1, 0, 1, 1], [1, 1, 1]), 4)
     0.6797
     """
-    if not _n_relevant(ranked_grades, judged_grades):
+    if not _n_relevant(ranked_grades, judged_grades, min_grade=1):
         return None
     ideal = sorted(judged_grades, reverse=True)
     return dcg(ranked_grades, k, gain=gain) / dcg(ideal, k, gain=gain)
@@ -99,14 +137,17 @@ def ndcg(
 def _top(ranked_grades: Sequence[int], k: int | None) -> Sequence[int]:
     if k is None:
         return ranked_grades
-    if k < 1:
-        raise ConfigurationError(f"k {k!r} must be at least 1: ranks start at 1")
+    check_k(k)
     return ranked_grades[:k]
 
 
-def _n_relevant(ranked_grades: Sequence[int], judged_grades: Sequence[int]) -> int:
-    n_relevant = sum(grade > 0 for grade in judged_grades)
-    n_ranked = sum(grade > 0 for grade in ranked_grades)
+def _relevant_ranks(ranked_grades: Sequence[int], min_grade: int) -> list[int]:
+    return [rank for rank, grade in enumerate(ranked_grades, start=1) if grade >= min_grade]
+
+
+def _n_relevant(ranked_grades: Sequence[int], judged_grades: Sequence[int], min_grade: int) -> int:
+    n_relevant = sum(grade >= min_grade for grade in judged_grades)
+    n_ranked = sum(grade >= min_grade for grade in ranked_grades)
     if n_ranked > n_relevant:
         raise ConfigurationError(
             f"{n_ranked} relevant passages are ranked but only {n_relevant} were judged; pass "

@@ -14,7 +14,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxguard.core.metrics import precision, udcg
+from ctxguard.core.metrics import precision_at_k, udcg
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import DataError
 from ctxguard.monitor.estimation.relevance import MOST_SERVED
@@ -113,7 +113,7 @@ class JudgedRequest:
             "reciprocal_rank": 1.0 / (relevant[0] + 1) if relevant else 0.0,
             "gain": worth.gain,
             "harm": worth.harm,
-            "precision": precision(self.grades),
+            "precision": precision_at_k(self.grades),
             "n_served": min(len(self.grades), MOST_SERVED),
             **dict(zip(DROPPED, self.dropped, strict=True)),
         }
