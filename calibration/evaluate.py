@@ -123,8 +123,8 @@ def contexts(pools: Pools, policy: Policy) -> tuple[IntArray, NDArray[np.bool_]]
 def per_query(pools: Pools, labels: PoolLabels, policy: Policy) -> QueryMetrics:
     """Decide on every recorded pool and measure the resulting context by ``LABEL_METRICS``.
 
-    Those that ``ctxguard.core.metrics`` has for one query are equal to them. Recall, MRR, nDCG, hit
-    rate and average precision are undefined for a query without relevant passages;
+    Each figure is that of the measures of one query in ``ctxguard.core.metrics``. Recall, MRR,
+    nDCG, hit rate and average precision are undefined for a query without relevant passages;
     precision, context precision and the distractor rate for an empty context; precision over
     judged passages for a context without one, and where labels hold relevant passages only; recall
     loss if the baseline holds nothing relevant.

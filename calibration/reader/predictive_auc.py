@@ -66,7 +66,7 @@ def predictive_aucs(
     """
     marked = mark(answers, dataset)
     by_name: dict[str, Callable[[LabelledContext], float | None]] = {
-        "recall": lambda c: metrics.recall_at_k(c.grades, c.judged),
+        "recall": lambda c: metrics.context_recall(c.grades, c.judged),
         "ndcg": lambda c: metrics.ndcg(c.grades, c.judged),
         "mrr": lambda c: metrics.reciprocal_rank(c.grades, c.judged),
         "precision": lambda c: metrics.precision_at_k(c.grades),

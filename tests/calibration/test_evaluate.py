@@ -25,10 +25,16 @@ from ctxguard.core.decision import Decision, decide
 from ctxguard.core.metrics import (
     DEFAULT_UTILITIES,
     Utilities,
+    average_precision,
+    context_precision,
+    context_recall,
+    distractor_rate,
+    harm_undiscounted,
     heuristic_utilities,
+    hit_rate_at_k,
+    judged_precision,
     ndcg,
     precision_at_k,
-    recall_at_k,
     reciprocal_rank,
     strict_utilities,
     udcg,
@@ -91,7 +97,7 @@ class TestHandMade:
 
 
 def one_by_one(decision: Decision, labels: PoolLabels, row: int) -> dict[str, float | None]:
-    """The measures of one context, by `ctxguard.core.metrics` and from their definitions."""
+    """The measures of `ctxguard.core.metrics` of one context."""
     kept, n, rules = list(decision.kept), len(decision.ranking), labels.rules
     upstream, grades = labels.grades[row, :n].tolist(), labels.grades[row, kept].tolist()
     every, judged = labels.best_grades[row].tolist(), labels.judged[row, kept].tolist()
@@ -108,30 +114,26 @@ def one_by_one(decision: Decision, labels: PoolLabels, row: int) -> dict[str, fl
     heuristic = heuristic_utilities(grades, compared, **of_label)
     in_baseline = set(np.flatnonzero(labels.relevant[row] & labels.in_baseline[row]).tolist())
     served = len(in_baseline & set(kept))
-    misleading, n_relevant = sum(worth < 0.0 for worth in heuristic), sum(g > 0 for g in every)
-    ranks = [rank for rank, grade in enumerate(grades, start=1) if grade > 0]
-    precisions = math.fsum(found / rank for found, rank in enumerate(ranks, start=1))
-    of_judged = [grade > 0 for grade, has_label in zip(grades, judged, strict=True) if has_label]
     expected = {
-        "recall": recall_at_k(grades, every),
+        "recall": context_recall(grades, every),
         "precision": precision_at_k(grades),
-        "precision_judged": None if known is None or not of_judged else np.mean(of_judged),
+        "precision_judged": None if known is None else judged_precision(grades, known),
         "mrr": reciprocal_rank(grades, every),
         "ndcg": ndcg(grades, every, 10, gain=rules.gain),
         "udcg": udcg(heuristic).value,
         "udcg_strict": strict.value,
         "harm": strict.harm,
-        "distractor_rate": misleading / len(kept) if kept else None,
-        "harm_undiscounted": 0.5 * misleading,
+        "distractor_rate": distractor_rate(heuristic),
+        "harm_undiscounted": harm_undiscounted(heuristic),
         "kept": len(kept),
         "tokens": None if kept else 0.0,
         "recall_loss": 1.0 - served / len(in_baseline) if in_baseline else None,
-        "recall_at_depth": recall_at_k(upstream, every),
+        "recall_at_depth": context_recall(upstream, every),
         "ndcg_at_10": ndcg(upstream, every, 10, gain=rules.gain),
         "judged": sum(judged) / len(kept) if kept else None,
-        "hit_rate": float(bool(ranks)) if n_relevant else None,
-        "average_precision": precisions / n_relevant if n_relevant else None,
-        "context_precision": precisions / max(len(ranks), 1) if grades else None,
+        "hit_rate": hit_rate_at_k(grades, every, max(len(kept), 1)),
+        "average_precision": average_precision(grades, every),
+        "context_precision": context_precision(grades),
     }
     return {name: math.nan if value is None else value for name, value in expected.items()}
 

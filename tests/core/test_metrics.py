@@ -10,7 +10,7 @@ import ir_measures
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ir_measures import RR, P, R, nDCG
+from ir_measures import AP, RR, P, R, Success, nDCG
 
 from ctxguard.core import metrics
 from ctxguard.core.interval import Interval
@@ -140,10 +140,15 @@ def test_measures_equal_ir_measures_on_untied_runs(min_grade: int) -> None:
     gains = {1: 1, 2: 3, 3: 7}
     ours = {
         R(rel=min_grade) @ 5: lambda r, j: metrics.recall_at_k(r, j, 5, min_grade=min_grade),
-        R(rel=min_grade) @ 100: lambda r, j: metrics.recall_at_k(r, j, min_grade=min_grade),
+        R(rel=min_grade) @ 100: lambda r, j: metrics.context_recall(r, j, min_grade=min_grade),
         P(rel=min_grade) @ 5: lambda r, j: metrics.precision_at_k(r, 5, min_grade=min_grade),
+        Success(rel=min_grade) @ 5: lambda r, j: metrics.hit_rate_at_k(
+            r, j, 5, min_grade=min_grade
+        ),
         RR(rel=min_grade): lambda r, j: metrics.reciprocal_rank(r, j, min_grade=min_grade),
         RR(rel=min_grade) @ 5: lambda r, j: metrics.reciprocal_rank(r, j, 5, min_grade=min_grade),
+        AP(rel=min_grade): lambda r, j: metrics.average_precision(r, j, min_grade=min_grade),
+        AP(rel=min_grade) @ 5: lambda r, j: metrics.average_precision(r, j, 5, min_grade=min_grade),
         nDCG: metrics.ndcg,
         nDCG @ 10: lambda r, j: metrics.ndcg(r, j, 10),
         nDCG(gains=gains): lambda r, j: metrics.ndcg(r, j, gain="exponential"),
@@ -164,14 +169,33 @@ def test_measures_equal_ir_measures_on_untied_runs(min_grade: int) -> None:
             assert value == pytest.approx(theirs.value, abs=EXACT), theirs
 
 
+def test_precision_over_judged_passages_equals_that_of_ir_measures() -> None:
+    qrels, runs = untied_collection(seed=3)
+    for query, labels in qrels.items():
+        ranked = [labels.get(passage, 0) for passage in runs[query]]
+        known = [passage in labels for passage in runs[query]]
+        if not any(known):
+            assert metrics.judged_precision(ranked, known) is None
+            continue
+        scored = {query: {passage: float(-rank) for rank, passage in enumerate(runs[query])}}
+        measure = P(judged_only=True) @ sum(known)
+        theirs = ir_measures.calc_aggregate([measure], {query: labels}, scored)[measure]
+        assert metrics.judged_precision(ranked, known) == pytest.approx(theirs, abs=EXACT)
+
+
 @pytest.mark.parametrize(
     "value",
     [
         metrics.recall_at_k([0, 0], [0], 2),
+        metrics.context_recall([], []),
+        metrics.hit_rate_at_k([0], [0], 1),
         metrics.reciprocal_rank([0], [0]),
+        metrics.average_precision([0], [0]),
         metrics.ndcg([0], [0]),
         metrics.ndcg([], []),
         metrics.precision_at_k([]),
+        metrics.context_precision([]),
+        metrics.distractor_rate([]),
         metrics.udcg_reference([], []),
         metrics.keyword_reciprocal_rank([]),
         metrics.keyword_recall_at_k([], 5),
@@ -184,12 +208,20 @@ def test_what_nothing_can_decide_is_undefined(value: float | None) -> None:
 def test_a_relevant_passage_that_was_not_retrieved_is_a_miss_and_not_undefined() -> None:
     assert metrics.recall_at_k([0], [1], 1) == 0.0
     assert metrics.reciprocal_rank([], [1]) == 0.0
+    assert metrics.average_precision([0], [1]) == 0.0
     assert metrics.ndcg([], [2]) == 0.0
+    assert metrics.hit_rate_at_k([], [1], 3) == 0.0
 
 
 def test_a_mean_says_over_how_many_queries() -> None:
     assert metrics.mean([0.0, None, 1.0, None]) == Interval(0.5, None, None, 2)
     assert metrics.mean([]) == Interval.undefined()
+
+
+def test_context_precision_is_blind_to_what_the_context_misses() -> None:
+    assert metrics.context_precision([1, 0]) == 1.0
+    assert metrics.average_precision([1, 0], [1, 1]) == 0.5
+    assert metrics.context_precision([0, 0]) == 0.0
 
 
 def test_a_negative_grade_gains_nothing() -> None:
@@ -201,8 +233,9 @@ def test_a_negative_grade_gains_nothing() -> None:
 def test_the_ideal_order_scores_one(judged: list[int]) -> None:
     ideal = sorted(judged, reverse=True)
     assert metrics.ndcg(ideal, judged) == 1.0
+    assert metrics.average_precision(ideal, judged) == pytest.approx(1.0)
     assert metrics.reciprocal_rank(ideal, judged) == 1.0
-    assert metrics.recall_at_k(ideal, judged) == 1.0
+    assert metrics.context_recall(ideal, judged) == 1.0
 
 
 @given(worths)

@@ -571,12 +571,18 @@ def _metrics(random: Random) -> Input:
     call, *arguments = random.choice(
         [
             (metrics.recall_at_k, graded, judged, k),
+            (metrics.context_recall, graded, judged),
             (metrics.precision_at_k, graded, k),
+            (metrics.judged_precision, graded, flags),
+            (metrics.hit_rate_at_k, graded, judged, k),
             (metrics.reciprocal_rank, graded, judged, k),
+            (metrics.average_precision, graded, judged, k),
+            (metrics.context_precision, graded),
             (metrics.ndcg, graded, judged, k),
             (metrics.dcg, graded, k),
             (metrics.udcg, numbers),
             (metrics.udcg_reference, flags, numbers),
+            (metrics.distractor_rate, numbers),
             (metrics.mean, [*numbers, None]),
             (metrics.keyword_first_ranks, [text(random, 5)], [text(random), text(random)]),
             (

@@ -1,4 +1,4 @@
-"""Measures of a ranking or a context, one query at a time: RR, recall, precision, nDCG, UDCG.
+"""Measures of a ranking or a context, one query at a time: RR, recall, AP, nDCG, UDCG.
 
 Undefined is None, never 0; ``mean`` averages the defined values and reports their number.
 Pure: no I/O, no clock, no logging.
@@ -14,7 +14,12 @@ from ctxguard.core.metrics.keywords import (
 )
 from ctxguard.core.metrics.relevance import (
     Gain,
+    average_precision,
+    context_precision,
+    context_recall,
     dcg,
+    hit_rate_at_k,
+    judged_precision,
     ndcg,
     precision_at_k,
     recall_at_k,
@@ -29,6 +34,8 @@ from ctxguard.core.metrics.utility import (
     Negative,
     Udcg,
     Utilities,
+    distractor_rate,
+    harm_undiscounted,
     heuristic_utilities,
     strict_utilities,
     udcg,
@@ -45,8 +52,15 @@ __all__ = [
     "Negative",
     "Udcg",
     "Utilities",
+    "average_precision",
+    "context_precision",
+    "context_recall",
     "dcg",
+    "distractor_rate",
+    "harm_undiscounted",
     "heuristic_utilities",
+    "hit_rate_at_k",
+    "judged_precision",
     "keyword_first_ranks",
     "keyword_recall_at_k",
     "keyword_reciprocal_rank",

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ctxguard.core.metrics.arithmetic import discounted_sum
+from ctxguard.core.metrics.arithmetic import discounted_sum, share
 from ctxguard.core.metrics.relevance import Gain
 from ctxguard.errors import ConfigurationError
 
 UNDISCOUNTED_PENALTY = 0.5
-"""Harm of a kept passage that misleads, where harm is discounted neither by rank nor by utility."""
+"""Harm of one distractor in ``harm_undiscounted``."""
 
 _MOST = 1e6
 """Utilities are no larger, so that no sum of them overflows."""
@@ -269,6 +269,27 @@ def udcg_reference(
         for is_relevant, probability in zip(relevant, abstain, strict=True)
     )
     return 1.0 / (1.0 + math.exp(-total / len(relevant)))
+
+
+def distractor_rate(utilities: Sequence[float]) -> float | None:
+    """Share of the kept passages with a negative utility; None for an empty context.
+
+    >>> distractor_rate([1.0, -0.5, 0.0, -1.0])
+    0.5
+    """
+    return share(sum(utility < 0.0 for utility in utilities), len(utilities))
+
+
+def harm_undiscounted(utilities: Sequence[float]) -> float:
+    """Kept passages × distractor rate × 0.5: half the number of kept passages that mislead.
+
+    Each counts the same at every rank and at any utility, unlike ``Udcg.harm``. 0 for an
+    empty context.
+
+    >>> harm_undiscounted([1.0, -0.5, 0.0, -1.0])
+    1.0
+    """
+    return UNDISCOUNTED_PENALTY * sum(utility < 0.0 for utility in utilities)
 
 
 def _labelled_utilities(
