@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,13 @@ from calibration.reader.answers import (
     term_columns,
 )
 from calibration.reader.predictive_auc import DESCRIPTIONS, predictive_aucs
-from calibration.reader.utilities import ReaderEstimate, ReaderFit, fit_utilities, load_utilities
+from calibration.reader.utilities import (
+    ReaderEstimate,
+    ReaderFit,
+    fit_utilities,
+    load_utilities,
+    utilities_document,
+)
 from ctxguard.cli import app
 from ctxguard.errors import CalibrationError, ConfigurationError, DataError
 
@@ -56,11 +61,10 @@ GOOD = '{"query_id": "q", "passage_ids": ["a", "b"], "correct": true, "pipeline"
 
 class TestReading:
     def test_an_answer_keeps_its_context_in_order(self, tmp_path: Path) -> None:
-        assert read_answers(write(tmp_path, GOOD)) == (Answer("q", ("a", "b"), True, "p"),)
-
-    def test_a_pipeline_need_not_be_named(self, tmp_path: Path) -> None:
-        line = '{"query_id": 7, "passage_ids": [1], "correct": false}'
-        assert read_answers(write(tmp_path, line)) == (Answer("7", ("1",), False),)
+        numbered = '{"query_id": 7, "passage_ids": [1], "correct": false}'
+        first, second = read_answers(write(tmp_path, GOOD, numbered))
+        assert first == Answer("q", ("a", "b"), True, "p")
+        assert second == Answer("7", ("1",), False)
 
     @pytest.mark.parametrize(
         ("line", "fault"),
@@ -337,11 +341,8 @@ class TestPredictiveAuc:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return write_folder(tmp_path, *simulate(CAREFUL, seed=18))
-
-
-def write_folder(tmp_path: Path, answers: tuple[Answer, ...], dataset: Dataset) -> Path:
     """Simulated answers and labels as files."""
+    answers, dataset = simulate(CAREFUL, seed=18)
     lines = [
         {"query_id": a.query_id, "passage_ids": a.passage_ids, "correct": a.correct}
         for a in answers
@@ -397,7 +398,7 @@ class TestCommand:
         for part in ("hard_negative", "udcg_fitted", "A term has a value where", "200 questions"):
             assert part in done.output
 
-    def test_a_file_of_several_readers_needs_the_name_of_one(self) -> None:
+    def test_answers_of_several_readers_need_the_name_of_one(self) -> None:
         big, small = (Answer("q", ("a",), True, reader=name) for name in ("big", "small"))
         with pytest.raises(ConfigurationError, match=r"readers 'big', 'small', .*--reader"):
             of_reader([big, small], None)
@@ -405,54 +406,43 @@ class TestCommand:
         assert of_reader([big, big], None) == (big, big)
 
 
-class TestSavedUtilities:
-    def saved(self, folder: Path) -> Path:
-        file = folder / "utilities.json"
-        done = fit_command(
-            *("--answers", folder / "answers.jsonl", "--data", folder, "--out", file)
-        )
-        assert done.exit_code == 0, done.output
-        return file
+@pytest.fixture(scope="module")
+def found() -> ReaderFit:
+    return fit(*simulate(CAREFUL, seed=18))
 
-    def test_what_was_fitted_is_read_back_with_its_origin(self, folder: Path) -> None:
-        loaded, source = load_utilities(self.saved(folder))
-        found = fit(*(read_answers(folder / "answers.jsonl"), read_beir(folder)))
+
+class TestSavedUtilities:
+    def test_what_was_fitted_is_read_back_with_its_origin(
+        self, found: ReaderFit, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "utilities.json"
+        file.write_text(json.dumps(utilities_document(found, "")))
+        loaded, source = load_utilities(file)
         assert loaded == found.utilities()
         assert loaded.relevant == 1.0
         assert "600 answers of a reader without a name to 200 questions" in source
 
     @pytest.mark.parametrize(
-        ("change", "fault"),
+        ("change", "error", "fault"),
         [
-            (lambda d: d.pop("format"), "format: Field required"),
-            (lambda d: d.update(format="ctxguard utilities 2"), "format: Input should be"),
-            (lambda d: d["utilities"].update(irrelevant="much"), "utilities.irrelevant"),
-            (lambda d: d["utilities"].update(relevant=2.0), "divide all of them by it"),
+            ({"format": None}, DataError, "format: Input should be"),
+            ({"format": "ctxguard utilities 2"}, DataError, "format: Input should be"),
+            ({"utilities": {"irrelevant": "much"}}, DataError, "utilities.irrelevant"),
+            ({"utilities": {"relevant": 2.0}}, DataError, "divide all of them by it"),
+            ({"utilities": None}, CalibrationError, "leave utilities out"),
         ],
     )
-    def test_a_file_of_another_format_or_scale_is_refused(
-        self, folder: Path, change: Callable[[dict[str, Any]], object], fault: str
+    def test_another_format_or_scale_and_a_file_without_utilities_are_refused(
+        self,
+        found: ReaderFit,
+        tmp_path: Path,
+        change: dict[str, object],
+        error: type[Exception],
+        fault: str,
     ) -> None:
-        file = self.saved(folder)
-        document = json.loads(file.read_text())
-        change(document)
-        file.write_text(json.dumps(document))
-        with pytest.raises(DataError, match=fault):
-            load_utilities(file)
-
-    def test_a_file_that_is_absent_or_no_json_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match="cannot be read"):
-            load_utilities(tmp_path / "absent.json")
-        other = tmp_path / "other.json"
-        other.write_text("irrelevant: -0.5")
-        with pytest.raises(DataError, match="fit utilities --out"):
-            load_utilities(other)
-
-    def test_answers_that_identified_nothing_are_a_finding(self, folder: Path) -> None:
-        file = self.saved(folder)
-        document = json.loads(file.read_text())
-        file.write_text(json.dumps(document | {"utilities": None}))
-        with pytest.raises(CalibrationError, match="leave utilities out"):
+        file = tmp_path / "utilities.json"
+        file.write_text(json.dumps({**utilities_document(found, ""), **change}))
+        with pytest.raises(error, match=fault):
             load_utilities(file)
 
 
