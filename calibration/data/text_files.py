@@ -44,20 +44,17 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """
     try:
         with open_regular(path, sys.maxsize) as file:
-            offset = 0
             for number, raw in enumerate(file, start=1):
                 line = raw.removeprefix(_BYTE_ORDER_MARK) if number == 1 else raw
                 try:
                     text = line.decode("utf-8")
                 except UnicodeDecodeError as error:
-                    at = error.start + len(raw) - len(line)
                     raise DataError(
-                        f"byte {raw[at]:#04x} at offset {offset + at} of the file (byte {at + 1} "
-                        "of the line) is not UTF-8; save the file as UTF-8",
+                        f"byte {line[error.start]:#04x} (byte {error.start + 1} of the line) is "
+                        "not UTF-8; save the file as UTF-8",
                         path=path,
                         line=number,
                     ) from None
-                offset += len(raw)
                 if text and not text.isspace():
                     yield number, text.rstrip("\r\n")
     except FileNotFoundError:

@@ -1,6 +1,7 @@
 """Reading labelled data: what is accepted, what is counted, and what each refusal says."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -143,7 +144,8 @@ def test_a_passage_without_title_and_text_is_handed_on_and_counted(tmp_path: Pat
         (b'{"_id": true, "text": "x"}\n', 1, "_id is True"),
         (b'{"_id": " ", "text": "x"}\n', 1, "_id is ' '"),
         (b'{"_id": "a", "text": "x"}\n\n{"_id": "a", "text": "y"}\n', 3, "on line 1 already"),
-        (b'\xff\xfe{\x00"\x00', 1, "byte 0xff at offset 0 of the file"),
+        (b'\xff\xfe{\x00"\x00', 1, "byte 0xff (byte 1 of the line) is not UTF-8"),
+        (b'{"_id": "a", "text": "x"}\n{"_id": "\xe9"}\n', 2, "byte 0xe9 (byte 10 of the line)"),
     ],
 )
 def test_a_broken_corpus_names_file_line_and_value(
@@ -155,18 +157,6 @@ def test_a_broken_corpus_names_file_line_and_value(
         list(read_corpus(path))
     assert (caught.value.path, caught.value.line) == (path, line)
     assert says in str(caught.value)
-
-
-def test_a_byte_that_is_not_utf8_is_found_in_its_line_and_file(tmp_path: Path) -> None:
-    path = tmp_path / "corpus.jsonl"
-    first = b'{"_id": "a", "text": "x"}\n'
-    second = b'{"_id": "b", "text": "caf\xe9"}\n'
-    path.write_bytes(b"\xef\xbb\xbf" + first + second)
-    at = second.index(b"\xe9")
-    with pytest.raises(DataError, match=rf"0xe9 at offset {3 + len(first) + at} of the file"):
-        list(read_corpus(path))
-    with pytest.raises(DataError, match=rf"line 2: .*\(byte {at + 1} of the line\)"):
-        list(read_corpus(path))
 
 
 def test_missing_files_and_folders_are_refused_by_name(tmp_path: Path, folder: Path) -> None:
@@ -267,29 +257,6 @@ def test_one_jsonl_file_can_hold_a_whole_data_set(tmp_path: Path) -> None:
     assert data.answerable == ("q1", "2")
 
 
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({}, "relevant and keywords are missing; write relevant: []"),
-        ({"keywords": "kettle"}, "keywords is 'kettle'; write a list of texts"),
-        ({"keywords": ["kettle", " "]}, "write a list of texts"),
-        ({"relevant": "a"}, "relevant is 'a'; write a list"),
-        ({"relevant": {"a": "good"}}, "grade 'good' is not a whole number"),
-        ({"relevant": [None]}, "relevant is None; an id is text or a whole number"),
-        ({"relevant": ["a"], "distractors": {"b": 1}}, "kind 1 is unknown"),
-        ({"relevant": ["a"], "distractors": ["a"]}, "'a' is relevant and a distractor"),
-    ],
-)
-def test_a_broken_jsonl_query_says_what_is_wrong(
-    tmp_path: Path, fields: dict[str, object], says: str
-) -> None:
-    path = write_jsonl(tmp_path / "q.jsonl", {"query_id": "q", "text": "?", **fields})
-    with pytest.raises(DataError) as caught:
-        read_jsonl(path)
-    assert caught.value.line == 1
-    assert says in str(caught.value)
-
-
 def test_keywords_are_labels_too(tmp_path: Path) -> None:
     kettle = {"_id": "q1", "text": "one?", "keywords": ["kettle", "hot water"]}
     data = read_jsonl(write_jsonl(tmp_path / "q.jsonl", kettle, {**kettle, "_id": "q2"}))
@@ -322,21 +289,33 @@ def test_a_trec_run_is_ordered_by_score_with_ranks_from_one(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("read", "content", "says"),
     [
-        ("1 Q0 a 1\n", "line 1: .*4 columns"),
-        ("1 Q0 a 1 nan t\n", "line 1: score 'nan' is not a finite number"),
-        ("1 Q0 a 1 x t\n", "line 1: score 'x'"),
-        ("1 Q0 a first 1.0 t\n", "line 1: rank 'first'"),
-        ("1 Q0 a 1 2 t\n1 Q0 a 2 1 t\n", "line 2: .*on line 1 already"),
-        ("\n", "holds no line of a run"),
+        (read_trec_run, "1 Q0 a 1\n", "line 1: .*4 columns"),
+        (read_trec_run, "1 Q0 a 1 nan t\n", "line 1: score 'nan' is not a finite number"),
+        (read_trec_run, "1 Q0 a 1 x t\n", "line 1: score 'x'"),
+        (read_trec_run, "1 Q0 a first 1.0 t\n", "line 1: rank 'first'"),
+        (read_trec_run, "1 Q0 a 1 2 t\n1 Q0 a 2 1 t\n", "line 2: .*on line 1 already"),
+        (read_trec_run, "\n", "holds no line of a run"),
+        (read_jsonl, {}, "relevant and keywords are missing; write relevant: "),
+        (read_jsonl, {"keywords": "kettle"}, "keywords is 'kettle'; write a list of texts"),
+        (read_jsonl, {"keywords": ["kettle", " "]}, "write a list of texts"),
+        (read_jsonl, {"relevant": "a"}, "relevant is 'a'; write a list"),
+        (read_jsonl, {"relevant": {"a": "good"}}, "grade 'good' is not a whole number"),
+        (read_jsonl, {"relevant": [None]}, "relevant is None; an id is text or a whole number"),
+        (read_jsonl, {"relevant": ["a"], "distractors": {"b": 1}}, "kind 1 is unknown"),
+        (read_jsonl, {"relevant": ["a"], "distractors": ["a"]}, "'a' is relevant and a distractor"),
     ],
 )
-def test_broken_trec_runs_are_refused(tmp_path: Path, content: str, says: str) -> None:
-    path = tmp_path / "run.txt"
+def test_a_broken_run_or_query_says_what_is_wrong(
+    tmp_path: Path, read: Callable[[Path], object], content: str | dict[str, object], says: str
+) -> None:
+    path = tmp_path / "broken"
+    if isinstance(content, dict):
+        content = json.dumps({"query_id": "q", "text": "?", **content})
     path.write_text(content)
     with pytest.raises(DataError, match=says):
-        read_trec_run(path)
+        read(path)
 
 
 def test_a_digest_is_of_the_content_and_not_of_its_order_or_name() -> None:
