@@ -17,14 +17,14 @@ def recall_by_kept(route: RouteReport) -> str:
     shown = [(k, recall) for k, recall in known if k <= most]
     chart = Chart(
         spanning("passages kept per query", [most]),
-        _around("recall", [*recalls, *(_alone(recall) for _, recall in shown)]),
+        _around("recall", [*recalls, *(Interval(y, None, None, 0) for _, y in shown)]),
         "Recall against the passages kept: today's first passages and the chosen policy",
     )
     chart.line(shown, "grey", "first k, for every k")
     (today, chosen), others = names[:2], names[2:]
     for place, name in enumerate(others):
         chart.point(
-            [_alone(each.value) for each in marked[name]],
+            [each.value for each in marked[name]],
             "grey",
             "dot",
             "" if place else "other policies",
@@ -58,7 +58,7 @@ def _curve(chart: Chart, curve: Curve, colour: str, name: str) -> None:
     at_k = [(float(at.k), at.udcg_strict) for at in curve.points]
     chart.line([(k, each.value or 0.0) for k, each in at_k], colour, name)
     for k, each in at_k:
-        chart.point([_alone(k), each], colour, "dot")
+        chart.point([k, each], colour, "dot")
 
 
 def frontier(route: RouteReport) -> str:
@@ -82,7 +82,7 @@ def frontier(route: RouteReport) -> str:
     chart.dots(found.candidates, "grey", "candidate policies")
     chart.line(found.front_line, "grey", "Pareto front", steps=True)
     (today, chosen), where = names, "held out" if route.summary.held_out else "same queries"
-    own = [_alone(found.chosen.means[name]) for name in ("recall_loss", "harm")]
+    own = [found.chosen.means[name] for name in ("recall_loss", "harm")]
     chart.point(own, "blue", "diamond", "chosen, on the choosing queries")
     chart.point(marked[today], "orange", "square", f"today, {where}")
     chart.point(marked[chosen], "blue", "circle", f"chosen, {where}")
@@ -99,13 +99,8 @@ def reliability(data: Reliability) -> str:
     chart.line([(0.0, 0.0), (1.0, 1.0)], "grey", "perfectly calibrated")
     for place, each in enumerate(each for each in data.bins if each.mean_probability is not None):
         name = "" if place else "held-out candidates, by bin of P"
-        chart.point([_alone(each.mean_probability), each.relevant], "blue", "circle", name)
+        chart.point([each.mean_probability, each.relevant], "blue", "circle", name)
     return chart.render()
-
-
-def _alone(value: float | None) -> Interval:
-    """A value without an interval."""
-    return Interval(value, None, None, 0)
 
 
 def _around(label: str, found: list[Interval]) -> Axis:

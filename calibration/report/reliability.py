@@ -10,7 +10,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.evaluate import CONFIDENCE, RESAMPLES, interval_bounds, resampled_means
+from calibration.evaluate import CONFIDENCE, interval_bounds, resampled_means
 from calibration.pool_labels import IntArray
 from calibration.report.data import ReliabilityBin
 from ctxguard.core.interval import Interval
@@ -97,11 +97,7 @@ def clustered_share(successes: IntArray, counts: IntArray) -> Interval:
 
 
 def expected_calibration_error(
-    probabilities: FloatArray,
-    relevant: NDArray[np.bool_],
-    *,
-    seed: int = 0,
-    resamples: int = RESAMPLES,
+    probabilities: FloatArray, relevant: NDArray[np.bool_], *, seed: int = 0
 ) -> Interval:
     """Mean distance of P from the share relevant over the bins, weighted by candidates.
 
@@ -128,7 +124,7 @@ def expected_calibration_error(
     value = float(np.abs(by_bin.sum(axis=0)).sum() / counts.sum())
     if by_bin.shape[0] == 1:
         return Interval(value=value, lower=None, upper=None, n=1)
-    means = resampled_means(np.column_stack([by_bin, counts]), seed=seed, resamples=resamples)
+    means = resampled_means(np.column_stack([by_bin, counts]), seed=seed)
     errors = np.abs(means[:, :-1]).sum(axis=1) / means[:, -1]
     lower, upper = interval_bounds(errors).tolist()
     return Interval(value, lower, upper, by_bin.shape[0])

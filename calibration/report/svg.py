@@ -54,14 +54,12 @@ class Axis:
         return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
 
 
-def spanning(
-    label: str, values: Iterable[float | None], *, at_least: tuple[float, float] = (0.0, 0.0)
-) -> Axis:
-    """An axis that holds all values, with a little room beyond them."""
-    known = [value for value in values if value is not None]
-    low, high = min([*known, at_least[0]]), max([*known, at_least[1]])
+def spanning(label: str, values: Iterable[float | None]) -> Axis:
+    """An axis that holds 0 and all values, with a little room beyond them."""
+    known = [0.0, *[value for value in values if value is not None]]
+    low, high = min(known), max(known)
     room = 0.06 * (high - low) or 0.5
-    return Axis(label, low - room if low < at_least[0] else low, high + room)
+    return Axis(label, low - room if low < 0.0 else low, high + room)
 
 
 class Chart:
@@ -102,10 +100,16 @@ class Chart:
         self._add(colour, shape, "area", name)
 
     def point(
-        self, at: Sequence[Interval], colour: str, symbol: str = "circle", name: str = ""
+        self,
+        at: Sequence[Interval | float | None],
+        colour: str,
+        symbol: str = "circle",
+        name: str = "",
     ) -> None:
         """Draw a point at (x, y) with the intervals that it has; nothing if it has no values."""
-        x, y = at
+        x, y = (
+            each if isinstance(each, Interval) else Interval(each, None, None, 0) for each in at
+        )
         if x.value is None or y.value is None:
             return
         bars = ""
