@@ -147,28 +147,22 @@ class TestFigures:
 
 
 class TestDropped:
-    def test_counts_and_shares_agree(self) -> None:
+    def test_each_example_has_its_label_and_the_setting_that_would_have_kept_it(self) -> None:
         route = reported().routes[0]
         for found in (route.dropped_irrelevant, route.dropped_relevant):
             assert 0 < found.dropped <= found.total
             assert found.share.value == pytest.approx(found.dropped / found.total, rel=1e-4)
-
-    def test_what_is_lost_is_relevant_and_what_is_kept_out_is_not(self) -> None:
-        route = reported().routes[0]
+            for example in found.shown:
+                assert example.kept_if
+                for setting, value in example.kept_if:
+                    if setting == "k":
+                        assert value == example.rank > route.policy.k
+                    else:
+                        assert value <= (example.probability or 0.0) < route.policy.threshold
         assert {e.label for e in route.dropped_relevant.shown} == {"relevant, grade 1 of 1"}
         kept_out = {e.label for e in route.dropped_irrelevant.shown}
         assert kept_out <= {"not judged", "judged irrelevant"}
         assert all(example.retrieved_rank <= 5 for example in route.dropped_irrelevant.shown)
-
-    def test_each_example_says_which_setting_would_have_kept_it(self) -> None:
-        route = reported().routes[0]
-        for example in (*route.dropped_irrelevant.shown, *route.dropped_relevant.shown):
-            assert example.kept_if
-            for setting, value in example.kept_if:
-                if setting == "k":
-                    assert value == example.rank > route.policy.k
-                else:
-                    assert value <= (example.probability or 0.0) < route.policy.threshold
 
     def test_a_passage_that_is_gone_is_shown_by_its_id(self) -> None:
         def gone(passage_id: str) -> Passage:

@@ -55,15 +55,6 @@ def frozen(labels: Path, tmp_path: Path, run: Run) -> Path:
 
 
 class TestFreeze:
-    def test_labels_must_say_where_they_come_from(
-        self, labels: Path, tmp_path: Path, run: Run
-    ) -> None:
-        result = run("golden", "freeze", labels, "--out", tmp_path / "set")
-        assert result.exit_code == 2
-        assert "labels.csv, line 2" in result.stderr
-        assert "--source" in result.stderr
-        assert not (tmp_path / "set").exists()
-
     def test_json_holds_the_snapshot_and_every_dispute(
         self, labels: Path, tmp_path: Path, run: Run
     ) -> None:
@@ -142,14 +133,3 @@ class TestHardNegatives:
         assert json.loads(result.stdout)["negatives"] == {"irrelevant": 1}
         (row,) = [json.loads(line) for line in out.read_text().splitlines()]
         assert (row["positive"], row["negative"]) == (PASSAGES["kettle"], PASSAGES["iron"])
-
-    def test_where_there_is_none_it_is_a_finding(
-        self, index: Path, tmp_path: Path, run: Run
-    ) -> None:
-        data = tmp_path / "queries.jsonl"
-        data.write_text(json.dumps({"_id": "q", "text": "A tent?", "relevant": ["tent"]}))
-        out = tmp_path / "triplets.jsonl"
-        result = run("golden", "hard-negatives", "--index", index, "--data", data, "--out", out)
-        assert result.exit_code == 1
-        assert "no hard negative was found" in result.stderr
-        assert not out.exists()
