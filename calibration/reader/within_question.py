@@ -25,7 +25,6 @@ MIN_CARRYING_QUESTIONS = 10
 
 _EXACT = 1e-9
 _DIGITS = 9
-_TAKES_PART = 0.2
 _RIDGE = 1e-6
 _STEPS = 60
 _TOLERANCE = 1e-8
@@ -240,8 +239,7 @@ def unidentified(
         reason: str | None = "it is the same in every context of a question"
         if name in varying:
             held = each_pair if name in COSTS else []
-            among = {each: within[each] for each in others}
-            reason = _shared(within[name], held, among, question)
+            reason = _shared(within[name], [*held, *[within[each] for each in others]], question)
         elif name in COSTS and not columns[name].any():
             reason = "the number of such passages is 0 in every context"
         if reason is not None:
@@ -249,25 +247,17 @@ def unidentified(
     return reasons
 
 
-def _shared(
-    column: FloatArray,
-    held: list[FloatArray],
-    others: Mapping[str, FloatArray],
-    question: IntArray,
-) -> str | None:
-    """Explain why a column has too little variation beside these; None if it has enough."""
-    total = float((column**2).sum())
-    residual, weights = _explained(column, [*held, *others.values()])
-    if (residual**2).sum() < MIN_OWN_VARIATION * total:
-        what = "the number of relevant passages (contexts of one size?)"
-        if (_explained(column, held)[0] ** 2).sum() > _EXACT * total:
-            of_others = zip(others.items(), weights[len(held) :], strict=True)
-            parts = {name: weight**2 * (other**2).sum() for (name, other), weight in of_others}
-            named = [name for name, part in parts.items() if part > _TAKES_PART**2 * total]
-            what = " and ".join(named) or what
+def _shared(column: FloatArray, others: list[FloatArray], question: IntArray) -> str | None:
+    """Explain why a column has too little variation beside others; None if it has enough."""
+    residual = column
+    if others:
+        table = np.stack(others, axis=1)
+        residual = column - table @ np.linalg.lstsq(table, column, rcond=None)[0]
+    if (residual**2).sum() < MIN_OWN_VARIATION * (column**2).sum():
         return (
-            f"within questions it cannot be told from {what}: under {MIN_OWN_VARIATION:.0%} "
-            "of its variation is its own"
+            f"within questions under {MIN_OWN_VARIATION:.0%} of its variation is its own: it "
+            "cannot be told from the other terms and the number of relevant passages (contexts of "
+            "one size?)"
         )
     by_question = np.bincount(question, weights=residual**2)
     carrying = float(by_question.sum() ** 2 / (by_question**2).sum())
@@ -277,12 +267,3 @@ def _shared(
             f"{MIN_CARRYING_QUESTIONS} are needed"
         )
     return None
-
-
-def _explained(column: FloatArray, by: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
-    """Return what least squares leave of a column, and the weights of the others in it."""
-    if not by:
-        return column, np.zeros(0)
-    table = np.stack(by, axis=1)
-    weights: FloatArray = np.linalg.lstsq(table, column, rcond=None)[0].astype(np.float64)
-    return column - table @ weights, weights
