@@ -132,7 +132,7 @@ def simulate(reader: str, n_questions: int, seed: int) -> Simulation:
     dataset = Dataset(
         "simulated",
         tuple([Query(f"q{q}", f"question {q}") for q in range(n_questions)]),
-        {f"q{q}": {f"r{q}": 1} for q in range(n_questions)},
+        {f"q{q}": {f"r{q}": 1, **{f"x{q}-{i}": 0 for i in range(4)}} for q in range(n_questions)},
         {f"q{q}": {f"h{q}-{i}": "hard_negative" for i in range(3)} for q in range(n_questions)},
     )
     return Simulation(tuple(answers), dataset, truth)

@@ -34,4 +34,5 @@ def test_the_report_holds_every_reader_method_and_cost(
     assert {r: {m: set(report[r][m]) for m in report[r]} for r in report} == {
         reader: {method: set(COSTS) for method in METHODS} for reader in READERS
     }
+    assert report["even"]["within questions"]["irrelevant"]["none"] < 1.0
     assert "2 repeats of 150 questions" in capsys.readouterr().out
