@@ -216,6 +216,8 @@ class TestReliability:
         assert error.value == pytest.approx(0.1, abs=0.02)
         exact = expected_calibration_error(truth, relevant)
         assert exact.value < 0.03
+        assert expected_calibration_error(truth[:1], relevant[:1]).bounds is None
+        assert expected_calibration_error(np.full((1, 1), np.nan), relevant[:1, :1]).value is None
 
 
 class Page(HTMLParser):

@@ -259,6 +259,17 @@ class TestRefusals:
             auc = aucs(*simulated)["udcg_fitted"]
             assert "do not identify a cost" in auc.reason_if_none
 
+    def test_without_contexts_that_lack_a_relevant_passage_there_is_no_unit(self) -> None:
+        answers, dataset = simulate(CAREFUL, seed=4)
+        whole = []
+        for answer in answers:
+            needed = list(dataset.relevant(answer.query_id))
+            others = [name for name in answer.passage_ids if name not in needed]
+            whole.append(replace(answer, passage_ids=(*needed, *others)))
+        terms = fit(tuple(whole), dataset).terms
+        assert "same in every context" in terms["relevant"].reason_if_none
+        assert "the unit is not identified" in terms["irrelevant"].reason_if_none
+
     def test_a_few_odd_contexts_do_not_identify_a_cost(self) -> None:
         answers, dataset = simulate(CAREFUL, seed=6, sizes=(5, 5), hard_negatives=False)
         few = {f"q{q}" for q in range(4)}
