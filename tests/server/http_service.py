@@ -1,12 +1,18 @@
 """What the tests of the service share: a scorer whose scores the documents name, and counts."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
+import uvicorn
 from httpx2 import ASGITransport, AsyncClient, Response
 from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
+from starlette.types import ASGIApp
 
 from ctxguard.core.types import FloatArray
 from ctxguard.testing.faults import Fault
@@ -59,3 +65,18 @@ def at_once(client: TestClient, *requests: tuple[str, str, object]) -> list[Resp
             return await asyncio.gather(*calls)
 
     return asyncio.run(all_of_them())
+
+
+@contextmanager
+def listening(app: ASGIApp | uvicorn.Config, **options: Any) -> Iterator[str]:
+    """The address of an application, while a server answers there."""
+    config = app if isinstance(app, uvicorn.Config) else uvicorn.Config(app, **options)
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        thread = threading.Thread(target=server.run, args=([place],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{place.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()

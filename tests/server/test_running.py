@@ -19,8 +19,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("sqlalchemy")
 
 import httpx2
-import uvicorn
-from http_service import ENDS
+from http_service import ENDS, listening
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -239,16 +238,10 @@ def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch)
             ended.set()
 
     app = Starlette(routes=[Route("/", answer)])
-    server = uvicorn.Server(run._config(ServiceSettings(), app))
-    listening = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
-    thread.start()
-    with connected(listening.getsockname()[1]) as one:
+    config = run._config(ServiceSettings(), app)
+    with listening(config) as url, connected(int(url.rpartition(":")[2])) as one:
         one.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert ended.wait(PATIENCE_SECONDS)
-    server.should_exit = True
-    thread.join(PATIENCE_SECONDS)
-    listening.close()
 
 
 def test_a_request_under_way_is_finished_before_the_process_ends(upstream: RerankEndpoint) -> None:

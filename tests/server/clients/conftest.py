@@ -1,7 +1,5 @@
 """A reranker, and the service in front of it with a profile, both over HTTP."""
 
-import socket
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -25,8 +23,9 @@ def plain() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def guarded(plain: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of the service in front of it, which drops what has too low a share of the best odds."""
-    uvicorn = pytest.importorskip("uvicorn")
+    pytest.importorskip("uvicorn")
     pytest.importorskip("starlette")
+    from http_service import listening
     from prometheus_client import CollectorRegistry
 
     from ctxguard.server.app import create_app
@@ -44,14 +43,8 @@ def guarded(plain: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
     profile.save(file)
     settings = ServiceSettings(rerank_upstream=plain, profile=file, deadline_seconds=60.0)
     app = create_app(settings, registry=CollectorRegistry())
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none"))
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=server.run, args=([listening],))
-        thread.start()
-        host, port = listening.getsockname()
-        yield f"http://{host}:{port}"
-        server.should_exit = True
-        thread.join()
+    with listening(app, log_level="warning", ws="none") as url:
+        yield url
 
 
 @pytest.fixture(autouse=True)

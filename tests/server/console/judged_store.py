@@ -1,12 +1,11 @@
 """A store of judged requests that a guard served, and the console on it."""
 
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from http_service import listening
 from live_traffic import EVERYTHING, profile_of, serve
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -90,19 +89,8 @@ def visitor(
 
 
 @contextmanager
-def listening(store: SampleStore, token: str | None = None) -> Iterator[str]:
+def console_at(store: SampleStore, token: str | None = None) -> Iterator[str]:
     """The console's address, while a server answers there."""
-    import uvicorn
-
-    place = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(
-        uvicorn.Config(application(store, token=token), log_level="warning", lifespan="off")
-    )
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [place]})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{place.getsockname()[1]}/console"
-    finally:
-        server.should_exit = True
-        thread.join()
-        place.close()
+    app = application(store, token=token)
+    with listening(app, log_level="warning", lifespan="off") as address:
+        yield f"{address}/console"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from judged_store import HOSTILE, SHOWN, WordJudge, filled, listening
+from judged_store import HOSTILE, SHOWN, WordJudge, console_at, filled
 
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.terms import Metric
@@ -45,7 +45,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SampleStore]:
 
 @pytest.fixture(scope="module")
 def address(store: SampleStore) -> Iterator[str]:
-    with listening(store) as found:
+    with console_at(store) as found:
         yield found
 
 
@@ -145,7 +145,7 @@ def test_the_question_stays_in_sight_while_20_requests_are_graded(
 ) -> None:
     """By keyboard alone; each passage that has the focus is in sight as well."""
     page.set_viewport_size({"width": width, "height": height})
-    with SampleStore.open(filled(tmp_path, 40)) as store, listening(store) as address:
+    with SampleStore.open(filled(tmp_path, 40)) as store, console_at(store) as address:
         begin(page, address, n=60, whole=False)
         n_requests = 0
         while page.query_selector("h1.query"):
@@ -162,7 +162,7 @@ def test_the_question_stays_in_sight_while_20_requests_are_graded(
 
 
 def test_keys_pressed_while_the_next_query_loads_are_not_lost(page: "Page", tmp_path: Path) -> None:
-    with SampleStore.open(filled(tmp_path, 2)) as store, listening(store) as address:
+    with SampleStore.open(filled(tmp_path, 2)) as store, console_at(store) as address:
         begin(page, address, n=24)
         for pressed in f"{'2' * 12}n{'2' * 12}":
             page.keyboard.press(pressed)
@@ -192,7 +192,7 @@ def test_axe_finds_no_fault_of_accessibility_on_any_page(
         f"/label/gains{BEGUN}",
         "/label/guide",
     ]
-    with listening(store, token="a token") as closed:  # noqa: S106
+    with console_at(store, token="a token") as closed:  # noqa: S106
         check_with_axe(opened, axe, [closed + "/decisions", *(address + one for one in pages)])
     opened.close()
 
@@ -226,7 +226,7 @@ def test_a_hostile_passage_does_nothing_in_a_browser(page: "Page", address: str)
 
 
 def test_pages_work_without_a_script(browser: "Browser", tmp_path: Path) -> None:
-    with SampleStore.open(filled(tmp_path, 1)) as store, listening(store) as address:
+    with SampleStore.open(filled(tmp_path, 1)) as store, console_at(store) as address:
         context = browser.new_context(java_script_enabled=False)
         page = context.new_page()
         begin(page, address)
