@@ -1,6 +1,7 @@
 """What stands before every endpoint: tokens, hosts, sizes, times, request ids and accounts."""
 
 import asyncio
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,12 +61,25 @@ def test_without_a_token_only_this_machine_is_answered(
         assert client.post("/rerank", json=BODY, headers={"host": host}).status_code == status
 
 
-@pytest.mark.parametrize("content_type", ["", "text/plain", "application/x-www-form-urlencoded"])
-def test_a_body_must_say_that_it_is_json(serve: Serve, content_type: str) -> None:
-    """A page of another site may send what is no JSON without asking first."""
-    headers = {"content-type": content_type, "origin": "https://a.example"}
-    response = serve().post("/rerank", content=b"{}", headers=headers)
-    assert response.status_code == 415
+@pytest.mark.parametrize(
+    ("content_type", "origin", "status"),
+    [
+        ("", "https://a.example", 415),
+        ("text/plain", "https://a.example", 415),
+        ("application/x-www-form-urlencoded", "", 415),
+        ("application/json", "https://a.example", 200),
+        ("text/plain;charset=UTF-8", "", 200),
+        ("", "", 200),
+    ],
+)
+def test_a_body_is_json_and_a_page_of_another_site_says_so(
+    serve: Serve, scorer: NamedScores, content_type: str, origin: str, status: int
+) -> None:
+    """Such a page may send what is no JSON without asking first."""
+    headers = {"content-type": content_type, **({"origin": origin} if origin else {})}
+    response = serve().post("/rerank", content=json.dumps(BODY), headers=headers)
+    assert response.status_code == status
+    assert len(scorer.asked) == (status == 200)
 
 
 def pieces(n: int) -> Iterator[bytes]:
@@ -108,22 +122,24 @@ def request_of(client, receive) -> tuple[int, dict[str, str]]:
     return sent[0]["status"], {name.decode(): value.decode() for name, value in sent[0]["headers"]}
 
 
-def test_a_body_that_does_not_arrive_is_given_up(serve: Serve) -> None:
-    async def receive() -> dict:
-        await asyncio.sleep(30)
-        return {}
-
-    assert request_of(serve(receive_seconds=0.05), receive)[0] == 408
+async def never() -> dict:
+    await asyncio.sleep(30)
+    return {}
 
 
-def test_a_client_that_goes_away_is_counted_and_not_answered(
-    serve: Serve, registry: CollectorRegistry
+async def gone() -> dict:
+    return {"type": "http.disconnect"}
+
+
+@pytest.mark.parametrize(
+    ("receive", "status", "outcome"), [(never, 408, "rejected"), (gone, 0, "cancelled")]
+)
+def test_a_body_that_is_never_whole_is_given_up(
+    serve: Serve, registry: CollectorRegistry, receive, status: int, outcome: str
 ) -> None:
-    async def receive() -> dict:
-        return {"type": "http.disconnect"}
-
-    assert request_of(serve(), receive)[0] == 0
-    assert counted(registry, "ctxguard_http_requests_total", outcome="cancelled") == 1
+    """A client that goes away is counted and not answered."""
+    assert request_of(serve(receive_seconds=0.05), receive)[0] == status
+    assert counted(registry, "ctxguard_http_requests_total", outcome=outcome) == 1
 
 
 def test_more_bodies_than_may_be_held_are_refused(

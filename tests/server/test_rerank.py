@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from starlette.testclient import TestClient
 from ctxguard.errors import StageError
 from ctxguard.server.app import create_app
 from ctxguard.server.settings import ServiceSettings
+from tests.timing import until
 
 DOCUMENTS = ["0.1 none", "0.9 best", "0.85 good", "0.2 poor", "0.88 fine", "0.84 fourth"]
 
@@ -96,13 +96,59 @@ def test_it_is_plain_reranking_where_no_calibrated_policy_is_enforced(
         assert meta["dropped"] == {}
 
 
-def test_tei_has_its_own_form(serve: Serve, profile: Path) -> None:
-    client = serve(profile=profile)
-    body = {"query": "q", "texts": DOCUMENTS, "return_text": True, "raw_scores": False}
-    answer = client.post("/rerank", json=body).json()
-    assert [each["index"] for each in answer] == [1, 4, 2, 5, 3, 0]
-    assert [each["text"] for each in answer] == [DOCUMENTS[each["index"]] for each in answer]
-    assert [each["score"] for each in answer][3:] == [0.0] * 3
+@pytest.mark.parametrize(
+    ("path", "fields", "query"),
+    [
+        ("/rerank", {"texts": DOCUMENTS, "return_text": True, "raw_scores": False}, {}),
+        *[
+            ("/v1/rerank", {"documents": DOCUMENTS, "return_documents": True, **extra}, {})
+            for extra in ({"top_k": 6}, {"top_k": None}, {"truncation": True})
+        ],
+        *[
+            (path, {"text_2": DOCUMENTS}, {"text_1": query})
+            for path in ("/score", "/v1/score")
+            for query in ("q", ["q"])
+        ],
+    ],
+)
+def test_each_form_has_its_own_fields_and_the_same_decision(
+    serve: Serve, profile: Path, path: str, fields: dict, query: dict
+) -> None:
+    body = {**(query or {"query": "q"}), "model": "m", **fields}
+    page = serve(profile=profile).post(path, json=body).json()
+    results = page if "texts" in fields else page["data"]
+    order = [1, 4, 2, 5, 3, 0]
+    assert [each["index"] for each in results] == (sorted(order) if query else order)
+    name = "relevance_score" if "documents" in fields else "score"
+    scores = {each["index"]: each[name] for each in results}
+    assert scores[1] == 1.0
+    assert [at for at in order if scores[at] == 0.0] == [5, 3, 0]
+    for each in results:
+        echo = each.get("text" if "texts" in fields else "document")
+        assert echo == (None if query else DOCUMENTS[each["index"]])
+        assert each.get("object") == ("score" if query else None)
+    if "texts" not in fields:
+        assert (page["object"], page["model"], page["usage"]["total_tokens"]) == ("list", "m", 0)
+
+
+def test_top_k_bounds_the_results_and_one_text_may_be_scored(serve: Serve) -> None:
+    client, body = serve(), {"query": "q", "documents": DOCUMENTS, "top_k": 1}
+    page = client.post("/v1/rerank", json=body).json()
+    assert [each["index"] for each in page["data"]] == [1]
+    page = client.post("/score", json={"text_1": "q", "text_2": "0.4 one"}).json()
+    assert [each["score"] for each in page["data"]] == [0.4]
+
+
+def test_models_and_limits_can_be_asked_for(serve: Serve) -> None:
+    client = serve(rerank_model="bge", max_documents=7)
+    page = client.get("/v1/models").json()
+    assert page["object"] == "list"
+    assert [each["id"] for each in page["data"]] == ["bge", "ctxguard:omit", "ctxguard:full"]
+    assert {each["object"] for each in page["data"]} == {"model"}
+    assert client.get("/health").status_code == 200
+    info = client.get("/info").json()
+    assert info["max_client_batch_size"] == 7
+    assert "reranker" in info["model_type"]
 
 
 def test_documents_are_sent_back_beside_their_own_scores(serve: Serve) -> None:
@@ -292,10 +338,7 @@ def test_a_profile_is_replaced_while_serving(serve: Serve, profile: Path, tmp_pa
     policy = first.routes[route].policy.__class__(k=1)
     changed = first.routes[route].model_copy(update={"policy": policy})
     first.model_copy(update={"routes": {route: changed}}).save(file)
-    deadline = time.monotonic() + 60
-    while post(client, DOCUMENTS).json()["meta"]["ctxguard"]["kept"] != 1:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(lambda: post(client, DOCUMENTS).json()["meta"]["ctxguard"]["kept"] == 1)
 
 
 COPIES = ["0.9 best", "0.9  BEST", "0.9 best ", "0.9 best", "0.87 second", "0.1 third"]

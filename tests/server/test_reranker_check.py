@@ -1,7 +1,6 @@
 """A profile holds for the reranker that it was calibrated on, whatever that one calls itself."""
 
 import logging
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from http_service import NamedScores, Serve
 from ctxguard.core.types import FloatArray
 from ctxguard.profile.reranker_probe import FINGERPRINT_KEY, PROBES, described
 from ctxguard.profile.schema import Profile
+from tests.timing import until
 
 DOCUMENTS = ["0.9 best", "0.1 none"]
 PROBED = {query for query, _ in PROBES}
@@ -54,11 +54,8 @@ def flags(client) -> list[str]:
     return answer["meta"]["ctxguard"]["flags"]
 
 
-def until(client, expected: list[str]) -> None:
-    deadline = time.monotonic() + 60
-    while flags(client) != expected:
-        assert time.monotonic() < deadline, flags(client)
-        time.sleep(0.05)
+def comes_to(client, expected: list[str]) -> None:
+    until(lambda: flags(client) == expected, f"{expected}")
 
 
 def test_the_same_reranker_is_served_by_the_profile(serve: Serve, probed: Path) -> None:
@@ -79,9 +76,9 @@ def test_the_reranker_is_asked_again_while_serving(
     client = serve(profile=probed, probe_seconds=0.05)
     assert flags(client) == []
     scorer.scale = 1.5
-    until(client, ["profile_mismatch"])
+    comes_to(client, ["profile_mismatch"])
     scorer.scale = 1.0
-    until(client, [])
+    comes_to(client, [])
 
 
 def test_a_reranker_that_does_not_answer_leaves_the_profile_unverified(
@@ -91,7 +88,7 @@ def test_a_reranker_that_does_not_answer_leaves_the_profile_unverified(
     client = serve(profile=probed, probe_seconds=0.05)
     assert flags(client) == ["unverified"]
     scorer.is_down = False
-    until(client, [])
+    comes_to(client, [])
 
 
 def test_no_probe_is_asked_where_the_profile_has_no_scores(
@@ -107,10 +104,7 @@ def test_the_log_speaks_of_no_former_profile_where_there_was_none(
     caplog.set_level(logging.WARNING)
     scorer.fingerprint = "another"
     client = serve(profile=probed)
-    deadline = time.monotonic() + 60
-    while "is mismatched" not in caplog.text:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: "is mismatched" in caplog.text)
     assert flags(client) == ["profile_mismatch"]
     assert "no profile applies" in caplog.text
     assert "the one before" not in caplog.text

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import MIN_RATIO, QUERY, post, relevance
+from cases import CASES, MIN_RATIO, QUERY, post, relevance, truth
 
 from ctxguard.core.scores import relative_scores
 from ctxguard.core.types import ScoreKind
@@ -56,3 +56,8 @@ def test_the_table_at_the_top_is_true(guarded: str) -> None:
     assert ask(top_n=3) == ask(model="ctxguard:omit") == kept
     assert ask(model="ctxguard:full", top_n=3)[:2] == kept
     assert len(ask(model="ctxguard:full", top_n=3)) == 3
+
+
+def test_the_cases_of_the_clients_drop_some_and_keep_some(guarded: str) -> None:
+    found = [truth(guarded, case.documents) for case in CASES]
+    assert sum(0.0 in scores and any(scores) for scores in found) > len(CASES) / 2
