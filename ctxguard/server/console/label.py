@@ -15,9 +15,9 @@ from ctxguard.monitor.labels.guide import EXAMPLE_QUERY, NEGATIVES, example, mea
 from ctxguard.monitor.labels.human import ALWAYS, IF_NONE_ABOVE, human_verdicts
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples, unfinished
 from ctxguard.monitor.service import let_people_grade
-from ctxguard.monitor.store import LabelRow
+from ctxguard.monitor.store import LabelRow, PickedSample
 from ctxguard.server.console.pages import Form, Pages, RefusedPage, base, go_to, whole_number
-from ctxguard.server.console.queue import LabelQueue, Place, Task
+from ctxguard.server.console.queue import LabelQueue, Task
 
 _MOST_NAME_CHARS = 100
 _MOST_PICKED = 1_000
@@ -86,7 +86,7 @@ class Label:
         still_open = sample.rows()
         n_needed = len([row for row in still_open if row.when == ALWAYS])
         n_open = n_needed or min(len(still_open), 1)
-        others = [place for place in places if place.sample_id != sample_id]
+        others = {one: done for one, done in places.items() if one.sample_id != sample_id}
         return self._pages.page(
             request,
             "label.html",
@@ -98,7 +98,7 @@ class Label:
             n_open=n_open,
             n_needed=max([one.place for one in shown], default=0),
             n_further=len(still_open),
-            n_graded=len([place for place in others if place.is_graded]) + (n_open == 0),
+            n_graded=sum(others.values()) + (n_open == 0),
             n_picked=len(others) + 1,
             next_sample=_after(others, sample.record.request_id),
             keys=_KEYS,
@@ -173,7 +173,7 @@ class Label:
         labelled = [one.request_id for one in picked if one.n_labels]
         usable = usable_labels(self._store, list(dict.fromkeys(labelled)))
         still_open = [
-            place.sample_id for place in self._queue.places(task, None) if not place.is_graded
+            one.sample_id for one, done in self._queue.places(task, None).items() if not done
         ]
         samples = unfinished(graded_samples(self._store, task.series, still_open).values())
         plan = label_plan(self._store, task.series, samples, self._clock())
@@ -210,15 +210,24 @@ class Label:
             "guide_negatives": [(key, kind.value, NEGATIVES[kind]) for key, kind in _KEYS.items()],
         }
 
+    def _task(self, fields: Form) -> Task | None:
+        """Read the task from the fields of an address or a form; None without a person."""
+        annotator = " ".join(sanitise(fields.get("annotator", "")).split())
+        if not annotator:
+            return None
+        if len(annotator) > _MOST_NAME_CHARS:
+            raise RefusedPage(400, "A long name", f"Use at most {_MOST_NAME_CHARS} characters.")
+        all_series = self._store.series() or [PEOPLE_ALONE]
+        series = fields.get("judge") or all_series[-1]
+        if series not in all_series:
+            raise RefusedPage(404, "No such judge", f"The store has {', '.join(all_series)}.")
+        return Task(annotator, series, fields.get("tenant", "").strip())
+
     def _of(self, form: Form) -> Task:
         task = self._task(form)
         if task is None:
             raise RefusedPage(400, "Whose labels?", "Enter your name on the page Label first.")
         return task
-
-    def _task(self, fields: Form) -> Task | None:
-        """Read the task from the fields of an address or a form; None without a person."""
-        return _task(fields, self._store.series() or [PEOPLE_ALONE])
 
     def _sample(self, task: Task, sample_id: int) -> GradedSample:
         """Read a sample that was picked for this task.
@@ -281,19 +290,6 @@ def _as_in_forms(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _task(fields: Form, all_series: list[str]) -> Task | None:
-    """Read a task from the fields of an address or a form; None without a person's name."""
-    annotator = " ".join(sanitise(fields.get("annotator", "")).split())
-    if not annotator:
-        return None
-    if len(annotator) > _MOST_NAME_CHARS:
-        raise RefusedPage(400, "A long name", f"Use at most {_MOST_NAME_CHARS} characters.")
-    series = fields.get("judge") or all_series[-1]
-    if series not in all_series:
-        raise RefusedPage(404, "No such judge", f"The store has {', '.join(all_series)}.")
-    return Task(annotator, series, fields.get("tenant", "").strip())
-
-
 def _value(verdict: Judgment | None) -> str:
     """Write a grade as the form sends it."""
     if verdict is None:
@@ -308,9 +304,9 @@ def _current(shown: list[_Shown], at: int | None) -> int | None:
     return at if at is not None and at < len(shown) else first_open
 
 
-def _after(places: list[Place], request_id: str) -> int | None:
+def _after(places: dict[PickedSample, bool], request_id: str) -> int | None:
     """Find the next request that lacks grades: after this one, then from the start."""
     here = in_file_order(request_id)
-    still_open = [place for place in places if not place.is_graded]
-    later = [place for place in still_open if in_file_order(place.request_id) > here]
-    return next((place.sample_id for place in (*later, *still_open)), None)
+    still_open = [one for one, is_graded in places.items() if not is_graded]
+    later = [one for one in still_open if in_file_order(one.request_id) > here]
+    return next((one.sample_id for one in (*later, *still_open)), None)

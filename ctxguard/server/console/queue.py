@@ -38,19 +38,6 @@ class Task:
         return f"{page}?{urlencode({**self.fields(), **more})}"
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A request in the order in which they are graded.
-
-    Attributes:
-        is_graded: Whether people have graded all that the task needs.
-    """
-
-    sample_id: int
-    request_id: str
-    is_graded: bool
-
-
 _Key = tuple[int, str, str]
 
 
@@ -71,8 +58,8 @@ class LabelQueue:
         # where it is another tenant's.
         self._known: dict[_Key, tuple[int, bool | None]] = {}
 
-    def places(self, task: Task, most_read: int | None = _MOST_READ) -> list[Place]:
-        """The requests of a task, in random order, as not all may be graded.
+    def places(self, task: Task, most_read: int | None = _MOST_READ) -> dict[PickedSample, bool]:
+        """The requests of a task, in random order, and whether people have graded all it needs.
 
         Args:
             task: What is graded.
@@ -81,12 +68,11 @@ class LabelQueue:
         """
         picked = self._store.picked_samples(task.series)
         self._read(picked, task, None if task.tenant else most_read)
-        places = [
-            Place(one.sample_id, one.request_id, is_graded)
-            for one in picked
+        return {
+            one: is_graded
+            for one in sorted(picked, key=lambda one: in_file_order(one.request_id))
             if (is_graded := self._known.get(_key(one, task), (0, one.n_labels > 0))[1]) is not None
-        ]
-        return sorted(places, key=lambda place: in_file_order(place.request_id))
+        }
 
     def sample(self, task: Task, sample_id: int) -> GradedSample | None:
         """A sample with the labels so far; None where its text was deleted."""
@@ -95,11 +81,11 @@ class LabelQueue:
     def next_open(self, task: Task) -> tuple[int, GradedSample] | None:
         """The first that lacks grades, and its id; None where all are graded."""
         for most_read in (_MOST_READ, None):
-            for place in self.places(task, most_read):
-                sample = None if place.is_graded else self.sample(task, place.sample_id)
+            for one, is_graded in self.places(task, most_read).items():
+                sample = None if is_graded else self.sample(task, one.sample_id)
                 # Where nothing was served, there may be nothing to grade.
                 if sample is not None and not sample.is_graded:
-                    return place.sample_id, sample
+                    return one.sample_id, sample
         return None
 
     def _read(self, picked: list[PickedSample], task: Task, most_read: int | None) -> None:
