@@ -7,14 +7,15 @@ import json
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.errors import ConfigurationError
+from ctxguard.resilience.pool import DaemonPool
 from ctxguard.retrieval.usage import InvalidReason, Ledger
 
 T = TypeVar("T")
@@ -217,7 +218,13 @@ class ChatClient:
         def ask(item: U) -> Reply[T]:
             return self.complete(conversation(item), form, read)
 
-        return _in_threads(ask, items, self._settings["concurrency"])
+        pool = DaemonPool("chat", workers=self._settings["concurrency"], waiting=len(items))
+        replies = [pool.submit(partial(ask, item)) for item in items]
+        try:
+            return [each.result() for each in replies]
+        finally:
+            for each in replies:
+                each.cancel()
 
     def close(self) -> None:
         """Close the connections; asking again opens new ones."""
@@ -397,40 +404,6 @@ def _of_status(status_code: int) -> InvalidReason:
     if status_code >= _SERVER_ERROR:
         return InvalidReason.SERVER_ERROR
     return InvalidReason.DENIED if status_code in _DENIED else InvalidReason.REJECTED
-
-
-def _in_threads(ask: Callable[[U], T], items: Sequence[U], n_threads: int) -> list[T]:
-    """Return the results of ``ask`` for the items, in their order.
-
-    Runs on daemon threads rather than in a pool: the interpreter joins a pool's threads at exit,
-    so a hanging endpoint would keep the process alive.
-    """
-    answers: dict[int, T] = {}
-    errors: list[Exception] = []
-    waiting = deque(enumerate(items))
-
-    def work() -> None:
-        while not errors:
-            try:
-                position, item = waiting.popleft()
-            except IndexError:
-                return
-            try:
-                answers[position] = ask(item)
-            except Exception as error:
-                errors.append(error)
-
-    threads = [
-        threading.Thread(target=work, name="ctxguard-chat", daemon=True)
-        for _ in range(min(n_threads, len(items)))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return [answers[position] for position in range(len(items))]
 
 
 def read_reply(body: str, read: Callable[[str], T | InvalidReason]) -> Reply[T]:
