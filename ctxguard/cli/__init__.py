@@ -158,9 +158,9 @@ def main() -> None:
     Exits with 2 where another distribution has replaced the package's own ``__init__``.
     """
     if clash := foreign_distribution():
-        from ctxguard.cli._console import BAD_INPUT, print_warning
+        from ctxguard.cli._console import BAD_INPUT, print_labelled
 
-        print_warning(clash)
+        print_labelled("warning", "bold yellow", clash)
         if not hasattr(ctxguard, "ContextGuard"):
             sys.exit(BAD_INPUT)
     app()

@@ -89,8 +89,8 @@ class Command(TyperCommand):
             if ctx.params.get("as_json"):
                 print_json({"error": about})
             finding = isinstance(error, CalibrationError | ProfileMismatchError)
-            label, colour = ("finding", "yellow") if finding else ("error", "red")
-            _print_labelled(label, colour, str(about["message"]))
+            label, style = ("finding", "bold yellow") if finding else ("error", "bold red")
+            print_labelled(label, style, str(about["message"]))
             raise typer.Exit(FINDING if finding else BAD_INPUT) from None
         return result
 
@@ -135,15 +135,13 @@ def _described(error: Exception) -> dict[str, object]:
     return {**about, "message": message}
 
 
-def print_warning(text: str) -> None:
-    """Print one line of warning to standard error."""
-    _print_labelled("warning", "yellow", text)
+def print_labelled(label: str, style: str, text: str) -> None:
+    """Print one line to standard error, under a label such as ``warning``."""
+    _Terminal(stderr=True).print(_labelled(label, style, text), soft_wrap=True)
 
 
-def _print_labelled(label: str, colour: str, text: str) -> None:
-    line = Text(f"{label}: ", style=f"bold {colour}")
-    line.append(one_line(text), style="not bold default")
-    _Terminal(stderr=True).print(line, soft_wrap=True)
+def _labelled(label: str, style: str, text: str) -> Text:
+    return Text.assemble((f"{label}: ", style), (one_line(text), "not bold default"))
 
 
 class _Terminal(Console):
@@ -209,8 +207,7 @@ class Output:
 
     def note(self, text: str) -> None:
         """Print one line that a reader should know besides the result."""
-        line = Text("note: ", style="yellow")
-        self._notes.print(line.append(one_line(text), style="default"))
+        self._notes.print(_labelled("note", "yellow", text))
 
     def notes(self, lines: Iterable[str]) -> None:
         """Print notes, one line each."""
@@ -219,8 +216,7 @@ class Output:
 
     def warning(self, text: str) -> None:
         """Print one line that a reader must know before the result is used."""
-        line = Text("warning: ", style="bold yellow")
-        self.out.print(line.append(one_line(text), style="default"))
+        self.out.print(_labelled("warning", "bold yellow", text))
 
     def facts(self, *rows: tuple[str, str | None]) -> None:
         """Print names with their values, one per line, without those of None."""
@@ -296,6 +292,11 @@ def print_json(document: Mapping[str, object]) -> None:
     typer.echo(as_json(document, indent=2))
 
 
+def picked(record: object, *names: str) -> dict[str, Any]:
+    """Attributes that a JSON document has under their own names."""
+    return {name: getattr(record, name) for name in names}
+
+
 def number(value: float | None) -> str:
     """A value with three decimals, or ``no data``.
 
@@ -347,4 +348,6 @@ def check_writable(file: Path | None, option: str) -> None:
         if refused:
             raise typer.BadParameter(words, param_hint=option)
     if existing != file.absolute().parent:
-        _print_labelled("note", "yellow", f"{option}: {file.parent} is missing and will be made")
+        print_labelled(
+            "note", "bold yellow", f"{option}: {file.parent} is missing and will be made"
+        )

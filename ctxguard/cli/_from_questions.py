@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ctxguard._support.words import count
-from ctxguard.cli._console import Output
+from ctxguard.cli._console import Output, picked
 from ctxguard.cli._store import open_store
 from ctxguard.core.types import DEFAULT_DEPTH, Route
 from ctxguard.errors import ConfigurationError
@@ -85,7 +85,6 @@ def calibrate_from_questions(settings: "Calibrate", chosen: "Settings", output: 
             *[(name.replace("_", " "), str(file)) for name, file in files.items()],
         )
 
-    own = ("gain", "expected_gain", "cost_if_less_specific")
     document = {
         "verdict": None if verdict is None else verdict.decision,
         **files,
@@ -96,7 +95,7 @@ def calibrate_from_questions(settings: "Calibrate", chosen: "Settings", output: 
             route: {
                 "keeps": describe_policy(made.profile.routes[route].policy),
                 "judge": result.rates,
-                **{name: getattr(result, name) for name in own},
+                **picked(result, "gain", "expected_gain", "cost_if_less_specific"),
                 "questions": result.n_questions,
             }
             for route, result in made.routes.items()

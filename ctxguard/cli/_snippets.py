@@ -70,27 +70,20 @@ def _stretch(line: str, matches: Sequence[Match], width: int) -> tuple[int, int]
     """The bounds of the stretch: at the first match from which most terms fit, after some words."""
     if len(line) <= width:
         return 0, len(line)
-    best = 0
-    if matches:
 
-        def terms_from(first: Match) -> int:
-            end = first[0] + round(width * (1 - _BEFORE))
-            return len({term for start, _, term in matches if first[0] <= start < end})
+    def terms_from(first: Match) -> int:
+        end = first[0] + round(width * (1 - _BEFORE))
+        return len({term for start, _, term in matches if first[0] <= start < end})
 
-        best, *_ = max(matches, key=terms_from)
+    best = max(matches, key=terms_from)[0] if matches else 0
     earliest = min(max(best - round(width * _BEFORE), 0), len(line) - width)
-    start = min(_next_word(line, earliest), best)
+    start = earliest
+    if earliest and line[earliest - 1] != " ":  # the next word; a text may have no spaces
+        start = line.find(" ", earliest, earliest + 30) + 1 or earliest
+    start = min(start, best)
     room = width - len(_ELLIPSIS) - (len(_ELLIPSIS) + 1 if start else 0)
     end = min(start + room, len(line))
     if end < len(line):
         space = line.rfind(" ", start, end + 1)
         end = end if space <= start else space
     return start, end
-
-
-def _next_word(line: str, position: int) -> int:
-    """The start of the first word at or after a position; the position in a text without spaces."""
-    if position == 0 or line[position - 1] == " ":
-        return position
-    space = line.find(" ", position, position + 30)
-    return position if space < 0 else space + 1

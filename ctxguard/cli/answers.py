@@ -32,8 +32,6 @@ _WIDE = 120
 
 
 class Answers(System):
-    """Settings of ``ctxguard answers``."""
-
     file: Path = setting(
         "JSONL file of the answers, as `ctxguard fit utilities` reads them; made by the first run, "
         "and a later one goes on where it ends.",

@@ -13,7 +13,7 @@ from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.extras import require
 from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output
+from ctxguard.cli._console import Output, picked
 from ctxguard.cli._from_questions import calibrate_from_questions, lacks_verdict
 from ctxguard.cli._inputs import Labelled, notes_on_pools, open_labelled, shared_questions
 from ctxguard.cli._results import print_asking, print_summary
@@ -33,8 +33,6 @@ _TIMED_QUERIES = 20
 
 
 class Calibrate(JudgeModel, System, ChoiceSettings):
-    """Settings of ``ctxguard calibrate``."""
-
     data: _options.LabelledQueriesIfAny = None
     queries: Path | None = optional(
         "Questions without labels, in place of --data: JSONL or CSV with query_id and query, "
@@ -186,7 +184,7 @@ class Calibrate(JudgeModel, System, ChoiceSettings):
         if self.alpha is not None:
             promise = Promise(self.alpha, self.beta, self.delta)
         return Settings(
-            **{name: getattr(self, name) for name in ChoiceSettings.model_fields},
+            **picked(self, *ChoiceSettings.model_fields),
             promise=promise,
             depth=self.depth or DEFAULT_DEPTH,
             utilities=self.worth(base),
@@ -200,7 +198,6 @@ class Calibrate(JudgeModel, System, ChoiceSettings):
         from calibration.report import certificate_words, summarise
 
         held_out, profile = made.held_out, made.profile
-        own = ("why", "verdict", "certificate", "sufficiency", "assessor", "chosen_on", "held_out")
         return {
             "verdict": None if profile.verdict is None else profile.verdict.decision,
             "profile": self.out,
@@ -221,7 +218,8 @@ class Calibrate(JudgeModel, System, ChoiceSettings):
                     "k": outcome.profile.policy.k,
                     "promise": certificate_words(outcome, made.settings),
                     "summary": summarise(outcome, made.settings, held_out=held_out is not None),
-                    **{name: getattr(outcome.profile, name) for name in own},
+                    **picked(outcome.profile, "why", "verdict", "certificate", "sufficiency"),
+                    **picked(outcome.profile, "assessor", "chosen_on", "held_out"),
                     "segments": {
                         name: {
                             "policy": describe_policy(segment.policy),

@@ -11,7 +11,7 @@ from pydantic import Field
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, as_json
+from ctxguard.cli._console import Output, as_json, picked
 from ctxguard.cli._inputs import fitted, read_labelled, seen_in_calibration
 from ctxguard.cli._results import print_checks, print_comparison
 from ctxguard.cli._settings import system_in
@@ -35,8 +35,6 @@ _LEXICAL = (Route.LEXICAL, Route.LEXICAL_RERANK)
 
 
 class Compare(_options.PassageWorth):
-    """Settings of ``ctxguard compare``."""
-
     index: IndexFolder = None
     system: list[Path] = setting(
         "TOML file that describes a system to compare as well, under the name of the file, or "
@@ -230,7 +228,6 @@ def _document(comparison: "Comparison", checks: "Sequence[RegressionCheck]") -> 
     """A comparison as JSON; ``SavedComparison`` reads a part of it back."""
     from calibration.compare.saved_comparison import values_as_json
 
-    figures = ("harm_share", "verdict", "latency_ms", "curve")
     return {
         "measured_queries": len(comparison.query_ids),
         "utilities": comparison.utilities,
@@ -242,16 +239,13 @@ def _document(comparison: "Comparison", checks: "Sequence[RegressionCheck]") -> 
                 "name": each.candidate.name,
                 **each.candidate.describe(),
                 "score_kind": each.kind,
-                **{name: getattr(each, name) for name in figures},
+                **picked(each, "harm_share", "verdict", "latency_ms", "curve"),
                 "per_query": values_as_json(each.per_query),
             }
             for each in comparison.candidates
         ],
         "against": {
-            check.candidate: {
-                name: getattr(check, name) for name in ("saved", "regressed", "differences")
-            }
-            for check in checks
+            check.candidate: picked(check, "saved", "regressed", "differences") for check in checks
         },
         "query_ids": comparison.query_ids,
     }

@@ -15,7 +15,7 @@ from rich.text import Text
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, interval, number, one_line
+from ctxguard.cli._console import Output, interval, number, one_line, picked
 from ctxguard.cli._results import print_differences
 from ctxguard.cli._store import tokens_in_words
 from ctxguard.core.tokens import estimate_tokens
@@ -33,8 +33,6 @@ _MARKS = {2: ("✓", "green"), 1: ("✓", "green"), 0: ("", "dim"), -1: ("✗", 
 
 
 class Demo(SettingsModel):
-    """Settings of ``ctxguard demo``."""
-
     index: Path | None = optional(
         "Index folder to open, or to build on the first run.",
         "FOLDER",
@@ -181,14 +179,13 @@ def _document(
             for pair in pairs
         ],
         "traffic": {
-            "requests": traffic.requests,
-            "sampled": traffic.sampled,
+            **picked(traffic, "requests", "sampled"),
             "tokens": {
                 mode: tokens._asdict() for mode, tokens in tokens_by_mode(traffic.counts).items()
             },
             "estimates": {
                 metric.value: {
-                    **{name: getattr(estimate, name) for name in ("value", "lower", "upper", "n")},
+                    **picked(estimate, "value", "lower", "upper", "n"),
                     "truth": traffic.truth.get(metric),
                 }
                 for metric, estimate in traffic.estimates.items()

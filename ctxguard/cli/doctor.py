@@ -73,8 +73,6 @@ class Finding(NamedTuple):
 
 
 class Doctor(SettingsModel):
-    """Settings of ``ctxguard doctor``."""
-
     places: list[str] = setting(
         "Parts to look at: an index folder or an engine's URL, a profile (.json), a sample "
         "store's URL, the URL of metrics, or the file of a system (.toml), which names them.",

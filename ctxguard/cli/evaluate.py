@@ -36,8 +36,6 @@ _FIRST = ("recall", "mrr", "udcg_strict", "harm", "kept", "keyword_recall", "key
 
 
 class Evaluate(System):
-    """Settings of ``ctxguard evaluate``."""
-
     data: _options.LabelledQueries
     profile: _options.ProfileFile = None
     k: int | None = optional(

@@ -30,8 +30,6 @@ _SEED = 0
 
 
 class Ranker(IndexSystem):
-    """Settings of ``ctxguard fit ranker``."""
-
     data: _options.LabelledQueries
     out: Path | None = optional(
         "Write the fitted ranker here, for ranker in --system.",
@@ -128,8 +126,6 @@ def _verdict(gain: "Difference", out: Path | None) -> str:
 
 
 class Utilities(SettingsModel):
-    """Settings of ``ctxguard fit utilities``."""
-
     answers: Path = setting(
         "JSONL with one answer per line: query_id, passage_ids in the order of the context, "
         "correct (true or false), and optionally reader.",

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ctxguard._support.settings import SettingsModel, key, optional, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, interval, number
+from ctxguard.cli._console import Output, interval, number, picked
 from ctxguard.cli._inputs import (
     fitted,
     fusion_of,
@@ -37,8 +37,6 @@ _SEED = 0
 
 
 class Freeze(SettingsModel):
-    """Settings of ``ctxguard golden freeze``."""
-
     sources: list[Path] = setting(
         "JSONL or CSV files of labels and questions, frozen sets, BEIR folders.",
         "SRC...",
@@ -66,8 +64,6 @@ class Freeze(SettingsModel):
 
 
 class Check(SettingsModel):
-    """Settings of ``ctxguard golden check``."""
-
     folder: Path = setting("A frozen set.", "DIR", argument=True)
     as_json: _options.AsJson = False
 
@@ -82,8 +78,6 @@ class Check(SettingsModel):
 
 
 class Coverage(IndexSystem):
-    """Settings of ``ctxguard golden coverage``."""
-
     data: _options.LabelledQueries
     ks: list[Annotated[int, Field(ge=1)]] = key(
         "Cut-offs, as a list.", "LIST", "--k", default="1, 3, 5, 10 and 20", factory=list
@@ -169,8 +163,6 @@ class Coverage(IndexSystem):
 
 
 class HardNegatives(IndexSystem):
-    """Settings of ``ctxguard golden hard-negatives``."""
-
     data: _options.LabelledQueries
     out: Path = setting("JSONL file for the triplets.", "FILE", writes=True)
     as_json: _options.AsJson = False
@@ -239,7 +231,7 @@ def _result(
     state = "" if changed is None else f", {'changed' if changed else 'unchanged'}"
     disputed = [
         {
-            **{name: getattr(label, name) for name in ("query_id", "passage_id", "value")},
+            **picked(label, "query_id", "passage_id", "value"),
             "labels": label.annotations,
         }
         for label in golden.disputed

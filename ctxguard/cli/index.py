@@ -14,7 +14,7 @@ from rich.filesize import decimal
 import ctxguard
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, print_warning
+from ctxguard.cli._console import Output, picked, print_labelled
 from ctxguard.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ _READ = 1_000
 
 
 class Index(SettingsModel):
-    """Settings of ``ctxguard index``."""
-
     corpus: Path = setting(
         "Passages: a JSONL file, one passage a line with _id (or id), text and optionally "
         "title and metadata; or a BEIR folder, whose corpus.jsonl is read. Other formats are "
@@ -120,7 +118,7 @@ class Index(SettingsModel):
                     f"{self.out} was not changed, and nothing that was encoded is kept; run the "
                     "command again"
                 )
-            print_warning(f"interrupted: {kept}")
+            print_labelled("warning", "bold yellow", f"interrupted: {kept}")
             raise
 
     def _index(self, output: Output) -> None:
@@ -247,8 +245,7 @@ class Index(SettingsModel):
         document |= {
             "index": str(folder),
             "left_out": {"neither title nor text": report.empty},
-            "repaired": report.repaired,
-            "unhandled_letters": report.unhandled_letters,
+            **picked(report, "repaired", "unhandled_letters"),
             "vectors": {"dimension": dimension, "search": search},
             "signals": signals,
             "size_bytes": size_bytes,

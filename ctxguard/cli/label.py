@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import NO_DATA, Output
+from ctxguard.cli._console import NO_DATA, Output, picked
 from ctxguard.cli._store import IN_WORDS, named_series, open_store
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ MaxGrade = Annotated[int, setting("Highest grade of the scale, one for a store."
 
 
 class Export(SettingsModel):
-    """Settings of ``ctxguard label export``."""
-
     store: _options.StoreUrl
     out: Path | None = optional(
         "File to write, .jsonl or .csv.",
@@ -154,8 +152,6 @@ def _print_widths(plan: "LabelPlan", output: Output) -> None:
 
 
 class Import(SettingsModel):
-    """Settings of ``ctxguard label import``."""
-
     file: Path = setting(
         "File written by `ctxguard label export`, with grades filled in.", "FILE", argument=True
     )
@@ -195,9 +191,7 @@ class Import(SettingsModel):
                 f"{usable['unpicked']:,} of them were not picked at random: they enter no estimate"
             )
         document = {
-            "added": added.added,
-            "duplicates": added.duplicates,
-            "disagreeing": added.disagreeing,
+            **picked(added, "added", "duplicates", "disagreeing"),
             "unknown": unknown,
             "blank": sum(request_id not in unknown for request_id in ungraded),
             "usable": usable,
@@ -207,8 +201,6 @@ class Import(SettingsModel):
 
 
 class Feedback(SettingsModel):
-    """Settings of ``ctxguard label feedback``."""
-
     file: Path = setting(
         "JSONL file: request_id, kind (thumb_up, thumb_down, cited), passage_ids, time.",
         "FILE",
@@ -229,6 +221,6 @@ class Feedback(SettingsModel):
             f"first: {first}"
             for first in added.unknown[:1]
         ]
-        document = {"added": added.added, "unknown": added.unknown}
+        document = picked(added, "added", "unknown")
         words = f"{added.added:,} reactions imported"
         output.result(document, lambda: output.out.print(words), notes)

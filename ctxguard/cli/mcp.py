@@ -18,8 +18,6 @@ _LOOPBACK = "127.0.0.1"
 
 
 class Mcp(IndexSystem):
-    """Settings of ``ctxguard mcp``."""
-
     profile: _options.ProfileFile = None
     k: int = setting(
         "Passages to find where no calibrated policy applies.",

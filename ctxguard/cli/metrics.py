@@ -9,8 +9,6 @@ from ctxguard.cli._console import Output
 
 
 class Metrics(SettingsModel):
-    """Settings of ``ctxguard metrics``."""
-
     what: Literal["rules", "dashboard"] = setting(
         "File to print: rules (YAML for Prometheus) or dashboard (JSON for Grafana).",
         "rules|dashboard",

@@ -16,7 +16,7 @@ import ctxguard
 from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard._support.words import count
 from ctxguard.cli import _options
-from ctxguard.cli._console import NO_DATA, Output, short_interval
+from ctxguard.cli._console import NO_DATA, Output, picked, short_interval
 from ctxguard.cli._store import IN_WORDS, JudgeSettings, open_store, tokens_in_words
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.errors import ConfigurationError, CtxguardError, StoreError
@@ -36,19 +36,8 @@ _DAY_SECONDS = 86_400.0
 _GIB = 2**30
 _EXIT_SECONDS = 5.0
 
-_OF_LIVE = ("shown", "estimates", "judge_estimates", "labelled", "unpicked", "disagreements")
-_OF_REPORT = (
-    *("judge", "outcomes", "waiting", "verdicts", "invalid_verdicts", "feedback"),
-    "judging_sampling_probability",
-)
-_OF_ACCOUNTS = ("sampled", "stored", "pending", "unaccounted", "lost")
-_OF_PROMISE = ("route", "quantity", "reference", "target", "e_value")
-"""Figures that the JSON document has under their own names."""
-
 
 class Monitor(JudgeSettings, IndexSystem):
-    """Settings of ``ctxguard monitor``; the index is the guard's."""
-
     store: _options.StoreUrl
     profile: Path | None = optional(
         "Calibrated profile; an alarm is raised when its losses rise.", "FILE"
@@ -283,10 +272,12 @@ def _audit(retriever: "HybridRetriever | None", share: float) -> "Audit | None":
 
 def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, object]:
     live = report.live
+    of_live = ("shown", "estimates", "judge_estimates", "labelled", "unpicked", "disagreements")
+    of_report = ("judge", "outcomes", "waiting", "verdicts", "invalid_verdicts", "feedback")
     return {
-        **{name: getattr(live, name) for name in _OF_LIVE},
-        **{name: getattr(report, name) for name in _OF_REPORT},
-        **{name: getattr(report.accounts, name) for name in _OF_ACCOUNTS},
+        **picked(live, *of_live),
+        **picked(report, *of_report, "judging_sampling_probability"),
+        **picked(report.accounts, "sampled", "stored", "pending", "unaccounted", "lost"),
         "arms": {
             window: columns for window, columns in live.arms.items() if "difference" in columns
         },
@@ -295,14 +286,13 @@ def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, objec
         "alarms": () if alarms is None else alarms.active,
         "promises": [
             {
-                **{name: getattr(monitor, name) for name in _OF_PROMISE},
-                "at_most": monitor.promise.at_most,
-                "source": monitor.promise.source,
-                "reference_requests": monitor.n_reference,
-                "judged": monitor.n,
-                "needed": monitor.n_needed,
+                **picked(loss, "route", "quantity", "reference", "target", "e_value"),
+                **picked(loss.promise, "at_most", "source"),
+                "reference_requests": loss.n_reference,
+                "judged": loss.n,
+                "needed": loss.n_needed,
             }
-            for monitor in (() if alarms is None else alarms.losses)
+            for loss in (() if alarms is None else alarms.losses)
         ],
     }
 

@@ -27,8 +27,6 @@ _LINE_END = 8
 
 
 class Query(System):
-    """Settings of ``ctxguard query``."""
-
     question: str = setting("The query text.", "QUESTION", argument=True)
     profile: _options.ProfileFile = None
     k: int | None = optional(

@@ -9,7 +9,7 @@ from pydantic import model_validator
 import ctxguard
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output
+from ctxguard.cli._console import Output, picked
 from ctxguard.cli._results import by_metric, print_asking
 from ctxguard.cli._store import named_series, open_store
 from ctxguard.core.fusion import Fusion
@@ -29,8 +29,6 @@ _HELD_OUT = 0.5
 
 
 class Recalibrate(SettingsModel):
-    """Settings of ``ctxguard recalibrate``."""
-
     store: _options.StoreUrl
     profile: Path | None = optional(
         "Profile in force, to compare the new one with.",
@@ -108,18 +106,12 @@ class Recalibrate(SettingsModel):
             "profile": out,
             "profile_id": made.profile.profile_id,
             "route": route,
-            "requests": traffic.requests,
             "questions": n_questions,
-            "effective_requests": traffic.effective_requests,
-            "effective_questions": traffic.effective_questions,
-            "held_out": made.held_out,
-            "left_out": traffic.left_out,
+            **picked(traffic, "requests", "effective_requests", "effective_questions", "left_out"),
             **policies,
-            "verdict": after.verdict,
+            **picked(after, "verdict", "certificate", "assessor"),
+            **picked(made, "held_out", "results"),
             "in_shadow": rises,
-            "certificate": after.certificate,
-            "assessor": after.assessor,
-            "results": made.results,
             "raised": None if raised is None else raised.profile_id,
         }
 

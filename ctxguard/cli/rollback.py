@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output
+from ctxguard.cli._console import Output, picked
 from ctxguard.profile.describe import describe_policy
 
 if TYPE_CHECKING:
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 
 class Rollback(SettingsModel):
-    """Settings of ``ctxguard rollback``."""
-
     profile: Path = setting("The profile file that guards watch.", "FILE", argument=True)
     to: str | None = optional(
         "Id of the profile to return to, or its beginning; without it they are listed.",
@@ -67,11 +65,10 @@ class Rollback(SettingsModel):
             output.table(columns, rows, f"Before {self.profile}")
             output.note(f"`ctxguard rollback {self.profile} ID` returns to one")
 
-        of_former = ("replaced_at", "replaced_by", "why")
         listed = [
             {
                 "profile_id": each.profile.profile_id,
-                **{name: getattr(each, name) for name in of_former},
+                **picked(each, "replaced_at", "replaced_by", "why"),
                 "verdict": each.profile.verdict,
             }
             for each in former

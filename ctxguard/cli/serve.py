@@ -6,8 +6,6 @@ from ctxguard.server.settings import ServiceSettings
 
 
 class Serve(ServiceSettings):
-    """Settings of ``ctxguard serve``."""
-
     def __call__(self, output: Output) -> None:
         """Point any client of a rerank API (Cohere, Jina, vLLM, TEI) here, at POST /rerank.
 
