@@ -9,6 +9,7 @@ from pathlib import Path
 
 from household import write_jsonl
 from prometheus_client import CollectorRegistry
+from running import Result, Run
 
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import Policy, RatioPolicy
@@ -59,6 +60,16 @@ class Traffic:
                 for query, relevant in self.relevant.items()
             ),
         )
+
+
+def judge(run: Run, traffic: Traffic, *options: object, **keys: object) -> Result:
+    """Run `ctxguard monitor --once` with the truth for a judge."""
+    labels = traffic.write_labels(traffic.file.with_name("truth.jsonl"))
+    return run(
+        *("monitor", "--store", traffic.url, "--judge", "labels", "--labels", labels, "--once"),
+        *options,
+        system={"monitor": keys} if keys else None,
+    )
 
 
 def profile_of(policy: Policy, certificate: Certificate | None = CERTIFICATE) -> Profile:

@@ -4,8 +4,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from household import SUBJECTS, TASKS, write_collection, write_jsonl
@@ -18,15 +20,7 @@ from ctxguard.profile.schema import Profile
 
 pytestmark = pytest.mark.model
 
-
-def keys(**settings: object) -> dict[str, dict[str, object]]:
-    """A file with settings of ``calibrate``."""
-    named = {name.replace("_", "-"): each for name, each in settings.items()}
-    return {
-        "calibrate": {
-            name: str(each) if isinstance(each, Path) else each for name, each in named.items()
-        }
-    }
+Calibrate = Callable[..., tuple[Any, Profile]]
 
 
 @pytest.fixture(scope="module")
@@ -35,47 +29,27 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_collection(tmp_path_factory.mktemp("many") / "household", copies=3)
 
 
-def test_a_certificate_is_stated_in_words(
-    run: Run, index: Path, many: Path, cache: Path, tmp_path: Path
-) -> None:
-    result = run.ok(
-        *("calibrate", "--index", index, "--data", many, "--out", tmp_path / "p.json"),
-        *("--alpha", "0.3"),
-        system=keys(cache=cache, held_out=0.3),
-    )
-    words = " ".join(result.stdout.split())
-    for part in ("chosen", "difference", "udcg_strict", "expected_utility:", "when a stage is"):
-        assert part in words
-    certificate = Profile.load(tmp_path / "p.json").routes[Route.HYBRID].certificate
-    assert certificate.alpha == 0.3
-    assert certificate.baseline == "k=5"
-    assert " ".join(certificate.statement.split()[:12]) in words
+@pytest.fixture
+def calibrate(run: Run, index: Path, collection: Path, cache: Path, tmp_path: Path) -> Calibrate:
+    """What the command prints of the household index, in one line or as JSON, and the profile."""
+
+    def calibrated(
+        *options: object, data: Path = collection, system: Any = None, **keys: object
+    ) -> tuple[Any, Profile]:
+        out = tmp_path / "p.json"
+        named = {"cache": str(cache)} | {k.replace("_", "-"): each for k, each in keys.items()}
+        arguments = ("--index", index, "--data", data, "--out", out, *options)
+        result = run.ok("calibrate", *arguments, system={**(system or {}), "calibrate": named})
+        found = (
+            json.loads(result.stdout) if "--json" in options else " ".join(result.stdout.split())
+        )
+        return found, Profile.load(out)
+
+    return calibrated
 
 
-def test_what_is_served_today_stands_first_beside_the_choice(
-    run: Run, index: Path, many: Path, cache: Path, tmp_path: Path
-) -> None:
-    asked = ("calibrate", "--index", index, "--data", many, "--out", tmp_path / "p.json")
-    asked += ("--objective", "utility")
-    result = run.ok(*asked, "--all", system=keys(cache=cache, serving_k=4))
-    lines = [line for line in result.stdout.splitlines() if "first 4, as today" in line]
-    # The first table, and the first of the options.
-    assert len(lines) == 2
-    assert "chosen" in lines[0]
-    assert "difference" in lines[0]
-    document = run.read(*asked, "--json", system=keys(cache=cache, serving_k=4))
-    summary = document["routes"]["hybrid"]["summary"]
-    assert summary["serving_k"] == 4
-    assert summary["results"]["reference"] == "first 4, as today"
-    today, chosen = (figures(summary, name) for name in ("first 4, as today", "chosen"))
-    assert today["tokens"]["mean"]["value"] > chosen["tokens"]["mean"]["value"] > 0.0
-    assert list(summary["keeps"])[:2] == ["first 4, as today", "chosen"]
-
-
-def test_sparse_labels_keep_the_recall_of_what_is_served_today(
-    run: Run, index: Path, cache: Path, tmp_path: Path
-) -> None:
-    """About 40 questions with one relevant passage each, as a new user has: nothing is proved."""
+def questions(file: Path, n: int) -> Path:
+    """The first questions on each subject with one relevant passage each."""
     rows: list[dict[str, object]] = [
         {
             "query_id": f"{task}-{subject}-{copy}",
@@ -86,12 +60,41 @@ def test_sparse_labels_keep_the_recall_of_what_is_served_today(
         for subject in SUBJECTS[:7]
         for task in TASKS
     ]
-    assert len(rows) == 42
-    document = run.read(
-        *("calibrate", "--index", index, "--data", write_jsonl(tmp_path / "q.jsonl", rows)),
-        *("--out", tmp_path / "p.json", "--json"),
-        system=keys(cache=cache),
-    )
+    return write_jsonl(file, rows[:n])
+
+
+def test_a_certificate_is_stated_in_words(calibrate: Calibrate, many: Path) -> None:
+    words, profile = calibrate("--alpha", "0.3", data=many, held_out=0.3)
+    for part in ("chosen", "difference", "udcg_strict", "expected_utility:", "when a stage is"):
+        assert part in words
+    certificate = profile.routes[Route.HYBRID].certificate
+    assert certificate.alpha == 0.3
+    assert certificate.baseline == "k=5"
+    assert " ".join(certificate.statement.split()[:12]) in words
+
+
+def test_what_is_served_today_stands_first_beside_the_choice(
+    calibrate: Calibrate, many: Path
+) -> None:
+    asked = ("--objective", "utility")
+    words, _ = calibrate(*asked, "--all", data=many, serving_k=4)
+    # The first table, and the first of the options.
+    assert words.count("first 4, as today") == 2
+    assert "metric first 4, as today chosen difference" in words
+    document, _ = calibrate(*asked, "--json", data=many, serving_k=4)
+    summary = document["routes"]["hybrid"]["summary"]
+    assert summary["serving_k"] == 4
+    assert summary["results"]["reference"] == "first 4, as today"
+    today, chosen = (figures(summary, name) for name in ("first 4, as today", "chosen"))
+    assert today["tokens"]["mean"]["value"] > chosen["tokens"]["mean"]["value"] > 0.0
+    assert list(summary["keeps"])[:2] == ["first 4, as today", "chosen"]
+
+
+def test_sparse_labels_keep_the_recall_of_what_is_served_today(
+    calibrate: Calibrate, tmp_path: Path
+) -> None:
+    """About 40 questions with one relevant passage each, as a new user has: nothing is proved."""
+    document, profile = calibrate("--json", data=questions(tmp_path / "q.jsonl", 42))
     assert (document["split"], document["chosen_on"], document["held_out"]) == (None, 42, 0)
     assert set(document["routes"]) == {"hybrid", "lexical", "dense"}
     assert document["verdict"] in ("keep", "shadow")
@@ -100,56 +103,46 @@ def test_sparse_labels_keep_the_recall_of_what_is_served_today(
         recall = figures(route["summary"], "chosen")["recall"]
         assert recall["difference"]["value"] is None
         assert any("were ever labelled" in line for line in route["summary"]["warnings"])
-    assert Profile.load(tmp_path / "p.json").profile_id == document["profile_id"]
+    assert profile.profile_id == document["profile_id"]
 
 
 def test_the_verdict_is_the_first_line_and_a_required_one_sets_the_exit_code(
-    run: Run, index: Path, many: Path, cache: Path, tmp_path: Path
+    run: Run, calibrate: Calibrate, index: Path, many: Path, *, cache: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "p.json"
-    asked = ("calibrate", "--index", index, "--data", many, "--out", out)
-    result = run.ok(*asked, system=keys(cache=cache))
-    verdict = Profile.load(out).verdict
-    assert result.stdout.split()[:2] == ["verdict", f"{verdict.decision}:"]
-    required = run(*asked, "--require", "enforce", system=keys(cache=cache))
+    words, profile = calibrate(data=many)
+    verdict = profile.verdict
+    assert words.startswith(f"verdict {verdict.decision}:")
+    asked = ("calibrate", "--index", index, "--data", many, "--out", tmp_path / "p.json")
+    asked += ("--require", "enforce")
+    required = run(*asked, system={"calibrate": {"cache": str(cache)}})
     assert required.exit_code == (0 if verdict.decision == "enforce" else 1)
     # Nothing may be lost: no number of queries this small shows that.
-    strict = run(*asked, "--require", "enforce", system=keys(cache=cache, max_loss=0.0001))
-    assert strict.exit_code == 1
-    assert out.exists()
+    strict = {"cache": str(cache), "max-loss": 0.0001}
+    assert run(*asked, system={"calibrate": strict}).exit_code == 1
 
 
 def test_where_nothing_is_certified_the_first_k_is_kept_and_that_is_said(
-    run: Run, index: Path, collection: Path, cache: Path, tmp_path: Path
+    calibrate: Calibrate, tmp_path: Path
 ) -> None:
-    out, page = tmp_path / "p.json", tmp_path / "report.html"
-    result = run.ok(
-        *("calibrate", "--index", index, "--data", collection, "--out", out, "--report", page),
-        *("--alpha", "0.01"),
-        system=keys(cache=cache, beta=0.01),
-    )
-    words = " ".join(result.stdout.split())
+    page = tmp_path / "report.html"
+    words, profile = calibrate("--report", page, "--alpha", "0.01", beta=0.01)
     assert "the first 5 as today, since no other policy that gains utility is certified" in words
     assert "mean recall loss ≤ 0.01 and mean harm ≤ 0.01 with probability 0.9" in words
     assert "mean recall loss ≤ 0.01 and mean harm" in page.read_text(encoding="utf-8")
-    for route in Profile.load(out).routes.values():
+    for route in profile.routes.values():
         assert route.policy == RatioPolicy(k=5)
         assert route.certificate is None
 
 
 def test_the_evidence_is_written_as_a_page_and_as_json(
-    run: Run, index: Path, many: Path, cache: Path, tmp_path: Path
+    calibrate: Calibrate, many: Path, tmp_path: Path
 ) -> None:
-    page, figures = tmp_path / "report.html", tmp_path / "report.json"
-    result = run.ok(
-        *("calibrate", "--index", index, "--data", many, "--out", tmp_path / "p.json"),
-        *("--objective", "utility", "--report", page, "--report", figures),
-        "--json",
-        system=keys(cache=cache),
-    )
-    document, data = json.loads(result.stdout), json.loads(figures.read_text())
+    page, evidence = tmp_path / "report.html", tmp_path / "report.json"
+    reports = ("--report", page, "--report", evidence)
+    document, _ = calibrate("--objective", "utility", *reports, "--json", data=many)
+    data = json.loads(evidence.read_text())
     assert document["profile"] == str(tmp_path / "p.json")
-    assert document["reports"] == [str(page), str(figures)]
+    assert document["reports"] == [str(page), str(evidence)]
     assert [route["route"] for route in data["routes"]] == ["hybrid", "lexical", "dense"]
     assert data["routes"][0]["certificate"]["delta"] == 0.1
     assert data["profile_id"] == document["profile_id"]
@@ -157,26 +150,18 @@ def test_the_evidence_is_written_as_a_page_and_as_json(
     assert families["stems"]["milliseconds"] >= 0.0
     assert families["ranker"]["milliseconds"] >= 0.0
     text = page.read_text(encoding="utf-8")
-    assert data["profile_id"] in text
-    assert "How to clean a" in text
-    assert "ms per query" in text
+    for part in (data["profile_id"], "How to clean a", "ms per query"):
+        assert part in text
 
 
-def test_json_counts_the_queries_and_has_both_halves(
-    run: Run, index: Path, collection: Path, cache: Path, tmp_path: Path
-) -> None:
-    document = run.read(
-        *("calibrate", "--index", index, "--data", collection, "--out", tmp_path / "p.json"),
-        *("--objective", "utility", "--json"),
-        system=keys(cache=cache, policy="ratio", held_out=0.5),
-    )
+def test_json_counts_the_queries_and_has_both_halves(calibrate: Calibrate) -> None:
+    options = ("--objective", "utility", "--json")
+    document, profile = calibrate(*options, policy="ratio", held_out=0.5)
     assert document["split"] == "train"
-    assert document["queries"] == 25
-    assert document["answerable"] == 24
-    assert document["without_relevant"] == 1
-    assert document["unknown_passages"] == 0
+    counts = {"queries": 25, "answerable": 24, "without_relevant": 1, "unknown_passages": 0}
+    assert counts.items() <= document.items()
     assert document["chosen_on"] + document["held_out"] == 25
-    assert document["profile_id"] == Profile.load(tmp_path / "p.json").profile_id
+    assert document["profile_id"] == profile.profile_id
     route = document["routes"]["hybrid"]
     assert route["kind"] == "ratio"
     for part in ("chosen_on", "held_out"):
@@ -184,7 +169,7 @@ def test_json_counts_the_queries_and_has_both_halves(
 
 
 def test_questions_that_another_split_asks_too_are_told(
-    run: Run, index: Path, cache: Path, tmp_path: Path
+    calibrate: Calibrate, tmp_path: Path
 ) -> None:
     data = write_collection(tmp_path / "d")
     with (data / "queries.jsonl").open("a") as queries:
@@ -192,25 +177,15 @@ def test_questions_that_another_split_asks_too_are_told(
         queries.write(json.dumps(leaked) + "\n")
     with (data / "qrels" / "test.tsv").open("a") as qrels:
         qrels.write("leaked\tclean-bicycle\t2\n")
-    result = run(
-        *("calibrate", "--index", index, "--data", data, "--out", tmp_path / "p.json"),
-        "--json",
-        system=keys(cache=cache),
-    )
-    notes = json.loads(result.stdout)["notes"]
+    notes = calibrate("--json", data=data)[0]["notes"]
     assert any("1 of 25 questions are also in d/test" in note for note in notes)
 
 
-def test_segments_come_from_a_metadata_column(
-    run: Run, index: Path, many: Path, cache: Path, tmp_path: Path
-) -> None:
-    result = run.ok(
-        *("calibrate", "--index", index, "--data", many, "--out", tmp_path / "p.json"),
-        *("--alpha", "0.4", "--json"),
-        system=keys(cache=cache, delta=0.5, held_out=0.1, segment_by="task"),
-    )
-    assert Profile.load(tmp_path / "p.json").segment_by == "task"
-    assert json.loads(result.stdout)["routes"]["hybrid"]["segments"]
+def test_segments_come_from_a_metadata_column(calibrate: Calibrate, many: Path) -> None:
+    asked = {"delta": 0.5, "held_out": 0.1, "segment_by": "task"}
+    document, profile = calibrate("--alpha", "0.4", "--json", data=many, **asked)
+    assert profile.segment_by == "task"
+    assert document["routes"]["hybrid"]["segments"]
 
 
 def test_the_number_of_threads_does_not_show_in_the_profile(
@@ -261,48 +236,26 @@ class TestUtilities:
         return out
 
     def test_the_profile_records_what_was_fitted_and_to_whom(
-        self, run: Run, index: Path, collection: Path, cache: Path, fitted: Path
+        self, calibrate: Calibrate, fitted: Path
     ) -> None:
-        out = fitted.with_name("p.json")
-        result = run.ok(
-            *("calibrate", "--index", index, "--data", collection, "--out", out),
-            system={**keys(cache=cache, utilities=fitted), "utility": {"distractor": -0.9}},
-        )
-        profile, found = Profile.load(out), json.loads(fitted.read_text())["utilities"]
+        by_hand = {"utility": {"distractor": -0.9}}
+        words, profile = calibrate(system=by_hand, utilities=str(fitted))
+        found = json.loads(fitted.read_text())["utilities"]
         assert profile.utilities.relevant == 1.0
         assert profile.utilities.unjudged == found["unjudged"] < 0.0
         assert profile.utilities.distractor == -0.9
         source = profile.provenance.utilities_source
-        assert source is not None
         assert "answers of reader small to" in source
         assert "set by hand: distractor=-0.9" in source
-        assert "answers of reader small to" in " ".join(result.stdout.split())
+        assert "answers of reader small to" in words
 
-    def test_a_preset_is_what_the_policy_is_chosen_by(
-        self, run: Run, index: Path, collection: Path, cache: Path, fitted: Path
-    ) -> None:
-        out = fitted.with_name("strict.json")
-        arguments = ("calibrate", "--index", index, "--data", collection, "--out", out)
-        chosen = {"preset": "strict", "gain": "exponential"}
-        result = run.ok(*arguments, system={**keys(cache=cache), **chosen})
-        profile = Profile.load(out)
+    def test_a_preset_is_what_the_policy_is_chosen_by(self, calibrate: Calibrate) -> None:
+        words, profile = calibrate(system={"preset": "strict", "gain": "exponential"})
         assert profile.utilities == replace(STRICT_UTILITIES, gain="exponential")
         assert profile.provenance.utilities_source == "the preset strict; exponential gain in nDCG"
-        assert "distractor -1 (the preset strict; exponential" in " ".join(result.stdout.split())
-        run.refused(
-            *arguments,
-            says="not both",
-            system={**keys(cache=cache, utilities=fitted), "preset": "strict"},
-        )
+        assert "distractor -1 (the preset strict; exponential" in words
 
 
-def test_it_says_whether_contexts_can_be_called_insufficient(
-    run: Run, index: Path, collection: Path, cache: Path, tmp_path: Path
-) -> None:
-    calibrate = ("calibrate", "--index", index, "--data", collection, "--out", tmp_path / "p.json")
-    result = run.ok(*calibrate, "--all", system=keys(cache=cache, false_alarms=0.2))
-    words = " ".join(result.stdout.split())
+def test_it_says_whether_contexts_can_be_called_insufficient(calibrate: Calibrate) -> None:
+    words, _ = calibrate("--all", false_alarms=0.2)
     assert "No context is called insufficient" in words or "AUROC" in words
-    run.refused(
-        *calibrate, system=keys(false_alarms=1), says="false_alarms 1: should be less than 1"
-    )

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from household import write_jsonl
-from live_traffic import EVERYTHING, Traffic, profile_of, read_rows, serve
+from live_traffic import EVERYTHING, Traffic, judge, profile_of, read_rows, serve
 from prometheus_client import CollectorRegistry
-from running import Result, Run
+from running import Run
 
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Hit
@@ -20,14 +20,6 @@ from ctxguard.request.telemetry import Telemetry
 REQUEST = "which-shelf-holds-tool-{}".format
 
 
-def judge(run: Run, traffic: Traffic, folder: Path, *options: object) -> Result:
-    labels = traffic.write_labels(folder / "truth.jsonl")
-    return run(
-        *("monitor", "--store", traffic.url, "--judge", "labels", "--labels", labels, "--once"),
-        *options,
-    )
-
-
 @pytest.fixture
 def traffic(run: Run, tmp_path: Path) -> Traffic:
     """Judged requests; the policy keeps at most 5 and needs a score near the top.
@@ -37,7 +29,7 @@ def traffic(run: Run, tmp_path: Path) -> Traffic:
     profile = profile_of(RatioPolicy(k=5, min_ratio=0.85))
     profile.save(tmp_path / "profile.json")
     made = serve(tmp_path, 4, profile=profile, relevant_ranks=[1], rates=EVERYTHING)
-    assert judge(run, made, tmp_path).exit_code == 0
+    assert judge(run, made).exit_code == 0
     return made
 
 
@@ -46,13 +38,6 @@ def explained(run: Run, traffic: Traffic, number: int, *options: object) -> list
     assert found["request_id"] == REQUEST(number)
     samples: list[dict[str, Any]] = found["samples"]
     return samples
-
-
-def test_it_shows_how_many_tokens_were_kept(run: Run, traffic: Traffic) -> None:
-    said = run("explain", REQUEST(2), "--store", traffic.url).stdout
-    (line,) = [line for line in said.splitlines() if line.startswith("tokens")]
-    kept, retrieved, today = (int(n) for n in re.findall(r"\d+", line))
-    assert 0 < kept < today < retrieved
 
 
 def test_every_candidate_has_its_scores_and_what_the_judge_said(run: Run, traffic: Traffic) -> None:
@@ -68,6 +53,13 @@ def test_every_candidate_has_its_scores_and_what_the_judge_said(run: Run, traffi
     assert [one["judge"]["grade"] for one in candidates] == [0, 1, *[0] * 10]
     assert all(one["reason"] is None for one in candidates)
     assert "with --profile" in found["notes"][0]
+    for options in ((), ("--profile", traffic.file.with_name("profile.json")), ("--all",)):
+        shown = run.ok("explain", REQUEST(2), "--store", traffic.url, *options, columns="80").stdout
+        assert max(map(len, shown.splitlines())) <= 80
+        assert "Served, best first" in shown
+        (line,) = [line for line in shown.splitlines() if line.startswith("tokens")]
+        kept, retrieved, today = (int(n) for n in re.findall(r"\d+", line))
+        assert 0 < kept < today < retrieved
 
 
 def test_a_profile_gives_the_reasons_of_its_drops(
@@ -125,14 +117,6 @@ def test_served_passages_that_contradict_each_other_are_named(run: Run, tmp_path
     assert "1856 and 1900 differ: 1856 and 1900" in run(*request).stdout
 
 
-def test_it_fits_80_columns(run: Run, traffic: Traffic, tmp_path: Path) -> None:
-    profile = tmp_path / "profile.json"
-    for options in ((), ("--profile", profile), ("--all",)):
-        result = run.ok("explain", REQUEST(1), "--store", traffic.url, *options, columns="80")
-        assert max(map(len, result.stdout.splitlines())) <= 80
-        assert "Served, best first" in result.stdout
-
-
 def test_a_request_that_was_sampled_twice_has_both_samples(
     run: Run, traffic: Traffic, tmp_path: Path
 ) -> None:
@@ -186,13 +170,10 @@ def test_what_the_judge_could_not_do_is_said(run: Run, tmp_path: Path) -> None:
     shown = run("explain", REQUEST(0), "--store", made.url).stdout
     assert "a served passage got no valid verdict" in shown
     assert "seven" in shown
-
-
-def test_a_sample_on_which_the_judge_failed_says_how_often(run: Run, tmp_path: Path) -> None:
-    made = serve(tmp_path, 1)
+    serve(tmp_path, 1, first=1)
     with SampleStore.open(made.url) as store:
         for _ in range(2):
             (one,) = store.claim("m", 1, lease_seconds=60.0)
             store.give_back([one.sample_id], max_attempts=2)
-    (found,) = explained(run, made, 0)
+    (found,) = explained(run, made, 1)
     assert found["state_in_words"] == "left out; judging it failed 2 times"

@@ -28,12 +28,6 @@ def corpus_of(folder: Path, *texts: str, **named: str) -> Path:
     )
 
 
-def test_an_indexed_corpus_can_be_searched(index: Path) -> None:
-    retriever = HybridRetriever.load(index)
-    assert len(retriever) == N_PASSAGES
-    assert retriever.retrieve("clean a violin").passage_ids[0] == "clean-violin"
-
-
 def test_json_is_the_only_thing_on_standard_output(
     run: Run, collection: Path, index: Path, tmp_path: Path
 ) -> None:
@@ -45,11 +39,8 @@ def test_json_is_the_only_thing_on_standard_output(
     assert document["size_bytes"] > 0
     assert document["passages_per_second"] > 0
     assert "encoding passages" in result.stderr
-
-
-def test_passages_that_are_left_out_are_counted_with_the_reason(run: Run, tmp_path: Path) -> None:
-    result = run.ok("index", corpus_of(tmp_path, "a kettle", " "), "--out", tmp_path / "i")
-    assert "1 (neither title nor text)" in result.stdout
+    found = HybridRetriever.load(index).retrieve("clean a violin").passage_ids
+    assert found[0] == "clean-violin"
 
 
 def test_the_lexical_engine_can_be_chosen(run: Run, collection: Path, tmp_path: Path) -> None:
@@ -91,22 +82,20 @@ def test_an_interrupt_says_what_is_kept(
     assert folder.exists() == (step == "report")
 
 
-def test_a_language_is_kept_with_the_index(run: Run, tmp_path: Path) -> None:
+def test_a_language_is_kept_with_the_index_and_letters_of_another_are_told(
+    run: Run, tmp_path: Path
+) -> None:
     corpus = corpus_of(tmp_path, JAPANESE)
     result = run("index", corpus, "--out", tmp_path / "i", "--language", "cjk", "--json")
     assert read(result)["unhandled_letters"] == 0.0
     assert "give --model a multilingual model" in " ".join(result.stderr.split())
     retriever = HybridRetriever.load(tmp_path / "i").on_route(Route.LEXICAL)
     assert retriever.retrieve("東京タワー").passage_ids == ("p0",)
-
-
-def test_a_corpus_that_does_not_fit_the_language_is_said_with_what_to_do(
-    run: Run, tmp_path: Path
-) -> None:
-    result = run.ok("index", corpus_of(tmp_path, JAPANESE), "--out", tmp_path / "i")
-    notes = " ".join(result.stdout.split())
+    corpus = corpus_of(tmp_path, JAPANESE, " ")
+    notes = " ".join(run.ok("index", corpus, "--out", tmp_path / "i").stdout.split())
     assert "100% of the letters are of scripts" in notes
     assert "ctxguard index --language cjk" in notes
+    assert "1 (neither title nor text)" in notes
 
 
 def test_help_and_errors_say_what_can_be_read(run: Run, tmp_path: Path) -> None:
@@ -126,7 +115,7 @@ class TestUpdate:
         run.ok("index", corpus_of(tmp_path, **texts), "--out", tmp_path / "i")
         return tmp_path / "i"
 
-    def test_only_new_and_changed_passages_are_encoded(
+    def test_only_new_and_changed_passages_are_encoded_and_the_same_again_changes_nothing(
         self, run: Run, folder: Path, tmp_path: Path
     ) -> None:
         now = {"kettle": "clean a kettle", "violin": "string a violin", "new": "a drum"}
@@ -139,9 +128,6 @@ class TestUpdate:
         assert retriever.retrieve("string").passage_ids[0] == "violin"
         run("index", corpus, "--out", tmp_path / "anew")
         assert retriever.fingerprint() == HybridRetriever.load(tmp_path / "anew").fingerprint()
-
-    def test_the_same_corpus_changes_nothing(self, run: Run, folder: Path, tmp_path: Path) -> None:
-        corpus = tmp_path / "c.jsonl"
         update = run.read("index", "--update", corpus, "--out", folder, "--json")["update"]
         assert (update.pop("unchanged"), set(update.values())) == (3, {0})
 
@@ -170,13 +156,12 @@ class TestLongPassages:
     def corpus(self, tmp_path: Path) -> Path:
         return write_jsonl(tmp_path / "c.jsonl", self.ROWS)
 
-    def test_they_are_counted(self, run: Run, corpus: Path, tmp_path: Path) -> None:
-        result = run("index", corpus, "--out", tmp_path / "i")
-        notes = " ".join(result.stdout.split())
+    def test_they_are_counted_and_can_be_split_as_an_update_goes_on_to(
+        self, run: Run, corpus: Path, tmp_path: Path
+    ) -> None:
+        notes = " ".join(run("index", corpus, "--out", tmp_path / "whole").stdout.split())
         assert "passages longer than 256 tokens: 1; their ends are not searched" in notes
         assert "--chunk" in notes
-
-    def test_they_can_be_split(self, run: Run, corpus: Path, tmp_path: Path) -> None:
         pytest.importorskip("semantic_text_splitter")
         document = run.read("index", corpus, "--out", tmp_path / "i", "--chunk", "--json")
         n_chunks = document["window"]["chunks"]
@@ -188,16 +173,9 @@ class TestLongPassages:
         assert " ".join(" ".join(texts).split()) == LONG.strip()
         first = retriever.passage("long#1")
         assert (first.title, first.metadata) == ("Kettles", {"tenant": 7, "chunk_of": "long"})
-
-    def test_an_update_splits_as_the_index_was_split(
-        self, run: Run, corpus: Path, tmp_path: Path
-    ) -> None:
-        pytest.importorskip("semantic_text_splitter")
-        run("index", corpus, "--out", tmp_path / "i", "--chunk")
-        document = run.read("index", corpus, "--out", tmp_path / "i", "--update", "--json")
-        update = document["update"]
-        assert (update["deleted"], update["encoded"]) == (0, 0)
-        assert update["unchanged"] > 2
+        again = run.read("index", corpus, "--out", tmp_path / "i", "--update", "--json")["update"]
+        assert (again["deleted"], again["encoded"]) == (0, 0)
+        assert again["unchanged"] > 2
 
 
 def test_labels_of_documents_count_over_an_index_of_chunks(run: Run, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from household import write_jsonl
-from live_traffic import EVERYTHING, Traffic, profile_of, read_rows, serve
+from live_traffic import EVERYTHING, Traffic, judge, profile_of, read_rows, serve
 from running import Result, Run, read, refused
 
 from ctxguard.core.metadata_filter import Where
@@ -25,20 +25,11 @@ Export = Callable[..., Rows]
 Import = Callable[..., dict[str, Any]]
 
 
-def judged(run: Run, traffic: Traffic, folder: Path, *options: object) -> Result:
-    """Have the truth judge what waits."""
-    labels = traffic.write_labels(folder / "truth.jsonl")
-    return run(
-        *("monitor", "--store", traffic.url, "--judge", "labels", "--labels", labels, "--once"),
-        *options,
-    )
-
-
 @pytest.fixture
 def traffic(run: Run, tmp_path: Path) -> Traffic:
     """Twenty judged requests, of which the whole pool is to be judged."""
     made = serve(tmp_path, 20, rates=EVERYTHING)
-    assert judged(run, made, tmp_path).exit_code == 0
+    assert judge(run, made).exit_code == 0
     return made
 
 
@@ -127,7 +118,7 @@ class TestExport:
             *(Where(tenant="a", level=3), Where(level=3)),
         ]
         traffic = serve(tmp_path, 12, filters=filters)
-        judged(run, traffic, tmp_path)
+        judge(run, traffic)
 
         def numbers(*options: str) -> list[int]:
             rows = export(traffic, *options)
@@ -148,7 +139,7 @@ class TestExport:
         folder = tmp_path / "tenants"
         folder.mkdir()
         mixed = serve(folder, 4, filters=[Where(tenant="a"), Where(tenant="b")])
-        judged(run, mixed, folder)
+        judge(run, mixed)
         several = run("label", "export", "--store", mixed.url)
         assert "different filters" in several.stdout
         alone = run("label", "export", "--store", mixed.url, "--tenant", "a")
@@ -177,7 +168,7 @@ class TestExport:
         from ctxguard.monitor.sampling.privacy import Privacy
 
         traffic = serve(tmp_path, 2, rates=EVERYTHING, privacy=Privacy(passages=Text.OMITTED))
-        judged(run, traffic, tmp_path)
+        judge(run, traffic)
         out = tmp_path / "out.jsonl"
         result = run("label", "export", "--store", traffic.url, "--out", out, "--whole")
         assert "24 passages have no text in the store" in result.stdout
@@ -188,7 +179,7 @@ class TestPlan:
         self, run: Run, tmp_path: Path
     ) -> None:
         made = serve(tmp_path, 60)
-        judged(run, made, tmp_path)
+        judge(run, made)
         command = ("label", "export", "--store", made.url, "-n", "60")
         found = json.loads(run(*command, "--json").stdout)
         assert found["out"] is found["guide"] is None
@@ -235,7 +226,7 @@ class TestAlarm:
             dropped_rate=0.0, full_pool_rate=0.0, full_pool_rate_if_no_hit=1.0, baseline_rate=1.0
         )
         made = serve(tmp_path, 40, profile=profile, relevant_ranks=[4], rates=rates, days_ago=2.0)
-        assert judged(run, made, tmp_path, "--profile", tmp_path / "profile.json").exit_code == 1
+        assert judge(run, made, "--profile", tmp_path / "profile.json").exit_code == 1
         return made
 
     def test_what_an_alarm_asked_for_is_exported_apart(
@@ -415,7 +406,7 @@ class TestFeedback:
     ) -> None:
         with SampleStore.open(traffic.url) as store:
             first, second = store.request_ids([1, 2]).values()
-        before = json.loads(judged(run, traffic, tmp_path, "--json").stdout)
+        before = json.loads(judge(run, traffic, "--json").stdout)
         found = read(
             take(
                 *(run, traffic, tmp_path / "f.jsonl"),
@@ -427,7 +418,7 @@ class TestFeedback:
         )
         assert (found["added"], found["unknown"]) == (3, ["never sampled"])
         assert len(found["notes"]) == 1
-        after = json.loads(judged(run, traffic, tmp_path, "--json").stdout)
+        after = json.loads(judge(run, traffic, "--json").stdout)
         assert after["feedback"] == {"thumb_up": 2, "cited": 1}
         assert after["estimates"] == before["estimates"]
         with SampleStore.open(traffic.url) as store:

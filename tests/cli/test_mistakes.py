@@ -5,7 +5,7 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from live_traffic import EVERYTHING, Traffic, profile_of, serve
+from live_traffic import EVERYTHING, Traffic, judge, profile_of, serve
 from running import Run
 
 from ctxguard.core.metadata_filter import Where
@@ -21,11 +21,6 @@ YESTERDAY = datetime.now(UTC).date() - timedelta(days=1)
 REQUEST = "which-shelf-holds-tool-{}".format
 
 
-def judged(run: Run, traffic: Traffic, folder: Path) -> None:
-    labels = traffic.write_labels(folder / "truth.jsonl")
-    run.ok("monitor", "--store", traffic.url, "--judge", "labels", "--labels", labels, "--once")
-
-
 @pytest.fixture
 def traffic(run: Run, tmp_path: Path) -> Traffic:
     """Yesterday's requests: of the first three the ranks 2, 5 and 7 are relevant, of others 2.
@@ -36,7 +31,7 @@ def traffic(run: Run, tmp_path: Path) -> Traffic:
     lost = serve(tmp_path, 3, relevant_ranks=[1, 4, 6], **settings)
     kept = serve(tmp_path, 4, first=3, relevant_ranks=[1], **settings)
     made = Traffic(lost.file, {**lost.relevant, **kept.relevant})
-    judged(run, made, tmp_path)
+    assert judge(run, made).exit_code == 0
     return made
 
 
@@ -93,7 +88,7 @@ def test_in_shadow_the_profile_says_what_would_have_been_dropped(run: Run, tmp_p
         enforce_share=1e-9,
         days_ago=1.0,
     )
-    judged(run, made, tmp_path)
+    assert judge(run, made).exit_code == 0
     found = of_day(made).mistakes
     assert {(one.mode, one.dropped[0].rank, one.recall_loss) for one in found} == {
         (Mode.SHADOW, 5, 1.0)
@@ -108,7 +103,7 @@ def test_of_a_tenant_only_its_own_requests_are_read(
     filters = (Where(tenant="a"), Where(tenant="b"), None)
     settings = {"profile": PROFILE, "rates": EVERYTHING, "days_ago": 1.0, "filters": filters}
     made = serve(tmp_path, 6, relevant_ranks=[1, 4], **settings)
-    judged(run, made, tmp_path)
+    assert judge(run, made).exit_code == 0
     monkeypatch.setattr(mistakes, "MOST_READ", 1)
     own = of_day(made, tenant="b")
     assert {one.request_id for one in own.mistakes} <= {REQUEST(1), REQUEST(4)}

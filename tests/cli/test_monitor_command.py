@@ -7,12 +7,13 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from chat_endpoint import Answer, ChatEndpoint
 from household import write_jsonl
-from live_traffic import BROKEN, EVERYTHING, ONLY_SERVED, Traffic, profile_of, serve, states
+from live_traffic import BROKEN, EVERYTHING, ONLY_SERVED, Traffic, judge, profile_of, serve, states
 from running import Result, Run, ok, read
 
 from ctxguard.core.corpus_sketch import CorpusSketch, passage_digest
@@ -37,18 +38,8 @@ def endpoint() -> Iterator[ChatEndpoint]:
 
 
 @pytest.fixture
-def once(run: Run, tmp_path: Path) -> Once:
-    """`ctxguard monitor --once` with the truth for a judge."""
-
-    def judge(traffic: Traffic, *options: object, **keys: object) -> Result:
-        labels = traffic.write_labels(tmp_path / "labels.jsonl")
-        return run(
-            *("monitor", "--store", traffic.url, "--judge", "labels", "--labels", labels, "--once"),
-            *options,
-            system={"monitor": keys} if keys else None,
-        )
-
-    return judge
+def once(run: Run) -> Once:
+    return partial(judge, run)
 
 
 def test_tokens_saved_are_shown_with_their_price(once: Once, tmp_path: Path) -> None:

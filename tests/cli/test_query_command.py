@@ -33,6 +33,15 @@ def test_kept_and_dropped_stand_with_the_reason_and_what_would_have_kept_them(
     assert "beyond k; kept if k ≥ 3" in words
     assert "31 more dropped; --all shows them" in words
     assert "note: uncalibrated: no profile" in words
+    everything = run("query", "--index", index, "--all", QUESTION).stdout
+    assert everything.count("kept if") == 31
+    assert "more dropped" not in everything
+    text = run("query", "--index", index, "--k", "1", "--text", QUESTION)
+    assert "wipe the violin with a damp cloth" in text.stdout
+    assert "dropped" not in text.stdout
+    assert "uncalibrated" in text.stderr
+    for option in ((), ("--json",), ("--text",)):
+        assert run("query", "--index", index, "clean \udcff violin", *option).exit_code == 0
 
 
 def test_a_candidate_stands_with_what_it_was_compared_by(
@@ -46,6 +55,9 @@ def test_a_candidate_stands_with_what_it_was_compared_by(
     assert figures() == ["score", "r"]
     assert figures(system=on_route("lexical")) == ["score", "r"]
     assert figures("--profile", profile)[:2] == ["score", "r"]
+    unknown = ("query", "--index", index, "zzqx wvkj")
+    assert "empty_retrieval" in run.ok(*unknown, system=on_route("lexical")).stdout
+    assert run.read(*unknown, "--json", system=on_route("dense"))["route"] == "dense"
 
 
 def test_a_candidate_stands_with_the_text_around_the_terms_of_the_query(
@@ -70,12 +82,6 @@ def test_a_candidate_stands_with_the_text_around_the_terms_of_the_query(
         assert max(map(len, result.stdout.splitlines())) <= int(columns)
 
 
-def test_all_dropped_candidates_are_shown_on_request(run: Run, index: Path) -> None:
-    result = run("query", "--index", index, "--all", QUESTION)
-    assert result.stdout.count("kept if") == 31
-    assert "more dropped" not in result.stdout
-
-
 def test_json_is_the_context(run: Run, index: Path, profile: Path) -> None:
     result = run("query", "--index", index, "--profile", profile, QUESTION, "--json")
     document = json.loads(result.stdout)
@@ -87,13 +93,6 @@ def test_json_is_the_context(run: Run, index: Path, profile: Path) -> None:
     assert document["passages"][0]["passage_id"] == "clean-violin"
 
 
-def test_text_prints_the_context_and_nothing_else(run: Run, index: Path) -> None:
-    result = run("query", "--index", index, "--k", "1", "--text", QUESTION)
-    assert "wipe the violin with a damp cloth" in result.stdout
-    assert "dropped" not in result.stdout
-    assert "uncalibrated" in result.stderr
-
-
 def test_a_profile_of_another_index_is_a_finding_and_only_its_k_applies(
     run: Run, profile: Path, tmp_path: Path
 ) -> None:
@@ -103,22 +102,6 @@ def test_a_profile_of_another_index_is_a_finding_and_only_its_k_applies(
     assert result.exit_code == 1
     assert json.loads(result.stdout)["flags"] == ["profile_mismatch"]
     assert "corpus: none of the 36 passages is here" in result.stderr
-
-
-def test_one_route_can_be_asked_for(run: Run, index: Path) -> None:
-    result = run("query", "--index", index, QUESTION, "--json", system=on_route("dense"))
-    assert json.loads(result.stdout)["route"] == "dense"
-
-
-def test_unknown_words_only_are_answered_by_the_dense_leg(run: Run, index: Path) -> None:
-    assert run("query", "--index", index, "zzqx wvkj").exit_code == 0
-    lexical = run.ok("query", "--index", index, "zzqx wvkj", system=on_route("lexical"))
-    assert "empty_retrieval" in lexical.stdout
-
-
-def test_lone_surrogates_in_a_query_do_no_harm(run: Run, index: Path) -> None:
-    for option in ((), ("--json",), ("--text",)):
-        assert run("query", "--index", index, "clean \udcff violin", *option).exit_code == 0
 
 
 def test_control_characters_of_a_passage_never_reach_the_terminal(run: Run, tmp_path: Path) -> None:

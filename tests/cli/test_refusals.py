@@ -29,6 +29,8 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     (CALIBRATE, "tolerance 1.0", {"calibrate": {"tolerance": 1.0}}),
     (CALIBRATE, "held_out 1", {"calibrate": {"held-out": 1}}),
     (CALIBRATE, "segment-by needs --alpha", {"calibrate": {"segment-by": "task"}}),
+    (CALIBRATE, "false_alarms 1: should be", {"calibrate": {"false-alarms": 1}}),
+    (CALIBRATE, "not both", {"preset": "strict", "calibrate": {"utilities": "FILE"}}),
     (CALIBRATE, "magic", {"calibrate": {"policy": "magic"}}),
     (CALIBRATE, "has no key 'polcy'", {"calibrate": {"polcy": "ratio"}}),
     (CALIBRATE, "no/such-model", {"reranker": "no/such-model"}),

@@ -1,6 +1,5 @@
 """Calibrate, shadow, watch, enforce: from judged requests to what a guard serves, and back."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 from live_traffic import EVERYTHING, profile_of, serve
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from running import Result, Run
+from running import Result, Run, ok, read
 
 from ctxguard import ContextGuard, Hit, Mode, RatioPolicy, Route, ScoreKind
 from ctxguard.guard.reload import ProfileWatcher
@@ -72,25 +71,16 @@ def watched(run: Run, tmp_path: Path) -> Watched:
 
 
 def in_one_line(result: Result) -> str:
-    assert result.exit_code == 0, result.stderr
-    return " ".join(result.stdout.split())
+    return " ".join(ok(result).stdout.split())
 
 
 def test_until_requests_suffice_the_monitor_says_how_many_are_missing(watched: Watched) -> None:
     watched.traffic(40)
-    found = json.loads(watched.monitor("--json").stdout)["in_shadow"]["external"]
+    found = read(watched.monitor("--json"))["in_shadow"]["external"]
     assert (found["n"], found["difference"], found["risen"]) == (40, 0.0, False)
     assert 10 <= found["missing"] <= 30
     said = in_one_line(watched.monitor("--switch"))
     assert f"it stays in shadow until about {found['missing']} more like these are judged" in said
-    assert Profile.load(watched.file) == KEEPS_ALL
-
-
-def test_where_they_suffice_it_says_so_and_changes_nothing_unasked(watched: Watched) -> None:
-    watched.traffic(80)
-    said = in_one_line(watched.monitor())
-    assert "recall +0.000 over 80 judged requests of the profile in force" in said
-    assert "it may be enforced" in said
     assert Profile.load(watched.file) == KEEPS_ALL
 
 
@@ -99,7 +89,10 @@ def test_switch_raises_the_verdict_and_rollback_returns(
     watched: Watched, command: Callable[..., Result]
 ) -> None:
     watched.traffic(80)
-    watched.monitor()
+    said = in_one_line(watched.monitor())
+    assert "recall +0.000 over 80 judged requests of the profile in force" in said
+    assert "it may be enforced" in said
+    assert Profile.load(watched.file) == KEEPS_ALL, "nobody asked for it"
     guard = ContextGuard(
         lambda _query, *, depth: [Hit(f"p{n}", 0.9 - n / 20, f"text {n}") for n in range(depth)],
         profile=watched.file,
@@ -196,9 +189,7 @@ def test_without_a_profile_judged_requests_give_the_first(run: Run, tmp_path: Pa
     labels = ("--judge", "labels", "--labels", tmp_path / "labels.jsonl")
     assert run("monitor", "--store", watched.url, *labels, "--once").exit_code == 0
     out = tmp_path / "first.json"
-    result = run("recalibrate", "--store", watched.url, "--out", out, "--json")
-    assert result.exit_code == 0, result.stderr
-    found = json.loads(result.stdout)
+    found = run.read("recalibrate", "--store", watched.url, "--out", out, "--json")
     assert found["old_policy"] == "the first 5 passages"
     made = Profile.load(out)
     assert made.routes[Route.EXTERNAL].safe_policy == RatioPolicy(k=5)
