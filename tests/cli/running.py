@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import typer
 from typer.testing import CliRunner
 
 from ctxguard.cli import app
@@ -47,6 +48,15 @@ def figures(document: dict[str, Any], policy: str | None = None) -> dict[str, di
     rows = document["results"]["rows"]
     policy = rows[-1]["policy"] if policy is None else policy
     return {row["metric"]: row for row in rows if row["policy"] == policy}
+
+
+def every_command(group: Any = None, *path: str) -> dict[str, Any]:
+    """The application, its groups and their commands, by the words that name them."""
+    group = typer.main.get_command(app) if group is None else group
+    found = {" ".join(("ctxguard", *path)): group}
+    for name in getattr(group, "commands", ()):
+        found |= every_command(group.get_command(None, name), *path, name)
+    return found
 
 
 class Run:

@@ -4,17 +4,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
 from household import write_jsonl
-from running import Run, refused
+from running import Run, every_command, refused
 from typer.testing import CliRunner
 
-from ctxguard.cli import app
+from ctxguard import __version__
 from ctxguard.cli._console import Command, check_writable, one_line
 from tests.timing import PATIENCE_SECONDS
 
@@ -29,21 +27,7 @@ def process(*arguments: object, **settings: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_help_names_every_command(run: Run) -> None:
-    result = run.ok("--help")
-    for command in ("index", "calibrate", "evaluate", "query"):
-        assert f"\n  {command} " in result.stdout
-        assert run(command, "--help").exit_code == 0
-
-
-def every_command(group: Any, *path: str) -> Iterator[tuple[str, Any]]:
-    """The application, its groups and their commands, by the words that name them."""
-    yield " ".join(("ctxguard", *path)), group
-    for name in getattr(group, "commands", ()):
-        yield from every_command(group.get_command(None, name), *path, name)
-
-
-COMMANDS = dict(every_command(typer.main.get_command(app)))
+COMMANDS = every_command()
 
 
 def help_of(name: str, columns: int) -> str:
@@ -76,15 +60,11 @@ def test_every_command_that_prints_a_result_takes_json(name: str) -> None:
     assert ("  --json " in printed) is not (is_group or prints_no_result)
 
 
-def test_help_of_a_process_fits_its_terminal() -> None:
-    done = process("calibrate", "--help", COLUMNS="60")
-    assert max(map(len, done.stdout.splitlines())) <= 60
-
-
 def test_the_package_runs_as_a_module() -> None:
-    done = process("--help")
+    done = process("calibrate", "--help", COLUMNS="60")
     assert done.returncode == 0
     assert done.stdout.startswith("Usage: python -m ctxguard")
+    assert max(map(len, done.stdout.splitlines())) <= 60
 
 
 def imported(code: str, *arguments: str) -> set[str]:
@@ -119,24 +99,11 @@ def test_help_of_a_command_imports_nothing_that_it_runs() -> None:
     assert len([name for name in names if name.startswith("ctxguard")]) <= 80
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_summary_in_the_list_of_commands_opens_the_help_of_the_command(name: str) -> None:
-    *path, word = name.split()
-    if path and not hasattr(COMMANDS[name], "commands"):
-        listed = COMMANDS[" ".join(path)].commands[word].help
-        assert COMMANDS[name].help.split("\n\n")[0] == listed
-
-
-def test_the_version_is_printed(run: Run) -> None:
-    from ctxguard import __version__
-
-    assert run("--version").stdout.strip() == __version__
-
-
 @pytest.mark.parametrize("arguments", [("frobnicate",), ("query",), ("index", "x", "--frob")])
 def test_bad_usage_exits_with_2(run: Run, arguments: tuple[str, ...]) -> None:
     result = run.refused(*arguments)
     assert result.stdout == ""
+    assert run("--version").stdout.strip() == __version__
 
 
 def application(error: BaseException) -> typer.Typer:
@@ -150,25 +117,19 @@ def application(error: BaseException) -> typer.Typer:
     return app
 
 
-def test_an_unexpected_error_is_one_line_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_is_one_line_with_a_hint_and_a_traceback_for_who_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("CTXGUARD_DEBUG", raising=False)
+    of_system = PermissionError(13, "Permission denied", "/data/profile.json")
+    result = refused(CliRunner().invoke(application(of_system), []))
+    assert result.stderr == "error: /data/profile.json: Permission denied\n"
     result = refused(CliRunner().invoke(application(ZeroDivisionError("by\x1b zero")), []))
     assert result.stderr.startswith("error: unexpected ZeroDivisionError: by zero (set CTXGUARD_")
     assert result.stderr.count("\n") == 1
-
-
-def test_the_traceback_of_an_unexpected_error_is_there_for_who_asks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     monkeypatch.setenv("CTXGUARD_DEBUG", "1")
     result = CliRunner().invoke(application(ZeroDivisionError("by zero")), [])
     assert isinstance(result.exception, ZeroDivisionError)
-
-
-def test_an_error_of_the_system_names_the_file() -> None:
-    error = PermissionError(13, "Permission denied", "/data/profile.json")
-    result = refused(CliRunner().invoke(application(error), []))
-    assert result.stderr == "error: /data/profile.json: Permission denied\n"
 
 
 def test_a_missing_folder_is_named_before_the_work(
@@ -180,12 +141,6 @@ def test_a_missing_folder_is_named_before_the_work(
     folder.mkdir()
     check_writable(folder / "profile.json", "--out")
     assert capsys.readouterr().err == ""
-
-
-def test_an_interrupt_ends_quietly_with_130() -> None:
-    result = CliRunner().invoke(application(KeyboardInterrupt()), [])
-    assert result.exit_code == 130
-    assert result.output == ""
 
 
 def test_an_interrupted_process_ends_quietly_with_130() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import pytest
 import typer
 from pydantic import field_validator
-from running import as_toml, refused
+from running import as_toml, every_command, refused
 from typer.testing import CliRunner
 
 from ctxguard._support.settings import SettingsModel, key_of, setting
@@ -24,18 +24,11 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 
 
-def every_command(group: Any, *path: str) -> dict[str, Any]:
-    """The commands, without groups, by the words that name them."""
-    if not hasattr(group, "commands"):
-        return {" ".join(path): group}
-    return {
-        name: command
-        for word in group.commands
-        for name, command in every_command(group.get_command(None, word), *path, word).items()
-    }
-
-
-COMMANDS = every_command(typer.main.get_command(app))
+COMMANDS = {
+    name.removeprefix("ctxguard "): command
+    for name, command in every_command().items()
+    if not hasattr(command, "commands")
+}
 
 
 def options_of(command: Any) -> dict[str, Any]:
