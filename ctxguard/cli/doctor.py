@@ -88,7 +88,7 @@ class Doctor(SettingsModel):
         ctxguard doctor index/ profile.json sqlite:///samples.db http://localhost:8000/metrics
         """
         with output.doing("looking"):
-            findings = [*_installation(), *_deployment(*_parts(self.places))]
+            findings = [*_installation(), *_deployment(_parts(self.places))]
         ok = all(finding.status != "wrong" for finding in findings)
 
         def show() -> None:
@@ -118,71 +118,67 @@ def _installation() -> Iterator[Finding]:
     yield Finding("computation", status, _compiled.standing())
 
 
-def _parts(places: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The system that the places name, and the other parts by kind.
+def _parts(places: Sequence[str]) -> dict[str, Any]:
+    """What the places name: ``profile``, ``store``, ``metrics``, and settings of the system.
 
     Raises:
         ConfigurationError: a place is none of the known kinds.
         DataError: the file of a system cannot be read.
     """
-    system: dict[str, Any] = {}
-    rest: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
     for place in places:
         if place.endswith(".toml"):
-            in_system, beside = _system_file(Path(place))
-            system |= in_system
-            rest |= beside
+            parts |= _system_file(Path(place))
         elif place.startswith(_ENGINES) or (place.startswith("postgres") and "#" in place):
-            system["engine"] = place
+            parts["engine"] = place
         elif place.startswith(_STORES):
-            rest["store"] = place
+            parts["store"] = place
         elif place.startswith(("http://", "https://")):
-            rest["metrics"] = place
+            parts["metrics"] = place
         elif place.endswith(".json"):
-            rest["profile"] = Path(place)
+            parts["profile"] = Path(place)
         elif Path(place).is_dir():
-            system["index"] = Path(place)
+            parts["index"] = Path(place)
         else:
             raise ConfigurationError(
                 f"{place!r} is no index folder, engine URL, profile (.json), store URL, URL of "
                 "metrics or system file (.toml); check the name"
             )
-    return system, rest
+    return parts
 
 
-def _system_file(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _system_file(file: Path) -> dict[str, Any]:
     """The system that a file describes, and the profile and the store that a table of it names."""
     document = read_toml(file)
-    tables = [document, *[table for table in document.values() if isinstance(table, dict)]]
-    beside: dict[str, Any] = {}
-    for table in reversed(tables):
-        beside |= {name: table[name] for name in ("profile", "store") if name in table}
-    if "profile" in beside:
-        beside["profile"] = file.parent / beside["profile"]
+    tables = [each for each in document.values() if isinstance(each, dict)]
+    parts: dict[str, Any] = {}
+    for table in (*reversed(tables), document):
+        parts |= {name: table[name] for name in ("profile", "store") if name in table}
     top = {
         name: value
         for name, value in document.items()
-        if name not in beside and not isinstance(value, dict)
+        if name not in parts and not isinstance(value, dict)
     }
-    return named(top, System.model_fields, file), beside
-
-
-def _deployment(system: dict[str, Any], parts: dict[str, Any]) -> Iterator[Finding]:
-    source: list[Source] = []
-    looks: list[tuple[str, Iterator[Finding]]] = []
-    if system:
-        looks.append(("index", _index(system, source)))
     if "profile" in parts:
-        looks.append(("profile", _profile(parts["profile"], source)))
-    if "store" in parts:
-        looks.append(("store", _store(parts["store"])))
-    for part, findings in looks:
+        parts["profile"] = file.parent / parts["profile"]
+    return parts | named(top, System.model_fields, file)
+
+
+def _deployment(parts: dict[str, Any]) -> Iterator[Finding]:
+    source: list[Source] = []
+    others = {name: parts.pop(name) for name in ("profile", "store", "metrics") if name in parts}
+    looks = {"index": _index(parts, source)} if parts else {}
+    if "profile" in others:
+        looks["profile"] = _profile(others["profile"], source)
+    if "store" in others:
+        looks["store"] = _store(others["store"])
+    for part, findings in looks.items():
         try:
             yield from findings
         except CtxguardError as error:  # its message has the mend
             yield Finding(part, "wrong", str(error))
-    if "metrics" in parts:
-        yield _metrics(parts["metrics"])
+    if "metrics" in others:
+        yield _metrics(others["metrics"])
 
 
 def _index(system: dict[str, Any], opened: "list[Source]") -> Iterator[Finding]:

@@ -1,7 +1,6 @@
 """``ctxguard index``: build the index folder of a corpus."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.filesize import decimal
 import ctxguard
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, picked, print_labelled
+from ctxguard.cli._console import Output, Passes, picked, print_labelled
 from ctxguard.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from ctxguard.integrations.engines.retriever import EngineRetriever
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
     from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
-    from ctxguard.retrieval.protocols import Progress
 
     _Index = HybridRetriever | EngineRetriever
 
@@ -132,7 +130,6 @@ class Index(SettingsModel):
             chunk = self.chunk or (existing is not None and _is_chunked(existing, self.corpus))
         with output.doing("loading the model"):
             embedder = self._embedder(existing)
-            corpus = _Corpus(reader, embedder, chunk=chunk)
         if existing is None and self.signals in {None, "full"}:
             # Made before the passages are counted, if the model gives one.
             with output.doing("reading the model's word pieces, once on this machine"):
@@ -140,12 +137,15 @@ class Index(SettingsModel):
                 if encoder is not None:
                     encoder.token_table()
         changes = None
-        with _encoding(output, corpus, is_update=existing is not None) as progress:
+        with output.passes() as begin:
+            is_update = existing is not None
+            corpus = _Corpus(reader, embedder, begin, chunk=chunk, is_update=is_update)
             if existing is None:
-                retriever = self._built(corpus, embedder, progress)
+                retriever = self._built(corpus, embedder)
             else:
                 retriever = existing
-                changes = retriever.upsert(corpus, progress, delete_others=True)
+                changes = retriever.upsert(corpus, corpus.encoded, delete_others=True)
+            corpus.finish()
         build_seconds = perf_counter() - corpus.read_at
         facts, document, notes = self._saved(retriever, embedder.dimension, output)
         if changes is not None:
@@ -156,7 +156,7 @@ class Index(SettingsModel):
         seconds, per_second = perf_counter() - start, encoded / build_seconds
         took = f"{seconds:.1f} s, {per_second:,.0f} passages/s"
         document |= {"window": corpus.window, "seconds": seconds, "passages_per_second": per_second}
-        notes = [*reader.notes, *_window_notes(corpus.window), *notes]
+        notes = [*reader.notes, *corpus.notes, *notes]
         output.result(document, lambda: output.facts(*facts, ("took", took)), notes)
 
     def _check_destination(self) -> None:
@@ -178,18 +178,13 @@ class Index(SettingsModel):
             return ctxguard.HybridRetriever.load(self.out)
         return EngineRetriever.open(str(self.engine))
 
-    def _built(
-        self,
-        passages: "Iterable[Passage]",
-        embedder: "SentenceTransformerEmbedder",
-        progress: "Progress",
-    ) -> "_Index":
+    def _built(self, passages: "_Corpus", embedder: "SentenceTransformerEmbedder") -> "_Index":
         from ctxguard.integrations.engines.retriever import EngineRetriever
 
         about: Any = {
             "embedder": embedder,
             "analyser": self.language or "en",
-            "progress": progress,
+            "progress": passages.encoded,
             "signals": self.signals,
         }
         if self.engine is not None:
@@ -260,27 +255,6 @@ class Index(SettingsModel):
         return facts, document, notes
 
 
-@contextmanager
-def _encoding(output: Output, corpus: "_Corpus", *, is_update: bool) -> "Iterator[Progress]":
-    """Show the passages that were read, and then a bar of those encoded so far."""
-    with output.passes() as begin:
-        corpus.progress = begin("reading passages", None)
-        advance: Callable[[int], None] | None = None
-        encoded = 0
-
-        def progress(done: int) -> None:
-            nonlocal advance, encoded
-            # Only the index can tell how many passages of an update are to be encoded.
-            total = None if is_update else corpus.passages
-            advance = advance or begin("encoding passages", total)
-            advance(done - encoded)
-            encoded = done
-
-        yield progress
-        if advance is not None and not is_update:  # those left out count as done
-            advance(corpus.passages - encoded)
-
-
 def _is_chunked(retriever: "_Index", corpus: Path) -> bool:
     """Tell whether an index holds chunks of longer passages; an engine, of these passages."""
     from calibration.data.readers import read_corpus
@@ -304,13 +278,14 @@ class _Corpus:
     Args:
         passages: Those of the file.
         embedder: The model.
+        begin: Begins a bar of progress.
         chunk: Whether passages that are longer than the model reads are split.
+        is_update: Whether only the index can tell how many passages are to be encoded.
 
     Attributes:
         passages: The number of passages read so far, or of chunks.
         window: ``tokens``, the number that the model reads, None for all or if unknown; ``longer``,
             the passages that are longer; ``chunks`` made of them, None without splitting.
-        progress: Told of passages that were read.
         read_at: When the last was read.
 
     Raises:
@@ -318,7 +293,13 @@ class _Corpus:
     """
 
     def __init__(
-        self, passages: "Iterable[Passage]", embedder: "SentenceTransformerEmbedder", *, chunk: bool
+        self,
+        passages: "Iterable[Passage]",
+        embedder: "SentenceTransformerEmbedder",
+        begin: Passes,
+        *,
+        chunk: bool,
+        is_update: bool,
     ) -> None:
         self._file, self._window, self._chunk = passages, embedder.passage_window, chunk
         if self._window is None and chunk:
@@ -328,16 +309,30 @@ class _Corpus:
         tokens = None if self._window is None else self._window.tokens
         self.window = {"tokens": tokens, "longer": 0, "chunks": 0 if chunk else None}
         self.passages, self.read_at = 0, perf_counter()
-        self.progress: Callable[[int], None] = lambda _: None
+        self._begin, self._is_update = begin, is_update
+        self._read, self._encoded = begin("reading passages", None), 0
+        self._advance: Callable[[int], None] | None = None
 
     def __iter__(self) -> "Iterator[Passage]":
         for passage in self._fitted():
             yield passage
             self.passages += 1
             if self.passages % _READ == 0:
-                self.progress(_READ)
-        self.progress(self.passages % _READ)
+                self._read(_READ)
+        self._read(self.passages % _READ)
         self.read_at = perf_counter()
+
+    def encoded(self, done: int) -> None:
+        """Show the passages encoded so far."""
+        total = None if self._is_update else self.passages
+        self._advance = self._advance or self._begin("encoding passages", total)
+        self._advance(done - self._encoded)
+        self._encoded = done
+
+    def finish(self) -> None:
+        """Show those that were left out as done."""
+        if self._advance is not None and not self._is_update:
+            self.encoded(self.passages)
 
     def _fitted(self) -> "Iterator[Passage]":
         from ctxguard.retrieval.chunks import chunked, document_of
@@ -360,11 +355,13 @@ class _Corpus:
                 yield passage
         self.window["longer"] = longer
 
-
-def _window_notes(window: "dict[str, int | None]") -> list[str]:
-    if not window["longer"]:
-        return []
-    which = f"passages longer than {window['tokens']:,} tokens: {window['longer']:,}"
-    if window["chunks"] is None:
-        return [f"{which}; their ends are not searched by vectors, and --chunk splits them"]
-    return [f"{which}, split into {window['chunks']:,} chunks"]
+    @property
+    def notes(self) -> list[str]:
+        """What became of passages that are longer than the model reads."""
+        tokens, longer, chunks = (self.window[name] for name in ("tokens", "longer", "chunks"))
+        if not longer:
+            return []
+        which = f"passages longer than {tokens:,} tokens: {longer:,}"
+        if chunks is None:
+            return [f"{which}; their ends are not searched by vectors, and --chunk splits them"]
+        return [f"{which}, split into {chunks:,} chunks"]
