@@ -7,26 +7,23 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from running import Result, Run, figures
+from running import Result, Run, figures, ok, read, refused
 
 from ctxguard.profile.schema import Profile
 
 Compare = Callable[..., Result]
 
 
-@pytest.fixture(scope="module")
-def run_compare(run: Run) -> Compare:
-    """The command in this process; no traceback may be shown."""
-    return partial(run, "compare")
+pytestmark = pytest.mark.model
 
 
-@pytest.mark.model
-def test_the_usual_candidates_stand_side_by_side(
-    run_compare: Compare, index: Path, collection: Path
-) -> None:
-    result = run_compare("--index", index, "--data", collection, "--json")
-    assert result.exit_code == 0, result.stderr
-    document = json.loads(result.stdout)
+@pytest.fixture
+def compare(run: Run, index: Path, collection: Path) -> Compare:
+    return partial(run, "compare", "--index", index, "--data", collection)
+
+
+def test_the_usual_candidates_stand_side_by_side(compare: Compare) -> None:
+    document = read(compare("--json"))
     names = ["lexical", "dense", "reciprocal_rank", "convex:0.5", "ranker"]
     assert [each["name"] for each in document["candidates"]] == names
     assert document["measured_queries"] == 13
@@ -44,27 +41,20 @@ def test_the_usual_candidates_stand_side_by_side(
     assert document["against"] == {}
 
 
-@pytest.mark.model
-def test_the_same_seed_gives_the_same_figures(
-    run_compare: Compare, index: Path, collection: Path
-) -> None:
-    arguments = ("--index", index, "--data", collection, "--candidate", "x=lexical", "--json")
-    documents = [json.loads(run_compare(*arguments, "-k", 2).stdout) for _ in range(2)]
+def test_the_same_seed_gives_the_same_figures(compare: Compare) -> None:
+    arguments = ("--candidate", "x=lexical", "-k", 2, "--json")
+    documents = [read(compare(*arguments)) for _ in range(2)]
     for document in documents:
         assert document["candidates"][0].pop("latency_ms") > 0.0
     assert documents[0] == documents[1]
 
 
-@pytest.mark.model
 def test_a_calibrated_profile_stands_beside_them_under_the_name_of_its_file(
-    run_compare: Compare, index: Path, collection: Path, profile: Path
+    compare: Compare, collection: Path, profile: Path
 ) -> None:
     copied = shutil.copy(profile, profile.with_name("calibrated.json"))
-    result = run_compare(
-        *("--index", index, "--data", collection / "qrels/train.tsv", "--profile", copied),
-        *("--candidate", "five=lexical", "--json"),
-    )
-    document = json.loads(result.stdout)
+    seen = ("--data", collection / "qrels/train.tsv", "--profile", copied)
+    document = read(compare(*seen, "--candidate", "five=lexical", "--json"))
     five, calibrated = document["candidates"]
     assert calibrated["name"] == "calibrated"
     assert calibrated["profile_id"] == Profile.load(profile).profile_id
@@ -74,20 +64,12 @@ def test_a_calibrated_profile_stands_beside_them_under_the_name_of_its_file(
     assert any("calibrated on these queries" in note for note in document["notes"])
 
 
-@pytest.mark.model
-def test_the_tables_fit_100_columns_and_print_the_rule(
-    run_compare: Compare, index: Path, collection: Path, tmp_path: Path
-) -> None:
-    common = ("--index", index, "--data", collection)
+def test_the_tables_fit_100_columns_and_print_the_rule(compare: Compare, tmp_path: Path) -> None:
     long_name = "a name that is rather too long for a table=lexical,k=10"
     base = tmp_path / "base.json"
-    saved = run_compare(*common, "--candidate", long_name, "--candidate", "y=dense", "--out", base)
-    assert saved.exit_code == 0, saved.stderr
-    assert "saved to" in saved.stdout
-    result = run_compare(
-        *(*common, "--candidate", long_name, "--candidate", "x=lexical", "--against", base), "--all"
-    )
-    assert result.exit_code == 0, result.stderr
+    named = ("--candidate", long_name, "--candidate")
+    assert "saved to" in ok(compare(*named, "y=dense", "--out", base)).stdout
+    result = ok(compare(*named, "x=lexical", "--against", base, "--all"))
     assert max(len(line) for line in result.stdout.splitlines()) <= 100
     assert "…" not in result.stdout
     for word in ("a name that is", "SAFE:", "DANGEROUS:", "RISKY:", "within noise", "best k"):
@@ -96,48 +78,39 @@ def test_the_tables_fit_100_columns_and_print_the_rule(
     assert "not saved" in result.stdout
 
 
-@pytest.mark.model
 def test_a_candidate_that_is_worse_than_the_saved_one_is_a_finding(
-    run_compare: Compare, index: Path, collection: Path, tmp_path: Path
+    compare: Compare, tmp_path: Path
 ) -> None:
-    common, base = ("--index", index, "--data", collection), tmp_path / "new" / "base.json"
+    base = tmp_path / "new" / "base.json"
     good, worse = ("--candidate", "mine=lexical,k=3"), ("--candidate", "mine=lexical,k=20")
-    assert run_compare(*common, *good, "--out", base).exit_code == 0
-    assert run_compare(*common, *good, "--against", base).exit_code == 0
-    failed = run_compare(*common, *worse, "--against", base)
+    assert compare(*good, "--out", base).exit_code == 0
+    assert compare(*good, "--against", base).exit_code == 0
+    failed = compare(*worse, "--against", base)
     assert failed.exit_code == 1
     assert "finding: worse than the saved comparison, beyond noise: mine" in failed.stderr
-    against = (*common, *worse, "--against", base)
+    against = (*worse, "--against", base)
     for keys in ({"tolerance": 5}, {"regression-metrics": ["recall"]}):
-        assert run_compare(*against, system={"compare": keys}).exit_code == 0
-    refused = run_compare(*against, "--out", base)
-    assert refused.exit_code == 2
-    assert "another file than --against" in refused.stderr
+        assert compare(*against, system={"compare": keys}).exit_code == 0
+    refused(compare(*against, "--out", base), "another file than --against")
 
 
-@pytest.mark.model
 def test_what_json_prints_can_be_compared_with_and_nothing_else_is_written(
-    run_compare: Compare,
-    index: Path,
-    collection: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    compare: Compare, index: Path, collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    common = ("--index", index, "--data", collection, "--json")
 
     def files() -> set[Path]:
         folders = (tmp_path, index, collection)
         return {file for folder in folders for file in folder.rglob("*") if file.is_file()}
 
     before = files()
-    printed = run_compare(*common, "--candidate", "mine=lexical,k=1").stdout
+    printed = compare("--json", "--candidate", "mine=lexical,k=1").stdout
     # The embedder that every command shares keeps its exported model there.
     new = [file for file in files() - before if file.parent.name != "models"]
     assert new == []
     Path("base.json").write_text(printed)
-    result = run_compare(*common, "--candidate", "other=lexical,k=9", "--against", "base.json")
+    result = compare("--json", "--candidate", "other=lexical,k=9", "--against", "base.json")
     against = json.loads(result.stdout)["against"]["other"]
     assert result.exit_code == 1
     assert against["saved"] == "mine"
