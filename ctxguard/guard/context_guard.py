@@ -183,7 +183,8 @@ class ContextGuard:
             )
         self._assembly = Assembly() if assembly is None else assembly
         telemetry = default_telemetry() if telemetry is None else telemetry
-        self._telemetry, self._sampler, self._tracing = telemetry, sampler, tracing
+        self._telemetry, self._sampler = telemetry, sampler
+        self._begin_span = None if tracing is None else tracing.begin
         self._caller = BoundedCaller(deadline_seconds, max_in_flight)
         self._caller.watch(telemetry.circuit_changed)
         self._assessor = assessor
@@ -453,9 +454,9 @@ class ContextGuard:
     ) -> Request:
         """Count a request, check its input, and fix the state that answers it."""
         given_mode, bound, most = self._mode, self._bound, self._max_query_chars
-        sampler, tracing, span = self._sampler, self._tracing, None
-        if tracing is not None:
-            begin = partial(tracing.begin, query, self._depth, request_id)
+        sampler, span = self._sampler, None
+        if self._begin_span is not None:
+            begin = partial(self._begin_span, query, self._depth, request_id)
             span = self._safely("tracing", begin, None)
         if request_id is None:
             request_id = (None if span is None else span.request_id) or os.urandom(8).hex()
