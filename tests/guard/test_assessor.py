@@ -214,7 +214,7 @@ def test_a_faulty_assessor_costs_the_answers_alone(
     assert found.failures[0].kind is kinds.get(fault, FailureKind.ERROR)
     if stage is not None:
         assert found.assessment is not None
-        assert world.counted("assessed_candidates", outcome="failed") == found.assessment.asked
+        assert world.outcome("failed") == found.assessment.asked
     released.set()
 
 
@@ -229,7 +229,7 @@ def test_refusals_keep_p_and_are_counted(world: World) -> None:
     alone = world.alone()
     assert [each.kept_ids for each in found] == [each.kept_ids for each in world.contexts(alone)]
     asked = sum(each.assessment.asked for each in found if each.assessment is not None)
-    assert world.counted("assessed_candidates", outcome="refused") == asked
+    assert world.outcome("refused") == asked
     assert not any(each.failures for each in found)
 
 
@@ -247,10 +247,7 @@ def test_what_was_answered_is_not_asked_again(world: World) -> None:
     calls = len(world.oracle.calls)
     assert [each.kept_ids for each in world.contexts(guard)] == first
     assert len(world.oracle.calls) == calls
-    answered, cached = (
-        world.counted("assessed_candidates", outcome=outcome) for outcome in ("answered", "cached")
-    )
-    assert answered == cached > 0
+    assert world.outcome("answered") == world.outcome("cached") > 0
 
 
 def test_the_cache_and_the_second_have_their_bounds(world: World) -> None:
@@ -261,7 +258,7 @@ def test_the_cache_and_the_second_have_their_bounds(world: World) -> None:
     for query in queries[:10]:
         guard.retrieve(query)
     assert sum(len(texts) for _, texts in world.oracle.calls) == 4
-    assert world.counted("assessed_candidates", outcome="over_budget") > 0
+    assert world.outcome("over_budget") > 0
     now[0] = 1.0
     for query in queries[10:20]:
         guard.retrieve(query)
@@ -309,11 +306,8 @@ def test_accounts_are_exact(world: World) -> None:
     world.oracle.fails = alternate
     found = list(world.contexts(world.guard(AssessorStage(world.oracle))))
     asked = sum(each.assessment.asked for each in found if each.assessment is not None)
-    by_outcome = {
-        outcome: world.counted("assessed_candidates", outcome=outcome)
-        for outcome in ("answered", "cached", "refused", "failed")
-    }
-    assert sum(by_outcome.values()) == asked
+    outcomes = ("answered", "cached", "refused", "failed")
+    assert sum(map(world.outcome, outcomes)) == asked
     assert world.counted("assessed_requests") == sum(
         each.assessment is not None and each.assessment.asked > 0 for each in found
     )

@@ -385,13 +385,6 @@ class TestLogs:
         json.dumps(context.to_dict()).encode()
 
 
-EMOJI = (
-    "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466",  # a family
-    "\u2764\ufe0f\u200d\U0001f525",  # a heart on fire
-    "\U0001f3f4\U000e0067\U000e0062\U000e0073\U000e0063\U000e0074\U000e007f",  # Scotland
-    "\U0001f1eb\U0001f1f7",  # France
-    "\U0001f44d\U0001f3fd",  # with a skin tone
-)
 # Signs with a glyph of their own, and those without which a script is written differently.
 WRITTEN = (
     *range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x180E, 0x200C, 0x200D,
