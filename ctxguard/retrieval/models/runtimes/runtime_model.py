@@ -199,7 +199,7 @@ class RuntimeModel:
                         "or use torch"
                     ) from error
                 if isinstance(error, UntraceableModelError):
-                    _log.warning("%s cannot be exported from torch (%s)", self.name, error)
+                    _log.warning("%s cannot be exported from torch (%s)", self.name, reason)
                     break
                 if not isinstance(error, UnfitProcessorError):
                     _log.warning("%s does not run on %s (%s)", self.name, runtime, reason)
