@@ -73,7 +73,7 @@ def silent_server() -> Iterator[str]:
 
 
 class TestEngine(_File, EngineContract):
-    pass
+    bm25_factor = milvus.K1 + 1.0
 
 
 class TestRetriever(RetrieverContract):

@@ -17,7 +17,6 @@ pytest.importorskip("qdrant_client")
 import httpx
 from engine_contract import PASSAGES, EngineContract
 from fault_rows import FaultRows, Row
-from memory_engine import MemoryEngine
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
@@ -82,19 +81,6 @@ def _raising(error: Exception) -> Callable[..., Any]:
         raise error
 
     return answer
-
-
-def test_bm25_is_lucenes_formula() -> None:
-    with built() as retriever:
-        reference = EngineRetriever(MemoryEngine(retriever._engine.settings), **OPTIONS)
-        reference.upsert(PASSAGES)
-        for query in ("kettles and ladders", "foxes foxes number3", "violins"):
-            own = retriever.on_route(Route.LEXICAL).retrieve(query, depth=50)
-            expected = reference.on_route(Route.LEXICAL).retrieve(query, depth=50)
-            theirs = dict(zip(expected.passage_ids, expected.scores, strict=True))
-            assert set(own.passage_ids) == set(theirs)
-            for name, score in zip(own.passage_ids, own.scores, strict=True):
-                assert score == pytest.approx(theirs[name], rel=1e-4)
 
 
 def test_both_legs_are_one_call_with_filter_and_without_vectors() -> None:
