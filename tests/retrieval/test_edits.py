@@ -24,6 +24,7 @@ from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.index import hybrid_index
 from ctxguard.retrieval.index.hybrid_index import Changes, HybridIndex
 from ctxguard.retrieval.protocols import Float32Array
+from ctxguard.retrieval.signals.term_vectors import term_cosines
 from ctxguard.testing import WordHashEmbedder, WordTokenEmbedder
 
 WORDS = ["red", "dog", "dogs", "fox", "foxes.", "rose", "wait_for", "sun", "sea", "the"]
@@ -80,7 +81,9 @@ def signals_of(index: HybridIndex) -> tuple[dict[str, list[float]], dict[str, li
     tokens = WordTokenEmbedder().token_encoder().encode_query(query)
     table = WordTokenEmbedder().token_encoder().token_table()
     words = index.forward.text_signals(query, rows)
-    words["cosines"] = index.forward.term_cosines(rows)
+    places = rows if index.rows.is_plain else np.arange(rows.size)
+    of_rows, weights = index.forward.passage_words(rows), index.forward.stem_weights
+    words["cosines"] = term_cosines(of_rows, weights, places)
     sentences = {} if index.sentences is None else index.sentences.signals(tokens, rows, table)
     return tuple({name: x.tolist() for name, x in found.items()} for found in (words, sentences))
 
@@ -318,6 +321,7 @@ from pathlib import Path
 from typing import Any
 from ctxguard.core.types import Passage
 from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.signals.term_vectors import term_cosines
 from ctxguard.testing import WordHashEmbedder, WordTokenEmbedder
 
 folder, first = Path(sys.argv[1]), int(sys.argv[2])

@@ -37,23 +37,6 @@ def build(corpus: dict[str, str], **settings: str) -> HybridIndex:
     )
 
 
-def assert_same_words(one: ForwardIndex, other: ForwardIndex) -> None:
-    assert list(one.vocabulary) == list(other.vocabulary)
-    assert one.ordered.words.tolist() == other.ordered.words.tolist()
-    assert one.ordered.starts.tolist() == other.ordered.starts.tolist()
-
-
-def assert_same_signals(one: ForwardIndex | None, other: ForwardIndex | None) -> None:
-    assert one is not None
-    assert other is not None
-    assert len(one) == len(other)
-    rows = np.arange(len(one))[::-1].copy()
-    found, expected = one.text_signals(QUERY, rows), other.text_signals(QUERY, rows)
-    for name, values in found.items():
-        assert values.tolist() == expected[name].tolist(), name
-    assert one.term_cosines(rows).tolist() == other.term_cosines(rows).tolist()
-
-
 def test_words_are_kept_in_order_with_the_starts_of_sentences() -> None:
     index = ForwardIndex.build(["The wait_for. Wait\nfoxes", "", "the fox"])
     assert list(index.vocabulary) == ["the", "wait_for", "wait", "for", "foxes", "fox"]

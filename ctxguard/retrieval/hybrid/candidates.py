@@ -58,11 +58,6 @@ class Candidates:
     legs: Mapping[str, Leg] = field(default_factory=dict)
     signals: Mapping[str, FloatArray] = field(default_factory=dict)
 
-    @property
-    def route(self) -> Route:
-        """The route of the stages that answered; ``external`` if there is none of them."""
-        return ROUTES.get(self.answered, Route.EXTERNAL)
-
     def best(self, n: int) -> "Candidates":
         """Return the at most ``n`` best."""
         return self if n >= self.rows.size else self.at(slice(n))

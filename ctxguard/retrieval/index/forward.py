@@ -32,7 +32,6 @@ from ctxguard.retrieval.index.part_files import (
 )
 from ctxguard.retrieval.index.rows import Rows
 from ctxguard.retrieval.protocols import Analyser, RowArray
-from ctxguard.retrieval.signals.term_vectors import term_cosines
 from ctxguard.retrieval.signals.text import NAMES, PassageWords, QueryWords, text_signals
 
 _WORDS, _STARTS = "forward.words.npy", "forward.starts.npy"
@@ -215,10 +214,6 @@ class ForwardIndex:
     def text_signals(self, query: str, rows: RowArray) -> dict[str, FloatArray]:
         """Compute the text family of some rows, shape (n,) each; see `signals.text`."""
         return named_signals(self.passage_words(rows), self.query_words(query), self._places(rows))
-
-    def term_cosines(self, rows: RowArray) -> FloatArray:
-        """Compute the cosines of rows' term vectors, shape (n, n); see `signals.term_vectors`."""
-        return term_cosines(self.passage_words(rows), self.stem_weights, self._places(rows))
 
     def query_words(self, query: str) -> QueryWords:
         """Weigh the words of a query."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ctxguard.core.types import FloatArray
 from ctxguard.retrieval.analysers import analyser_for
 from ctxguard.retrieval.index.forward import ForwardIndex
+from ctxguard.retrieval.signals.term_vectors import term_cosines
 from ctxguard.retrieval.signals.text import LEAD, NAMES, REACH
 
 pytestmark = pytest.mark.usefixtures("computed_by")
@@ -40,7 +41,8 @@ def signals_of(
 
 def cosines_of(texts: Texts, rows: Sequence[int] | None = None) -> FloatArray:
     at = np.arange(len(texts)) if rows is None else np.array(rows, np.int64)
-    return ForwardIndex.build(texts).term_cosines(at)
+    index = ForwardIndex.build(texts)
+    return term_cosines(index.passage_words(at), index.stem_weights, at)
 
 
 def test_words_and_stems_on_a_corpus_worked_by_hand() -> None:
