@@ -11,13 +11,13 @@ import pytest
 pytest.importorskip("psycopg_pool", reason="the driver of PostgreSQL is not installed")
 
 from engine_contract import PASSAGES, EngineContract, scores_by_id
+from fault_rows import FaultRows, Row
 
 from ctxguard import Passage, Route
 from ctxguard._support import fork_safety
 from ctxguard.errors import (
     ConfigurationError,
     DataError,
-    StageError,
     StageUnavailableError,
 )
 from ctxguard.integrations.engines import postgresql
@@ -232,32 +232,19 @@ def test_an_unreachable_server_is_named_without_its_credentials(
     assert "secret" not in str(caught.value)
 
 
-_GOOD = (2.0, 0.9, "p000", "", "text", "null")
+class TestFaultRows(FaultRows):
+    """Rows that a statement may return for the dense leg."""
 
+    has_distances = False
 
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        ([_GOOD, (None, 0.8, "p001", "", None, "null")], ("p000",)),
-        ([_GOOD, (None, 0.7, "p000", "", "text", "null")], ("p000",)),
-        ([(None, 1.0 - n / 20_000, f"n{n}", "", "t", "null") for n in range(10_000)], ("n0", "n1")),
-    ],
-)
-def test_an_answer_is_not_trusted(
-    built: EngineRetriever, monkeypatch: pytest.MonkeyPatch, rows: Any, expected: tuple[str, ...]
-) -> None:
-    monkeypatch.setattr(_engine(built), "_query", lambda *_: rows)
-    ranking = built.retrieve("kettles", depth=2)
-    assert ranking.passage_ids[: len(expected)] == expected
-    assert len(ranking) <= 2
+    @pytest.fixture(autouse=True)
+    def _index(self, built: EngineRetriever, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.index, self.monkeypatch = built, monkeypatch
 
-
-def test_an_answer_without_a_text_is_an_outage(
-    built: EngineRetriever, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_engine(built), "_query", lambda *_: [(1.0, 0.9, "a", "", None, "")])
-    with pytest.raises(StageError, match="postgresql"):
-        built.retrieve("kettles", depth=2)
+    def retriever(self, found: Sequence[Row], score_kind: str) -> Any:
+        rows = [(None, row.score, row.id, "", row.text, "null") for row in found]
+        self.monkeypatch.setattr(_engine(self.index), "_query", lambda *_: rows)
+        return self.index.on_route(Route.DENSE)
 
 
 def test_a_child_process_opens_connections_of_its_own(built: EngineRetriever) -> None:
