@@ -1,8 +1,6 @@
 """The forward index: what it holds, saved, joined and edited, as one built anew does."""
 
-import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 from ctxguard.core.types import Hit, Passage
-from ctxguard.errors import ConfigurationError, DataError, IndexFolderError
+from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.retrieval.analysers import LANGUAGES, analyser_for
 from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.analysers.reading import LONGEST_SENTENCE, Reading
@@ -87,42 +85,6 @@ def test_an_index_without_words_stays_without(tmp_path: Path) -> None:
     index, _ = HybridIndex.load(tmp_path).upserted(passages_of({"c": "dog"}), WordHashEmbedder())
     assert index.forward is None
     assert index.signals == "none"
-
-
-def words(folder: Path) -> np.ndarray:
-    return np.load(folder / "forward.words.npy")
-
-
-DAMAGE: dict[str, Callable[[Path], None]] = {
-    "other types": lambda at: np.save(at / "forward.words.npy", words(at).astype(np.int64)),
-    "a word too few": lambda at: np.save(at / "forward.words.npy", words(at)[:-1]),
-    "a word too high": lambda at: np.save(at / "forward.words.npy", words(at) + np.int32(90)),
-    "a complement too low": lambda at: np.save(at / "forward.words.npy", words(at) - np.int32(90)),
-    "no start": lambda at: np.save(at / "forward.starts.npy", np.zeros(0, np.int64)),
-    "starts that go back": lambda at: np.save(
-        at / "forward.starts.npy", np.array([0, 4, 2, len(words(at))])
-    ),
-    "a short vocabulary": lambda at: (at / "forward.vocabulary.json").write_text('["a"]') and None,
-    "a vocabulary that is none": lambda at: (
-        (at / "forward.vocabulary.json").write_text("[1, 2, 3, 4, 5, 6]") and None
-    ),
-    "a repeated word": lambda at: (
-        (at / "forward.vocabulary.json").write_text(json.dumps(["red"] * 6)) and None
-    ),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_words_are_refused(tmp_path: Path, damage: str) -> None:
-    build({"a": "red fox", "b": "the sea", "c": "a dog. sun"}).save(tmp_path)
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
-    files = tmp_path / manifest["generation"] / "segment_0"
-    DAMAGE[damage](files)
-    for name, described in manifest["files"].items():
-        described["bytes"] = (tmp_path / manifest["generation"] / name).stat().st_size
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(IndexFolderError, match="build it again"):
-        HybridIndex.load(tmp_path, verify=False)
 
 
 # Passages that are given with the query.

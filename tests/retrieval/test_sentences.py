@@ -1,6 +1,5 @@
 """The sentences of an index: what it holds, saved, joined and edited, as one built anew does."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +12,6 @@ from ctxguard.core.types import Passage, Ranking
 from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
-from ctxguard.retrieval.index.part_files import PartFiles
-from ctxguard.retrieval.index.sentences import SentenceIndex
 from ctxguard.retrieval.models.sentences import sentence_lengths, sentences_of
 from ctxguard.retrieval.nibbles import packed
 from ctxguard.retrieval.protocols import QueryTokens, Sentences
@@ -156,41 +153,6 @@ def test_a_change_of_metadata_alone_encodes_nothing() -> None:
     changed, changes = index.upserted([Passage("b", TEXTS["b"], metadata={"n": 1})], Refuses())
     assert (changes.changed, changes.encoded) == (1, 0)
     assert signals_of(changed) == signals_of(index)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda s, f: (s._replace(vectors=s.vectors[:-1]), f),
-        lambda s, f: (s._replace(vectors=s.vectors.astype(np.float32)), f),
-        lambda s, f: (s._replace(vectors=s.vectors[:, 0]), f),
-        lambda s, f: (s._replace(lengths=s.lengths + np.uint8(1)), f),
-        lambda s, f: (s._replace(pieces=s.pieces[:-1]), f),
-        lambda s, f: (s._replace(pieces=s.pieces + np.uint16(N_PIECES)), f),
-        lambda s, f: (s._replace(pieces=-s.pieces.astype(np.int32) - 1), f),
-        lambda s, f: (s._replace(starts=s.starts[::-1].copy()), f),
-        lambda s, f: (s._replace(starts=s.starts[:-1]), f),
-        lambda s, f: (s._replace(starts=s.starts - 1), f),
-        lambda s, f: (s._replace(starts=s.starts[:, :1]), f),
-        lambda s, f: (s, f[:-900]),
-        lambda s, f: (s, -f),
-        lambda s, f: (s, f + np.int32(9)),
-    ],
-)
-def test_damaged_arrays_are_refused(
-    damage: Callable[[Sentences, np.ndarray], tuple[Sentences, np.ndarray]], tmp_path: Path
-) -> None:
-    """Also where no digest is checked."""
-    built = build(TEXTS).sentences
-    assert built is not None
-    built.save(tmp_path)
-    files = [tmp_path / f"sentences.{name}.npy" for name in (*Sentences._fields, "frequencies")]
-    *arrays, frequencies = map(np.load, files)
-    sentences, frequencies = damage(Sentences(*arrays), frequencies)
-    for file, array in zip(files, (*sentences, frequencies), strict=True):
-        np.save(file, array)
-    with pytest.raises(ValueError, match=r"sentence|word piece"):
-        SentenceIndex.load(PartFiles(tmp_path))
 
 
 def test_the_table_of_word_pieces_is_the_models_and_not_in_the_index(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from ctxguard.guard import ContextGuard
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.index import storage
 from ctxguard.retrieval.index.passages import PassageTable
-from ctxguard.testing import WordHashEmbedder
+from ctxguard.testing import WordHashEmbedder, WordTokenEmbedder
 from tests.timing import PATIENCE_SECONDS, until
 
 QUERY = "deserialize a JSON string"
@@ -144,23 +144,48 @@ def damaged(values: np.ndarray, at: int, value: int) -> np.ndarray:
         ("lexical.lengths", lambda lengths: lengths[:-1], "is not from 0 to 6|different numbers"),
         ("passages.offsets", lambda offsets: damaged(offsets, 1, 2**40), "end before they begin"),
         ("vectors", lambda vectors: vectors[:-1], "different numbers"),
+        ("forward.words", lambda words: words.astype(np.int64), "int64"),
+        ("forward.words", lambda words: words[:-1], "do not belong together"),
+        ("forward.words", lambda words: words + np.int32(90), "one of the words"),
+        ("forward.words", lambda words: words - np.int32(90), "one of the words"),
+        ("forward.starts", lambda starts: starts[:0], "do not belong together"),
+        ("forward.starts", lambda starts: damaged(starts, 1, 2**40), "end before they begin"),
+        ("forward.vocabulary", lambda _: ["a"], "one of the words"),
+        ("forward.vocabulary", lambda texts: list(range(len(texts))), "no list of texts"),
+        ("forward.vocabulary", lambda texts: ["red"] * len(texts), "one of the words"),
+        ("sentences.vectors", lambda vectors: vectors[:-1], "sentence"),
+        ("sentences.vectors", lambda vectors: vectors.astype(np.float32), "sentence"),
+        ("sentences.vectors", lambda vectors: vectors[:, 0], "sentence"),
+        ("sentences.lengths", lambda lengths: lengths + np.uint8(1), "sentence"),
+        ("sentences.pieces", lambda pieces: pieces[:-1], "word piece"),
+        ("sentences.pieces", lambda pieces: pieces + np.uint16(2**12), "word piece"),
+        ("sentences.pieces", lambda pieces: -pieces.astype(np.int32) - 1, "word piece"),
+        ("sentences.starts", lambda starts: starts[::-1].copy(), "sentence"),
+        ("sentences.starts", lambda starts: starts[:-1], "sentence|different numbers"),
+        ("sentences.starts", lambda starts: starts - 1, "sentence"),
+        ("sentences.starts", lambda starts: starts[:, :1], "sentence"),
+        ("sentences.frequencies", lambda frequencies: frequencies[:2], "word piece"),
+        ("sentences.frequencies", lambda frequencies: -frequencies, "word piece"),
+        ("sentences.frequencies", lambda frequencies: frequencies + np.int32(9), "word piece"),
     ],
 )
 def test_arrays_that_lead_outside_of_others_are_refused_though_no_digest_is_checked(
-    saved: Path,
-    name: str,
-    change: Callable[[np.ndarray], np.ndarray],
-    message: str,
+    corpus: list[Passage], tmp_path: Path, name: str, change: Callable[..., Any], message: str
 ) -> None:
     """The compiled loops check no index: such an array would crash the process."""
-    file = data_file(saved, f"{name}.npy")
-    np.save(file, change(np.load(file)))
-    manifest = saved / "manifest.json"
+    embedder = WordTokenEmbedder()
+    HybridRetriever.build(corpus, embedder=embedder, signals="full").save(tmp_path)
+    file = data_file(tmp_path, f"{name}.*")
+    if file.suffix == ".json":
+        file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    else:
+        np.save(file, change(np.load(file)))
+    manifest = tmp_path / "manifest.json"
     content = json.loads(manifest.read_text())
     content["files"][f"segment_0/{file.name}"]["bytes"] = file.stat().st_size
     manifest.write_text(json.dumps(content))
     with pytest.raises(IndexFolderError, match=message):
-        load(saved, verify=False)
+        HybridRetriever.load(tmp_path, embedder=embedder, verify=False)
 
 
 def zip_bytes() -> bytes:
