@@ -3,6 +3,7 @@
 Nothing is built there. Both legs are searches of one ``_msearch``, so that each keeps its scores.
 """
 
+import asyncio
 import base64
 import json
 import math
@@ -19,6 +20,7 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where, values_of
 from ctxguard.core.scores import is_valid
 from ctxguard.core.types import (
+    DEFAULT_DEPTH,
     FailureKind,
     Passage,
     Ranking,
@@ -187,6 +189,16 @@ class ElasticsearchRetriever(Hybrid):
     def close(self) -> None:
         """Close the connections; searching again opens new ones."""
         self._client.close()
+
+    async def aretrieve(
+        self, query: str, *, depth: int = DEFAULT_DEPTH, where: Where | None = None
+    ) -> Ranking:
+        """Retrieve on a thread; arguments and errors as for ``retrieve``.
+
+        The cluster compares filters more coarsely, since ``terms`` takes ``1`` for ``"1"`` in a
+        field of texts: passages that differ are left out here.
+        """
+        return await asyncio.to_thread(self.retrieve, query, depth=depth, where=where)
 
     def _search(
         self,
