@@ -66,18 +66,25 @@ def guard_of(retriever: Any = None, **options: Any) -> ContextGuard:
     return ContextGuard(retriever, telemetry=Telemetry(CollectorRegistry()), **options)
 
 
-class Unreachable:
-    def similarity_search_with_score(self, query: str, k: int) -> Any:
-        raise ConnectionError("refused")
+class Ready:
+    """A store and a retriever that return what they were given, or raise it."""
 
-    async def asimilarity_search_with_score(self, query: str, k: int) -> Any:
-        raise ConnectionError("refused")
+    def __init__(self, found: Any) -> None:
+        self.found = found
 
-    def invoke(self, query: str, config: Any) -> Any:
-        raise ConnectionError("refused")
+    def similarity_search_with_score(self, query: str, k: int, **arguments: Any) -> Any:
+        return self.invoke(query, None)
 
-    async def ainvoke(self, query: str, config: Any) -> Any:
-        raise ConnectionError("refused")
+    async def asimilarity_search_with_score(self, query: str, k: int, **arguments: Any) -> Any:
+        return self.invoke(query, None)
+
+    def invoke(self, query: str, config: Any, **arguments: Any) -> Any:
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+    async def ainvoke(self, query: str, config: Any, **arguments: Any) -> Any:
+        return self.invoke(query, config)
 
 
 class TestVectorStore(RetrieverContract):
@@ -87,7 +94,7 @@ class TestVectorStore(RetrieverContract):
         )
 
     def unreachable_retriever(self) -> WrappedVectorStore:
-        return WrappedVectorStore(Unreachable(), score_kind="cosine")
+        return WrappedVectorStore(Ready(ConnectionError("refused")), score_kind="cosine")
 
 
 class TestVectorStoreAwaited(TestVectorStore):
@@ -100,29 +107,11 @@ class TestRetriever(RetrieverContract):
         return WrappedRetriever(plain, where_arguments=memory_filter)
 
     def unreachable_retriever(self) -> WrappedRetriever:
-        return WrappedRetriever(Unreachable())
+        return WrappedRetriever(Ready(ConnectionError("refused")))
 
 
 class TestRetrieverAwaited(TestRetriever):
     awaited = True
-
-
-class ReadyStore:
-    """Returns what it was given, whatever it was asked for."""
-
-    def __init__(self, found: Any) -> None:
-        self.found = found
-
-    def similarity_search_with_score(self, query: str, k: int, **arguments: Any) -> Any:
-        return self.found
-
-
-class ReadyRetriever:
-    def __init__(self, found: Any) -> None:
-        self.found = found
-
-    def invoke(self, query: str, config: Any, **arguments: Any) -> Any:
-        return self.found
 
 
 def document(row: Row) -> Document:
@@ -132,14 +121,14 @@ def document(row: Row) -> Document:
 class TestFaultRowsOfAVectorStore(FaultRows):
     def retriever(self, found: Sequence[Row], score_kind: str) -> WrappedVectorStore:
         pairs = [(document(row), row.score) for row in found]
-        return WrappedVectorStore(ReadyStore(pairs), score_kind=score_kind)
+        return WrappedVectorStore(Ready(pairs), score_kind=score_kind)
 
 
 class TestFaultRowsOfARetriever(FaultRows):
     has_scores = False
 
     def retriever(self, found: Sequence[Row], score_kind: str) -> WrappedRetriever:
-        return WrappedRetriever(ReadyRetriever([document(row) for row in found]))
+        return WrappedRetriever(Ready([document(row) for row in found]))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +148,7 @@ class TestFaultRowsOfARetriever(FaultRows):
     ids=repr,
 )
 def test_a_store_that_returns_something_else_is_named(found: Any) -> None:
-    guard = guard_of(WrappedVectorStore(ReadyStore(found), score_kind="cosine"))
+    guard = guard_of(WrappedVectorStore(Ready(found), score_kind="cosine"))
     with pytest.raises(ConfigurationError, match=r"vector store returned|documents were expected"):
         guard.retrieve("q")
 
@@ -167,7 +156,7 @@ def test_a_store_that_returns_something_else_is_named(found: Any) -> None:
 @pytest.mark.parametrize("found", [None, "", {}, 7, ["text"], [(Document("text"), 0.5)]], ids=repr)
 def test_a_retriever_that_returns_something_else_is_named(found: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"retriever returned|documents were expected"):
-        guard_of(WrappedRetriever(ReadyRetriever(found))).retrieve("q")
+        guard_of(WrappedRetriever(Ready(found))).retrieve("q")
 
 
 def test_what_is_no_store_or_retriever_is_refused_at_once() -> None:

@@ -2,9 +2,8 @@
 
 import json
 import os
-import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +18,7 @@ from engine_contract import PASSAGES, EngineContract
 from fault_rows import FaultRows, Row
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
+from search_cluster import Cluster
 
 from ctxguard import Passage, Route
 from ctxguard.errors import (
@@ -223,54 +223,32 @@ def test_errors_of_the_client_are_typed_and_quote_nothing(
     assert "secret" not in str(caught.value)
 
 
-class _Server(threading.Thread):
-    """Accepts connections, sends what it was told to, and then nothing more."""
-
-    def __init__(self, sent: bytes) -> None:
-        super().__init__(daemon=True)
-        self._sent = sent
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"qdrant://127.0.0.1:{self._socket.getsockname()[1]}?timeout=1#any"
-        self.requests: list[bytes] = []
-        self._open: list[socket.socket] = []
-
-    def run(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return
-            self._open.append(connection)
-            self.requests.append(connection.recv(65536))
-            connection.sendall(self._sent)
-
-    def __enter__(self) -> "_Server":
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        for each in self._open:
-            each.close()
+@pytest.fixture
+def server() -> Iterator[Cluster]:
+    started = Cluster()
+    yield started
+    started.close()
 
 
-def test_a_server_that_stops_in_the_middle_of_an_answer_is_an_outage_in_time() -> None:
-    half = b'HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{"result": {'
-    with _Server(half) as server, pytest.raises(UnansweredError):
-        EngineRetriever.open(server.url, **OPTIONS)
+def test_a_server_that_stops_in_the_middle_of_an_answer_is_an_outage_in_time(
+    server: Cluster,
+) -> None:
+    server.hangs.clear()
+    with pytest.raises(UnansweredError):
+        EngineRetriever.open(f"{server.url}?timeout=1#any".replace("http", "qdrant"), **OPTIONS)
 
 
-def test_a_key_goes_into_a_header_and_into_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_goes_into_a_header_and_into_no_message(
+    server: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CTXGUARD_ENGINE_KEY", "a-secret-key")
-    refused = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 12\r\n\r\na-secret-key"
+    server.status, server.body = 401, b"a-secret-key"
     with (
-        _Server(refused) as server,
         pytest.warns(UserWarning, match="insecure"),
         pytest.raises(StageUnavailableError, match="does not accept the key") as caught,
     ):
-        EngineRetriever.open(server.url, **OPTIONS)
-    assert b"api-key: a-secret-key" in server.requests[0]
+        EngineRetriever.open(f"{server.url}#any".replace("http", "qdrant"), **OPTIONS)
+    assert {"api-key": "a-secret-key"}.items() <= server.headers[0].items()
     assert "a-secret-key" not in str(caught.value)
 
 
