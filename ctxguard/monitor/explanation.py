@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 
 from ctxguard.core.conflicts import find_conflicts
 from ctxguard.core.decision import Decision, decide, with_answers
-from ctxguard.core.policies import Policy
 from ctxguard.core.types import Flag, Verdict
 from ctxguard.errors import DataError
 from ctxguard.monitor.judges import Judgment
@@ -246,13 +245,13 @@ def decided(record: SampleRecord, profile: Profile | None) -> tuple[Decision | N
     """Decide on the candidates by a profile again; also return what to know of that."""
     if profile is None:
         return None, []
-    policy = _policy(record, profile)
-    if policy is None:
+    route = profile.routes.get(record.route)
+    if route is None:
         return None, [f"the profile has no policy for the route {record.route.value}"]
-    decision = decide(record.ranking(), policy)
-    answers = profile.routes[record.route].applied_answers
-    if answers is not None:
-        decision = with_answers(decision, *answers)
+    segment = None if record.segment is None else route.segments.get(record.segment)
+    decision = decide(record.ranking(), (segment or route).policy)
+    if route.applied_answers is not None:
+        decision = with_answers(decision, *route.applied_answers)
     notes = []
     if profile.profile_id != record.profile_id:
         then = record.profile_id or "none"
@@ -262,21 +261,13 @@ def decided(record: SampleRecord, profile: Profile | None) -> tuple[Decision | N
     return decision, notes
 
 
-def _policy(record: SampleRecord, profile: Profile) -> Policy | None:
-    route = profile.routes.get(record.route)
-    if route is None:
-        return None
-    own = route.segments.get(record.segment) if record.segment is not None else None
-    return route.policy if own is None else own.policy
-
-
 def _candidates(
     record: SampleRecord,
     decision: Decision | None,
     judge: Mapping[str, Judgment],
     labels: Sequence[LabelRow],
 ) -> list[ExplainedCandidate]:
-    verdicts = {} if decision is None else by_position(decision)
+    verdicts = by_position(decision)
     served, pool = set(record.served), {*record.served, *record.dropped}
     unusable = [place for place in range(len(record.passage_ids)) if place not in pool]
     found = []
@@ -303,8 +294,10 @@ def _candidates(
     return found
 
 
-def by_position(decision: Decision) -> dict[int, Verdict]:
-    """Return each candidate's verdict by its position in the ranking."""
+def by_position(decision: Decision | None) -> dict[int, Verdict]:
+    """Return each candidate's verdict by its position in the ranking; empty without a decision."""
+    if decision is None:
+        return {}
     places = [*decision.order, *(place for place, _ in decision.set_aside)]
     return dict(zip(places, decision.verdicts, strict=True))
 

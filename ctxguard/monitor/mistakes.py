@@ -187,7 +187,7 @@ def _mistake(
     lost = [place for place in dropped if sample.grade(place) > 0]
     if not lost:
         return None
-    verdicts = {} if decision is None else by_position(decision)
+    verdicts = by_position(decision)
     n_relevant = len(lost) + sum(sample.grade(place) > 0 for place in kept)
     udcg_loss, passages = 0.0, []
     for rank, place in enumerate(lost, start=len(kept) + 1):

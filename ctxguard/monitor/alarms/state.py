@@ -10,6 +10,7 @@ alarm. No I/O, no clock.
 import json
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -88,6 +89,9 @@ class AlarmState:
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
         self.profile_id = profile.profile_id
+        self._safe_profile_id: str | None = None
+        with suppress(ProfileError):
+            self._safe_profile_id = profile.safe().profile_id
         self.promises = promises(profile)
         self.is_exact = True
         self._reset_after_fork()
@@ -203,7 +207,7 @@ class AlarmState:
         with self._lock:
             return AlarmReport(
                 profile_id=self.profile_id,
-                safe_profile_id=_safe_profile_id(self.profile),
+                safe_profile_id=self._safe_profile_id,
                 raised=dict(self._raised),
                 active=tuple(self._active.values()),
                 losses=tuple(self._losses.values()),
@@ -298,10 +302,3 @@ def _day(rows: Sequence[LossRow], stored: StoredShares, route: Route, quantity: 
     is_usable &= (probability > 0.0) & (probability <= 1.0) & np.isfinite(times)
     question = np.array([row.question for row in own], np.int64)[is_usable]
     return Day.of(losses[is_usable], probability[is_usable] * stored.at(times[is_usable]), question)
-
-
-def _safe_profile_id(profile: Profile) -> str | None:
-    try:
-        return profile.safe().profile_id
-    except ProfileError:
-        return None

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard.core.types import FloatArray
-from ctxguard.monitor.estimation.joint import KEPT, POOL, Population, basis, predicted
+from ctxguard.monitor.estimation.joint import KEPT, POOL, Population, basis, none_above, predicted
 from ctxguard.monitor.estimation.relevance import NEAR, IntArray, Model, rank_group
 
 BARS = {"precision": 0.05, "utility": 0.21, "recall": 0.12}
@@ -112,12 +112,12 @@ def plan(
     """
     served, _ = predicted(population, model)
     is_later = (population.verdict >= 0) & (np.arange(served.shape[1]) > 0)
-    none_above = np.where(is_later, _none_above(served), 0.0)
-    run = float(none_above.sum(axis=1).mean())
+    goes_on_to = np.where(is_later, none_above(served), 0.0)
+    run = float(goes_on_to.sum(axis=1).mean())
     lists = whole or 1.0 + run > LONGEST_RUN
     go_on = 1.0 if lists else GO_ON
     first = served[:, :1]
-    reached = np.where(is_later, first + go_on * (1.0 - first - none_above), 0.0)
+    reached = np.where(is_later, first + go_on * (1.0 - first - goes_on_to), 0.0)
     ended = (first + go_on * (1.0 - first)).sum(axis=1)[:, None, None] * population.dropped
 
     def each(coin: float) -> float:
@@ -200,14 +200,6 @@ def _scaled(size: FloatArray, n: int) -> FloatArray:
             break
         chance = np.where(certain, 1.0, size * (n - certain.sum()) / rest)
     return np.asarray(np.minimum(chance, 1.0))
-
-
-def _none_above(relevance: FloatArray) -> FloatArray:
-    """Predict that no passage above each rank is relevant; shape (n, k)."""
-    if not relevance.shape[1]:
-        return relevance
-    passed = np.column_stack([np.ones(len(relevance)), 1.0 - relevance[:, :-1]])
-    return np.asarray(np.cumprod(passed, axis=1))
 
 
 def _spread(p: FloatArray) -> FloatArray:

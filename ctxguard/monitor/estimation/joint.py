@@ -281,9 +281,14 @@ def reciprocal_ranks(relevance: FloatArray) -> tuple[FloatArray, FloatArray]:
     [[0.5], [0.5]]
     """
     later = relevance[:, 1:]
-    none_above = np.cumprod(np.column_stack([np.ones(len(later)), 1.0 - later]), axis=1)[:, :-1]
-    below = (later * none_above / np.arange(2, relevance.shape[1] + 1)).sum(axis=1)
+    below = (later * none_above(later) / np.arange(2, relevance.shape[1] + 1)).sum(axis=1)
     return relevance[:, :1].sum(axis=1), below
+
+
+def none_above(relevance: FloatArray) -> FloatArray:
+    """Predict that no passage above each rank is relevant, by P(relevant); shape (n, k) each."""
+    passed = np.column_stack([np.ones(len(relevance)), 1.0 - relevance])[:, :-1]
+    return np.asarray(np.cumprod(passed, axis=1))
 
 
 def joint_estimates(sums: Sums, grades: Grades, model: Model, min_n: int) -> dict[Metric, Estimate]:
