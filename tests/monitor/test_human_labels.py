@@ -194,17 +194,6 @@ def test_a_judge_that_nobody_corrects_gives_no_estimate_under_that_name() -> Non
     assert report.live.judge_estimates[Window.ALL_RETAINED][Metric.UDCG].value is not None
 
 
-def test_human_labels_correct_the_judge() -> None:
-    live, truth = live_with_labels(400)
-    report = live.monitor.report()
-    precision = sum(len(right & set(POOL[:5])) / 5 for right in truth.values()) / len(truth)
-    corrected = report.estimates[Window.ALL_RETAINED][Metric.PRECISION]
-    alone = report.live.judge_estimates[Window.ALL_RETAINED][Metric.PRECISION]
-    assert report.live.labelled > 100
-    assert corrected.lower <= precision <= corrected.upper
-    assert not alone.lower <= precision <= alone.upper
-
-
 def test_labels_that_nobody_picked_at_random_correct_nothing() -> None:
     """Such as those asked for after an alarm."""
     live, _ = live_with_labels(200)
