@@ -23,7 +23,7 @@ from ctxguard.monitor.alarms import AlarmState
 from ctxguard.monitor.alarms.actions import raise_verdict
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
 from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimates
-from ctxguard.monitor.estimation.ratio import DEFAULT_MIN_N, Estimate
+from ctxguard.monitor.estimation.ratio import DEFAULT_PRECISION, Estimate, Precision
 from ctxguard.monitor.estimation.reduce import update_graded
 from ctxguard.monitor.estimation.rise import Rise
 from ctxguard.monitor.estimation.terms import Metric
@@ -112,7 +112,7 @@ class Monitor:
     Args:
         judge, utilities, budget, lookup, audit, redactor, on_judged: See ``JudgingSettings``.
         window_seconds: Length of the recent window, > 0.
-        min_n: Effective number of clusters below which there is no estimate, ≥ 2.
+        precision: What an estimate needs in order to be shown.
         alarms: The alarms of one profile; None for none. They compare what all monitors that were
             given the profile have judged. ``restore_alarms`` restores what was saved.
         corpus_sketch: Returns the sketch of what the guard searches now, which is compared with
@@ -131,7 +131,7 @@ class Monitor:
             well again.
 
     Raises:
-        ConfigurationError: a window that is not > 0 and finite, or ``min_n`` below 2.
+        ConfigurationError: a window that is not > 0 and finite.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Monitor:
         *,
         window_seconds: float = DEFAULT_WINDOW_SECONDS,
         utilities: Utilities = DEFAULT_UTILITIES,
-        min_n: int = DEFAULT_MIN_N,
+        precision: Precision = DEFAULT_PRECISION,
         budget: BudgetLimits = NO_LIMITS,
         lookup: PassageLookup | None = None,
         audit: Audit | None = None,
@@ -156,13 +156,11 @@ class Monitor:
     ) -> None:
         if not 0.0 < window_seconds < float("inf"):
             raise ConfigurationError(f"window_seconds {window_seconds!r} must be > 0 and finite")
-        if min_n < 2:
-            raise ConfigurationError(f"min_n {min_n!r} must be at least 2: one has no spread")
         self.store = store
         self.judge = judge
         self.exact = bool(getattr(judge, "exact", False))
         self.window_seconds = window_seconds
-        self.min_n = min_n
+        self.precision = precision
         self._settings = JudgingSettings(
             judge, utilities, budget, lookup, audit, redactor, on_judged
         )
@@ -236,7 +234,7 @@ class Monitor:
             exact=self.exact,
             now_seconds=self._clock(),
             window_seconds=self.window_seconds,
-            min_n=self.min_n,
+            precision=self.precision,
         )
         if self.series == PEOPLE_ALONE:
             live = replace(live, judge_estimates={})

@@ -59,7 +59,7 @@ def with_judge(live: Watching, judge: ErringJudge, budget: BudgetLimits = NO_LIM
     live.monitor = Monitor(
         live.store,
         judge,
-        min_n=live.monitor.min_n,
+        precision=live.monitor.precision,
         clock=lambda: live.now,
         window_seconds=30 * DAY_SECONDS,
         budget=budget,

@@ -20,7 +20,7 @@ from ctxguard.monitor.estimation.canaries import Canaries
 from ctxguard.monitor.estimation.joint import PASSAGE
 from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimates
 from ctxguard.monitor.estimation.plan import to_label
-from ctxguard.monitor.estimation.ratio import Estimate
+from ctxguard.monitor.estimation.ratio import Estimate, Precision
 from ctxguard.monitor.estimation.reduce import update_graded
 from ctxguard.monitor.estimation.terms import JudgedRequest, Metric
 from ctxguard.monitor.judges import Judgment
@@ -110,7 +110,7 @@ def estimated(
         exact=False,
         now_seconds=now,
         window_seconds=window_seconds,
-        min_n=30,
+        precision=Precision(),
     )
 
 

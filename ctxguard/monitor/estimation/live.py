@@ -22,6 +22,7 @@ from ctxguard.monitor.estimation.canaries import Canaries, canaries_key
 from ctxguard.monitor.estimation.joint import PASSAGE, Grades, Population, joint_estimates
 from ctxguard.monitor.estimation.ratio import (
     Estimate,
+    Precision,
     difference,
     estimate,
     no_estimate,
@@ -120,7 +121,7 @@ def live_estimates(
     exact: bool,
     now_seconds: float,
     window_seconds: float,
-    min_n: int,
+    precision: Precision,
 ) -> LiveEstimates:
     """Estimate every metric over every window, in one pass over the judged requests.
 
@@ -131,10 +132,11 @@ def live_estimates(
         exact: Whether the judge's verdicts equal people's and need no correction.
         now_seconds: The present, in seconds since the epoch.
         window_seconds: Length of the recent window.
-        min_n: As of ``ratio.estimate``.
+        precision: What an estimate needs in order to be shown.
     """
     graded, stored = store.graded(series), store.stored_shares()
     labels = Labels.of(graded, stored)
+    min_n = precision.min_n
     canaries = Canaries.from_json(store.get_state(canaries_key(series)))
     can_borrow = canaries.changed_at is None
     since = {Window.RECENT: now_seconds - window_seconds}
@@ -164,8 +166,11 @@ def live_estimates(
     for (window, arm), judged in windows.items():
         sums = judged.own.ended()
         by_judge = {each: estimate(each, sums.ratio(each), min_n) for each in Metric}
-        of_window = labels if arm is None else labels.of_arms()
-        shown = by_judge if exact else _corrected(judged, of_window, min_n, can_borrow=can_borrow)
+        by_judge = shown = precision.checked(by_judge)
+        if not exact:
+            of_window = labels if arm is None else labels.of_arms()
+            corrected = _corrected(judged, of_window, min_n, can_borrow=can_borrow)
+            shown = precision.checked(corrected)
         if arm is None:
             found[window], arms[window] = shown, {}
             judge |= {} if exact else {window: by_judge}

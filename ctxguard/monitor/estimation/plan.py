@@ -14,7 +14,7 @@ from ctxguard.errors import StoreError
 from ctxguard.monitor.estimation import draw
 from ctxguard.monitor.estimation.joint import QUOTIENTS, REQUESTS_COUNT, RUN, Population
 from ctxguard.monitor.estimation.live import Estimates, Labels, Window, live_estimates
-from ctxguard.monitor.estimation.ratio import DEFAULT_MIN_N, Estimate
+from ctxguard.monitor.estimation.ratio import DEFAULT_MIN_N, DEFAULT_PRECISION, Estimate
 from ctxguard.monitor.estimation.reduce import dropped_sizes, graded_passages, verdict_on
 from ctxguard.monitor.estimation.relevance import NEAR
 from ctxguard.monitor.estimation.terms import Metric, table_of
@@ -217,7 +217,7 @@ def label_plan(
         exact=False,
         now_seconds=now_seconds,
         window_seconds=1.0,
-        min_n=DEFAULT_MIN_N,
+        precision=DEFAULT_PRECISION,
     )
     corrected, arms = live.estimates[Window.ALL_RETAINED], live.arms[Window.ALL_RETAINED]
     n, none = len(samples), ExpectedGrades(0.0, 0.0, 0.0, 0.0)

@@ -5,7 +5,8 @@ and one linearised variance serve them all. Pure: no I/O, no clock, no logging.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import cast
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from ctxguard.core.interval import Interval
 from ctxguard.core.types import FloatArray
+from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.estimation.sums import RatioSums
 from ctxguard.monitor.estimation.terms import Metric
 
@@ -52,6 +54,53 @@ class Estimate(Interval):
         """Whether the judge's errors come from requests other than those of the estimate."""
         return self.method == BORROWED
 
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """The precision that an estimate needs in order to be shown.
+
+    Attributes:
+        min_n: Effective number of clusters (sessions, and requests without one) below which there
+            is no estimate, ≥ 2.
+        max_width: By metric, the interval width above which there is no estimate, > 0; a metric
+            without one may have any width.
+
+    Raises:
+        ConfigurationError: at construction, for a value out of its range.
+    """
+
+    min_n: int = DEFAULT_MIN_N
+    max_width: Mapping[Metric, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.min_n < 2:
+            raise ConfigurationError(
+                f"min_n {self.min_n!r} must be at least 2: one value has no spread"
+            )
+        for metric, width in self.max_width.items():
+            if not width > 0.0:
+                raise ConfigurationError(f"max_width {width!r} of {metric} must be > 0")
+
+    def checked(self, estimates: Mapping[Metric, Estimate]) -> dict[Metric, Estimate]:
+        """Return the estimates; one whose interval is too wide says only how many n it needs.
+
+        >>> wide = Estimate(0.5, 0.3, 0.7, 100, "normal")
+        >>> Precision(max_width={Metric.MRR: 0.2}).checked({Metric.MRR: wide})[Metric.MRR].n_needed
+        400
+        """
+        found = dict(estimates)
+        for metric, most in self.max_width.items():
+            each = found[metric]
+            if each.lower is None or each.upper is None:
+                continue
+            if (width := each.upper - each.lower) > most:
+                # Widths shrink with the square root of n.
+                needed = max(self.min_n, math.ceil(each.n * (width / most) ** 2 - 1e-9))
+                found[metric] = replace(each, value=None, lower=None, upper=None, n_needed=needed)
+        return found
+
+
+DEFAULT_PRECISION = Precision()
 
 IN_UNIT_INTERVAL = frozenset(Metric) - {Metric.UDCG, Metric.GAIN, Metric.HARM}
 """Metrics that are a share or a mean of shares."""

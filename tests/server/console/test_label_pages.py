@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 from ctxguard.core.metadata_filter import Where
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.plan import to_label
+from ctxguard.monitor.estimation.ratio import Precision
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.judges import PeopleAlone
 from ctxguard.monitor.labels.human import ALWAYS
@@ -250,7 +251,7 @@ def test_people_grade_requests_that_no_judge_has_seen(tmp_path: Path) -> None:
                 relevant = passage.endswith(("-1", "0-0"))
                 give(client, "2" if relevant else "0", passage, sample, **task)
         assert "All that was picked is graded" in page(client, **task)
-        report = Monitor(store, PeopleAlone(), min_n=5).report()
+        report = Monitor(store, PeopleAlone(), precision=Precision(min_n=5)).report()
         precision = report.estimates[Window.ALL_RETAINED][Metric.PRECISION]
         assert report.live.labelled == 12
         assert report.live.judge_estimates == {}
