@@ -411,7 +411,7 @@ def _store(folder: Path, closing: ExitStack) -> Make:
         (table.name, column.name)
         for table in schema.metadata.sorted_tables
         for column in table.columns
-        if isinstance(column.type, schema.Text | sa.Text | sa.LargeBinary)
+        if isinstance(column.type, schema.StorableText | sa.Text | sa.LargeBinary)
         and not column.primary_key
     ]
     calls: list[Callable[[], object]] = [

@@ -29,7 +29,7 @@ def storable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
-class Text(sa.TypeDecorator[str]):
+class StorableText(sa.TypeDecorator[str]):
     """A text of others, made ``storable`` on its way into the database, also to be compared."""
 
     impl = sa.Text
@@ -60,9 +60,9 @@ samples = sa.Table(
     "ctxguard_samples",
     metadata,
     sa.Column("sample_id", _Id, primary_key=True),
-    sa.Column("request_id", Text, nullable=False),
+    sa.Column("request_id", StorableText, nullable=False),
     *_columns(sa.Double, "time_seconds", "probability"),
-    sa.Column("session_id", Text),
+    sa.Column("session_id", StorableText),
     sa.Column("label_order", sa.Double, nullable=False),
     sa.Column("payload_bytes", sa.Integer, nullable=False),
     sa.Column("state", sa.Text, nullable=False),
@@ -90,7 +90,7 @@ series = sa.Table(
     "ctxguard_series",
     metadata,
     sa.Column("series_id", _Id, primary_key=True),
-    sa.Column("name", Text, nullable=False, unique=True),
+    sa.Column("name", StorableText, nullable=False, unique=True),
     sa.Column("summary_bytes", sa.Integer),
 )
 
@@ -115,7 +115,7 @@ losses = sa.Table(
     *_key("sample_id"),
     sa.Column("series_id", _Id, nullable=False),
     *_columns(sa.Double, "time_seconds", "probability", "recall_probability"),
-    *_columns(Text, "profile_id", "route"),
+    *_columns(StorableText, "profile_id", "route"),
     sa.Column("question", sa.BigInteger, nullable=False),
     sa.Column("recall_loss", sa.Double),
     sa.Column("harm", sa.Double),
@@ -127,7 +127,7 @@ verdicts = sa.Table(
     "ctxguard_verdicts",
     metadata,
     *_key("sample_id", "series_id"),
-    sa.Column("verdicts", Text, nullable=False),
+    sa.Column("verdicts", StorableText, nullable=False),
 )
 
 rejected = sa.Table(
@@ -135,14 +135,14 @@ rejected = sa.Table(
     metadata,
     sa.Column("rejected_id", _Id, primary_key=True),
     sa.Column("sample_id", _Id, nullable=False, index=True),
-    *_columns(Text, "passage_id", "reason", "reply"),
+    *_columns(StorableText, "passage_id", "reason", "reply"),
 )
 
 # What a process sampled, stored and lost in one hour.
 accounts = sa.Table(
     "ctxguard_accounts",
     metadata,
-    sa.Column("worker_id", Text, primary_key=True),
+    sa.Column("worker_id", StorableText, primary_key=True),
     sa.Column("hour", sa.BigInteger, primary_key=True, autoincrement=False),
     *_columns(sa.BigInteger, "sampled", "stored"),
     *[sa.Column(f"lost_{reason.value}", sa.BigInteger, nullable=False) for reason in LostReason],
@@ -156,12 +156,12 @@ labels = sa.Table(
     "ctxguard_labels",
     metadata,
     sa.Column("label_id", _Id, primary_key=True),
-    *_columns(Text, "request_id", "passage_id"),
+    *_columns(StorableText, "request_id", "passage_id"),
     sa.Column("grade", sa.Integer, nullable=False),
-    sa.Column("negative", Text),
-    sa.Column("annotator", Text, nullable=False),
+    sa.Column("negative", StorableText),
+    sa.Column("annotator", StorableText, nullable=False),
     sa.Column("time_seconds", sa.Double, nullable=False),
-    sa.Column("source", Text, nullable=False),
+    sa.Column("source", StorableText, nullable=False),
     sa.Index("ctxguard_labels_request", "request_id", "passage_id"),
 )
 
@@ -170,7 +170,7 @@ label_queue = sa.Table(
     metadata,
     sa.Column("place", _Id, primary_key=True),
     sa.Column("sample_id", _Id, nullable=False, unique=True),
-    sa.Column("reason", Text, nullable=False),
+    sa.Column("reason", StorableText, nullable=False),
 )
 
 # A draw of passages for people to grade.
@@ -187,11 +187,11 @@ picked = sa.Table(
     "ctxguard_picked",
     metadata,
     *_key("sample_id", "pick_id"),
-    sa.Column("kind", Text, primary_key=True),
+    sa.Column("kind", StorableText, primary_key=True),
     sa.Column("position", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("probability", sa.Double, nullable=False),
     sa.Column("goes_on", sa.Boolean, nullable=False),
-    sa.Column("asked", Text),
+    sa.Column("asked", StorableText),
 )
 
 # The fields of GradedRow: it outlives the sample, and is made again with a newer label.
@@ -200,7 +200,7 @@ graded = sa.Table(
     metadata,
     *_key("series_id", "sample_id"),
     sa.Column("time_seconds", sa.Double, nullable=False),
-    sa.Column("route", Text, nullable=False),
+    sa.Column("route", StorableText, nullable=False),
     *_columns(sa.LargeBinary, "passages", "judge"),
     sa.Column("human", sa.LargeBinary, nullable=False),
     sa.Column("disagreements", sa.Integer, nullable=False),
@@ -211,7 +211,7 @@ graded = sa.Table(
 budgets = sa.Table(
     "ctxguard_budgets",
     metadata,
-    *_key("name", "kind", kind=Text),
+    *_key("name", "kind", kind=StorableText),
     sa.Column("number", sa.BigInteger, nullable=False),
     *_columns(sa.Double, "calls", "cost"),
 )
@@ -220,7 +220,7 @@ budgets = sa.Table(
 counts = sa.Table(
     "ctxguard_counts",
     metadata,
-    *_key("series", "key", kind=Text),
+    *_key("series", "key", kind=StorableText),
     sa.Column("n", sa.Double, nullable=False),
 )
 
@@ -228,23 +228,23 @@ feedback = sa.Table(
     "ctxguard_feedback",
     metadata,
     sa.Column("feedback_id", _Id, primary_key=True),
-    sa.Column("request_id", Text, nullable=False, index=True),
-    *_columns(Text, "kind", "passage_ids"),
+    sa.Column("request_id", StorableText, nullable=False, index=True),
+    *_columns(StorableText, "kind", "passage_ids"),
     sa.Column("time_seconds", sa.Double, nullable=False),
 )
 
 state = sa.Table(
     "ctxguard_state",
     metadata,
-    sa.Column("key", Text, primary_key=True),
-    sa.Column("value", Text, nullable=False),
+    sa.Column("key", StorableText, primary_key=True),
+    sa.Column("value", StorableText, nullable=False),
 )
 
 leases = sa.Table(
     "ctxguard_leases",
     metadata,
-    sa.Column("name", Text, primary_key=True),
-    sa.Column("holder", Text, nullable=False),
+    sa.Column("name", StorableText, primary_key=True),
+    sa.Column("holder", StorableText, nullable=False),
     *_columns(sa.Double, "leased_at", "leased_until"),
 )
 
