@@ -103,31 +103,12 @@ class TestCap:
         stood_for = sum(1 / rate for second in drawn for rate in second if rate)
         assert stood_for == pytest.approx(120_000, rel=0.15)
 
-    def test_the_rate_in_force_is_known(self) -> None:
-        now = [0.0]
-        sampler = Sampler(0.5, max_per_second=1, clock=lambda: now[0])
-        assert sampler.rate_in_force == 0.5
-        for i in range(1_000):
-            sampler.draw(str(i))
-        assert sampler.rate_in_force < 0.01
-        now[0] = 100.0
-        sampler.draw("later")
-        assert sampler.rate_in_force == pytest.approx(0.08)
-
-
-def test_a_sample_carries_its_probability_and_time() -> None:
-    sampler = Sampler(0.25)
-    context = make_context(["a"], 1)
-    sampler.offer(context, 0.25, 12.5)
-    (sample,) = sampler.drain(10)
-    assert (sample.context, sample.probability, sample.time_seconds) == (context, 0.25, 12.5)
-
 
 def test_samples_are_drained_oldest_first_up_to_the_limit() -> None:
-    sampler = Sampler(1.0)
+    sampler, context = Sampler(1.0), make_context(["a"], 1)
     for second in range(5):
-        sampler.offer(make_context(["a"], 1), 1.0, float(second))
-    assert [sample.time_seconds for sample in sampler.drain(3)] == [0.0, 1.0, 2.0]
+        sampler.offer(context, 0.25, float(second))
+    assert sampler.drain(3) == [(context, 0.25, second) for second in (0.0, 1.0, 2.0)]
     assert [sample.time_seconds for sample in sampler.drain(3)] == [3.0, 4.0]
     assert sampler.drain(3) == []
 

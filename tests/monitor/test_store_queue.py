@@ -5,7 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from storing import DAY, NOW, Clock, OpenStore, entry, fill, judge_all, judged
+from storing import DAY, NOW, Clock, OpenStore, entry, fill, judged
 
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.store import Entry, Finished, SampleStore, State, WorkerCounts
@@ -35,19 +35,14 @@ class TestQueue:
         assert store.payloads([sample_id]) == {sample_id: b"payload"}
         assert store.finish("judge", [judged(sample_id)])[0] == set()
 
-    def test_nobody_else_gets_a_sample_within_its_lease(self, store: SampleStore) -> None:
-        ids = fill(store, 3)
-        assert [one.sample_id for one in store.claim("a", 2, lease_seconds=60.0)] == ids[:2]
-        assert [one.sample_id for one in store.claim("b", 3, lease_seconds=60.0)] == ids[2:]
-        assert store.claim("a", 3, lease_seconds=60.0) == []
-
-    def test_a_sample_whose_lease_ran_out_is_claimed_again_and_the_attempt_counted(
+    def test_nobody_else_gets_a_sample_until_its_lease_ends_and_then_as_another_attempt(
         self, store: SampleStore
     ) -> None:
-        fill(store, 1)
-        store.claim("a", 1, lease_seconds=0.0)
-        [again] = store.claim("b", 1, lease_seconds=60.0)
-        assert again.attempts == 1
+        ids = fill(store, 3)
+        assert [one.sample_id for one in store.claim("a", 2, lease_seconds=60.0)] == ids[:2]
+        assert [one.sample_id for one in store.claim("b", 3, lease_seconds=0.0)] == ids[2:]
+        [again] = store.claim("c", 3, lease_seconds=60.0)
+        assert (again.sample_id, again.attempts) == (ids[2], 1)
 
     @pytest.mark.parametrize("step", [DAY, -DAY])
     def test_a_clock_step_neither_ends_a_lease_nor_prolongs_it(
@@ -137,14 +132,9 @@ class TestQueue:
             assert store.give_back([sample_id], max_attempts=3) == 0
         store.claim("m", 1, lease_seconds=60.0)
         assert store.give_back([sample_id], max_attempts=3) == 1
+        assert store.give_back([sample_id], max_attempts=1) == 0
         assert store.states()[State.FAILED] == 1
         assert store.claim("m", 1, lease_seconds=60.0) == []
-
-    def test_giving_back_what_is_finished_changes_nothing(self, store: SampleStore) -> None:
-        ids = fill(store, 1)
-        judge_all(store)
-        assert store.give_back(ids, max_attempts=1) == 0
-        assert store.states()[State.JUDGED] == 1
 
     def test_the_queue_tells_its_length_and_its_age(self, store: SampleStore, clock: Clock) -> None:
         assert store.oldest_pending_seconds() is None

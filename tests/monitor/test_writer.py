@@ -46,21 +46,17 @@ def written(live: Watching) -> list[SampleRecord]:
     return [SampleRecord.from_bytes(payload) for payload in payloads.values()]
 
 
-def test_what_is_sampled_is_stored_with_its_probability() -> None:
+def test_what_is_sampled_is_stored_redacted_with_its_probability() -> None:
     live = Watching(LabelJudge({}), rate=0.25)
-    live.serve(make_context(POOL, 2, request_id="r7"))
+    live.serve(
+        make_context(["mail a@b.example"], 1, query="from joe@mail.example?", request_id="r7")
+    )
     (record,) = written(live)
-    assert (record.request_id, record.probability, record.query) == ("r7", 0.25, "q")
-    accounts = live.writer.accounts()
-    assert (accounts.sampled, accounts.stored, accounts.pending) == (1, 1, 0)
-
-
-def test_texts_are_redacted_before_anything_is_written() -> None:
-    live = Watching(LabelJudge({}))
-    live.serve(make_context(["mail a@b.example"], 1, query="from joe@mail.example?"))
-    (record,) = written(live)
+    assert (record.request_id, record.probability) == ("r7", 0.25)
     assert record.query == "from [e-mail]?"
     assert record.passage(0).text == "mail [e-mail]"
+    accounts = live.writer.accounts()
+    assert (accounts.sampled, accounts.stored, accounts.pending) == (1, 1, 0)
 
 
 def test_a_redactor_that_raises_loses_the_sample_and_nothing_is_written(
@@ -96,9 +92,18 @@ def test_how_texts_are_kept_may_be_said_by_name() -> None:
     assert record.passages
 
 
-def test_another_way_to_keep_texts_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="'omit' must be one of stored, hashed, omitted"):
-        Privacy(passages="omit")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("privacy", "said"),
+    [
+        ({"passages": "omit"}, "'omit' must be one of stored, hashed, omitted"),
+        ({"query": Text.HASHED}, "key"),
+    ],
+)
+def test_another_way_to_keep_texts_and_a_hash_without_a_key_are_refused(
+    privacy: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        Privacy(**privacy)
 
 
 class Reading:
@@ -134,11 +139,6 @@ def test_a_judge_never_reads_a_hash(privacy: Privacy, is_found: bool, is_judged:
     )
     assert not [text for text in judge.read if "hash:" in text]
     assert any("of the index" in text for text in judge.read) == is_judged
-
-
-def test_a_hash_without_a_key_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="key"):
-        Privacy(query=Text.HASHED)
 
 
 def test_a_sample_that_cannot_be_written_down_is_lost_alone() -> None:
