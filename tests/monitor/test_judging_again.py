@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def true_precision(numbers: range) -> float:
     )
 
 
-def ask_people(live: Watching, passages: int = 300) -> None:
+def ask_people(live: Watching, passages: int) -> None:
     series = live.monitor.series
     label(live.store, series, passages, lambda row: int(is_relevant(row.query, row.passage_id)))
     live.monitor.report()
@@ -65,6 +66,15 @@ def with_judge(live: Watching, judge: ErringJudge, budget: BudgetLimits = NO_LIM
         budget=budget,
     )
     return live
+
+
+def graded_by_people(n: int, passages: int, **settings: Any) -> tuple[Watching, ErringJudge]:
+    """A monitor whose judge has judged n requests, of which people graded some passages."""
+    judge = erring("1", 0.9, 0.95)
+    live = with_judge(Watching(judge, **settings), judge)
+    live.watch(*contexts(range(n)))
+    ask_people(live, passages)
+    return live, judge
 
 
 def scraped(live: Watching) -> dict[tuple[str, ...], float]:
@@ -92,12 +102,7 @@ def watch_days(live: Watching, n: int) -> None:
 
 
 def test_labels_count_under_the_next_judge_before_anybody_grades_more(any_store_url: str) -> None:
-    live = with_judge(
-        Watching(erring("1", 0.9, 0.95), url=any_store_url, min_n=30),
-        erring("1", 0.9, 0.95),
-    )
-    live.watch(*contexts(range(400)))
-    ask_people(live)
+    live, _ = graded_by_people(400, 300, url=any_store_url, min_n=30)
     live.now += DAY_SECONDS
     later = range(400, 900)
     with_judge(live, erring("2", 0.6, 0.95)).watch(*contexts(later))
@@ -115,10 +120,7 @@ def test_labels_count_under_the_next_judge_before_anybody_grades_more(any_store_
 
 
 def test_a_judge_that_changes_behind_its_name_lends_its_errors_no_more() -> None:
-    judge = erring("1", 0.9, 0.95)
-    live = with_judge(Watching(judge, min_n=30), judge)
-    live.watch(*contexts(range(400)))
-    ask_people(live)
+    live, judge = graded_by_people(400, 300, min_n=30)
     watch_days(live, 10)
     figures = scraped(live)
     assert figures["ctxguard_canary_verdicts_total", "yes"] > 10 * PER_DAY * SERVED
@@ -142,10 +144,7 @@ def test_a_judge_that_changes_behind_its_name_lends_its_errors_no_more() -> None
 
 
 def test_judging_again_keeps_within_the_budget_and_leaves_room_for_fresh_samples() -> None:
-    judge = erring("1", 0.9, 0.95)
-    live = with_judge(Watching(judge), judge)
-    live.watch(*contexts(range(200)))
-    ask_people(live, 150)
+    live, _ = graded_by_people(200, 150)
     waiting = len(live.store.labelled("erring 2"))
     live.serve(*contexts(range(200, 400)))
     second = erring("2", 0.6, 0.9)
@@ -162,10 +161,7 @@ def test_judging_again_keeps_within_the_budget_and_leaves_room_for_fresh_samples
 def test_a_sample_on_which_the_judge_fails_does_not_keep_the_others_from_being_judged_again() -> (
     None
 ):
-    judge = erring("1", 0.9, 0.95)
-    live = with_judge(Watching(judge), judge)
-    live.watch(*contexts(range(100)))
-    ask_people(live, 60)
+    live, _ = graded_by_people(100, 60)
     second = erring("2", 0.9, 0.95)
     some = min(live.store.labelled("erring 2"))
     second.fails_on = live.store.request_ids([some])[some]
@@ -176,10 +172,7 @@ def test_a_sample_on_which_the_judge_fails_does_not_keep_the_others_from_being_j
 
 
 def test_labels_that_come_after_the_judge_changed_count_too() -> None:
-    judge = erring("1", 0.9, 0.95)
-    live = with_judge(Watching(judge), judge)
-    live.watch(*contexts(range(100)))
-    ask_people(live, 60)
+    live, _ = graded_by_people(100, 60)
     with_judge(live, erring("2", 0.9, 0.95))
     live.monitor.step()
     before = len(live.store.graded("erring 2").sample_ids)

@@ -1,12 +1,9 @@
 """A store in several processes: begun together, killed in the midst of writing, and forked."""
 
 import os
-import random
-import signal
 import subprocess
 import sys
 import textwrap
-import threading
 from collections.abc import Sequence
 
 import pytest
@@ -53,29 +50,6 @@ class TestProcesses:
         store = open_store(shared_store_url)
         assert [store.accounts(worker_id=f"w{n}").stored for n in range(4)] == [20] * 4
         assert store.states()[State.PENDING] == 80
-
-    def test_a_killed_writer_s_count_is_what_the_store_holds(
-        self, shared_store_url: str, open_store: OpenStore
-    ) -> None:
-        store = open_store(shared_store_url)
-        program = """
-            batch = [Entry("r", 0.0, 1.0, None, 0.0, bytes(1_000)) for _ in range(7)]
-            for n in range(1_000_000):
-                store.append(sys.argv[2], batch, WorkerCounts(7))
-                print(7 * n + 7, flush=True)
-        """
-        for n in range(3):
-            writer = run(program, shared_store_url, f"w{n}")
-            assert writer.stdout is not None
-            assert writer.stdout.readline()
-            # Somewhere in the midst of an append.
-            threading.Event().wait(random.Random(n).uniform(0.0, 0.05))
-            os.kill(writer.pid, signal.SIGKILL)
-            acknowledged = int((["7", *writer.communicate()[0].split()])[-1])
-            assert store.accounts(worker_id=f"w{n}").stored >= acknowledged
-        stored = store.accounts().stored
-        assert stored == store.states()[State.PENDING]
-        assert stored % 7 == 0
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
     def test_a_store_can_be_used_on_both_sides_of_a_fork(
