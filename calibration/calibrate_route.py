@@ -94,11 +94,6 @@ class Settings(ChoiceSettings):
         """The baseline of recall loss, as a certificate names it."""
         return f"k={self.serving_k}"
 
-    def climbs(self, dataset: Dataset, held_out: Dataset | None) -> bool:
-        """Whether several choices are tested on the held-out queries."""
-        enough = len(dataset.answerable) >= FEWEST_FOR_LADDER and held_out is not None
-        return self.ladder and self.objective == "keep-recall" and enough
-
     def held_out_share(self, answerable: int) -> float:
         """The share of the queries to hold out.
 
@@ -206,14 +201,16 @@ def calibrate_route(
     def compared(chosen: Option) -> tuple[FloatArray, FloatArray]:
         if held_out is None:
             return np.zeros(0), np.zeros(0)
-        return recall_differences(first.metrics, chosen.metrics, settings.seed)
+        recall, today = (each.metrics.values["recall"] for each in (chosen, first))
+        return shuffled(chosen.metrics, recall - today, settings.seed)
 
     if promise is not None:
         policy, certification, segments = _promised(part, chosen_on, family, promise, settings)
         index = certification.grid_index
     else:
         index = best if settings.objective == "utility" else keeping_recall(settings.tolerance)
-        if settings.climbs(dataset, held_out):
+        enough = held_out is not None and len(dataset.answerable) >= FEWEST_FOR_LADDER
+        if settings.ladder and settings.objective == "keep-recall" and enough:
             rungs = [keeping_recall(settings.tolerance, caution) for caution in LADDER]
             index, n_rungs = climbed(
                 [each for each in rungs if each is not None],
@@ -237,11 +234,16 @@ def calibrate_route(
             if promise is None
             else "that gains utility is certified"
         )
-    others = {
-        f"recall lower by {tolerance:g} at most": at(keeping_recall(tolerance))
-        for tolerance in _OTHER_TOLERANCES
-    } | {"highest utility": grid.policy(best)}
-    options = (first, chosen, *refuted, *(option(*other) for other in others.items()))
+    options = (
+        first,
+        chosen,
+        *refuted,
+        *[
+            option(f"recall lower by {tolerance:g} at most", at(keeping_recall(tolerance)))
+            for tolerance in _OTHER_TOLERANCES
+        ],
+        option("highest utility", grid.policy(best)),
+    )
     certificate = None
     if certification is not None and promise is not None:
         # The first k lose nothing of themselves; what harm they do was not tested.
@@ -276,8 +278,14 @@ def calibrate_route(
         if differences.size
         else None
     )
-    place = (plain_grid(*chosen_part, k), ((0, 0),)) if index is None else (grid, (index,))
-    return RouteOutcome(profile, grid, place, certification, options, needed)
+    return RouteOutcome(
+        profile,
+        grid,
+        (plain_grid(*chosen_part, k), ((0, 0),)) if index is None else (grid, (index,)),
+        certification,
+        options,
+        needed,
+    )
 
 
 def climbed(
@@ -337,20 +345,11 @@ def _verdict(
     return verdict(differences, weights, refutable=refutable, **limits)
 
 
-def recall_differences(
-    today: QueryMetrics, chosen: QueryMetrics, seed: int
-) -> tuple[FloatArray, FloatArray]:
-    """Recall of the choice less that of today, by query that has a relevant passage; and weights.
+def shuffled(metrics: QueryMetrics, values: FloatArray, seed: int) -> tuple[FloatArray, FloatArray]:
+    """The values that are defined and their queries' weights, in an order fixed beforehand.
 
-    Shuffled: betting needs an order fixed beforehand, and a file may be sorted by topic.
+    Betting needs one, and a file may be sorted by topic.
     """
-    return _shuffled(chosen, chosen.values["recall"] - today.values["recall"], seed)
-
-
-def _shuffled(
-    metrics: QueryMetrics, values: FloatArray, seed: int
-) -> tuple[FloatArray, FloatArray]:
-    """The values that are defined and their queries' weights, in an order fixed beforehand."""
     weights = np.ones(values.size) if metrics.weights is None else metrics.weights
     defined = np.flatnonzero(~np.isnan(values))
     order = defined[np.random.default_rng(seed).permutation(defined.size)]
@@ -442,8 +441,8 @@ def _cost_certificate(
     Where several policies were to be tested all bounds hold at once, each with delta divided by
     their number.
     """
-    losses, loss_weights = _shuffled(chosen, chosen.values["recall_loss"], settings.seed)
-    harm, harm_weights = _shuffled(chosen, chosen.values["harm"], settings.seed)
+    losses, loss_weights = shuffled(chosen, chosen.values["recall_loss"], settings.seed)
+    harm, harm_weights = shuffled(chosen, chosen.values["harm"], settings.seed)
     if losses.size == 0:
         return None
     upper = risk.betting_upper_bound(losses, settings.delta / n_rungs, loss_weights)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibration.calibrate import Passes, default_fusion, replay_system, sketch_of
-from calibration.calibrate_route import Settings, recall_differences, reference_deciles
+from calibration.calibrate_route import Settings, reference_deciles
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.evaluate import contexts, per_query
 from calibration.judge_mixture import DEFAULT_RATES, JudgeRates
@@ -124,8 +124,8 @@ def _route_profile(
         if len(held_out):
             utilities = settings.utilities
             part = labelled_part(pools, held_out, held_out, utilities, baseline_k=today.k)
-            before, after = (per_query(*part, policy) for policy in (today, chosen))
-            differences, _ = recall_differences(before, after, settings.seed)
+            recall = [per_query(*part, policy).values["recall"] for policy in (today, chosen)]
+            differences = (recall[1] - recall[0])[~np.isnan(recall[0])]
         judged = verdict(
             differences,
             serving_k=today.k,
