@@ -17,8 +17,8 @@ from calibration.grid import (
     RATIOS,
     Grid,
     GridIndex,
-    KeepTable,
     ratio_grid,
+    thresholds_reached,
     utility_grid,
 )
 from calibration.objectives import keep_recall
@@ -82,7 +82,7 @@ def ratio(ks: tuple[int, ...] | None = None, ratios: FloatArray = RATIOS) -> Rul
         index = ratio_grid(fitted.pools, fitted.labels, ks=ks, ratios=ratios).means.best()
         grid = ratio_grid(applied.pools, applied.labels, ks=ks, ratios=ratios)
         k, min_ratio = grid.settings(index)
-        kept = grid.keep_table.kept([index])[:, 0]
+        kept = grid.kept([index])[:, 0]
         return Contexts(_as_ranked(applied), kept, f"k={k} min_ratio={min_ratio:g}")
 
     return rule
@@ -92,14 +92,15 @@ def _tuned(
     labels: PoolLabels, values: FloatArray, thresholds: FloatArray
 ) -> tuple[float, GridIndex]:
     """Mean strict UDCG of the best (k, threshold) on values in rank order, and its index."""
-    table = KeepTable.of(values, range(1, MAX_K + 1), thresholds)
-    means = Grid(labels, table, RatioPolicy).means
+    reached = thresholds_reached(values, thresholds)
+    means = Grid(labels, range(1, MAX_K + 1), thresholds, reached, RatioPolicy).means
     index = means.best()
     return float(means.udcg_strict[index]), index
 
 
 def _applied(values: FloatArray, thresholds: FloatArray, index: GridIndex) -> IntArray:
-    return KeepTable.of(values, range(1, MAX_K + 1), thresholds).kept([index])[:, 0]
+    above = (thresholds_reached(values, thresholds) > index[1]).sum(axis=1)
+    return np.asarray(np.minimum(above, index[0] + 1))
 
 
 def absolute(fitted: View, applied: View) -> Contexts:

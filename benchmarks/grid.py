@@ -31,7 +31,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from calibration.grid import Grid, KeepTable
+from calibration.grid import Grid, thresholds_reached
 from calibration.pool_labels import NDCG_CUTOFF, PoolLabels
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.policies import RatioPolicy
@@ -79,7 +79,7 @@ def rankings(n_queries: int, depth: int, seed: int) -> tuple[FloatArray, PoolLab
 
 def vectorised(relative: FloatArray, labels: PoolLabels) -> Means:
     """What calibration does: compares every candidate with every threshold, takes all means."""
-    means = Grid(labels, KeepTable.of(relative, KS, RATIOS), RatioPolicy).means
+    means = Grid(labels, KS, RATIOS, thresholds_reached(relative, RATIOS), RatioPolicy).means
     return vars(means)
 
 

@@ -7,7 +7,7 @@ mean over queries of any sum over kept passages, for the whole grid in one pass.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -35,77 +35,28 @@ GridIndex = tuple[int, int]
 """A policy's place in a grid: index of its k, index of its threshold."""
 
 
-@dataclass(frozen=True)
-class KeepTable:
-    """Which thresholds keep each candidate.
+def thresholds_reached(
+    values: FloatArray,
+    thresholds: FloatArray,
+    *,
+    min_keep: int = 1,
+    always: NDArray[np.bool_] | None = None,
+) -> IntArray:
+    """How many thresholds keep each candidate, shape (n_q, depth), −1 beyond the pool.
 
-    Attributes:
-        ks: Shape (n_k,), ascending, ≥ 1.
-        thresholds: Shape (n_t,), ascending.
-        threshold_index: Shape (n_q, depth): index of the first threshold that drops the
-            candidate, so the number of thresholds that keep it; non-increasing along ranks, −1
-            beyond the pool.
+    Args:
+        values: Shape (n_q, depth), compared with the thresholds (a relative score, a probability),
+            non-increasing along ranks, NaN beyond the pool.
+        thresholds: Ascending.
+        min_keep: How many candidates every threshold keeps.
+        always: Shape (n_q,): queries to which no threshold applies.
     """
-
-    ks: IntArray
-    thresholds: FloatArray
-    threshold_index: IntArray
-
-    @classmethod
-    def of(
-        cls,
-        values: FloatArray,
-        ks: Sequence[int],
-        thresholds: FloatArray,
-        *,
-        min_keep: int = 1,
-        always: NDArray[np.bool_] | None = None,
-    ) -> "KeepTable":
-        """Compare every candidate with every threshold.
-
-        Args:
-            values: Shape (n_q, depth), compared with the thresholds (a relative score, a
-                probability), non-increasing along ranks, NaN beyond the pool.
-            ks: Sizes of context, ascending.
-            thresholds: Ascending.
-            min_keep: How many candidates every threshold keeps.
-            always: Shape (n_q,): queries to which no threshold applies.
-        """
-        absent = np.isnan(values)
-        index = np.searchsorted(thresholds, values.ravel(), side="right").reshape(values.shape)
-        index[:, :min_keep] = thresholds.size
-        if always is not None:
-            index[always] = thresholds.size
-        index[absent] = -1
-        return cls(np.asarray(ks, dtype=np.int64), thresholds, index)
-
-    def mean_of_sums(self, weights: FloatArray, n: float) -> FloatArray:
-        """Mean over ``n`` queries of the sum of ``weights`` over kept passages, by policy.
-
-        Args:
-            weights: Shape (n_q, depth); 0 throughout for queries outside the mean.
-            n: How many queries the mean is over, or the sum of their weights, > 0.
-
-        Returns:
-            Shape (n_k, n_t).
-        """
-        depth, n_thresholds = self.threshold_index.shape[1], self.thresholds.size
-        bins = (self.threshold_index + 1) + np.arange(depth) * (n_thresholds + 2)
-        table = np.bincount(
-            bins.ravel(), weights=weights.ravel(), minlength=depth * (n_thresholds + 2)
-        ).reshape(depth, n_thresholds + 2)
-        # Column j holds threshold_index j − 1; threshold t keeps an index of t + 1 or more.
-        kept = table[:, ::-1].cumsum(axis=1)[:, ::-1][:, 2:]
-        sums: FloatArray = kept.cumsum(axis=0)[np.minimum(self.ks, depth) - 1] / n
-        return sums
-
-    def kept(self, indices: Sequence[GridIndex]) -> IntArray:
-        """How many passages of each query some policies keep, shape (n_q, n_indices)."""
-        counts = np.empty((self.threshold_index.shape[0], len(indices)), dtype=np.int64)
-        for column, (index_k, index_t) in enumerate(indices):
-            above = (self.threshold_index > index_t).sum(axis=1)
-            counts[:, column] = np.minimum(above, self.ks[index_k])
-        return counts
+    reached = np.searchsorted(thresholds, values.ravel(), side="right").reshape(values.shape)
+    reached[:, :min_keep] = thresholds.size
+    if always is not None:
+        reached[always] = thresholds.size
+    reached[np.isnan(values)] = -1
+    return reached
 
 
 @dataclass(frozen=True)
@@ -145,18 +96,22 @@ class Grid:
 
     Attributes:
         labels: Labels of the candidates, in the order in which the policies serve them.
-        keep_table: Which thresholds keep each candidate.
+        ks: Sizes of context, ascending, ≥ 1.
+        thresholds: Ascending.
+        reached: How many of them keep each candidate, as by `thresholds_reached`; non-increasing
+            along ranks.
         make: The policy of a k and a threshold.
     """
 
     labels: PoolLabels
-    keep_table: KeepTable
+    ks: Sequence[int]
+    thresholds: FloatArray
+    reached: IntArray
     make: Callable[[int, float], Policy]
 
     def settings(self, index: GridIndex) -> tuple[int, float]:
         """The k and the threshold of a policy."""
-        table = self.keep_table
-        return int(table.ks[index[0]]), float(table.thresholds[index[1]])
+        return self.ks[index[0]], float(self.thresholds[index[1]])
 
     def policy(self, index: GridIndex) -> Policy:
         """The policy at a place of the grid."""
@@ -164,9 +119,15 @@ class Grid:
 
     def rows(self, rows: IntArray) -> "Grid":
         """The same policies over some of the queries."""
-        table = self.keep_table
-        part = KeepTable(table.ks, table.thresholds, table.threshold_index[rows])
-        return Grid(self.labels.rows(rows), part, self.make)
+        return replace(self, labels=self.labels.rows(rows), reached=self.reached[rows])
+
+    def kept(self, indices: Sequence[GridIndex]) -> IntArray:
+        """How many passages of each query some policies keep, shape (n_q, n_indices)."""
+        counts = np.empty((len(self.reached), len(indices)), dtype=np.int64)
+        for column, (index_k, index_t) in enumerate(indices):
+            above = (self.reached > index_t).sum(axis=1)
+            counts[:, column] = np.minimum(above, self.ks[index_k])
+        return counts
 
     @cached_property
     def today(self) -> tuple[float, float]:
@@ -186,16 +147,19 @@ class Grid:
     @cached_property
     def means(self) -> GridValues:
         """Means over all queries, shape (n_k, n_t); no queries have means of 0."""
-        weights, table = self.labels.weights, self.keep_table
-        added, defined, today = self._added
+        weights, (added, defined, today) = self.labels.weights, self._added
         answerable = ~np.isnan(today)
         over = (weights, weights, weights[defined], weights[answerable], weights)
         totals = [float(each.sum()) or 1.0 for each in over]
-        tables = (*added, (table.threshold_index >= 0).astype(float))
-        utility, harm, recall, of_all, kept = (
-            table.mean_of_sums(weights[:, None] * each, total)
-            for each, total in zip(tables, totals, strict=True)
-        )
+        depth, n_bins = self.reached.shape[1], self.thresholds.size + 2
+        bins = (self.reached + 1 + np.arange(depth) * n_bins).ravel()
+        means = []
+        for each, total in zip((*added, (self.reached >= 0).astype(float)), totals, strict=True):
+            by_bin = np.bincount(bins, (weights[:, None] * each).ravel(), depth * n_bins)
+            # Column j holds what reaches j − 1; threshold t keeps what reaches t + 1 or more.
+            table = by_bin.reshape(depth, n_bins)[:, ::-1].cumsum(axis=1)[:, ::-1][:, 2:]
+            means.append(table.cumsum(axis=0)[np.minimum(self.ks, depth) - 1] / total)
+        utility, harm, recall, of_all, kept = means
         difference = of_all - np.nansum(weights * today) / totals[3]
         return GridValues(
             utility,
@@ -207,7 +171,7 @@ class Grid:
 
     def at(self, indices: Sequence[GridIndex]) -> GridValues:
         """Every query's figures for some policies, shape (n_q, n_indices)."""
-        kept = self.keep_table.kept(indices)
+        kept = self.kept(indices)
         added, defined, today = self._added
         running = np.pad(added.cumsum(axis=2), ((0, 0), (0, 0), (1, 0)))
         utility, harm, recall, of_all = np.take_along_axis(running, kept[None], axis=2)
@@ -252,16 +216,12 @@ def ratio_grid(
     """
     chosen = fit_temperature(pools) if temperature is None else temperature
     values, outside = relative_values(pools, chosen)
-    table = KeepTable.of(
-        values,
-        ks or sizes(pools.scores.shape[1]),
-        ratios if is_relative(pools.kind) else np.zeros(1),
-        min_keep=min_keep,
-        always=outside,
-    )
+    ratios = ratios if is_relative(pools.kind) else np.zeros(1)
     return Grid(
         labels,
-        table,
+        ks or sizes(pools.scores.shape[1]),
+        ratios,
+        thresholds_reached(values, ratios, min_keep=min_keep, always=outside),
         lambda k, ratio: RatioPolicy(
             k=k, min_ratio=ratio, temperature=chosen, min_keep=min(min_keep, k)
         ),
@@ -316,15 +276,12 @@ def utility_grid(
         min_keep: The fewest passages that every policy keeps.
     """
     order = np.argsort(-probabilities, axis=1, kind="stable")
-    table = KeepTable.of(
-        np.take_along_axis(probabilities, order, axis=1),
-        ks or sizes(pools.scores.shape[1]),
-        thresholds,
-        min_keep=min_keep,
-    )
+    values = np.take_along_axis(probabilities, order, axis=1)
     return Grid(
         labels.reordered(order),
-        table,
+        ks or sizes(pools.scores.shape[1]),
+        thresholds,
+        thresholds_reached(values, thresholds, min_keep=min_keep),
         lambda k, threshold: ExpectedUtilityPolicy(
             model=model,
             k=k,

@@ -48,7 +48,7 @@ def keep_recall(
     today_udcg, today_harm = grid.today
     harm, udcg = grid.means.harm, grid.means.udcg_strict
     best: GridIndex | None = None
-    ks, n = grid.keep_table.ks, grid.keep_table.thresholds.size
+    ks, n = np.array(grid.ks), grid.thresholds.size
     wanted = serving_k * np.array(_WIDER)
     wanted = wanted[wanted.round() <= ks[-1]]
     # The nearest that the grid has, ascending.

@@ -49,7 +49,7 @@ def frontier(outcome: RouteOutcome) -> Frontier:
     loss, harm = np.nan_to_num(grid.means.recall_loss.ravel()), grid.means.harm.ravel()
     distinct = np.unique(np.round(np.column_stack([loss, harm]), _DIGITS), axis=0)
     front = _front(loss, harm)
-    width = grid.keep_table.thresholds.size
+    width = grid.thresholds.size
     shown = sorted({int(i) for i in np.linspace(0, len(front) - 1, SHOWN_ON_FRONT).round()})
     return Frontier(
         n_candidates=loss.size,

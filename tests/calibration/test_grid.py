@@ -1,14 +1,24 @@
 """A whole grid in one pass equals a naive loop over ``decide`` and the metrics."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from simulated_pools import Case, cases
+from simulated_pools import Case, cases, labelled, ranking_of
 
 from calibration.evaluate import per_query
 from calibration.fit import probabilities
-from calibration.grid import Grid, GridIndex, KeepTable, ratio_grid, relative_values, utility_grid
+from calibration.grid import (
+    Grid,
+    GridIndex,
+    ratio_grid,
+    relative_values,
+    thresholds_reached,
+    utility_grid,
+)
+from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.scores import is_relative, relative_scores, within_domain
 from ctxguard.core.types import FloatArray, ScoreKind
@@ -25,7 +35,7 @@ def naive(case: Case, grid: Grid, index: GridIndex) -> dict[str, FloatArray]:
 
 
 def assert_equals_the_naive_loop(case: Case, grid: Grid) -> None:
-    n_k, n_t = grid.keep_table.ks.size, grid.keep_table.thresholds.size
+    n_k, n_t = len(grid.ks), grid.thresholds.size
     indices = [(index_k, index_t) for index_k in range(n_k) for index_t in range(n_t)]
     means, by_query = vars(grid.means), vars(grid.at(indices))
     for column, index in enumerate(indices):
@@ -87,7 +97,7 @@ class TestGridEqualsNaiveLoop:
         rows = np.array(data.draw(st.lists(st.integers(0, len(case.pools) - 1), min_size=1)))
         grid = ratio_grid(*case, ratios=np.array([0.0, 0.4999]))
         part = grid.rows(rows)
-        index = (1, grid.keep_table.thresholds.size - 1)
+        index = (1, grid.thresholds.size - 1)
         expected = naive(case, grid, index)["udcg_strict"][rows].mean()
         assert part.means.udcg_strict[index] == pytest.approx(expected, abs=1e-9)
 
@@ -113,28 +123,26 @@ class TestRelativeValues:
                 assert (values[row, : len(scores)] == 1.0).all()
 
 
-class TestKeepTable:
-    def test_a_candidate_is_kept_by_the_thresholds_it_reaches_and_min_keep_by_all(self) -> None:
-        values = np.array([[1.0, 0.7, 0.2, np.nan]])
+class TestKept:
+    def grid(self, values: list[list[float]], ks: list[int], **asked: Any) -> Grid:
+        given = [ranking_of(row) for row in values]
+        _, labels = labelled(given, [{"p0": 1}] * len(values), depth=len(values[0]))
         thresholds = np.array([0.0, 0.2, 0.7, 0.9])
-        table = KeepTable.of(values, [1, 2, 3], thresholds)
-        assert table.threshold_index.tolist() == [[4, 3, 2, -1]]
-        assert table.kept([(2, 0), (2, 1), (2, 2), (2, 3), (0, 0)]).tolist() == [[3, 3, 2, 1, 1]]
-        two = KeepTable.of(values, [1, 2, 3], thresholds, min_keep=2)
+        reached = thresholds_reached(np.array(values), thresholds, **asked)
+        return Grid(labels, ks, thresholds, reached, RatioPolicy)
+
+    def test_a_candidate_is_kept_by_the_thresholds_it_reaches_and_min_keep_by_all(self) -> None:
+        one = self.grid([[1.0, 0.7, 0.2, np.nan]], [1, 2, 3])
+        assert one.reached.tolist() == [[4, 3, 2, -1]]
+        assert one.kept([(2, 0), (2, 1), (2, 2), (2, 3), (0, 0)]).tolist() == [[3, 3, 2, 1, 1]]
+        two = self.grid([[1.0, 0.7, 0.2, np.nan]], [1, 2, 3], min_keep=2)
         assert two.kept([(2, 3), (0, 3)]).tolist() == [[2, 1]]
 
     def test_where_no_threshold_applies_only_k_does(self) -> None:
-        table = KeepTable.of(
-            np.array([[0.1, 0.1], [0.1, 0.1]]),
-            [2],
-            np.array([0.5]),
-            min_keep=0,
-            always=np.array([True, False]),
-        )
-        assert table.kept([(0, 0)]).tolist() == [[2], [0]]
+        always = np.array([True, False])
+        grid = self.grid([[0.1, 0.1], [0.1, 0.1]], [2], min_keep=0, always=always)
+        assert grid.kept([(0, 1)]).tolist() == [[2], [0]]
 
     @pytest.mark.parametrize("ks", [[1, 2], [50]])
     def test_a_k_beyond_the_depth_keeps_what_there_is(self, ks: list[int]) -> None:
-        table = KeepTable.of(np.array([[1.0, 1.0]]), ks, np.array([0.0]))
-        kept = table.mean_of_sums(np.ones((1, 2)), 1)
-        assert kept[-1, 0] == 2.0
+        assert self.grid([[1.0, 1.0]], ks).means.kept[-1, 0] == 2.0
