@@ -1,6 +1,7 @@
 """Hard negatives: passages ranked high but labelled not relevant, as training triplets.
 
-Only labelled passages are taken: an unlabelled one may be relevant.
+An unlabelled passage may be relevant. It is taken as a negative only on request, and only if its
+score is below that of the best relevant passage by a margin.
 """
 
 import json
@@ -13,7 +14,11 @@ from typing import Literal, NamedTuple
 from calibration.data.dataset import Dataset, DistractorKind
 from calibration.data.text_files import write_lines
 from calibration.replay import Pools
+from ctxguard.core.scores import is_relative, relative_scores
+from ctxguard.core.types import ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError
+
+NegativeKind = Literal["irrelevant", "unjudged"] | DistractorKind
 
 
 class HardNegative(NamedTuple):
@@ -24,12 +29,17 @@ class HardNegative(NamedTuple):
     """
 
     passage_id: str
-    kind: Literal["irrelevant"] | DistractorKind
+    kind: NegativeKind
     rank: int
 
 
 def mine(
-    pools: Pools, dataset: Dataset, *, per_query: int = 4, near: int = 10
+    pools: Pools,
+    dataset: Dataset,
+    *,
+    per_query: int = 4,
+    near: int = 10,
+    unjudged_margin: float | None = None,
 ) -> dict[str, list[HardNegative]]:
     """Find the hard negatives of every answerable query.
 
@@ -40,30 +50,63 @@ def mine(
     Args:
         per_query: Maximum number of negatives per query, ≥ 1.
         near: Ranks below the first relevant passage to search, ≥ 0.
+        unjudged_margin: In [0, 1); None takes labelled passages only. Otherwise unlabelled
+            passages fill up the rest of ``per_query``, best rank first, if their relative score
+            against the best relevant passage (DESIGN.md §4, T = 1) is at most 1 − margin: on a
+            ratio scale, 0.05 takes those with at most 95% of its score (Moreira et al.,
+            NV-Retriever, arXiv 2407.15831). 0 takes any unlabelled passage, even above the first
+            relevant one.
 
     Returns:
-        The hard negatives of each query with a relevant passage by rank, by query id; empty for a
-        query without any.
+        The hard negatives of each query with a relevant passage, by query id, labelled passages
+        before unlabelled ones, then by rank; empty for a query without any.
 
     Raises:
-        ConfigurationError: a setting is out of range.
+        ConfigurationError: a setting is out of range, or a margin is set on scores of rank only.
     """
-    if per_query < 1 or near < 0:
+    margin = unjudged_margin or 0.0
+    for fault, allowed in (
+        (per_query < 1 and f"per_query {per_query}", "must be at least 1"),
+        (near < 0 and f"near {near}", "must be at least 0"),
+        (not 0.0 <= margin < 1.0 and f"margin {margin}", "must be in [0, 1)"),
+    ):
+        if fault:
+            raise ConfigurationError(f"{fault} {allowed}")
+    if margin and not is_relative(pools.kind):
         raise ConfigurationError(
-            f"per_query {per_query} must be at least 1, and near {near} at least 0"
+            f"scores of kind {pools.kind.value!r} carry rank only, so there is no margin between "
+            "two; use convex fusion"
         )
-    mined = {}
-    for query_id, ids in zip(pools.query_ids, pools.passage_ids, strict=True):
-        if relevant := dataset.relevant(query_id):
-            kinds = dataset.distractors.get(query_id, {})
-            first = next((rank for rank, each in enumerate(ids, 1) if each in relevant), len(ids))
-            judged = dataset.judged(query_id, ids[: first + near])
-            mined[query_id] = [
-                HardNegative(passage_id, kinds.get(passage_id, "irrelevant"), rank)
-                for rank, (passage_id, is_judged) in enumerate(zip(ids, judged, strict=False), 1)
-                if is_judged and passage_id not in relevant
-            ][:per_query]
-    return mined
+    return {
+        query_id: _of_query(pools, row, dataset, near, unjudged_margin)[:per_query]
+        for row, query_id in enumerate(pools.query_ids)
+        if dataset.relevant(query_id)
+    }
+
+
+def _of_query(
+    pools: Pools, row: int, dataset: Dataset, near: int, unjudged_margin: float | None
+) -> list[HardNegative]:
+    query_id, ids = pools.query_ids[row], pools.passage_ids[row]
+    relevant, kinds = dataset.relevant(query_id), dataset.distractors.get(query_id, {})
+    first = next((n for n, passage_id in enumerate(ids, start=1) if passage_id in relevant), None)
+    top = None if first is None else float(pools.scores[row, first - 1])
+    judged, others = [], []
+    candidates = zip(ids, dataset.judged(query_id, ids), pools.scores[row].tolist(), strict=False)
+    for rank, (passage_id, is_judged, score) in enumerate(candidates, start=1):
+        if passage_id in relevant:
+            continue
+        if is_judged:
+            if first is None or rank <= first + near:
+                kind: NegativeKind = kinds.get(passage_id, "irrelevant")
+                judged.append(HardNegative(passage_id, kind, rank))
+        elif unjudged_margin is not None and top is not None:
+            # Nothing has a ratio below a top of zero.
+            apart = top > 0.0 or pools.kind is not ScoreKind.RATIO
+            relative = relative_scores(pools.kind, (top, score))[1] if apart else 1.0
+            if relative <= 1.0 - unjudged_margin:
+                others.append(HardNegative(passage_id, "unjudged", rank))
+    return judged + others
 
 
 def triplets(
@@ -121,7 +164,8 @@ def write_triplets(path: Path, rows: Iterable[Mapping[str, str]]) -> int:
     if not lines:
         raise CalibrationError(
             "no hard negative was found: label more of the retrieved passages (`ctxguard golden "
-            "coverage --out` lists them)"
+            "coverage --out` lists them), or also take unlabelled ones, some of which may be "
+            "relevant (--unjudged-margin)"
         )
     write_lines(path, lines)
     return len(lines)

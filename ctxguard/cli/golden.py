@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from ctxguard._support.settings import SettingsModel, key, optional, setting
+from ctxguard._support.settings import SettingsModel, key, optional, optional_key, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, interval, number, picked
 from ctxguard.cli._inputs import (
@@ -165,6 +165,14 @@ class Coverage(IndexSystem):
 class HardNegatives(IndexSystem):
     data: _options.LabelledQueries
     out: Path = setting("JSONL file for the triplets.", "FILE", writes=True)
+    unjudged_margin: float | None = optional_key(
+        "Also take unlabelled passages that score this share below the best relevant one, such "
+        "as 0.05; some may be relevant.",
+        "SHARE",
+        default="labelled passages only",
+        ge=0,
+        le=0.99,
+    )
     as_json: _options.AsJson = False
     depth: _options.Depth = None
     per_query: int = key("Most negatives of one query.", "N", ge=1, value=4)
@@ -174,7 +182,8 @@ class HardNegatives(IndexSystem):
 
     def __call__(self, output: Output) -> None:
         """They are ranked by the ranker, or by convex fusion where the index has no signals. Only
-        labelled passages are taken: an unlabelled one may be relevant.
+        labelled passages are taken unless the key unjudged-margin is given: an unlabelled passage
+        may be relevant.
         """
         from calibration.data.hard_negatives import mine, triplets, write_triplets
         from ctxguard.core.fusion import Fusion
@@ -185,7 +194,12 @@ class HardNegatives(IndexSystem):
         retriever = retriever.with_fusion(Fusion("ranker" if retriever.has_signals else "convex"))
         dataset = labelled.dataset
         pools = replayed(retriever, dataset, output, depth=self.depth or DEFAULT_DEPTH)
-        mined = mine(pools, dataset, per_query=self.per_query, near=self.near)
+        mined = mine(
+            *(pools, dataset),
+            per_query=self.per_query,
+            near=self.near,
+            unjudged_margin=self.unjudged_margin,
+        )
         known = set(retriever.passage_ids)
         missing: Counter[str] = Counter()
 
@@ -198,6 +212,11 @@ class HardNegatives(IndexSystem):
         without_negative = sum(not of_query for of_query in mined.values())
         notes = [*labelled.notes, *(f"{n:,} {what}" for what, n in (+missing).items())]
         notes += [f"left out: {line}" for line in pools.skipped]
+        if kinds["unjudged"]:
+            notes.append(
+                f"{kinds['unjudged']:,} negatives are unlabelled: some may be relevant and would "
+                "teach a reranker the opposite"
+            )
         document = {
             "out": self.out,
             "triplets": written,

@@ -13,6 +13,7 @@ from simulated_pools import pools_of
 from calibration.data.dataset import Dataset, Query
 from calibration.data.hard_negatives import mine, triplets, write_triplets
 from calibration.replay import Pools
+from ctxguard.core.types import ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError
 
 
@@ -25,6 +26,10 @@ def labels(relevant: str, irrelevant: str = "", hard: str = "", distractors: str
     )
 
 
+RANKED, BELOW_ZERO = pools_of("rx", kind=ScoreKind.RANK), pools_of("rx", scores=(0.0, 0.0))
+CLOSE = pools_of("xryz", scores=(1.0, 0.9, 0.86, 0.85))
+
+
 class TestMining:
     @pytest.mark.parametrize(
         ("pools", "dataset", "settings", "expected"),
@@ -34,9 +39,13 @@ class TestMining:
             # Without a relevant passage in sight the rank does not matter.
             (pools_of("xxxab"), labels("r", "ab"), {"near": 0}, "ab"),
             (pools_of("ab"), labels("", "ab"), {}, ""),
-            # An unlabelled passage may be relevant.
-            (pools_of("xry"), labels("r"), {}, ""),
-            (pools_of("abci"), labels("r", "abci"), {"per_query": 2}, "ab"),
+            # Unlabelled passages must miss the positive by the margin, or none is asked for.
+            (CLOSE, labels("r"), {"unjudged_margin": 0.05}, "z"),
+            (pools_of("xry"), labels("r"), {"unjudged_margin": 0.0}, "xy"),
+            (pools_of("rxyi"), labels("r", "i"), {"per_query": 2, "unjudged_margin": 0.05}, "ix"),
+            (pools_of("xy"), labels("r"), {"unjudged_margin": 0.05}, ""),
+            (BELOW_ZERO, labels("r"), {"unjudged_margin": 0.05}, ""),
+            (RANKED, labels("r"), {"unjudged_margin": None}, ""),
         ],
     )
     def test_a_hard_negative_is_labelled_and_near_or_far_enough_below(
@@ -54,33 +63,47 @@ class TestMining:
             ("d", "distractor", 5),
         ]
 
-    @pytest.mark.parametrize("setting", [{"per_query": 0}, {"near": -1}])
-    def test_a_setting_out_of_range_is_refused(self, setting: dict[str, int]) -> None:
-        with pytest.raises(ConfigurationError, match="must be at least 1"):
+    def test_scores_that_carry_rank_only_have_no_margin(self) -> None:
+        with pytest.raises(ConfigurationError, match="use convex fusion"):
+            mine(RANKED, labels("r"), unjudged_margin=0.05)
+
+    @pytest.mark.parametrize(
+        ("setting", "fault"),
+        [
+            ({"per_query": 0}, "per_query 0"),
+            ({"near": -1}, "near -1"),
+            ({"unjudged_margin": 1.0}, "margin 1.0"),
+        ],
+    )
+    def test_a_setting_out_of_range_is_refused(self, setting: dict[str, int], fault: str) -> None:
+        with pytest.raises(ConfigurationError, match=fault):
             mine(pools_of("rx"), labels("r"), **setting)
 
     @given(
         pool=st.text("abcdefgh", min_size=1, max_size=8).filter(lambda t: len(set(t)) == len(t)),
         relevant=st.sets(st.sampled_from("abcdefgh")),
         judged=st.sets(st.sampled_from("abcdefgh")),
+        margin=st.none() | st.sampled_from([0.0, 0.05, 0.5]),
         per_query=st.integers(1, 5),
         near=st.integers(0, 5),
     )
-    def test_no_relevant_passage_is_ever_a_negative(
+    def test_no_relevant_passage_is_ever_a_negative(  # noqa: PLR0917
         self,
         pool: str,
         relevant: set[str],
         judged: set[str],
+        margin: float | None,
         per_query: int,
         near: int,
     ) -> None:
         dataset = labels("".join(relevant), irrelevant="".join(judged - relevant))
-        settings = {"per_query": per_query, "near": near}
+        settings = {"per_query": per_query, "near": near, "unjudged_margin": margin}
         ids = [n.passage_id for n in mine(pools_of(pool), dataset, **settings).get("q", ())]
         assert not relevant & set(ids)
         assert len(ids) == len(set(ids)) <= per_query
         assert set(ids) <= set(pool)
-        assert set(ids) <= judged
+        if margin is None:
+            assert set(ids) <= judged
 
 
 class TestTriplets:
@@ -116,6 +139,6 @@ class TestTriplets:
         assert [json.loads(line) for line in lines] == list(rows)
 
     def test_nothing_found_says_what_to_do(self, tmp_path: Path) -> None:
-        with pytest.raises(CalibrationError, match="coverage --out"):
+        with pytest.raises(CalibrationError, match="--unjudged-margin"):
             write_triplets(tmp_path / "t.jsonl", ())
         assert list(tmp_path.iterdir()) == []

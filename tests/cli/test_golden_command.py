@@ -133,3 +133,13 @@ class TestHardNegatives:
         assert json.loads(result.stdout)["negatives"] == {"irrelevant": 1}
         (row,) = [json.loads(line) for line in out.read_text().splitlines()]
         assert (row["positive"], row["negative"]) == (PASSAGES["kettle"], PASSAGES["iron"])
+
+    def test_unjudged_passages_come_with_a_warning(
+        self, frozen: Path, index: Path, tmp_path: Path, run: Run
+    ) -> None:
+        result = run.ok(
+            *("golden", "hard-negatives", "--index", index, "--data", frozen),
+            *("--out", tmp_path / "triplets.jsonl"),
+            system={"hard-negatives": {"unjudged-margin": 0.05}},
+        )
+        assert "some may be relevant" in result.stdout

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from household import SUBJECTS, write_jsonl
+from household import write_jsonl
 from running import Run
 
 pytestmark = pytest.mark.model
@@ -64,7 +64,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "golden freeze": ("DATA", "--source", "human", "--out", "NEW/frozen"),
     "golden check": ("GOLDEN",),
     "golden coverage": ("--index", "INDEX", "--data", "DATA"),
-    "golden hard-negatives": (*("--index", "INDEX", "--data", "JUDGED", "--out", "NEW/t.jsonl"),),
+    "golden hard-negatives": (
+        *("--index", "INDEX", "--data", "DATA", "--out", "NEW/t.jsonl", "--system", "MARGIN"),
+    ),
     "fit utilities": ("--answers", "ANSWERS", "--data", "DATA"),
     "fit ranker": ("--index", "INDEX", "--data", "DATA", "--out", "NEW/ranker.json"),
 }
@@ -79,10 +81,10 @@ def places(
     *, index: Path, collection: Path, profile: Path, golden: Path, answers: Path
 ) -> dict[str, Path]:
     """What the words in capitals stand for."""
-    grades = {**{f"store-{subject}": 0 for subject in SUBJECTS}, "store-kettle": 1}
-    question: dict[str, object] = {"_id": "q", "text": "how do I store a kettle"}
+    margin = golden.parent / "margin.toml"
+    margin.write_text("[hard-negatives]\nunjudged-margin = 0.05\n")
     return {
-        "JUDGED": write_jsonl(golden.parent / "judged.jsonl", [{**question, "relevant": grades}]),
+        "MARGIN": margin,
         "INDEX": index,
         "DATA": collection,
         "PROFILE": profile,
