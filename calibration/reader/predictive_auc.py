@@ -43,6 +43,7 @@ def predictive_aucs(
     fit: ReaderFit,
     *,
     seed: int,
+    utilities: Utilities = DEFAULT_UTILITIES,
 ) -> dict[str, ReaderEstimate]:
     """Compute how often each metric of ``DESCRIPTIONS`` is higher for the right of two answers.
 
@@ -54,6 +55,7 @@ def predictive_aucs(
     Args:
         answers: The answers that ``fit`` was fitted to.
         fit: The fitted utilities.
+        utilities: The preset that the unfitted metrics use.
 
     Returns:
         Shares in [0, 1], with bootstrap intervals over questions; n counts questions with a right
@@ -68,8 +70,8 @@ def predictive_aucs(
         "ndcg": lambda c: metrics.ndcg(c.grades, c.judged),
         "mrr": lambda c: metrics.reciprocal_rank(c.grades, c.judged),
         "precision": lambda c: metrics.precision_at_k(c.grades),
-        "udcg": lambda c: _udcg(c, marked.top_grade, DEFAULT_UTILITIES, strict=False),
-        "udcg_strict": lambda c: _udcg(c, marked.top_grade, DEFAULT_UTILITIES),
+        "udcg": lambda c: _udcg(c, marked.top_grade, utilities, strict=False),
+        "udcg_strict": lambda c: _udcg(c, marked.top_grade, utilities),
         "udcg_reference": lambda c: metrics.udcg_reference(
             [grade > 0 for grade in c.grades], [0.0] * len(c.grades)
         ),
@@ -81,7 +83,7 @@ def predictive_aucs(
     reason = "the answers do not identify a cost of the reader"
     found["udcg_fitted"] = ReaderEstimate(None, None, None, 0, reason)
     if fit.identified_costs:
-        fitted = _cross_fitted(marked, fit, seed)
+        fitted = _cross_fitted(marked, fit, utilities, seed)
         found["udcg_fitted"] = _concordance(fitted, marked, seed)
     return found
 
@@ -97,7 +99,9 @@ def _udcg(
     return metrics.udcg(metrics.heuristic_utilities(grades, None, **rules)).value
 
 
-def _cross_fitted(marked: MarkedContexts, fit: ReaderFit, seed: int) -> FloatArray:
+def _cross_fitted(
+    marked: MarkedContexts, fit: ReaderFit, utilities: Utilities, seed: int
+) -> FloatArray:
     """Compute each answer's strict UDCG with costs from the questions of the other folds.
 
     The result is NaN if these questions identify no cost.
@@ -107,7 +111,7 @@ def _cross_fitted(marked: MarkedContexts, fit: ReaderFit, seed: int) -> FloatArr
     for own in range(FOLDS):
         costs = cost_by_kind(fit_terms(marked.part(fold != own), fit.columns)[1])
         if costs:
-            worth = penalties(costs)
+            worth = penalties(utilities, costs)
             for row in np.flatnonzero(fold[marked.question] == own).tolist():
                 scores[row] = _udcg(marked.contexts[row], marked.top_grade, worth)
     return scores

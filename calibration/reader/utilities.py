@@ -125,8 +125,8 @@ class ReaderFit:
         """The kinds whose cost has a value, alone or pooled; ``utilities`` uses these."""
         return tuple(cost_by_kind(self.costs))
 
-    def utilities(self) -> Utilities:
-        """Return the preset with the identified costs, as penalties in units of ``relevant``.
+    def utilities(self, base: Utilities = DEFAULT_UTILITIES) -> Utilities:
+        """Return ``base`` with the identified costs, as penalties in units of its ``relevant``.
 
         Raises:
             CalibrationError: no cost was identified.
@@ -136,7 +136,7 @@ class ReaderFit:
             raise CalibrationError(
                 f"the answers identify no cost, so the reader has no fitted utilities ({reasons})"
             )
-        return penalties(cost_by_kind(self.costs))
+        return penalties(base, cost_by_kind(self.costs))
 
 
 def cost_by_kind(costs: Mapping[str, ReaderEstimate]) -> dict[str, float]:
@@ -149,18 +149,19 @@ def cost_by_kind(costs: Mapping[str, ReaderEstimate]) -> dict[str, float]:
     }
 
 
-def penalties(costs: Mapping[str, float]) -> Utilities:
-    """Return the preset with these costs, each a share of a relevant passage's gain, on one scale.
+def penalties(base: Utilities, costs: Mapping[str, float]) -> Utilities:
+    """Return ``base`` with these costs, each a share of a relevant passage's gain, on one scale.
 
     A passage that helps although it is not relevant gets 0: the utility of a passage that is not
     relevant is never positive. A kind without a cost takes that of the nearest kind with one, the
-    milder if there is one, times the ratio of their utilities in the preset; and never a higher
-    cost than the next harsher kind.
+    milder if there is one, times the ratio of their utilities in ``base``; and never a higher cost
+    than the next harsher kind.
 
     Args:
+        base: The preset; its ``relevant`` is the unit.
         costs: By kind, at least one.
 
-    >>> fitted = penalties({"irrelevant": 0.15, "hard_negative": -0.1})
+    >>> fitted = penalties(DEFAULT_UTILITIES, {"irrelevant": 0.15, "hard_negative": -0.1})
     >>> fitted.unjudged, fitted.irrelevant, fitted.hard_negative, fitted.distractor
     (-0.06, -0.15, 0.0, 0.0)
     """
@@ -170,13 +171,13 @@ def penalties(costs: Mapping[str, float]) -> Utilities:
         before = [each for each in COSTS[:position] if each in known]
         after = [each for each in COSTS[position + 1 :] if each in known]
         nearest = name if name in known else before[-1] if before else after[0]
-        cost = known[nearest] * getattr(DEFAULT_UTILITIES, name)
-        cost /= getattr(DEFAULT_UTILITIES, nearest)
+        preset = getattr(base, nearest)
+        cost = known[nearest] * (getattr(base, name) / preset if preset else 1.0)
         if name not in known and after:
             cost = min(cost, known[after[0]])
-        worth[name] = round(-DEFAULT_UTILITIES.relevant * cost, _DIGITS) + 0.0
+        worth[name] = round(-base.relevant * cost, _DIGITS) + 0.0
     return replace(
-        DEFAULT_UTILITIES,
+        base,
         unjudged=worth["unjudged"],
         irrelevant=worth["irrelevant"],
         hard_negative=worth["hard_negative"],
