@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, chdir, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -222,23 +223,6 @@ READERS: Mapping[str, tuple[str, bytes, Callable[[Path], object]]] = {
 }
 
 
-def _reader(name: str) -> Open:
-    def opened(folder: Path, closing: ExitStack) -> Make:
-        file_name, content, read = READERS[name]
-
-        def make(random: Random) -> Input:
-            new = changed(content, random)
-            (folder / file_name).write_bytes(new)
-            return Input(new, len(new), lambda: read(folder / file_name))
-
-        return make
-
-    return opened
-
-
-for _name in READERS:
-    SURFACES[f"file: {_name}"] = Surface(_reader(_name))
-
 BEIR = {
     "queries.jsonl": b'{"_id": "q1", "text": "how?"}\n{"_id": "q2", "text": "why?"}\n',
     "qrels/test.tsv": b"query-id\tcorpus-id\tscore\nq1\ta\t1\nq2\tb\t0\n",
@@ -252,24 +236,34 @@ BEIR = {
 }
 
 
-@_surface("file: folder of labelled queries")
-def _beir(folder: Path, closing: ExitStack) -> Make:
-    (folder / "qrels").mkdir()
+def _folder(folder: Path) -> None:
+    for reader in (read_beir, read_snapshot, changes):
+        with suppress(CtxguardError):
+            reader(folder)
 
-    def read() -> None:
-        for reader in (read_beir, read_snapshot, changes):
-            with suppress(CtxguardError):
-                reader(folder)
 
-    def make(random: Random) -> Input:
-        for name, content in BEIR.items():
-            (folder / name).write_bytes(content)
-        name = random.choice(list(BEIR))
-        new = changed(BEIR[name], random)
-        (folder / name).write_bytes(new)
-        return Input((name, new), len(new), read)
+def _reader(files: Mapping[str, bytes], read: Callable[[Path], object]) -> Open:
+    """Reads files of a folder, one of which is changed."""
 
-    return make
+    def opened(folder: Path, closing: ExitStack) -> Make:
+        (folder / "qrels").mkdir()
+
+        def make(random: Random) -> Input:
+            name = random.choice(list(files))
+            new = changed(files[name], random)
+            for each, content in {**files, name: new}.items():
+                (folder / each).write_bytes(content)
+            return Input((name, new), len(new), lambda: read(folder))
+
+        return make
+
+    return opened
+
+
+for _name, (_file, _content, _read) in READERS.items():
+    _of_file = partial(lambda read, file, folder: read(folder / file), _read, _file)
+    SURFACES[f"file: {_name}"] = Surface(_reader({_file: _content}, _of_file))
+SURFACES["file: folder of labelled queries"] = Surface(_reader(BEIR, _folder))
 
 
 # Files that ctxguard wrote.
