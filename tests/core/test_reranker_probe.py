@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Flag, FloatArray, Route, ScoreKind
 from ctxguard.profile.comparison import SystemComparison, compare_systems
@@ -23,13 +24,15 @@ RNG = np.random.default_rng(3)
 SCORES: list[FloatArray] = [RNG.normal(size=len(documents)) for _, documents in PROBES]
 
 
-def compared(then: str | None, now: str | None) -> SystemComparison:
+def compared(
+    then: str | None, now: str | None, corpus: CorpusSketch | None = None
+) -> SystemComparison:
     def fingerprint(scores: str | None) -> dict[str, str]:
         return {"reranker": "m"} | ({} if scores is None else {FINGERPRINT_KEY: scores})
 
     route = RouteProfile(policy=RatioPolicy(), score_kind=ScoreKind.LOGIT)
     profile = profile_with({Route.EXTERNAL: route}, fingerprint=fingerprint(then))
-    return compare_systems(profile, fingerprint(now), None)
+    return compare_systems(profile.model_copy(update={"corpus": corpus}), fingerprint(now), corpus)
 
 
 @given(st.floats(-0.9, 0.9), st.floats(0.1, 100.0), st.floats(-100.0, 100.0))
@@ -74,6 +77,12 @@ def test_scores_that_cannot_be_compared_leave_the_profile_unverified(now: str | 
 
 def test_a_profile_without_the_scores_is_compared_as_before() -> None:
     assert compared(None, described(SCORES)) == SystemComparison()
+
+
+def test_scores_are_compared_within_their_tolerance_beside_a_sketch_of_the_corpus() -> None:
+    corpus, nearly = CorpusSketch.of(range(100)), [each * 1.0001 for each in SCORES]
+    assert compared(described(SCORES), described(nearly), corpus).flags == ()
+    assert compared(described(SCORES), described([each * 2 for each in SCORES]), corpus).mismatches
 
 
 def test_every_probe_is_scored_in_its_order() -> None:
