@@ -136,7 +136,9 @@ class System(PassageWorth, ServedSystem):
             raise ConfigurationError(
                 "rerank-upstream scores the documents of a file: name it as candidates"
             )
-        client = self.upstream(url, os.environ.get(_UPSTREAM_KEY) or None, _UPSTREAM_SECONDS)
+        client = self.upstream(
+            url, os.environ.get(_UPSTREAM_KEY) or None, _UPSTREAM_SECONDS, self.rerank_model
+        )
         candidates = read_candidates(self.candidates)
         if queries and not any(query.text in candidates for query in queries):
             raise DataError(

@@ -208,16 +208,14 @@ class ServedSystem(IndexSystem):
 
         return EngineRetriever.open(url, ranker=self._loaded_ranker())
 
-    def upstream(self, url: str, key: str | None, seconds: float) -> "RerankClient":
-        """The client of a server with a reranker, by this system's protocol and model."""
+    def upstream(
+        self, url: str, key: str | None, seconds: float, model: str | None
+    ) -> "RerankClient":
+        """The client of a server with a reranker, by this system's protocol."""
         from ctxguard.retrieval.rerank_client import RerankClient
 
         return RerankClient(
-            url,
-            protocol=self.rerank_protocol,
-            key=key,
-            model=self.rerank_model,
-            timeout_seconds=seconds,
+            url, protocol=self.rerank_protocol, key=key, model=model, timeout_seconds=seconds
         )
 
     def assessor_stage(self, *, patient: bool = False) -> "AssessorStage | None":
@@ -248,22 +246,13 @@ class ServedSystem(IndexSystem):
         from ctxguard.retrieval import assessors
         from ctxguard.retrieval.chat import TokenPrices
         from ctxguard.retrieval.models.reranker import CrossEncoderReranker
-        from ctxguard.retrieval.rerank_client import RerankClient
 
         own_key = os.environ.get("CTXGUARD_ASSESSOR_KEY") or None
         model, url = self.assessor_model, self.assessor_url
         if self.assessor == "reranker":
             if url is None:
                 raise ConfigurationError("the assessor reranker needs its server: assessor-url")
-            return assessors.ScoreAssessor(
-                RerankClient(
-                    url,
-                    protocol=self.rerank_protocol,
-                    key=own_key,
-                    model=model,
-                    timeout_seconds=seconds,
-                )
-            )
+            return assessors.ScoreAssessor(self.upstream(url, own_key, seconds, model))
         if model is None:
             raise ConfigurationError(f"the assessor {self.assessor} needs assessor-model")
         if self.assessor == "cross-encoder":

@@ -132,17 +132,8 @@ class Pages:
         async def answer(request: Request) -> Response:
             try:
                 response = await self._answer(request, handler, is_open=is_open)
-            except RefusedPage as refused:
-                response = self._message(request, refused.status, refused.title, refused.text)
-            except StoreError as error:
-                _log.warning("the console: %s", describe_error(error))
-                response = self._message(request, 503, "The store cannot be used", str(error))
-            except CtxguardError as error:
-                response = self._message(request, 400, "This cannot be shown", str(error))
             except Exception as error:
-                _log.error("the console: %s", describe_error(error))
-                text = "The server's log says where. Please report it."
-                response = self._message(request, 500, "Something went wrong here", text)
+                response = self._refusal(request, error)
             response.headers.update(_HEADERS)
             return response
 
@@ -189,7 +180,18 @@ class Pages:
             404, "No such page", "The console has three: Decisions, Wrong drops and Label."
         )
 
-    def _message(self, request: Request, status: int, title: str, text: str) -> Response:
+    def _refusal(self, request: Request, error: Exception) -> Response:
+        """The page of an error."""
+        status, title, text = 400, "This cannot be shown", str(error)
+        if isinstance(error, RefusedPage):
+            status, title, text = error.status, error.title, error.text
+        elif isinstance(error, StoreError):
+            _log.warning("the console: %s", describe_error(error))
+            status, title = 503, "The store cannot be used"
+        elif not isinstance(error, CtxguardError):
+            _log.error("the console: %s", describe_error(error))
+            status, title = 500, "Something went wrong here"
+            text = "The server's log says where. Please report it."
         return self.page(request, "message.html", status=status, title=title, text=text)
 
 
