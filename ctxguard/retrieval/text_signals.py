@@ -7,7 +7,6 @@ them, and kept by their ids, as many as fit.
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from threading import Lock
-from typing import NamedTuple
 
 import numpy as np
 
@@ -25,18 +24,6 @@ MAX_WORDS = 2_000_000
 """Words that are kept, at 8 bytes each."""
 
 
-class _Kept(NamedTuple):
-    """A passage as it was read: its text's hash, and its record."""
-
-    text: int
-    record: Records
-
-    @property
-    def size(self) -> int:
-        """Its words, and as much as what is kept beside them takes."""
-        return self.record.words.size + 32
-
-
 class TextSignals:
     """The text family of passages that are given with each query. Safe for several threads.
 
@@ -52,8 +39,8 @@ class TextSignals:
         MissingExtraError: a library that it needs is not installed.
     """
 
-    # By passage id, those used last at the end.
-    _kept = OfProcess[OrderedDict[str, _Kept]](OrderedDict)
+    # The hash of a text and its record by passage id, those used last at the end.
+    _kept = OfProcess[OrderedDict[str, tuple[int, Records]]](OrderedDict)
     _size = OfProcess(int)
     _lock = OfProcess(Lock)
 
@@ -94,18 +81,18 @@ class TextSignals:
         digest = hash(text)
         with self._lock:
             kept = self._kept.get(passage.passage_id)
-            if kept is not None and kept.text == digest:
+            if kept is not None and kept[0] == digest:
                 self._kept.move_to_end(passage.passage_id)
-                return kept.record
-        read = _Kept(digest, self._split(text))
+                return kept[1]
+        read = self._split(text)
         with self._lock:
             old = self._kept.pop(passage.passage_id, None)
-            self._kept[passage.passage_id] = read
-            self._size += read.size - (0 if old is None else old.size)
+            self._kept[passage.passage_id] = digest, read
+            self._size += _size(read) - (0 if old is None else _size(old[1]))
             while self._size > self._max_words:
-                _, gone = self._kept.popitem(last=False)
-                self._size -= gone.size
-        return read.record
+                _, (_, gone) = self._kept.popitem(last=False)
+                self._size -= _size(gone)
+        return read
 
     def _counted(self, corpus: Iterable[Passage]) -> CorpusCounts:
         texts = map(searchable_text, corpus)
@@ -116,3 +103,8 @@ class TextSignals:
 
     def _split(self, text: str) -> Records:
         return Records.read(self._reading, [text], most_words=self._max_words)
+
+
+def _size(record: Records) -> int:
+    """A passage's words, and as much as what is kept beside them takes."""
+    return record.words.size + 32
