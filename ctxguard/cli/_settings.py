@@ -155,9 +155,7 @@ def _settings_in(file: Path, command: str, fields: Fields) -> dict[str, Any]:
     Raises:
         DataError: the file cannot be read, or it has a key that is unknown.
     """
-    document = read_toml(file)
-    tables = {name: document.pop(name) for name in _tables(document)}
-    system = named(document, System.model_fields, file)
+    system, tables = read_system(file)
     own_sources = SOURCES if _SYSTEM in fields else fields
     for name in [each for each in SOURCES if each in system and each not in own_sources]:
         raise DataError(
@@ -171,26 +169,20 @@ def _settings_in(file: Path, command: str, fields: Fields) -> dict[str, Any]:
     return {**{name: value for name, value in system.items() if name in fields}, **table}
 
 
-def system_in(file: Path) -> System:
-    """The system that a file describes.
+def read_system(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of the system that a file describes, and its tables for single commands.
 
     Raises:
         DataError: the file cannot be read, or it has a key that is unknown.
-        ConfigurationError: a value cannot be used.
     """
     document = read_toml(file)
-    for name in _tables(document):
-        del document[name]
-    return System(**named(document, System.model_fields, file))
-
-
-def _tables(document: Mapping[str, Any]) -> list[str]:
-    """Names of the tables for one command; ``ranker`` is a key of the system as well."""
-    return [
-        name
+    tables = {
+        name: document.pop(name)
         for name in COMMANDS & document.keys()
+        # ``ranker`` is a key of the system as well.
         if name not in System.model_fields or isinstance(document[name], dict)
-    ]
+    }
+    return named(document, System.model_fields, file), tables
 
 
 def read_toml(file: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ctxguard.cli import _options
 from ctxguard.cli._console import Output, as_json, picked
 from ctxguard.cli._inputs import fitted, read_labelled, seen_in_calibration
 from ctxguard.cli._results import print_checks, print_comparison
-from ctxguard.cli._settings import system_in
+from ctxguard.cli._settings import read_system
 from ctxguard.cli._system import System
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
 from ctxguard.errors import ConfigurationError
@@ -181,7 +181,9 @@ class Compare(_options.PassageWorth):
         Raises:
             ConfigurationError: there are none, two indexes, or two of one name.
         """
-        described = {name: system_in(file) for name, file in _by_name(self.system).items()}
+        described = {
+            name: System(**read_system(file)[0]) for name, file in _by_name(self.system).items()
+        }
         # A file without a source is about those that options name.
         shared = [each for each in described.values() if not each.sources]
         systems = [(name, each) for name, each in described.items() if each.sources]

@@ -3,9 +3,7 @@
 import platform
 import re
 import threading
-import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +43,8 @@ class Demo(SettingsModel):
         """The text is the documentation of the Python that runs this command; the questions were
         written and labelled by hand. Nothing is downloaded.
         """
+        from prometheus_client import start_http_server
+
         from ctxguard.cli.demonstration import loop, questions
 
         folder = self.index or cache_folder() / "demo-index"
@@ -54,40 +54,20 @@ class Demo(SettingsModel):
             calibration = loop.calibrate_demo(retriever, labelled, passes)
             pairs = loop.before_and_after(retriever, calibration)
             traffic = loop.monitor_traffic(retriever, calibration, passes)
-        with _metrics_endpoint(traffic) as url:
 
-            def show() -> None:
-                how = "built" if built else "opened"
-                _show_setup(output, calibration, f"{len(retriever):,} passages ({how})")
-                _show_questions(output, pairs, refuted=loop.refuted(calibration) is not None)
-                _show_traffic(output, traffic, _scrape(url))
-                _show_next(output, folder)
+        def show() -> None:
+            how = "built" if built else "opened"
+            _show_setup(output, calibration, f"{len(retriever):,} passages ({how})")
+            _show_questions(output, pairs, refuted=loop.refuted(calibration) is not None)
+            _show_traffic(output, traffic)
+            _show_next(output, folder)
 
-            output.result(_document(calibration, pairs, traffic), show)
-            if self.serve:
-                output.note(f"metrics are served at {url} until Ctrl-C")
-                threading.Event().wait()
-
-
-@contextmanager
-def _metrics_endpoint(traffic: "MonitoredTraffic") -> Iterator[str]:
-    """Serve the metrics on a free port of the loopback interface; yields the URL."""
-    from prometheus_client import start_http_server
-
-    server, thread = start_http_server(0, addr="127.0.0.1", registry=traffic.registry)
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/metrics"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def _scrape(url: str) -> list[str]:
-    """Some of the lines that Prometheus would read."""
-    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - our own endpoint
-        lines = answer.read().decode().splitlines()
-    return [line for line in lines if _SCRAPED.match(line) and not line.endswith(" 0.0")]
+        output.result(_document(calibration, pairs, traffic), show)
+        if self.serve:
+            server, _ = start_http_server(0, addr="127.0.0.1", registry=traffic.registry)
+            url = f"http://127.0.0.1:{server.server_port}/metrics"
+            output.note(f"metrics are served at {url} until Ctrl-C")
+            threading.Event().wait()
 
 
 def _show_setup(output: Output, calibration: "Calibration", corpus: str) -> None:
@@ -133,7 +113,9 @@ def _passages(pair: "BeforeAfter", context: "Context") -> Text:
     return Text(", ").join(names)
 
 
-def _show_traffic(output: Output, traffic: "MonitoredTraffic", scraped: list[str]) -> None:
+def _show_traffic(output: Output, traffic: "MonitoredTraffic") -> None:
+    from prometheus_client import generate_latest
+
     output.heading(
         f"Monitoring: {traffic.requests} requests, {traffic.sampled} of them sampled and judged"
     )
@@ -144,8 +126,9 @@ def _show_traffic(output: Output, traffic: "MonitoredTraffic", scraped: list[str
         figures = (number(estimate.value), interval(estimate), number(truth), str(estimate.n))
         rows.append((metric.value, *figures))
     output.table(("metric", "estimate>", "95% interval>", "true value>", "n>"), rows)
-    for line in scraped:
-        output.out.print(Text(line, style="dim"), soft_wrap=True)
+    for line in generate_latest(traffic.registry).decode().splitlines():
+        if _SCRAPED.match(line) and not line.endswith(" 0.0"):
+            output.out.print(Text(line, style="dim"), soft_wrap=True)
 
 
 def _show_next(output: Output, folder: Path) -> None:
