@@ -183,7 +183,7 @@ def test_a_rate_limit_is_waited_for(upstream: RerankEndpoint) -> None:
         client.close()
 
 
-def test_a_reranker_that_changes_while_it_is_calibrated_ends_the_command(
+def test_a_reranker_that_changes_or_is_down_while_it_is_calibrated_ends_the_command(
     run: Run, upstream: RerankEndpoint, candidates: Path, collection: Path, tmp_path: Path
 ) -> None:
     def changing(query: str, documents: Sequence[str]) -> list[float]:
@@ -196,7 +196,12 @@ def test_a_reranker_that_changes_while_it_is_calibrated_ends_the_command(
     result = run("calibrate", "--data", collection, "--out", out, system=described)
     assert result.exit_code != 0
     assert "the reranker changed while its scores were collected" in " ".join(result.stderr.split())
-    assert not (tmp_path / "p.json").exists()
+    upstream.close()
+    down = run("calibrate", "--data", collection, "--out", out, system=described)
+    assert down.exit_code != 0
+    assert "none of 25 queries could be replayed" in down.stderr
+    assert "127.0.0.1 cannot be reached" in " ".join(down.stderr.split())
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(
@@ -227,17 +232,3 @@ def test_candidates_that_cannot_be_used_are_refused(
     result = run("evaluate", "--data", collection, columns="1000", system=described)
     assert result.exit_code != 0
     assert says in result.stderr
-
-
-def test_an_upstream_that_is_down_ends_the_command(
-    run: Run, candidates: Path, collection: Path, tmp_path: Path
-) -> None:
-    gone = RerankEndpoint()
-    gone.close()
-    described = {"rerank-upstream": gone.url, "candidates": str(candidates)}
-    out = tmp_path / "p.json"
-    result = run("calibrate", "--data", collection, "--out", out, system=described)
-    assert result.exit_code != 0
-    assert "none of 25 queries could be replayed" in result.stderr
-    assert "127.0.0.1 cannot be reached" in " ".join(result.stderr.split())
-    assert not (tmp_path / "p.json").exists()

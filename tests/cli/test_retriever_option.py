@@ -119,6 +119,12 @@ def test_asynchronous_and_nested_objects_give_the_same_figures(
         return figures(json.loads(result.stdout))
 
     assert metrics(name) == metrics("search")
+    # The module prints while it is imported, which is no part of the document.
+    document = run.read(
+        "evaluate", "--retriever", f"{engine}:newer", "--data", collection, "--json"
+    )
+    assert (document["fusion"], document["fingerprint"]) == (None, {"engine": "2"})
+    assert "unknown_passages" not in document
 
 
 def test_a_retriever_without_scores_is_cut_by_k(run: Run, engine: str, collection: Path) -> None:
@@ -128,15 +134,6 @@ def test_a_retriever_without_scores_is_cut_by_k(run: Run, engine: str, collectio
     assert route.score_kind.value == "rank"
     measured = run("evaluate", *named, "--data", collection, "--profile", "p.json", "--json")
     assert figures(json.loads(measured.stdout))["kept"]["mean"]["value"] >= 1.0
-
-
-def test_what_a_module_prints_does_not_spoil_the_json(
-    run: Run, engine: str, collection: Path
-) -> None:
-    result = run(*("evaluate", "--retriever", f"{engine}:newer", "--data", collection, "--json"))
-    document = json.loads(result.stdout)
-    assert (document["fusion"], document["fingerprint"]) == (None, {"engine": "2"})
-    assert "unknown_passages" not in document
 
 
 def test_a_profile_of_another_retriever_is_a_finding(
@@ -162,6 +159,7 @@ def test_a_profile_of_another_retriever_is_a_finding(
     [
         ("search", "is not MODULE:OBJECT, such as app.search:retriever"),
         ("nowhere_at_all:search", "the module 'nowhere_at_all' cannot be imported"),
+        ("fails_on_import:search", "cannot be imported (SystemExit: usage: …)"),
         ("{engine}:absent", "has no attribute 'absent'"),
         ("{engine}:plain", "a dict is no retriever"),
         ("{engine}:Engine", "Engine is a class and no retriever"),
@@ -175,20 +173,11 @@ def test_what_cannot_be_used_is_named_with_the_mend(
     run: Run, engine: str, collection: Path, name: str, message: str
 ) -> None:
     name = name.format(engine=engine)
+    Path("fails_on_import.py").write_text("raise SystemExit('usage: …')\n", encoding="utf-8")
     result = run("evaluate", "--retriever", name, "--data", collection)
     assert result.exit_code in (1, 2)
     assert message in result.stderr
     assert "please report" not in result.stderr
-
-
-def test_a_module_that_fails_while_it_is_imported_is_named(
-    run: Run, engine: str, collection: Path
-) -> None:
-    Path("fails_on_import.py").write_text("raise SystemExit('usage: …')\n", encoding="utf-8")
-    run.refused(
-        *("evaluate", "--retriever", "fails_on_import:search", "--data", collection),
-        says="'fails_on_import' cannot be imported (SystemExit: usage: …)",
-    )
 
 
 def test_labels_of_another_corpus_are_refused(run: Run, engine: str, tmp_path: Path) -> None:
@@ -230,6 +219,14 @@ class TestRuns:
         assert live.pop("tokens")["mean"]["value"] > 0
         assert read.pop("tokens")["mean"]["value"] is None  # a run has no texts
         assert read == live
+        lines = trec.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if not line.startswith("q-clean-piano")]
+        trec.write_text("".join(kept), encoding="utf-8")
+        short = run.ok("evaluate", "--run", trec, "--data", collection).stdout
+        assert "no candidate of 1 queries, first 'q-clean-piano-0'" in short
+        trec.write_text("".join([*kept, "q Q0 p one 0.5 tag\n"]), encoding="utf-8")
+        says = f"both.run, line {len(kept) + 1}: rank 'one'"
+        run.refused("evaluate", "--run", trec, "--data", collection, says=says)
 
     def test_a_run_is_calibrated_with_rank_unless_its_scores_are_said(
         self, run: Run, collection: Path, trec: Path
@@ -257,36 +254,12 @@ class TestRuns:
         document = run.read("compare", *sources, "--data", collection, "-k", "2", "--json")
         assert [each["name"] for each in document["candidates"]] == ["newer", "both"]
         assert figures(document, "both")["recall"]["difference"]["value"] == 0.0
-
-    def test_candidates_cut_a_run_by_k_and_ratio(
-        self, run: Run, collection: Path, trec: Path
-    ) -> None:
+        # Candidates cut a run by k and ratio.
         arguments = ("compare", "--data", collection, "--candidate")
         described = {"run": str(trec), "score-kind": "ratio"}
-        result = run.ok(*arguments, "near=k=8,min_ratio=0.7", "--json", system=described)
-        names = [each["name"] for each in json.loads(result.stdout)["candidates"]]
-        assert names == ["near", "system"]
+        document = run.read(*arguments, "near=k=8,min_ratio=0.7", "--json", system=described)
+        assert [each["name"] for each in document["candidates"]] == ["near", "system"]
         run.refused(*arguments, "x=dense", system=described, says="have no stages to choose")
-
-    def test_queries_that_a_run_leaves_out_are_told(
-        self, run: Run, collection: Path, trec: Path
-    ) -> None:
-        lines = trec.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if not line.startswith("q-clean-piano")]
-        trec.write_text("".join(kept), encoding="utf-8")
-        result = run("evaluate", "--run", trec, "--data", collection)
-        assert "no candidate of 1 queries, first 'q-clean-piano-0'" in result.stdout
-
-    def test_a_bad_line_is_named_with_its_number(
-        self, run: Run, collection: Path, trec: Path
-    ) -> None:
-        with trec.open("a", encoding="utf-8") as file:
-            file.write("q Q0 p one 0.5 tag\n")
-        number = len(trec.read_text(encoding="utf-8").splitlines())
-        run.refused(
-            *("evaluate", "--run", trec, "--data", collection),
-            says=f"both.run, line {number}: rank 'one'",
-        )
 
     def test_a_run_of_other_queries_is_refused(self, run: Run, tmp_path: Path, trec: Path) -> None:
         other = write_collection(tmp_path / "other")
