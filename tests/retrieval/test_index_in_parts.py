@@ -12,7 +12,7 @@ from ctxguard.core.types import Passage
 from ctxguard.errors import DataError, IndexFolderError
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.index import forward, growing, hybrid_index, kernels, lexical, passages
-from ctxguard.retrieval.index.growing import Growing, blocks
+from ctxguard.retrieval.index.growing import Growing
 from ctxguard.retrieval.protocols import Float32Array, NibbleArray, Progress, Sentences
 
 _DIMENSION, _PIECES, _WORDS = 1_024, 100, 400
@@ -160,8 +160,3 @@ def test_a_disk_without_room_is_named_with_the_mend(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(growing, "_unnamed_file", lambda: full)
         with pytest.raises(IndexFolderError, match=r"No space left.*set TMPDIR"):
             Growing(np.uint8).extend(b"text")
-
-
-def test_a_row_larger_than_a_block_comes_alone() -> None:
-    sizes = np.array([1, 9, 1, 1])
-    assert [rows.tolist() for rows in blocks(sizes, most_bytes=2)] == [[0], [1], [2, 3]]

@@ -202,11 +202,6 @@ class TestTheQueryOfARetriever:
         assert scores(retriever.retrieve(QUERY, query_vector=encoded)) == expected
         assert scores(retriever.retrieve(QUERY, query_vector=encoded.vector)) == expected
 
-    def test_it_is_a_vector_where_there_are_none(self) -> None:
-        plain = HybridIndex.build(passages_of(TEXTS), embedder=WordTokenEmbedder())
-        encoded = HybridRetriever(plain, embedder=WordTokenEmbedder()).encode_query(QUERY)
-        assert isinstance(encoded, np.ndarray)
-
     def test_its_pieces_are_encoded_when_only_its_vector_is_given(
         self, retriever: HybridRetriever
     ) -> None:
