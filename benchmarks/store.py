@@ -257,7 +257,7 @@ def queue(store: SampleStore, batches: int) -> Queueing:
         claiming += time.monotonic() - start
         done = finished(claimed, chance)
         start = time.monotonic()
-        n += len(store.finish("claims", done)[0])
+        n += len(store.finish("claims", done).accepted)
         finishing += time.monotonic() - start
     singly = finished(store.claim("benchmark", BATCH, lease_seconds=600.0), chance)
     start = time.monotonic()

@@ -39,7 +39,7 @@ def claimed(store: SampleStore, n: int) -> list[int]:
 def test_many_samples_take_one_transaction(store: SampleStore, transactions: list[None]) -> None:
     ids = claimed(store, 20)
     transactions.clear()
-    assert store.finish("judge", [judged(one) for one in ids])[0] == set(ids)
+    assert store.finish("judge", [judged(one) for one in ids]).accepted == set(ids)
     assert len(transactions) == 1
     assert store.states()[State.JUDGED] == 20
 
@@ -86,7 +86,7 @@ def test_samples_that_were_finished_before_are_neither_accepted_nor_refused(
 
 
 def test_of_nothing_nothing_is_written(store: SampleStore, transactions: list[None]) -> None:
-    assert store.finish("judge", [])[0] == set()
+    assert store.finish("judge", []).accepted == set()
     assert transactions == []
 
 

@@ -50,7 +50,7 @@ class TestJudged:
         claimed = store.claim("m", n, lease_seconds=60.0)
         ids = [one.sample_id for one in claimed]
         done = [judged(one, summary=np.int64(one).tobytes()) for one in ids]
-        assert store.finish("judge", done)[0] == set(ids)
+        assert store.finish("judge", done).accepted == set(ids)
         assert [len(page) for page in store.judged_pages("judge")] == [1_000, 1_000, 500]
         rows = store.judged("judge")
         assert np.frombuffer(rows.summaries, np.int64).tolist() == rows.sample_ids.tolist()

@@ -33,7 +33,7 @@ class TestQueue:
         assert store.claim("m", 5, lease_seconds=60.0) == []
         assert store.states()[State.FORCED] == 1
         assert store.payloads([sample_id]) == {sample_id: b"payload"}
-        assert store.finish("judge", [judged(sample_id)])[0] == set()
+        assert store.finish("judge", [judged(sample_id)]).accepted == set()
 
     def test_nobody_else_gets_a_sample_until_its_lease_ends_and_then_as_another_attempt(
         self, store: SampleStore
@@ -77,9 +77,9 @@ class TestQueue:
         store.claim("quick", 1, lease_seconds=60.0)
         first = judged(sample_id)
         second = judged(sample_id, time_seconds=NOW + 1.0, summary=b"another.")
-        assert store.finish("judge", [first, second])[0] == {sample_id}
-        assert store.finish("judge", [second])[0] == set()
-        assert store.finish("another judge", [second])[0] == set()
+        assert store.finish("judge", [first, second]).accepted == {sample_id}
+        assert store.finish("judge", [second]).accepted == set()
+        assert store.finish("another judge", [second]).accepted == set()
         assert store.judged("judge").summaries == b"summary."
         assert store.rejected([sample_id]) == {sample_id: (("p", "why", "raw"),)}
         assert store.states()[State.JUDGED] == 1
@@ -95,7 +95,7 @@ class TestQueue:
             ready.wait()
             order = random.Random(id(store)).sample(ids, len(ids))
             return sum(
-                len(store.finish("judge", [judged(some) for some in order[i : i + 6]])[0])
+                len(store.finish("judge", [judged(some) for some in order[i : i + 6]]).accepted)
                 for i in range(0, 60, 6)
             )
 
@@ -111,7 +111,7 @@ class TestQueue:
             Finished(ids[0], NOW, State.INCOMPLETE, '{"p": null}', rejected=kept),
             Finished(ids[1], NOW, State.FAILED),
         ]
-        assert len(store.finish("judge", ends)[0]) == 2
+        assert len(store.finish("judge", ends).accepted) == 2
         assert len(store.judged("judge")) == 0
         assert store.verdicts("judge", ids) == {ids[0]: '{"p": null}'}
         assert store.rejected(ids) == {ids[0]: kept}

@@ -13,7 +13,7 @@ from ctxguard.errors import ConfigurationError, StoreError
 from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.database import AHEAD_SECONDS
 from ctxguard.monitor.store.transactions import Transaction, chunks, reads, writes
-from ctxguard.monitor.store.types import Claimed, Finished, State
+from ctxguard.monitor.store.types import Claimed, Finished, FinishResult, State
 
 if TYPE_CHECKING:
     from ctxguard.monitor.store.sample_store import SampleStore
@@ -67,9 +67,7 @@ def claim(db: Transaction, claimant: str, limit: int, *, lease_seconds: float) -
     ]
 
 
-def finish(
-    store: "SampleStore", series: str, finished: Sequence[Finished]
-) -> tuple[set[int], dict[int, Exception]]:
+def finish(store: "SampleStore", series: str, finished: Sequence[Finished]) -> FinishResult:
     """Store the results of claimed samples, each whatever the others hold.
 
     One transaction for all of them, or one for each where something in them cannot be stored.
@@ -78,29 +76,25 @@ def finish(
         series: The judge's pinned name and version.
         finished: The results; samples that are finished already stay as they are.
 
-    Returns:
-        The samples whose result was stored, and by sample, why one could not be stored. The others
-        were finished before, deleted or forced.
-
     Raises:
         StoreError: nothing can be stored at present, and nothing was.
     """
     if not finished:
-        return set(), {}
+        return FinishResult(frozenset(), {})
     try:
-        return set(_finish(store, series, finished)), {}
+        return FinishResult(frozenset(_finish(store, series, finished)), {})
     except StoreError:
         raise
     except Exception as error:
         if len(finished) == 1:
-            return set(), {finished[0].sample_id: error}
+            return FinishResult(frozenset(), {finished[0].sample_id: error})
     accepted, refused = set[int](), dict[int, Exception]()
     for one in finished:
         try:
             accepted.update(_finish(store, series, [one]))
         except Exception as error:
             refused[one.sample_id] = error
-    return accepted, refused
+    return FinishResult(frozenset(accepted), refused)
 
 
 @writes

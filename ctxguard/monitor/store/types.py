@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -277,6 +278,19 @@ class Finished:
                 f"sample {self.sample_id} is finished as {self.state.value!r} with a summary of "
                 f"{len(self.summary)} bytes; judged samples have one, others none"
             )
+
+
+class FinishResult(NamedTuple):
+    """Which results of samples were stored.
+
+    Attributes:
+        accepted: Ids of the samples whose result was stored. Those that are neither accepted nor
+            refused were finished before, deleted or forced.
+        refused: By id, why a sample's result could not be stored.
+    """
+
+    accepted: frozenset[int]
+    refused: Mapping[int, Exception]
 
 
 @dataclass(frozen=True, slots=True)
