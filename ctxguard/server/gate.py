@@ -5,12 +5,13 @@ import os
 from collections.abc import Iterable, Mapping
 from time import perf_counter
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ctxguard._support.error_text import describe_error
 from ctxguard.errors import QueryError, StageError
 from ctxguard.resilience.within import LateError, within
-from ctxguard.server.limits import ClientGoneError, rules_of
+from ctxguard.server.limits import rules_of
 from ctxguard.server.metrics import ENDPOINTS, Endpoint, HttpMetrics, Outcome, endpoint_of
 from ctxguard.server.problems import HttpAnswer, Problem, ProblemKind, problem_of
 from ctxguard.server.settings import ServiceSettings
@@ -106,7 +107,7 @@ class Gate:
                 rule.budget.in_flight -= 1
                 rule.budget.buffered -= len(body)
             outcome = _ENDS[status // 100, "degraded" in state]
-        except ClientGoneError:
+        except ClientDisconnect:
             pass
         except Exception as error:
             outcome, refusal = self._refusal(error, endpoint, request_id)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from ctxguard.server.metrics import Endpoint
@@ -61,10 +62,6 @@ class Budget:
     max_buffered_bytes: int
     in_flight: int = 0
     buffered: int = 0
-
-
-class ClientGoneError(Exception):
-    """The client closed the connection before its request was whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +118,7 @@ class Rule:
 
         Raises:
             Problem: it is refused, or too much is under way.
-            ClientGoneError: its body will never be whole.
+            ClientDisconnect: its body will never be whole.
         """
         budget, more = self.budget, self.admit(head)
         received = 0
@@ -130,7 +127,7 @@ class Rule:
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise ClientGoneError
+                    raise ClientDisconnect
                 chunk: bytes = message.get("body", b"")
                 received += len(chunk)
                 budget.buffered += len(chunk)
