@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -165,6 +166,10 @@ class Monitor:
             judge, utilities, budget, lookup, audit, redactor, on_judged
         )
         self.series = self._settings.series
+        # Makes the rows of what people have graded since.
+        self._update_graded = partial(
+            update_graded, store, self.series, utilities=utilities, max_grade=judge.max_grade
+        )
         self._corpus_sketch = corpus_sketch
         self._clock = clock
         if alarms is not None:
@@ -340,15 +345,6 @@ class Monitor:
             return
         _log.warning("raised the verdict in %s: profile %s", path, raised.profile_id)
         self._follow_profile()
-
-    def _update_graded(self) -> None:
-        """Make the rows of what people have graded since."""
-        update_graded(
-            self.store,
-            self.series,
-            utilities=self._settings.utilities,
-            max_grade=self.judge.max_grade,
-        )
 
     def step_down(self) -> None:
         """Tell the store of the last counts, and let another monitor lead; for one that ends."""

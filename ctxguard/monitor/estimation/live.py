@@ -174,7 +174,7 @@ def live_estimates(
         if arm is None:
             found[window], arms[window] = shown, {}
             judge |= {} if exact else {window: by_judge}
-        elif judged.n:
+        elif judged.population.judged:
             arms[window][arm.value] = shown
     for dealt in arms.values():
         if len(dealt) == len(ARMS):
@@ -186,7 +186,7 @@ def live_estimates(
         estimates=found,
         judge_estimates=judge,
         populations={
-            window: judged.population() for (window, arm), judged in windows.items() if arm is None
+            window: judged.population for (window, arm), judged in windows.items() if arm is None
         },
         arms=arms,
         labelled=len(graded.sample_ids),
@@ -328,9 +328,7 @@ class _Judged:
         self.labelled_ids = [np.empty(0, np.int64)]
         self.served_by_pick: Counter[int] = Counter()
         self.weight_by_pick: Counter[int] = Counter()
-        self.n = 0
-        self._first: float | None = None
-        self._last: float | None = None
+        self.population = WindowPopulation(0, 0, None, None)
 
     def add(
         self,
@@ -368,15 +366,13 @@ class _Judged:
         weight = np.bincount(cell, 1.0 / table["probability"][inside] / share, len(picks))
         self.served_by_pick.update(dict(zip(picks.tolist(), served.tolist(), strict=True)))
         self.weight_by_pick.update(dict(zip(picks.tolist(), weight.tolist(), strict=True)))
-        self.n += int(np.count_nonzero(inside))
-        if self._first is None:
-            self._first = float(page.time_seconds[inside][0])
-        self._last = float(page.time_seconds[inside][-1])
-
-    def population(self) -> WindowPopulation:
-        """Describe the requests that the estimates of this window cover."""
-        labelled = sum(len(ids) for ids in self.labelled_ids)
-        return WindowPopulation(self.n, labelled, self._first, self._last)
+        before, times = self.population, page.time_seconds[inside].tolist()
+        self.population = WindowPopulation(
+            before.judged + len(times),
+            before.labelled + len(self.labelled_ids[-1]),
+            times[0] if before.since_seconds is None else before.since_seconds,
+            times[-1],
+        )
 
 
 def _corrected(judged: _Judged, labels: Labels, min_n: int, *, can_borrow: bool) -> Estimates:

@@ -241,10 +241,9 @@ def difference(first: Estimate, second: Estimate) -> Estimate:
     (0.2, 0.07, 0.31)
     """
     n = first.n + second.n
-    if None in (first.value, second.value):
-        return Estimate(None, None, None, n, "none")
-    # An estimate with a value has both ends.
     ends = (first.value, first.lower, first.upper, second.value, second.lower, second.upper)
+    if None in ends:
+        return Estimate(None, None, None, n, "none")
     a, a_lower, a_upper, b, b_lower, b_upper = cast(tuple[float, ...], ends)
     lower = a - b - math.hypot(a - a_lower, b_upper - b)
     upper = a - b + math.hypot(a_upper - a, b - b_lower)
