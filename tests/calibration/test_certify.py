@@ -91,6 +91,18 @@ class TestCertify:
         assert (found.tested, found.certified, found.labels_needed) == (0, 0, None)
         assert (found.recall_loss, found.p_value, found.n_recall) == (0.0, None, 10)
 
+    @pytest.mark.parametrize("k", [2, 5, 10])
+    def test_the_choice_has_more_utility_than_the_first_k_on_all_these_queries(
+        self, k: int
+    ) -> None:
+        grid = population(600, noise=0.3, k=k)
+        random = np.random.default_rng(k)
+        for repeat in range(20):
+            rows = random.choice(600, 100, replace=False)
+            found = certify(grid.rows(rows[:40]), grid.rows(rows[40:]), PROMISE, seed=repeat)
+            if found.grid_index is not None:
+                assert gain(grid.rows(rows))[found.grid_index] > 0.0
+
     def test_a_promise_that_its_own_evidence_contradicts_is_never_made(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
