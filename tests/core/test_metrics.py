@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from ir_measures import AP, RR, P, R, Success, nDCG
 
 from ctxguard.core import metrics
-from ctxguard.core.interval import Interval
-from ctxguard.core.metrics import Negative, Utilities
+from ctxguard.core.metrics import Mean, Negative, Utilities
 from ctxguard.errors import ConfigurationError
 
 EXACT = 1e-9
@@ -214,8 +213,8 @@ def test_a_relevant_passage_that_was_not_retrieved_is_a_miss_and_not_undefined()
 
 
 def test_a_mean_says_over_how_many_queries() -> None:
-    assert metrics.mean([0.0, None, 1.0, None]) == Interval(0.5, None, None, 2)
-    assert metrics.mean([]) == Interval.undefined()
+    assert metrics.mean([0.0, None, 1.0, None]) == Mean(0.5, 2)
+    assert metrics.mean([]) == Mean(None, 0)
 
 
 def test_context_precision_is_blind_to_what_the_context_misses() -> None:

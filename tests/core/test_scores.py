@@ -12,6 +12,7 @@ from ctxguard.core.scores import (
     INVALID_MAGNITUDE,
     is_relative,
     is_valid,
+    relative_score,
     relative_scores,
     within_domain,
 )
@@ -34,12 +35,6 @@ RANGES = {
 }
 
 kinds = st.sampled_from(list(RANGES))
-
-
-def relative_score(kind: ScoreKind, top: float, score: float, temperature: float = 1.0) -> float:
-    return relative_scores(kind, [top, score], temperature)[1]
-
-
 temperatures = st.floats(0.05, 20.0)
 
 

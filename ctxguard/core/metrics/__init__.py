@@ -5,6 +5,7 @@ Pure: no I/O, no clock, no logging.
 """
 
 from ctxguard.core.metrics.arithmetic import (
+    Mean,
     mean,
 )
 from ctxguard.core.metrics.keywords import (
@@ -49,6 +50,7 @@ __all__ = [
     "RELAXED_UTILITIES",
     "STRICT_UTILITIES",
     "Gain",
+    "Mean",
     "Negative",
     "Udcg",
     "Utilities",

@@ -5,22 +5,36 @@ Pure: no I/O, no clock, no logging.
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from ctxguard.core.interval import Interval
 from ctxguard.errors import ConfigurationError
 
 
-def mean(values: Iterable[float | None]) -> Interval:
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A mean over queries.
+
+    Attributes:
+        value: The mean of the defined values; None if there are none.
+        n: Number of defined values.
+    """
+
+    value: float | None
+    n: int
+
+
+def mean(values: Iterable[float | None]) -> Mean:
     """Average the defined values and count them; NaN where they hold infinities of both signs.
 
-    >>> found = mean([1.0, None, 0.5])
-    >>> found.value, found.n, mean([None]).value
-    (0.75, 2, None)
+    >>> mean([1.0, None, 0.5])
+    Mean(value=0.75, n=2)
+    >>> mean([None])
+    Mean(value=None, n=0)
     """
     defined = [value for value in values if value is not None]
     if not defined:
-        return Interval.undefined()
-    return Interval(_sum(defined) / len(defined), None, None, len(defined))
+        return Mean(None, 0)
+    return Mean(_sum(defined) / len(defined), len(defined))
 
 
 def share(part: float, whole: int) -> float | None:
