@@ -60,9 +60,6 @@ def policies(draw: st.DrawFn) -> ExpectedUtilityPolicy:
 
 
 class TestRule:
-    def test_passages_come_in_the_order_of_their_probability(self) -> None:
-        assert decide(ranking_of([0.6, 0.9, 0.7]), policy_of()).kept_ids == ("b", "c", "a")
-
     def test_a_passage_is_kept_while_its_expected_utility_is_not_negative(self) -> None:
         # cost / (cost + gain) = 0.5 / 1.5
         policy = policy_of(cost=0.5)

@@ -146,7 +146,3 @@ def test_a_higher_temperature_is_more_forgiving(
     low, high = sorted(data.draw(st.tuples(*[st.floats(*RANGES[kind])] * 2)))
     cool = relative_score(kind, high, low, temperature)
     assert cool <= relative_score(kind, high, low, 2 * temperature) + 1e-12
-
-
-def test_no_scores_have_no_relative_scores() -> None:
-    assert relative_scores(ScoreKind.LOGIT, []) == []

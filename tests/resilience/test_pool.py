@@ -12,13 +12,6 @@ from ctxguard.resilience.pool import DaemonPool, PoolFullError
 from tests.timing import NEVER, PATIENCE_SECONDS
 
 
-def test_work_runs_on_threads_that_do_not_keep_a_process_alive() -> None:
-    pool = DaemonPool("test", workers=1, waiting=1)
-    thread = pool.submit(threading.current_thread).result(NEVER)
-    assert thread.daemon
-    assert thread is not threading.current_thread()
-
-
 def test_no_more_calls_run_at_once_than_there_are_workers() -> None:
     pool = DaemonPool("test", workers=3, waiting=100)
     running = itertools.count()
@@ -37,22 +30,6 @@ def test_no_more_calls_run_at_once_than_there_are_workers() -> None:
         future.result(NEVER)
     assert most <= 3
     assert next(running) == 100
-
-
-def test_more_than_may_wait_are_refused(hang: Callable[[], None]) -> None:
-    pool = DaemonPool("test", workers=1, waiting=2)
-    begun = threading.Event()
-
-    def busy() -> None:
-        begun.set()
-        hang()
-
-    pool.submit(busy)
-    assert begun.wait(NEVER)
-    pool.submit(hang)
-    pool.submit(hang)
-    with pytest.raises(PoolFullError):
-        pool.submit(hang)
 
 
 def test_a_call_that_waits_can_be_given_up_before_it_begins(hang: Callable[[], None]) -> None:

@@ -88,15 +88,6 @@ def test_every_error_has_one_label(error: Exception, kind: FailureKind) -> None:
     assert failure_of("dense", error).kind is kind
 
 
-@pytest.mark.parametrize("seconds", [None, NEVER])
-def test_after_repeated_failures_it_is_not_asked(seconds: float | None) -> None:
-    stage = opened_stage()
-    assert stage.is_open
-    with pytest.raises(UnansweredError, match="circuit open") as caught:
-        stage.call(pytest.fail, seconds)
-    assert caught.value.kind is FailureKind.CIRCUIT_OPEN
-
-
 def test_a_refused_query_says_nothing_against_the_stage() -> None:
     stage = Stage("dense")
 
@@ -124,16 +115,6 @@ def test_a_stage_that_recovers_is_found_out_beside_a_request_that_goes_on_withou
     assert caught.value.probe.result()
     assert not stage.is_open
     assert stage.call(lambda: "as usual", seconds) == "as usual"
-
-
-@pytest.mark.parametrize("seconds", [None, NEVER])
-def test_where_nothing_else_could_answer_the_request_waits_for_its_probe(
-    seconds: float | None, clock: Clock
-) -> None:
-    stage = opened_stage()
-    clock.now += RETRY_SECONDS + 0.01
-    assert stage.call(lambda: "back", seconds, is_only_stage=True) == "back"
-    assert not stage.is_open
 
 
 def test_hung_probes_do_not_use_up_the_threads_that_a_recovery_needs(clock: Clock) -> None:
