@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ctxguard.core.context import Assembly, Context, assemble, bare_passages
+from ctxguard.core.context import Assembly, Context, assemble, bare_passages, read_passages
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.render import Template, sanitise
@@ -28,6 +29,7 @@ from ctxguard.core.types import (
     Threshold,
 )
 from ctxguard.errors import ConfigurationError
+from ctxguard.retrieval.index.passages import PassageLines
 
 FAMILY = "👨‍👩‍👧‍👦"
 HEART_ON_FIRE = "❤️‍🔥"
@@ -287,6 +289,17 @@ def test_an_unreadable_passage_is_left_out_alone() -> None:
     assert context.kept_ids == ("p1", "p3")
     assert context.verdicts[1].reason is DropReason.UNREADABLE
     assert context.failures == (StageFailure("assembly", "passage at position 1: KeyError"),)
+
+
+@pytest.mark.parametrize("line", [b"", b"[]", b'{"_id": "b", "text": 7}'])
+def test_of_passages_read_together_one_that_was_altered_costs_itself_alone(line: bytes) -> None:
+    lines = [b'{"_id": "a", "text": "one"}', line, b'{"_id": "c", "text": "three"}']
+    ends = np.cumsum([len(each) for each in lines])
+    source = PassageLines(b"".join(lines), np.append(0, ends[:-1]), ends)
+    read = read_passages(source, [2, 1, 0])
+    assert (read.positions, read.texts) == ([2, 0], ["three", "one"])
+    assert [(drop.position, drop.reason) for drop in read.dropped] == [(1, DropReason.UNREADABLE)]
+    assert len(read.failures) == 1
 
 
 @pytest.mark.parametrize("bad", [None, Passage("p1", None), Passage("p1", b"x"), object()])  # type: ignore[arg-type]
