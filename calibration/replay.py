@@ -318,7 +318,7 @@ def _replay(
     progress: Progress | None,
     columns: Sequence[SignalColumn],
 ) -> Pools:
-    answers: list[_Answer] = []
+    answers: list[_Replayed] = []
     skipped: list[str] = []
     for query in queries:
         vector = None if vectors is None else vectors.get(query.query_id)
@@ -374,7 +374,7 @@ def _replay(
     )
 
 
-class _Answer(NamedTuple):
+class _Replayed(NamedTuple):
     """A query's candidates, without their texts; a column has one value of each."""
 
     query_id: str
@@ -385,7 +385,7 @@ class _Answer(NamedTuple):
     columns: dict[tuple[str, str], Any]
 
 
-def _answer(query_id: str, ranking: Ranking, order: list[int]) -> _Answer:
+def _answer(query_id: str, ranking: Ranking, order: list[int]) -> _Replayed:
     # Of scores that carry order only, none is needed: the reciprocal rank stands for it.
     columns: dict[tuple[str, str], Any] = {
         ("", "scores"): [
@@ -400,7 +400,7 @@ def _answer(query_id: str, ranking: Ranking, order: list[int]) -> _Answer:
         for name, values in ranking.signals.items()
         if not name.startswith(ANSWER)
     }
-    return _Answer(
+    return _Replayed(
         query_id,
         (ranking.route, ranking.kind),
         tuple([ranking.passage_ids[position] for position in order]),

@@ -65,7 +65,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class EndpointRule:
     """What requests to an endpoint need, and how much they may be and hold.
 
     Where no token is needed, requests to foreign names are refused: otherwise a page of another
@@ -158,7 +158,7 @@ class Rule:
         )
 
 
-def rules_of(settings: ServiceSettings) -> dict[Endpoint, Rule]:
+def rules_of(settings: ServiceSettings) -> dict[Endpoint, EndpointRule]:
     """The rule of each endpoint.
 
     Requests that need no token, those to the console, have a budget of their own.
@@ -171,13 +171,13 @@ def rules_of(settings: ServiceSettings) -> dict[Endpoint, Rule]:
     never_shed = Budget(2**62, settings.max_buffered_bytes)
     console = Budget(_OPEN_IN_FLIGHT, _OPEN_BUFFERED_BYTES)
     return {
-        **dict.fromkeys(Endpoint, Rule(token, is_open, most, False, common)),
-        Endpoint.CONTEXT: Rule(token, is_open, search, False, common),
-        Endpoint.VECTOR_STORE_SEARCH: Rule(token, is_open, search, False, common),
-        Endpoint.METRICS: Rule(metrics, is_open, 0, False, never_shed),
-        Endpoint.HEALTH: Rule(None, is_open, 0, False, never_shed),
+        **dict.fromkeys(Endpoint, EndpointRule(token, is_open, most, False, common)),
+        Endpoint.CONTEXT: EndpointRule(token, is_open, search, False, common),
+        Endpoint.VECTOR_STORE_SEARCH: EndpointRule(token, is_open, search, False, common),
+        Endpoint.METRICS: EndpointRule(metrics, is_open, 0, False, never_shed),
+        Endpoint.HEALTH: EndpointRule(None, is_open, 0, False, never_shed),
         # It has a sign-in of its own.
-        Endpoint.CONSOLE: Rule(
+        Endpoint.CONSOLE: EndpointRule(
             None, secrets.console_token is not None, min(most, MOST_FORM_BYTES), True, console
         ),
     }
