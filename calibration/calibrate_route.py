@@ -384,22 +384,18 @@ def _family(pools: Pools, chosen_on: Dataset, settings: Settings) -> tuple[Famil
     )
 
 
-def _sizes(pools: Pools, settings: Settings) -> list[int]:
-    """The sizes of context to try: as far as the depth and, on the mean, the budget go."""
-    largest = pools.scores.shape[1]
-    if settings.max_tokens is not None and pools.tokens is not None:
-        tokens = np.nan_to_num(pools.tokens).cumsum(axis=1).mean(axis=0)
-        within = int(np.searchsorted(tokens, settings.max_tokens, side="right"))
-        # What is served today is always tried.
-        largest = min(largest, max(within, settings.serving_k))
-    return sorted({*sizes(largest), min(settings.serving_k, largest)})
-
-
 def _grids(
     family: Family, pools: Pools, labels: PoolLabels, settings: Settings
 ) -> tuple[Grid, Callable[[Pools, PoolLabels], Grid]]:
     """Every policy of a family over the queries that it is fitted to, and over any others."""
-    tried: dict[str, Any] = {"ks": _sizes(pools, settings), "min_keep": settings.min_keep}
+    largest = pools.scores.shape[1]
+    if settings.max_tokens is not None and pools.tokens is not None:
+        # Sizes go as far as the budget, on the mean; what is served today is always tried.
+        tokens = np.nan_to_num(pools.tokens).cumsum(axis=1).mean(axis=0)
+        within = int(np.searchsorted(tokens, settings.max_tokens, side="right"))
+        largest = min(largest, max(within, settings.serving_k))
+    ks = sorted({*sizes(largest), min(settings.serving_k, largest)})
+    tried: dict[str, Any] = {"ks": ks, "min_keep": settings.min_keep}
     if family == "ratio":
         tried["temperature"] = fit_temperature(pools)
         return ratio_grid(pools, labels, **tried), lambda *part: ratio_grid(*part, **tried)

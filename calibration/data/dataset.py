@@ -105,7 +105,10 @@ class Dataset:
     @cached_property
     def answerable(self) -> tuple[str, ...]:
         """Ids of the queries with at least one relevant passage."""
-        return tuple([query.query_id for query in self.queries if self.relevant(query.query_id)])
+        best = {
+            query_id: max(grades.values(), default=0) for query_id, grades in self.qrels.items()
+        }
+        return tuple([each.query_id for each in self.queries if best.get(each.query_id, 0) > 0])
 
     def subset(self, query_ids: Iterable[str]) -> "Dataset":
         """Return the same collection with these queries only, in its own order.
