@@ -21,24 +21,9 @@ from calibration.evaluate import (
     resampled_means,
 )
 from calibration.pool_labels import PoolLabels
+from ctxguard.core import metrics as measures
 from ctxguard.core.decision import Decision, decide
-from ctxguard.core.metrics import (
-    DEFAULT_UTILITIES,
-    Utilities,
-    average_precision,
-    context_precision,
-    context_recall,
-    distractor_rate,
-    harm_undiscounted,
-    heuristic_utilities,
-    hit_rate_at_k,
-    judged_precision,
-    ndcg,
-    precision_at_k,
-    reciprocal_rank,
-    strict_utilities,
-    udcg,
-)
+from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import ScoreKind
 
@@ -50,18 +35,9 @@ def metrics(
     scores: list[float | None],
     qrels: dict[str, int],
     policy: RatioPolicy = K2,
-    *,
-    kind: ScoreKind = ScoreKind.RATIO,
-    distractors: dict[str, str] | None = None,
-    baseline_k: int | None = None,
 ) -> dict[str, float]:
     """Of passages p0, p1, … for one query, beside one that gives the labels a relevant grade."""
-    pools, labels = labelled(
-        [ranking_of(scores, kind=kind), ranking_of([1.0], kind=kind)],
-        [qrels, {"p0": 1}],
-        distractors=[distractors or {}],
-        baseline_k=baseline_k,
-    )
+    pools, labels = labelled([ranking_of(scores), ranking_of([1.0])], [qrels, {"p0": 1}])
     found = per_query(pools, labels, policy)
     assert found.query_ids == ("q0", "q1")
     assert found.values.keys() == LABEL_METRICS.keys()
@@ -110,30 +86,30 @@ def one_by_one(decision: Decision, labels: PoolLabels, row: int) -> dict[str, fl
     }
     relative = [verdict.relative_score for verdict in decision.verdicts[: len(kept)]]
     compared = None if None in relative else relative
-    strict = udcg(strict_utilities(grades, **of_label))
-    heuristic = heuristic_utilities(grades, compared, **of_label)
+    strict = measures.udcg(measures.strict_utilities(grades, **of_label))
+    heuristic = measures.heuristic_utilities(grades, compared, **of_label)
     in_baseline = set(np.flatnonzero(labels.relevant[row] & labels.in_baseline[row]).tolist())
     served = len(in_baseline & set(kept))
     expected = {
-        "recall": context_recall(grades, every),
-        "precision": precision_at_k(grades),
-        "precision_judged": None if known is None else judged_precision(grades, known),
-        "mrr": reciprocal_rank(grades, every),
-        "ndcg": ndcg(grades, every, 10, gain=rules.gain),
-        "udcg": udcg(heuristic).value,
+        "recall": measures.context_recall(grades, every),
+        "precision": measures.precision_at_k(grades),
+        "precision_judged": None if known is None else measures.judged_precision(grades, known),
+        "mrr": measures.reciprocal_rank(grades, every),
+        "ndcg": measures.ndcg(grades, every, 10, gain=rules.gain),
+        "udcg": measures.udcg(heuristic).value,
         "udcg_strict": strict.value,
         "harm": strict.harm,
-        "distractor_rate": distractor_rate(heuristic),
-        "harm_undiscounted": harm_undiscounted(heuristic),
+        "distractor_rate": measures.distractor_rate(heuristic),
+        "harm_undiscounted": measures.harm_undiscounted(heuristic),
         "kept": len(kept),
         "tokens": None if kept else 0.0,
         "recall_loss": 1.0 - served / len(in_baseline) if in_baseline else None,
-        "recall_at_depth": context_recall(upstream, every),
-        "ndcg_at_10": ndcg(upstream, every, 10, gain=rules.gain),
+        "recall_at_depth": measures.context_recall(upstream, every),
+        "ndcg_at_10": measures.ndcg(upstream, every, 10, gain=rules.gain),
         "judged": sum(judged) / len(kept) if kept else None,
-        "hit_rate": hit_rate_at_k(grades, every, max(len(kept), 1)),
-        "average_precision": average_precision(grades, every),
-        "context_precision": context_precision(grades),
+        "hit_rate": measures.hit_rate_at_k(grades, every, max(len(kept), 1)),
+        "average_precision": measures.average_precision(grades, every),
+        "context_precision": measures.context_precision(grades),
     }
     return {name: math.nan if value is None else value for name, value in expected.items()}
 
