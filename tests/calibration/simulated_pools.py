@@ -7,15 +7,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
 from calibration.calibrate import Calibration, calibrate
-from calibration.calibrate_route import Settings
+from calibration.calibrate_route import RouteOutcome, Settings
 from calibration.data.dataset import Dataset, Query
 from calibration.pool_labels import PoolLabels, label
 from calibration.replay import Pools, replay
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.types import Hit, Leg, Ranking, Route, ScoreKind
 from ctxguard.errors import QueryError
+from ctxguard.guard import ContextGuard
+from ctxguard.profile.schema import Profile
+from ctxguard.request.telemetry import Telemetry
 
 DEPTH = 20
 
@@ -140,6 +144,16 @@ def calibrated(
     """A calibration of simulated queries; made once for the same question."""
     retriever, dataset = simulate(n, noise=noise, unanswerable=unanswerable)
     return calibrate(retriever, dataset, Settings(depth=DEPTH, **asked))
+
+
+def outcome_of(result: Calibration) -> RouteOutcome:
+    return result.outcomes[Route.HYBRID]
+
+
+def guard_of(retriever: Any, profile: Profile, **settings: Any) -> ContextGuard:
+    """A guard that counts apart from all others."""
+    telemetry = Telemetry(CollectorRegistry())
+    return ContextGuard(retriever, profile=profile, telemetry=telemetry, **settings)
 
 
 RANGES = {

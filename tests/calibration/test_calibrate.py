@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated_pools import DEPTH, Recorded, calibrated, simulate
+from simulated_pools import DEPTH, Recorded, calibrated, outcome_of, simulate
 
 from calibration.calibrate import Calibration, calibrate
-from calibration.calibrate_route import RouteOutcome, Settings, ordering_and_test_parts
+from calibration.calibrate_route import Settings, ordering_and_test_parts
 from calibration.certify import Promise
 from calibration.data.dataset import Dataset, Query, same_text
 from ctxguard.core.corpus_sketch import CorpusSketch
@@ -23,10 +23,6 @@ from ctxguard.core.types import Leg, Ranking, Route, ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError, QueryError
 from ctxguard.guard import ContextGuard
 from ctxguard.profile.schema import Profile
-
-
-def outcome_of(result: Calibration) -> RouteOutcome:
-    return result.outcomes[Route.HYBRID]
 
 
 class TestBadLabels:

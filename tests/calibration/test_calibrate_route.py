@@ -7,10 +7,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_pools import DEPTH, Recorded, calibrated, indistinct, labelled, ranking_of, simulate
+from simulated_pools import (
+    DEPTH,
+    Recorded,
+    calibrated,
+    indistinct,
+    labelled,
+    outcome_of,
+    ranking_of,
+    simulate,
+)
 
 from calibration import risk
-from calibration.calibrate import Calibration, calibrate
+from calibration.calibrate import calibrate
 from calibration.calibrate_route import (
     FEWEST_TO_CHOOSE,
     RouteOutcome,
@@ -31,10 +40,6 @@ from ctxguard.errors import CalibrationError, ConfigurationError
 from ctxguard.profile.schema import Profile
 
 PROMISE = Promise(alpha=0.1, delta=0.1)
-
-
-def outcome_of(result: Calibration) -> RouteOutcome:
-    return result.outcomes[Route.HYBRID]
 
 
 class TestChoice:

@@ -7,8 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 from judged_samples import SERIES, WHOLE, GradedBy, serve, spoilt, truth_of, watched, watching
-from prometheus_client import CollectorRegistry
-from simulated_pools import DEPTH, calibrated, simulate
+from simulated_pools import DEPTH, calibrated, guard_of, simulate
 from watching import Watching
 
 from calibration.calibrate_route import Settings
@@ -26,7 +25,6 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Route
 from ctxguard.errors import CalibrationError, ConfigurationError
-from ctxguard.guard import ContextGuard
 from ctxguard.monitor.estimation.rise import FEWEST_LABELLED, Rise
 from ctxguard.monitor.estimation.whole_pools import ShadowedTraffic
 from ctxguard.monitor.judges import Judgment, LabelJudge
@@ -36,7 +34,6 @@ from ctxguard.monitor.sampling.privacy import Privacy
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow
 from ctxguard.profile.schema import Profile, RouteProfile, RouteVerdict
-from ctxguard.request.telemetry import Telemetry
 from tests.profiles import profile_with
 
 
@@ -376,13 +373,7 @@ class TestWithoutAFormerProfile:
 
     def test_what_a_policy_had_cut_says_nothing_of_today(self) -> None:
         retriever, dataset = simulate(20)
-        guard = ContextGuard(
-            retriever,
-            profile=calibrated(60).profile,
-            mode="enforce",
-            depth=DEPTH,
-            telemetry=Telemetry(CollectorRegistry()),
-        )
+        guard = guard_of(retriever, calibrated(60).profile, mode="enforce", depth=DEPTH)
         live = Watching(truth_of(dataset), rates=WHOLE)
         live.watch(*[guard.retrieve(query.text) for query in dataset.queries])
         assert judged_traffic(live.store, SERIES).serving_k is None
@@ -407,9 +398,7 @@ class TestRiseByTraffic:
     def judged(n: int, profile: Profile, judge: LabelJudge | None = None) -> Watching:
         """Judged requests that this profile decided, fifty a day."""
         retriever, dataset = simulate(n)
-        guard = ContextGuard(
-            retriever, profile=profile, depth=DEPTH, telemetry=Telemetry(CollectorRegistry())
-        )
+        guard = guard_of(retriever, profile, depth=DEPTH)
         live = Watching(judge or truth_of(dataset), rates=WHOLE)
         for place, query in enumerate(dataset.queries):
             live.now += 86_400 / 50

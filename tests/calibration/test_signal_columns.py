@@ -4,14 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
+from simulated_pools import guard_of
 
 from calibration.calibrate import calibrate
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query
-from ctxguard import ContextGuard, ExpectedUtilityPolicy, Flag, Hit, Profile
+from ctxguard import ExpectedUtilityPolicy, Flag, Hit, Profile
 from ctxguard.errors import ConfigurationError
-from ctxguard.request.telemetry import Telemetry
 
 N, DEPTH = 60, 10
 YEARS = (2004, 2011, 2019)
@@ -61,13 +60,7 @@ def settings(*columns: str) -> Settings:
 
 def served(book: Handbook, profile: Profile) -> float:
     """The share of new queries whose right edition is served, alone."""
-    guard = ContextGuard(
-        book,
-        profile=profile,
-        score_kind="cosine",
-        mode="enforce",
-        telemetry=Telemetry(CollectorRegistry()),
-    )
+    guard = guard_of(book, profile, score_kind="cosine", mode="enforce")
     kept = [guard.retrieve(query(n)).kept_ids for n in range(N, N + 30)]
     right = [(f"{query(n)}-{book.right(query(n))}",) for n in range(N, N + 30)]
     return float(np.mean([one == other for one, other in zip(kept, right, strict=True)]))
@@ -93,13 +86,8 @@ def test_a_guard_serves_the_edition_that_is_asked_for(tmp_path: Path) -> None:
 def test_an_answer_whose_passages_lost_the_column_is_flagged() -> None:
     book = Handbook()
     made = calibrate(book, book.dataset(), settings("updated_at"), score_kind="cosine")
-    guard = ContextGuard(
-        Handbook(without="updated_at"),
-        profile=made.profile,
-        score_kind="cosine",
-        mode="enforce",
-        telemetry=Telemetry(CollectorRegistry()),
-    )
+    book = Handbook(without="updated_at")
+    guard = guard_of(book, made.profile, score_kind="cosine", mode="enforce")
     assert Flag.MISSING_SIGNALS in guard.retrieve("page 7").flags
 
 
