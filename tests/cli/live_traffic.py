@@ -62,12 +62,15 @@ class Traffic:
         )
 
 
-def judge(run: Run, traffic: Traffic, *options: object, **keys: object) -> Result:
+def judge(
+    run: Run, traffic: Traffic, *options: object, columns: str = "100", **keys: object
+) -> Result:
     """Run `ctxguard monitor --once` with the truth for a judge."""
     labels = traffic.write_labels(traffic.file.with_name("truth.jsonl"))
     return run(
         *("monitor", "--store", traffic.url, "--judge", "labels", "--labels", labels, "--once"),
         *options,
+        columns=columns,
         system={"monitor": keys} if keys else None,
     )
 

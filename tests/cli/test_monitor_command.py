@@ -141,26 +141,15 @@ class TestOnce:
         assert re.search(r"metric\s+enforce\s+shadow\s+difference", table)
         assert re.search(r"recall of the pool\s+0\.00 \[.*1\.00 \[.*-1\.00 \[", table)
 
-    @pytest.mark.parametrize("columns", ["80", "100"])
-    def test_no_line_of_the_tables_is_broken(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: str
-    ) -> None:
-        from typer.testing import CliRunner
-
-        from ctxguard.cli import app
-
+    def test_no_line_of_the_tables_is_broken(self, once: Once, tmp_path: Path) -> None:
         traffic = serve(tmp_path, 40, profile=profile_of(RatioPolicy(k=3)))
         profile_of(RatioPolicy(k=3)).save(tmp_path / "p.json")
-        labels = traffic.write_labels(tmp_path / "labels.jsonl")
-        arguments = [
-            *("monitor", "--store", traffic.url, "--judge", "labels", "--labels", str(labels)),
-            *("--once", "--profile", str(tmp_path / "p.json")),
-        ]
-        result = ok(CliRunner(env={"COLUMNS": columns}).invoke(app, arguments))
-        lines = [line.strip() for line in result.stdout.splitlines()]
-        heads = [place for place, line in enumerate(lines) if line.startswith("───")]
-        rows = [lines[head + 1 : lines.index("", head)] for head in heads]
-        assert [len(table) for table in rows] == [1, len(Metric)]
+        for columns in ("80", "100"):
+            result = ok(once(traffic, "--profile", tmp_path / "p.json", columns=columns))
+            lines = [line.strip() for line in result.stdout.splitlines()]
+            heads = [place for place, line in enumerate(lines) if line.startswith("───")]
+            rows = [lines[head + 1 : lines.index("", head)] for head in heads]
+            assert [len(table) for table in rows] == [1, len(Metric)]
 
     def test_a_budget_that_is_used_up_is_said_and_what_waits_stays(
         self, once: Once, tmp_path: Path
@@ -236,15 +225,9 @@ class TestLanguageModel:
         text = self.judge(run, endpoint, traffic, *options).stdout
         assert f"learning, {judged} of 400" in text
         assert "baseline: the judge makes errors" in text
-
-    def test_samples_that_cannot_show_the_promise_are_warned_of(
-        self, run: Run, endpoint: ChatEndpoint, tmp_path: Path
-    ) -> None:
-        profile = profile_of(BROKEN)
-        profile.save(tmp_path / "p.json")
-        traffic = serve(tmp_path, 30, profile=profile, rates=ONLY_SERVED)
-        result = ok(self.judge(run, endpoint, traffic, "--profile", tmp_path / "p.json"))
-        said = " ".join(result.stdout.split())
+        (tmp_path / "served").mkdir()
+        alone = serve(tmp_path / "served", 30, profile=profile, rates=ONLY_SERVED)
+        said = " ".join(ok(self.judge(run, endpoint, alone, *options)).stdout.split())
         assert "the promise on recall loss cannot be monitored" in said
         assert "JudgingRates(baseline_k=5, baseline_rate=0.2)" in said
 
