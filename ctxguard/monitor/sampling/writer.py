@@ -172,6 +172,7 @@ class SampleWriter:
         while True:
             try:
                 self._write(math.inf)
+                self._tell()
             except Exception as error:
                 _log.warning("writing samples failed: %s", describe_error(error))
             if stopping.wait(self._interval_seconds):
@@ -212,7 +213,7 @@ class SampleWriter:
             self._learn(batch)
 
     def _write(self, deadline: float) -> bool:
-        """Write until no sample and no count waits, or ``deadline`` or the writer's own has passed.
+        """Write until no sample waits, or ``deadline`` or the writer's own has passed.
 
         A batch that could not be written by then stays in hand, for the next time.
         """
@@ -224,7 +225,7 @@ class SampleWriter:
             while True:
                 if self._batch is None:
                     samples = self.sampler.drain(_BATCH)
-                    if not samples and replace(self.accounts(), stored=0) == self._told[0]:
+                    if not samples:
                         return True
                     self._batch = self._next(samples)
                 if not self._append(self._batch, deadline):
@@ -234,6 +235,13 @@ class SampleWriter:
                     return not self.sampler.waiting
         finally:
             self._writing.release()
+
+    def _tell(self) -> None:
+        """Store the counts, where they have changed."""
+        with self._writing:
+            if self._batch is None and replace(self.accounts(), stored=0) != self._told[0]:
+                self._batch = self._next(())
+                self._send(self._batch)
 
     def _append(self, batch: _Batch, deadline: float) -> bool:
         """Store a batch, retrying until a deadline; returns whether it was stored."""
