@@ -135,7 +135,7 @@ def _add(group: typer.Typer, words: str) -> None:
     def load() -> Any:
         from ctxguard.cli._settings import command_of
 
-        settings = name.replace("-", " ").title().replace(" ", "")
+        settings = f"{name.replace('-', ' ').title().replace(' ', '')}Command"
         model = getattr(import_module(f"{__name__}.{module}"), settings)
         made = command_of(model, name, _COMMANDS[words], **_FIELDS.get(words, {}))
         return typer.main.get_command(made)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from calibration.judged_questions import ToJudge
     from calibration.retrievers import Replayable
     from ctxguard.cli._system import Source
-    from ctxguard.cli.calibrate import Calibrate
+    from ctxguard.cli.calibrate import CalibrateCommand
     from ctxguard.monitor.judges import Judge, LLMJudge
     from ctxguard.profile.schema import Profile
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
@@ -35,7 +35,9 @@ _HOW_TO_GRADE = (
 )
 
 
-def calibrate_from_questions(settings: "Calibrate", chosen: "Settings", output: Output) -> None:
+def calibrate_from_questions(
+    settings: "CalibrateCommand", chosen: "Settings", output: Output
+) -> None:
     """Judge the questions, or say what that takes; write the profile and the file to grade."""
     from calibration.from_verdicts import calibrate_from_verdicts
     from calibration.judged_questions import judge_questions, questions_to_judge, write_to_grade
@@ -111,7 +113,7 @@ def lacks_verdict(profile: "Profile", required: str | None) -> bool:
 
 
 def _find_questions(
-    settings: "Calibrate", file: Path, judge: "Judge | None", output: Output
+    settings: "CalibrateCommand", file: Path, judge: "Judge | None", output: Output
 ) -> None:
     """Write the questions of the store's requests, or some that a model writes from passages."""
     from calibration.asked_questions import (
@@ -156,7 +158,7 @@ def _as_served(opened: "Source") -> "Replayable":
     return fused.on_route(next(route for route in Route if route in fused.routes))
 
 
-def _print_cost(questions: "list[ToJudge]", settings: "Calibrate", output: Output) -> None:
+def _print_cost(questions: "list[ToJudge]", settings: "CalibrateCommand", output: Output) -> None:
     from calibration.judged_questions import tokens_of
 
     n_passages = sum(len(passages) for _, passages in questions)
@@ -168,7 +170,7 @@ def _print_cost(questions: "list[ToJudge]", settings: "Calibrate", output: Outpu
     output.note(line)
 
 
-def _cost(what: str, calls: int, tokens: int, settings: "Calibrate") -> str:
+def _cost(what: str, calls: int, tokens: int, settings: "CalibrateCommand") -> str:
     from ctxguard.monitor.judges.prompt import INSTRUCTIONS
 
     line = f"{what} takes {count(calls, 'call')}"

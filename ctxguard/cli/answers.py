@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _WIDE = 120
 
 
-class Answers(System):
+class AnswersCommand(System):
     file: Path = setting(
         "JSONL file of the answers, as `ctxguard fit utilities` reads them; made by the first run, "
         "and a later one goes on where it ends.",

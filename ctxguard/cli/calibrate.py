@@ -32,7 +32,7 @@ _TIMED_QUERIES = 20
 """Whose signals are timed for a report."""
 
 
-class Calibrate(JudgeModel, System, ChoiceSettings):
+class CalibrateCommand(JudgeModel, System, ChoiceSettings):
     data: _options.LabelledQueriesIfAny = None
     queries: Path | None = optional(
         "Questions without labels, in place of --data: JSONL or CSV with query_id and query, "

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _LEXICAL = (Route.LEXICAL, Route.LEXICAL_RERANK)
 
 
-class Compare(_options.PassageWorth):
+class CompareCommand(_options.PassageWorth):
     index: IndexFolder = None
     system: list[Path] = setting(
         "TOML file that describes a system to compare as well, under the name of the file, or "

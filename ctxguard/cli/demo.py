@@ -30,7 +30,7 @@ _MARKS = {2: ("✓", "green"), 1: ("✓", "green"), 0: ("", "dim"), -1: ("✗", 
 """Mark and style of a passage by its label: answers, helps, irrelevant, distractor."""
 
 
-class Demo(SettingsModel):
+class DemoCommand(SettingsModel):
     index: Path | None = optional(
         "Index folder to open, or to build on the first run.",
         "FOLDER",

@@ -72,7 +72,7 @@ class Finding(NamedTuple):
     text: str
 
 
-class Doctor(SettingsModel):
+class DoctorCommand(SettingsModel):
     places: list[str] = setting(
         "Parts to look at: an index folder or an engine's URL, a profile (.json), a sample "
         "store's URL, the URL of metrics, or the file of a system (.toml), which names them.",

@@ -35,7 +35,7 @@ _FIRST = ("recall", "mrr", "udcg_strict", "harm", "kept", "keyword_recall", "key
 """The metrics that are shown unless all are asked for; the last two need keywords."""
 
 
-class Evaluate(System):
+class EvaluateCommand(System):
     data: _options.LabelledQueries
     profile: _options.ProfileFile = None
     k: int | None = optional(

@@ -25,7 +25,7 @@ _DROPPED_SHOWN = 10
 _MISTAKES_SHOWN = 5
 
 
-class Explain(SettingsModel):
+class ExplainCommand(SettingsModel):
     request_id: str = setting(
         "The request, as the guard knew it; or a day in UTC, today, yesterday or such as "
         "2026-11-05, for its judged requests of which relevant passages were dropped.",

@@ -29,7 +29,7 @@ _BEFORE = ("reciprocal_rank", "shipped")
 _SEED = 0
 
 
-class Ranker(IndexSystem):
+class RankerCommand(IndexSystem):
     data: _options.LabelledQueries
     out: Path | None = optional(
         "Write the fitted ranker here, for ranker in --system.",
@@ -48,7 +48,7 @@ class Ranker(IndexSystem):
         from calibration.pool_labels import label
         from calibration.ranker import fit, levels
         from calibration.results import paired_differences
-        from ctxguard.retrieval.signals.ranker import Ranker as Fitted
+        from ctxguard.retrieval.signals.ranker import Ranker
 
         labelled, counts, retriever = open_labelled(self, "train", output)
         if not retriever.has_signals:
@@ -61,7 +61,7 @@ class Ranker(IndexSystem):
         pools = replayed(retriever, dataset, output, depth=DEFAULT_DEPTH)
         with output.doing("fitting"):
             labels = label(pools, dataset)
-            ranker, ndcg = fit(Fitted.default(), dataset.name, pools, labels)
+            ranker, ndcg = fit(Ranker.default(), dataset.name, pools, labels)
             means = {
                 order: bootstrap_interval(values, labels.weights, seed=_SEED)
                 for order, values in ndcg.items()
@@ -125,7 +125,7 @@ def _verdict(gain: "Difference", out: Path | None) -> str:
     )
 
 
-class Utilities(SettingsModel):
+class UtilitiesCommand(SettingsModel):
     answers: Path = setting(
         "JSONL with one answer per line: query_id, passage_ids in the order of the context, "
         "correct (true or false), and optionally reader.",

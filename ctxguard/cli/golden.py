@@ -36,7 +36,7 @@ _SHOWN_DISPUTES = 10
 _SEED = 0
 
 
-class Freeze(SettingsModel):
+class FreezeCommand(SettingsModel):
     sources: list[Path] = setting(
         "JSONL or CSV files of labels and questions, frozen sets, BEIR folders.",
         "SRC...",
@@ -63,7 +63,7 @@ class Freeze(SettingsModel):
         _result(self.out, snapshot, golden, output)
 
 
-class Check(SettingsModel):
+class CheckCommand(SettingsModel):
     folder: Path = setting("A frozen set.", "DIR", argument=True)
     as_json: _options.AsJson = False
 
@@ -77,7 +77,7 @@ class Check(SettingsModel):
         output.findings(changed)
 
 
-class Coverage(IndexSystem):
+class CoverageCommand(IndexSystem):
     data: _options.LabelledQueries
     ks: list[Annotated[int, Field(ge=1)]] = key(
         "Cut-offs, as a list.", "LIST", "--k", default="1, 3, 5, 10 and 20", factory=list
@@ -162,7 +162,7 @@ class Coverage(IndexSystem):
         output.result(document, show, notes)
 
 
-class HardNegatives(IndexSystem):
+class HardNegativesCommand(IndexSystem):
     data: _options.LabelledQueries
     out: Path = setting("JSONL file for the triplets.", "FILE", writes=True)
     unjudged_margin: float | None = optional_key(

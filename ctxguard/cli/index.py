@@ -29,7 +29,7 @@ _READ = 1_000
 """Passages of a corpus that are read between two signs of progress."""
 
 
-class Index(SettingsModel):
+class IndexCommand(SettingsModel):
     corpus: Path = setting(
         "Passages: a JSONL file, one passage a line with _id (or id), text and optionally "
         "title and metadata; or a BEIR folder, whose corpus.jsonl is read. Other formats are "

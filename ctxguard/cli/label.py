@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MaxGrade = Annotated[int, setting("Highest grade of the scale, one for a store.", "N", ge=1)]
 
 
-class Export(SettingsModel):
+class ExportCommand(SettingsModel):
     store: _options.StoreUrl
     out: Path | None = optional(
         "File to write, .jsonl or .csv.",
@@ -151,7 +151,7 @@ def _print_widths(plan: "LabelPlan", output: Output) -> None:
         output.table(("metric", "now>", "then>"), rows, title)
 
 
-class Import(SettingsModel):
+class ImportCommand(SettingsModel):
     file: Path = setting(
         "File written by `ctxguard label export`, with grades filled in.", "FILE", argument=True
     )
@@ -200,7 +200,7 @@ class Import(SettingsModel):
         output.result(document, lambda: output.out.print(words), notes)
 
 
-class Feedback(SettingsModel):
+class FeedbackCommand(SettingsModel):
     file: Path = setting(
         "JSONL file: request_id, kind (thumb_up, thumb_down, cited), passage_ids, time.",
         "FILE",

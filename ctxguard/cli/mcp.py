@@ -17,7 +17,7 @@ from ctxguard.server.settings import IndexSystem
 _LOOPBACK = "127.0.0.1"
 
 
-class Mcp(IndexSystem):
+class McpCommand(IndexSystem):
     profile: _options.ProfileFile = None
     k: int = setting(
         "Passages to find where no calibrated policy applies.",

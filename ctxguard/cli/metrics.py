@@ -8,7 +8,7 @@ from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli._console import Output
 
 
-class Metrics(SettingsModel):
+class MetricsCommand(SettingsModel):
     what: Literal["rules", "dashboard"] = setting(
         "File to print: rules (YAML for Prometheus) or dashboard (JSON for Grafana).",
         "rules|dashboard",

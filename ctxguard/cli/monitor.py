@@ -29,15 +29,14 @@ if TYPE_CHECKING:
     from ctxguard.monitor.estimation.ratio import Estimate
     from ctxguard.monitor.estimation.terms import Metric
     from ctxguard.monitor.judging.audit import Audit
-    from ctxguard.monitor.service import Monitor as Service
-    from ctxguard.monitor.service import Report
+    from ctxguard.monitor.service import Monitor, Report
 
 _DAY_SECONDS = 86_400.0
 _GIB = 2**30
 _EXIT_SECONDS = 5.0
 
 
-class Monitor(JudgeSettings, IndexSystem):
+class MonitorCommand(JudgeSettings, IndexSystem):
     store: _options.StoreUrl
     profile: Path | None = optional(
         "Calibrated profile; an alarm is raised when its losses rise.", "FILE"
@@ -119,7 +118,7 @@ class Monitor(JudgeSettings, IndexSystem):
         """
         from ctxguard.monitor.alarms import AlarmState
         from ctxguard.monitor.judging.budget import BudgetLimits
-        from ctxguard.monitor.service import Monitor as Service
+        from ctxguard.monitor.service import Monitor
         from ctxguard.monitor.store import Limits
 
         loaded = None if self.profile is None else ctxguard.Profile.load(self.profile)
@@ -133,7 +132,7 @@ class Monitor(JudgeSettings, IndexSystem):
 
             events = EvaluationEvents(f"{judge.name} {judge.version}")
         limits = Limits(self.keep_days * _DAY_SECONDS, int(self.keep_gib * _GIB))
-        running = Service(
+        running = Monitor(
             open_store(self.store, limits),
             judge,
             window_seconds=self.window_seconds,
@@ -164,7 +163,7 @@ class Monitor(JudgeSettings, IndexSystem):
                 running.step_down()
             running.store.close()
 
-    def _once(self, running: "Service", output: Output) -> None:
+    def _once(self, running: "Monitor", output: Output) -> None:
         from ctxguard.monitor.alarms import Severity
         from ctxguard.monitor.judging.counters import tokens_by_mode
         from ctxguard.monitor.service import JudgedAs
@@ -204,7 +203,7 @@ class Monitor(JudgeSettings, IndexSystem):
         document = {**_document(report, alarms), "tokens": tokens}
         output.result(document, show, notes, found=judge_failed or alarmed)
 
-    def _serve(self, running: "Service", output: Output) -> None:
+    def _serve(self, running: "Monitor", output: Output) -> None:
         from ctxguard.monitor.export.multiprocess import registry_for_scrape
         from ctxguard.monitor.export.prometheus import MonitorCollector
         from ctxguard.monitor.export.server import MetricsServer

@@ -26,7 +26,7 @@ _RANK_WIDTH = 3
 _LINE_END = 8
 
 
-class Query(System):
+class QueryCommand(System):
     question: str = setting("The query text.", "QUESTION", argument=True)
     profile: _options.ProfileFile = None
     k: int | None = optional(

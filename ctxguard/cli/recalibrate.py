@@ -28,7 +28,7 @@ _HELD_OUT = 0.5
 """Share of the questions on which the two profiles are compared."""
 
 
-class Recalibrate(SettingsModel):
+class RecalibrateCommand(SettingsModel):
     store: _options.StoreUrl
     profile: Path | None = optional(
         "Profile in force, to compare the new one with.",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ctxguard.profile.schema import Profile
 
 
-class Rollback(SettingsModel):
+class RollbackCommand(SettingsModel):
     profile: Path = setting("The profile file that guards watch.", "FILE", argument=True)
     to: str | None = optional(
         "Id of the profile to return to, or its beginning; without it they are listed.",

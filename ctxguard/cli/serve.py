@@ -5,7 +5,7 @@ from ctxguard.cli._console import Output
 from ctxguard.server.settings import ServiceSettings
 
 
-class Serve(ServiceSettings):
+class ServeCommand(ServiceSettings):
     def __call__(self, output: Output) -> None:
         """Point any client of a rerank API (Cohere, Jina, vLLM, TEI) here, at POST /rerank.
 
