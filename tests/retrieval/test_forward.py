@@ -135,7 +135,8 @@ def test_no_more_words_are_kept_than_allowed() -> None:
     for n in range(50):
         many = [Passage(f"{n}.{at}", "red " * at) for at in range(30)]
         assert signals.text_signals("red", many)["coverage"].tolist() == [0.0] + [1.0] * 29
-        assert sum(kept.size for kept in signals._kept.values()) == signals._size <= 400
+        assert 0 < signals._size <= 400
+        assert signals._size == sum(words.words.size + 32 for _, words in signals._kept.values())
     huge = Passage("huge", "red " * 1_000)
     assert signals.text_signals("red", [huge])["coverage"].tolist() == [1.0]
 
