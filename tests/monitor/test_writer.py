@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -33,6 +34,7 @@ from ctxguard.monitor.sampling.sampler import Sample, Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter, sample_to
 from ctxguard.monitor.service import JudgedAs
 from ctxguard.monitor.store import LostReason, SampleStore, WorkerCounts
+from ctxguard.monitor.store.types import HOUR_SECONDS
 from ctxguard.request.telemetry import Telemetry
 from tests.timing import PATIENCE_SECONDS, until
 
@@ -183,16 +185,14 @@ class Through:
         return getattr(self._store, name)
 
 
-def refusing(store: SampleStore, times: int, *, takes: bool = False) -> Through:
-    """A store that refuses for a while, or fails after it has taken the samples."""
+def refusing(store: SampleStore, times: int) -> Through:
+    """A store that refuses for a while."""
     left = [times]
 
     def append(*arguments: Any, batch: int) -> bool:
         if not left[0]:
             return store.append(*arguments, batch=batch)
         left[0] -= 1
-        if takes:
-            store.append(*arguments, batch=batch)
         raise StoreFullError("no space")
 
     return Through(store, append)
@@ -249,10 +249,21 @@ def test_samples_that_a_store_refuses_are_told_to_it_at_the_end() -> None:
     assert live.store.accounts().lost[LostReason.STORE_FAILED] == 1
 
 
-def test_what_was_stored_at_the_end_without_an_answer_is_not_lost_as_well() -> None:
+@pytest.mark.parametrize("later_seconds", [0.0, HOUR_SECONDS])
+def test_what_was_stored_at_the_end_without_an_answer_is_not_lost_as_well(
+    monkeypatch: pytest.MonkeyPatch, later_seconds: float
+) -> None:
+    """Also where the hour has changed meanwhile."""
     live = Watching(LabelJudge({}))
-    deaf = refusing(live.store, times=1, takes=True)
-    live.writer = SampleWriter(live.sampler, deaf, exit_seconds=0.0)
+    monkeypatch.setattr(time, "time", lambda: live.now)
+
+    def deaf(*arguments: Any, batch: int) -> bool:
+        live.store.append(*arguments, batch=batch)
+        live.now += later_seconds
+        live.writer.store = live.store
+        raise StoreLockedError("no answer")
+
+    live.writer = SampleWriter(live.sampler, Through(live.store, deaf), exit_seconds=0.0)
     for _ in range(3):
         live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
     live.writer.stop()
@@ -261,15 +272,21 @@ def test_what_was_stored_at_the_end_without_an_answer_is_not_lost_as_well() -> N
     assert live.store.accounts() == accounts
 
 
-def test_a_batch_that_arrives_after_the_accounts_were_closed_is_not_stored() -> None:
+@pytest.mark.parametrize("later_seconds", [0.0, HOUR_SECONDS])
+def test_a_batch_that_arrives_after_the_accounts_were_closed_is_not_stored(
+    monkeypatch: pytest.MonkeyPatch, later_seconds: float
+) -> None:
     """A server may get what a process sent before it gave up, and told so on a new connection."""
     live = Watching(LabelJudge({}))
     late: list[Callable[[], object]] = []
+    began = live.now
+    monkeypatch.setattr(time, "time", lambda: live.now)
 
     def slow(worker_id: str, entries: Any, counts: WorkerCounts, *, batch: int) -> bool:
         if not entries:
             return live.store.append(worker_id, entries, counts, batch=batch)
         late.append(lambda: live.store.append(worker_id, entries, counts, batch=batch))
+        live.now = began + later_seconds
         raise StoreLockedError("no answer")
 
     live.writer = SampleWriter(live.sampler, Through(live.store, slow), exit_seconds=0.05)

@@ -204,7 +204,8 @@ class SampleWriter:
         """
         n, reason = len(batch.entries), LostReason.STORE_FAILED
         self.sampler.lose(n, reason)
-        without = replace(self._next(()), number=batch.number)
+        # The store knows a batch by its hour and its number.
+        without = replace(self._next((), batch.counts.hour), number=batch.number)
         if self._append_to_store(without):
             self._learn(without)
         else:
@@ -265,13 +266,13 @@ class SampleWriter:
                 self._stopping.wait(min(wait, left))
             wait = min(2.0 * wait, longest)
 
-    def _next(self, samples: Sequence[Sample]) -> _Batch:
-        """The next batch: samples, and what was counted since the last one."""
+    def _next(self, samples: Sequence[Sample], hour: int | None = None) -> _Batch:
+        """The next batch, of the present hour or another: samples, and what was counted since."""
         self._in_hand = len(samples)
         entries = tuple([entry for sample in samples if (entry := self._entry(sample))])
         self._number += 1
         found, (told, told_hours) = self.accounts(), self._told
-        hour = math.floor(time.time() / HOUR_SECONDS)
+        hour = math.floor(time.time() / HOUR_SECONDS) if hour is None else hour
         earlier = {
             each: new
             for each, n in self.sampler.sampled_by_hour().items()
