@@ -2,7 +2,9 @@
 
 import os
 import random
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from contexts import make_context
@@ -131,6 +133,27 @@ def test_a_full_queue_drops_the_newest_and_counts_it() -> None:
     assert offered == [True, True, False, False]
     assert sampler.sampled() == 4
     assert sampler.lost()[LostReason.QUEUE_FULL] == 2
+
+
+def test_every_sample_is_accounted_for_while_threads_offer_and_one_drains() -> None:
+    sampler, context = Sampler(1.0, capacity=50), make_context(["a"], 1)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            offers = [
+                pool.submit(lambda: sum(sampler.offer(context, 1.0, 0.0) for _ in range(4_000)))
+                for _ in range(8)
+            ]
+            drained = 0
+            while not all(one.done() for one in offers):
+                drained += len(sampler.drain(7))
+    finally:
+        sys.setswitchinterval(interval)
+    queued = sum(one.result() for one in offers)
+    assert drained + sampler.waiting == queued
+    assert (sampler.sampled(), sampler.sampled_by_hour()) == (32_000, {0: 32_000})
+    assert sampler.lost()[LostReason.QUEUE_FULL] == 32_000 - queued
 
 
 def test_what_waits_when_the_sampler_is_closed_is_counted_as_lost() -> None:

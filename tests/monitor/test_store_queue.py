@@ -80,6 +80,7 @@ class TestQueue:
         assert store.finish("judge", [first, second]).accepted == {sample_id}
         assert store.finish("judge", [second]).accepted == set()
         assert store.finish("another judge", [second]).accepted == set()
+        assert store.give_back([sample_id], max_attempts=1) == 0
         assert store.judged("judge").summaries == b"summary."
         assert store.rejected([sample_id]) == {sample_id: (("p", "why", "raw"),)}
         assert store.states()[State.JUDGED] == 1
