@@ -55,10 +55,13 @@ def file(tmp_path: Path) -> Path:
 
 
 class TestSwitching:
-    def test_the_safe_policy_takes_the_files_place_and_the_former_is_kept(self, file: Path) -> None:
+    def test_the_safe_policy_takes_the_files_place_once_and_the_former_is_kept(
+        self, file: Path
+    ) -> None:
         assert switch_to_safe(file, PROFILE)
         assert Profile.load(file) == PROFILE.safe()
         assert Profile.load(file).routes[Route.HYBRID].policy == RatioPolicy(k=10)
+        assert not switch_to_safe(file, PROFILE)
         assert [each.profile for each in former_profiles(file)] == [PROFILE]
 
     def test_a_profile_that_was_promoted_meanwhile_is_left_alone(self, file: Path) -> None:

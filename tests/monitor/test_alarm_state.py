@@ -195,6 +195,7 @@ class TestLossMonitor:
 
     def test_the_mean_is_taken_since_about_when_the_losses_rose(self) -> None:
         monitor = MONITOR
+        assert monitor.run_mean is None
         for losses in ([0.0] * 300, [0.5] * 20, [0.5] * 20):
             monitor = monitor.after(losses_of(losses))
         assert (monitor.run_n, monitor.run_mean) == (40, 0.5)
@@ -277,11 +278,12 @@ class TestActiveAlarms:
         assert state.active() == ()
         assert lose(state, 1.0, 50) != []
 
-    def test_it_does_not_end_while_the_loss_stays_at_what_is_promised(self) -> None:
+    def test_it_neither_ends_nor_rings_again_while_the_loss_stays_at_what_is_promised(self) -> None:
         rng, state = random.Random(3), state_of()
         lose(state, 1.0, 50)
         for _ in range(50):
-            state.add_day(day(0.13, rng), 2.0)
+            assert state.add_day(day(0.13, rng), 2.0) == ([], [])
+        assert state.report().raised[AlarmKind.RECALL_LOSS] == 1
         assert [alarm.kind for alarm in state.active()] == [AlarmKind.RECALL_LOSS]
 
     def test_evidence_against_the_promise_takes_the_place_of_an_alarm_against_a_baseline(
@@ -410,6 +412,15 @@ class TestRestarting:
         with pytest.raises(DataError, match="start afresh"):
             state.restore(other.to_json().replace(part, damaged))
         assert state.to_json() == before
+
+    def test_a_restored_alarm_against_a_baseline_ends_as_it_would_have(self) -> None:
+        state, resumed = state_of(exact=False), state_of(exact=False)
+        learn(state)
+        alarms = lose(state, 1.0, 50)
+        resumed.restore(state.to_json())
+        assert [*resumed.active()] == alarms != []
+        lose(resumed, 0.0, 500)
+        assert resumed.active() == ()
 
     def test_a_state_of_another_format_is_refused_by_its_number(self) -> None:
         other = state_of().to_json().replace('"format": 5', '"format": 6')
