@@ -57,6 +57,7 @@ def test_estimates_are_exported_with_their_intervals() -> None:
 
 
 def test_no_data_is_an_absent_series() -> None:
+    assert one(scrape(watched([]).registry), "ctxguard_estimate_age_seconds") is None
     live = watched(["one"], min_n=30)
     samples = scrape(live.registry)
     labels = {"metric": "recall", "window": "recent"}

@@ -349,10 +349,13 @@ class TestAudit:
             def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment]:
                 return [Judgment(one.passage_id, int(one.passage_id[0] == "x")) for one in passages]
 
-        judging = SampleJudge(JudgingSettings(Strict(), audit=self.audit(judged=1.0, depth=14)))
-        found = judging.verdicts_on(record_of(ONLY_SERVED))
-        assert (found.n_wanted, found.n_invalid) == (3 + 4, 0)
+        audit, record = self.audit(judged=0.5, depth=18), record_of(ONLY_SERVED)
+        found = SampleJudge(JudgingSettings(Strict(), audit=audit)).verdicts_on(record)
+        beyond = audit.passage_ids(record)
+        assert beyond
+        assert (found.n_wanted, found.n_invalid) == (3 + len(beyond), 0)
         assert found.request is not None
-        assert (found.request.missed_relevant, found.request.audit_probability) == (4.0, 1.0)
+        assert found.request.missed_relevant == 2.0 * len(beyond)
+        assert (found.request.audit_probability, found.request.audited_share) == (1.0, 0.5)
         # What the audit read is no part of the pool.
         assert set(found.verdicts) == {"p0", "p1", "p2"}

@@ -216,6 +216,21 @@ def test_while_the_judge_is_down_samples_wait_and_it_is_logged_once(
     assert "the judge is down" not in caplog.text
 
 
+def test_a_sample_on_which_the_judge_alone_fails_again_and_again_is_given_up() -> None:
+    def fail_on_one(passages: Sequence[Passage]) -> list[Judgment | None]:
+        if passages[0].passage_id == "poison":
+            raise ValueError("cannot parse this")
+        return [Judgment(passage.passage_id, 0) for passage in passages]
+
+    live = Watching(ScriptedJudge(fail_on_one), rates=ONLY_SERVED)
+    live.serve(make_context(["poison", "p1"], 1))
+    for i in range(200):
+        live.serve(make_context(POOL, 2, request_id=f"r{i}"))
+        live.monitor.step()
+    states = live.store.states()
+    assert (states[State.FAILED], states[State.JUDGED]) == (1, 200)
+
+
 def test_an_outage_of_the_judge_costs_no_sample() -> None:
     judge = ScriptedJudge(failing)
     live = Watching(judge, rates=ONLY_SERVED)
