@@ -122,6 +122,14 @@ def test_a_second_monitor_says_the_same_of_the_store(live: Live, folder: Path) -
     assert json.loads(done.stdout)["sampled"] == live.sampled
 
 
+def test_every_rule_evaluates(live: Live) -> None:
+    def rules() -> list[dict[str, Any]]:
+        return [rule for group in live.server.get("rules")["groups"] for rule in group["rules"]]
+
+    until(lambda: all(rule["health"] != "unknown" for rule in rules()), "evaluation of all rules")
+    assert {rule["name"]: rule["lastError"] for rule in rules() if rule["health"] != "ok"} == {}
+
+
 def test_alerts_have_a_state_and_say_what_is_wrong(live: Live) -> None:
     def alerts() -> dict[str, dict[str, Any]]:
         found = live.server.get("alerts")["alerts"]
