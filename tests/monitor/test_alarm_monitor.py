@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,15 +37,11 @@ PROFILE = profile_with(
 )
 
 
-def watching(
-    *, rates: JudgingRates | None = None, path: Path | None = None, **settings: Any
-) -> Watching:
+def watching(*, rates: JudgingRates | None = None, **settings: Any) -> Watching:
     return Watching(
         LabelJudge(LOST | FOUND),
         rates=JudgingRates(baseline_rate=1.0) if rates is None else rates,
         alarms=AlarmState(PROFILE),
-        profile_path=path,
-        switch_to_safe=path is not None,
         **settings,
     )
 
