@@ -9,6 +9,7 @@ from storing import DAY, NOW, Clock, OpenStore, entry, fill, judged
 
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.store import Entry, Finished, SampleStore, State, WorkerCounts
+from ctxguard.monitor.store.transactions import Transaction
 
 
 class TestQueue:
@@ -53,6 +54,19 @@ class TestQueue:
         store.claim("a", 1, lease_seconds=0.0)
         clock.now += step
         assert [one.sample_id for one in store.claim("b", 2, lease_seconds=60.0)] == ids[1:]
+
+    def test_a_lease_from_before_its_clock_began_anew_binds_nobody(
+        self, store: SampleStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As a host's monotonic clock does when the host restarts."""
+        fill(store, 1)
+        now = [1e6]
+        monkeypatch.setattr(Transaction, "lease_now", lambda _: now[0])
+        for now[0], who in ((1e6, "before"), (10.0, "after")):
+            assert len(store.claim(who, 1, lease_seconds=60.0)) == 1
+            assert store.lead(who, lease_seconds=60.0)
+        assert not store.claim("another", 1, lease_seconds=60.0)
+        assert not store.lead("another", lease_seconds=60.0)
 
     def test_claimants_at_work_at_once_share_the_samples_out(
         self, shared_store_url: str, open_store: OpenStore
