@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ COSINES = np.array(
 
 TEXT = ("stem_bm25", "stem_coverage", "coverage", "sentence_coverage", "lead_coverage", "length")
 SENTENCES = ("sentence_match", "token_match", "sentence_similarity")
+BEST_THREE = 3
 
 
 def legs_of(dense: FloatArray, lexical: FloatArray) -> dict[str, Leg]:
@@ -83,6 +85,10 @@ class TestListSignals:
             name: [0.0] for name in found
         }
 
+    def test_what_no_better_one_resembles_is_not_redundant(self) -> None:
+        found = list_signals(np.full((2, 2), -0.3), np.zeros((2, 2)))
+        assert found["redundancy"].tolist() == [0.0, 0.0]
+
 
 class TestSecondPass:
     def test_worked_by_hand(self) -> None:
@@ -118,7 +124,111 @@ class TestSecondPass:
             assert np.isfinite(values).all()
 
 
+def plain_z(values: list[float]) -> list[float]:
+    known = [value for value in values if not math.isnan(value)]
+    if not known or max(known) == min(known):
+        return [0.0 for _ in values]
+    mean = math.fsum(known) / len(known)
+    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in known) / len(known))
+    return [
+        0.0 if math.isnan(value) else min(max((value - mean) / spread, -4.0), 4.0)
+        for value in values
+    ]
+
+
+def plain_log_ranks(values: list[float]) -> list[float]:
+    known = [value for value in values if not math.isnan(value)]
+    ranks = [
+        1 + (len(known) if math.isnan(value) else sum(other > value for other in known))
+        for value in values
+    ]
+    return [0.5 * math.log(rank) for rank in ranks]
+
+
+def plain_reciprocal_ranks(pool: Pool) -> list[float]:
+    dense, lexical = (pool.legs[name].scores.tolist() for name in ("dense", "lexical"))
+
+    def of(values: list[float], value: float) -> float:
+        return 1.0 / (61.0 + sum(other > value for other in values))
+
+    return [
+        of(dense, d) + (of(lexical, b) if b > 0 else 0.0)
+        for d, b in zip(dense, lexical, strict=True)
+    ]
+
+
+def plain_best_first(scores: list[float]) -> list[int]:
+    return sorted(range(len(scores)), key=lambda i: (-scores[i], i))
+
+
+def plain_mean(table: list[list[float]], order: list[int], i: int, k: int) -> float:
+    best = [j for j in order if j != i][:k]
+    return math.fsum(table[i][j] for j in best) / len(best) if best else 0.0
+
+
+def plain_highest(table: list[list[float]], order: list[int], i: int) -> float:
+    return max([0.0, *(table[i][j] for j in order[: order.index(i)])])
+
+
+def plain_smoothed(weights: list[list[float]], scores: list[float], i: int) -> float:
+    return math.fsum(w * r for w, r in zip(weights[i], scores, strict=True)) / math.fsum(weights[i])
+
+
+def plain(pool: Pool, ranker: Ranker) -> Mapping[str, list[float]]:
+    """All pooled signals again, in loops over lists."""
+    n = len(pool.vectors)
+    all_s = pool.vectors.astype(np.float64)
+    s = [[float(np.dot(all_s[i], all_s[j])) if i != j else 0.0 for j in range(n)] for i in range(n)]
+    t = [[float(pool.term_cosines[i, j]) if i != j else 0.0 for j in range(n)] for i in range(n)]
+    fused = plain_reciprocal_ranks(pool)
+    order = plain_best_first(fused)
+    found = {
+        "redundancy": [plain_highest(s, order, i) for i in range(n)],
+        "similarity_3": [plain_mean(s, order, i, BEST_THREE) for i in range(n)],
+        "similarity_10": [plain_mean(s, order, i, 10) for i in range(n)],
+        "term_similarity_3": [plain_mean(t, order, i, BEST_THREE) for i in range(n)],
+    }
+    values = {name: each.tolist() for name, each in pool.signals.items()} | found
+    values["dense"] = pool.legs["dense"].scores.tolist()
+    values["lexical"] = [math.log1p(score) for score in pool.legs["lexical"].scores.tolist()]
+    values["reciprocal_ranks"] = fused
+    scores = [0.0] * n
+    for name, weight in ranker.full.items():
+        signal, _, form = name.rpartition(".")
+        given = (plain_z if form == "z" else plain_log_ranks)(values[signal])
+        scores = [score + weight * value for score, value in zip(scores, given, strict=True)]
+    order = plain_best_first(scores)
+    total = math.fsum(math.exp(score) for score in scores)
+    w = [math.exp(score) / total for score in scores]
+    by_vectors = [[math.exp((s[i][j] - 1) / 0.1) for j in range(n)] for i in range(n)]
+    by_terms = [[t[i][j] ** 2 + 1e-6 for j in range(n)] for i in range(n)]
+    return found | {
+        "ranker": scores,
+        "term_support_3": [plain_mean(t, order, i, BEST_THREE) for i in range(n)],
+        "term_support": [
+            math.fsum(w[j] * t[i][j] for j in range(n) if j != i)
+            / math.fsum(w[j] for j in range(n) if j != i)
+            for i in range(n)
+        ],
+        "vector_support_3": [plain_mean(s, order, i, BEST_THREE) for i in range(n)],
+        "smoothed_by_vectors": [plain_smoothed(by_vectors, scores, i) for i in range(n)],
+        "smoothed_by_terms": [plain_smoothed(by_terms, scores, i) for i in range(n)],
+        "vector_redundancy": [plain_highest(s, order, i) for i in range(n)],
+        "term_redundancy": [plain_highest(t, order, i) for i in range(n)],
+    }
+
+
 class TestRankCandidates:
+    @given(st.integers(2, 30), st.integers(0, 10_000))
+    @settings(deadline=None, max_examples=40)
+    def test_it_is_the_formulas_in_plain_loops(self, n: int, seed: int) -> None:
+        pool = Pool(n, seed)
+        found = pool.ranked()
+        expected = plain(pool, Ranker.default())
+        assert found.keys() == expected.keys()
+        for name, values in found.items():
+            assert values.tolist() == pytest.approx(expected[name], abs=1e-5), name
+
     @given(st.integers(2, 30), st.integers(0, 10_000))
     @settings(deadline=None, max_examples=40)
     def test_candidates_in_another_order_have_the_same_signals(self, n: int, seed: int) -> None:
