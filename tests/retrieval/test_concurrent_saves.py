@@ -2,7 +2,9 @@
 
 import gc
 import os
+import subprocess
 import sys
+import textwrap
 import time
 import warnings
 from collections.abc import Callable
@@ -144,3 +146,42 @@ def test_a_save_that_was_taken_for_interrupted_fails_and_changes_nothing(tmp_pat
         storage.save(tmp_path, {"saved": "slow"}, {"tail": storage.Part("slow", slow)})
     assert loaded(tmp_path) == "second"
     assert len(list(tmp_path.iterdir())) == 2
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from ctxguard.core.types import Passage
+from ctxguard.retrieval import HybridRetriever
+from ctxguard.testing import WordHashEmbedder
+
+role, folder, turns = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+embedder = WordHashEmbedder()
+if role == "load":
+    sizes = {len(HybridRetriever.load(folder, embedder=embedder)) for turn in range(turns)}
+    assert sizes <= {3, 4}, sizes
+else:
+    retriever = HybridRetriever.build(
+        [Passage(str(n), f"passage number {n}") for n in range(int(role))], embedder=embedder
+    )
+    for turn in range(turns):
+        retriever.save(folder)
+"""
+
+
+def test_two_processes_may_save_while_a_third_loads(tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+
+    def start(role: str, turns: int) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(PROGRAM), role, str(folder), str(turns)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    # One save before the others begin, so that there is something to load.
+    start("3", 1).communicate()
+    processes = [start("3", 40), start("4", 40), start("load", 40)]
+    errors = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], errors
+    assert len(list(folder.iterdir())) == 2

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -314,6 +315,31 @@ class TestSaving:
         with pytest.raises(IndexFolderError, match=r"deleted\.npy"):
             load(folder)
 
+    def test_readers_follow_a_writer_and_see_one_state_at_a_time(self, folder: Path) -> None:
+        """Of each pair of passages that is added together, both are there or neither."""
+        writer, reader = load(folder), load(folder)
+        done = threading.Event()
+
+        def write() -> None:
+            for n in range(30):
+                pair = {f"x{n}": f"pair number{n}", f"y{n}": f"pair number{n}"}
+                writer.upsert(passages_of(pair))
+                writer.save(folder)
+            done.set()
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        seen = 0
+        while not done.is_set() or reader.reload():
+            reader.reload()
+            found = reader.on_route(Route.LEXICAL).retrieve("pair", depth=100).passage_ids
+            xs, ys = ({each[1:] for each in found if each[0] == side} for side in "xy")
+            assert xs == ys
+            assert len(xs) >= seen
+            seen = len(xs)
+        thread.join()
+        assert seen == 30
+
 
 PROGRAM = """
 import sys
@@ -321,7 +347,6 @@ from pathlib import Path
 from typing import Any
 from ctxguard.core.types import Passage
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.retrieval.signals.term_vectors import term_cosines
 from ctxguard.testing import WordHashEmbedder, WordTokenEmbedder
 
 folder, first = Path(sys.argv[1]), int(sys.argv[2])
