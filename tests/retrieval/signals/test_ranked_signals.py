@@ -94,14 +94,17 @@ def sentences_of(rng: np.random.Generator) -> SentenceInputs:
 
 
 @needs_module
+@pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize("with_sentences", [True, False])
 @pytest.mark.parametrize("n", [0, 1, 2, 9, 100, MOST_COMPARED, MOST_COMPARED + 61])
 def test_the_compiled_signals_are_those_of_the_reference(
-    n: int, with_sentences: bool, monkeypatch: pytest.MonkeyPatch
+    n: int, with_sentences: bool, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order, found = ranked(n, n, with_sentences=with_sentences)
+    """Also where candidates lie elsewhere than in their rows, as in an edited index."""
+    at = np.random.default_rng(n).permutation(N_ROWS)[:n] if elsewhere else None
+    order, found = ranked(n, n, with_sentences=with_sentences, at=at)
     monkeypatch.setattr(_compiled, "kernels", None)
-    expected_order, expected = ranked(n, n, with_sentences=with_sentences)
+    expected_order, expected = ranked(n, n, with_sentences=with_sentences, at=at)
     assert order.tolist() == expected_order.tolist()
     assert list(found) == list(expected)
     for name, values in expected.items():
