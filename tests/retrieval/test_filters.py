@@ -22,6 +22,7 @@ from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.metadata_filter import Where, tokens, values_of, verified
 from ctxguard.core.types import (
     DropReason,
+    Flag,
     Hit,
     Leg,
     Mode,
@@ -29,6 +30,7 @@ from ctxguard.core.types import (
     Ranking,
     Route,
     ScoreKind,
+    StageFailure,
 )
 from ctxguard.errors import ConfigurationError, FilterViolationError
 from ctxguard.guard import ContextGuard
@@ -39,7 +41,7 @@ from ctxguard.retrieval.index.filters import AllowedRows, MetadataFields, Metada
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from ctxguard.retrieval.index.passages import PassageTable, read_passages
 from ctxguard.retrieval.index.rows import Rows
-from ctxguard.testing import WordHashEmbedder
+from ctxguard.testing import FaultyRetriever, WordHashEmbedder
 from tests.timing import PATIENCE_SECONDS
 
 WORDS = ("red", "fox", "dog", "rose", "snow", "hill", "rain", "cloud")
@@ -224,21 +226,61 @@ def restricted(
 
 
 class TestSearching:
-    @given(corpora(), QUERIES, WHERES, st.sampled_from(ROUTES), st.integers(1, 30))
+    @pytest.mark.parametrize("engine", ["bm25s", "rank-bm25"])
+    @given(
+        corpus=corpora(),
+        query=QUERIES,
+        where=WHERES,
+        route=st.sampled_from(ROUTES),
+        depth=st.integers(1, 30),
+    )
     @settings(max_examples=150, deadline=None)
     def test_the_ranking_is_the_unfiltered_one_with_forbidden_passages_cut_out_first(
-        self, corpus: list[Passage], query: str, where: Where, route: Route, depth: int
+        self,
+        engine: Any,
+        corpus: list[Passage],
+        query: str,
+        where: Where,
+        *,
+        route: Route,
+        depth: int,
     ) -> None:
         """BM25 scores stay those of the whole index: word rarity is counted over all of it."""
-        whole = build(corpus)
+        whole = build(corpus, lexical=engine)
         retriever = whole.with_fusion(Fusion("convex", weight=0.6))
         ranking = retriever.on_route(route).retrieve(query, depth=depth, where=where)
         expected = restricted(retriever, query, where, route, depth)
+        assert (ranking.route, ranking.failures) == (route, ())
         assert ranking.scores == pytest.approx([score for _, score in expected], abs=1e-6)
         assert {*ranking.passage_ids} <= {p.passage_id for p in corpus if where.allows(p.metadata)}
         if all(a - b > 1e-5 for (_, a), (_, b) in pairwise(expected)):
             # Scores that differ in the last bit may change places.
             assert list(ranking.passage_ids[:-1]) == [each for each, _ in expected[:-1]]
+
+    def test_ties_are_broken_by_passage_id(self) -> None:
+        retriever = build(passages(*[n % 2 for n in range(9)])).with_fusion(Fusion())
+        for route in ROUTES:
+            ranking = retriever.on_route(route).retrieve("red", depth=3, where=Where(t=1))
+            assert ranking.passage_ids == ("p1", "p3", "p5")
+
+    def test_what_is_no_filter_is_refused(self) -> None:
+        retriever = build([Passage("p", "red")])
+        with pytest.raises(ConfigurationError, match=r"must be a ctxguard\.Where or None, not a d"):
+            retriever.retrieve("red", where={"tenant": "a"})  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("dead", ["lexical", "dense", "rerank"])
+    def test_a_dead_stage_lets_nothing_forbidden_through(self, dead: str) -> None:
+        faulty = FaultyRetriever(passages(*[n % 2 for n in range(10)]))
+
+        def fail(_: object) -> None:
+            raise OSError("gone")
+
+        with faulty.faults[dead].injected(fail):
+            ranking = faulty.retriever.with_reranker(faulty.reranker).retrieve(
+                "red", where=Where(t=1)
+            )
+        assert [failure.stage for failure in ranking.failures] == [dead]
+        assert set(ranking.passage_ids) == {f"p{n}" for n in range(1, 10, 2)}
 
 
 class Readings:
@@ -292,6 +334,11 @@ class TestReadingFields:
             assert set(held.fields) <= {"t", "u", "f0"}
         assert held.allowed(where).rows.tolist() == rows
         assert read.count == 1
+
+    def test_of_too_many_fields_the_first_are_prepared(self) -> None:
+        held = metadata_rows(Readings(self.every), 60)
+        held.prepare(["t", *(f"f{n}" for n in range(20))])
+        assert held.fields == ("t", *(f"f{n}" for n in range(filters_module.MAX_FIELDS - 1)))
 
     def test_a_filter_on_more_fields_than_are_kept_is_answered_all_the_same(self) -> None:
         every = [{f"f{n}": n < 3 or row % 2 for n in range(40)} for row in range(6)]
@@ -387,6 +434,12 @@ class TestWarmingUp:
         ]
         return build(corpus)
 
+    def test_without_fields_no_metadata_is_read(
+        self, retriever: HybridRetriever, readings: list[int]
+    ) -> None:
+        retriever.warm_up()
+        assert readings == []
+
     def test_the_generations_that_follow_read_those_of_new_passages_alone(
         self, retriever: HybridRetriever, readings: list[int]
     ) -> None:
@@ -397,6 +450,16 @@ class TestWarmingUp:
         ranking = retriever.retrieve("red", where=Where(tenant=1, groups=[0, 2]))
         assert sorted(ranking.passage_ids) == ["p3", "p5"]
         assert readings == [6, 1]
+
+    def test_a_pinned_view_prepares_the_passages_that_it_searches(
+        self, retriever: HybridRetriever, readings: list[int]
+    ) -> None:
+        pinned = retriever.pinned()
+        retriever.delete(["p1"])
+        pinned.warm_up(filter_fields=["tenant"])
+        assert readings == [6]
+        assert len(pinned.retrieve("red", where=Where(tenant=1))) == 3
+        assert readings == [6]
 
     def test_one_text_instead_of_several_names_is_refused(self, retriever: HybridRetriever) -> None:
         with pytest.raises(ConfigurationError, match=r"give \['tenant'\]"):
@@ -653,6 +716,22 @@ class TestThroughTheGuard:
         ranking = replace(Ranking.from_hits([Hit("p", 2.0)], ScoreKind.RATIO), passages=Turncoat())
         checked = verified(ranking, TENANT_A)
         assert checked.passages[0].text == checked.passages[0].text == "text of a"
+
+    def test_a_degraded_answer_is_checked_like_any_other(self) -> None:
+        class Degraded(Ranked):
+            def retrieve(
+                self, query: str, *, depth: int = 100, where: Where | None = None
+            ) -> Ranking:
+                ranking = super().retrieve(query, depth=depth, where=where)
+                return replace(
+                    ranking, route=Route.LEXICAL, failures=(StageFailure("dense", "down"),)
+                )
+
+        context = Guarded(Degraded(HITS)).guard.retrieve("q?", where=TENANT_A)
+        assert Flag.DEGRADED in context.flags
+        assert len(context) == 2
+        with pytest.raises(FilterViolationError):
+            Guarded(Degraded(HITS, honest=False)).guard.retrieve("q?", where=TENANT_A)
 
     @given(corpora(), QUERIES, WHERES, st.sampled_from(list(Mode)), st.data())
     @settings(max_examples=60, deadline=None)
