@@ -60,11 +60,16 @@ def names(retriever: HybridRetriever) -> set[str]:
 
 class TestReloading:
     def test_the_generation_that_was_saved_since_answers(self, retriever: HybridRetriever) -> None:
-        assert names(retriever) == {"first"}
+        view = retriever.with_fusion(Fusion("convex")).on_route(Route.LEXICAL)
         built("second").save(retriever.folder)
         assert names(retriever) == {"first"}
         assert retriever.reload()
-        assert names(retriever) == {"second"}
+        assert names(retriever) == names(view) == {"second"}
+
+    def test_the_generation_in_use_is_not_opened_again(self, retriever: HybridRetriever) -> None:
+        before = retriever.generation
+        assert not retriever.reload()
+        assert retriever.generation is before
 
     def test_a_pinned_view_does_not(self, retriever: HybridRetriever) -> None:
         pinned = retriever.pinned()
@@ -118,6 +123,20 @@ class TestReloading:
 
 @pytest.mark.skipif(os.name != "posix", reason="files in use cannot be deleted here")
 class TestOneGenerationOnly:
+    def test_a_ranking_reads_its_passages_from_its_own_generation(
+        self, retriever: HybridRetriever
+    ) -> None:
+        ranking = retriever.retrieve("red fox", depth=N)
+        built("second").save(retriever.folder)
+        retriever.reload()
+        assert {ranking.passages[n].text.split()[-1] for n in range(N)} == {"first"}
+
+    def test_files_deleted_under_a_reader_are_read_on(self, retriever: HybridRetriever) -> None:
+        shutil.rmtree(retriever.folder)
+        ranking = retriever.retrieve("red fox", depth=N, where=Where(odd=1))
+        assert len(ranking) == N // 2
+        assert retriever.passage("p03").text == "red fox number3 of first"
+
     def test_swapping_every_ten_milliseconds_under_load_mixes_and_loses_nothing(
         self, retriever: HybridRetriever
     ) -> None:
@@ -227,6 +246,42 @@ class TestTheProfileFollows:
             assert guard.retrieve("red fox number3").flags == flags
         assert guard.differences
 
+    def test_adding_and_deleting_count_as_swaps(
+        self, guard: ContextGuard, retriever: HybridRetriever
+    ) -> None:
+        new = Passage("new", "red fox number3", metadata={"of": "first"})
+        retriever.add([new])
+        assert guard.retrieve("red fox").flags == (Flag.PROFILE_MISMATCH,)
+        retriever.delete(["new"])
+        assert guard.retrieve("red fox").flags == ()
+
+    def test_a_profile_with_a_sketch_stays_in_force_while_passages_come_and_go(
+        self, retriever: HybridRetriever
+    ) -> None:
+        profile = profile_for(retriever).model_copy(update={"corpus": retriever.corpus_sketch()})
+        guard = ContextGuard(retriever, profile=profile, strict=True)
+        retriever.add([Passage("new", "red fox number3", metadata={"of": "first"})])
+        retriever.delete(["p00"])
+        assert guard.retrieve("red fox").flags == ()
+        assert guard.comparison.corpus_change == pytest.approx(1 / N)
+        sketch = retriever.corpus_sketch()
+        retriever.save(retriever.folder)
+        assert retriever.reload()
+        assert retriever.corpus_sketch() == sketch
+        retriever.delete([f"p{n:02}" for n in range(1, N // 2 + 2)])
+        context = guard.retrieve("red fox")
+        assert context.flags == (Flag.CORPUS_CHANGED,)
+        assert "has changed since calibration" in context.differences[0]
+
+    def test_the_profile_of_the_new_index_can_be_taken_up_after_it(
+        self, guard: ContextGuard, retriever: HybridRetriever
+    ) -> None:
+        second = built("second")
+        second.save(retriever.folder)
+        retriever.reload()
+        guard.use_profile(profile_for(second))
+        assert guard.retrieve("red fox").flags == ()
+
     def test_a_fingerprint_that_cannot_be_read_counts_as_another_systems(
         self, guard: ContextGuard, retriever: HybridRetriever, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -323,6 +378,16 @@ class TestWatching:
         built("second").save(retriever.folder)
         assert watched.watcher.check() is ReloadOutcome.RELOADED
         assert names(retriever) == {"second"}
+        assert watched.failing == 0
+
+    def test_a_generation_that_is_deleted_while_it_serves_is_no_failure(
+        self, retriever: HybridRetriever
+    ) -> None:
+        watched = Watched(retriever)
+        watched.watcher.check()
+        shutil.rmtree(next(retriever.folder.glob("generation-*")))
+        assert watched.watcher.check() is None
+        assert names(retriever) == {"first"}
         assert watched.failing == 0
 
     def test_an_index_of_another_embedder_is_a_mismatch(self, retriever: HybridRetriever) -> None:
