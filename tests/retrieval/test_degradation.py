@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.types import FailureKind, Passage, Route
+from ctxguard.core.types import FailureKind, Passage, Route, ScoreKind
 from ctxguard.errors import OverloadedError, StageUnavailableError
 from ctxguard.resilience import Deadlines, Stage
 from ctxguard.resilience.breaker import FAILURES, RETRY_SECONDS
@@ -54,6 +54,12 @@ LEFT = {
     ("lexical", "rerank"): Route.DENSE,
     ("dense", "rerank"): Route.LEXICAL,
 }
+KINDS = {
+    Route.HYBRID: ScoreKind.RANK,
+    Route.DENSE: ScoreKind.COSINE,
+    Route.LEXICAL: ScoreKind.RATIO,
+}
+"""Of routes without a reranker, whose scores are logits."""
 
 
 @pytest.mark.parametrize("gone", LEFT, ids="+".join)
@@ -95,6 +101,7 @@ def test_dead_stages_are_left_out_with_and_without_deadlines(
     for retriever in (system.retriever, system.retriever.with_deadlines(AMPLE)):
         ranking = retriever.retrieve(QUERY)
         assert ranking.route is LEFT[gone]
+        assert ranking.kind is KINDS.get(ranking.route, ScoreKind.LOGIT)
         assert all(failure.cause.startswith("OSError") for failure in ranking.failures)
         assert {failure.kind for failure in ranking.failures} == {FailureKind.ERROR}
 

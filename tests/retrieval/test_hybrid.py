@@ -2,7 +2,7 @@
 
 import gc
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,19 @@ from ctxguard.errors import (
     ConfigurationError,
     DataError,
     QueryError,
+    StageUnavailableError,
 )
 from ctxguard.resilience import Deadlines
 from ctxguard.retrieval import HybridRetriever, Retriever
 from ctxguard.retrieval.index.dense import DenseIndex
+from ctxguard.retrieval.protocols import Float32Array
 from ctxguard.testing import (
+    FaultyEmbedder,
     FaultyReranker,
     FaultyRetriever,
     WordHashEmbedder,
 )
-from tests.timing import NEVER
+from tests.timing import NEVER, SOON
 
 QUERY = "deserialize a JSON string"
 
@@ -42,6 +45,10 @@ class TestRanking:
         self, retriever: HybridRetriever
     ) -> None:
         ranking = retriever.retrieve("suspend the JSON queue", depth=8)
+        assert {name: leg.kind for name, leg in ranking.legs.items()} == {
+            "lexical": ScoreKind.RATIO,
+            "dense": ScoreKind.COSINE,
+        }
         for route, leg in ((Route.LEXICAL, "lexical"), (Route.DENSE, "dense")):
             alone = retriever.on_route(route).retrieve("suspend the JSON queue", depth=8)
             own = dict(zip(alone.passage_ids, alone.legs[leg].scores, strict=True))
@@ -237,6 +244,17 @@ class TestFailures:
         assert (ranking.route, ranking.passage_ids[0]) == (Route.LEXICAL, "json.loads")
         assert [failure.kind for failure in ranking.failures] == [FailureKind.GARBAGE]
 
+    def test_with_both_legs_dead_nothing_pretends_to_be_an_answer(
+        self, corpus: list[Passage]
+    ) -> None:
+        faulty = FaultyRetriever(corpus)
+        retriever = faulty.retriever
+        faulty.faults["lexical"].instead = faulty.faults["dense"].instead = fail
+        with pytest.raises(StageUnavailableError, match=r"dense: OSError at test_hybrid\.py"):
+            retriever.on_route(Route.DENSE).retrieve(QUERY)
+        with pytest.raises(StageUnavailableError, match="lexical and dense"):
+            retriever.retrieve(QUERY)
+
     @pytest.mark.parametrize(
         "instead", [lambda _: np.array([1.0]), lambda _: np.full(8, np.nan), fail]
     )
@@ -281,11 +299,24 @@ class TestQueries:
             with pytest.raises(ConfigurationError, match="max_query_chars 0 must be at least 1"):
                 refused()
 
+    def test_deadlines_are_set_when_it_is_built_or_loaded(
+        self, corpus: list[Passage], tmp_path: Path, hang: Callable[..., None]
+    ) -> None:
+        embedder, limits = FaultyEmbedder(), Deadlines(dense_seconds=SOON)
+        built = HybridRetriever.build(corpus, embedder=embedder, deadlines=limits)
+        built.save(tmp_path / "index")
+        loaded = HybridRetriever.load(tmp_path / "index", embedder=embedder, deadlines=limits)
+        with embedder.fault.injected(hang):
+            for retriever in (built, loaded):
+                assert retriever.retrieve(QUERY).failures[0].kind is FailureKind.TIMEOUT
+
     def test_unknown_words_are_answered_by_the_dense_leg(self, retriever: HybridRetriever) -> None:
         ranking = retriever.retrieve("zebra quagga")
         assert ranking.route is Route.HYBRID
         assert not ranking.legs["lexical"].scores.any()
         assert len(ranking) > 0
+        nothing = retriever.on_route(Route.LEXICAL).retrieve("zebra quagga")
+        assert (len(nothing), nothing.failures) == (0, ())
 
     def test_lone_surrogates_in_a_query_are_replaced(self, retriever: HybridRetriever) -> None:
         assert retriever.retrieve(f"\ud800 {QUERY}").passage_ids[0] == "json.loads"
@@ -315,6 +346,7 @@ class TestBuilding:
         [
             ([], "corpus is empty"),
             ([Passage("b", "")], "all 1 passages"),
+            ([Passage("a", "one"), Passage("a", "two")], "1 of 2 .* the id of another, first 'a'"),
             ([Passage("a", "one"), Passage("", "text")], "number 2 has an empty id"),
             ([Passage("b", None)], "number 1 has text None"),  # type: ignore[arg-type]
             ([Passage("b", "text", metadata={"when": object()})], "metadata of passage 'b'"),
@@ -325,6 +357,16 @@ class TestBuilding:
     ) -> None:
         with pytest.raises(DataError, match=message):
             HybridRetriever.build(passages, embedder=embedder)
+
+    def test_vectors_that_are_no_numbers_name_the_passage(self) -> None:
+        class Nan(WordHashEmbedder):
+            def encode_passages(
+                self, texts: Sequence[str], progress: object = None
+            ) -> Float32Array:
+                return np.full((len(texts), self.dimension), np.nan, np.float32)
+
+        with pytest.raises(DataError, match="first for passage 'a'"):
+            HybridRetriever.build([Passage("a", "one")], embedder=Nan())
 
 
 class TestChanging:
@@ -349,6 +391,15 @@ class TestFingerprint:
         self, corpus: list[Passage], embedder: WordHashEmbedder, retriever: HybridRetriever
     ) -> None:
         base = retriever.fingerprint()
+        assert list(base) == [
+            "embedder",
+            "embedder_weights",
+            "lexical",
+            "fusion",
+            "reranker",
+            "corpus_size",
+            "corpus_digest",
+        ]
 
         def differing(other: HybridRetriever) -> set[str]:
             return {key for key, value in other.fingerprint().items() if value != base[key]}
