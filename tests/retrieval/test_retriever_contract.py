@@ -11,10 +11,12 @@ import pytest
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import DEFAULT_DEPTH, Hit, Passage, Ranking, Route, ScoreKind
 from ctxguard.errors import CtxguardError
+from ctxguard.resilience import Deadlines
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.protocols import FloatArray
 from ctxguard.testing import FakeRetriever, FaultyRetriever, RetrieverContract, WordHashEmbedder
+from tests.timing import NEVER
 
 
 def down(work: Callable[[], Any]) -> Any:
@@ -58,6 +60,11 @@ class TestHybrid(RetrieverContract):
 
 class TestHybridAwaited(TestHybrid):
     awaited = True
+
+
+class TestWithDeadlines(TestHybrid):
+    def view(self, retriever: HybridRetriever) -> HybridRetriever:
+        return retriever.with_deadlines(Deadlines(total_seconds=NEVER))
 
 
 class TestLexical(TestHybrid):

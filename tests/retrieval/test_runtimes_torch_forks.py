@@ -15,7 +15,7 @@ pytestmark = [
 ]
 
 _FORKS = """
-import json, os, signal, sys
+import json, os, signal, sys, threading
 import numpy as np
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.retrieval.models.files import bundled_model
@@ -36,6 +36,15 @@ embedder = torch_embedder()
 save_cross_encoder(sys.argv[1])
 reranker = CrossEncoderReranker(sys.argv[1], runtime="torch")
 
+def in_a_thread(work):
+    def answer():
+        found = []
+        thread = threading.Thread(target=lambda: found.append(work()))
+        thread.start()
+        thread.join()
+        return found[0]
+    return answer
+
 query = lambda: embedder.encode_query(QUERY)
 passages = lambda: embedder.encode_passages(TEXTS)
 score = lambda: reranker.score(QUERY, TEXTS)
@@ -47,6 +56,7 @@ work = {
     "query": (query, query()),
     "passages": (passages, passages()),
     "score": (score, score()),
+    "query in a thread": (in_a_thread(query), query()),
 }
 
 def forked(job):
@@ -97,6 +107,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
         "query",
         "passages",
         "score",
+        "query in a thread",
         "query by a grandchild",
         "query and score with locks held at the fork",
     ],
