@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from ctxguard.core.types import Hit, Passage
 from ctxguard.errors import ConfigurationError, DataError
@@ -17,10 +16,7 @@ from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from ctxguard.retrieval.text_signals import TextSignals
 from ctxguard.testing import WordHashEmbedder
 
-WORDS = ["red", "dog", "dogs", "fox", "foxes", "sea", "the", "wait_for", "sun."]
 QUERY = "the red foxes wait for dogs quagga"
-
-texts = st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join)
 
 
 def passages_of(corpus: dict[str, str]) -> list[Passage]:

@@ -123,6 +123,12 @@ def test_vectors_are_the_same_with_sentences() -> None:
     assert build(TEXTS).dense.vectors_at(rows).tolist() == plain.dense.vectors_at(rows).tolist()
 
 
+def test_the_passage_that_says_it_in_one_sentence_is_first() -> None:
+    for values in signals_of(build(TEXTS)).values():
+        # In the order of rows turned round, a is last.
+        assert max(values) == values[-1]
+
+
 def test_a_passage_and_a_query_without_a_word_are_unknown() -> None:
     index = build({"a": "words", "b": "\u200b"})
     assert all(np.isnan(values).tolist() == [True, False] for values in signals_of(index).values())
@@ -219,6 +225,8 @@ class TestTheQueryOfARetriever:
         with pytest.raises(ConfigurationError, match=r"shape \(3,\)"):
             retriever.retrieve(QUERY, query_vector=short)
 
-    def test_an_embedder_without_states_gives_none(self) -> None:
-        retriever = HybridRetriever(build(TEXTS), embedder=WordHashEmbedder())
-        assert isinstance(retriever.encode_query(QUERY), np.ndarray)
+    def test_without_sentences_or_an_embedder_of_states_it_is_a_vector(self) -> None:
+        plain = HybridIndex.build(passages_of(TEXTS), embedder=WordTokenEmbedder())
+        for index, embedder in ((plain, WordTokenEmbedder()), (build(TEXTS), WordHashEmbedder())):
+            encoded = HybridRetriever(index, embedder=embedder).encode_query(QUERY)
+            assert isinstance(encoded, np.ndarray)

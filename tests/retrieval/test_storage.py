@@ -73,6 +73,11 @@ def test_a_loaded_index_answers_as_the_one_saved(
     assert loaded.passage("json.loads") == built.passage("json.loads")
 
 
+def test_the_folder_holds_plain_formats_only(saved: Path) -> None:
+    suffixes = {file.suffix for file in saved.rglob("*") if file.is_file()}
+    assert suffixes == {".json", ".jsonl", ".npy"}
+
+
 def test_the_passages_are_readable_lines_of_json(saved: Path) -> None:
     lines = data_file(saved, "passages.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["_id"] for line in lines] == sorted(
