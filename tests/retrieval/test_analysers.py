@@ -14,7 +14,7 @@ from ctxguard.core.types import Passage, Route
 from ctxguard.errors import ConfigurationError, IndexFolderError
 from ctxguard.retrieval import Analyser, HybridRetriever
 from ctxguard.retrieval.analysers import LANGUAGES, analyser_for
-from ctxguard.retrieval.analysers.english import ENGLISH
+from ctxguard.retrieval.analysers.english import ENGLISH, STOP_WORDS
 from ctxguard.testing import WordHashEmbedder
 
 BM25S = r"bm25s lucene k1=1.5 b=0.75; "
@@ -72,6 +72,7 @@ class TestEnglish:
         assert built.fingerprint()["lexical"] == (
             BM25S + r"\w\w+, lower-case, identifier and camel-case parts, 33 English stop words"
         )
+        assert len(STOP_WORDS) == 33
 
 
 @pytest.mark.parametrize("language", INFLECTED)
@@ -100,6 +101,11 @@ class TestSnowball:
         assert f"stems of {language!r}" in fingerprint
         assert "Snowball 3." in fingerprint
         assert "stop words" in fingerprint
+
+    def test_an_identifier_is_found_by_name_and_by_its_words(self, language: str) -> None:
+        retriever = lexical(("OrderedDict.move_to_end", *INFLECTED[language]), language)
+        for query in ("OrderedDict", "dict", "move_to_end", "move"):
+            assert hits(retriever, query) == ["p0"]
 
     def test_threads_do_not_disturb_one_another(self, language: str) -> None:
         analyser = analyser_for(language)
@@ -192,6 +198,14 @@ class TestSaved:
     def test_languages_have_different_fingerprints(self) -> None:
         made = [lexical(("text",), language).fingerprint()["lexical"] for language in LANGUAGES]
         assert len(set(made)) == len(LANGUAGES)
+
+    def test_added_passages_are_analysed_alike(self) -> None:
+        query, passage = INFLECTED["de"]
+        retriever = lexical(OTHERS, "de")
+        retriever.add([Passage("new", passage)])
+        assert hits(retriever, query) == ["new"]
+        retriever.delete(["p0"])
+        assert hits(retriever, query) == ["new"]
 
     def test_an_analyser_of_ones_own_is_given_again(self, tmp_path: Path) -> None:
         retriever = lexical(("abc", "xyz"), Letters())

@@ -66,6 +66,14 @@ def test_each_question_about_each_text_is_answered_in_one_call(
 
 
 @every_form
+def test_a_hundred_candidates_are_one_call(endpoint: ModelEndpoint, make: Make, form: Form) -> None:
+    texts = [f"fox {number}" if number % 3 == 0 else f"cat {number}" for number in range(100)]
+    found = make(form).assess(QUERY, texts)
+    assert found["relevant"].tolist() == [float(number % 3 == 0) for number in range(100)]
+    assert len(endpoint.requests) == 1
+
+
+@every_form
 def test_what_is_refused_has_no_number(endpoint: ModelEndpoint, make: Make, form: Form) -> None:
     endpoint.opinion = lambda text, _: None if "cat" in text else 0.25
     assessor = make(form)
