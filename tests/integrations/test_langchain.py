@@ -23,6 +23,7 @@ from ctxguard import (
     FilterViolationError,
     Passage,
     RatioPolicy,
+    StageUnavailableError,
     Where,
 )
 from ctxguard.integrations.langchain import (
@@ -31,6 +32,7 @@ from ctxguard.integrations.langchain import (
     WrappedRetriever,
     WrappedVectorStore,
 )
+from ctxguard.integrations.separate_legs import SeparateLegs
 from ctxguard.request.telemetry import Telemetry
 from ctxguard.testing import RetrieverContract, WordHashEmbedder
 
@@ -168,6 +170,20 @@ def test_what_is_no_store_or_retriever_is_refused_at_once() -> None:
         WrappedVectorStore(store_of([]), score_kind="similar")  # type: ignore[arg-type]
 
 
+def test_a_store_that_hangs_is_given_up_by_the_deadline() -> None:
+    class Hangs(InMemoryVectorStore):
+        async def asimilarity_search_with_score(self, query: str, k: int = 4, **kwargs: Any) -> Any:
+            await asyncio.sleep(60)
+
+    guarded = GuardedRetriever(
+        guard=guard_of(
+            WrappedVectorStore(Hangs(WordHashes()), score_kind="cosine"), deadline_seconds=0.05
+        )
+    )
+    with pytest.raises(StageUnavailableError, match="no answer within"):
+        asyncio.run(guarded.ainvoke("q"))
+
+
 def test_a_filter_needs_a_translation_and_is_checked_again() -> None:
     store = store_of(RetrieverContract.PASSAGES)
     guarded = GuardedRetriever(guard=guard_of(WrappedVectorStore(store, score_kind="cosine")))
@@ -211,6 +227,18 @@ def test_the_run_is_the_request_and_the_parent_of_the_wrapped_run(
     assert (none, parent) == (None, outer)
     assert documents[0].metadata["ctxguard"]["request_id"] == str(outer)
     assert recorder.ended[-1] == documents
+
+
+def test_a_sampled_request_is_found_by_the_id_of_its_run() -> None:
+    from ctxguard.monitor.sampling.sampler import Sampler
+
+    sampler, recorder = Sampler(1.0), Recorder()
+    wrapped = WrappedVectorStore(store_of(RetrieverContract.PASSAGES), score_kind="cosine")
+    guarded = GuardedRetriever(guard=guard_of(wrapped, sampler=sampler))
+    guarded.invoke("a red fox", {"callbacks": [recorder]}, session_id="s1")
+    (sample,) = sampler.drain(10)
+    assert sample.context.request_id == str(recorder.started[0][0])
+    assert sample.context.session_id == "s1"
 
 
 def test_what_is_kept_is_a_document_with_its_verdict_and_the_store_stays_as_it_was() -> None:
@@ -298,6 +326,43 @@ def test_a_compressor_filters_by_the_score_that_a_reranker_wrote() -> None:
         GuardedCompressor(guard=guard_of(), score_key="relevance_score").compress_documents(
             documents, "q"
         )
+
+
+def test_calibrated_on_the_store_it_abides_by_the_profile() -> None:
+    """Starts where labels are and ends at what the model reads."""
+    pytest.importorskip("sklearn")
+    from calibration.calibrate import calibrate
+    from calibration.data.dataset import Dataset, Query
+
+    # With 150 the choice is to keep what is served today: too few show that nothing is lost.
+    topics = [f"topic{at}" for at in range(300)]
+    passages = [
+        Passage(f"{topic}-{n}", " ".join([topic] * (3 - n) + [f"filler{n}"] * 4 * n))
+        for topic in topics
+        for n in range(3)
+    ]
+    store = store_of(passages)
+    legs = SeparateLegs(
+        {
+            "vectors": WrappedVectorStore(store, score_kind="cosine"),
+            "ordered": WrappedRetriever(store.as_retriever(search_kwargs={"k": 20})),
+        }
+    )
+    dataset = Dataset(
+        "topics",
+        tuple(Query(topic, topic) for topic in topics),
+        {topic: {f"{topic}-0": 1, f"{topic}-1": 0, f"{topic}-2": 0} for topic in topics},
+    )
+    calibration = calibrate(legs, dataset, fingerprint={"store": "topics"})
+    guard = guard_of(legs, profile=calibration.profile, fingerprint={"store": "topics"})
+    guarded = GuardedRetriever(guard=guard)
+    documents = guarded.invoke("topic7")
+    assert documents[0].id == "topic7-0"
+    verdict = documents[0].metadata["ctxguard"]
+    assert verdict["flags"] == []
+    assert 0.5 < verdict["probability"] <= 1.0
+    assert len(documents) < guard_of(legs).retrieve("topic7").candidates
+    assert guarded.render(documents).startswith('<passage rank="1" id="topic7-0">')
 
 
 standard = pytest.importorskip("langchain_tests.integration_tests")
