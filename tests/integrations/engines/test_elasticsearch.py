@@ -78,6 +78,24 @@ def lexical(cluster: Cluster, hits: Sequence[tuple[str, Any, Any]]) -> Ranking:
 
 
 @pytest.mark.parametrize(
+    ("hits", "expected"),
+    [
+        (
+            [(f"d{n}", 10_000.0 - n, "A fox.") for n in range(10_000)],
+            [f"d{n}" for n in range(100)],
+        ),
+        ([("a", 3.0, "A fox."), ("a", 2.0, "A fox."), ("b", 1.0, "Foxes.")], ["a", "b"]),
+        ([("blank", 3.0, None), ("number", 2.0, 7), ("a", 1.0, "A fox.")], ["a"]),
+    ],
+    ids=["too many", "twice", "without text"],
+)
+def test_a_candidate_is_one_of_the_depths_best_that_has_a_text_and_comes_once(
+    cluster: Cluster, hits: Any, expected: Sequence[str]
+) -> None:
+    assert list(lexical(cluster, hits).passage_ids) == expected
+
+
+@pytest.mark.parametrize(
     "scores", [(None, None), ("0.9", "0.8"), (float("nan"),) * 2, (-1.0, -2.0)]
 )
 def test_scores_that_bm25_cannot_give_leave_the_order_alone(

@@ -90,6 +90,14 @@ def test_a_route_of_one_leg_has_its_kind(route: Route, kind: ScoreKind) -> None:
     assert (nothing.kind, len(nothing)) == (kind, 0)
 
 
+def test_other_routes_and_fusions_are_refused() -> None:
+    built = _built()
+    with pytest.raises(ConfigurationError, match="rerank"):
+        built.on_route(Route.HYBRID_RERANK)
+    with pytest.raises(ConfigurationError, match="max_query_chars"):
+        built.with_max_query_chars(0)
+
+
 class _Failing(WordHashEmbedder):
     failing = False
 
