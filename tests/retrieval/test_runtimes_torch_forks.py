@@ -48,6 +48,7 @@ def in_a_thread(work):
 query = lambda: embedder.encode_query(QUERY)
 passages = lambda: embedder.encode_passages(TEXTS)
 score = lambda: reranker.score(QUERY, TEXTS)
+another = lambda: torch_embedder().encode_query(QUERY)
 
 query()
 import torch
@@ -57,6 +58,7 @@ work = {
     "passages": (passages, passages()),
     "score": (score, score()),
     "query in a thread": (in_a_thread(query), query()),
+    "query by another embedder": (another, query()),
 }
 
 def forked(job):
@@ -108,6 +110,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
         "passages",
         "score",
         "query in a thread",
+        "query by another embedder",
         "query by a grandchild",
         "query and score with locks held at the fork",
     ],
