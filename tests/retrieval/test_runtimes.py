@@ -117,7 +117,8 @@ def test_vectors_are_those_of_torch(
         assert (1.0 - (vectors * torch_vectors).sum(axis=1)).max() < most
     assert embedder.runtime == runtime
     assert embedder.dimension == torch_embedder.dimension == 384
-    assert embedder.fingerprint() == DEFAULT_MODEL_SHA256
+    assert embedder.fingerprint() == torch_embedder.fingerprint() == DEFAULT_MODEL_SHA256
+    assert embedder.name == torch_embedder.name  # so that its index opens on either
 
 
 def as_vectors(rows: NibbleArray) -> np.ndarray:
