@@ -96,11 +96,12 @@ def test_the_answers_to_both_contexts_are_marked_and_compared(
 
 
 def test_a_second_run_asks_nothing_and_a_failed_answer_is_asked_again(
-    run: Run, asked: tuple[object, ...], reader: Reader
+    run: Run, asked: tuple[object, ...], reader: Reader, caplog: pytest.LogCaptureFixture
 ) -> None:
     reader.failing = 1
     said = " ".join(run.ok(*asked, "--reader", reader.url).output.split())
     assert "1 context got no valid answer (rejected 1); the next run asks again" in said
+    assert "set by hand" not in caplog.text, "the command runs both modes itself"
     n_requests = len(reader.requests)
     run.ok(*asked, "--reader", reader.url)
     assert len(reader.requests) == n_requests + 1
@@ -160,8 +161,9 @@ def test_questions_without_a_known_answer_cannot_be_marked_by_one(
     assert "give known answers in the questions' metadata" in " ".join(result.stderr.split())
 
 
-def test_a_reader_that_refuses_the_key_is_one_line(
+def test_a_reader_without_a_url_or_that_refuses_the_key_is_one_line(
     run: Run, asked: tuple[object, ...], reader: Reader
 ) -> None:
+    run.refused(*asked, "--reader", "localhost:8000", says=("base_url 'localhost:8000", "no URL"))
     reader.script.extend([Answer(status=401, body="{}")] * 24)
     run.refused(*asked, "--reader", reader.url, says=("denied", "the next run goes on there"))

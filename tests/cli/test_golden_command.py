@@ -1,6 +1,7 @@
 """``ctxguard golden`` and ``ctxguard hard-negatives``, as a person runs them."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,6 +83,15 @@ class TestFreeze:
         read = read_labelled(frozen, "train")
         assert (read.split, read.dataset.qrels.keys()) == (split, source.qrels.keys())
         assert not (split == "train" and read.notes)
+
+    def test_of_a_folder_with_one_split_it_is_said_that_it_was_taken(
+        self, collection: Path, tmp_path: Path, run: Run
+    ) -> None:
+        one = Path(shutil.copytree(collection, tmp_path / "one"))
+        (one / "qrels" / "train.tsv").unlink()
+        freeze = ("golden", "freeze", one, "--source", "human", "--out", tmp_path / "set")
+        for notes in (run.read(*freeze, "--json")["notes"], read_labelled(one, "train").notes):
+            assert f"{one} has no split 'train'; its only one, 'test', is used" in notes
 
 
 class TestCheck:

@@ -14,6 +14,7 @@ from ctxguard.core.corpus_sketch import CorpusSketch, passage_digest
 from ctxguard.core.types import Passage, Route
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.store import SampleStore
 from ctxguard.profile.schema import Profile
 from ctxguard.retrieval import HybridRetriever
 
@@ -176,6 +177,7 @@ def test_without_a_profile_the_index_that_answered_names_its_models(
     corpus = write_jsonl(tmp_path / "corpus.jsonl", [{"_id": "p1", "text": "text 1"}])
     index, out = tmp_path / "i", tmp_path / "new.json"
     run("index", corpus, "--out", index)
+    run.refused("recalibrate", "--store", store, "--out", out, says="give --index, or --profile")
     ok(run("recalibrate", "--store", store, "--out", out, "--index", index))
     made, retriever = Profile.load(out), HybridRetriever.load(index)
     assert (made.fusion, made.fingerprint) == (retriever.fusion, retriever.fingerprint())
@@ -185,6 +187,8 @@ def test_without_a_profile_the_index_that_answered_names_its_models(
 
 def test_of_several_judges_one_has_to_be_named(run: Run, in_force: Path, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'samples.db'}"
+    SampleStore.open(url).close()
+    refused(recalibrate(run, url, in_force, tmp_path / "new.json"), "run `ctxguard monitor`")
     watched(300, url=url).store.close()
     retriever, dataset = simulate(1)
     labels = {query.text: dataset.qrels[query.query_id] for query in dataset.queries}

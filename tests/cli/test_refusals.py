@@ -105,6 +105,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("index GONE --out OUT --language xx", "no analyser for the language 'xx'", {}),
     ("index GONE --out FOREIGN", "manifest.json", {}),
     ("golden check FOLDER", "ctxguard golden freeze", {}),
+    ("golden freeze DATA --out OUT", "say it with --source", {}),
     ("mcp --index none", "none", {}),
     ("mcp --index . --where tenant", "'tenant' is not FIELD=VALUE", {}),
     ("mcp --index . --http sse", "--http", {}),
@@ -128,6 +129,11 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("label export --store sqlite://", "in memory", {}),
     ("label export --store sqlite:////no/such/s.db", f"{NO_STORE} /no/such/s.db", {}),
     (f"label export --store {STORE} --out FOLDER", "is a folder", {}),
+    (
+        "recalibrate --profile HANDMADE --out OUT --store sqlite:///handmade.json",
+        "move it away",
+        {},
+    ),
     # A name that no store has is most likely mistyped.
     (f"{MONITOR} labels --labels TRUTH", NO_STORE, {}),
     (f"monitor --store {STORE} --judge labels --labels TRUTH", NO_STORE, {}),
