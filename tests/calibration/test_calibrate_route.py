@@ -103,6 +103,11 @@ class TestToday:
         assert "the first 5 as today" in outcome.profile.why
         assert outcome.place[0].policy(outcome.place[1][0]) == RatioPolicy(k=5)
 
+    @pytest.mark.parametrize(("family", "k"), [("ratio", 1), ("expected_utility", 10)])
+    def test_the_safe_policy_serves_it_whatever_was_chosen(self, family: str, k: int) -> None:
+        outcome = outcome_of(calibrated(60, policy=family, serving_k=k))
+        assert outcome.profile.safe_policy == outcome.today.policy == RatioPolicy(k=k)
+
     def test_it_stands_first_among_the_options_all_on_the_same_queries(self) -> None:
         result = calibrated(200)
         outcome = outcome_of(result)

@@ -164,9 +164,11 @@ class TestRelevance:
             inside = (found >= low) & (found < high)
             assert truth.relevant[inside].mean() == pytest.approx(found[inside].mean(), abs=0.07)
 
-    def test_the_same_probabilities_as_on_the_request_path(self) -> None:
+    def test_short_coefficients_give_the_same_probabilities_as_on_the_request_path(self) -> None:
         pools, labels = replayed(30)
         model = fit_relevance(pools, labels)
+        for value in (*model.coefficients, *model.means, *model.scales, model.intercept):
+            assert value == float(f"{value:.8g}")
         found = probabilities(model, pools)
         for row, ranking in enumerate(pools.rankings()):
             decision = decide(ranking, ExpectedUtilityPolicy(model))
@@ -205,6 +207,7 @@ class TestOutOfFold:
             dataset.name, dataset.queries, {**dataset.qrels, query_id: {f"{query_id}-0": 1}}
         )
         after = out_of_fold(pools, label(pools, flipped))
+        assert np.array_equal(np.isnan(before), np.isnan(pools.scores)), "each candidate has one"
         same_fold = next(inside for inside, _ in folds(pools.query_ids) if 7 in inside)
         assert np.allclose(before[same_fold], after[same_fold], rtol=1e-9, equal_nan=True)
         assert not np.allclose(before, after, rtol=1e-3, equal_nan=True)

@@ -49,6 +49,14 @@ class TestAdjudication:
                 "hard_negative",
             ),
             ([annotation("distractor"), annotation("hard_negative")], "distractor"),
+            # An annotator who labels again counts once.
+            (
+                [
+                    annotation(0, annotator="ann", date="2026-01-01"),
+                    annotation(2, annotator="ann", date="2026-01-02"),
+                ],
+                2,
+            ),
             # People outweigh any number of machines.
             (
                 [

@@ -153,6 +153,8 @@ class TestTrainingLists:
         assert len(lists) == 2
         assert lists.shares[0, :3] == pytest.approx(np.array([1 / 3, 2 / 3, 0.0]))
         assert lists.inputs.shape == (2, len(INPUTS["full"]), DEPTH)
+        some = training_lists(pools, labels, "full", np.array([0, 2]))
+        assert np.array_equal(some.inputs, lists.inputs[1:])
 
 
 class TestRankers:

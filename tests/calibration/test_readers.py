@@ -113,9 +113,10 @@ def test_a_byte_order_mark_blank_lines_and_crlf_are_tolerated(tmp_path: Path) ->
 
 
 def test_lone_surrogates_are_replaced_and_counted(folder: Path) -> None:
-    (folder / "corpus.jsonl").write_text('{"_id": "a", "text": "x\\ud800y\\udc00"}\n')
+    text = '{"_id": "a", "text": "x\\ud800y\\udc00", "title": "\\ud83d\\ude00"}\n'
+    (folder / "corpus.jsonl").write_text(text)
     corpus = read_corpus(folder)
-    assert [passage.text for passage in corpus] == ["x\ufffdy\ufffd"]
+    assert [(passage.text, passage.title) for passage in corpus] == [("x\ufffdy\ufffd", "😀")]
     assert corpus.notes == ("2 lone surrogates replaced by U+FFFD",)
     (folder / "queries.jsonl").write_text('{"_id": "q1", "text": "\\ud83d?"}\n')
     data = read_beir(folder)

@@ -152,6 +152,7 @@ class TestDropped:
         for found in (route.dropped_irrelevant, route.dropped_relevant):
             assert 0 < found.dropped <= found.total
             assert found.share.value == pytest.approx(found.dropped / found.total, rel=1e-4)
+            assert len({example.query_id for example in found.shown}) == len(found.shown)
             for example in found.shown:
                 assert example.kept_if
                 for setting, value in example.kept_if:
@@ -396,6 +397,11 @@ class TestPage:
         assert len(found.ids) == len(set(found.ids))
         assert found.tags.count("details") == 1 + 3
         assert "open" not in {name for name, _ in found.attributes}
+
+    def test_it_is_small_and_each_part_has_its_n(self, text: str) -> None:
+        assert len(text.encode()) < 2**20 / 3, "of three routes a mebibyte"
+        for words in ("n = 120", "(n = ", "120 held-out queries", "policies were compared"):
+            assert words in text
 
     def test_it_runs_nothing_and_loads_nothing(self, text: str) -> None:
         found = Page(text)

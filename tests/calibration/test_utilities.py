@@ -352,8 +352,11 @@ class TestPredictiveAuc:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    return write_folder(tmp_path, *simulate(CAREFUL, seed=18))
+
+
+def write_folder(tmp_path: Path, answers: tuple[Answer, ...], dataset: Dataset) -> Path:
     """Simulated answers and labels as files."""
-    answers, dataset = simulate(CAREFUL, seed=18)
     lines = [
         {"query_id": a.query_id, "passage_ids": a.passage_ids, "correct": a.correct}
         for a in answers
@@ -408,6 +411,15 @@ class TestCommand:
         assert done.exit_code == 0
         for part in ("hard_negative", "udcg_fitted", "A term has a value where", "200 questions"):
             assert part in done.output
+
+    def test_people_are_told_which_kinds_the_answers_cannot_tell_apart(
+        self, tmp_path: Path
+    ) -> None:
+        equal = simulate(TestPooling.EQUAL, seed=5, n_queries=300, n_pipelines=4)
+        folder = write_folder(tmp_path, *equal)
+        done = fit_command("--answers", folder / "answers.jsonl", "--data", folder)
+        assert "irrelevant + hard_negative" in done.output
+        assert "cannot tell which costs more" in done.output
 
     def test_answers_of_several_readers_need_the_name_of_one(self) -> None:
         big, small = (Answer("q", ("a",), True, reader=name) for name in ("big", "small"))

@@ -98,3 +98,13 @@ def test_losses_of_everything_on_very_few_queries_escape_more_often() -> None:
     for n, at_most in ((20, 0.0), (30, 0.25), (50, 0.1), (100, 0.1)):
         served = [judged(draw(rng, n)).decision == "enforce" for _ in range(2_000)]
         assert np.mean(served) <= at_most
+
+
+def test_a_policy_that_loses_as_little_as_it_gains_is_served_more_often_with_more_queries() -> None:
+    rng, draw = np.random.default_rng(2), _shares(0.04, 0.5, 0.04)
+    shares = [
+        np.mean([judged(draw(rng, n)).decision == "enforce" for _ in range(500)])
+        for n in (20, 100, 400)
+    ]
+    assert shares == sorted(shares)
+    assert shares[-1] > 0.8

@@ -86,6 +86,8 @@ def test_the_guide_explains_every_grade_of_the_scale_on_a_page(max_grade: int) -
     guide = grading_guide("todo.csv", max_grade)
     for grade in range(max_grade + 1):
         assert f"\n| {grade} | it " in guide
+    for words in ("`always`", "`if all above are 0`", "`hard_negative`", "`distractor`"):
+        assert words in guide
     assert len(guide.splitlines()) <= 50
 
 
