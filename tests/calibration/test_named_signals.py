@@ -110,6 +110,17 @@ class TestFromHitsToTheAnswer:
         flagged = registry.get_sample_value("ctxguard_flags_total", {"flag": "missing_signals"})
         assert flagged == 1.0
 
+    def test_the_order_in_which_candidates_come_changes_nothing(self, profile: Path) -> None:
+        class Turned(Shop):
+            def retrieve(self, query: str, *, depth: int) -> list[Hit]:
+                return super().retrieve(query, depth=depth)[::-1]
+
+        one, other = (
+            guard_of(shop(), profile, CollectorRegistry()).retrieve("question 5")
+            for shop in (Shop, Turned)
+        )
+        assert (one.kept_ids, one.flags) == (other.kept_ids, other.flags)
+
     def test_a_sample_is_decided_again_as_it_was(self, profile: Path) -> None:
         guard = guard_of(Shop(), profile, CollectorRegistry())
         context = guard.retrieve("question 9")

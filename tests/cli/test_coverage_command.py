@@ -38,6 +38,8 @@ class TestAskedForIsServed:
         coverage(run, index, collection, "--out", tmp_path / "todo.jsonl")
         rows = rows_of(tmp_path / "todo.jsonl")
         asked = {(row["query_id"], row["passage_id"], row["rank"]) for row in rows}
+        coverage(run, index, collection, "--out", tmp_path / "part.jsonl", limit=3)
+        assert rows_of(tmp_path / "part.jsonl") == rows[:3]
         retriever = HybridRetriever.load(index)
         assert all(row["text"] == retriever.passage(row["passage_id"]).text for row in rows)
         guard = ContextGuard(retriever, k=K)

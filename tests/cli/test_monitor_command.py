@@ -190,6 +190,16 @@ class TestLanguageModel:
         assert len(text.splitlines()) <= 40
         assert "0 requests with human labels correct it" in text
 
+    def test_a_cost_in_the_prices_currency_bounds_a_day(
+        self, run: Run, endpoint: ChatEndpoint, tmp_path: Path
+    ) -> None:
+        traffic = serve(tmp_path, 40, rates=ONLY_SERVED)
+        keys = {"prices": [1000, 0], "cost-per-day": 15}
+        found = read(self.judge(run, endpoint, traffic, "--json", **keys))
+        # 300 tokens a call, at 0.3: about fifty calls, and one request more at most.
+        assert 0 < len(endpoint.requests) <= 55
+        assert found["outcomes"]["judged"] == len(endpoint.requests) / 5
+
     @pytest.mark.parametrize("as_json", [True, False])
     def test_while_it_is_down_samples_wait_and_the_exit_code_says_so(
         self, run: Run, endpoint: ChatEndpoint, tmp_path: Path, as_json: bool
