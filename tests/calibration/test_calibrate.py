@@ -280,6 +280,10 @@ for promise in (None, Promise()):
 
 
 class TestReproducibility:
+    def test_another_seed_splits_otherwise(self) -> None:
+        parts = [calibrated(60, seed=seed).held_out for seed in (0, 1)]
+        assert {q.query_id for q in parts[0].queries} != {q.query_id for q in parts[1].queries}
+
     def test_the_number_of_threads_does_not_show(self) -> None:
         printed = []
         for threads in ("1", "4"):

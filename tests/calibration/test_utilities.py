@@ -75,6 +75,7 @@ class TestReading:
             ('{"query_id": "q", "passage_ids": ["a"], "correct": 1}', "write true or false"),
             ('{"query_id": "q", "passage_ids": ["a"], "correct": null}', "write true or false"),
             ('{"query_id": "q", "passage_ids": null, "correct": true}', "write a list"),
+            ('{"query_id": "q", "passage_ids": "a", "correct": true}', "a list of passage ids"),
             ('{"query_id": "q", "passage_ids": [0.5], "correct": true}', "an id is text"),
             ('{"query_id": "q", "passage_ids": ["a", "a"], "correct": true}', "2 times"),
         ],
