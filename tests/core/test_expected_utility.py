@@ -65,6 +65,7 @@ class TestRule:
         policy = policy_of(cost=0.5)
         assert policy.min_probability == pytest.approx(1 / 3)
         assert decide(ranking_of([0.9, 0.34, 0.33]), policy).kept_ids == ("a", "b")
+        assert decide(ranking_of([0.9, 0.5]), policy_of()).kept_ids == ("a", "b")  # exactly zero
 
     def test_a_policy_that_may_abstain_can_keep_nothing(self) -> None:
         decision = decide(ranking_of([0.1, 0.2]), policy_of(min_keep=0))

@@ -144,13 +144,15 @@ class TestProperties:
 
     @given(
         st.sampled_from([each for each in RANGES if RANGES[each][0] < 0.0]),
-        st.lists(st.integers(-32, 0), min_size=1, max_size=25),
-        st.integers(-32, 0),
+        st.lists(st.integers(-32, 32), min_size=1, max_size=25),
+        st.integers(-32, 32),
         policies(),
     )
     def test_shifting_every_score_changes_nothing_on_identity_kinds(
         self, kind: ScoreKind, steps: list[int], shift: int, policy: RatioPolicy
     ) -> None:
+        if kind is ScoreKind.DISTANCE:
+            steps = [step - 64 for step in steps]  # none is above zero
         # Sixty-fourths are exact, so the gaps are the same to the last bit.
         before = decide(ranked([step / 64 for step in steps], kind), policy)
         after = decide(ranked([(step + shift) / 64 for step in steps], kind), policy)
@@ -253,8 +255,9 @@ class TestProperties:
 
 class TestVerdicts:
     def test_a_passage_that_fails_both_names_both(self) -> None:
-        decision = decide(ranked([10.0, 9.0, 1.0]), RatioPolicy(k=2, min_ratio=0.7))
-        assert decision.verdicts[2].kept_if == (Threshold("k", 3), Threshold("min_ratio", 0.1))
+        dropped = decide(ranked([10.0, 9.0, 1.0]), RatioPolicy(k=2, min_ratio=0.7)).verdicts[2]
+        assert (dropped.reason, dropped.relative_score) == (DropReason.BEYOND_K, 0.1)
+        assert dropped.kept_if == (Threshold("k", 3), Threshold("min_ratio", 0.1))
 
     def test_rank_only_scores_have_no_relative_score(self) -> None:
         decision = decide(ranked([0.03, 0.02], ScoreKind.RANK), RatioPolicy(k=1))
@@ -282,6 +285,13 @@ NOTHING_COMPARED = (Flag.INVALID_SCORES,)
         (ScoreKind.RANK, [1 / (60 + n) for n in range(9)], RatioPolicy(k=4), "abcd", ()),
         (ScoreKind.RANK, [None, None, None], RatioPolicy(k=2), "ab", ()),
         (ScoreKind.RATIO, [None, math.nan, None], RatioPolicy(2, 0.7), "ab", NOTHING_COMPARED),
+        (
+            ScoreKind.DISTANCE,
+            [math.nan, None, -3.4e38],
+            RatioPolicy(2, 0.7),
+            "ab",
+            NOTHING_COMPARED,
+        ),
     ],
 )
 def test_what_is_kept_of_unusual_scores(

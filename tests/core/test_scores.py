@@ -103,6 +103,10 @@ def test_an_all_zero_ranking_has_nothing_worse_than_its_top() -> None:
     assert relative_scores(ScoreKind.RATIO, [0.0, 0.0]) == [1.0, 1.0]
 
 
+def test_no_scores_have_no_relative_scores() -> None:
+    assert relative_scores(ScoreKind.LOGIT, []) == []
+
+
 @pytest.mark.parametrize("kind", IDENTITY_KINDS)
 def test_on_an_interval_scale_it_is_the_exponential_of_the_gap(kind: ScoreKind) -> None:
     assert relative_score(kind, -0.25, -0.75, temperature=0.5) == pytest.approx(math.exp(-1.0))

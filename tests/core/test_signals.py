@@ -76,6 +76,8 @@ class TestSignals:
     @given(st.floats(-1.0, 1.0), st.integers(1, 50))
     def test_equal_scores_have_no_spread_whatever_the_rounding(self, score: float, n: int) -> None:
         assert by_name({"dense": leg(*[score] * n)})["dense.z"] == [0.0] * n
+        found = named(freshness=[1e6 * score] * n)
+        assert found["freshness.z"] == found["freshness.gap"] == [0.0] * n
 
     def test_no_candidates_and_no_legs(self) -> None:
         assert features({"dense": leg(), "lexical": leg()}).shape == (N_BOTH, 0)
@@ -91,8 +93,10 @@ class TestSignals:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             found = by_name({"leg": leg(0.5, garbage, 0.2, kind=kind)})
+            of_signal = named(ranker=[1.0, garbage, 0.0])
         assert math.isnan(found["leg.value"][1])
         assert np.isnan(found["leg.gap"]).all()
+        assert all(math.isnan(values[1]) for values in of_signal.values())
 
 
 def named(**signals: list[float]) -> dict[str, list[float]]:
@@ -135,7 +139,10 @@ class TestNamedSignals:
     @given(finite_scores, st.data())
     def test_they_follow_their_candidate(self, values: list[float], data: st.DataObject) -> None:
         order = data.draw(st.permutations(range(len(values))))
-        moved, found = named(ranker=[values[i] for i in order]), named(ranker=values)
+        in_order = [values[i] for i in order]
+        moved, found = (
+            {**named(ranker=each), **by_name({"dense": leg(*each)})} for each in (in_order, values)
+        )
         for name, own in found.items():
             assert moved[name] == pytest.approx([own[i] for i in order], abs=1e-6)
 

@@ -68,6 +68,11 @@ def drawn_trees(draw: st.DrawFn, most: int = MAX_LEAVES) -> Drawn:
 
 
 class TestLogOdds:
+    def test_one_tree_by_hand(self) -> None:
+        """A value equal to the threshold goes to the left."""
+        candidates = np.array([[0.5, 2.0], [0.5, 2.1], [0.6, 2.0], [0.6, 9.0]])
+        assert ONE.log_odds(candidates.T).tolist() == [-0.75, -0.5, 3.0, 3.0]
+
     @given(st.lists(drawn_trees(), min_size=1, max_size=5), st.integers(1, 20))
     def test_it_is_the_sum_of_the_leaves_that_walks_reach(self, drawn: list[Drawn], n: int) -> None:
         candidates = np.random.default_rng(n).integers(-3, 4, (n, 3)).astype(float)
