@@ -89,8 +89,9 @@ def decision_over(*passages: object) -> Decision:
 )
 def test_edges_puts_the_best_at_both_ends(n: int, order: str) -> None:
     decision = decision_on([f"text {i}" for i in range(n)])
-    presented = ids(assemble(decision, Assembly(order="edges")).passages)
-    assert presented == [f"p{rank}" for rank in order]
+    context = context_of(decision, Assembly(order="edges"))
+    assert ids(context.passages) == [f"p{rank}" for rank in order]
+    assert context.kept_ids == tuple(f"p{rank}" for rank in range(1, n + 1))
 
 
 PLAIN = "{text}"

@@ -36,7 +36,8 @@ def test_unicode_form_case_and_white_space_make_no_other_text(text: str, copy: s
 @given(
     st.lists(
         st.text("aB \n\x1c\0zé", min_size=16, max_size=24).map(lambda end: "letter " * 3 + end)
-        | st.text("aB \né", max_size=60),
+        | st.text("aB \né", max_size=60)
+        | st.text(st.characters(codec="ascii"), max_size=30),
         max_size=8,
     )
 )

@@ -89,6 +89,10 @@ class TestChangedShare:
         one, other = two_corpora(np.random.default_rng(n), n, n // 2, 0)
         assert one.changed_share(other) == 1.0
 
+    def test_one_passage_more_is_one_passage(self) -> None:
+        one, other = two_corpora(np.random.default_rng(2), 20_000, 20_001, 20_000)
+        assert one.changed_share(other) == pytest.approx(1 / 20_001)
+
     @pytest.mark.parametrize(
         ("n", "n_other", "common"),
         [

@@ -186,6 +186,7 @@ def test_precision_over_judged_passages_equals_that_of_ir_measures() -> None:
     "value",
     [
         metrics.recall_at_k([0, 0], [0], 2),
+        metrics.recall_at_k([1], [1], 1, min_grade=2),
         metrics.context_recall([], []),
         metrics.hit_rate_at_k([0], [0], 1),
         metrics.reciprocal_rank([0], [0]),
@@ -215,6 +216,11 @@ def test_a_relevant_passage_that_was_not_retrieved_is_a_miss_and_not_undefined()
 def test_a_mean_says_over_how_many_queries() -> None:
     assert metrics.mean([0.0, None, 1.0, None]) == Mean(0.5, 2)
     assert metrics.mean([]) == Mean(None, 0)
+
+
+def test_precision_at_k_counts_missing_passages_and_precision_of_a_context_does_not() -> None:
+    assert metrics.precision_at_k([1, 1], 5) == 0.4
+    assert metrics.precision_at_k([1, 1]) == 1.0
 
 
 def test_context_precision_is_blind_to_what_the_context_misses() -> None:
@@ -320,6 +326,11 @@ def test_no_preset_charges_less_for_a_labelled_negative_than_for_a_suspected_one
         metrics.RELAXED_UTILITIES,
     ):
         assert preset.distractor <= preset.hard_negative <= preset.irrelevant <= preset.unjudged
+
+
+def test_partial_worth_is_for_positive_grades_below_the_collections_highest() -> None:
+    assert metrics.strict_utilities([1], top_grade=1) == [1.0]
+    assert metrics.strict_utilities([1], top_grade=2) == [0.5]
 
 
 def test_a_map_of_grades_replaces_the_preset_for_the_grades_it_names() -> None:
