@@ -1,5 +1,6 @@
 """The service with an assessor: it asks by the profile, and answers in any case."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from ctxguard.core.types import Route, ScoreKind
 from ctxguard.profile.schema import AssessorProfile, RouteProfile
 from ctxguard.server.settings import ServiceSettings
 from tests.profiles import profile_with
+from tests.timing import SOON
 
 pytest.importorskip("openai")
 
@@ -81,3 +83,14 @@ def test_what_the_assessor_knows_decides(
     assert counted(registry, "ctxguard_assessed_candidates_total", outcome="answered") == 4
     assert counted(registry, "ctxguard_changed_decisions_total", answers="applied") == 1
     assert counted(registry, "ctxguard_assessor_cost_total") == pytest.approx(300 / 1e6)
+
+
+def test_a_hanging_assessor_leaves_the_calibrated_answer(
+    serve: Serve, settings: Settings, endpoint: ModelEndpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint.hanging_on = "fox"
+    with caplog.at_level(logging.DEBUG, "ctxguard"):
+        answer = serve(**settings, assessor_seconds=SOON).post("/v1/filter", json=BODY).json()
+    assert answer["kept"] == ["a cat", "a fox", "a dog"]
+    assert "degraded" in answer["flags"]
+    assert "a fox" not in caplog.text

@@ -66,6 +66,7 @@ def test_without_a_token_only_this_machine_is_answered(
     [
         ("", "https://a.example", 415),
         ("text/plain", "https://a.example", 415),
+        ("text/plain;charset=UTF-8", "https://a.example", 415),
         ("application/x-www-form-urlencoded", "", 415),
         ("application/json", "https://a.example", 200),
         ("text/plain;charset=UTF-8", "", 200),

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import CASES, MIN_RATIO, QUERY, post, relevance, truth
+from cases import CASES, MIN_RATIO, QUERY, Case, each_case, post, relevance, truth
 
 from ctxguard.core.scores import relative_scores
 from ctxguard.core.types import ScoreKind
@@ -56,6 +56,14 @@ def test_the_table_at_the_top_is_true(guarded: str) -> None:
     assert ask(top_n=3) == ask(model="ctxguard:omit") == kept
     assert ask(model="ctxguard:full", top_n=3)[:2] == kept
     assert len(ask(model="ctxguard:full", top_n=3)) == 3
+
+
+@each_case
+def test_exactly_the_dropped_documents_of_a_case_have_zero(guarded: str, case: Case) -> None:
+    ratios = relative_scores(ScoreKind.PROBABILITY, relevance(QUERY, case.documents))
+    scores = truth(guarded, case.documents)
+    assert [score > 0.0 for score in scores] == [ratio >= MIN_RATIO for ratio in ratios]
+    assert all(0.0 <= score <= 1.0 for score in scores)
 
 
 def test_the_cases_of_the_clients_drop_some_and_keep_some(guarded: str) -> None:
