@@ -26,7 +26,7 @@ from ctxguard.resilience.breaker import FAILURES, RETRY_SECONDS
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.testing import WordHashEmbedder
 from tests.counted import Counted
-from tests.timing import NEVER, SOON, Clock
+from tests.timing import NEVER, PATIENCE_SECONDS, SOON, Clock
 
 RANKING = Ranking.from_hits([Hit("a", 2.0, "first"), Hit("b", 1.0, "second")], ScoreKind.RATIO)
 
@@ -153,6 +153,22 @@ class TestDeadline:
     ) -> None:
         with pytest.raises(ConfigurationError, match=next(iter(settings))):
             guard_of(lambda query, depth: RANKING, counts, **settings)
+
+    def test_a_process_ends_with_a_retriever_that_hangs(self) -> None:
+        script = """
+import asyncio, time
+from ctxguard import ContextGuard, CtxguardError
+
+guard = ContextGuard(lambda query, depth: time.sleep(600), deadline_seconds=0.05)
+
+async def main():
+    asks = [guard.aretrieve("q?") for _ in range(40)]
+    for answer in await asyncio.gather(*asks, return_exceptions=True):
+        assert isinstance(answer, CtxguardError), answer
+
+asyncio.run(main())
+"""
+        subprocess.run([sys.executable, "-c", script], timeout=PATIENCE_SECONDS, check=True)
 
 
 class TestCircuit:

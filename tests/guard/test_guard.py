@@ -41,9 +41,11 @@ from ctxguard.errors import (
 from ctxguard.guard import ContextGuard
 from ctxguard.profile.schema import Profile, RouteProfile
 from ctxguard.request.telemetry import Telemetry, default_telemetry
+from ctxguard.testing import FaultyRetriever
+from ctxguard.testing.faults import Fault
 from tests.counted import Counted
 from tests.profiles import profile_with
-from tests.timing import PATIENCE_SECONDS
+from tests.timing import NEVER, PATIENCE_SECONDS
 
 HITS = [
     Hit("a", 10.0, "The first."),
@@ -197,33 +199,42 @@ class TestWhatItWraps:
             aretrieve = staticmethod(search)
 
         for retriever in (search, AsynchronousOnly()):
-            with pytest.raises(ConfigurationError, match="await aretrieve"):
-                guard_of(retriever, telemetry=counted.telemetry).retrieve("q?")
-        assert counted["failed_requests"] == 2
+            for seconds in (None, NEVER):
+                guard = guard_of(retriever, telemetry=counted.telemetry, deadline_seconds=seconds)
+                with pytest.raises(ConfigurationError, match="await aretrieve"):
+                    guard.retrieve("q?")
+        assert counted["failed_requests"] == 4
 
-    def test_a_synchronous_retriever_does_not_block_the_event_loop(self) -> None:
-        released = asyncio.Event()
+    @pytest.mark.parametrize("is_embedded", [False, True])
+    def test_a_synchronous_retriever_does_not_block_the_event_loop(self, is_embedded: bool) -> None:
+        faulty = FaultyRetriever([Passage(hit.passage_id, hit.text) for hit in HITS])
+        fault = faulty.faults["dense"] if is_embedded else Fault()
+        search = (
+            faulty.retriever if is_embedded else lambda query, depth: fault.run(lambda: RANKING)
+        )
 
         async def main() -> Context:
-            loop = asyncio.get_running_loop()
+            loop, released = asyncio.get_running_loop(), asyncio.Event()
 
-            def search(query: str, depth: int) -> Ranking:
+            def slowly(work: Callable[[], Any]) -> Any:
                 # Only a loop that still runs can set the event that this waits for.
-                asyncio.run_coroutine_threadsafe(released.wait(), loop).result(
-                    timeout=PATIENCE_SECONDS
-                )
-                return RANKING
+                asyncio.run_coroutine_threadsafe(released.wait(), loop).result(PATIENCE_SECONDS)
+                return work()
 
-            answer = asyncio.create_task(guard_of(search).aretrieve("q?"))
-            await asyncio.sleep(0)
-            released.set()
-            return await answer
+            with fault.injected(slowly):
+                answer = asyncio.create_task(guard_of(search).aretrieve("the first"))
+                await asyncio.sleep(0)
+                released.set()
+                return await answer
 
-        assert len(asyncio.run(main())) == 5
+        context = asyncio.run(main())
+        assert len(context) == 5
+        assert context.failures == ()
 
     @given(st.data())
-    def test_aretrieve_equals_retrieve(self, data: st.DataObject) -> None:
-        guard = guard_of(Answering(data.draw(rankings())), policy=SEVENTY)
+    def test_aretrieve_and_filter_equal_retrieve(self, data: st.DataObject) -> None:
+        ranking = data.draw(rankings())
+        guard = guard_of(Answering(ranking), policy=SEVENTY)
 
         def outcome(ask: Callable[[], Context]) -> object:
             try:
@@ -231,8 +242,9 @@ class TestWhatItWraps:
             except StageUnavailableError as error:
                 return str(error)
 
-        waited = outcome(lambda: asyncio.run(guard.aretrieve("q?", request_id="r")))
-        assert waited == outcome(lambda: guard.retrieve("q?", request_id="r"))
+        retrieved = outcome(lambda: guard.retrieve("q?", request_id="r"))
+        assert retrieved == outcome(lambda: asyncio.run(guard.aretrieve("q?", request_id="r")))
+        assert retrieved == outcome(lambda: guard.filter("q?", ranking, request_id="r"))
 
     def test_results_at_hand_are_filtered_without_a_retriever(self) -> None:
         guard = ContextGuard(policy=SEVENTY, telemetry=Telemetry(CollectorRegistry()))
@@ -471,7 +483,11 @@ class TestCalibration:
             (Answering, {"k": 3}, (Flag.UNCALIBRATED,)),
             (Answering, {"policy": SEVENTY}, (Flag.UNCALIBRATED,)),
             (Identified, {"profile": profile_of(fingerprint=OWN), "strict": True}, ()),
-            (Answering, {"profile": profile_of(fingerprint=OWN), "fingerprint": OWN}, ()),
+            (
+                Answering,
+                {"profile": profile_of(fingerprint=OWN), "fingerprint": OWN, "strict": True},
+                (),
+            ),
         ],
         ids=["top k", "by hand", "identifies itself", "identified by hand"],
     )
@@ -826,6 +842,24 @@ class TestSampling:
             guard_of(Failing(OSError("down")), telemetry=broken).retrieve("q?")
 
 
+@given(rankings(), POLICIES)
+def test_a_dropped_passage_is_kept_under_the_settings_that_it_names(
+    ranking: Ranking, policy: RatioPolicy
+) -> None:
+    """Also among copies, repeated ids and garbage."""
+    try:
+        context = guard_of(Answering(ranking), policy=policy).retrieve("q?")
+    except StageUnavailableError:
+        assume(False)  # no passage can be read
+    assert len(context.verdicts) == len(ranking)
+    for verdict in context.verdicts:
+        if verdict.reason in (DropReason.BELOW_RATIO, DropReason.BEYOND_K):
+            needed: dict[str, Any] = {each.setting: each.value for each in verdict.kept_if}
+            changed = replace(policy, **{**needed, "k": int(needed.get("k", policy.k))})
+            assert changed != policy
+            assert verdict.passage_id in decide(context.decision.ranking, changed).kept_ids
+
+
 class TestNeverEmptyByAccident:
     """Empty where nothing was retrieved, where abstention was asked for, or flagged."""
 
@@ -904,3 +938,9 @@ class TestAssemblyThroughTheGuard:
         assert served(context) == ["a", "b"]
         assert context.verdicts[2].reason is DropReason.DUPLICATE_TEXT
         assert served(self.ask(Assembly(drop_duplicates=False), hits)) == ["a", "b", "c"]
+
+    def test_copies_leave_their_places_to_the_next_best(self) -> None:
+        copies = [replace(HITS[0], passage_id=f"copy {n}", score=9.5 - n / 10) for n in range(3)]
+        context = self.ask(Assembly(), [HITS[0], *copies, *HITS[1:]])
+        assert served(context) == ["a", "b", "c", "d", "e"]
+        assert context.dropped_by_reason == {DropReason.DUPLICATE_TEXT: 3, DropReason.BEYOND_K: 1}

@@ -242,6 +242,7 @@ class TestErrorsQuoteNobody:
             ask()
         assert DIAGNOSIS not in str(told.value)
         assert "test_hygiene.py:" in str(told.value)
+        assert told.value.stage == "retriever"
         assert isinstance(told.value.__cause__, kind)
 
     def test_a_stage_that_was_left_out_is_told_without_the_query_or_a_passage(self) -> None:

@@ -109,6 +109,11 @@ class TestUseProfile:
         assert context.passages[0].passage_id == "w=0.4"
         assert scene.guard.profile == profile_of(4)
 
+    def test_a_profile_is_read_from_its_path(self, scene: Scene, tmp_path: Path) -> None:
+        profile_of(5).save(tmp_path / "other.json")
+        scene.guard.use_profile(tmp_path / "other.json")
+        assert scene.k() == 5
+
     def test_a_profile_of_another_system_is_refused_and_the_one_in_force_stays(
         self, scene: Scene
     ) -> None:
@@ -214,6 +219,18 @@ class TestWatching:
             profile_of(3).save(scene.path)
             until(lambda: scene.k() == 3)
 
+    def test_rebinding_files_under_load_serves_only_what_was_saved(self, scene: Scene) -> None:
+        seen = set()
+        with scene.watcher:
+            for turn in range(60):
+                profile_of((2, 3, 5)[turn % 3]).save(scene.path)
+                for _ in range(20):
+                    context = scene.guard.retrieve("q?")
+                    seen.add((context.passages[0].passage_id, len(context)))
+            until(lambda: scene.k() == 5)
+        assert seen <= {("w=0.2", 2), ("w=0.3", 3), ("w=0.5", 5)}
+        assert scene.failing == 0
+
     def test_stopping_ends_the_thread_and_it_can_be_started_again(self, scene: Scene) -> None:
         scene.watcher.start().start()
         assert (
@@ -305,10 +322,11 @@ class TestBadFiles:
         scene.watcher.check()
         assert scene.failing == 0
         spoil(scene.path)
-        with caplog.at_level(logging.WARNING, "ctxguard"):
+        with caplog.at_level(logging.DEBUG, "ctxguard"):
             looks = [scene.watcher.check() for _ in range(5)]
         assert looks == [ReloadOutcome(outcome), None, None, None, None]
         (record,) = caplog.records
+        assert record.levelno == logging.WARNING
         said = record.getMessage()
         assert repr(str(scene.path)) in said
         assert outcome in said

@@ -67,6 +67,13 @@ def test_most_contexts_with_a_relevant_passage_are_sufficient_and_many_others_ar
     assert verdicts[False].count(False) >= 0.2 * len(verdicts[False])
 
 
+def test_a_profile_read_from_its_file_is_the_one_that_was_written(
+    file: Path, profile: Profile
+) -> None:
+    assert Profile.load(file) == profile
+    assert Profile.load(file).profile_id == profile.profile_id
+
+
 def test_the_document_says_it(file: Path, retriever: Recorded) -> None:
     context = first(guard_of(retriever, file), retriever, sufficient=False)
     document = json.loads(json.dumps(context.to_dict()))

@@ -117,6 +117,16 @@ def test_a_stage_that_recovers_is_found_out_beside_a_request_that_goes_on_withou
     assert stage.call(lambda: "as usual", seconds) == "as usual"
 
 
+@pytest.mark.parametrize("seconds", [None, NEVER])
+def test_where_nothing_else_could_answer_the_request_waits_for_its_probe(
+    seconds: float | None, clock: Clock
+) -> None:
+    stage = opened_stage()
+    clock.now += RETRY_SECONDS + 0.01
+    assert stage.call(lambda: "back", seconds, is_only_stage=True) == "back"
+    assert not stage.is_open
+
+
 def test_hung_probes_do_not_use_up_the_threads_that_a_recovery_needs(clock: Clock) -> None:
     stage, over = Stage("dense", workers=2), threading.Event()
     for _ in range(FAILURES):
