@@ -35,7 +35,8 @@ class Where:
         fields: Conditions on the others.
 
     Attributes:
-        conditions: Field and allowed values, in the order of the fields' names.
+        conditions: Field and tokens of the allowed values, in the order of the fields' names;
+            `values_of` gives the values.
 
     Raises:
         ConfigurationError: no condition, or a value that is None, a fraction or a nested object:

@@ -6,10 +6,12 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from prometheus_client import CollectorRegistry
 from snippets import ran
 
-from ctxguard import ContextGuard, Flag, ScoreKind, Where
+from ctxguard import ContextGuard, Flag, ScoreKind, StageUnavailableError, Where
 from ctxguard.core.context import Context
+from ctxguard.request.telemetry import Telemetry
 
 QUERY = "How long does a kettle take?"
 
@@ -45,6 +47,27 @@ def test_lancedb_filters(lance: dict[str, Any]) -> None:
     assert asked(lance["guard"], tenant="it's' OR true --").empty
 
 
+@pytest.mark.parametrize("query", ["", "\"kettle's AND ( +", "kettle " * 500])
+def test_lancedb_searches_for_any_text(lance: dict[str, Any], query: str) -> None:
+    assert not lance["lexical"](query, depth=3)[2:]
+
+
+def test_lancedb_without_its_text_index_serves_the_vectors(
+    lance: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = lance["table"].search
+
+    def failing(*given: Any, **options: Any) -> Any:
+        if options:
+            raise ValueError("Cannot perform full text search")
+        return search(*given)
+
+    monkeypatch.setitem(lance, "table", SimpleNamespace(search=failing))
+    context = asked(lance["guard"])
+    assert context.kept_ids[0] == "k1"
+    assert Flag.DEGRADED in context.flags
+
+
 @pytest.fixture(scope="module")
 def chroma() -> dict[str, Any]:
     return ran("chroma")
@@ -61,6 +84,17 @@ def test_chroma_filters_by_one_condition_and_by_several(chroma: dict[str, Any]) 
     assert asked(chroma["guard"], tenant="b").kept_ids == ("k2",)
     assert asked(chroma["guard"], tenant="c").empty
     assert asked(chroma["guard"], tenant=["a", "b"], language="en").empty
+
+
+@pytest.mark.parametrize("values", [[], ["a", 1]])
+def test_chroma_serves_nothing_for_a_filter_that_it_refuses(
+    chroma: dict[str, Any], values: list[Any]
+) -> None:
+    guard = ContextGuard(
+        chroma["search"], score_kind="distance", telemetry=Telemetry(CollectorRegistry())
+    )
+    with pytest.raises(StageUnavailableError):
+        asked(guard, tenant=values)
 
 
 UUID = uuid4()
@@ -113,7 +147,20 @@ def test_weaviate_is_asked_as_its_client_demands(weaviate: dict[str, Any]) -> No
     }
     sent = weaviate["collection"].query.filters[-1].filters
     assert [each.target.property for each in sent] == ["level", "tenant"]
+    assert list(sent[0].value_int_array.values) == [3]
     assert sorted(sent[1].value_text_array.values) == ["a", "b"]
+
+
+def test_weaviate_filters_nothing_where_nothing_is_asked(weaviate: dict[str, Any]) -> None:
+    assert asked(weaviate["guard"]).kept_ids == (str(UUID),)
+    assert weaviate["collection"].query.filters[-1] is None
+
+
+def test_weaviate_serves_nothing_for_a_filter_that_its_client_refuses(
+    weaviate: dict[str, Any],
+) -> None:
+    with pytest.raises(StageUnavailableError):
+        asked(weaviate["guard"], tenant=[])
 
 
 def test_a_dspy_module_reads_what_the_guard_kept() -> None:
