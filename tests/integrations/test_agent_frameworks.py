@@ -39,6 +39,24 @@ def section(title: str, **given: Any) -> dict[str, Any]:
     return names
 
 
+def pydantic_ai() -> str:
+    from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart, ToolReturnPart
+    from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+    read: list[str] = []
+
+    def respond(messages: list[Any], info: AgentInfo) -> ModelResponse:
+        assert info.function_tools[0].description.startswith("Search our documentation.")
+        parts = [part for each in messages for part in each.parts]
+        read.extend(part.content for part in parts if isinstance(part, ToolReturnPart))
+        if not read:
+            return ModelResponse([ToolCallPart("search_docs", {"query": QUERY})])
+        return ModelResponse([TextPart("done")])
+
+    section("pydantic-ai", model=FunctionModel(respond))
+    return read[0]
+
+
 def smolagents() -> str:
     from smolagents.models import (
         ChatMessage,
@@ -103,7 +121,7 @@ def agents() -> str:
     return model.read
 
 
-@pytest.mark.parametrize("framework", [smolagents, agents])
+@pytest.mark.parametrize("framework", [pydantic_ai, smolagents, agents])
 def test_the_agent_reads_what_the_guard_kept(
     framework: Callable[[], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
