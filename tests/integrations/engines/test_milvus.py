@@ -139,6 +139,17 @@ def test_an_answer_that_cannot_be_read_is_an_outage(
         retriever.retrieve("foxes")
 
 
+@pytest.mark.parametrize(
+    "entity", [None, {}, {"passage_id": "a", "title": "", "text": "t", "metadata": "{"}]
+)
+def test_a_row_without_a_passage_is_left_out(
+    retriever: EngineRetriever, monkeypatch: pytest.MonkeyPatch, entity: object
+) -> None:
+    rows = [{"distance": 0.9, "entity": entity}, _hit(Row("d1", "A text.", 0.8))]
+    _answer(monkeypatch, [rows])
+    assert retriever.on_route(Route.DENSE).retrieve("foxes").passage_ids == ("d1",)
+
+
 class _Code:
     def __init__(self, name: str) -> None:
         self.name = name
@@ -320,6 +331,12 @@ def test_what_milvus_cannot_hold_is_refused_and_named() -> None:
     ):
         with pytest.raises(DataError, match="passage 'a'"):
             _built([passage])
+
+
+def test_a_text_as_long_as_milvus_holds_is_found() -> None:
+    text = "violin " + "x" * (milvus.MAX_BYTES - 7)
+    with _built([Passage("a", text), *PASSAGES]) as built:
+        assert built.passage("a").text == text
 
 
 def test_quotes_and_brackets_reach_no_filter() -> None:
