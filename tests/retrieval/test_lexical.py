@@ -60,6 +60,16 @@ def test_bm25s_scores_are_the_librarys_own(texts: list[str], query: str) -> None
     assert Bm25sIndex.build(texts).search(query, 5).all_scores == pytest.approx(expected, abs=1e-5)
 
 
+@given(texts=texts, k=st.integers(1, 40))
+@settings(max_examples=100, deadline=None)
+def test_the_search_keeps_what_sorting_everything_would_keep(texts: list[str], k: int) -> None:
+    hits = Bm25sIndex.build(texts).search("red fox sun", k)
+    everything = sorted(
+        (-score, row) for row, score in enumerate(hits.all_scores.tolist()) if score > 0
+    )
+    assert hits.rows.tolist() == [row for _, row in everything[:k]]
+
+
 def test_rank_bm25_scores_are_the_librarys_own_where_they_are_positive() -> None:
     rank_bm25 = pytest.importorskip("rank_bm25")
     texts = ["red fox", "blue fox sleeps", "green dog", "a red dog runs", "sun"]
