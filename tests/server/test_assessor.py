@@ -28,7 +28,8 @@ BODY = {
     "query": "what is red?",
     "score_kind": "logit",
     "candidates": [
-        {"id": text, "score": 0.2 - place / 10, "text": text} for place, text in enumerate(TEXTS)
+        {"id": text, "score": 0.2 - place / 10, "text": f"{text} of me@example.org"}
+        for place, text in enumerate(TEXTS)
     ],
 }
 Settings = dict[str, Any]
@@ -80,6 +81,8 @@ def test_what_the_assessor_knows_decides(
     answer = serve(**settings).post("/v1/filter", json=BODY).json()
     assert answer["kept"] == ["a fox"]
     assert len(endpoint.requests) == 1
+    assert "of [e-mail]" in str(endpoint.requests)
+    assert "example.org" not in str(endpoint.requests)
     assert counted(registry, "ctxguard_assessed_candidates_total", outcome="answered") == 4
     assert counted(registry, "ctxguard_changed_decisions_total", answers="applied") == 1
     assert counted(registry, "ctxguard_assessor_cost_total") == pytest.approx(300 / 1e6)

@@ -40,6 +40,7 @@ def test_kept_documents_have_scores_above_zero_and_dropped_ones_exactly_zero(
     assert all(0.0 < score <= 1.0 for score in scores[:3])
     assert scores[3:] == [0.0] * 3
     assert scores == sorted(scores, reverse=True)
+    assert isinstance(answer["id"], str)
     meta = answer["meta"]["ctxguard"]
     assert meta["kept"] == 3
     assert meta["dropped"] == {"beyond_k": 3}
