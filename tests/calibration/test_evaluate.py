@@ -71,6 +71,14 @@ class TestHandMade:
         for name in ("recall_at_depth", "ndcg_at_10"):
             assert loose[name] == tight[name]
 
+    @pytest.mark.parametrize(("temperature", "suspected"), [(1.0, (2, 3, 4)), (0.5, (2, 3))])
+    def test_beyond_the_third_rank_a_passage_is_suspected_by_its_score_at_the_temperature(
+        self, temperature: float, suspected: tuple[int, ...]
+    ) -> None:
+        policy = RatioPolicy(k=4, temperature=temperature)
+        found = metrics([8.0, 6.0, 6.0, 6.0], {"p0": 1}, policy)
+        assert found["udcg"] == pytest.approx(1.0 - sum(0.5 / LOG(n + 1) for n in suspected))
+
 
 def one_by_one(decision: Decision, labels: PoolLabels, row: int) -> dict[str, float | None]:
     """The measures of `ctxguard.core.metrics` of one context."""
@@ -114,18 +122,28 @@ def one_by_one(decision: Decision, labels: PoolLabels, row: int) -> dict[str, fl
     return {name: math.nan if value is None else value for name, value in expected.items()}
 
 
+RULES = [
+    DEFAULT_UTILITIES,
+    Utilities(rank_limit=0),  # the score alone makes a passage suspect
+    # Labels alone do.
+    Utilities(by_grade={0: -0.3, 1: 0.2}, gain="exponential", rank_limit=0, score_ratio=1.0),
+]
+
+
 class TestAllAtOnce:
     @settings(max_examples=100, deadline=None)
     @given(
-        cases(rules=[DEFAULT_UTILITIES, Utilities(by_grade={0: -0.3, 1: 0.2}, gain="exponential")]),
+        cases(rules=RULES),
         st.integers(1, 9),
         st.sampled_from([0.0, 0.3, 0.75]),
+        st.sampled_from([1.0, 0.5]),
     )
     def test_every_figure_is_that_of_the_measures_of_one_query(
-        self, case: Case, k: int, min_ratio: float
+        self, case: Case, k: int, min_ratio: float, temperature: float
     ) -> None:
         pools, labels = case
-        policy = RatioPolicy(k=k, min_ratio=min_ratio * (pools.kind is not ScoreKind.RANK))
+        ratio = min_ratio * (pools.kind is not ScoreKind.RANK)
+        policy = RatioPolicy(k=k, min_ratio=ratio, temperature=temperature)
         found = per_query(pools, labels, policy).values
         for row, ranking in enumerate(pools.rankings()):
             decision = decide(ranking, policy)
