@@ -140,7 +140,9 @@ class TestHardNegatives:
         result = run.ok(
             "golden", "hard-negatives", "--index", index, "--data", frozen, "--out", out, "--json"
         )
-        assert json.loads(result.stdout)["negatives"] == {"irrelevant": 1}
+        document = json.loads(result.stdout)
+        assert document["negatives"] == {"irrelevant": 1}
+        assert (document["answerable"], document["without_negative"]) == (2, 1)
         (row,) = [json.loads(line) for line in out.read_text().splitlines()]
         assert (row["positive"], row["negative"]) == (PASSAGES["kettle"], PASSAGES["iron"])
 
