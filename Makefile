@@ -133,7 +133,7 @@ test-portable: $(VENV)/.dev
 # those that compare, order or choose by what an encoder, BLAS, faiss, scikit-learn or our own module computed.
 KERNELS_benchmarks := corpus_drift grid index_update ranker search
 KERNELS_calibration := calibrate calibrate_route compare evaluate fit grid named_signals objectives \
-  ranker replay saved_comparison sufficiency trees
+  ranker replay saved_comparison sufficiency
 KERNELS_core := corpus_sketch expected_utility fusion metrics policy relevance scores signals \
   sufficiency trees
 KERNELS_retrieval := dense edits filters forward hybrid kernels lexical models retriever_contract \
