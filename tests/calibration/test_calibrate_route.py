@@ -105,7 +105,9 @@ class TestToday:
 
     @pytest.mark.parametrize(("family", "k"), [("ratio", 1), ("expected_utility", 10)])
     def test_the_safe_policy_serves_it_whatever_was_chosen(self, family: str, k: int) -> None:
-        outcome = outcome_of(calibrated(60, policy=family, serving_k=k))
+        asked = {"policy": family, "serving_k": k, "objective": "utility"}
+        outcome = outcome_of(calibrated(60, **asked))
+        assert outcome.profile.policy != RatioPolicy(k=k)
         assert outcome.profile.safe_policy == outcome.today.policy == RatioPolicy(k=k)
 
     def test_it_stands_first_among_the_options_all_on_the_same_queries(self) -> None:
