@@ -36,7 +36,7 @@ class Where:
 
     Attributes:
         conditions: Field and tokens of the allowed values, in the order of the fields' names;
-            `values_of` gives the values.
+            ``allowed`` has the values.
 
     Raises:
         ConfigurationError: no condition, or a value that is None, a fraction or a nested object:
@@ -78,6 +78,15 @@ class Where:
     def fields(self) -> tuple[str, ...]:
         """Names of the compared fields, ascending."""
         return tuple([name for name, _ in self.conditions])
+
+    @property
+    def allowed(self) -> dict[str, list[Scalar]]:
+        """The values that each field may have, for the filter of an engine.
+
+        >>> Where(groups=["staff", "board"], level=16).allowed
+        {'groups': ['board', 'staff'], 'level': [16]}
+        """
+        return {name: values_of(allowed) for name, allowed in self.conditions}
 
     def allows(self, metadata: object) -> bool:
         """Tell whether a passage with this metadata may be seen; False if undecidable."""

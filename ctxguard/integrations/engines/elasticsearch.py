@@ -17,7 +17,7 @@ from urllib.parse import quote
 from ctxguard._support.error_text import describe_error
 from ctxguard._support.extras import require
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.metadata_filter import Where, values_of
+from ctxguard.core.metadata_filter import Where
 from ctxguard.core.scores import is_valid
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
@@ -230,8 +230,8 @@ class ElasticsearchRetriever(Hybrid):
         """
         fields = self._fields
         filters = [
-            {"terms": {fields.of_metadata(name): values_of(allowed)}}
-            for name, allowed in (() if where is None else where.conditions)
+            {"terms": {fields.of_metadata(name): allowed}}
+            for name, allowed in (() if where is None else where.allowed.items())
         ]
         match: dict[str, Any] = {"match": {fields.text: {"query": text}}}
         if filters:

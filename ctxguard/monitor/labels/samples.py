@@ -17,7 +17,7 @@ from ctxguard.monitor.labels.human import (
     human_verdicts,
     rows_left,
 )
-from ctxguard.monitor.sampling.record import SampleRecord, allowed_values
+from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import PickedPassage, PickKind, SampleStore
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class GradedSample:
         field, equals, value = tenant.partition("=")
         field, value = (field, value) if equals else ("tenant", tenant)
         where = self.record.where
-        allowed = [] if where is None else allowed_values(where).get(field, [])
+        allowed = [] if where is None else where.allowed.get(field, [])
         return bool(allowed) and all(str(one) == value for one in allowed)
 
     def grade(self, position: int) -> int:

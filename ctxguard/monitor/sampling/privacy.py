@@ -7,7 +7,7 @@ from typing import Literal
 from ctxguard.core.metadata_filter import Where
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.redaction import Redactor, Text, kept, redact, redacted
-from ctxguard.monitor.sampling.record import SampleRecord, allowed_values
+from ctxguard.monitor.sampling.record import SampleRecord
 
 TextName = Literal["stored", "hashed", "omitted"]
 
@@ -77,7 +77,7 @@ class Privacy:
 
     def _is_secret(self, where: Where) -> bool:
         """Whether a filter may not be written, or cannot be written unchanged."""
-        texts = [str(value) for values in allowed_values(where).values() for value in values]
+        texts = [str(value) for values in where.allowed.values() for value in values]
         return any(
             text != text.encode("utf-8", "replace").decode()
             or (self.redactor is not None and redacted(text, self.redactor) != text)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ctxguard.core.assembly import read_passages
 from ctxguard.core.context import Context
-from ctxguard.core.metadata_filter import Scalar, Where, values_of
+from ctxguard.core.metadata_filter import Where
 from ctxguard.core.signals import transforms_of
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import (
@@ -193,7 +193,7 @@ class SampleRecord:
             },
             "signals": {name: _packed(values) for name, values in self.signals.items()},
             "rates": asdict(self.rates),
-            "where": None if self.where is None else allowed_values(self.where),
+            "where": None if self.where is None else self.where.allowed,
             "passages": [
                 [position, passage.title, passage.text]
                 for position, passage in self.passages.items()
@@ -366,15 +366,6 @@ def _token_account(context: Context, readable: Mapping[int, Passage]) -> TokenAc
 
 def _tokens(passage: Passage) -> int:
     return estimate_tokens(f"{passage.title or ''}{passage.text}")
-
-
-def allowed_values(where: Where) -> dict[str, list[Scalar]]:
-    """The values that a filter allows, by field; ``Where`` makes the filter of them again.
-
-    >>> allowed_values(Where(tenant="a", groups=["staff", "board"]))
-    {'groups': ['board', 'staff'], 'tenant': ['a']}
-    """
-    return {name: values_of(allowed) for name, allowed in where.conditions}
 
 
 def _pool(sample: Sample) -> tuple[dict[int, Passage], tuple[int, ...]]:
