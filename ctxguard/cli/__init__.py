@@ -52,8 +52,8 @@ _COMMANDS = {
     "fit utilities": "Fit the utilities of passages for one reader, from answers marked right or "
     "wrong.",
 }
-"""The first sentence of each command's help. ``golden hard-negatives`` is the class `HardNegatives`
-of the module ``golden``; ``demo`` the class `Demo` of the module ``demo``."""
+"""The first sentence of each command's help. ``golden hard-negatives`` is the class
+`HardNegativesCommand` of the module ``golden``; ``demo`` is `DemoCommand` of ``demo``."""
 
 _FIELDS: dict[str, dict[str, Collection[str]]] = {
     "calibrate": {"keys": ["serving_k"]},

@@ -119,19 +119,20 @@ def _labelled_ids(
 
 
 def open_labelled(
-    settings: "IndexSystem", split: str, output: Output
+    settings: "IndexSystem", data: Path, split: str, output: Output
 ) -> "tuple[Labelled, dict[str, int], Any]":
-    """Read the key ``data`` of a command, and open its system for these queries.
+    """Read labelled queries, and open a command's system for them.
 
     Args:
         settings: The command's, which are a `System` or only name an index.
+        data: See `read_labelled`.
         split: See `read_labelled`.
         output: Shows what is under way.
 
     Returns:
         The labels, the counts of ``against``, and the retriever.
     """
-    labelled = read_labelled(settings.data, split)  # type: ignore[attr-defined]
+    labelled = read_labelled(data, split)
     if getattr(settings, "run", None) is not None and labelled.dataset.keywords:
         note = "keywords are left out: a run has no texts to look for them in"
         without = replace(labelled.dataset, keywords={})

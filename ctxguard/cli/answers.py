@@ -76,8 +76,8 @@ class AnswersCommand(System):
     seed: _options.Seed = 0
 
     def __call__(self, output: Output) -> None:
-        """Marks the answers and shows the paired difference, with tokens, cost and seconds. Today's
-        context is the retriever's first few, as shadow serves them.
+        """The answers are marked, and their paired difference is shown with tokens, cost and
+        seconds. Today's context is the retriever's first few, as shadow serves them.
         """
         from calibration.reader.paired_answers import (
             AnswerFile,
@@ -88,7 +88,7 @@ class AnswersCommand(System):
         )
 
         profile = ctxguard.Profile.load(self.profile)
-        labelled, _, source = open_labelled(self, "test", output)
+        labelled, _, source = open_labelled(self, self.data, "test", output)
         notes = [*labelled.notes, *seen_in_calibration(labelled, profile)]
         dataset = labelled.dataset
         with open_assessor(self) as assessor, output.passes() as begin:

@@ -145,14 +145,16 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
         if self.data is None:
             calibrate_from_questions(self, chosen, output)
             return
-        labelled, counts, opened = open_labelled(self, "train", output)
+        labelled, counts, opened = open_labelled(self, self.data, "train", output)
         # Whoever changes a retriever of their own may forget its fingerprint, and would get old
         # pools.
         default_cache = None if self.index is None else cache_folder() / "pools"
         price = DEFAULT_PRICE if self.price is None else self.price
         with open_assessor(self, patient=True) as stage, output.passes() as begin:
             made = calibrate(
-                *(opened, labelled.dataset, chosen),
+                opened,
+                labelled.dataset,
+                chosen,
                 passes=begin,
                 cache=self.cache or default_cache,
                 asking=None if stage is None else Asking(stage, opened.passage, price),

@@ -93,8 +93,9 @@ class CompareCommand(_options.PassageWorth):
     seed: _options.Seed = 0
 
     def __call__(self, output: Output) -> None:
-        """They rank an index, or are any systems that files describe (--system): retrievers of your
-        own, TREC runs, engines.
+        """Candidates rank an index, or are systems that files describe (--system): retrievers of
+        your own, TREC runs, engines.
+
         Save a comparison with --out (or --json > FILE), and check a later one against it with
         --against FILE.
         """
@@ -134,7 +135,9 @@ class CompareCommand(_options.PassageWorth):
                 progress = begin("encoding queries", len(dataset))
                 vectors = encode_queries(opened, dataset.queries, progress)
             made = compare(
-                *(candidates, view, dataset),
+                candidates,
+                view,
+                dataset,
                 baseline=self.baseline,
                 utilities=utilities,
                 rule=rule,
@@ -147,7 +150,9 @@ class CompareCommand(_options.PassageWorth):
         checks: Sequence[RegressionCheck] = ()
         if saved is not None:
             checks = check_regressions(
-                *(made, saved, dataset.digest()),
+                made,
+                saved,
+                dataset.digest(),
                 metrics=metrics,
                 tolerance=self.tolerance,
                 seed=self.seed,

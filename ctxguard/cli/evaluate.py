@@ -71,7 +71,7 @@ class EvaluateCommand(System):
 
         loaded = None if self.profile is None else Profile.load(self.profile)
         utilities = self.worth(DEFAULT_UTILITIES if loaded is None else loaded.utilities)
-        labelled, counts, source = open_labelled(self, "test", output)
+        labelled, counts, source = open_labelled(self, self.data, "test", output)
         source = source if loaded is None else fitted(loaded, source)
         dataset = labelled.dataset
         route = served_route(source, loaded) if self.route is None else self.route
@@ -86,7 +86,9 @@ class EvaluateCommand(System):
                 "keywords, so there is nothing to measure"
             )
         pools = replayed(
-            *(on_route(source, route), dataset, output),
+            on_route(source, route),
+            dataset,
+            output,
             depth=depth,
             name=route.value,
             columns=() if loaded is None else loaded.signal_columns,
@@ -98,7 +100,10 @@ class EvaluateCommand(System):
         with output.doing("measuring"):
             measured = {
                 each: measure(
-                    *(pools, dataset, by, utilities),
+                    pools,
+                    dataset,
+                    by,
+                    utilities,
                     baseline_k=size,
                     text_of=lambda passage_id: searchable_text(source.passage(passage_id)),
                 )

@@ -40,10 +40,10 @@ class ExplainCommand(SettingsModel):
     as_json: _options.AsJson = False
 
     def __call__(self, output: Output) -> None:
-        """From the store: the query, the candidates with their scores, the judge's
-        verdicts, people's labels, and the probability of its pick for labelling.
+        """A request is shown as it was stored: the query, the candidates with their scores, the
+        judge's verdicts, people's labels, and the probability that it was picked for labelling.
 
-        Of a day: the requests that lost most, with the passages, why each was
+        A day is shown by the requests that lost most, with the passages, why each was
         dropped, and the loss in UDCG and recall.
         """
         from ctxguard.monitor.explanation import explain_sample

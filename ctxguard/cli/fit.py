@@ -50,7 +50,7 @@ class RankerCommand(IndexSystem):
         from calibration.results import paired_differences
         from ctxguard.retrieval.signals.ranker import Ranker
 
-        labelled, counts, retriever = open_labelled(self, "train", output)
+        labelled, counts, retriever = open_labelled(self, self.data, "train", output)
         if not retriever.has_signals:
             raise ConfigurationError(
                 f"the index {self.index} has no signals, which the ranker reads: build it again "
@@ -143,9 +143,9 @@ class UtilitiesCommand(SettingsModel):
     as_json: _options.AsJson = False
 
     def __call__(self, output: Output) -> None:
-        """Compares the answers of one question with each other, so each question needs answers to
-        several contexts. Shows which costs the answers identify, and how often each metric gives
-        the right one of two answers the higher value.
+        """Answers to one question are compared with each other, so each question needs answers to
+        several contexts. The output says which costs the answers identify, and how often each
+        metric gives the right one of two answers the higher value.
         """
         from calibration.reader.answers import of_reader, read_answers
         from calibration.reader.predictive_auc import predictive_aucs
@@ -198,7 +198,10 @@ def _print(
         ("metric", "AUC>", "interval>", "n>", "meaning, or why no AUC"),
         (
             (
-                *(metric, number(auc.value), interval(auc), f"{auc.n:,}"),
+                metric,
+                number(auc.value),
+                interval(auc),
+                f"{auc.n:,}",
                 auc.reason_if_none or predictive_auc.DESCRIPTIONS[metric],
             )
             for metric, auc in metrics.items()

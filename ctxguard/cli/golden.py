@@ -68,7 +68,7 @@ class CheckCommand(SettingsModel):
     as_json: _options.AsJson = False
 
     def __call__(self, output: Output) -> None:
-        """Says where the labels come from, which ones disagree, and how they become one."""
+        """The output says where the labels come from, which disagree, and how they are merged."""
         from calibration.data.frozen_sets import changes, read_snapshot
         from calibration.data.golden_sources import read_sources
 
@@ -147,8 +147,12 @@ class CoverageCommand(IndexSystem):
             if rows:
                 figures = (
                     (
-                        *(str(at.k), number(at.judged.value), interval(at.judged)),
-                        *(f"{at.judged.n:,}", number(at.fully_judged), f"{at.unjudged:,}"),
+                        str(at.k),
+                        number(at.judged.value),
+                        interval(at.judged),
+                        f"{at.judged.n:,}",
+                        number(at.fully_judged),
+                        f"{at.unjudged:,}",
                     )
                     for at in rows
                 )
@@ -181,7 +185,7 @@ class HardNegativesCommand(IndexSystem):
     )
 
     def __call__(self, output: Output) -> None:
-        """They are ranked by the ranker, or by convex fusion where the index has no signals. Only
+        """The ranker orders the passages, or convex fusion where the index has no signals. Only
         labelled passages are taken unless the key unjudged-margin is given: an unlabelled passage
         may be relevant.
         """
@@ -189,13 +193,14 @@ class HardNegativesCommand(IndexSystem):
         from ctxguard.core.fusion import Fusion
         from ctxguard.retrieval.index.passages import searchable_text
 
-        labelled, _, retriever = open_labelled(self, "train", output)
+        labelled, _, retriever = open_labelled(self, self.data, "train", output)
         # Reciprocal ranks have no margin between two scores.
         retriever = retriever.with_fusion(Fusion("ranker" if retriever.has_signals else "convex"))
         dataset = labelled.dataset
         pools = replayed(retriever, dataset, output, depth=self.depth or DEFAULT_DEPTH)
         mined = mine(
-            *(pools, dataset),
+            pools,
+            dataset,
             per_query=self.per_query,
             near=self.near,
             unjudged_margin=self.unjudged_margin,
@@ -261,7 +266,8 @@ def _result(
         output.facts(("golden set", f"{folder}{state}"), *_facts(snapshot))
         rows = [
             (
-                *(label.query_id, label.passage_id),
+                label.query_id,
+                label.passage_id,
                 ", ".join(
                     f"{one.value} {one.annotator or one.source}" for one in label.annotations
                 ),

@@ -164,7 +164,7 @@ class ImportCommand(SettingsModel):
         """All labels are kept. Of several labels of a passage by one annotator the
         last counts, and of several annotators' the lower median.
 
-        It says how many of the file's grades count.
+        The output says how many of the file's grades count.
         """
         from ctxguard.monitor.estimation.plan import usable_labels
         from ctxguard.monitor.labels.files import read_label_file

@@ -121,7 +121,10 @@ class Service:
                 fingerprint, compared = self._fingerprint() or {}, asyncio.Event()
                 task = asyncio.create_task(
                     keep_comparing(
-                        *(self.guard, self._scorer, fingerprint, self.settings.probe_seconds),
+                        self.guard,
+                        self._scorer,
+                        fingerprint,
+                        self.settings.probe_seconds,
                         compared=compared,
                     )
                 )

@@ -118,7 +118,9 @@ class Label:
         if task.series == PEOPLE_ALONE:
             let_people_grade(self._store)
         to_label(
-            *(self._store, task.series, int(n)),
+            self._store,
+            task.series,
+            int(n),
             tenant=task.tenant or None,
             whole=bool(form.get("whole")),
         )
