@@ -19,7 +19,7 @@ from calibration.pool_labels import label, unlabelled_note
 from calibration.replay import Pools, Progress, check_labels_are_found, encode_queries, replay
 from calibration.retrievers import MultiRoute, RankingSource, Replayable, wrapped
 from calibration.signal_columns import leaks, needed, read_columns, without
-from calibration.verdict import FEWEST_HELD_OUT
+from calibration.verdict import FEWEST_MEASURED
 from ctxguard.core.columns import SignalColumn
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
@@ -203,7 +203,6 @@ class ReplayedSystem:
             utilities=settings.utilities,
             fingerprint=dict(identity),
             corpus=corpus,
-            segment_by=settings.segment_by,
             signal_columns=needed(self.columns, routes),
             provenance=provenance(dataset, settings, self.pools, identity, notes),
         )
@@ -280,7 +279,7 @@ def dealt(dataset: Dataset, settings: Settings) -> tuple[Dataset, Dataset | None
         chosen_on, held_out = dataset, None
     else:
         chosen_on, held_out = split_by_query(dataset, (1.0 - share, share), seed=settings.seed)
-        if settings.held_out is None and len(held_out.answerable) < FEWEST_HELD_OUT:
+        if settings.held_out is None and len(held_out.answerable) < FEWEST_MEASURED:
             # By chance, or because questions are asked twice: they would prove nothing.
             chosen_on, held_out = dataset, None
     if not chosen_on.answerable:

@@ -1,48 +1,50 @@
-"""Calibrate one route: the family of policies, the choice, its certificate, its evidence."""
+"""Calibrate one route: the family of policies, the choice, its verdict and its evidence."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import takewhile
-from typing import Any, Self
+from functools import cached_property, partial
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import model_validator
 
 from calibration import risk
 from calibration.certify import Certification, Promise, certify
 from calibration.data.dataset import Dataset, split_by_query
-from calibration.evaluate import PROFILE_METRICS, QueryMetrics, per_query
+from calibration.evaluate import PROFILE_METRICS, QueryMetrics, contexts, of_contexts
 from calibration.fit import fit_relevance, fit_temperature, out_of_fold, probabilities
-from calibration.grid import Grid, GridIndex, plain_grid, ratio_grid, sizes, utility_grid
-from calibration.objectives import keep_recall
+from calibration.folded import Choose, Folded
+from calibration.grid import Grid, ratio_grid, sizes, utility_grid
+from calibration.objectives import choose, extend, highest_utility, tried
 from calibration.pool_labels import IntArray, PoolLabels, labelled_part
 from calibration.replay import Pools
-from calibration.settings import ChoiceSettings, Family
+from calibration.settings import ChoiceSettings, Context, Family
 from calibration.sufficiency import calibrate_sufficiency
-from calibration.verdict import FEWEST_HELD_OUT, verdict
-from calibration.weights import deciles, n_equivalent, significant, weighted_mean
+from calibration.verdict import FEWEST_MEASURED, lower_bound, verdict
+from calibration.weights import counted, deciles, n_equivalent, significant, weighted_mean
 from ctxguard._support.settings import optional, setting
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
-from ctxguard.core.policies import Policy, RatioPolicy
+from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
+from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import named_features, signal_of
-from ctxguard.core.types import DEFAULT_DEPTH, FloatArray
-from ctxguard.errors import CalibrationError, ConfigurationError
+from ctxguard.core.types import DEFAULT_DEPTH, FloatArray, ScoreKind
+from ctxguard.errors import ConfigurationError
 from ctxguard.profile.schema import (
     Certificate,
+    Evidence,
     RecallDifference,
     RouteProfile,
     RouteVerdict,
-    SegmentProfile,
+    SufficiencyProfile,
 )
 
 FEWEST_LABELS = 20
 """With fewer answerable queries to choose on, no probability is fitted (DESIGN.md §5)."""
 
 FEWEST_TO_CHOOSE = 30
-"""Answerable queries that are left to choose on before any are held out, unless a share is given.
-Below 50 of them the default objective accepts no policy, unless one finds more than today's."""
+"""With a promise: answerable queries that are left to choose on before any are held out."""
 
 TIGHT = 0.05
 """A bound on the decrease in recall that people can rely on; see ``RouteOutcome``."""
@@ -50,22 +52,17 @@ TIGHT = 0.05
 ORDERING_SHARE = 0.4
 """With a promise: share of the choosing queries that fits and orders; the rest tests."""
 
-REFUTED = "chosen, then refuted"
-"""The name of the option that was chosen, where held-out queries refute it."""
-
-LADDER = (3.0, 2.0, 1.0)
-"""How cautious each of the choices of a ladder is, from the first to the default."""
-
-FEWEST_FOR_LADDER = 100
-"""Answerable queries that a ladder needs."""
-
-_OTHER_TOLERANCES = (0.05, 0.1)
-"""Larger losses of recall, whose policies are shown beside the choice."""
+SIZES: tuple[Context, ...] = get_args(Context)
+"""What a context may cost, from the least."""
 
 
 class Settings(ChoiceSettings):
     """How to choose and certify, with what a calibration in Python alone takes."""
 
+    objective: Literal["context", "utility"] = setting(
+        "Choose by ``context``, or the policy of highest strict UDCG whatever its recall.",
+        value="context",
+    )
     promise: Promise | None = optional(
         "The promise that the certificate must make of the chosen policy, then the one of highest "
         "strict UDCG that keeps the promise, whatever the objective. None for a certificate that "
@@ -95,33 +92,43 @@ class Settings(ChoiceSettings):
         return f"k={self.serving_k}"
 
     def held_out_share(self, answerable: int) -> float:
-        """The share of the queries to hold out.
-
-        >>> settings = Settings()
-        >>> [round(settings.held_out_share(n), 2) for n in (20, 49, 50, 60, 400)]
-        [0.0, 0.0, 0.4, 0.5, 0.5]
-        """
+        """The share of the queries to hold out: what is asked for, or what a promise needs."""
         if self.held_out is not None:
             return self.held_out
-        if answerable >= 2 * FEWEST_TO_CHOOSE:
-            return 0.5
-        spare = answerable - FEWEST_TO_CHOOSE
-        return spare / answerable if spare >= FEWEST_HELD_OUT else 0.0
+        return 0.0 if self.promise is None else spare_share(answerable)
+
+
+def spare_share(answerable: int) -> float:
+    """The share of the queries that may be held out where others choose.
+
+    >>> [round(spare_share(n), 2) for n in (20, 49, 50, 60, 400)]
+    [0.0, 0.0, 0.4, 0.5, 0.5]
+    """
+    if answerable >= 2 * FEWEST_TO_CHOOSE:
+        return 0.5
+    spare = answerable - FEWEST_TO_CHOOSE
+    return spare / answerable if spare >= FEWEST_MEASURED else 0.0
 
 
 @dataclass(frozen=True)
 class Option:
-    """A policy that could be served, measured on the same queries as the others.
+    """A policy that could be served, measured on queries that had no part in its choice.
 
     Attributes:
         name: A few words that tell it from the others.
         policy: The policy.
-        metrics: Its metrics on the held-out queries, or on the choosing ones if none is held out.
+        order: Shape (n_q, depth), columns of the pools of the queries that measure, best first.
+        kept: Shape (n_q, depth), whether each of these is in the context.
+        metrics: Of these contexts.
+        verdict: Whether the policy may be served; None for what is served today.
     """
 
     name: str
     policy: Policy
+    order: IntArray
+    kept: NDArray[np.bool_]
     metrics: QueryMetrics
+    verdict: RouteVerdict | None = None
 
 
 @dataclass(frozen=True)
@@ -130,219 +137,342 @@ class RouteOutcome:
 
     Attributes:
         profile: The route's part of the profile.
-        chosen_grid: Every policy of the family over the choosing queries.
-        place: The grid over the choosing queries that holds the chosen policy, and where: the
-            family's, or that of the first k alone.
+        choosing: The family's policies over the choosing queries.
+        measured: The pools and labels of the queries that measure: those held out, or all, of
+            which each fifth is measured by what the others choose.
+        chances: Shape (n_q, depth), P(relevant) of their candidates, from a model that did not see
+            their labels; None without probabilities.
         certification: The outcome of the test; None without a promise.
-        options: The first k served today, the choice, and those of other objectives.
+        today: The first k, as served today.
+        chosen: The policy of the profile.
+        others: By what a context may cost, what would be chosen so; a size is missing where that
+            is the first k.
         labels_needed: How many held-out queries like these would show that the choice loses at
             most ``TIGHT`` of mean recall; None where no number would, or nothing is held out.
     """
 
     profile: RouteProfile
-    chosen_grid: Grid
-    place: tuple[Grid, tuple[GridIndex]]
+    choosing: Folded
+    measured: tuple[Pools, PoolLabels]
+    chances: FloatArray | None
     certification: Certification | None
-    options: tuple[Option, ...]
+    today: Option
+    chosen: Option
+    others: Mapping[Context, Option]
     labels_needed: int | None
 
     @property
-    def today(self) -> Option:
-        """The first k, as served today."""
-        return self.options[0]
-
-    @property
-    def chosen(self) -> Option:
-        """The policy of the profile."""
-        return self.options[1]
-
-    @property
-    def highest_utility(self) -> Option:
-        """The policy of highest strict UDCG."""
-        return self.options[-1]
+    def options(self) -> tuple[Option, ...]:
+        """Today's first k, the choice, then what other sizes of context would give."""
+        return (self.today, self.chosen, *self.others.values())
 
 
 def calibrate_route(
     pools: Pools, dataset: Dataset, chosen_on: Dataset, held_out: Dataset | None, settings: Settings
 ) -> RouteOutcome:
-    """Choose one route's policy on ``chosen_on``, certify it, and measure it on ``held_out``.
+    """Choose one route's policy on ``chosen_on``, and say whether it may be served.
 
-    Without a promise all choosing queries fit and choose, and the held-out queries bound what the
-    chosen policy costs in recall. With a promise the choosing queries are split into those that
-    fit and order the policies and those that test them, and the held-out queries only measure.
-    Where no policy is accepted or certified, or the held-out queries refute the one that keeps
-    recall, the first ``serving_k`` passages are kept as today.
+    Without a promise all choosing queries fit and choose. What the choice gives is measured on the
+    held-out queries, which give a certificate too; without any, on each fifth of the choosing
+    queries by what the others choose. With a promise the choosing queries are split into those
+    that fit and order the policies and those that test them, and the held-out queries only
+    measure. Where nothing may be enforced, today's order goes on beyond the first ``serving_k`` if
+    that pays (`calibration.objectives.extend`); where nothing is accepted or certified, or what
+    was chosen is refuted, the first ``serving_k`` passages are kept as today.
 
     Raises:
         CalibrationError: the labels do not support a choice.
     """
-    k, promise = settings.serving_k, settings.promise
-    part = partial(labelled_part, pools, dataset, utilities=settings.utilities, baseline_k=k)
-    family, why = _family(pools, chosen_on, settings)
-    chosen_part = part(chosen_on)
-    grid, _ = _grids(family, *chosen_part, settings)
-    today = RatioPolicy(k=k)
-    keeping_recall = partial(keep_recall, grid, k)
-
-    def at(index: GridIndex | None) -> Policy:
-        return today if index is None else grid.policy(index)
-
-    evidence_of = partial(QueryMetrics.evidence, seed=settings.seed, metrics=PROFILE_METRICS)
-    best = grid.means.best()
-    certification: Certification | None = None
-    segments, n_rungs, refuted = dict[str, SegmentProfile](), 1, tuple[Option, ...]()
-    measured_part = chosen_part if held_out is None else part(held_out)
-
-    def option(name: str, policy: Policy) -> Option:
-        return Option(name, policy, per_query(*measured_part, policy))
-
-    first = option(f"first {k}, as today", today)
-
-    def compared(chosen: Option) -> tuple[FloatArray, FloatArray]:
-        if held_out is None:
-            return np.zeros(0), np.zeros(0)
-        recall, today = (each.metrics.values["recall"] for each in (chosen, first))
-        return shuffled(chosen.metrics, recall - today, settings.seed)
-
-    if promise is not None:
-        policy, certification, segments = _promised(part, chosen_on, family, promise, settings)
-        index = certification.grid_index
-    else:
-        index = best if settings.objective == "utility" else keeping_recall(settings.tolerance)
-        enough = held_out is not None and len(dataset.answerable) >= FEWEST_FOR_LADDER
-        if settings.ladder and settings.objective == "keep-recall" and enough:
-            rungs = [keeping_recall(settings.tolerance, caution) for caution in LADDER]
-            index, n_rungs = climbed(
-                [each for each in rungs if each is not None],
-                lambda each: (
-                    _verdict(*compared(option("", at(each))), settings).decision == "enforce"
-                ),
-            )
-            if n_rungs > 1:
-                why += f"; of {n_rungs} choices, from a careful one on, the boldest to enforce"
-        policy = at(index)
-    chosen = option("chosen", policy)
-    differences, weights = compared(chosen)
-    judged = _verdict(differences, weights, settings, found=index is not None)
-    if index is not None and judged.decision == "keep":
-        why += f"; the first {k} as today, since the held-out queries refute what was chosen"
-        refuted = (replace(chosen, name=REFUTED),)
-        index, policy, chosen = None, today, replace(first, name="chosen")
-    elif index is None:
-        why += f"; the first {k} as today, since no other policy " + (
-            "is shown to keep their recall"
-            if promise is None
-            else "that gains utility is certified"
-        )
-    options = (
-        first,
-        chosen,
-        *refuted,
-        *[
-            option(f"recall lower by {tolerance:g} at most", at(keeping_recall(tolerance)))
-            for tolerance in _OTHER_TOLERANCES
-        ],
-        option("highest utility", grid.policy(best)),
-    )
-    certificate = None
-    if certification is not None and promise is not None:
-        # The first k lose nothing of themselves; what harm they do was not tested.
-        if index is not None or (promise.beta is None and certification.n_recall):
-            certificate = _certificate(certification, promise, settings)
-    elif held_out is not None and index is not None:
-        certificate = _cost_certificate(chosen.metrics, differences, weights, settings, n_rungs)
-    measured = per_query(*chosen_part, policy)
-    profile = RouteProfile(
-        policy=policy,
-        score_kind=pools.kind,
-        why=why,
-        verdict=judged,
-        certificate=certificate,
-        segments=segments,
-        chosen_on=evidence_of(measured),
-        held_out=None if held_out is None else evidence_of(chosen.metrics),
-        reference=reference_deciles(
-            chosen_part[0], measured.values["kept"], chosen_part[1].weights
-        ),
-        safe_policy=today,
-        sufficiency=calibrate_sufficiency(
-            policy,
-            getattr(grid.policy(best), "model", None),
-            None if held_out is None else measured_part,
-            false_alarms=settings.false_alarms,
-            delta=settings.delta if promise is None else promise.delta,
-        ),
-    )
-    needed = (
-        risk.differences_needed(differences, TIGHT, settings.delta, weights)
-        if differences.size
-        else None
-    )
-    return RouteOutcome(
-        profile,
-        grid,
-        (plain_grid(*chosen_part, k), ((0, 0),)) if index is None else (grid, (index,)),
-        certification,
-        options,
-        needed,
-    )
+    route = _Route.of(pools, dataset, chosen_on, held_out, settings)
+    if settings.promise is not None:
+        chosen, certification = route.promised(chosen_on, settings.promise)
+        return route.outcome(chosen, {}, certification)
+    asked = settings.context if settings.objective == "context" else "utility"
+    chosen = route.offer(asked)
+    sizes_offered = {size: route.offer(size) for size in SIZES if size != asked}
+    today = route.today.policy
+    others = {size: each for size, each in sizes_offered.items() if each.policy != today}
+    return route.outcome(chosen, others, None)
 
 
-def climbed(
-    rungs: Sequence[GridIndex], enforces: Callable[[GridIndex], bool]
-) -> tuple[GridIndex | None, int]:
-    """The last choice in order before the first that may not be enforced, and how many there are.
+@dataclass(frozen=True)
+class _Route:
+    """One route's candidates and labels, and the policies among which to choose.
 
-    A fixed sequence: that any is enforced wrongly is as improbable as of a single one. Where the
-    first may not be enforced, it is the choice; None without any.
-
-    >>> climbed([(0, 9), (0, 6), (0, 6), (0, 2)], lambda index: index[1] > 4)
-    ((0, 6), 3)
+    Attributes:
+        part: The pools and labels of a part of the queries.
+        why: Why the family of policies was taken, in words.
+        choosing: The family's policies.
+        extending: Policies that go on in today's order.
+        model: P(relevant); None without.
+        chances: Shape (n_q, depth), P(relevant) of the candidates of the queries that measure, from
+            a model that did not see their labels; None without.
+        measured: The pools and labels of the queries that measure.
+        held_out: Whether these had no part in anything.
     """
-    distinct = list(dict.fromkeys(rungs))
-    passed = list(takewhile(enforces, distinct))
-    return next(iter([*passed[-1:], *distinct]), None), max(len(distinct), 1)
+
+    settings: Settings
+    part: Callable[[Dataset], tuple[Pools, PoolLabels]]
+    family: Family
+    why: str
+    choosing: Folded
+    extending: Folded
+    model: RelevanceModel | None
+    chances: FloatArray | None
+    measured: tuple[Pools, PoolLabels]
+    held_out: bool
+
+    @classmethod
+    def of(
+        cls,
+        pools: Pools,
+        dataset: Dataset,
+        chosen_on: Dataset,
+        held_out: Dataset | None,
+        settings: Settings,
+    ) -> Self:
+        k = settings.serving_k
+        part = partial(labelled_part, pools, dataset, utilities=settings.utilities, baseline_k=k)
+        own = part(chosen_on)
+        family, why = _family(own[0], chosen_on, settings)
+        fitted = _fit(family, *own, settings)
+        grid = fitted.grid(*own, fitted.out_of_fold)
+        longer = ratio_grid(*own, temperature=fitted.temperature, ks=grid.ks, min_keep=k)
+        indices = tried(grid, k)
+        if settings.objective == "utility":
+            indices = tuple(np.ndindex(len(grid.ks), grid.thresholds.size))
+        measured, chances = own, fitted.out_of_fold
+        if held_out is not None:
+            measured = part(held_out)
+            chances = None if fitted.model is None else probabilities(fitted.model, measured[0])
+        return cls(
+            settings,
+            part,
+            family,
+            why,
+            Folded.of(grid, indices, k),
+            Folded.of(longer, tried(longer, k), k),
+            fitted.model,
+            chances,
+            measured,
+            held_out is not None,
+        )
+
+    @cached_property
+    def today(self) -> Option:
+        """The first k, as served today."""
+        k = self.settings.serving_k
+        policy = RatioPolicy(k=k)
+        return self._measured_option(f"first {k}, as today", policy)
+
+    def offer(self, asked: Context | Literal["utility"]) -> Option:
+        """What would be served for such contexts, with its verdict."""
+        k, settings = self.settings.serving_k, self.settings
+        rule: Choose = highest_utility
+        if asked != "utility":
+            rule = partial(choose, serving_k=k, context=asked, tolerance=settings.tolerance)
+        first = self._chosen(asked, self.choosing, rule)
+        if asked == "utility" or _is(first, "enforce"):
+            return self._as_today() if first is None else first
+        longer = self._chosen(asked, self.extending, partial(extend, serving_k=k, context=asked))
+        if longer is not None and longer.verdict is not None and longer.verdict.value is not None:
+            update = {"decision": "enforce", "extends": True, "n_needed": None}
+            return replace(longer, verdict=longer.verdict.model_copy(update=update))
+        if first is None or _is(first, "keep"):
+            return self._as_today(None if first is None else first.verdict)
+        return first
+
+    def promised(self, chosen_on: Dataset, promise: Promise) -> tuple[Option, Certification]:
+        """The policy that keeps a promise, with its verdict, and how it was tested."""
+        settings = self.settings
+        fit_part, test_part = ordering_and_test_parts(chosen_on, settings.seed)
+        ordering, testing = self.part(fit_part), self.part(test_part)
+        fitted = _fit(self.family, *ordering, settings)
+        tested = None if fitted.model is None else probabilities(fitted.model, testing[0])
+        own, other = fitted.grid(*ordering, fitted.out_of_fold), fitted.grid(*testing, tested)
+        certification = certify(own, other, promise, seed=settings.seed)
+        index = certification.grid_index
+        if index is None:
+            return self._as_today(), certification
+        option = self._measured_option("promised", other.policy(index))
+        return replace(option, verdict=self._judged(option.metrics)), certification
+
+    def outcome(
+        self,
+        chosen: Option,
+        others: Mapping[Context, Option],
+        certification: Certification | None,
+    ) -> RouteOutcome:
+        """The route's part of the profile, with all that it was chosen among."""
+        settings, promise = self.settings, self.settings.promise
+        pools, labels = self.measured
+        is_today = chosen.policy == self.today.policy
+        differences, weights = self._differences(chosen.metrics)
+        certificate = None
+        if certification is not None and promise is not None:
+            # The first k lose nothing of themselves; what harm they do was not tested.
+            if not is_today or (promise.beta is None and certification.n_recall):
+                certificate = _certificate(certification, promise, settings)
+        elif self.held_out and not is_today:
+            certificate = _cost_certificate(chosen.metrics, differences, weights, settings)
+        profile = RouteProfile(
+            policy=chosen.policy,
+            score_kind=pools.kind,
+            why=self._why(chosen),
+            verdict=chosen.verdict,
+            certificate=certificate,
+            evidence=self._evidence(chosen.metrics, is_today=is_today),
+            reference=reference_deciles(pools, chosen.metrics.values["kept"], labels.weights),
+            safe_policy=self.today.policy,
+            sufficiency=self._sufficiency(chosen),
+        )
+        needed = None
+        if self.held_out and differences.size:
+            needed = risk.differences_needed(differences, TIGHT, settings.delta, weights)
+        return RouteOutcome(
+            profile,
+            self.choosing,
+            self.measured,
+            self.chances,
+            certification,
+            self.today,
+            replace(chosen, name="chosen"),
+            others,
+            needed,
+        )
+
+    def _chosen(self, name: str, among: Folded, rule: Choose) -> Option | None:
+        """The policy that a rule takes, with its verdict; None where it takes none."""
+        index = among.chosen(rule)
+        if index is None:
+            return None
+        policy = among.grid.policy(index)
+        if self.held_out:
+            option = self._measured_option(name, policy)
+        else:
+            order, n_kept = among.contexts(rule, self.settings.serving_k)
+            option = self._option(name, policy, order, np.arange(order.shape[1]) < n_kept[:, None])
+        return replace(option, verdict=self._judged(option.metrics))
+
+    def _measured_option(self, name: str, policy: Policy) -> Option:
+        """A policy on the queries that measure, in which they had no part."""
+        return self._option(name, policy, *contexts(self.measured[0], policy))
+
+    def _option(
+        self, name: str, policy: Policy, order: IntArray, kept: NDArray[np.bool_]
+    ) -> Option:
+        pools, labels = self.measured
+        metrics = of_contexts(pools, labels, order, kept, fit_temperature(pools))
+        return Option(name, policy, order, kept, metrics)
+
+    def _as_today(self, refuted: RouteVerdict | None = None) -> Option:
+        """Today's first k, where nothing was accepted, or where what was chosen is refuted."""
+        n = int((self.measured[1].n_relevant > 0).sum())
+        kept = RouteVerdict(decision="keep", n=n, shown_by=self._shown_by, **self._limits)
+        return replace(self.today, verdict=kept if refuted is None else refuted)
+
+    @property
+    def _shown_by(self) -> Literal["folds", "held_out"]:
+        return "held_out" if self.held_out else "folds"
+
+    @property
+    def _limits(self) -> dict[str, Any]:
+        # A loss that the promise allows was accepted.
+        settings = self.settings
+        accepted = 0.0 if settings.promise is None else settings.promise.alpha
+        return {
+            "serving_k": settings.serving_k,
+            "tolerance": max(settings.tolerance, accepted),
+            "max_loss": max(settings.max_loss, accepted),
+        }
+
+    def _differences(self, metrics: QueryMetrics) -> tuple[FloatArray, FloatArray]:
+        """Recall less today's where it is defined, and the weights of the queries."""
+        recall = metrics.values["recall"] - self.today.metrics.values["recall"]
+        return shuffled(metrics, recall, self.settings.seed)
+
+    def _judged(self, metrics: QueryMetrics) -> RouteVerdict:
+        settings, weights = self.settings, self.measured[1].weights
+        gains = metrics.values["udcg_strict"] - self.today.metrics.values["udcg_strict"]
+        return verdict(
+            *self._differences(metrics),
+            gain=float(weighted_mean(gains, weights)) if gains.size else None,
+            shown_by=self._shown_by,
+            refutable=settings.promise is None and settings.objective == "context",
+            **self._limits,
+        )
+
+    def _evidence(self, metrics: QueryMetrics, *, is_today: bool) -> Evidence:
+        found = metrics.evidence(self.settings.seed, PROFILE_METRICS)
+        losses, weights = shuffled(metrics, metrics.values["recall_loss"], self.settings.seed)
+        most = None
+        if losses.size > 1 and not is_today:
+            most = min(math.ceil(-lower_bound(-losses, counted(weights)) * 1e4) / 1e4, 1.0)
+        return found.model_copy(update={"shown_by": self._shown_by, "most_recall_loss": most})
+
+    def _sufficiency(self, chosen: Option) -> SufficiencyProfile | None:
+        if self.chances is None:
+            return None
+        labels = self.measured[1].reordered(chosen.order)
+        inside = np.take_along_axis(self.chances, chosen.order, axis=1)
+        best = np.where(chosen.kept & ~np.isnan(inside), inside, -np.inf).max(axis=1)
+        promise = self.settings.promise
+        holds: NDArray[np.bool_] = np.any(labels.relevant & chosen.kept, axis=1)
+        return calibrate_sufficiency(
+            np.where(np.isfinite(best), best, np.nan),
+            holds,
+            labels.weights,
+            model=None if isinstance(chosen.policy, ExpectedUtilityPolicy) else self.model,
+            shown_by=self._shown_by,
+            false_alarms=self.settings.false_alarms,
+            delta=self.settings.delta if promise is None else promise.delta,
+        )
+
+    def _why(self, chosen: Option) -> str:
+        k, judged = self.settings.serving_k, chosen.verdict
+        if judged is not None and judged.extends:
+            return (
+                f"the first {k} in today's order and more while that pays, since no other policy "
+                "is shown to keep their recall"
+            )
+        if chosen.policy != self.today.policy:
+            return self.why
+        if judged is not None and judged.value is not None:
+            return f"{self.why}; the first {k} as today, since the labels refute what was chosen"
+        shown = "is shown to keep their recall"
+        if self.settings.promise is not None:
+            shown = "that gains utility is certified"
+        return f"{self.why}; the first {k} as today, since no other policy {shown}"
 
 
-def _promised(
-    part: Callable[[Dataset], tuple[Pools, PoolLabels]],
-    chosen_on: Dataset,
-    family: Family,
-    promise: Promise,
-    settings: Settings,
-) -> tuple[Policy, Certification, dict[str, SegmentProfile]]:
-    """The policy that keeps the promise, how it was tested, and the segments' own policies."""
-    fit_part, test_part = ordering_and_test_parts(chosen_on, settings.seed)
-    ordering, testing = part(fit_part), part(test_part)
-    own, over = _grids(family, *ordering, settings)
-    other = over(*testing)
-    certification = certify(own, other, promise, seed=settings.seed)
-    parts = (own, fit_part, ordering[0]), (other, test_part, testing[0])
-    segments = _segments(parts, promise, settings)
-    index = certification.grid_index
-    policy: Policy = RatioPolicy(k=settings.serving_k) if index is None else other.policy(index)
-    return policy, certification, segments
+def _is(option: Option | None, decision: str) -> bool:
+    return option is not None and option.verdict is not None and option.verdict.decision == decision
 
 
-def _verdict(
-    differences: FloatArray,
-    weights: FloatArray,
-    settings: Settings,
-    *,
-    found: bool = True,
-) -> RouteVerdict:
-    """Whether the chosen policy may be served; ``found`` unless it is what is served today."""
-    # A loss that the promise allows was accepted.
-    accepted = 0.0 if settings.promise is None else settings.promise.alpha
-    limits: dict[str, Any] = {
-        "serving_k": settings.serving_k,
-        "tolerance": max(settings.tolerance, accepted),
-        "max_loss": max(settings.max_loss, accepted),
-    }
-    if not found:
-        return RouteVerdict(decision="keep", n=differences.size, **limits)
-    refutable = settings.promise is None and settings.objective == "keep-recall"
-    return verdict(differences, weights, refutable=refutable, **limits)
+@dataclass(frozen=True)
+class _Fitted:
+    """What a family of policies was fitted to on some queries.
+
+    Attributes:
+        model: P(relevant); None for relative scores.
+        out_of_fold: Shape (n_q, depth), P(relevant) of these queries' candidates from models that
+            did not see their labels; None for relative scores.
+        temperature: Of the relative scores.
+        ks: Sizes of context.
+    """
+
+    model: RelevanceModel | None
+    out_of_fold: FloatArray | None
+    temperature: float
+    ks: tuple[int, ...]
+    min_keep: int
+
+    def grid(self, pools: Pools, labels: PoolLabels, chances: FloatArray | None) -> Grid:
+        """The policies over some queries, with P(relevant) of their candidates."""
+        tried: dict[str, Any] = {"ks": self.ks, "min_keep": self.min_keep}
+        if self.model is None or chances is None:
+            return ratio_grid(pools, labels, temperature=self.temperature, **tried)
+        return utility_grid(pools, labels, chances, self.model, **tried)
 
 
 def shuffled(metrics: QueryMetrics, values: FloatArray, seed: int) -> tuple[FloatArray, FloatArray]:
@@ -375,36 +505,28 @@ def _family(pools: Pools, chosen_on: Dataset, settings: Settings) -> tuple[Famil
             f"{FEWEST_LABELS}"
         )
     signals = len({signal_of(feature) for feature in named_features(pools.signals)})
-    if legs < 2 and not signals:
-        return "ratio", "ratio: a single scorer, whose probability would keep the same order"
+    if pools.kind is ScoreKind.RANK and not legs and not signals:
+        return "ratio", "ratio: the retriever gives ranks alone, no scores"
+    scorers = "1 scorer" if legs < 2 else f"{legs} scorers"
     named = f", {signals} named signals" if signals else ""
     return "expected_utility", (
-        f"expected_utility: {labelled} answerable queries to choose on, {max(legs, 1)} "
-        f"scorer{'s' * (legs > 1)}{named}"
+        f"expected_utility: {labelled} answerable queries to choose on, {scorers}{named}"
     )
 
 
-def _grids(
-    family: Family, pools: Pools, labels: PoolLabels, settings: Settings
-) -> tuple[Grid, Callable[[Pools, PoolLabels], Grid]]:
-    """Every policy of a family over the queries that it is fitted to, and over any others."""
+def _fit(family: Family, pools: Pools, labels: PoolLabels, settings: Settings) -> _Fitted:
+    """Fit a family of policies, with the sizes of context that the depth and a budget allow."""
     largest = pools.scores.shape[1]
     if settings.max_tokens is not None and pools.tokens is not None:
         # Sizes go as far as the budget, on the mean; what is served today is always tried.
         tokens = np.nan_to_num(pools.tokens).cumsum(axis=1).mean(axis=0)
         within = int(np.searchsorted(tokens, settings.max_tokens, side="right"))
         largest = min(largest, max(within, settings.serving_k))
-    ks = sorted({*sizes(largest), min(settings.serving_k, largest)})
-    tried: dict[str, Any] = {"ks": ks, "min_keep": settings.min_keep}
+    ks = tuple(sorted({*sizes(largest), min(settings.serving_k, largest)}))
+    fitted = partial(_Fitted, temperature=fit_temperature(pools), ks=ks, min_keep=settings.min_keep)
     if family == "ratio":
-        tried["temperature"] = fit_temperature(pools)
-        return ratio_grid(pools, labels, **tried), lambda *part: ratio_grid(*part, **tried)
-    model = fit_relevance(pools, labels)
-
-    def grid(pools: Pools, labels: PoolLabels) -> Grid:
-        return utility_grid(pools, labels, probabilities(model, pools), model, **tried)
-
-    return utility_grid(pools, labels, out_of_fold(pools, labels), model, **tried), grid
+        return fitted(None, None)
+    return fitted(fit_relevance(pools, labels), out_of_fold(pools, labels))
 
 
 def _certificate(certification: Certification, promise: Promise, settings: Settings) -> Certificate:
@@ -430,19 +552,14 @@ def _cost_certificate(
     differences: FloatArray,
     weights: FloatArray,
     settings: Settings,
-    n_rungs: int,
 ) -> Certificate | None:
-    """Bounds the recall that the chosen policy costs, by queries that did not choose it.
-
-    Where several policies were to be tested all bounds hold at once, each with delta divided by
-    their number.
-    """
+    """Bounds the recall that the chosen policy costs, by held-out queries."""
     losses, loss_weights = shuffled(chosen, chosen.values["recall_loss"], settings.seed)
     harm, harm_weights = shuffled(chosen, chosen.values["harm"], settings.seed)
     if losses.size == 0:
         return None
-    upper = risk.betting_upper_bound(losses, settings.delta / n_rungs, loss_weights)
-    lower = risk.betting_lower_bound(differences, settings.delta / n_rungs, weights)
+    upper = risk.betting_upper_bound(losses, settings.delta, loss_weights)
+    lower = risk.betting_lower_bound(differences, settings.delta, weights)
     return Certificate(
         alpha=math.ceil(upper * 1e4) / 1e4,
         beta=None,
@@ -461,41 +578,6 @@ def _cost_certificate(
             n=int(differences.size),
         ),
     )
-
-
-def _segment_rows(part: Dataset, pools: Pools, column: str) -> dict[str, IntArray]:
-    """Rows of the pools by the value of a column of the queries."""
-    values = {query.query_id: (query.metadata or {}).get(column) for query in part.queries}
-    if all(value is None for value in values.values()):
-        raise CalibrationError(
-            f"no query has the column {column!r} in its metadata, so there are no segments"
-        )
-    rows: dict[str, list[int]] = {}
-    for row, query_id in enumerate(pools.query_ids):
-        if values[query_id] is not None:
-            rows.setdefault(str(values[query_id]), []).append(row)
-    return {value: np.array(own, dtype=np.int64) for value, own in sorted(rows.items())}
-
-
-def _segments(
-    parts: Sequence[tuple[Grid, Dataset, Pools]], promise: Promise, settings: Settings
-) -> dict[str, SegmentProfile]:
-    """The segments that can be certified by themselves, each tested at delta / n segments."""
-    if settings.segment_by is None:
-        return {}
-    rows = [_segment_rows(queries, pools, settings.segment_by) for _, queries, pools in parts]
-    names = sorted(rows[0].keys() & rows[1].keys())
-    certified = {}
-    for name in names:
-        each = replace(promise, delta=promise.delta / len(names))
-        ordering, own = (grid.rows(of[name]) for (grid, *_), of in zip(parts, rows, strict=True))
-        certification = certify(ordering, own, each, seed=settings.seed)
-        if certification.grid_index is not None:
-            certified[name] = SegmentProfile(
-                policy=own.policy(certification.grid_index),
-                certificate=_certificate(certification, each, settings),
-            )
-    return certified
 
 
 def reference_deciles(

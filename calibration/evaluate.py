@@ -129,10 +129,28 @@ def per_query(pools: Pools, labels: PoolLabels, policy: Policy) -> QueryMetrics:
     judged passages for a context without one, and where labels hold relevant passages only; recall
     loss if the baseline holds nothing relevant.
     """
-    order, kept = contexts(pools, policy)
+    temperature = policy.temperature if isinstance(policy, RatioPolicy) else fit_temperature(pools)
+    return of_contexts(pools, labels, *contexts(pools, policy), temperature)
+
+
+def of_contexts(
+    pools: Pools,
+    labels: PoolLabels,
+    order: IntArray,
+    kept: NDArray[np.bool_],
+    temperature: float,
+) -> QueryMetrics:
+    """Measure contexts as `per_query` does, whoever decided on them.
+
+    Args:
+        pools: The candidates.
+        labels: Their labels, in the order of the pools.
+        order: Shape (n_q, depth), columns of the pools, best first.
+        kept: Shape (n_q, depth), whether each of these is in the context.
+        temperature: Of the relative scores by which a passage is suspected to mislead.
+    """
     own, rules = labels.reordered(order), labels.rules
     ranks = np.arange(1, kept.shape[1] + 1)
-    temperature = policy.temperature if isinstance(policy, RatioPolicy) else fit_temperature(pools)
     relative, incomparable = relative_values(pools, temperature)
     suspected = np.take_along_axis(relative, order, axis=1) > rules.score_ratio
     suspected &= ~incomparable[:, None]

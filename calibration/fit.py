@@ -69,7 +69,7 @@ def better_fusion(
         return None
     by_weight = _by_weight(pools, labels, weights)
     convex = np.full(len(pools), np.nan)
-    for inside, others in folds(pools.query_ids):
+    for inside, others in folds(labels.groups):
         outside = others[defined[others]]
         if outside.size:
             best = _best_weight(by_weight[outside], labels.weights[outside], weights)
@@ -383,15 +383,14 @@ def probabilities(
 def out_of_fold(pools: Pools, labels: PoolLabels) -> FloatArray:
     """P(relevant) of every candidate, from a model that was not fitted to its query.
 
-    A threshold tuned on a model's own training queries is too high. Folds follow from the query
-    ids alone, not from the order of the file. If the other folds leave nothing to fit on, the
-    model of all queries is used.
+    A threshold tuned on a model's own training queries is too high. Questions that are nearly the
+    same share a fold. If the other folds leave nothing to fit on, the model of all queries is used.
 
     Returns:
         Shape (n_q, depth), NaN beyond a pool's end.
     """
     values = np.full(pools.scores.shape, np.nan)
-    for inside, outside in folds(pools.query_ids):
+    for inside, outside in folds(labels.groups):
         try:
             model = fit_relevance(pools, labels, outside)
         except CalibrationError:
@@ -400,8 +399,25 @@ def out_of_fold(pools: Pools, labels: PoolLabels) -> FloatArray:
     return values
 
 
-def folds(query_ids: Sequence[str]) -> Iterator[tuple[IntArray, IntArray]]:
-    """Yield the places of each fold's queries, and those of all others; the ids alone decide."""
-    fold = np.array([hashlib.sha256(each.encode()).digest()[0] % FOLDS for each in query_ids])
+def fold_numbers(groups: Sequence[str] | NDArray[np.str_]) -> IntArray:
+    """Deals groups of queries into at most `FOLDS` folds of about the same number of groups.
+
+    Args:
+        groups: Shape (n_q,): the name of each query's group, whose queries share a fold.
+
+    Returns:
+        Shape (n_q,), from 0. The names alone decide, not the order of the file.
+    """
+    names, place = np.unique(np.array(groups, dtype=str), return_inverse=True)
+    digests = [hashlib.sha256(name.encode()).digest() for name in names.tolist()]
+    rank = np.empty(names.size, dtype=np.int64)
+    rank[sorted(range(names.size), key=digests.__getitem__)] = np.arange(names.size)
+    numbers: IntArray = (rank % FOLDS)[place]
+    return numbers
+
+
+def folds(groups: Sequence[str] | NDArray[np.str_]) -> Iterator[tuple[IntArray, IntArray]]:
+    """Yields the places of each fold's queries, and those of all others, by `fold_numbers`."""
+    fold = fold_numbers(groups)
     for number in np.unique(fold):
         yield np.flatnonzero(fold == number), np.flatnonzero(fold != number)

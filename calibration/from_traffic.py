@@ -18,7 +18,7 @@ import numpy as np
 
 from calibration.asking import RecordedAnswers
 from calibration.calibrate import Calibration, Passes, calibrate, provenance
-from calibration.calibrate_route import Settings
+from calibration.calibrate_route import Settings, spare_share
 from calibration.data.dataset import Dataset, DistractorKind, Query, folded
 from calibration.evaluate import per_query
 from calibration.pool_labels import labelled_part
@@ -298,12 +298,15 @@ def recalibrate(
             "no query would be held out with held_out 0: old and new are compared on queries held "
             "out, so give a share above 0"
         )
-    if settings.held_out_share(len(traffic.dataset.answerable)) == 0.0:
+    answerable = len(traffic.dataset.answerable)
+    share = spare_share(answerable) if settings.held_out is None else settings.held_out
+    if share == 0.0:
         raise CalibrationError(
-            f"no query would be held out of {len(traffic.dataset.answerable)} that have a "
+            f"no query would be held out of {answerable} that have a "
             "relevant passage: old and new are compared on queries held out, so judge more "
             "traffic or give a share to hold out"
         )
+    settings = settings.model_copy(update={"held_out": share})
     route = traffic.route
     before = profile.routes.get(route)
     if before is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibration.calibrate import Passes, default_fusion, replay_system, sketch_of
-from calibration.calibrate_route import Settings, reference_deciles
+from calibration.calibrate_route import Settings, reference_deciles, spare_share
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.evaluate import contexts, per_query
 from calibration.judge_mixture import DEFAULT_RATES, JudgeRates
@@ -104,7 +104,7 @@ def calibrate_from_verdicts(
 def _held_out(dataset: Dataset, whole: Sequence[str], settings: Settings) -> list[str]:
     """Choose graded questions that take no part in the fit, to show what the policy costs."""
     answerable = [name for name in whole if any(dataset.qrels.get(name, {}).values())]
-    share = settings.held_out_share(len(answerable))
+    share = spare_share(len(answerable)) if settings.held_out is None else settings.held_out
     if not share:
         return []
     part = split_by_query(dataset.subset(answerable), (share, 1.0 - share), settings.seed)[0]
@@ -131,6 +131,7 @@ def _route_profile(
             serving_k=today.k,
             tolerance=settings.tolerance,
             max_loss=settings.max_loss,
+            shown_by="held_out",
         )
     kept = contexts(pools, chosen)[1].sum(axis=1)
     return RouteProfile(

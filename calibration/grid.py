@@ -101,6 +101,7 @@ class Grid:
         reached: How many of them keep each candidate, as by `thresholds_reached`; non-increasing
             along ranks.
         make: The policy of a k and a threshold.
+        order: Shape (n_q, depth), the columns of the pools in that order; None for their own.
     """
 
     labels: PoolLabels
@@ -108,6 +109,7 @@ class Grid:
     thresholds: FloatArray
     reached: IntArray
     make: Callable[[int, float], Policy]
+    order: IntArray | None = None
 
     def settings(self, index: GridIndex) -> tuple[int, float]:
         """The k and the threshold of a policy."""
@@ -119,15 +121,25 @@ class Grid:
 
     def rows(self, rows: IntArray) -> "Grid":
         """The same policies over some of the queries."""
-        return replace(self, labels=self.labels.rows(rows), reached=self.reached[rows])
+        order = None if self.order is None else self.order[rows]
+        labels = self.labels.rows(rows)
+        return replace(self, labels=labels, reached=self.reached[rows], order=order)
 
     def kept(self, indices: Sequence[GridIndex]) -> IntArray:
         """How many passages of each query some policies keep, shape (n_q, n_indices)."""
-        counts = np.empty((len(self.reached), len(indices)), dtype=np.int64)
-        for column, (index_k, index_t) in enumerate(indices):
-            above = (self.reached > index_t).sum(axis=1)
-            counts[:, column] = np.minimum(above, self.ks[index_k])
+        sizes, thresholds = np.array(indices, dtype=np.int64).reshape(-1, 2).T
+        counts: IntArray = np.minimum(self._above[:, thresholds], np.array(self.ks)[sizes])
         return counts
+
+    @cached_property
+    def _above(self) -> IntArray:
+        """How many candidates of each query each threshold keeps, shape (n_q, n_t)."""
+        n_queries, n_bins = len(self.reached), self.thresholds.size + 2
+        bins = (self.reached + 1 + np.arange(n_queries)[:, None] * n_bins).ravel()
+        counts = np.bincount(bins, minlength=n_queries * n_bins).reshape(n_queries, n_bins)
+        # Column j holds what reaches j − 1; threshold t keeps what reaches t + 1 or more.
+        above: IntArray = counts[:, ::-1].cumsum(axis=1)[:, ::-1][:, 2:]
+        return above
 
     @cached_property
     def today(self) -> tuple[float, float]:
@@ -172,9 +184,8 @@ class Grid:
     def at(self, indices: Sequence[GridIndex]) -> GridValues:
         """Every query's figures for some policies, shape (n_q, n_indices)."""
         kept = self.kept(indices)
-        added, defined, today = self._added
-        running = np.pad(added.cumsum(axis=2), ((0, 0), (0, 0), (1, 0)))
-        utility, harm, recall, of_all = np.take_along_axis(running, kept[None], axis=2)
+        _, defined, today = self._added
+        utility, harm, recall, of_all = np.take_along_axis(self._running, kept[None], axis=2)
         return GridValues(
             utility,
             harm,
@@ -182,6 +193,12 @@ class Grid:
             np.clip(of_all - today[:, None], -1.0, 1.0),
             kept.astype(np.float64),
         )
+
+    @cached_property
+    def _running(self) -> FloatArray:
+        """What the first n candidates add, n = 0 … depth, shape (4, n_q, depth + 1)."""
+        running: FloatArray = np.pad(self._added[0].cumsum(axis=2), ((0, 0), (0, 0), (1, 0)))
+        return running
 
     @cached_property
     def _added(self) -> tuple[FloatArray, NDArray[np.bool_], FloatArray]:
@@ -289,6 +306,7 @@ def utility_grid(
             gain=gain,
             min_keep=min(min_keep, k),
         ),
+        order,
     )
 
 

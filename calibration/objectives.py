@@ -1,70 +1,253 @@
-"""Objectives of a choice: keep the recall of the first k served today, or gain most utility.
+"""Choose among the policies of a grid: balanced, leaner or richer contexts, or an extension.
 
-Pure: a grid of policies over labelled queries in, the place of one policy out.
+Pure: sums over labelled queries in, the place of one policy out. The sums are kept by fold, so that
+the same choice can be made without the queries that measure it (`calibration.folded`).
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from calibration.grid import Grid, GridIndex
-from calibration.settings import TOLERANCE
-from calibration.weights import counted, with_lost_queries
+from calibration.pool_labels import IntArray
+from calibration.settings import Context
+from ctxguard.core.types import FloatArray
 
-_WIDER = (1.0, 1.2, 1.6, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 20.0)
-"""Sizes of context that are tried, in multiples of the serving k, as far as the depth and the
-budget go: a threshold drops from them."""
+CAUTION = 1.3
+"""Standard errors of recall by which a policy must be clear of the tolerance. None loses more than
+.02 in 16 to 30% of splits; 1.64 costs half of the gain at 50 labels."""
+
+EXTENSION_CAUTION = 1.64
+"""Paired standard errors by which strict UDCG of an extension must be above today's."""
+
+MOST_KEPT = 2.0
+"""Passages that a balanced context holds at most on the mean, in multiples of the serving k."""
 
 LOST_QUERIES = 0.5
 """Queries, added to those at hand, of which everything relevant is lost. With few labels most
 policies lose nothing on any query, and a standard error of 0 would say that they never do."""
 
+_WIDER = (1.0, 1.2, 1.6, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 20.0)
+"""Sizes of context that are tried, in multiples of the serving k, as far as the depth and the
+budget go: a threshold drops from them."""
+
 _TIE = 1e-12
 
 
-def keep_recall(
-    grid: Grid, serving_k: int, tolerance: float = TOLERANCE, caution: float = 1.0
-) -> GridIndex | None:
-    """The policy of least harm whose recall is not below that of the first k served today.
+@dataclass(frozen=True)
+class PolicySums:
+    """Weighted sums over queries of what some policies of a grid give, by fold.
 
-    Thresholds are tried from the lowest up, for contexts of the serving k and larger ones, and for
-    each size only until one loses recall. One is accepted if its mean recall is below that of the
-    serving k by at most ``tolerance`` when half a lost query is added and ``caution`` standard
-    errors are taken off. Of equal harm the one of highest strict UDCG is taken; one of
-    less than the serving k never is.
+    Attributes:
+        n_k: Sizes of context; policies are in the order of `tried`, all thresholds of one size,
+            ascending, after the other's.
+        all_queries: Shape (n_folds, 2), Σ w and Σ w² of every query.
+        answerable: Likewise, of queries with a relevant passage.
+        recall: Shape (2, n_folds, n_policies), Σ w·d and Σ w·d² of recall less that of today's
+            first k, over the answerable queries.
+        gain: Likewise of strict UDCG, over all queries.
+        kept: Shape (n_folds, n_policies), Σ w · passages kept.
+        today_kept: Shape (n_folds,), likewise of today's first k.
+    """
 
-    A wider margin (a quarter of a query, three tolerances) falls faster with the number of labels
-    than the optimism of the choice: 30 of them promised +0.01 and lost 0.01
-    (``python -m benchmarks.verdict``).
+    n_k: int
+    all_queries: FloatArray
+    answerable: FloatArray
+    recall: FloatArray
+    gain: FloatArray
+    kept: FloatArray
+    today_kept: FloatArray
+
+    @classmethod
+    def of(
+        cls,
+        grid: Grid,
+        tried: Sequence[GridIndex],
+        fold: IntArray,
+        serving_k: int,
+        n_folds: int | None = None,
+    ) -> "PolicySums":
+        """Add up what the tried policies give.
+
+        Args:
+            grid: With the first ``serving_k`` as the baseline of its labels.
+            tried: As `tried` lists them.
+            fold: Shape (n_q,), the number of each query's fold, from 0.
+            n_folds: How many folds there are; as many as are numbered unless given.
+        """
+        n_folds = int(fold.max(initial=-1)) + 1 if n_folds is None else n_folds
+        weights = grid.labels.weights
+        member = np.equal(fold, np.arange(n_folds)[:, None]) * weights  # (n_folds, n_q)
+        sizes = list(dict.fromkeys(index_k for index_k, _ in tried))
+        columns = [[index for index in tried if index[0] == size] for size in sizes]
+        recall, gain, kept = list[FloatArray](), list[FloatArray](), list[FloatArray]()
+        answerable = grid.labels.n_relevant > 0
+        for column in columns:
+            at = grid.at(column)
+            lost = np.nan_to_num(at.recall_difference)
+            more = at.udcg_strict - grid.labels.served[:, :1]
+            recall.append(np.stack([member @ lost, member @ lost**2]))
+            gain.append(np.stack([member @ more, member @ more**2]))
+            kept.append(member @ at.kept)
+        today = np.minimum(grid.labels.retrieved.sum(axis=1), serving_k)
+        return cls(
+            len(sizes),
+            np.stack([member.sum(axis=1), member @ weights], axis=1),
+            np.stack([member @ answerable, member @ (weights * answerable)], axis=1),
+            np.concatenate(recall, axis=2),
+            np.concatenate(gain, axis=2),
+            np.concatenate(kept, axis=1),
+            member @ today,
+        )
+
+    def without(self, fold: int) -> "PolicySums":
+        """The sums over the queries of all other folds."""
+        others = np.arange(len(self.all_queries)) != fold
+        return PolicySums(
+            self.n_k,
+            self.all_queries[others],
+            self.answerable[others],
+            self.recall[:, others],
+            self.gain[:, others],
+            self.kept[others],
+            self.today_kept[others],
+        )
+
+    @cached_property
+    def mean_kept(self) -> FloatArray:
+        """Passages kept on the mean, shape (n_policies,)."""
+        kept: FloatArray = self.kept.sum(axis=0) / self.all_queries[:, 0].sum()
+        return kept
+
+    @cached_property
+    def mean_gain(self) -> FloatArray:
+        """Mean strict UDCG less today's, shape (n_policies,)."""
+        gain: FloatArray = self.gain[0].sum(axis=0) / self.all_queries[:, 0].sum()
+        return gain
+
+    @cached_property
+    def gain_error(self) -> FloatArray:
+        """The paired standard error of `mean_gain`, shape (n_policies,)."""
+        total, squared = self.all_queries.sum(axis=0)
+        n = total**2 / squared
+        variance = self.gain[1].sum(axis=0) / total - self.mean_gain**2
+        error: FloatArray = np.sqrt(np.maximum(variance, 0.0) / max(n - 1.0, 1.0))
+        return error
+
+    def least_recall(self, caution: float) -> FloatArray:
+        """Mean recall less today's, with lost queries added and standard errors taken off.
+
+        Weights count as shares of their effective number (Kish).
+
+        Returns:
+            Shape (n_policies,); −1 where no query has a relevant passage.
+        """
+        total, squared = self.answerable.sum(axis=0)
+        if total == 0.0:
+            return np.full(self.kept.shape[1], -1.0)
+        unit = total / squared
+        first, second = unit * self.recall.sum(axis=1)
+        n = unit * total + LOST_QUERIES
+        mean = (first - LOST_QUERIES) / n
+        squares = second + LOST_QUERIES - n * mean**2
+        least: FloatArray = mean - caution * np.sqrt(np.maximum(squares, 0.0)) / n
+        return least
+
+
+def tried(grid: Grid, serving_k: int) -> tuple[GridIndex, ...]:
+    """The policies among which a choice is made, by size and then by threshold, ascending.
+
+    Contexts of the serving k and larger ones: sizes between would only add luck.
+    """
+    ks = np.array(grid.ks)
+    wanted = serving_k * np.array(_WIDER)
+    wanted = wanted[wanted.round() <= ks[-1]]
+    sizes = np.unique(np.abs(ks[:, None] - wanted).argmin(axis=0)).tolist()
+    return tuple((size, t) for size in sizes for t in range(grid.thresholds.size))
+
+
+def choose(
+    sums: PolicySums,
+    serving_k: int,
+    context: Context = "balanced",
+    *,
+    tolerance: float,
+    caution: float = CAUTION,
+) -> int | None:
+    """Choose a policy that keeps the recall of the first k served today.
+
+    For each size thresholds are tried from the lowest up, until one loses recall: its mean is
+    below today's by more than ``tolerance`` when half a lost query is added and ``caution``
+    standard errors are taken off. No policy of less strict UDCG than today's is taken.
+
+    - ``balanced``: the highest strict UDCG with at most twice the serving k passages on the mean.
+    - ``richer``: the same without this bound.
+    - ``leaner``: the fewest passages, fewer than today's.
+
+    Equals are told apart by the fewest passages, or by strict UDCG.
 
     Args:
-        grid: The policies over the queries that choose, with probabilities out of fold.
-        serving_k: The baseline of the grid's labels.
+        sums: Of the policies that are `tried`, with probabilities out of fold.
+        serving_k: How many passages are served today.
         tolerance: How much mean recall may be lost, ≥ 0.
         caution: How many standard errors the mean must be clear of that, ≥ 0.
 
     Returns:
-        None where no policy is accepted: serve the first k as today. That is so as well if no
-        query has a relevant passage.
+        The place of the policy among those tried; None where none is accepted: serve the first k
+        as today.
     """
-    today_udcg, today_harm = grid.today
-    harm, udcg = grid.means.harm, grid.means.udcg_strict
-    best: GridIndex | None = None
-    ks, n = np.array(grid.ks), grid.thresholds.size
-    wanted = serving_k * np.array(_WIDER)
-    wanted = wanted[wanted.round() <= ks[-1]]
-    # The nearest that the grid has, ascending.
-    for index_k in np.unique(np.abs(ks[:, None] - wanted).argmin(axis=0)).tolist():
-        column = list(zip([index_k] * n, range(n), strict=True))
-        differences = grid.at(column).recall_difference
-        defined = ~np.isnan(differences[:, 0])
-        if not defined.any():
-            return None
-        weights = counted(grid.labels.weights[defined])
-        mean, error = with_lost_queries(differences[defined], weights, LOST_QUERIES)
-        accepted = mean - caution * error >= -tolerance - _TIE
-        for index in column[: int(n if accepted.all() else accepted.argmin())]:
-            if harm[index] > today_harm - _TIE or udcg[index] < today_udcg - _TIE:
-                continue
-            less = np.inf if best is None else harm[best] - harm[index]
-            if less > _TIE or (less > -_TIE and best and udcg[index] > udcg[best] + _TIE):
-                best = index
-    return best
+    kept_recall = sums.least_recall(caution) >= -tolerance - _TIE
+    by_size = np.logical_and.accumulate(kept_recall.reshape(sums.n_k, -1), axis=1)
+    gain, kept = sums.mean_gain, sums.mean_kept
+    today_kept = float(sums.today_kept.sum() / sums.all_queries[:, 0].sum())
+    accepted = by_size.ravel() & (gain >= -_TIE)
+    if context == "leaner":
+        accepted &= kept < today_kept - _TIE
+        return _best(accepted, -kept, gain)
+    if context == "balanced":
+        accepted &= kept <= MOST_KEPT * serving_k + _TIE
+    accepted &= (gain > _TIE) | (kept < today_kept - _TIE)
+    return _best(accepted, gain, -kept)
+
+
+def extend(
+    sums: PolicySums,
+    serving_k: int,
+    context: Context = "balanced",
+    *,
+    caution: float = EXTENSION_CAUTION,
+) -> int | None:
+    """Choose how far to go on in today's order, never serving fewer than today.
+
+    Recall cannot fall; accepted is what gains strict UDCG by more than ``caution`` paired standard
+    errors. A leaner context has no extension.
+
+    Args:
+        sums: Of policies that keep the first ``serving_k`` in the retriever's own order, whatever
+            their threshold.
+
+    Returns:
+        The place of the policy; None where none is accepted.
+    """
+    if context == "leaner":
+        return None
+    gain, kept = sums.mean_gain, sums.mean_kept
+    accepted = gain > caution * sums.gain_error + _TIE
+    if context == "balanced":
+        accepted &= kept <= MOST_KEPT * serving_k + _TIE
+    return _best(accepted, gain, -kept)
+
+
+def highest_utility(sums: PolicySums) -> int | None:
+    """Choose the policy of highest strict UDCG, whatever its recall; of equals the leanest."""
+    return _best(np.ones(sums.mean_gain.size, dtype=bool), sums.mean_gain, -sums.mean_kept)
+
+
+def _best(accepted: np.ndarray, first: FloatArray, then: FloatArray) -> int | None:
+    """The accepted place of the highest value; among equals the highest other value."""
+    if not accepted.any():
+        return None
+    highest = accepted & (first >= first[accepted].max() - _TIE)
+    return int(np.flatnonzero(highest)[np.argmax(np.round(then[highest], 12))])

@@ -19,7 +19,7 @@ IntArray = NDArray[np.int64]
 _BY_CANDIDATE = ("grades", "retrieved", "judged", "utilities", "negatives", "in_baseline")
 """The fields of `PoolLabels` of shape (n_q, depth)."""
 
-_BY_QUERY = (*_BY_CANDIDATE, "served", "best_grades", "n_relevant", "weights")
+_BY_QUERY = (*_BY_CANDIDATE, "served", "best_grades", "n_relevant", "weights", "groups")
 
 NDCG_CUTOFF = 10
 
@@ -45,6 +45,7 @@ class PoolLabels:
         positives_only: Whether the labels hold relevant passages only; an unlabelled one then
             counts as not relevant, otherwise as not judged.
         weights: Shape (n_q,), how much each query counts in means; see ``Query``.
+        groups: Shape (n_q,), the name of each query's group of nearly equal questions.
     """
 
     grades: IntArray
@@ -60,6 +61,7 @@ class PoolLabels:
     rules: Utilities
     positives_only: bool
     weights: FloatArray
+    groups: NDArray[np.str_]
 
     def __len__(self) -> int:
         return len(self.weights)
@@ -195,6 +197,7 @@ def label(
         utilities,
         dataset.positives_only,
         np.array([weights[query_id] for query_id in pools.query_ids], dtype=np.float64),
+        np.array([dataset.groups[query_id] for query_id in pools.query_ids], dtype=np.str_),
     )
     return labels.with_baseline(baseline_k)
 

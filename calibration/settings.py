@@ -6,10 +6,10 @@ from ctxguard._support.settings import SettingsModel, key, optional_key, setting
 from ctxguard.core.types import DEFAULT_K
 
 Family = Literal["auto", "ratio", "expected_utility"]
-Objective = Literal["keep-recall", "utility"]
+Context = Literal["leaner", "balanced", "richer"]
 
 TOLERANCE = 0.01
-"""How much mean recall the default objective may lose on the queries that choose."""
+"""How much mean recall a choice may lose."""
 
 MAX_LOSS = 0.05
 """How far below today's mean recall the lower bound of a policy that is served may lie."""
@@ -21,15 +21,14 @@ class ChoiceSettings(SettingsModel):
     serving_k: int = setting(
         "Passages that you serve today; recall is compared with them.", "N", ge=1, value=DEFAULT_K
     )
-    objective: Objective = setting(
-        "Choose the policy of least harm that keeps the recall of what you serve today "
-        "(keep-recall), or the policy of highest strict UDCG (utility).",
-        "OBJECTIVE",
-        value="keep-recall",
+    context: Context = setting(
+        "What a context may cost: the fewest passages that keep today's recall (leaner), at most "
+        "twice the serving-k (balanced), or as many as pay (richer).",
+        "SIZE",
+        value="balanced",
     )
     tolerance: float = key(
-        "Most mean recall that keep-recall may lose, in [0, 1), on the queries that choose, and a "
-        "policy that is enforced on the held-out ones.",
+        "Most mean recall that a policy may lose against what you serve today, in [0, 1).",
         "LOSS",
         ge=0,
         lt=1,
@@ -41,12 +40,6 @@ class ChoiceSettings(SettingsModel):
         gt=0,
         lt=1,
         value=MAX_LOSS,
-    )
-    ladder: bool = key(
-        "From 100 labelled queries on, test the most careful choice first, then bolder ones, and "
-        "take the last whose verdict is enforce.",
-        "SWITCH",
-        value=False,
     )
     policy: Family = key(
         "Keep a passage by its score relative to the best (ratio), or by its calibrated "
@@ -63,15 +56,11 @@ class ChoiceSettings(SettingsModel):
         lt=1,
         value=0.05,
     )
-    segment_by: str | None = optional_key(
-        "Choose a policy for each value of this metadata column of the queries where it can be "
-        "certified; needs --alpha.",
-        "COLUMN",
-    )
     held_out: float | None = optional_key(
-        "Share of the queries that takes no part in any choice, to measure the policy on.",
+        "Share of the queries to hold out of every choice. It alone gives a certificate; otherwise "
+        "each fifth of the queries is measured by what the others choose.",
         "SHARE",
-        default="half, or less of fewer than 60",
+        default="none; with --alpha half, or less of fewer than 60",
         ge=0,
         lt=1,
     )

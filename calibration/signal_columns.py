@@ -118,7 +118,7 @@ def leaks(pools: Pools, labels: PoolLabels, column: SignalColumn) -> float | Non
     table = np.stack([pools.signals[name] for name in names], axis=-1)
     linear_model = require("sklearn.linear_model", "calibrate")
     found = []
-    for fold, others in folds(pools.query_ids):
+    for fold, others in folds(labels.groups):
         rows = np.intersect1d(others, mixed)
         relevant = labels.relevant[rows][inside[rows]]
         if relevant.all() or not relevant.any():

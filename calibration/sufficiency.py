@@ -1,22 +1,18 @@
 """Certify a threshold of P(relevant) below which a context probably holds nothing relevant.
 
 A context is judged by the highest P(relevant) of its kept passages. The threshold comes from
-held-out queries.
+queries that had no part in the choice: held out, or left out of it in turn.
 """
 
 import math
+from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from calibration import risk
-from calibration.pool_labels import PoolLabels
-from calibration.replay import Pools
 from calibration.weights import n_equivalent, pair_share, significant
-from ctxguard.core.decision import decide
-from ctxguard.core.policies import ExpectedUtilityPolicy, Policy
 from ctxguard.core.relevance import RelevanceModel
-from ctxguard.core.sufficiency import p_sufficient
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.schema import SufficiencyProfile
@@ -25,48 +21,37 @@ DEFAULT_FALSE_ALARMS = 0.05
 
 _DIGITS = 8
 
-Labelled = tuple[Pools, PoolLabels]
-
 
 def calibrate_sufficiency(
-    policy: Policy,
-    model: RelevanceModel | None,
-    held_out: Labelled | None,
+    best: FloatArray,
+    holds: NDArray[np.bool_],
+    weights: FloatArray,
     *,
+    model: RelevanceModel | None = None,
+    shown_by: Literal["folds", "held_out"] = "folds",
     false_alarms: float = DEFAULT_FALSE_ALARMS,
     delta: float = 0.1,
-) -> SufficiencyProfile | None:
+) -> SufficiencyProfile:
     """Certify a threshold of sufficiency for a policy.
 
     Args:
-        policy: The route's.
-        model: P(relevant), for a policy without probabilities; None if none was fitted.
-        held_out: Queries that chose and fitted nothing, with their labels; None if there are none.
+        best: Shape (n_q,), the highest P(relevant) in the context of each query that had no part
+            in the choice; NaN where it is undefined.
+        holds: Shape (n_q,), whether the context holds a relevant passage.
+        weights: Shape (n_q,), how much each query counts.
+        model: P(relevant), for a policy without probabilities; None if the policy has its own.
+        shown_by: How the queries were kept out of the choice.
         false_alarms: The largest share of contexts with a relevant passage that may be called
             insufficient, in (0, 1).
         delta: The probability that this promise may be false, in (0, 1).
 
     Returns:
-        None without probabilities. Without a threshold if the held-out queries are too few.
+        Without a threshold if the queries are too few.
     """
-    if isinstance(policy, ExpectedUtilityPolicy):
-        model = None
-    elif model is None:
-        return None
-    sufficient: list[float] = []
-    insufficient: list[float] = []
-    weights: list[float] = []
-    if held_out is not None:
-        pools, labels = held_out
-        for row, ranking in enumerate(pools.rankings()):
-            decision = decide(ranking, policy)
-            probability = p_sufficient(decision, model)
-            if probability is not None:
-                holds = bool(labels.relevant[row, list(decision.kept)].any())
-                (sufficient if holds else insufficient).append(probability)
-                if holds:
-                    weights.append(float(labels.weights[row]))
-    threshold = certified_threshold(sufficient, false_alarms, delta, weights)
+    defined = ~np.isnan(best)
+    sufficient, insufficient = best[defined & holds], best[defined & ~holds]
+    of_sufficient = weights[defined & holds]
+    threshold = certified_threshold(sufficient, false_alarms, delta, of_sufficient)
     if threshold is not None:
         # Rounded down: a higher threshold would call more contexts insufficient.
         threshold = math.floor(threshold * 10**_DIGITS) / 10**_DIGITS
@@ -74,20 +59,21 @@ def calibrate_sufficiency(
     if threshold is not None:
         called = [int(np.less(part, threshold).sum()) for part in (sufficient, insufficient)]
     auroc = None
-    if sufficient and insufficient:
-        auroc = significant(pair_share(np.array(sufficient), np.array(insufficient)))
+    if sufficient.size and insufficient.size:
+        auroc = significant(pair_share(sufficient, insufficient))
     return SufficiencyProfile(
         threshold=threshold,
         model=model,
         alpha=false_alarms,
         delta=delta,
-        n_sufficient=len(sufficient),
-        n_insufficient=len(insufficient),
+        n_sufficient=sufficient.size,
+        n_insufficient=insufficient.size,
         false_alarms=called[0],
         detected=called[1],
         auroc=auroc,
         needed=fewest_for_threshold(false_alarms, delta),
-        n_equivalent=n_equivalent(np.array(weights)),
+        n_equivalent=n_equivalent(of_sufficient),
+        shown_by=shown_by,
     )
 
 
@@ -97,7 +83,7 @@ def sufficiency_words(certified: SufficiencyProfile | None) -> str:
         return "Not certified: no probabilities were fitted."
     if certified.auroc is None:
         return certified.statement
-    return f"{certified.statement} AUROC on held-out queries {certified.auroc:.2f}."
+    return f"{certified.statement} AUROC on these queries {certified.auroc:.2f}."
 
 
 def certified_threshold(

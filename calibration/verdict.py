@@ -1,11 +1,13 @@
-"""Say by held-out queries whether a policy may be served: enforce, shadow or keep.
+"""Say by queries that had no part in a choice whether it may be served: enforce, shadow or keep.
 
 Pure. The bound is Student's t with half a lost query added. Losses of recall are rare and large: on
 five collections it held in 94 to 100% of held-out parts of 20 to 50 queries, where a bootstrap and
-the plain t held in 65 to 83%. It is approximate; the certificate beside it is not.
+the plain t held in 65 to 83%. It is approximate; a certificate is not.
 """
 
+from bisect import bisect_left
 from math import ceil, floor, sqrt
+from typing import Literal
 
 import numpy as np
 
@@ -16,10 +18,13 @@ from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation.ratio import t_quantile
 from ctxguard.profile.schema import RouteVerdict
 
-FEWEST_HELD_OUT = 20
-"""Fewer held-out queries with a relevant passage prove nothing."""
+FEWEST_MEASURED = 20
+"""Fewer queries with a relevant passage prove nothing."""
 
 CONFIDENCE = 0.9
+
+_MOST_NEEDED = 5_000
+"""More labels than this are never asked for."""
 
 
 def verdict(
@@ -29,23 +34,28 @@ def verdict(
     serving_k: int,
     tolerance: float,
     max_loss: float = MAX_LOSS,
+    gain: float | None = None,
+    shown_by: Literal["folds", "held_out"] = "folds",
     refutable: bool = True,
 ) -> RouteVerdict:
-    """Judge a policy that was chosen on other queries.
+    """Judge a policy by queries that did not choose it.
 
     Args:
         differences: Shape (n,): recall of the policy less that of the first ``serving_k``, of the
-            held-out queries that have a relevant passage.
+            queries that have a relevant passage.
         weights: Shape (n,): how much each query counts; None where all count the same.
         tolerance: How far the mean may lie below 0, ≥ 0.
         max_loss: How far its lower bound may lie below 0, > 0.
+        gain: Mean strict UDCG less today's, to be told beside it.
+        shown_by: How the queries were kept out of the choice.
         refutable: Whether a policy whose upper bound lies below −tolerance gives way to today's;
             otherwise it stays in shadow, since its loss was accepted.
 
     >>> verdict(np.zeros(40), serving_k=5, tolerance=0.01).decision
     'enforce'
-    >>> verdict(np.zeros(20), serving_k=5, tolerance=0.01).decision
-    'shadow'
+    >>> few = verdict(np.zeros(20), serving_k=5, tolerance=0.01)
+    >>> few.decision, few.n_needed
+    ('shadow', 28)
     >>> verdict(np.full(40, -0.2), serving_k=5, tolerance=0.01).decision
     'keep'
     """
@@ -57,15 +67,16 @@ def verdict(
         serving_k=serving_k,
         tolerance=tolerance,
         max_loss=max_loss,
+        shown_by=shown_by,
     )
-    if n < FEWEST_HELD_OUT:
-        return unproven
+    if n < FEWEST_MEASURED:
+        needed = _needed(np.zeros(1), np.ones(1), tolerance, max_loss)
+        return unproven.model_copy(update={"n_needed": needed})
     quantile = t_quantile(CONFIDENCE, n - 1.0)
     mean = float(weighted_mean(differences, weights))
     variance = float(weighted_mean((differences - mean) ** 2, weights)) * n / (n - 1.0)
     upper = mean + quantile * sqrt(variance / n)
-    added, error = with_lost_queries(differences, weights, LOST_QUERIES)
-    lower = float(added - quantile * error)
+    lower = lower_bound(differences, weights)
     decision = "keep" if refutable and upper < -tolerance else "shadow"
     if mean >= -tolerance and lower >= -max_loss:
         decision = "enforce"
@@ -74,5 +85,30 @@ def verdict(
         # Away from the mean, so that the words claim no more than the bounds.
         "lower": floor(lower * 1e4) / 1e4,
         "upper": ceil(upper * 1e4) / 1e4,
+        "gain": None if gain is None else significant(gain),
     }
+    if decision == "shadow":
+        figures["n_needed"] = _needed(differences, weights, tolerance, max_loss)
     return unproven.model_copy(update={"decision": decision, **figures})
+
+
+def lower_bound(differences: FloatArray, weights: FloatArray) -> float:
+    """The lower bound on a mean difference, with half a lost query added.
+
+    Args:
+        weights: Shape (n,), as of `calibration.weights.counted`; they sum to more than 1.
+    """
+    added, error = with_lost_queries(differences, weights, LOST_QUERIES)
+    return float(added - t_quantile(CONFIDENCE, float(weights.sum()) - 1.0) * error)
+
+
+def _needed(
+    differences: FloatArray, weights: FloatArray, tolerance: float, max_loss: float
+) -> int | None:
+    """How many queries like these would enforce the policy; None if over 5,000."""
+    if float(weighted_mean(differences, weights)) < -tolerance:
+        return None
+    share, sizes = weights / weights.sum(), range(FEWEST_MEASURED, _MOST_NEEDED + 1)
+    # The bound rises with the number of queries.
+    place = bisect_left(sizes, True, key=lambda n: lower_bound(differences, share * n) >= -max_loss)
+    return sizes[place] if place < len(sizes) else None

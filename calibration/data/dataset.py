@@ -5,7 +5,9 @@ Pure: ``calibration.data.readers`` reads the files.
 
 import hashlib
 import json
-from collections import defaultdict
+import math
+import re
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -109,6 +111,19 @@ class Dataset:
             query_id: max(grades.values(), default=0) for query_id, grades in self.qrels.items()
         }
         return tuple([each.query_id for each in self.queries if best.get(each.query_id, 0) > 0])
+
+    @cached_property
+    def groups(self) -> Mapping[str, str]:
+        """The group of nearly equal questions that each query belongs to, by query id.
+
+        Questions whose sets of words have a Jaccard similarity of 0.8 or more are in one group,
+        named after its first id. They share a fold wherever some queries measure what others chose.
+
+        >>> texts = ["what is BM25?", "What is BM25", "who wrote it?"]
+        >>> Dataset("d", tuple(map(Query, "abc", texts)), {}).groups
+        {'a': 'a', 'b': 'a', 'c': 'c'}
+        """
+        return _nearly_equal([(query.query_id, query.text) for query in self.queries])
 
     def subset(self, query_ids: Iterable[str]) -> "Dataset":
         """Return the same collection with these queries only, in its own order.
@@ -230,6 +245,36 @@ def _ids_by_text(dataset: Dataset) -> dict[str, list[str]]:
     for query in dataset.queries:
         by_text[folded(query.text)].append(query.query_id)
     return dict(by_text)
+
+
+_NEARLY_EQUAL = 0.8
+
+
+def _nearly_equal(questions: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """The first id of each question's group.
+
+    Two sets with this similarity share one of their rarest words, so few pairs are compared
+    (prefix filtering; Bayardo, Ma and Srikant, Scaling up all pairs similarity search, WWW 2007).
+    """
+    words = {query_id: frozenset(re.findall(r"\w+", folded(text))) for query_id, text in questions}
+    common = Counter(word for own in words.values() for word in own)
+    place = {query_id: at for at, query_id in enumerate(words)}
+    group, seen = dict[str, str](), defaultdict[str, list[str]](list)
+    for query_id, own in words.items():
+        rarest = sorted(own, key=lambda word: (common[word], word))
+        prefix = rarest[: len(own) - math.ceil(_NEARLY_EQUAL * len(own)) + 1]
+        near = {other for word in prefix for other in seen[word]}
+        joined = {
+            group[other]
+            for other in near
+            if len(own & words[other]) >= _NEARLY_EQUAL * len(own | words[other])
+        }
+        group[query_id] = min(joined, key=place.__getitem__, default=query_id)
+        if len(joined) > 1:
+            group |= {other: group[query_id] for other, its in group.items() if its in joined}
+        for word in prefix:
+            seen[word].append(query_id)
+    return group
 
 
 def folded(text: str) -> str:

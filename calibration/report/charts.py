@@ -30,13 +30,12 @@ def recall_by_kept(route: RouteReport) -> str:
             "" if place else "other policies",
         )
     chart.point(marked[today], "orange", "square", f"today: first {route.summary.serving_k}")
-    where = "" if route.summary.held_out else ", on the queries that chose it"
-    chart.point(marked[chosen], "blue", "circle", f"chosen policy{where}")
+    chart.point(marked[chosen], "blue", "circle", "chosen policy")
     return chart.render()
 
 
 def utility_by_k(route: RouteReport) -> str:
-    """Strict UDCG by k of the first k passages and of the policy, with the gain and the harm."""
+    """Strict UDCG by k of the first k passages, with the gain and the harm."""
     today = route.today.points
     values = [at.gain.value for at in today] + [-(at.harm.value or 0.0) for at in today]
     chart = Chart(
@@ -45,12 +44,10 @@ def utility_by_k(route: RouteReport) -> str:
         "Strict UDCG by size of context, with gain and harm apart",
     )
     chart.level(y=0.0)
-    chart.level(x=float(route.policy.k))
     for name, colour, sign in (("gain", "green", 1.0), ("harm", "red", -1.0)):
         points = [(float(at.k), sign * (getattr(at, name).value or 0.0)) for at in today]
         chart.line(points, colour, f"{name}, first k")
     _curve(chart, route.today, "orange", "UDCG, first k")
-    _curve(chart, route.chosen, "blue", "UDCG, chosen policy at this k")
     return chart.render()
 
 
@@ -59,34 +56,6 @@ def _curve(chart: Chart, curve: Curve, colour: str, name: str) -> None:
     chart.line([(k, each.value or 0.0) for k, each in at_k], colour, name)
     for k, each in at_k:
         chart.point([k, each], colour, "dot")
-
-
-def frontier(route: RouteReport) -> str:
-    """All candidate policies by recall loss and harm, with the certified region."""
-    found, results = route.frontier, route.summary.results
-    names = results.policies[:2]
-    marked = {name: [results.of(name, m).mean for m in ("recall_loss", "harm")] for name in names}
-    ends = [
-        [end for own in marked.values() for end in (own[axis].value, own[axis].upper)]
-        + [place[axis] for place in found.front_line]
-        for axis in (0, 1)
-    ]
-    chart = Chart(
-        spanning("mean recall loss", ends[0]),
-        spanning("mean harm per query", ends[1]),
-        "Recall loss against harm for every candidate policy",
-    )
-    if (certificate := route.certificate) is not None:
-        top = 1e9 if certificate.beta is None else certificate.beta
-        chart.area((0.0, certificate.alpha), (0.0, top), "green", "certified")
-    chart.dots(found.candidates, "grey", "candidate policies")
-    chart.line(found.front_line, "grey", "Pareto front", steps=True)
-    (today, chosen), where = names, "held out" if route.summary.held_out else "same queries"
-    own = [found.chosen.means[name] for name in ("recall_loss", "harm")]
-    chart.point(own, "blue", "diamond", "chosen, on the choosing queries")
-    chart.point(marked[today], "orange", "square", f"today, {where}")
-    chart.point(marked[chosen], "blue", "circle", f"chosen, {where}")
-    return chart.render()
 
 
 def reliability(data: Reliability) -> str:
@@ -98,7 +67,7 @@ def reliability(data: Reliability) -> str:
     )
     chart.line([(0.0, 0.0), (1.0, 1.0)], "grey", "perfectly calibrated")
     for place, each in enumerate(each for each in data.bins if each.mean_probability is not None):
-        name = "" if place else "held-out candidates, by bin of P"
+        name = "" if place else "candidates, by bin of P"
         chart.point([each.mean_probability, each.relevant], "blue", "circle", name)
     return chart.render()
 

@@ -5,13 +5,11 @@ Frozen data that become JSON; they hold no label and no passage except the examp
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from calibration.curve import Curve
-from calibration.families import FamilyGain
 from calibration.report.summary import Summary
-from calibration.results import Results
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.interval import Interval
 from ctxguard.core.metrics import Utilities
@@ -28,33 +26,12 @@ class ShownPolicy:
         kind: ``ratio`` or ``expected_utility``.
         threshold: Lowest relative score (``ratio``) or lowest P(relevant) (``expected_utility``)
             that is kept.
-        means: Means of metrics on the queries that it was chosen or tested on, by metric.
     """
 
     words: str
     kind: str
     k: int
     threshold: float
-    means: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Frontier:
-    """Every candidate policy by recall loss and harm, on the choosing queries.
-
-    Attributes:
-        n_candidates: Number of candidate policies, including those with equal figures.
-        candidates: Distinct (recall loss, harm), means over queries.
-        front_line: (recall loss, harm) of the Pareto front, least recall loss first.
-        front: Some policies of the front, evenly spaced along it.
-        chosen: The chosen settings on the same queries.
-    """
-
-    n_candidates: int
-    candidates: tuple[tuple[float, float], ...]
-    front_line: tuple[tuple[float, float], ...]
-    front: tuple[ShownPolicy, ...]
-    chosen: ShownPolicy
 
 
 @dataclass(frozen=True)
@@ -77,7 +54,7 @@ class ReliabilityBin:
 
 @dataclass(frozen=True)
 class Reliability:
-    """Calibration of P(relevant) on held-out queries.
+    """Calibration of P(relevant) on queries that no model saw: held out, or of another fold.
 
     Attributes:
         expected_calibration_error: Mean of |P − share relevant| over the bins, weighted by
@@ -94,48 +71,6 @@ class Reliability:
 
 
 @dataclass(frozen=True)
-class Price:
-    """The utility that a guarantee costs, and an upper bound of the recall loss.
-
-    Attributes:
-        rules: The policy that each rule would choose of the same candidates, with its mean recall
-            loss on the test queries of the certificate; None if the rule allows no policy. Empty if
-            no promise was asked for.
-        in_force: The rule that chose the profile's policy; None if none did.
-        results: The rules that allow a policy, on held-out queries, beside the one without a
-            promise; None if no promise was asked for.
-        delta: Probability that the bound is false.
-        observed: Mean recall loss of the chosen policy.
-        bound: Betting upper bound of that mean.
-    """
-
-    rules: Mapping[str, ShownPolicy | None]
-    in_force: str | None
-    results: Results | None
-    delta: float
-    observed: Interval
-    bound: float
-
-
-@dataclass(frozen=True)
-class Segments:
-    """Metrics by segment: the values of a metadata column of the queries.
-
-    Attributes:
-        results: The policy that serves each segment, by the name of the segment, and its
-            difference from today's on the same queries.
-        queries: Number of queries of each segment.
-        own_policy: The segments with a policy of their own. The last segment gathers those that
-            are too small for a name of their own.
-    """
-
-    column: str
-    results: Results
-    queries: dict[str, int]
-    own_policy: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Example:
     """One dropped passage.
 
@@ -144,9 +79,7 @@ class Example:
         label: The label, in words.
         retrieved_rank: Rank in the retriever's order, from 1.
         rank: Rank in the policy's order, from 1.
-        reason: Why the passage was dropped.
-        kept_if: The settings that would all have to change for the passage to be kept, with the
-            values that would keep it.
+        probability: P(relevant), by a model that did not see the query's labels; None without.
     """
 
     query_id: str
@@ -157,10 +90,7 @@ class Example:
     label: str
     retrieved_rank: int
     rank: int
-    relative_score: float | None
     probability: float | None
-    reason: str
-    kept_if: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True)
@@ -191,12 +121,8 @@ class RouteReport:
         sufficiency: Whether contexts can be called insufficient, and on what evidence, in words.
         assessor: What asking an assessor gains at several prices; None without one.
         answerable: Number of measured queries with a relevant passage.
-        today, chosen: The retriever's first passages, and the policy, at every k.
+        today: The retriever's first passages at every k.
         reliability: The calibration of P(relevant), or why it is not shown.
-        families: What each family of signals adds; empty if the model has no named signals, or
-            there is none. Measured out of fold if no query was held out.
-        price: None if no query was held out, or recall loss is undefined on all of them.
-        segments: Metrics by segment, or why they are not shown.
         dropped_irrelevant: Irrelevant passages among those served today.
         dropped_relevant: Relevant passages of the baseline of recall loss.
         judged: Share of the first k passages with a label by k, over all queries.
@@ -214,12 +140,7 @@ class RouteReport:
     assessor: AssessorProfile | None
     answerable: int
     today: Curve
-    chosen: Curve
-    frontier: Frontier
     reliability: Reliability | str
-    families: tuple[FamilyGain, ...]
-    price: Price | None
-    segments: Segments | str
     dropped_irrelevant: Examples
     dropped_relevant: Examples
     judged: Mapping[int, Interval]

@@ -3,38 +3,32 @@
 Pure, except that it looks up the passages shown as examples.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from math import floor
 
 import numpy as np
 
+from calibration.calibrate_route import RouteOutcome
 from calibration.data.dataset import Dataset
 from calibration.evaluate import bootstrap_ratio
 from calibration.pool_labels import PoolLabels
-from calibration.replay import Pools
 from calibration.report.data import Example, Examples
-from ctxguard.core.decision import decide
-from ctxguard.core.policies import Policy
 from ctxguard.core.render import sanitise
-from ctxguard.core.types import FloatArray, Passage, Verdict
+from ctxguard.core.types import FloatArray, Passage
 
 SHOWN = 6
 _SNIPPET = 240
-_PRECISION = 10_000
 
 PassageOf = Callable[[str], Passage]
 
 
-Candidate = tuple[int, int, Verdict]
-"""The row of a query, a position in its pool, and the policy's verdict on the candidate there."""
+Candidate = tuple[int, int, int]
+"""The row of a query, a position in its pool, and the candidate's rank in the policy's order."""
 
 
 def dropped_passages(
-    pools: Pools,
-    labels: PoolLabels,
+    outcome: RouteOutcome,
     dataset: Dataset,
-    policies: Mapping[str, Policy],
     passage: PassageOf | None,
     *,
     bare_k: int,
@@ -43,8 +37,8 @@ def dropped_passages(
     """Count what was dropped rightly and wrongly, with the worst of each as examples.
 
     Args:
-        dataset: The queries of the pools, with their texts.
-        policies: The policy that serves each query, by query id.
+        outcome: Its chosen contexts, of queries that had no part in the choice.
+        dataset: The queries, with their texts.
         passage: Returns a passage by its id, or raises KeyError; None shows ids only.
         bare_k: Irrelevant passages are counted among the retriever's first ``bare_k``.
 
@@ -52,12 +46,13 @@ def dropped_passages(
         Irrelevant passages of the first ``bare_k``, labelled distractors shown first; and
         relevant passages of the baseline of recall loss, the highest grades shown first.
     """
+    pools, labels = outcome.measured
+    order, kept = outcome.chosen.order, outcome.chosen.kept
     irrelevant: list[Candidate] = []
     relevant: list[Candidate] = []
-    for row, (query_id, ranking) in enumerate(zip(pools.query_ids, pools.rankings(), strict=True)):
-        decision = decide(ranking, policies[query_id])
-        for position, verdict in zip(decision.order, decision.verdicts, strict=False):
-            candidate = (row, position, verdict)
+    for row, n in enumerate(pools.lengths.tolist()):
+        for rank, position in enumerate(order[row, :n].tolist(), 1):
+            candidate = (row, position, rank)
             if labels.relevant[row, position]:
                 if labels.in_baseline[row, position]:
                     relevant.append(candidate)
@@ -76,7 +71,7 @@ def dropped_passages(
         return counts.astype(float)
 
     def examples(candidates: list[Candidate]) -> Examples:
-        dropped = [candidate for candidate in candidates if not candidate[2].kept]
+        dropped = [each for each in candidates if not kept[each[0], each[2] - 1]]
         # The worst comes last, so that it is the one that a query keeps.
         worst_of = {each[0]: each for each in sorted(dropped, key=worst, reverse=True)}
         shown = sorted(worst_of.values(), key=worst)[:SHOWN]
@@ -84,43 +79,33 @@ def dropped_passages(
             total=len(candidates),
             dropped=len(dropped),
             share=bootstrap_ratio(per_query(dropped), per_query(candidates), seed=seed),
-            shown=tuple(_example(c, pools, labels, dataset, passage) for c in shown),
+            shown=tuple(_example(each, outcome, dataset, passage) for each in shown),
         )
 
     return examples(irrelevant), examples(relevant)
 
 
 def _example(
-    candidate: Candidate,
-    pools: Pools,
-    labels: PoolLabels,
-    dataset: Dataset,
-    passage_of: PassageOf | None,
+    candidate: Candidate, outcome: RouteOutcome, dataset: Dataset, passage_of: PassageOf | None
 ) -> Example:
-    row, position, verdict = candidate
-    query_id = pools.query_ids[row]
+    row, position, rank = candidate
+    pools, labels = outcome.measured
+    query_id, passage_id = pools.query_ids[row], pools.passage_ids[row][position]
     passage = None
     if passage_of is not None:
         with suppress(KeyError):
-            passage = passage_of(verdict.passage_id)
+            passage = passage_of(passage_id)
     text = next(query.text for query in dataset.queries if query.query_id == query_id)
     return Example(
         query_id=_line(query_id),
         query=_line(text),
-        passage_id=_line(verdict.passage_id),
+        passage_id=_line(passage_id),
         title="" if passage is None else _line(passage.title),
         snippet=None if passage is None else _snippet(passage.text),
         label=_label(labels, row, position),
         retrieved_rank=position + 1,
-        rank=0 if verdict.rank is None else verdict.rank,
-        relative_score=verdict.relative_score,
-        probability=verdict.probability,
-        reason="" if verdict.reason is None else verdict.reason.value,
-        kept_if=tuple(
-            # Rounded down, so that the value shown would keep it.
-            (t.setting, floor(t.value * _PRECISION) / _PRECISION)
-            for t in verdict.kept_if
-        ),
+        rank=rank,
+        probability=None if outcome.chances is None else float(outcome.chances[row, position]),
     )
 
 

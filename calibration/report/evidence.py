@@ -1,12 +1,10 @@
 """The evidence of a calibration: from its pools and labels to ``ReportData``.
 
-Pure, except that it looks up the passages shown as examples. Figures are measured on the held-out
-queries, which took no part in any choice, or on the choosing queries if none was held out.
+Pure, except that it looks up the passages shown as examples. Figures are of queries that had no
+part in the choice: held out, or left out of it in turn.
 """
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,51 +13,36 @@ from calibration.calibrate import Calibration
 from calibration.calibrate_route import ORDERING_SHARE, RouteOutcome, Settings
 from calibration.certify import Certification
 from calibration.curve import curve
-from calibration.data.dataset import Query
 from calibration.evaluate import (
     CONFIDENCE,
-    QueryMetrics,
     bootstrap_interval,
     bootstrap_ratio,
     per_query,
 )
-from calibration.families import FamilyGain, family_gains
-from calibration.fit import fit_temperature, probabilities
-from calibration.pool_labels import PoolLabels, judged_share, label, labelled_part
-from calibration.replay import Pools
-from calibration.report.data import Reliability, ReportData, RouteReport, Segments
+from calibration.fit import fit_temperature
+from calibration.pool_labels import judged_share, label
+from calibration.report.data import Reliability, ReportData, RouteReport, ShownPolicy
 from calibration.report.dropped import PassageOf, dropped_passages
 from calibration.report.reliability import expected_calibration_error, reliability_bins
 from calibration.report.summary import summarise
-from calibration.report.tradeoffs import frontier, price, shown_policy
-from calibration.results import COMPARED, ResultRow, Results, tabulate
+from calibration.results import COMPARED
 from calibration.sufficiency import sufficiency_words
-from ctxguard.core.decision import decide
-from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
+from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.scores import is_relative
 from ctxguard.core.types import Route
 from ctxguard.profile.describe import describe_policy
-from ctxguard.profile.schema import RouteProfile
 
 SEED_RULE_K, SEED_RULE_RATIO = 3, 0.7
-SMALLEST_SEGMENT = 5
-NO_SEGMENT = "(none)"
-TOPIC = "topic"
-"""Metadata column of the segments if the calibration had no ``segment_by``."""
-
 SEED_RULE = "3 and 70%"
 """At most 3 passages, each with at least 70% of the best score: a rule that needs no labels."""
 
 _COMPARED = (*COMPARED, "recall_loss")
-_BY_SEGMENT = ("udcg_strict", "recall", "kept")
 _JUDGED_AT = (1, 10)
 
 
 def report(
     calibration: Calibration,
     passages: PassageOf | None = None,
-    *,
-    milliseconds: Mapping[str, float] | None = None,
 ) -> ReportData:
     """Gather what a person needs to check a calibration.
 
@@ -67,8 +50,6 @@ def report(
         calibration: Result of ``calibration.calibrate.calibrate``.
         passages: Returns a passage by its id, such as ``HybridRetriever.passage``, for the
             examples, or raises KeyError. Without it, or on KeyError, only the id is shown.
-        milliseconds: What each family of signals costs a query, by its name in
-            ``calibration.families``; None if that was not measured.
 
     Returns:
         The data for ``write_html`` and ``write_json``; equal calibrations give equal data.
@@ -80,9 +61,7 @@ def report(
         serving_k=calibration.settings.serving_k,
         confidence=CONFIDENCE,
         routes=tuple(
-            _route(calibration, route, passages, milliseconds)
-            for route in Route
-            if route in calibration.outcomes
+            _route(calibration, route, passages) for route in Route if route in calibration.outcomes
         ),
         labels=_label_counts(calibration),
         utilities=profile.utilities,
@@ -112,10 +91,11 @@ def certificate_words(outcome: RouteOutcome, settings: Settings) -> str:
         )
     if outcome.profile.policy == outcome.today.policy:
         return f"None is needed: the first {k} passages are kept, as today."
-    if outcome.profile.held_out is None:
+    evidence = outcome.profile.evidence
+    if evidence is None or evidence.shown_by == "folds":
         return (
-            "None: no query was held out to measure the cost of the policy on. Label more "
-            "queries, or hold out a share of them."
+            "None: the verdict is by queries left out of the choice in turn, which is evidence "
+            "and no proof. --held-out 0.5 holds out half of them, which then certify the cost."
         )
     return (
         f"None: no held-out query has a relevant passage among the first {k}, so recall loss is "
@@ -140,161 +120,54 @@ def _route(
     calibration: Calibration,
     route: Route,
     passages: PassageOf | None,
-    milliseconds: Mapping[str, float] | None,
 ) -> RouteReport:
     outcome, settings = calibration.outcomes[route], calibration.settings
-    chosen, seed, held_out = outcome.profile, settings.seed, calibration.held_out is not None
-    column = _segment_column(calibration)
-    part = calibration.held_out or calibration.chosen_on
-    segment_of = {query.query_id: _segment(query, column) for query in part.queries}
-    serving_k, utilities = settings.serving_k, calibration.profile.utilities
-    pools, labels = labelled_part(
-        calibration.pools[route], calibration.dataset, part, utilities, baseline_k=serving_k
-    )
-    served = {name: each.policy for name, each in chosen.segments.items()}
-    policies = {
-        query_id: served.get(segment_of[query_id], chosen.policy) for query_id in pools.query_ids
-    }
-    measured = _measured(outcome, pools, labels, policies)
+    chosen, seed, (pools, labels) = outcome.profile, settings.seed, outcome.measured
     plain = RatioPolicy(k=SEED_RULE_K)
     if is_relative(pools.kind):
         temperature = fit_temperature(calibration.pools[route])
         plain = RatioPolicy(k=SEED_RULE_K, min_ratio=SEED_RULE_RATIO, temperature=temperature)
-    others = {
-        outcome.chosen.name: (describe_policy(chosen.policy), measured),
-        SEED_RULE: (describe_policy(plain), per_query(pools, labels, plain)),
-    }
+    rule = {SEED_RULE: (describe_policy(plain), per_query(pools, labels, plain))}
     irrelevant, relevant = dropped_passages(
-        pools, labels, part, policies, passages, bare_k=serving_k, seed=seed
+        outcome, calibration.dataset, passages, bare_k=settings.serving_k, seed=seed
     )
+    policy = chosen.policy
+    threshold = policy.min_ratio if isinstance(policy, RatioPolicy) else policy.min_probability
     return RouteReport(
         route=route,
         score_kind=chosen.score_kind,
-        policy=shown_policy(chosen.policy),
-        summary=summarise(outcome, settings, held_out=held_out, metrics=_COMPARED, others=others),
+        policy=ShownPolicy(describe_policy(policy), policy.kind, policy.k, threshold),
+        summary=summarise(outcome, settings, metrics=_COMPARED, others=rule),
         why=chosen.why,
         certificate=chosen.certificate,
         certificate_words=certificate_words(outcome, settings),
         sufficiency=sufficiency_words(chosen.sufficiency),
         assessor=chosen.assessor,
         answerable=labels.n_answerable,
-        today=curve(pools, labels, RatioPolicy(k=chosen.policy.k), seed=seed),
-        chosen=curve(pools, labels, chosen.policy, seed=seed),
-        frontier=frontier(outcome),
-        reliability=_reliability(chosen, pools, labels, held_out=held_out, seed=seed),
-        families=_families(calibration, pools, labels, route, milliseconds),
-        price=price(outcome, pools, labels, delta=settings.delta, seed=seed) if held_out else None,
-        segments=_segments(outcome, measured, column, segment_of, seed=seed, held_out=held_out),
+        today=curve(pools, labels, RatioPolicy(k=max(policy.k, settings.serving_k)), seed=seed),
+        reliability=_reliability(outcome, seed=seed),
         dropped_irrelevant=irrelevant,
         dropped_relevant=relevant,
         **_retrieved(calibration, route),
     )
 
 
-def _measured(
-    outcome: RouteOutcome, pools: Pools, labels: PoolLabels, policies: Mapping[str, Policy]
-) -> QueryMetrics:
-    """The metrics of the policy that serves each query: its segment's, or the route's."""
-    served = outcome.chosen.metrics
-    values = {name: column.copy() for name, column in served.values.items()}
-    for row, query_id in enumerate(pools.query_ids):
-        if (policy := policies[query_id]) != outcome.profile.policy:
-            alone = pools.subset([query_id]), labels.rows(np.array([row]))
-            for name, column in per_query(*alone, policy).values.items():
-                values[name][row] = column[0]
-    return replace(served, values=values)
-
-
-def _reliability(
-    chosen: RouteProfile, pools: Pools, labels: PoolLabels, *, held_out: bool, seed: int
-) -> Reliability | str:
-    policy = chosen.policy
-    if not isinstance(policy, ExpectedUtilityPolicy):
+def _reliability(outcome: RouteOutcome, *, seed: int) -> Reliability | str:
+    (_, labels), values = outcome.measured, outcome.chances
+    if values is None:
         return "This policy compares scores with the best one and has no probability."
-    if not held_out:
-        return "No query was held out, and a model looks better on the queries it was fitted on."
-    values = probabilities(policy.model, pools)
-    relevant = labels.relevant
-    kept = np.zeros((len(pools), 3))
-    for row, ranking in enumerate(pools.rankings()):
-        decision = decide(ranking, policy)
-        columns = list(decision.kept)
-        kept[row] = (len(columns), values[row, columns].sum(), relevant[row, columns].sum())
-    total = float(kept[:, 0].sum())
+    kept = np.zeros(values.shape, dtype=bool)
+    np.put_along_axis(kept, outcome.chosen.order, outcome.chosen.kept, axis=1)
+    relevant, own = labels.relevant, np.nan_to_num(values)
+    total = float(kept.sum())
     return Reliability(
         bins=reliability_bins(values, relevant),
         expected_calibration_error=expected_calibration_error(values, relevant, seed=seed),
         candidates=int((~np.isnan(values)).sum()),
-        kept_probability=float(kept[:, 1].sum()) / total if total else None,
-        kept_relevant=bootstrap_ratio(kept[:, 2], kept[:, 0], seed=seed),
-    )
-
-
-def _families(
-    calibration: Calibration,
-    pools: Pools,
-    labels: PoolLabels,
-    route: Route,
-    milliseconds: Mapping[str, float] | None,
-) -> tuple[FamilyGain, ...]:
-    settings, utilities = calibration.settings, calibration.profile.utilities
-    if not isinstance(calibration.outcomes[route].profile.policy, ExpectedUtilityPolicy):
-        return ()
-    replayed, chosen_on = calibration.pools[route], calibration.chosen_on
-    return family_gains(
-        labelled_part(replayed, calibration.dataset, chosen_on, utilities),
-        None if calibration.held_out is None else (pools, labels),
-        utilities=utilities,
-        min_keep=settings.min_keep,
-        milliseconds=milliseconds,
-        seed=settings.seed,
-    )
-
-
-def _segment_column(calibration: Calibration) -> str | None:
-    if calibration.profile.segment_by is not None:
-        return calibration.profile.segment_by
-    has_topic = any(TOPIC in (query.metadata or {}) for query in calibration.dataset.queries)
-    return TOPIC if has_topic else None
-
-
-def _segment(query: Query, column: str | None) -> str:
-    value = None if column is None else (query.metadata or {}).get(column)
-    return NO_SEGMENT if value is None else str(value)
-
-
-def _segments(
-    outcome: RouteOutcome,
-    served: QueryMetrics,
-    column: str | None,
-    segment_of: Mapping[str, str],
-    *,
-    seed: int,
-    held_out: bool,
-) -> Segments | str:
-    if column is None:
-        return f"The queries have no segments: no column was named, and none is called {TOPIC!r}."
-    rows: dict[str, list[int]] = {}
-    for row, query_id in enumerate(served.query_ids):
-        rows.setdefault(segment_of[query_id], []).append(row)
-    large = {name: own for name, own in rows.items() if len(own) >= SMALLEST_SEGMENT}
-    small = sorted(rows.keys() - large.keys())
-    shown = {name: large[name] for name in sorted(large, key=lambda n: (-len(large[n]), n))}
-    own_policy = [name for name in shown if name in outcome.profile.segments]
-    if small:
-        name = f"{len(small)} with fewer than {SMALLEST_SEGMENT} queries each"
-        shown[name] = sorted(row for each in small for row in rows[each])
-        own_policy += [name] * any(each in outcome.profile.segments for each in small)
-    table: list[ResultRow] = []
-    for name, own in shown.items():
-        parts = {outcome.today.name: outcome.today.metrics, name: served}
-        measured = {each: metrics.rows(own) for each, metrics in parts.items()}
-        table += tabulate(measured, _BY_SEGMENT, proven=held_out, seed=seed).only([name]).rows
-    return Segments(
-        column=column,
-        results=Results(outcome.today.name, tuple(table)),
-        queries={name: len(own) for name, own in shown.items()},
-        own_policy=tuple(own_policy),
+        kept_probability=float((own * kept).sum()) / total if total else None,
+        kept_relevant=bootstrap_ratio(
+            (relevant & kept).sum(axis=1).astype(float), kept.sum(axis=1).astype(float), seed=seed
+        ),
     )
 
 

@@ -21,11 +21,6 @@ NO_DATA = "no data"
 
 _DIGITS = 6
 
-_RULE_NAMES = {
-    "none": "no promise: highest strict UDCG",
-    "betting": "betting p-values (certifies)",
-    "uncorrected": "plain means, no test",
-}
 _ANSWERS = {
     "enforce": "Yes: switch it on.",
     "shadow": "Not yet: run it in shadow.",
@@ -58,7 +53,6 @@ def page(data: ReportData) -> str:
         data=data,
         bare_k=data.serving_k,
         charts=charts,
-        rule_names=_RULE_NAMES,
         answers=_ANSWERS,
         descriptions=DESCRIPTIONS,
     )

@@ -7,14 +7,13 @@ the report begins with it.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from calibration.calibrate_route import FEWEST_TO_CHOOSE, TIGHT, RouteOutcome, Settings
+from calibration.calibrate_route import SIZES, TIGHT, RouteOutcome, Settings
 from calibration.evaluate import QueryMetrics, bootstrap_interval
 from calibration.results import Results, differences, tabulate
-from calibration.verdict import FEWEST_HELD_OUT
 from ctxguard.core.interval import Interval
 from ctxguard.profile.describe import describe_policy
 
-SUMMARY_METRICS = ("recall", "precision", "harm", "udcg_strict", "kept", "tokens")
+SUMMARY_METRICS = ("recall", "precision", "udcg_strict", "distractor_rate", "kept", "tokens")
 
 LEAST_JUDGED = 0.5
 """Below this share of labels among the passages served today, their figures are mostly guesses."""
@@ -31,9 +30,10 @@ class Summary:
         verdict: Whether the choice may be served, in words.
         serving_k: How many passages are served today.
         queries: Number of queries measured on.
-        held_out: Whether they took no part in the choice. Otherwise differences have no value,
-            since a gain is the luck of the choice, and the means are optimistic.
-        results: Today, the choice, and what other objectives would give.
+        shown_by: ``held_out`` if the queries took no part in anything, ``folds`` if each fifth was
+            measured by what the others choose.
+        results: Today, the choice, and what leaner and richer contexts would give.
+        missing: Sizes of context for which nothing but today's is shown to be better.
         keeps: What each of these policies keeps, in words.
         judged: Share of the first ``serving_k`` that has a label.
         warnings: What to beware of, one line each.
@@ -42,8 +42,9 @@ class Summary:
     verdict: str
     serving_k: int
     queries: int
-    held_out: bool
+    shown_by: str
     results: Results
+    missing: tuple[str, ...]
     keeps: Mapping[str, str]
     judged: Interval
     warnings: tuple[str, ...]
@@ -53,7 +54,6 @@ def summarise(
     outcome: RouteOutcome,
     settings: Settings,
     *,
-    held_out: bool,
     metrics: tuple[str, ...] = SUMMARY_METRICS,
     others: Mapping[str, tuple[str, QueryMetrics]] | None = None,
 ) -> Summary:
@@ -62,7 +62,6 @@ def summarise(
     Args:
         outcome: One route's choice.
         settings: Of the calibration.
-        held_out: Whether the options were measured on queries that took no part in the choice.
         metrics: The metrics of the table.
         others: Policies beside or instead of the options, by name: what they keep, in words, and
             their metrics on the same queries.
@@ -73,21 +72,34 @@ def summarise(
     today, chosen, seed = outcome.today.metrics, outcome.chosen.metrics, settings.seed
     judged = bootstrap_interval(today.values["judged"], seed=seed)
     recall = differences(chosen, today, ("recall",), seed=seed)["recall"]
-    verdict = outcome.profile.verdict
+    verdict, evidence = outcome.profile.verdict, outcome.profile.evidence
+    shown_by = "folds" if evidence is None else evidence.shown_by
     return Summary(
         verdict="" if verdict is None else verdict.statement,
         serving_k=settings.serving_k,
         queries=len(today.query_ids),
-        held_out=held_out,
-        results=tabulate(measured, metrics, proven=held_out, seed=seed),
+        shown_by=shown_by,
+        results=tabulate(measured, metrics, seed=seed),
+        missing=_missing(outcome, settings),
         keeps={name: words for name, (words, _) in options.items()},
         judged=judged,
-        warnings=tuple(_warnings(outcome, recall, judged, settings, held_out=held_out)),
+        warnings=tuple(_warnings(outcome, recall, judged, settings)),
+    )
+
+
+def _missing(outcome: RouteOutcome, settings: Settings) -> tuple[str, ...]:
+    if settings.promise is not None or settings.objective != "context":
+        return ()
+    asked = outcome.chosen.policy != outcome.today.policy
+    return tuple(
+        size
+        for size in SIZES
+        if size not in outcome.others and not (size == settings.context and asked)
     )
 
 
 def _warnings(
-    outcome: RouteOutcome, recall: Interval, judged: Interval, settings: Settings, *, held_out: bool
+    outcome: RouteOutcome, recall: Interval, judged: Interval, settings: Settings
 ) -> list[str]:
     lines = []
     k, certificate = settings.serving_k, outcome.profile.certificate
@@ -96,14 +108,6 @@ def _warnings(
         lines.append(
             f"only {judged.value:.0%} of the first {k} passages were ever labelled: harm and "
             "precision are mostly a guess; label the passages that are served today"
-        )
-    if not held_out and not is_today:
-        mend = f"label {FEWEST_TO_CHOOSE + FEWEST_HELD_OUT} answerable queries or more"
-        if settings.held_out is not None:
-            mend = "hold out a share of them"
-        lines.append(
-            "no query was held out, so the figures are those of the queries that chose, which is "
-            f"optimistic, and nothing is certified by them; {mend}"
         )
     if recall.value is not None and recall.value < -NOTABLE_LOSS:
         noise = recall.upper is None or recall.upper >= 0.0

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from ctxguard.profile.schema import AssessorProfile
 
 _CURVE_KS = (1, 2, 3, 4, 5, 7, 10, 15, 20)
-_OPTION_METRICS = {"recall": "recall", "harm": "harm", "udcg_strict": "UDCG", "kept": "kept"}
+_OPTION_METRICS = {
+    "recall": "recall",
+    "udcg_strict": "UDCG",
+    "kept": "passages",
+    "tokens": "tokens",
+    "distractor_rate": "misleading",
+}
 _STYLES = {
     "SAFE": "bold green",
     "RISKY": "bold yellow",
@@ -176,9 +182,10 @@ def print_differences(
     """Print today beside the choice on one route: these metrics, or all."""
     from calibration.report import summarise
 
-    held_out = calibration.held_out is not None
-    summary = summarise(calibration.outcomes[route], calibration.settings, held_out=held_out)
-    on = "held-out queries" if held_out else "queries that chose"
+    summary = summarise(calibration.outcomes[route], calibration.settings)
+    on = "held-out queries"
+    if summary.shown_by == "folds":
+        on = "queries, each left out of the choice that it measures"
     output.heading(f"route {route.value}, on {summary.queries:,} {on}")
     output.out.print(by_metric(summary.results.only(summary.results.policies[:2], metrics)))
     return summary
@@ -187,33 +194,37 @@ def print_differences(
 def print_summary(
     route: Route, calibration: "Calibration", output: Output, *, show_all: bool
 ) -> None:
-    """Today beside the choice, what to beware of, and on request what else could be chosen."""
+    """Today beside the choice and leaner and richer contexts, and what to beware of."""
     from calibration.report import certificate_words
 
     outcome, settings = calibration.outcomes[route], calibration.settings
     summary = print_differences(route, calibration, output)
     judged = NO_DATA if summary.judged.value is None else f"{summary.judged.value:.0%}"
-    segments = []
-    for name, segment in outcome.profile.segments.items():
-        segments.append((f"segment {name}", describe_policy(segment.policy)))
-        segments.append(("", segment.certificate.statement))
     output.facts(
         ("keeps", describe_policy(outcome.profile.policy)),
-        ("why", outcome.profile.why),
-        ("certificate", certificate_words(outcome, settings)),
+        ("why", outcome.profile.why if show_all else None),
+        ("certificate", certificate_words(outcome, settings) if show_all else None),
         ("judged", f"{judged} of the first {summary.serving_k} passages have a label"),
-        *segments,
     )
+    _print_options(summary, output)
     for warning in summary.warnings:
         output.warning(warning)
-    if not show_all:
-        return
-    output.heading("what else could be served")
+
+
+def _print_options(summary: "Summary", output: Output) -> None:
+    """Leaner and richer contexts beside today's and the choice."""
+    output.heading("leaner or richer")
+    names = [name for name in summary.results.policies if name != "chosen"]
     rows = []
-    for name in summary.results.policies:
-        found = [summary.results.of(name, metric).mean.value for metric in _OPTION_METRICS]
-        rows.append((name, *map(number, found)))
-    output.table(("option", *(f"{name}>" for name in _OPTION_METRICS.values())), rows)
+    for name in (names[0], "chosen", *names[1:]):
+        found = [summary.results.of(name, metric).mean for metric in _OPTION_METRICS]
+        pairs = zip(found, _OPTION_METRICS, strict=True)
+        rows.append((name, *(_figure(each.value, metric) for each, metric in pairs)))
+    output.table(("context", *(f"{name}>" for name in _OPTION_METRICS.values())), rows)
+    if summary.missing:
+        missing = " and ".join(summary.missing)
+        output.note(f"{missing}: no policy is shown to keep today's recall and be better")
+    output.note("--context leaner or --context richer chooses so")
 
 
 def print_asking(assessor: "AssessorProfile | None", output: Output) -> None:

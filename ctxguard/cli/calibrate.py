@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
-import ctxguard
 from calibration.settings import ChoiceSettings
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.extras import require
@@ -27,9 +26,6 @@ from ctxguard.profile.describe import describe_policy, describe_utilities
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
     from calibration.calibrate_route import RouteOutcome, Settings
-
-_TIMED_QUERIES = 20
-"""Whose signals are timed for a report."""
 
 
 class CalibrateCommand(JudgeModel, System, ChoiceSettings):
@@ -79,7 +75,7 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
     alpha: float | None = optional(
         "Certify that at most this share of the relevant passages served today is dropped on "
         "the mean, in (0, 1), and take the policy of highest strict UDCG that keeps this "
-        "promise; --objective is not used then.",
+        "promise; --context is not used then.",
         "LOSS",
     )
     utilities: Path | None = optional_key(
@@ -120,9 +116,8 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
             raise ConfigurationError("--price needs an assessor: name it in a file --system")
         if self.utilities is not None and self.preset is not None:
             raise ConfigurationError("give utilities, those of a reader, or preset, not both")
-        for name in ("segment_by", "beta"):
-            if getattr(self, name) is not None and self.alpha is None:
-                raise ConfigurationError(f"{name.replace('_', '-')} needs --alpha")
+        if self.beta is not None and self.alpha is None:
+            raise ConfigurationError("beta needs --alpha")
         if self.cache is not None and self.rerank_upstream is not None:
             # Kept pools are told apart by the reranker, not by the candidates that it scored.
             raise ConfigurationError("cache goes with no rerank-upstream")
@@ -208,7 +203,6 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
             "data": labelled.dataset.name,
             "split": labelled.split,
             **counts,
-            "chosen_on": len(made.chosen_on),
             "held_out": 0 if held_out is None else len(held_out),
             "fusion": profile.fusion,
             "utilities": profile.utilities,
@@ -219,16 +213,9 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
                     "kind": outcome.profile.policy.kind,
                     "k": outcome.profile.policy.k,
                     "promise": certificate_words(outcome, made.settings),
-                    "summary": summarise(outcome, made.settings, held_out=held_out is not None),
+                    "summary": summarise(outcome, made.settings),
                     **picked(outcome.profile, "why", "verdict", "certificate", "sufficiency"),
-                    **picked(outcome.profile, "assessor", "chosen_on", "held_out"),
-                    "segments": {
-                        name: {
-                            "policy": describe_policy(segment.policy),
-                            "promise": segment.certificate.statement,
-                        }
-                        for name, segment in outcome.profile.segments.items()
-                    },
+                    **picked(outcome.profile, "assessor", "evidence"),
                 }
                 for route, outcome in made.outcomes.items()
             },
@@ -238,13 +225,12 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
         from calibration.sufficiency import sufficiency_words
 
         profile, held_out, show_all = made.profile, made.held_out, self.show_all
-        n_held_out = 0 if held_out is None else len(held_out)
         source = profile.provenance.utilities_source
         utilities = describe_utilities(profile.utilities, source)
         output.facts(
             ("verdict", "" if profile.verdict is None else profile.verdict.statement),
             ("queries", queries),
-            ("parts", f"{len(made.chosen_on):,} to choose on, {n_held_out:,} held out"),
+            ("held out", f"{len(held_out):,} of them" if held_out else None),
             ("fusion", profile.fingerprint.get("fusion") if show_all else None),
             ("utilities", utilities if show_all or source is not None else None),
         )
@@ -255,7 +241,7 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
             sufficiency = made.outcomes[first].profile.sufficiency
             output.facts(("sufficiency", sufficiency_words(sufficiency)))
         else:
-            output.note("--all shows what else could be served, and when a context is insufficient")
+            output.note("--all shows certificate and reasons, and when a context is insufficient")
         if others:
             output.heading("when a stage is down")
             output.facts(*[(route.value, _in_short(made.outcomes[route])) for route in others])
@@ -273,12 +259,7 @@ def _write_reports(made: "Calibration", retriever: "Source", files: Sequence[Pat
         return
     from calibration.report import report, write_html, write_json
 
-    milliseconds = None
-    if isinstance(retriever, ctxguard.HybridRetriever):  # others cannot tell
-        queries = [query.text for query in made.dataset.queries[:_TIMED_QUERIES]]
-        view = retriever.with_fusion(made.profile.fusion)
-        milliseconds = view.signal_milliseconds(queries, made.settings.depth)
-    evidence = report(made, retriever.passage, milliseconds=milliseconds)
+    evidence = report(made, retriever.passage)
     for file in files:
         (write_html if _is_page(file) else write_json)(evidence, file)
 

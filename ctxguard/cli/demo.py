@@ -22,7 +22,7 @@ from ctxguard.core.types import Route
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
     from ctxguard.cli.demonstration.loop import BeforeAfter, MonitoredTraffic
-    from ctxguard.core.context import Context
+    from ctxguard.core.types import Passage
 
 _SCRAPED = re.compile(r'ctxguard_estimate\{.*metric="udcg",window="recent"|ctxguard_requests_total')
 _METRICS = ("recall", "harm", "udcg_strict", "kept", "tokens")
@@ -58,7 +58,7 @@ class DemoCommand(SettingsModel):
         def show() -> None:
             how = "built" if built else "opened"
             _show_setup(output, calibration, f"{len(retriever):,} passages ({how})")
-            _show_questions(output, pairs, refuted=loop.refuted(calibration) is not None)
+            _show_questions(output, pairs)
             _show_traffic(output, traffic)
             _show_next(output, folder)
 
@@ -81,31 +81,29 @@ def _show_setup(output: Output, calibration: "Calibration", corpus: str) -> None
     print_differences(Route.HYBRID, calibration, output, _METRICS)
 
 
-def _show_questions(output: Output, pairs: "Sequence[BeforeAfter]", *, refuted: bool) -> None:
+def _show_questions(output: Output, pairs: "Sequence[BeforeAfter]") -> None:
     from ctxguard.cli.demonstration.loop import typical
 
     better = sum(pair.gain > 0 for pair in pairs)
     worse = sum(pair.gain < 0 for pair in pairs)
     output.heading(
-        f"Held-out questions: {better} better, {worse} worse, {len(pairs) - better - worse} equal "
+        f"Questions: {better} better, {worse} worse, {len(pairs) - better - worse} equal "
         "(✓ relevant, ✗ distractor)"
     )
-    if refuted:
-        output.note("by the policy that was chosen, which these questions refute: it is not served")
     for title, pair in (("best", pairs[-1]), ("median", typical(pairs)), ("worst", pairs[0])):
         output.out.print(Text(f"{title}: {one_line(pair.query.text)}"), no_wrap=True)
         rows = Table.grid(padding=(0, 2))
-        for name, context in (("first 5", pair.bare), ("guard", pair.guarded)):
-            tokens = estimate_tokens(context.text)
-            udcg = f"UDCG {pair.udcg(context):+.2f}, {tokens:,} tokens"
-            rows.add_row(f"  {name}", udcg, _passages(pair, context))
+        for name, passages in (("first 5", pair.bare), ("guard", pair.guarded)):
+            tokens = sum(estimate_tokens(passage.text) for passage in passages)
+            udcg = f"UDCG {pair.udcg(passages):+.2f}, {tokens:,} tokens"
+            rows.add_row(f"  {name}", udcg, _passages(pair, passages))
         output.out.print(rows)
 
 
-def _passages(pair: "BeforeAfter", context: "Context") -> Text:
+def _passages(pair: "BeforeAfter", passages: "Sequence[Passage]") -> Text:
     """The names of a context's passages, each with the mark of its label."""
     names = []
-    for passage in context.passages:
+    for passage in passages:
         mark, style = _MARKS[pair.labels.get(passage.passage_id, 0)]
         # ``http.client.HTTPConnection.request (method)`` is too long for a list.
         name = one_line(passage.title).partition(" (")[0]
@@ -149,15 +147,13 @@ def _document(
 
     return {
         "profile": calibration.profile.model_dump(mode="json"),
-        "summary": summarise(
-            calibration.outcomes[Route.HYBRID], calibration.settings, held_out=True
-        ),
+        "summary": summarise(calibration.outcomes[Route.HYBRID], calibration.settings),
         "questions": [
             {
                 "text": pair.query.text,
                 "gain": pair.gain,
-                "before": pair.bare.to_dict(),
-                "after": pair.guarded.to_dict(),
+                "before": [passage.passage_id for passage in pair.bare],
+                "after": [passage.passage_id for passage in pair.guarded],
             }
             for pair in pairs
         ],

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, with_config
 
@@ -67,10 +67,21 @@ class Frozen(BaseModel):
 
 
 class Evidence(Frozen):
-    """The figures of a policy on one set of queries."""
+    """The figures of a policy on labelled queries.
+
+    Attributes:
+        queries: How many.
+        metrics: Means with intervals, by metric.
+        shown_by: ``folds``: each fifth of the queries was measured by what the others chose.
+            ``held_out``: they took no part in anything.
+        most_recall_loss: Upper bound on the mean recall loss, by Student's t with half a lost
+            query added: approximately 90%. None where recall loss is undefined.
+    """
 
     queries: Annotated[int, Field(ge=0)]
     metrics: dict[str, Interval]
+    shown_by: Literal["folds", "held_out"] = "folds"
+    most_recall_loss: float | None = None
 
 
 class RecallDifference(Frozen):
@@ -163,23 +174,30 @@ class Certificate(Frozen):
 
 
 class RouteVerdict(Frozen):
-    """Whether held-out queries show that a route's policy may be served.
+    """Whether labels show that a route's policy may be served.
 
     ``enforce``: it may. ``shadow``: not yet; it decides and is recorded, and the first
     ``serving_k`` passages are served. ``keep``: nothing is shown to be better than those, or the
-    held-out queries refute what was chosen; they are the route's policy.
+    labels refute what was chosen; they are the route's policy.
 
     Attributes:
-        n: Held-out queries, or judged requests, with a relevant passage.
+        n: Queries, or judged requests, with a relevant passage.
         value: Their mean recall less that of the first ``serving_k``; None where nothing was
             tested.
         lower: Its lower bound, by Student's t with half a lost query added: approximately 90%.
         upper: Its upper bound, by the plain t.
+        gain: Mean strict UDCG less that of the first ``serving_k``, over all queries; None where
+            nothing was tested.
         serving_k: How many passages are served today.
         tolerance: ``enforce`` needs a difference of at least −tolerance.
         max_loss: ``enforce`` needs a lower bound of at least −max_loss.
-        shown_by: ``held_out`` queries, or the ``traffic`` of a policy in shadow, which is looked at
-            again and again and has no bound of its own.
+        shown_by: ``folds``: each fifth of the labelled queries was measured by what the others
+            chose. ``held_out`` queries took no part in anything. The ``traffic`` of a policy in
+            shadow is looked at again and again and has no bound of its own.
+        extends: Whether the policy serves the first ``serving_k`` in their order and goes on from
+            there, so that recall cannot fall; it is enforced for its gain.
+        n_needed: About how many queries with a relevant passage would decide, if they are like
+            these; None where the verdict is ``enforce`` or no number would.
     """
 
     decision: Literal["enforce", "shadow", "keep"]
@@ -187,10 +205,13 @@ class RouteVerdict(Frozen):
     value: float | None = None
     lower: float | None = None
     upper: float | None = None
+    gain: float | None = None
     serving_k: Annotated[int, Field(ge=1)]
     tolerance: float
     max_loss: float
-    shown_by: Literal["held_out", "traffic"] = "held_out"
+    shown_by: Literal["folds", "held_out", "traffic"] = "folds"
+    extends: bool = False
+    n_needed: Annotated[int, Field(ge=1)] | None = None
 
     @property
     def mode(self) -> Mode:
@@ -205,8 +226,8 @@ class RouteVerdict(Frozen):
             return f"keep: no other policy is shown to be better than {first}, which stay"
         if self.value is None:
             return (
-                f"shadow: {self.n} queries with a relevant passage are held out, too few to show "
-                f"anything; the guard decides and records, and serves {first}"
+                f"shadow: {self.n} labelled queries with a relevant passage are too few to show "
+                f"anything; the guard decides and records, and serves {first}{self._needed}"
             )
         if self.shown_by == "traffic":
             return (
@@ -214,22 +235,38 @@ class RouteVerdict(Frozen):
                 f"on {self.n:,} judged requests in shadow, which exclude a loss above "
                 f"{self.max_loss:g} (90%, at every look)"
             )
-        seen = (
-            f"mean recall differs by {self.value:+.3f} from that of {first} on {self.n} "
-            "held-out queries"
-        )
+        return self._measured(first)
+
+    def _measured(self, first: str) -> str:
+        """The verdict by labelled queries, in words."""
+        on = f"{self.n} held-out queries"
+        if self.shown_by == "folds":
+            on = f"{self.n} labelled queries, each measured by what the others choose"
+        gained = "" if self.gain is None else f", strict UDCG by {self.gain:+.3f}"
+        seen = f"mean recall differs by {self.value:+.3f} from that of {first}{gained}, on {on}"
+        if self.extends:
+            return (
+                f"enforce: {first} stay in their order and more follow, so that recall cannot "
+                f"fall; it differs by {self.value:+.3f}{gained}, on {on}"
+            )
         if self.decision == "enforce":
             return (
-                f"enforce: {seen}, and by {self.lower:+g} at least (approximately 90%); "
+                f"enforce: {seen}; recall by {self.lower:+g} at least (approximately 90%), "
                 f"{-self.max_loss:g} is allowed"
             )
         if self.decision == "keep":
-            return f"keep: {seen}, and by {self.upper:+g} at most (90%), so {first} stay"
+            return f"keep: {seen}; recall by {self.upper:+g} at most (90%), so {first} stay"
         return (
-            f"shadow: {seen}, and by {self.lower:+g} at least (approximately 90%), where "
-            f"{-self.tolerance:g} and {-self.max_loss:g} are allowed; the guard decides and "
-            f"records, and serves {first}"
+            f"shadow: {seen}; recall by {self.lower:+g} at least (approximately 90%), where "
+            f"{-self.tolerance:g} and {-self.max_loss:g} are allowed. The guard decides and "
+            f"records, and serves {first}{self._needed}"
         )
+
+    @property
+    def _needed(self) -> str:
+        if self.n_needed is None:
+            return ""
+        return f"; about {self.n_needed} such queries would decide"
 
 
 class SegmentProfile(Frozen):
@@ -242,8 +279,9 @@ class SegmentProfile(Frozen):
 class SufficiencyProfile(Frozen):
     """How a route tells that nothing relevant was kept, and how often it is wrong.
 
-    With probability at least 1 − delta over the held-out queries, of contexts that hold a relevant
-    passage at most a share alpha is called insufficient. Each route is certified by itself.
+    With probability at least 1 − delta over the queries, of contexts that hold a relevant passage
+    at most a share alpha is called insufficient. Each route is certified by itself. The statement
+    is approximate where ``shown_by`` is ``folds``.
 
     Attributes:
         threshold: A context is called insufficient if P(relevant) of its best kept passage is
@@ -252,15 +290,16 @@ class SufficiencyProfile(Frozen):
             no model was fitted.
         alpha: The largest share of false alarms.
         delta: The probability that the promise is false.
-        n_sufficient: Held-out contexts that hold a relevant passage.
-        n_insufficient: Held-out contexts that hold none.
+        n_sufficient: Contexts of queries without a part in the choice that hold a relevant passage.
+        n_insufficient: Those that hold none.
         false_alarms: How many of the former fall below the threshold; None without one.
         detected: How many of the latter do; None without a threshold.
-        auroc: AUROC of the probability on the held-out contexts; None if they are of one kind.
-        needed: The fewest held-out contexts with a relevant passage that give a threshold.
+        auroc: AUROC of the probability on these contexts; None if they are of one kind.
+        needed: The fewest contexts with a relevant passage that give a threshold.
         n_equivalent: Where contexts stand for different numbers of requests, shares are of
             requests, and the ``n_sufficient`` contexts weigh as much as so many of the largest
             weight; None where all weigh the same.
+        shown_by: As of ``Evidence``.
     """
 
     threshold: Annotated[float, Field(ge=0, le=1)] | None
@@ -274,24 +313,26 @@ class SufficiencyProfile(Frozen):
     auroc: float | None
     needed: Annotated[int, Field(ge=1)]
     n_equivalent: float | None = None
+    shown_by: Literal["folds", "held_out"] = "folds"
 
     @property
     def statement(self) -> str:
         """The certificate in words, or why there is none."""
+        queries = "labelled" if self.shown_by == "folds" else "held-out"
         test, weight = "exact binomial", ""
         if self.n_equivalent is not None:
             test = "betting, over requests"
             weight = f", which weigh as much as {self.n_equivalent:.3g} of the most frequent"
         if self.threshold is None:
             return (
-                f"No context is called insufficient: a threshold needs {self.needed} held-out "
+                f"No context is called insufficient: a threshold needs {self.needed} {queries} "
                 f"queries whose context holds a relevant passage, and there were "
                 f"{self.n_sufficient}{weight}."
             )
         return (
             f"For this route by itself, with probability at least {1 - self.delta:g}: of contexts "
             f"that hold a relevant passage, at most {self.alpha:.3g} are called insufficient "
-            f"({test}; {self.false_alarms} of {self.n_sufficient} held-out ones{weight}, were). Of "
+            f"({test}; {self.false_alarms} of {self.n_sufficient}{weight}, were). Of "
             f"{self.n_insufficient} that hold none, {self.detected} were."
         )
 
@@ -352,6 +393,20 @@ class AssessorProfile(Frozen):
         )
 
 
+class RecallPromise(NamedTuple):
+    """A bound on mean recall loss that alarms watch.
+
+    Attributes:
+        at_most: The mean loss, in [0, 1].
+        baseline: What it is relative to: ``pool`` or ``k=10``.
+        source: ``certificate``, or ``evidence of calibration``, which is approximate.
+    """
+
+    at_most: float
+    baseline: str
+    source: str
+
+
 class RouteProfile(Frozen):
     """The policy of one route, with its evidence.
 
@@ -363,9 +418,9 @@ class RouteProfile(Frozen):
             safe policies: it is served then.
         certificate: The proved promise of the policy; None where nothing was proved.
         segments: Policies of segments, by segment; the policy above serves all others.
-        chosen_on: Evidence on the queries that chose the policy: optimistic by construction.
-        held_out: Evidence on queries that took no part in the choice.
-        reference: Deciles (0, 10, …, 100%) of label-free signals at calibration, for drift.
+        evidence: What the choice gives on queries that had no part in it; None where nothing
+            was measured.
+        reference: Deciles (0, 10, …, 100%) of label-free signals of the same queries, for drift.
         safe_policy: Gives up the least recall against the certificate's baseline; served
             when that certificate no longer holds; None where nothing was calibrated.
         sufficiency: How to tell that the policy kept nothing relevant; None where that could not
@@ -379,12 +434,21 @@ class RouteProfile(Frozen):
     verdict: RouteVerdict | None = None
     certificate: Certificate | None = None
     segments: dict[str, SegmentProfile] = Field(default_factory=dict)
-    chosen_on: Evidence | None = None
-    held_out: Evidence | None = None
+    evidence: Evidence | None = None
     reference: dict[str, Annotated[tuple[float, ...], FailFast()]] = Field(default_factory=dict)
     safe_policy: AnyPolicy | None = None
     sufficiency: SufficiencyProfile | None = None
     assessor: AssessorProfile | None = None
+
+    @property
+    def recall_promise(self) -> RecallPromise | None:
+        """The mean recall loss that the policy promises; None where nothing bounds it."""
+        if self.certificate is not None:
+            return RecallPromise(self.certificate.alpha, self.certificate.baseline, "certificate")
+        if self.evidence is None or self.evidence.most_recall_loss is None or self.verdict is None:
+            return None
+        baseline = f"k={self.verdict.serving_k}"
+        return RecallPromise(self.evidence.most_recall_loss, baseline, "evidence of calibration")
 
     @property
     def applied_answers(self) -> tuple[str, AnswerModel] | None:

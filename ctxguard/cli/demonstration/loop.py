@@ -12,7 +12,7 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry
 
 from calibration.calibrate import Calibration, Passes, calibrate
-from calibration.calibrate_route import REFUTED, Settings
+from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query
 from ctxguard.cli.demonstration.corpus import passages
 from ctxguard.core.context import Context
@@ -24,8 +24,7 @@ from ctxguard.core.metrics import (
     strict_utilities,
     udcg,
 )
-from ctxguard.core.policies import Policy, RatioPolicy
-from ctxguard.core.types import DEFAULT_K, Route
+from ctxguard.core.types import Passage, Route
 from ctxguard.errors import IndexFolderError
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.estimation.live import Window
@@ -88,27 +87,23 @@ def _total(passes: Passes, n_passages: int) -> Callable[[int], None]:
 
 
 def calibrate_demo(retriever: HybridRetriever, questions: Dataset, passes: Passes) -> Calibration:
-    """Calibrate every route on one half of the questions; the other half is held out."""
+    """Calibrate every route; each question is measured by what the others choose."""
     return calibrate(retriever, questions, Settings(seed=SEED), passes=passes)
 
 
-def _held_out(calibration: Calibration) -> Dataset:
-    return calibration.held_out or calibration.dataset
-
-
 class BeforeAfter(NamedTuple):
-    """One held-out question without and with the guard.
+    """One question without and with the guard, by a choice that it had no part in.
 
     Attributes:
         query: The question.
-        bare: The retriever's top k.
+        bare: The passages of the retriever's top k.
         guarded: The passages that the chosen policy keeps, whether or not it is served.
         labels: Grade by passage id, and −1 for a known distractor.
     """
 
     query: Query
-    bare: Context
-    guarded: Context
+    bare: tuple[Passage, ...]
+    guarded: tuple[Passage, ...]
     labels: Mapping[str, int]
 
     @property
@@ -116,43 +111,37 @@ class BeforeAfter(NamedTuple):
         """Strict UDCG with the guard minus that without."""
         return self.udcg(self.guarded) - self.udcg(self.bare)
 
-    def udcg(self, context: Context) -> float:
+    def udcg(self, passages: Sequence[Passage]) -> float:
         """Compute strict UDCG of the passages of a context."""
-        return _strict_udcg(_ids(context), self.labels)
+        return _strict_udcg([passage.passage_id for passage in passages], self.labels)
 
 
-def before_and_after(
-    retriever: HybridRetriever, calibration: Calibration, k: int = DEFAULT_K
-) -> list[BeforeAfter]:
-    """Answer every held-out question without and with the guard, in ascending order of the gain."""
-    # In a registry of its own: these requests must not count as traffic.
-    telemetry = Telemetry(CollectorRegistry())
-    bare = ContextGuard(retriever, policy=RatioPolicy(k=k), telemetry=telemetry)
-    profile = calibration.profile
-    # By its policy alone: in shadow a guard with the profile would serve the bare top k.
-    guarded = ContextGuard(
-        retriever.with_fusion(profile.fusion),
-        policy=refuted(calibration) or profile.routes[Route.HYBRID].policy,
-        telemetry=telemetry,
-    )
-    held_out = _held_out(calibration)
+def before_and_after(retriever: HybridRetriever, calibration: Calibration) -> list[BeforeAfter]:
+    """Show every question without and with the guard, in ascending order of the gain."""
+    outcome = calibration.outcomes[Route.HYBRID]
+    pools, _ = outcome.measured
+    queries = {query.query_id: query for query in calibration.dataset.queries}
     pairs = []
-    for query in held_out.queries:
-        before, after = bare.retrieve(query.text), guarded.retrieve(query.text)
-        pairs.append(BeforeAfter(query, before, after, _labels(held_out, query.query_id)))
+    for row, query_id in enumerate(pools.query_ids):
+        ids = pools.passage_ids[row]
+        before, after = (
+            tuple([retriever.passage(ids[at]) for at in option.order[row][option.kept[row]]])
+            for option in (outcome.today, outcome.chosen)
+        )
+        labels = _labels(calibration.dataset, query_id)
+        pairs.append(BeforeAfter(queries[query_id], before, after, labels))
     return sorted(pairs, key=lambda pair: (pair.gain, pair.query.query_id))
 
 
-def refuted(calibration: Calibration) -> Policy | None:
-    """The policy that was chosen and that the held-out questions then refuted; None without one."""
-    options = calibration.outcomes[Route.HYBRID].options
-    return next((option.policy for option in options if option.name == REFUTED), None)
-
-
 def typical(pairs: Sequence[BeforeAfter]) -> BeforeAfter:
-    """Choose the question of median gain among those that the guard changed, or among all."""
-    changed = [pair for pair in pairs if _ids(pair.bare) != _ids(pair.guarded)] or list(pairs)
-    return changed[len(changed) // 2]
+    """Choose the question of median gain among those whose context holds an answer, or of all."""
+    answered = [
+        pair
+        for pair in pairs
+        if any(pair.labels.get(each.passage_id, 0) > 0 for each in (*pair.bare, *pair.guarded))
+    ]
+    found = answered or list(pairs)
+    return found[len(found) // 2]
 
 
 def _ids(context: Context) -> list[str]:
@@ -199,26 +188,26 @@ class MonitoredTraffic(NamedTuple):
 def monitor_traffic(
     retriever: HybridRetriever, calibration: Calibration, passes: Passes, requests: int = REQUESTS
 ) -> MonitoredTraffic:
-    """Serve requests drawn from the held-out questions, sample and judge them, and estimate."""
+    """Serve requests drawn from the questions, sample and judge them, and estimate."""
     registry = CollectorRegistry()
     sampler = Sampler(SAMPLING_RATE, seed="demo", capacity=requests)
     guard = ContextGuard(
         retriever, profile=calibration.profile, sampler=sampler, telemetry=Telemetry(registry)
     )
-    held_out = _held_out(calibration)
-    query_ids = {query.text: query.query_id for query in held_out.queries}
+    dataset = calibration.dataset
+    query_ids = {query.text: query.query_id for query in dataset.queries}
     # A store in memory, because the demonstration leaves no samples behind.
     writer = SampleWriter(sampler, SampleStore.open("sqlite://"))
     monitor = Monitor(
         writer.store,
         LabelJudge(
-            {text: held_out.qrels.get(query_id, {}) for text, query_id in query_ids.items()},
-            {text: held_out.distractors.get(query_id, {}) for text, query_id in query_ids.items()},
+            {text: dataset.qrels.get(query_id, {}) for text, query_id in query_ids.items()},
+            {text: dataset.distractors.get(query_id, {}) for text, query_id in query_ids.items()},
         ),
     )
     MonitorCollector(monitor, registry)
     advance = passes("serving requests", requests)
-    traffic = random.Random(SEED).choices(held_out.queries, k=requests)  # noqa: S311 - no secret
+    traffic = random.Random(SEED).choices(dataset.queries, k=requests)  # noqa: S311 - no secret
     served = []
     for number, query in enumerate(traffic):
         served.append(guard.retrieve(query.text, request_id=f"demo-{number}"))
@@ -233,7 +222,7 @@ def monitor_traffic(
         sampled=writer.accounts().sampled,
         counts=report.counts,
         estimates=report.estimates[Window.ALL_RETAINED],
-        truth=_truth(served, held_out, query_ids),
+        truth=_truth(served, dataset, query_ids),
         registry=registry,
     )
 

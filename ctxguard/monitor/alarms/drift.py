@@ -88,7 +88,7 @@ def signal_counts(profile: Profile) -> dict[tuple[Route, Signal], SignalCounts]:
     """
     found = {}
     for route, calibrated in profile.routes.items():
-        n = None if calibrated.chosen_on is None else calibrated.chosen_on.queries
+        n = None if calibrated.evidence is None else calibrated.evidence.queries
         for signal in Signal:
             if signal.value not in calibrated.reference:
                 continue

@@ -46,7 +46,7 @@ class PromisedLoss:
         quantity: The loss, ``RECALL_LOSS`` or ``HARM``; lower is better.
         at_most: The promised mean loss, in [0, bound).
         bound: The largest possible loss, > 0.
-        source: Where the promise comes from: ``certificate`` or ``held-out evidence``.
+        source: Where the promise comes from: ``certificate`` or ``evidence of calibration``.
 
     Raises:
         ConfigurationError: at construction, for a bound that is not > 0 and finite, or a promise
@@ -267,7 +267,7 @@ class LossMonitor:
         promises = (
             "the certificate promises"
             if self.promise.source == "certificate"
-            else "there is no promise, and the held-out queries of calibration gave"
+            else "the evidence of calibration is"
         )
         promised = f"; {promises} at most {self.promise.at_most:.3g}"
         if self.reference is ReferenceKind.PROMISE:
@@ -307,10 +307,10 @@ def _betting(target: float, bet: float) -> ECusum:
 
 def _about_recall(calibrated: RouteProfile) -> tuple[str, str]:
     """The quantity and the advice, in words."""
-    certificate, safe = calibrated.certificate, calibrated.safe_policy
+    promise, safe = calibrated.recall_promise, calibrated.safe_policy
     against = ""
-    if certificate is not None:
-        k = certificate.baseline.removeprefix("k=")
+    if promise is not None:
+        k = promise.baseline.removeprefix("k=")
         against = " against " + ("the whole pool" if k == "pool" else f"the retriever's first {k}")
     advice = (
         "this profile has no safe policy to serve meanwhile"
@@ -323,19 +323,20 @@ def _about_recall(calibrated: RouteProfile) -> tuple[str, str]:
 def promises(profile: Profile) -> tuple[PromisedLoss, ...]:
     """What a profile promises that can be monitored.
 
-    Of recall loss it is the certificate's alpha. Of harm it is the certificate's beta or, without
-    one, the upper end of the interval from the held-out evidence. A quantity without a promise, or
-    with one that no loss can exceed, is left out.
+    Of recall loss it is the certificate's alpha or, without one, the bound of the evidence. Of
+    harm it is the certificate's beta or the upper end of the interval of the evidence. A quantity
+    without a promise, or with one that no loss can exceed, is left out.
     """
     found = []
     for route, calibrated in sorted(profile.routes.items()):
-        certificate = calibrated.certificate
-        if certificate is not None and certificate.alpha < 1.0:
-            found.append(PromisedLoss(route, AlarmKind.RECALL_LOSS, max(certificate.alpha, 0.0)))
+        certificate, promise = calibrated.certificate, calibrated.recall_promise
+        if promise is not None and promise.at_most < 1.0:
+            loss = max(promise.at_most, 0.0)
+            found.append(PromisedLoss(route, AlarmKind.RECALL_LOSS, loss, source=promise.source))
         at_most, source = None if certificate is None else certificate.beta, "certificate"
-        held_out = calibrated.held_out
-        if at_most is None and held_out is not None and "harm" in held_out.metrics:
-            at_most, source = held_out.metrics["harm"].upper, "held-out evidence"
+        evidence = calibrated.evidence
+        if at_most is None and evidence is not None and "harm" in evidence.metrics:
+            at_most, source = evidence.metrics["harm"].upper, "evidence of calibration"
         bound = _harm_bound(calibrated, profile.utilities)
         if at_most is not None and 0.0 <= at_most < bound:
             found.append(PromisedLoss(route, AlarmKind.HARM, at_most, bound, source))

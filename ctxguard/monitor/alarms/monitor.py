@@ -223,12 +223,12 @@ class AlarmMonitor:
     def _recall_loss(
         self, record: SampleRecord, verdicts: Mapping[str, Judgment]
     ) -> tuple[float | None, float]:
-        """The loss that the route's certificate bounds, and the probability of judging it."""
+        """The loss that the route promises to bound, and the probability of judging it."""
         route = self.state.profile.routes.get(record.route)
-        certificate = None if route is None else route.certificate
-        if certificate is None:
+        promise = None if route is None else route.recall_promise
+        if promise is None:
             return None, 0.0
-        k = _baseline_k(certificate.baseline)
+        k = _baseline_k(promise.baseline)
         self._check_rates(record, k)
         self._with_promised_baseline[record.route] = k == record.rates.baseline_k
         n = len(record.served) + len(record.dropped)
@@ -245,15 +245,15 @@ class AlarmMonitor:
         self._without_promise[route] += 1
         if self._without_promise[route] < _SAMPLES_OF_A_SETTING:
             return
-        certificate, mend = (
+        baseline, mend = (
             ("the whole pool", "JudgingRates(full_pool_rate=0.05)")
             if k is None
             else (f"the retriever's first {k}", f"JudgingRates(baseline_k={k}, baseline_rate=0.2)")
         )
         self.add(
             AlarmKind.PROMISE_NOT_MONITORED,
-            f"Route {route.value}: the promise on recall loss cannot be monitored. The certificate "
-            f"is about {certificate}, and the samples' settings never have all of these judged. "
+            f"Route {route.value}: the promise on recall loss cannot be monitored. It "
+            f"is about {baseline}, and the samples' settings never have all of these judged. "
             f"Give sample_to rates={mend}",
             route=route,
         )
@@ -285,5 +285,5 @@ def _question(record: SampleRecord) -> int:
 
 
 def _baseline_k(baseline: str) -> int | None:
-    """How many of the retriever's first a certificate is relative to; None for the whole pool."""
+    """How many of the retriever's first a promise is relative to; None for the whole pool."""
     return None if baseline == "pool" else int(baseline.removeprefix("k="))

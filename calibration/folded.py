@@ -1,0 +1,72 @@
+"""Choose on four folds and measure on the fifth: what a choice gives where it had no part.
+
+Pure. The probabilities are out of fold already; nothing is fitted again. A nested refit decides
+alike (bias of recall −.005, lower bound above the truth in 9% at a nominal 10%).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from calibration.fit import fold_numbers
+from calibration.grid import Grid, GridIndex
+from calibration.objectives import PolicySums
+from calibration.pool_labels import IntArray
+
+Choose = Callable[[PolicySums], int | None]
+"""The place of a policy among those that were tried; None for what is served today."""
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A grid's policies with their sums by fold, from which choices are made.
+
+    Attributes:
+        grid: Over all queries that choose.
+        tried: The policies among which a choice is made.
+        fold: Shape (n_q,), each query's fold.
+        sums: Of the tried policies.
+    """
+
+    grid: Grid
+    tried: Sequence[GridIndex]
+    fold: IntArray
+    sums: PolicySums
+
+    @classmethod
+    def of(cls, grid: Grid, tried: Sequence[GridIndex], serving_k: int) -> Self:
+        """Adds up the policies by fold."""
+        fold = fold_numbers(grid.labels.groups)
+        return cls(grid, tried, fold, PolicySums.of(grid, tried, fold, serving_k))
+
+    def chosen(self, choose: Choose) -> GridIndex | None:
+        """The choice of all queries; None for what is served today."""
+        place = choose(self.sums)
+        return None if place is None else self.tried[place]
+
+    def contexts(self, choose: Choose, serving_k: int) -> tuple[IntArray, IntArray]:
+        """What every query's context would be by the choice of the other folds.
+
+        Where those choose nothing, and where there are no other folds, it is today's.
+
+        Returns:
+            Shape (n_q, depth), columns of the pools, best first; and shape (n_q,), how many of
+            them are kept.
+        """
+        grid = self.grid
+        depth = grid.reached.shape[1]
+        order = np.tile(np.arange(depth), (len(self.fold), 1))
+        n_kept = np.minimum(grid.labels.retrieved.sum(axis=1), serving_k)
+        numbers = np.unique(self.fold).tolist()
+        for number in numbers if len(numbers) > 1 else ():
+            place = choose(self.sums.without(number))
+            if place is None:
+                continue
+            rows = self.fold == number
+            own = grid.rows(np.flatnonzero(rows))
+            n_kept[rows] = own.kept([self.tried[place]])[:, 0]
+            if own.order is not None:
+                order[rows] = own.order
+        return order, n_kept
