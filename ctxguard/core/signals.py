@@ -164,16 +164,6 @@ def _plan(legs: tuple[str, ...], named: tuple[str, ...]) -> _Plan:
     )
 
 
-def feature_rows(legs: tuple[str, ...], named: tuple[str, ...]) -> NDArray[np.int64]:
-    """Return the row of each feature in the block of all transforms, as the compiled module needs.
-
-    Args:
-        legs: Names of legs, sorted.
-        named: Features of named signals.
-    """
-    return _plan(legs, named).rows.astype(np.int64)
-
-
 def features(
     legs: Mapping[str, Leg],
     signals: Mapping[str, FloatArray] = NO_SIGNALS,
