@@ -84,7 +84,7 @@ class RelevanceModel:
         means, scales = np.asarray(self.means), np.asarray(self.scales)
         weights = np.asarray(self.coefficients) / scales
         reach = None if self.clip is None else self.clip * scales
-        bounds = None if reach is None else np.stack([means - reach, means + reach])
+        bounds = None if reach is None else ((means - reach)[:, None], (means + reach)[:, None])
         offset = float(self.intercept - weights @ means)
         for name, value in (
             ("_signals", signals),
@@ -153,7 +153,9 @@ class RelevanceModel:
         """
         own = self.__dict__
         bounds = own["_bounds"]
-        near = values if bounds is None else values.clip(bounds[0, :, None], bounds[1, :, None])
+        near = values if bounds is None else np.maximum(values, bounds[0])
+        if bounds is not None:
+            np.minimum(near, bounds[1], out=near)
         # Not a matrix product, which rounds equal candidates apart by where they stand.
         log_odds: FloatArray = np.einsum("s,sn->n", own["_weights"], near)
         log_odds += own["_offset"]
