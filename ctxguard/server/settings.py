@@ -93,7 +93,7 @@ class IndexSystem(SettingsModel):
         "MODEL",
     )
     ranker: Path | None = optional_key(
-        "Ranker that `ctxguard fit ranker` wrote, for an index with signals.",
+        "Ranker of another training, for an index with signals.",
         "FILE",
         default="the ranker that comes with ctxguard",
     )
