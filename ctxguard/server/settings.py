@@ -318,11 +318,6 @@ class ServiceSettings(ServedSystem):
         default="5, or as many as the profile was compared with",
         ge=1,
     )
-    flag_conflicts: bool = key(
-        "Compare the passages of each context, and flag answers whose passages contradict each "
-        "other.",
-        value=False,
-    )
     deadline_seconds: float = key(
         "Longest wait for the reranker, after which the documents are answered in their order, "
         "or for the index.",
