@@ -135,7 +135,7 @@ KERNELS_benchmarks := corpus_drift grid index_update ranker search
 KERNELS_calibration := calibrate calibrate_route compare evaluate fit grid named_signals objectives \
   ranker replay saved_comparison sufficiency
 KERNELS_core := corpus_sketch expected_utility fusion metrics policy relevance scores signals \
-  sufficiency trees
+  sufficiency
 KERNELS_retrieval := dense edits filters forward hybrid kernels lexical models retriever_contract \
   runtimes scifact sentences
 

@@ -37,7 +37,6 @@ from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import TRANSFORMS, feature_names, named_features
-from ctxguard.core.trees import MAX_LEAVES, Trees
 from ctxguard.core.types import Hit, Leg, Passage, Ranking, Route, ScoreKind
 from ctxguard.guard import ContextGuard, Tracing
 from ctxguard.monitor.sampling.sampler import Sampler
@@ -48,7 +47,6 @@ K = 10
 MIN_RATIO = 0.6
 SAMPLING_RATE = 0.05
 WORDS_PER_PASSAGE = 100
-N_TREES = 80
 BAR_SIZE = 100
 """Candidates at which the bars hold."""
 
@@ -70,7 +68,7 @@ DECIDE_SHUFFLED = "decide, ratio, shuffled"
 GUARD = "guard, ratio, Ranking"
 GUARD_HITS = "guard, ratio, hits"
 GUARD_UTILITY = "guard, expected_utility"
-GUARD_SIGNALS = "guard, expected_utility, signals and trees"
+GUARD_SIGNALS = "guard, expected_utility, signals"
 GUARD_FUSING = "union and fusion of two lists, guard, ratio"
 COMPRESSION = "LangChain ContextualCompressionRetriever, scores given"
 CUT = "LlamaIndex SimilarityPostprocessor"
@@ -116,7 +114,7 @@ def make_pool(n: int, seed: int) -> Pool:
 
 
 def relevance_model(
-    legs: Sequence[str], signals: Sequence[str] = (), trees: Trees | None = None
+    legs: Sequence[str], signals: Sequence[str] = (), clip: float | None = None
 ) -> RelevanceModel:
     """Coefficients of a plausible size; what they are changes nothing in the time."""
     named = named_features(signals)
@@ -128,21 +126,7 @@ def relevance_model(
         scales=(1.0,) * len(names),
         intercept=-2.0,
         features=named,
-        clip=None if trees is None else 4.0,
-        trees=trees,
-    )
-
-
-def random_trees(seed: int, n_features: int) -> Trees:
-    """As many trees as a calibration fits, of as many leaves: each node splits off the last one."""
-    rng = np.random.default_rng(seed)
-    n_nodes = MAX_LEAVES - 1
-    return Trees(
-        -2.0,
-        tuple(map(tuple, rng.integers(n_features, size=(N_TREES, n_nodes)).tolist())),
-        tuple(map(tuple, rng.normal(size=(N_TREES, n_nodes)).tolist())),
-        (tuple([(1 << leaves) - 1 for leaves in range(n_nodes, 0, -1)]),) * N_TREES,
-        tuple(map(tuple, rng.normal(0.0, 0.1, (N_TREES, MAX_LEAVES)).tolist())),
+        clip=clip,
     )
 
 
@@ -170,10 +154,7 @@ def our_cases(pool: Pool, seed: int) -> tuple[dict[str, Case], list[Sampler]]:
     utility = ExpectedUtilityPolicy(relevance_model(tuple(both_legs.legs)), k=K)
     rng = np.random.default_rng(seed)
     everything = replace(both_legs, signals={name: rng.random(len(hits)) for name in TRANSFORMS})
-    n_features = len(feature_names(everything.legs, named_features(TRANSFORMS)))
-    trees = relevance_model(
-        tuple(everything.legs), tuple(TRANSFORMS), random_trees(seed, n_features)
-    )
+    pooled = relevance_model(tuple(everything.legs), tuple(TRANSFORMS), clip=8.0)
     samplers: list[Sampler] = []
 
     def guarded(
@@ -217,7 +198,7 @@ def our_cases(pool: Pool, seed: int) -> tuple[dict[str, Case], list[Sampler]]:
             lambda: ranking, then=lambda context: context.text
         ),
         GUARD_UTILITY: guarded(lambda: both_legs, utility),
-        GUARD_SIGNALS: guarded(lambda: everything, ExpectedUtilityPolicy(trees, k=K)),
+        GUARD_SIGNALS: guarded(lambda: everything, ExpectedUtilityPolicy(pooled, k=K)),
         GUARD_FUSING: guarded(partial(fused, pool)),
         **traced,
     }, samplers
@@ -414,7 +395,7 @@ def bars(rows: Mapping[str, Row]) -> dict[str, Bar]:
             1.1,
         ),
         "signals": Bar(
-            "guard, P of signals and trees, to LlamaIndex's SimilarityPostprocessor at p50",
+            "guard, P of signals, to LlamaIndex's SimilarityPostprocessor at p50",
             share_of(CUT, GUARD_SIGNALS),
             2.2,
         ),

@@ -110,7 +110,7 @@ class Splits:
     def _sources(self) -> Iterator[str]:
         """The modules whose change makes what was measured obsolete."""
         root = Path(__file__).resolve().parent.parent
-        for name in ("objectives", "verdict", "grid", "fit", "trees"):
+        for name in ("objectives", "verdict", "grid", "fit"):
             yield (root / "calibration" / f"{name}.py").read_text(encoding="utf-8")
 
     def measure(self, n: int, split: int) -> dict[str, Split] | None:

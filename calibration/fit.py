@@ -4,7 +4,6 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,6 @@ from ctxguard.core.columns import is_free
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import RANKING, feature_names, features, legs_of, named_features
-from ctxguard.core.trees import MAX_LEAVES, Trees
 from ctxguard.core.types import FloatArray, Leg, ScoreKind
 from ctxguard.errors import CalibrationError
 from ctxguard.monitor.estimation.ratio import t_quantile
@@ -179,21 +177,6 @@ _FREE = 5.0
 chose as telling: the penalty on their coefficients is a 25th. Nothing was lost by a column without
 worth (`benchmarks.stale`)."""
 
-FEWEST_FOR_TREES = 50
-"""Answerable queries from which boosted trees are averaged with the regression."""
-
-TREES: dict[str, Any] = {
-    "max_iter": 80,
-    "max_leaf_nodes": MAX_LEAVES,
-    "learning_rate": 0.06,
-    "min_samples_leaf": 20,
-    "l2_regularization": 5.0,
-    "max_features": 0.4,
-    "early_stopping": False,
-    "random_state": 0,
-}
-"""Settings of scikit-learn's boosted trees."""
-
 _MAX_ITERATIONS = 1_000
 _COLUMNS = 8
 
@@ -231,10 +214,9 @@ def _names(pools: Pools) -> tuple[str, ...]:
 
 
 def fit_relevance(pools: Pools, labels: PoolLabels, rows: IntArray | None = None) -> RelevanceModel:
-    """P(relevant) from the features, by weight of the queries (DESIGN.md §5).
+    """Fit P(relevant), an L2 logistic regression over the features, by weight of the queries.
 
-    L2 logistic regression; where all ``labels`` have at least ``FEWEST_FOR_TREES`` answerable
-    queries, its log-odds averaged with those of boosted trees.
+    See DESIGN.md §5.
 
     Args:
         pools: The replay of one route, with its legs' scores and named signals.
@@ -259,38 +241,25 @@ def fit_relevance(pools: Pools, labels: PoolLabels, rows: IntArray | None = None
             f"of {relevant.size} candidates of {len(rows)} queries {int(relevant.sum())} are "
             "relevant; a model needs both kinds. Use policy = ratio, or label more queries"
         )
-    # By all labels, so that models of folds are of the same kind as the one they stand for.
-    with_trees = labels.n_answerable >= FEWEST_FOR_TREES
-    return fit_model(pools, inputs, relevant, weights, with_trees=with_trees)
+    return fit_model(pools, inputs, relevant, weights)
 
 
 def fit_model(
-    pools: Pools,
-    inputs: FloatArray,
-    relevant: NDArray[np.bool_],
-    weights: FloatArray,
-    *,
-    with_trees: bool,
+    pools: Pools, inputs: FloatArray, relevant: NDArray[np.bool_], weights: FloatArray
 ) -> RelevanceModel:
-    """The regression, and the trees if wanted, of weighted candidates.
+    """Fit the regression to weighted candidates.
 
     Args:
         pools: Names the legs and signals.
         inputs: Shape (n, n_features), finite; overwritten.
         relevant: Shape (n,), of both kinds.
         weights: Shape (n,), ≥ 0.
-        with_trees: Whether boosted trees are averaged with the regression.
     """
     free = np.array([_FREE if is_free(name) else 1.0 for name in _names(pools)])
     linear_model = require("sklearn.linear_model", "calibrate")
     regression = linear_model.LogisticRegression(C=REGULARISATION, max_iter=_MAX_ITERATIONS)
     # The number of threads changes the order of sums, and so the last digits of a coefficient.
     with require("threadpoolctl", "calibrate").threadpool_limits(1):
-        trees = (
-            fit_trees(inputs, relevant, None if (weights == 1.0).all() else weights)
-            if with_trees
-            else None
-        )
         x, means, scales = standardised(inputs)
         x *= free
         regression.fit(x, relevant, sample_weight=weights)
@@ -303,50 +272,7 @@ def fit_model(
         intercept=rounded(regression.intercept_[0]),
         features=named_features(pools.signals),
         clip=_CLIP,
-        trees=trees,
     )
-
-
-def fit_trees(
-    features: FloatArray, relevant: NDArray[np.bool_], weights: FloatArray | None
-) -> Trees:
-    """Boosted trees of relevance; the caller limits the number of threads.
-
-    Args:
-        features: Shape (n, n_features), finite.
-        relevant: Shape (n,), of both kinds.
-        weights: Shape (n,); None where all are 1, which is several times faster.
-    """
-    ensemble = require("sklearn.ensemble", "calibrate")
-    model = ensemble.HistGradientBoostingClassifier(**TREES)
-    model.fit(features, relevant, sample_weight=weights)
-    trees = [_flattened(stage[0].nodes) for stage in model._predictors]
-    columns = zip(*trees, strict=True)
-    base = significant(model._baseline_prediction.item(), _DIGITS)
-    return Trees(base, *(tuple(own) for own in columns))
-
-
-def _flattened(nodes: NDArray[np.void]) -> tuple[tuple[Any, ...], ...]:
-    """One tree's features, thresholds, masks and values, as ``Trees`` describes them."""
-    features: list[int] = []
-    thresholds: list[float] = []
-    masks: list[int] = []
-    values: list[float] = []
-
-    def visit(node: np.void) -> None:
-        if node["is_leaf"]:
-            values.append(significant(float(node["value"]), _DIGITS))
-            return
-        first, at = len(values), len(masks)
-        features.append(int(node["feature_idx"]))
-        thresholds.append(significant(float(node["num_threshold"]), _DIGITS))
-        masks.append(0)
-        visit(nodes[node["left"]])
-        masks[at] = (1 << len(values)) - (1 << first)
-        visit(nodes[node["right"]])
-
-    visit(nodes[0])
-    return tuple(features), tuple(thresholds), tuple(masks), tuple(values)
 
 
 def standardised(inputs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:

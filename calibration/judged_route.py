@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.calibrate_route import Settings
-from calibration.fit import FEWEST_FOR_TREES, fit_model, folds, pool_features
+from calibration.fit import fit_model, folds, pool_features
 from calibration.judge_mixture import DEFAULT_RATES, JudgeRates, fit_mixture
 from calibration.pool_labels import discounts
 from calibration.replay import Pools
@@ -208,14 +208,11 @@ def _mixture(judged: _JudgedPairs, rates: JudgeRates) -> tuple[FloatArray, Judge
 def _model(judged: _JudgedPairs, relevance: FloatArray) -> RelevanceModel:
     """Fit P(relevant): each candidate counts as relevant and as not, by its posterior."""
     n = relevance.size
-    answerable = np.zeros(len(judged.pools))
-    np.maximum.at(answerable, judged.rows, relevance)
     return fit_model(
         judged.pools,
         np.concatenate([judged.inputs, judged.inputs]),
         np.arange(2 * n) < n,
         np.concatenate([relevance, 1.0 - relevance]),
-        with_trees=bool(answerable.sum() >= FEWEST_FOR_TREES),
     )
 
 

@@ -21,8 +21,8 @@ from ctxguard.core.types import Mode
 from ctxguard.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from calibration.answers import AnswerFile, ToAnswer
     from calibration.data.dataset import Dataset
-    from calibration.reader.paired_answers import AnswerFile, ToAnswer
     from calibration.results import Results
     from ctxguard import ContextGuard, Profile
     from ctxguard.request.assess import AssessorStage
@@ -33,8 +33,7 @@ _WIDE = 120
 
 class AnswersCommand(System):
     file: Path = setting(
-        "JSONL file of the answers, as `ctxguard fit utilities` reads them; made by the first run, "
-        "and a later one goes on where it ends.",
+        "JSONL file of the answers; made by the first run, and a later one goes on where it ends.",
         "FILE",
         argument=True,
         writes=True,
@@ -79,7 +78,7 @@ class AnswersCommand(System):
         """The answers are marked, and their paired difference is shown with tokens, cost and
         seconds. Today's context is the retriever's first few, as shadow serves them.
         """
-        from calibration.reader.paired_answers import (
+        from calibration.answers import (
             AnswerFile,
             ask_reader,
             compare_answers,
@@ -165,7 +164,7 @@ class AnswersCommand(System):
         Raises:
             ConfigurationError: a judge is named and no endpoint.
         """
-        from calibration.reader.paired_answers import mark_answers, references
+        from calibration.answers import mark_answers, references
 
         judge, texts = None, {}
         if self.mark_by == "judge":
@@ -185,7 +184,7 @@ class AnswersCommand(System):
         return [f"{unknown}: give answers there, or mark-by judge"]
 
     def _show(self, results: "Results", output: Output) -> None:
-        from calibration.reader.paired_answers import ANSWER_METRICS
+        from calibration.answers import ANSWER_METRICS
 
         output.facts(("reader", self.model), ("answers", str(self.file)))
         is_wide = output.out.width >= _WIDE
@@ -202,7 +201,7 @@ class AnswersCommand(System):
 def _guards(
     source: Source, profile: "Profile", assessor: "AssessorStage | None"
 ) -> "dict[str, ContextGuard]":
-    from calibration.reader.paired_answers import PIPELINES
+    from calibration.answers import PIPELINES
 
     depth = profile.provenance.depth
     guard = ctxguard.ContextGuard

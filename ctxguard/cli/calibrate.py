@@ -78,11 +78,6 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
         "promise; --context is not used then.",
         "LOSS",
     )
-    utilities: Path | None = optional_key(
-        "Utilities that `ctxguard fit utilities --out FILE` fitted to a reader.",
-        "FILE",
-        default="the preset",
-    )
     show_all: _options.ShowRest = False
     as_json: _options.AsJson = False
     beta: float | None = optional_key(
@@ -114,8 +109,6 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
             raise ConfigurationError("an assessor is calibrated on labelled queries: give --data")
         if self.price is not None and self.assessor is None:
             raise ConfigurationError("--price needs an assessor: name it in a file --system")
-        if self.utilities is not None and self.preset is not None:
-            raise ConfigurationError("give utilities, those of a reader, or preset, not both")
         if self.beta is not None and self.alpha is None:
             raise ConfigurationError("beta needs --alpha")
         if self.cache is not None and self.rerank_upstream is not None:
@@ -172,11 +165,7 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
         """The settings as calibration takes them."""
         from calibration.calibrate_route import Settings
         from calibration.certify import Promise
-        from calibration.reader.utilities import load_utilities
 
-        base, source = DEFAULT_UTILITIES, ""
-        if self.utilities is not None:
-            base, source = load_utilities(self.utilities)
         promise = None
         if self.alpha is not None:
             promise = Promise(self.alpha, self.beta, self.delta)
@@ -184,8 +173,8 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
             **picked(self, *ChoiceSettings.model_fields),
             promise=promise,
             depth=self.depth or DEFAULT_DEPTH,
-            utilities=self.worth(base),
-            utilities_source="; ".join(filter(None, [source, self.by_hand])) or None,
+            utilities=self.worth(DEFAULT_UTILITIES),
+            utilities_source=self.by_hand or None,
             signal_columns=tuple(self.signal_column),
         )
 

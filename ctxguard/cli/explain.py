@@ -137,7 +137,6 @@ def _document(explanation: "Explanation") -> dict[str, Any]:
         "flags": () if record is None else record.flags,
         "policy": None if decision is None else describe_policy(decision.policy),
         "candidates": explanation.candidates,
-        "conflicts": explanation.conflicts,
         "rejected": [
             {"passage_id": name, "reason": reason, "reply": reply}
             for name, reason, reply in explanation.rejected

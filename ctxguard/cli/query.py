@@ -18,7 +18,6 @@ from ctxguard.profile.describe import FLAGS, REASONS, describe_policy, threshold
 
 if TYPE_CHECKING:
     from ctxguard import Context
-    from ctxguard.core.conflicts import Conflict
 
 _DROPPED_SHOWN = 3
 _KEPT_LINES = 2
@@ -108,7 +107,6 @@ class QueryCommand(System):
                 if p is None
                 else f"{sufficient}: P(the best kept passage is relevant) = {p:.3g}",
             ),
-            *[("conflict", _conflict(context, each)) for each in context.conflicts],
             ("mode", in_mode),
         )
         for title, verdicts, lines in (("kept", kept, _KEPT_LINES), ("dropped", shown, 1)):
@@ -118,11 +116,6 @@ class QueryCommand(System):
                 output.out.print(_candidate(verdict, context, retriever, output.out.width, lines))
         if len(shown) < len(dropped):
             output.out.print(f"{len(dropped) - len(shown)} more dropped; --all shows them")
-
-
-def _conflict(context: "Context", conflict: "Conflict") -> str:
-    one, other = (context.passages[at - 1].passage_id for at in (conflict.first, conflict.second))
-    return f"{one} and {other} differ: {conflict.in_words}"
 
 
 def _candidate(

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-from ctxguard.core.conflicts import Conflict
 from ctxguard.core.decision import Decision
-from ctxguard.core.render import DEFAULT_SEPARATOR, DEFAULT_TEMPLATE, Template, sanitise
+from ctxguard.core.render import DEFAULT_SEPARATOR, DEFAULT_TEMPLATE, Template
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import (
     CheckedPassages,
@@ -69,11 +68,6 @@ class Assembly:
         insufficient_text: Text that comes first, word for word, if ``Context.sufficient`` is False
             or no passage is served; None disables it. ``max_tokens`` does not count it.
         abstain: Serve no passage if ``Context.sufficient`` is False.
-        flag_conflicts: Compare the served passages on every request, and flag the answer
-            ``conflicting`` if two contradict each other. Nothing is dropped for it.
-        conflict_text: A line before the passages for each pair that contradicts each other, with
-            the fields ``{first}`` and ``{second}`` for their places and ``{values}`` for what they
-            say; None for none. ``max_tokens`` does not count it.
 
     Raises:
         ConfigurationError: at construction, for a setting that cannot work.
@@ -90,8 +84,6 @@ class Assembly:
     separator: str = DEFAULT_SEPARATOR
     insufficient_text: str | None = None
     abstain: bool = False
-    flag_conflicts: bool = False
-    conflict_text: str | None = None
     compiled: Template = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -109,44 +101,20 @@ class Assembly:
             raise ConfigurationError(
                 f"count_tokens {self.count_tokens!r} must be a function from text to a number"
             )
-        if self.conflict_text is not None:
-            try:
-                self.conflict_text.format(first=1, second=2, values="3 and 4")
-            except (AttributeError, LookupError, TypeError, ValueError) as error:
-                raise ConfigurationError(
-                    f"conflict_text {self.conflict_text!r} cannot be filled in ({error}); its "
-                    "fields are {first}, {second} and {values}, and a brace is {{ or }}"
-                ) from None
         # Through object.__setattr__, because the settings are frozen and compiled only once.
         object.__setattr__(self, "compiled", Template(self.template, self.separator))
 
-    def render(
-        self,
-        passages: Sequence[Passage],
-        *,
-        insufficient: bool = False,
-        conflicts: Sequence[Conflict] = (),
-    ) -> str:
+    def render(self, passages: Sequence[Passage], *, insufficient: bool = False) -> str:
         """Render these passages as text, in the order given.
 
         Args:
             passages: In presentation order.
             insufficient: Put ``insufficient_text`` before them.
-            conflicts: The pairs that ``conflict_text`` names.
         """
         parts = [self.compiled.render(passages, clean=self.sanitise)] if passages else []
-        if self.conflict_text is not None:
-            parts[:0] = [self._named(self.conflict_text, each) for each in conflicts]
         if insufficient and self.insufficient_text is not None:
             parts.insert(0, self.insufficient_text)
         return self.separator.join(parts)
-
-    def _named(self, template: str, conflict: Conflict) -> str:
-        values = conflict.in_words
-        # They are words of passages, which must not close a block or hide characters here either.
-        if self.sanitise:
-            values = self.compiled.escape(sanitise(values))
-        return template.format(first=conflict.first, second=conflict.second, values=values)
 
 
 DEFAULT_ASSEMBLY = Assembly()

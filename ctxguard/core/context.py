@@ -20,7 +20,6 @@ from ctxguard.core.assembly import (
     bare_passages,
     read_passages,
 )
-from ctxguard.core.conflicts import Conflict, find_conflicts
 from ctxguard.core.decision import Decision, Thresholds, thresholds, verdicts_of
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import (
@@ -125,16 +124,7 @@ class Context:
     def text(self) -> str:
         """The text to give to the model: rendered, sanitised, delimiters escaped."""
         insufficient = self.mode is Mode.ENFORCE and (self.sufficient is False or self.empty)
-        conflicts = () if self.assembly.conflict_text is None else self.conflicts
-        return self.assembly.render(self.passages, insufficient=insufficient, conflicts=conflicts)
-
-    @cached_property
-    def conflicts(self) -> tuple[Conflict, ...]:
-        """The pairs of served passages that contradict each other, compared when this is read.
-
-        The texts alone do not tell which passage of a pair is right.
-        """
-        return find_conflicts(self.query, [passage.text for passage in self.passages])
+        return self.assembly.render(self.passages, insufficient=insufficient)
 
     @cached_property
     def kept_ids(self) -> tuple[str, ...]:
@@ -178,9 +168,8 @@ class Context:
         """Return the answer and its record, ready for JSON.
 
         The text as rendered, the served passages, the verdict on every candidate, the counts, and
-        the names in the request. A number that JSON cannot carry is None, and so is ``conflicts``
-        unless the assembly flags them. The ranking's columns (legs, texts of passages not served)
-        are left out: read them from ``decision``.
+        the names in the request. A number that JSON cannot carry is None. The ranking's columns
+        (legs, texts of passages not served) are left out: read them from ``decision``.
         """
         return {
             "request_id": _json_ready(self.request_id),
@@ -215,9 +204,6 @@ class Context:
                 }
                 for passage in self.passages
             ],
-            "conflicts": [_conflict_to_dict(conflict) for conflict in self.conflicts]
-            if self.assembly.flag_conflicts
-            else None,
             "verdicts": [_verdict_to_dict(verdict) for verdict in self.verdicts],
         }
 
@@ -234,17 +220,6 @@ def _verdict_to_dict(verdict: Verdict) -> dict[str, object]:
         "kept_if": [
             {"setting": threshold.setting, "value": _json_ready(threshold.value)}
             for threshold in verdict.kept_if
-        ],
-    }
-
-
-def _conflict_to_dict(conflict: Conflict) -> dict[str, object]:
-    return {
-        "first": conflict.first,
-        "second": conflict.second,
-        "differences": [
-            [_json_ready(span._asdict()) for span in difference]
-            for difference in conflict.differences
         ],
     }
 

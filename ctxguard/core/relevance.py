@@ -1,7 +1,4 @@
-"""P(relevant) of a candidate, from a model's plain numbers. Pure.
-
-The compiled module computes it where it is present, numpy otherwise.
-"""
+"""P(relevant) of a candidate, from a model's plain numbers. Pure; numpy alone."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,14 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxguard._support import _compiled
-from ctxguard.core.signals import NO_SIGNALS, feature_names, feature_rows, features, signal_of
-from ctxguard.core.trees import Trees
+from ctxguard.core.signals import NO_SIGNALS, feature_names, features, signal_of
 from ctxguard.core.types import FloatArray, Leg, ScoreKind
 from ctxguard.errors import ConfigurationError
-
-_KINDS = dict.fromkeys(ScoreKind, 0) | {ScoreKind.RATIO: 1, ScoreKind.PROBABILITY: 2}
-"""The kinds of a leg that features put on another scale, as rank_by_probability.c numbers them."""
 
 
 class ByProbability(NamedTuple):
@@ -37,10 +29,9 @@ class ByProbability(NamedTuple):
 
 @dataclass(frozen=True)
 class RelevanceModel:
-    """Logistic regression over candidates' features, optionally with boosted trees, as numbers.
+    """Logistic regression over candidates' features, as plain numbers.
 
-    P(relevant) = 1 / (1 + exp(−l)), with l = intercept + Σ coefficient · (feature − mean) / scale,
-    or, with trees, the mean of that and of their log-odds.
+    P(relevant) = 1 / (1 + exp(−l)), with l = intercept + Σ coefficient · (feature − mean) / scale.
 
     Attributes:
         legs: The legs that it was fitted on, sorted; it serves no other set. ``ranking`` alone
@@ -50,9 +41,8 @@ class RelevanceModel:
         scales: The scale of each feature in the training data, > 0.
         intercept: Log-odds of a candidate with average features.
         features: The features of named signals, as ``named_features`` names them.
-        clip: Maximum magnitude of a standardised feature in the regression, > 0: larger values
-            are clipped to it. None disables it.
-        trees: Trees over the same features, not standardised; None uses the regression alone.
+        clip: Maximum magnitude of a standardised feature, > 0: larger values are clipped to it.
+            None disables it.
 
     Raises:
         ConfigurationError: at construction, for numbers that do not form one model.
@@ -65,7 +55,6 @@ class RelevanceModel:
     intercept: float
     features: tuple[str, ...] = ()
     clip: float | None = None
-    trees: Trees | None = None
 
     def __post_init__(self) -> None:
         if not self.legs or list(self.legs) != sorted(set(self.legs)):
@@ -91,24 +80,17 @@ class RelevanceModel:
             raise ConfigurationError(f"scale {min(self.scales)!r} must be > 0")
         if self.clip is not None and not 0.0 < self.clip < math.inf:
             raise ConfigurationError(f"clip {self.clip!r} must be > 0 and finite, or null")
-        if self.trees is not None and self.trees.n_features > len(names):
-            raise ConfigurationError(
-                f"the trees compare feature {self.trees.n_features - 1}, and there are only "
-                f"{len(names)}, from 0"
-            )
         # The standardisation is folded into the coefficients once, not on every request.
         means, scales = np.asarray(self.means), np.asarray(self.scales)
         weights = np.asarray(self.coefficients) / scales
         reach = None if self.clip is None else self.clip * scales
-        bounds = None if reach is None else np.stack([means - reach, means + reach])
+        bounds = None if reach is None else ((means - reach)[:, None], (means + reach)[:, None])
         offset = float(self.intercept - weights @ means)
-        rows = feature_rows(self.legs, self.features)
         for name, value in (
             ("_signals", signals),
             ("_weights", weights),
             ("_offset", offset),
             ("_bounds", bounds),
-            ("_plan", (rows, weights, offset, bounds, *Trees.plan(self.trees))),
         ):
             object.__setattr__(self, name, value)
 
@@ -149,37 +131,9 @@ class RelevanceModel:
             return None
         if any(leg.kind is ScoreKind.RANK for leg in legs.values()):
             return None
-        columns = [legs[name].scores for name in self.legs]
-        for name in self.signals:
-            if name not in signals or len(signals[name]) != len(columns[0]):
-                return None
-            columns.append(signals[name])
-        n = len(columns[0]) if positions is None else len(positions)
-        if _compiled.kernels is None or n == 0:
-            return self._by_probability(legs, signals, positions, least)
-        chosen = None if positions is None else np.array(positions, dtype=np.int64)
-        probabilities, best_first = np.empty(n), np.empty(n, dtype=np.int64)
-        kinds = bytes([_KINDS[legs[name].kind] for name in self.legs])
-        rank = _compiled.kernels.rank_by_probability
-        plan, out = self.__dict__["_plan"], (chosen, least, probabilities, best_first)
-        try:
-            n_worthwhile = rank(*plan, kinds, tuple(columns), *out)
-        except (BufferError, TypeError, ValueError):
-            # An adapter's arrays may be of another type, or a view.
-            plain = [np.ascontiguousarray(column, dtype=np.float64) for column in columns]
-            n_worthwhile = rank(*plan, kinds, tuple(plain), *out)
-        if n_worthwhile is None:
+        n = len(legs[self.legs[0]].scores)
+        if any(name not in signals or len(signals[name]) != n for name in self.signals):
             return None
-        return ByProbability(probabilities, best_first, n_worthwhile)
-
-    def _by_probability(
-        self,
-        legs: Mapping[str, Leg],
-        signals: Mapping[str, FloatArray],
-        positions: Sequence[int] | None,
-        least: float,
-    ) -> ByProbability | None:
-        """Compute what `by_probability` does, by numpy."""
         if positions is not None:
             rows = list(positions)
             legs = {name: Leg(leg.scores[rows], leg.kind) for name, leg in legs.items()}
@@ -199,13 +153,13 @@ class RelevanceModel:
         """
         own = self.__dict__
         bounds = own["_bounds"]
-        near = values if bounds is None else values.clip(bounds[0, :, None], bounds[1, :, None])
+        near = values if bounds is None else np.maximum(values, bounds[0])
+        if bounds is not None:
+            np.minimum(near, bounds[1], out=near)
         # Not a matrix product, which rounds equal candidates apart by where they stand.
         log_odds: FloatArray = np.einsum("s,sn->n", own["_weights"], near)
         log_odds += own["_offset"]
         if not np.isfinite(log_odds).all():
             return None
-        if self.trees is not None:
-            log_odds = 0.5 * (log_odds + self.trees.log_odds(values))
         with np.errstate(over="ignore"):
             return 1.0 / (1.0 + np.exp(-log_odds))

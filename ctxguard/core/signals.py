@@ -164,16 +164,6 @@ def _plan(legs: tuple[str, ...], named: tuple[str, ...]) -> _Plan:
     )
 
 
-def feature_rows(legs: tuple[str, ...], named: tuple[str, ...]) -> NDArray[np.int64]:
-    """Return the row of each feature in the block of all transforms, as the compiled module needs.
-
-    Args:
-        legs: Names of legs, sorted.
-        named: Features of named signals.
-    """
-    return _plan(legs, named).rows.astype(np.int64)
-
-
 def features(
     legs: Mapping[str, Leg],
     signals: Mapping[str, FloatArray] = NO_SIGNALS,
@@ -211,23 +201,28 @@ def features(
     block = np.empty((len(PER_LEG) * n_values + len(ACROSS_LEGS), n))
     values, gaps, z, log_ranks, tops = block[: len(PER_LEG) * n_values].reshape(-1, n_values, n)
     np.concatenate(columns, out=values.reshape(-1))
-    values[np.abs(values) >= INVALID_MAGNITUDE] = np.nan
+    garbage = np.abs(values) >= INVALID_MAGNITUDE
+    if np.logical_or.reduce(garbage, axis=None):
+        values[garbage] = np.nan
     for value, name in zip(values, names, strict=False):
         _make_additive(value, legs[name].kind)
     # The reductions by their plain names: methods of arrays take twice as long on so few numbers.
     top = np.maximum.reduce(values, axis=1, keepdims=True)
     tops[:] = top
     np.subtract(values, top, out=gaps)
-    centred = values - np.add.reduce(values, axis=1, keepdims=True) / n
-    spread = np.sqrt(np.add.reduce(centred * centred, axis=1, keepdims=True) / n)
+    np.subtract(values, np.add.reduce(values, axis=1, keepdims=True) / n, out=z)
+    spread = np.sqrt(np.add.reduce(z * z, axis=1, keepdims=True) / n)
     # Rounding alone would spread equal values.
     lowest = np.minimum.reduce(values, axis=1, keepdims=True)
     spread[(lowest == top) | (spread == 0.0)] = np.inf
-    np.divide(centred, spread, out=z)
+    np.divide(z, spread, out=z)
     for row in plan.ranked:
-        value = values[row]
-        better = n - np.searchsorted(np.sort(value), value, side="right")
-        log_ranks[row] = better + 1.0 + 0.0 * value  # no value, no rank
+        value, rank = values[row], log_ranks[row]
+        ascending = value.copy()
+        ascending.sort()
+        np.subtract(n + 1.0, ascending.searchsorted(value, "right"), out=rank)
+        if top[row, 0] != top[row, 0]:
+            rank += 0.0 * value  # no value, no rank
     if len(names) > 1:
         reciprocal, matched = block[-2], block[-1]
         by_leg = 1.0 / (RECIPROCAL_RANK_CONSTANT + log_ranks[: len(names)])

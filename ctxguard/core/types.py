@@ -148,8 +148,6 @@ class Flag(StrEnum):
     """No kept passage could be read; the next readable one was served."""
     INSUFFICIENT = "insufficient"
     """Probably no kept passage is relevant; see ``Context.sufficient``."""
-    CONFLICTING = "conflicting"
-    """Served passages contradict each other; see ``Context.conflicts``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from ctxguard.core.conflicts import find_conflicts
 from ctxguard.core.decision import Decision, decide, with_answers
 from ctxguard.core.types import Flag, Verdict
 from ctxguard.errors import DataError
@@ -90,19 +89,6 @@ class Explanation:
         """How far it came, in words."""
         return state_in_words(self.stored, is_readable=self.record is not None)
 
-    @property
-    def conflicts(self) -> list[str]:
-        """The served passages that contradict each other by their stored texts, pair by pair."""
-        if self.record is None:
-            return []
-        passages = [self.record.passage(position) for position in self.record.served]
-        found = find_conflicts(self.record.query or "", [passage.text for passage in passages])
-        return [
-            f"{passages[each.first - 1].passage_id} and {passages[each.second - 1].passage_id} "
-            f"differ: {each.in_words}"
-            for each in found
-        ]
-
     def facts(self) -> list[tuple[str, str]]:
         """Names and values of what is known of the request as a whole."""
         stored, record = self.stored, self.record
@@ -136,7 +122,6 @@ class Explanation:
                 ),
                 ("tokens", record.tokens.in_words),
                 *[("flag", f"{flag}: {FLAGS[Flag(flag)]}") for flag in record.flags],
-                *[("conflict", line) for line in self.conflicts],
             ]
         if self.decision is not None:
             facts.append(("keeps", describe_policy(self.decision.policy)))

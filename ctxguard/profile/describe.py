@@ -37,7 +37,6 @@ FLAGS = {
     Flag.OVER_BUDGET: "no passage fits the budget, so the context is empty",
     Flag.UNREADABLE: "no passage that was kept could be read, so the next one is served",
     Flag.INSUFFICIENT: "probably no passage that was kept is relevant",
-    Flag.CONFLICTING: "served passages contradict each other",
 }
 
 

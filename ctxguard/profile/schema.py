@@ -23,7 +23,6 @@ from ctxguard.core.interval import Interval
 from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
-from ctxguard.core.trees import Trees
 from ctxguard.core.types import Mode, Route, ScoreKind
 from ctxguard.errors import ProfileError, ProfileFormatError
 
@@ -49,7 +48,6 @@ for _core in (
     RatioPolicy,
     ExpectedUtilityPolicy,
     RelevanceModel,
-    Trees,
     Fusion,
     Interval,
     Utilities,

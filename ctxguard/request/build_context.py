@@ -3,14 +3,12 @@
 No clock, no counters and no locks: the guard has those, and also counts the errors raised here.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ctxguard.core.asking import ANSWER, ASSESS, Assessment
 from ctxguard.core.assembly import first_readable, nothing_readable
 from ctxguard.core.columns import with_columns
-from ctxguard.core.conflicts import find_conflicts
 from ctxguard.core.context import (
     Assembled,
     Assembly,
@@ -29,7 +27,6 @@ from ctxguard.core.types import (
     DropReason,
     Flag,
     Mode,
-    Passage,
     Ranking,
     ScoreKind,
     StageFailure,
@@ -253,8 +250,8 @@ def build_context(
         passages = bare_passages(ranking, applies.today.k)
     elif applies.mode is not Mode.ENFORCE and request.arm_probability is None:
         differences = (*differences, _BY_HAND)
-    if ranking.failures or not decision.order or sufficient is False or assembly.flag_conflicts:
-        flags += _flags_of(decision, sufficient, request.query, passages, assembly)
+    if ranking.failures or not decision.order or sufficient is False:
+        flags += _flags_of(decision, sufficient)
     return Context(
         request_id=request.request_id,
         query=request.query,
@@ -279,20 +276,12 @@ def build_context(
     )
 
 
-def _flags_of(
-    decision: Decision,
-    sufficient: bool | None,
-    query: str,
-    passages: Sequence[Passage],
-    assembly: Assembly,
-) -> tuple[Flag, ...]:
+def _flags_of(decision: Decision, sufficient: bool | None) -> tuple[Flag, ...]:
     """Return the flags that do not depend on the policy and the scores."""
-    texts = [each.text for each in passages] if assembly.flag_conflicts else []
     holds = {
         Flag.DEGRADED: bool(decision.ranking.failures),
         Flag.EMPTY_RETRIEVAL: not decision.order,
         Flag.INSUFFICIENT: sufficient is False,
-        Flag.CONFLICTING: bool(find_conflicts(query, texts)),
     }
     return tuple([flag for flag, is_so in holds.items() if is_so])
 

@@ -71,17 +71,6 @@ class Failure(TypedDict):
     cause: str
 
 
-class ContextConflict(TypedDict):
-    """Two passages of the context that contradict each other, by their 1-based places."""
-
-    first: int
-    second: int
-    differences: Annotated[
-        list[list[dict[str, int | str]]],
-        Field(description="What either says, with its first character and the one after its last."),
-    ]
-
-
 class ContextAnswer(TypedDict):
     """The context, and the verdict on every candidate."""
 
@@ -102,10 +91,6 @@ class ContextAnswer(TypedDict):
     kept: int
     dropped: dict[str, int]
     passages: list[ContextPassage]
-    conflicts: Annotated[
-        list[ContextConflict] | None,
-        Field(description="None unless the service flags conflicts."),
-    ]
     verdicts: list[ContextVerdict]
 
 

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
 from time import time
 from typing import Any
 
@@ -69,10 +68,7 @@ class Service:
             depth=DEFAULT_DEPTH if profile is None else profile.provenance.depth,
             score_kind=self.kind,
             fingerprint=self._fingerprint(),
-            assembly=replace(
-                _NO_DROPS if self._retriever is None else DEFAULT_ASSEMBLY,
-                flag_conflicts=settings.flag_conflicts,
-            ),
+            assembly=_NO_DROPS if self._retriever is None else DEFAULT_ASSEMBLY,
             sampler=None if self.samples is None else self.samples.sampler,
             telemetry=telemetry,
             # An index in a folder has deadlines of its own, by which it answers in part.

@@ -93,7 +93,7 @@ class IndexSystem(SettingsModel):
         "MODEL",
     )
     ranker: Path | None = optional_key(
-        "Ranker that `ctxguard fit ranker` wrote, for an index with signals.",
+        "Ranker of another training, for an index with signals.",
         "FILE",
         default="the ranker that comes with ctxguard",
     )
@@ -317,11 +317,6 @@ class ServiceSettings(ServedSystem):
         "N",
         default="5, or as many as the profile was compared with",
         ge=1,
-    )
-    flag_conflicts: bool = key(
-        "Compare the passages of each context, and flag answers whose passages contradict each "
-        "other.",
-        value=False,
     )
     deadline_seconds: float = key(
         "Longest wait for the reranker, after which the documents are answered in their order, "

@@ -10,12 +10,10 @@ from simulated_pools import labelled, ranking_of, simulate
 from calibration.data.dataset import Dataset
 from calibration.fit import (
     FOLDS,
-    TREES,
     better_fusion,
     fit_fusion,
     fit_relevance,
     fit_temperature,
-    fit_trees,
     folds,
     out_of_fold,
     probabilities,
@@ -25,7 +23,6 @@ from calibration.replay import Pools, replay
 from ctxguard.core.decision import decide
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import ExpectedUtilityPolicy
-from ctxguard.core.trees import MAX_LEAVES
 from ctxguard.core.types import Leg, Ranking, ScoreKind
 from ctxguard.errors import CalibrationError
 
@@ -230,34 +227,3 @@ class TestOutOfFold:
         sizes = [inside.size for inside, _ in folds([f"query {i}" for i in range(5000)])]
         assert len(sizes) == FOLDS
         assert min(sizes) > 900
-
-
-def tree_sample(n: int = 400, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    random = np.random.default_rng(seed)
-    values = random.normal(size=(n, 4))
-    values[:, 3] = values[:, 3] > 0.0  # as whether every leg matched
-    return values, values[:, 0] * values[:, 1] + values[:, 3] + random.normal(size=n) > 0.5
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_trees_predict_what_scikit_learn_predicts(weighted: bool) -> None:
-    values, relevant = tree_sample()
-    weights = np.linspace(0.5, 1.5, relevant.size) if weighted else None
-    trees = fit_trees(values, relevant, weights)
-    theirs = pytest.importorskip("sklearn.ensemble").HistGradientBoostingClassifier(**TREES)
-    theirs.fit(values, relevant, sample_weight=weights)
-    fresh, _ = tree_sample(seed=1)
-    assert trees.log_odds(fresh.T) == pytest.approx(theirs.decision_function(fresh), abs=1e-6)
-    assert len(trees.values) == TREES["max_iter"]
-    assert max(map(len, trees.values)) == MAX_LEAVES
-
-
-def test_the_same_sample_of_trees_gives_the_same_numbers() -> None:
-    assert fit_trees(*tree_sample(), None) == fit_trees(*tree_sample(), None)
-
-
-def test_too_few_to_split_give_trees_of_one_leaf() -> None:
-    values, relevant = tree_sample(30)
-    trees = fit_trees(values, relevant, None)
-    assert {len(own) for own in trees.values} == {1}
-    assert np.unique(trees.log_odds(values.T)).size == 1

@@ -15,7 +15,7 @@ from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query
 from calibration.families import families_of, family_gains
-from calibration.fit import FEWEST_FOR_TREES, fit_relevance, pool_features
+from calibration.fit import pool_features
 from calibration.pool_labels import label
 from calibration.replay import replay
 from calibration.report import report
@@ -146,15 +146,6 @@ class TestModels:
         assert policy.model.legs == ("ranking",)
         assert policy.model.signals == ("authority", "price")
         assert "1 scorer, 2 named signals" in route.why
-
-    @pytest.mark.parametrize(("n", "has_trees"), [(30, False), (FEWEST_FOR_TREES, True)])
-    def test_trees_come_with_enough_answerable_queries(self, n: int, has_trees: bool) -> None:
-        pools = replay(Shop(), dataset(n).queries, depth=DEPTH, score_kind=ScoreKind.COSINE)
-        labels = label(pools, dataset(n))
-        assert (fit_relevance(pools, labels).trees is not None) is has_trees
-        # A model of a fold is of the same kind as the one that it stands for.
-        fold = fit_relevance(pools, labels, np.arange(n // 2))
-        assert (fold.trees is not None) is has_trees
 
 
 def with_signals(**signals: Sequence[float]) -> Ranking:

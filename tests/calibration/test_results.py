@@ -5,8 +5,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from calibration.answers import ANSWER_METRICS
 from calibration.evaluate import DESCRIPTIONS, QueryMetrics, bootstrap_ratio
-from calibration.reader.paired_answers import ANSWER_METRICS
 from calibration.results import (
     COMPARED,
     LOWER_IS_BETTER,

@@ -13,7 +13,7 @@ import pytest
 from household import SUBJECTS, TASKS, write_collection, write_jsonl
 from running import Run, figures
 
-from ctxguard.core.metrics import STRICT_UTILITIES
+from ctxguard.core.metrics import DEFAULT_UTILITIES, STRICT_UTILITIES
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route
 from ctxguard.profile.schema import Profile
@@ -208,46 +208,13 @@ def test_the_number_of_threads_does_not_show_in_the_profile(
 
 
 class TestUtilities:
-    """From a file of marked answers to the profile."""
+    """From what passages are worth to the profile."""
 
-    @pytest.fixture
-    def fitted(self, run: Run, collection: Path, tmp_path: Path) -> Path:
-        """Utilities of a reader whom one passage that is not relevant misleads in 1 of 4."""
-        rows = []
-        for n, line in enumerate((collection / "queries.jsonl").read_text().splitlines()):
-            query_id = json.loads(line)["_id"]
-            if query_id.startswith("q-none"):
-                continue
-            _, task, subject, _ = query_id.split("-")
-            right, wrong = f"{task}-{subject}", [f"{task}-extra{i}" for i in range(3)]
-            contexts = [[right], [right, *wrong[:2]], [*wrong[:2]], [right, *wrong], [wrong[0]]]
-            corrects = [n % 9 > 0, n % 4 > 0, n % 11 == 0, n % 3 > 0, n % 10 == 0]
-            rows += [
-                {"query_id": query_id, "passage_ids": c, "correct": y, "reader": "small"}
-                for c, y in zip(contexts, corrects, strict=True)
-            ]
-        answers = write_jsonl(tmp_path / "answers.jsonl", rows)
-        out = tmp_path / "utilities.json"
-        result = run.ok(
-            *("fit", "utilities", "--answers", answers, "--data", collection / "qrels/train.tsv"),
-            *("--out", out),
-        )
-        assert json.loads(out.read_text())["utilities"] is not None, result.stdout
-        return out
-
-    def test_the_profile_records_what_was_fitted_and_to_whom(
-        self, calibrate: Calibrate, fitted: Path
-    ) -> None:
-        by_hand = {"utility": {"distractor": -0.9}}
-        words, profile = calibrate(system=by_hand, utilities=str(fitted))
-        found = json.loads(fitted.read_text())["utilities"]
-        assert profile.utilities.relevant == 1.0
-        assert profile.utilities.unjudged == found["unjudged"] < 0.0
-        assert profile.utilities.distractor == -0.9
-        source = profile.provenance.utilities_source
-        assert "answers of reader small to" in source
-        assert "set by hand: distractor=-0.9" in source
-        assert "answers of reader small to" in words
+    def test_the_profile_records_what_was_set_by_hand(self, calibrate: Calibrate) -> None:
+        words, profile = calibrate(system={"utility": {"distractor": -0.9}})
+        assert profile.utilities == replace(DEFAULT_UTILITIES, distractor=-0.9)
+        assert profile.provenance.utilities_source == "set by hand: distractor=-0.9"
+        assert "set by hand: distractor=-0.9" in words
 
     def test_a_preset_is_what_the_policy_is_chosen_by(self, calibrate: Calibrate) -> None:
         words, profile = calibrate(system={"preset": "strict", "gain": "exponential"})

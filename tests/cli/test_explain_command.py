@@ -7,15 +7,10 @@ from typing import Any
 import pytest
 from household import write_jsonl
 from live_traffic import EVERYTHING, Traffic, judge, profile_of, read_rows, serve
-from prometheus_client import CollectorRegistry
 from running import Run
 
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import Hit
-from ctxguard.guard import ContextGuard
-from ctxguard.monitor.sampling.writer import sample_to
 from ctxguard.monitor.store import Limits, SampleStore
-from ctxguard.request.telemetry import Telemetry
 
 REQUEST = "which-shelf-holds-tool-{}".format
 
@@ -97,24 +92,6 @@ def test_labels_picks_and_reactions_are_shown(run: Run, traffic: Traffic, tmp_pa
     shown = run("explain", name, "--store", traffic.url).stdout
     assert "ann 0 distractor" in shown
     assert "picked: " in shown
-
-
-def test_served_passages_that_contradict_each_other_are_named(run: Run, tmp_path: Path) -> None:
-    page = "The bridge over the river was opened in {} by the mayor, and " + "carries trams " * 9
-    writer = sample_to(f"sqlite:///{tmp_path / 'samples.db'}", rate=1.0)
-    guard = ContextGuard(
-        lambda _query, *, depth: [Hit(year, 1.0, page.format(year)) for year in ("1856", "1900")],
-        score_kind="ratio",
-        sampler=writer.sampler,
-        telemetry=Telemetry(CollectorRegistry()),
-    )
-    guard.retrieve("when was it opened", request_id="bridge")
-    writer.stop()
-    writer.store.close()
-    request = ("explain", "bridge", "--store", f"sqlite:///{tmp_path / 'samples.db'}")
-    (found,) = run.read(*request, "--json")["samples"]
-    assert found["conflicts"] == ["1856 and 1900 differ: 1856 and 1900"]
-    assert "1856 and 1900 differ: 1856 and 1900" in run(*request).stdout
 
 
 def test_a_request_that_was_sampled_twice_has_both_samples(

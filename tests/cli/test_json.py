@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from household import write_jsonl
 from running import Run
 
 pytestmark = pytest.mark.model
@@ -19,17 +18,6 @@ def golden(run: Run, collection: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "golden"
     assert run("golden", "freeze", collection, "--out", folder, "--source", "human").exit_code == 0
     return folder
-
-
-@pytest.fixture
-def answers(collection: Path, tmp_path: Path) -> Path:
-    qrels = (collection / "qrels" / "test.tsv").read_text().splitlines()[1:]
-    rows: list[dict[str, object]] = [
-        {"query_id": query, "passage_ids": context, "correct": bool(n % 4) is (context[0] == own)}
-        for n, (query, own, _) in enumerate(line.split("\t") for line in qrels)
-        for context in ([own], [own, "store-kettle"], ["store-kettle", "store-violin"])
-    ]
-    return write_jsonl(tmp_path / "answers.jsonl", rows)
 
 
 def numbers(value: object) -> Iterator[float]:
@@ -67,19 +55,12 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "golden hard-negatives": (
         *("--index", "INDEX", "--data", "DATA", "--out", "NEW/t.jsonl", "--system", "MARGIN"),
     ),
-    "fit utilities": ("--answers", "ANSWERS", "--data", "DATA"),
-    "fit ranker": ("--index", "INDEX", "--data", "DATA", "--out", "NEW/ranker.json"),
 }
-WITHOUT_MEASUREMENTS = (
-    *("golden freeze", "golden check", "golden hard-negatives", "fit utilities"),
-    "fit ranker",  # each order puts every answer first
-)
+WITHOUT_MEASUREMENTS = ("golden freeze", "golden check", "golden hard-negatives")
 
 
 @pytest.fixture
-def places(
-    *, index: Path, collection: Path, profile: Path, golden: Path, answers: Path
-) -> dict[str, Path]:
+def places(*, index: Path, collection: Path, profile: Path, golden: Path) -> dict[str, Path]:
     """What the words in capitals stand for."""
     margin = golden.parent / "margin.toml"
     margin.write_text("[hard-negatives]\nunjudged-margin = 0.05\n")
@@ -89,7 +70,6 @@ def places(
         "DATA": collection,
         "PROFILE": profile,
         "GOLDEN": golden,
-        "ANSWERS": answers,
         "NEW": golden.parent,
     }
 

@@ -30,11 +30,9 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     (CALIBRATE, "held_out 1", {"calibrate": {"held-out": 1}}),
     (CALIBRATE, "segment-by needs --alpha", {"calibrate": {"segment-by": "task"}}),
     (CALIBRATE, "false_alarms 1: should be", {"calibrate": {"false-alarms": 1}}),
-    (CALIBRATE, "not both", {"preset": "strict", "calibrate": {"utilities": "FILE"}}),
     (CALIBRATE, "magic", {"calibrate": {"policy": "magic"}}),
     (CALIBRATE, "has no key 'polcy'", {"calibrate": {"polcy": "ratio"}}),
     (CALIBRATE, "no/such-model", {"reranker": "no/such-model"}),
-    (CALIBRATE, "`ctxguard fit utilities --out` writes", {"calibrate": {"utilities": "FILE"}}),
     (f"{CALIBRATE} --objective recall", "--objective", {}),
     (f"{CALIBRATE} --report /", "--report", {}),
     ("calibrate --index INDEX --data DATA --out FOLDER", "is a folder; name a file", {}),
@@ -149,7 +147,6 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
 FINDINGS = [
     ("evaluate --index INDEX --data NOTHING", "none of the 1 queries has a relevant passage"),
     ("compare --index INDEX --data NOTHING", "no passage is labelled relevant"),
-    ("fit ranker --index INDEX --data ONE", "label more queries"),
     ("golden hard-negatives --index INDEX --data ONE --out OUT", "no hard negative was found"),
 ]
 

@@ -20,7 +20,6 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
-from ctxguard.core.trees import Trees
 from ctxguard.core.types import Route, ScoreKind
 from ctxguard.errors import ProfileError, ProfileFormatError
 from ctxguard.profile.history import former_profiles
@@ -52,7 +51,6 @@ SIGNALS_MODEL = RelevanceModel(
     intercept=-2.5,
     features=("ranker.z",),
     clip=8.0,
-    trees=Trees(-1.0, ((5, 0), ()), ((0.5, 0.25), ()), ((3, 1), ()), ((0.1, 0.2, 0.3), (0.4,))),
 )
 CERTIFICATE = Certificate(
     alpha=0.1,
@@ -218,7 +216,7 @@ class TestRoundTrip:
             "common",
             "unjudged",
             "recall difference",
-            "signals and trees",
+            "signals",
             "safe",
             "corpus sketch",
         ],
@@ -392,24 +390,15 @@ class TestRefusals:
             ({"legs": ["dense", "lexical"]}, "6 numbers for 13 features"),
             ({"clip": -1.0}, "clip -1.0"),
             ({"clip": "far"}, "valid number"),
-            ({"trees": {}}, "Field required"),
-            (("values", [[0.1, 0.2, 0.3]]), "the same trees"),
-            (("values", [[0.1, 0.2, 0.3], []]), "tree 1 has 0 leaves"),
-            (("features", [[6, 0], []]), "the trees compare feature 6, and there are only 6"),
-            (("features", [[-5, 0], []]), "tree 0 compares feature -5"),
-            (("masks", [[7, 1], []]), "must rule out some"),
-            (("thresholds", [[0.5], []]), "2, 1 and 2"),
-            (("thresholds", [[0.5, "x"], []]), "valid number"),
+            ({"scales": [0.0] * 6}, "must be > 0"),
+            ({"coefficients": [0.0, "x", 0.0, 0.0, 0.0, 0.0]}, "valid number"),
         ],
     )
     def test_a_damaged_model_is_refused(
-        self, file: Path, change: dict[str, object] | tuple[str, object], message: str
+        self, file: Path, change: dict[str, object], message: str
     ) -> None:
         with_model(SIGNALS_MODEL).save(file)
-        where = f"{HYBRID}.model"
-        if isinstance(change, tuple):
-            where, change = f"{where}.trees", dict([change])
-        changed(file, lambda data: inside(data, where).update(change))
+        changed(file, lambda data: inside(data, f"{HYBRID}.model").update(change))
         refused(file, rf"routes\.hybrid.*{message}")
 
     def test_a_missing_field_is_named(self, file: Path) -> None:

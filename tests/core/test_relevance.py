@@ -1,6 +1,7 @@
-"""P(relevant) from plain coefficients and trees."""
+"""P(relevant) from plain coefficients."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,14 +10,10 @@ from hypothesis import strategies as st
 
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import feature_names, features
-from ctxguard.core.trees import Trees
 from ctxguard.core.types import FloatArray, Leg, ScoreKind
 from ctxguard.errors import ConfigurationError
 
 WANTED = ("freshness", "freshness.gap")
-
-# Freshness above 2 is worth 3 in log-odds, else −1.
-TREES = Trees(0.0, ((5,),), ((2.0,),), ((1,),), ((-1.0, 3.0),))
 
 
 def leg(*scores: float, kind: ScoreKind = ScoreKind.COSINE) -> Leg:
@@ -88,6 +85,20 @@ class TestRelevanceModel:
     def test_a_missing_or_garbage_score_gives_no_probability(self, garbage: float) -> None:
         assert model_of(1.0).probabilities({"dense": leg(0.9, garbage)}) is None
 
+    @pytest.mark.parametrize(
+        "scores",
+        [
+            np.array([0.9, 0.1], np.float32),
+            np.array([[0.9, 0.0], [0.1, 0.0]])[:, 0],
+            np.array([1, 0]),
+            [0.9, 0.1],
+        ],
+    )
+    def test_an_adapters_arrays_may_be_of_another_type(self, scores: Any) -> None:
+        found = model_of(1.0).probabilities({"dense": Leg(scores, ScoreKind.COSINE)})
+        plain = model_of(1.0).probabilities({"dense": leg(*scores)})
+        assert found == pytest.approx(plain, abs=1e-12)
+
     def test_a_leg_that_carries_rank_only_gives_no_probability(self) -> None:
         assert model_of(1.0).probabilities({"dense": leg(0.9, kind=ScoreKind.RANK)}) is None
 
@@ -107,7 +118,6 @@ class TestRelevanceModel:
             ({"features": ("freshness.top",)}, "is no feature"),
             ({"clip": 0.0}, "clip 0.0"),
             ({"clip": math.inf}, "clip inf"),
-            ({"trees": TREES}, "the trees compare feature 5, and there are only 5"),
         ],
     )
     def test_a_model_that_cannot_work_is_refused(
@@ -153,16 +163,12 @@ class TestNamedSignals:
     def test_far_inputs_count_as_the_limit(self) -> None:
         assert odds(with_freshness(clip=4.0), 5.0, -9.0, 3.0) == pytest.approx([4.0, -4.0, 3.0])
 
-    def test_the_log_odds_of_regression_and_trees_are_averaged(self) -> None:
-        model = with_freshness(trees=TREES)
-        assert odds(model, 2.0, 4.0) == pytest.approx([(2.0 - 1.0) / 2, (4.0 + 3.0) / 2])
-
     @given(st.lists(st.floats(-5.0, 5.0), min_size=1, max_size=20), st.data())
     def test_probabilities_follow_their_candidate(
         self, freshness: list[float], data: st.DataObject
     ) -> None:
         order = data.draw(st.permutations(range(len(freshness))))
-        model, scores = with_freshness(trees=TREES, clip=8.0), np.linspace(0.9, 0.1, len(order))
+        model, scores = with_freshness(clip=8.0), np.linspace(0.9, 0.1, len(order))
 
         def found(rows: list[int]) -> FloatArray:
             values = model.probabilities(
@@ -183,11 +189,8 @@ class TestNamedSignals:
             {"freshness": np.zeros(3)},
         ],
     )
-    @pytest.mark.parametrize("trees", [None, TREES])
-    def test_a_missing_signal_gives_no_probability(
-        self, signals: dict[str, FloatArray], trees: Trees | None
-    ) -> None:
-        model = with_freshness(clip=8.0, trees=trees)
+    def test_a_missing_signal_gives_no_probability(self, signals: dict[str, FloatArray]) -> None:
+        model = with_freshness(clip=8.0)
         assert model.probabilities({"dense": leg(0.9, 0.1)}, signals) is None
 
     def test_signals_that_it_does_not_need_change_nothing(self) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from calibration.answers import AnswerFile
 from calibration.data.frozen_sets import read_snapshot
 from calibration.data.golden_sources import read_sources
 from calibration.data.readers import read_corpus
 from calibration.data.text_files import new_folder, write_lines
-from calibration.reader.answers import read_answers
 from calibration.replay import _load
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.cache_folder import cache_folder
@@ -182,7 +182,7 @@ class TestReadRegular:
             lambda folder: read_sources([folder / "snapshot.json"], source="human"),
             lambda folder: read_label_file(folder / "snapshot.json", "me", 1.0, 3),
             lambda folder: read_feedback_file(folder / "snapshot.json", 1.0),
-            lambda folder: read_answers(folder / "snapshot.json"),
+            lambda folder: AnswerFile(folder / "snapshot.json", "reader"),
         ],
         ids=[
             *("frozen set", "ranker", "cache of rankings", "corpus", "golden labels"),

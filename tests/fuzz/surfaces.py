@@ -26,6 +26,7 @@ from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from typer.testing import CliRunner
 
+from calibration.answers import AnswerFile
 from calibration.calibrate import calibrate
 from calibration.calibrate_route import Settings as Choice
 from calibration.compare.saved_comparison import SavedComparison
@@ -40,8 +41,6 @@ from calibration.data.readers import (
 )
 from calibration.fit import fit_fusion, fit_relevance, fit_temperature, out_of_fold
 from calibration.pool_labels import label
-from calibration.reader.answers import read_answers
-from calibration.reader.utilities import load_utilities
 from calibration.replay import replay
 from calibration.risk import betting_p_value, betting_upper_bound, fixed_sequence, joint_p_value
 from ctxguard.cli import app as command_line
@@ -192,21 +191,13 @@ READERS: Mapping[str, tuple[str, bytes, Callable[[Path], object]]] = {
     ),
     "answers": (
         "a.jsonl",
-        b'{"query_id": "q", "passages": ["a"], "correct": true}\n',
-        read_answers,
+        b'{"query_id": "q", "pipeline": "today", "reader": "r", "context_digest": "0"}\n',
+        lambda file: AnswerFile(file, "r"),
     ),
     "comparison": (
         "c.json",
         b'{"data": "d", "dataset_digest": "x", "utilities": {}, "query_ids": [], "candidates": []}',
         SavedComparison.load,
-    ),
-    "utilities": (
-        "u.json",
-        (
-            b'{"format": "ctxguard utilities 1", "reader": "r", "utilities": {"relevant": 1.0},'
-            b' "fitted": ["distractor"], "fit": {"n_answers": 1, "n_queries": 1}}'
-        ),
-        load_utilities,
     ),
     "ranker": ("r.json", json.dumps(RANKER).encode(), Ranker.load),
     "golden labels": ("g.jsonl", GOLDEN, lambda file: read_sources([file], source="human")),
@@ -936,7 +927,6 @@ _COMMANDS = (
     "calibrate --run {run.txt} --data {data.jsonl} --system {run.toml} --out {new.json}",
     "compare --index {index} --data {data.jsonl}",
     "compare --index {index} --data {data.jsonl} --against {comparison.json}",
-    "fit utilities --answers {answers.jsonl} --data {data.jsonl}",
     "explain r0 --store {store}",
     "explain r0 --store {store} --profile {profile.json} --json",
     "label export --store {store} --out {new.csv}",
@@ -962,8 +952,6 @@ _CONTENTS = {
     "run.txt": b"q1 Q0 p1 1 2.5 tag\nq1 Q0 p2 2 1.5 tag\nq2 Q0 p3 1 1 tag\n",
     "profile.json": PROFILE.to_json().encode(),
     "comparison.json": READERS["comparison"][1],
-    "answers.jsonl": b'{"query_id": "q1", "passage_ids": ["p1", "p2"], "correct": true}\n'
-    b'{"query_id": "q2", "passage_ids": ["p4"], "correct": false}\n',
     "system.toml": b'index = "index"\n[query]\nk = 3\n',
     "run.toml": b'score-kind = "ratio"\n[fingerprint]\nmodel = "m"\n',
     "feedback.jsonl": READERS["feedback file"][1],

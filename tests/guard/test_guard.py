@@ -444,30 +444,6 @@ class TestErrors:
         assert counted.requests("ok") == 1
         assert counted["failed_requests"] == 0
 
-    @pytest.mark.parametrize("mode", ["enforce", "shadow", "off"])
-    def test_answers_whose_passages_contradict_each_other_are_flagged_where_asked_for(
-        self, mode: Any, counted: Counted
-    ) -> None:
-        page = (
-            "The bridge over the river was opened in {} by the mayor, " + "and carries trams " * 9
-        )
-        hits = [Hit(year, 1.0, page.format(year)) for year in ("1856", "1900")]
-        flagged = [
-            Flag.CONFLICTING
-            in guard_of(
-                Answering(hits),
-                score_kind="ratio",
-                mode=mode,
-                telemetry=counted.telemetry,
-                assembly=Assembly(flag_conflicts=flag_conflicts),
-            )
-            .retrieve("q?")
-            .flags
-            for flag_conflicts in (False, True)
-        ]
-        assert flagged == [False, True]
-        assert counted.by_label("flags")[("conflicting",)] == 1
-
     def test_rank_only_scores_fail_open_to_the_top_k_and_say_so(self) -> None:
         fused = replace(RANKING, kind=ScoreKind.RANK)
         policy = RatioPolicy(k=4, min_ratio=0.7)

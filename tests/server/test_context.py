@@ -31,27 +31,6 @@ def test_a_query_is_answered_with_a_context(client: TestClient) -> None:
     assert answer["kept"] + sum(answer["dropped"].values()) == answer["candidates"]
 
 
-def test_contradicting_passages_are_flagged_and_named_where_the_service_compares_them(
-    serve: Serve,
-) -> None:
-    page = "The bridge over the river was opened in {} by the mayor, and " + "carries trams " * 9
-
-    def retrieve(_query: str, *, depth: int) -> list[Hit]:
-        return [Hit(year, 1.0, page.format(year)) for year in ("1856", "1900")]
-
-    body = {"query": "when was the bridge opened"}
-    plain, flagged = (
-        serve(retriever=retrieve, flag_conflicts=flag).post("/v1/context", json=body).json()
-        for flag in (False, True)
-    )
-    assert (plain["conflicts"], "conflicting" in plain["flags"]) == (None, False)
-    assert "conflicting" in flagged["flags"]
-    [conflict] = flagged["conflicts"]
-    assert [[span["text"] for span in pair] for pair in conflict["differences"]] == [
-        ["1856", "1900"]
-    ]
-
-
 def test_a_share_of_the_requests_is_enforced(serve: Serve, index: FaultyRetriever) -> None:
     client = serve(retriever=index.retriever, enforce_share=0.5)
     modes = [

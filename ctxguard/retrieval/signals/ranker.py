@@ -63,7 +63,7 @@ INPUTS: Mapping[RankerLevel, tuple[str, ...]] = {
 """The inputs of each level, ``NAME.z`` or ``NAME.log_rank``."""
 
 _MAX_BYTES = 2**20
-_FIX = "write one with `ctxguard fit ranker`"
+_FIX = "write one with `Ranker.save`"
 
 
 @dataclass(frozen=True, slots=True)

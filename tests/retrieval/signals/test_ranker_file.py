@@ -59,7 +59,7 @@ def test_another_file_is_refused(tmp_path: Path, content: str | bytes, fault: st
     with pytest.raises(DataError, match=fault) as error:
         Ranker.load(file)
     assert error.value.path == file
-    assert "fit ranker" in str(error.value)
+    assert "Ranker.save" in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Asks a reader the labelled questions with two contexts each, and marks what it answers.
 
-The rows written are those that ``calibration.reader.answers.read_answers`` reads. Each names the
-context by a digest, so that a run goes on where it ended and asks nothing twice.
+Each row that is written names its context by a digest, so that a run goes on where it ended and
+asks nothing twice.
 """
 
 import hashlib

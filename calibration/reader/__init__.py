@@ -1,1 +1,0 @@
-"""Fits the utility of passages to one reader, from its answers marked right or wrong."""
