@@ -141,6 +141,14 @@ class Grid:
         above: IntArray = counts[:, ::-1].cumsum(axis=1)[:, ::-1][:, 2:]
         return above
 
+    def check_queries(self) -> None:
+        """Raise CalibrationError if there are no queries."""
+        if len(self.labels) == 0:
+            raise CalibrationError(
+                "there is no query to choose on: the retriever answered none of them; see which "
+                "queries were skipped, and why"
+            )
+
     @cached_property
     def today(self) -> tuple[float, float]:
         """Mean strict UDCG and harm of the baseline, which is served today.
@@ -148,11 +156,7 @@ class Grid:
         Raises:
             CalibrationError: there are no queries.
         """
-        if len(self.labels) == 0:
-            raise CalibrationError(
-                "there is no query to choose on: the retriever answered none of them; see which "
-                "queries were skipped, and why"
-            )
+        self.check_queries()
         udcg, harm = weighted_mean(self.labels.served, self.labels.weights).tolist()
         return udcg, harm
 

@@ -76,7 +76,11 @@ class PolicySums:
             tried: As `tried` lists them.
             fold: Shape (n_q,), the number of each query's fold, from 0.
             n_folds: How many folds there are; as many as are numbered unless given.
+
+        Raises:
+            CalibrationError: there are no queries.
         """
+        grid.check_queries()
         n_folds = int(fold.max(initial=-1)) + 1 if n_folds is None else n_folds
         weights = grid.labels.weights
         member = np.equal(fold, np.arange(n_folds)[:, None]) * weights  # (n_folds, n_q)

@@ -139,10 +139,10 @@ def indistinct(n_queries: int) -> tuple[Recorded, Dataset]:
 
 @cache
 def calibrated(
-    n: int, *, noise: float = 0.15, unanswerable: float = 0.0, **asked: Any
+    n: int, *, noise: float = 0.15, unanswerable: float = 0.0, relevant: int = 2, **asked: Any
 ) -> Calibration:
     """A calibration of simulated queries; made once for the same question."""
-    retriever, dataset = simulate(n, noise=noise, unanswerable=unanswerable)
+    retriever, dataset = simulate(n, noise=noise, unanswerable=unanswerable, relevant=relevant)
     return calibrate(retriever, dataset, Settings(depth=DEPTH, **asked))
 
 

@@ -25,7 +25,7 @@ from calibration.calibrate_route import (
     RouteOutcome,
     Settings,
     calibrate_route,
-    climbed,
+    spare_share,
 )
 from calibration.certify import Promise
 from calibration.data.dataset import Dataset, Query
@@ -33,10 +33,9 @@ from calibration.evaluate import per_query
 from calibration.grid import ratio_grid
 from calibration.pool_labels import label
 from calibration.replay import replay
-from calibration.settings import Objective
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import Route
-from ctxguard.errors import CalibrationError, ConfigurationError
+from ctxguard.core.types import Route, ScoreKind
+from ctxguard.errors import ConfigurationError
 from ctxguard.profile.schema import Profile
 
 PROMISE = Promise(alpha=0.1, delta=0.1)
@@ -44,14 +43,28 @@ PROMISE = Promise(alpha=0.1, delta=0.1)
 
 class TestChoice:
     @pytest.mark.parametrize("family", ["ratio", "expected_utility"])
-    def test_the_policy_is_the_best_of_the_grid_on_the_choosing_queries(self, family: str) -> None:
+    def test_highest_utility_is_the_best_of_the_grid_on_the_choosing_queries(
+        self, family: str
+    ) -> None:
         outcome = outcome_of(calibrated(120, policy=family, objective="utility"))
-        utility = outcome.chosen_grid.means.udcg_strict
-        row, column = outcome.chosen_grid.means.best()
-        assert utility[row, column] == utility.max()
-        assert outcome.profile.policy == outcome.chosen_grid.policy((row, column))
+        grid = outcome.choosing.grid
+        k, threshold = outcome.profile.policy.k, grid.means.udcg_strict.max()
         assert outcome.profile.policy.kind == family
-        assert outcome.highest_utility.policy == outcome.profile.policy
+        places = np.argwhere(grid.means.udcg_strict >= threshold - 1e-12)
+        assert k in {grid.ks[place[0]] for place in places}
+
+    @pytest.mark.parametrize("context", ["leaner", "balanced", "richer"])
+    def test_what_was_asked_for_is_chosen_and_the_others_stand_beside_it(
+        self, context: str
+    ) -> None:
+        outcome = outcome_of(calibrated(150, noise=0.1, relevant=8, context=context))
+        kept = {
+            name: option.metrics.values["kept"].mean()
+            for name, option in {**outcome.others, context: outcome.chosen}.items()
+        }
+        assert {*kept} == {"balanced", "richer"} | ({"leaner"} & {*kept})
+        assert kept["balanced"] <= 10.5
+        assert kept["richer"] >= kept["balanced"] - 1e-9
 
     def test_of_equally_good_policies_the_safest_then_the_smallest(self) -> None:
         pools, labels = labelled([ranking_of([3.0, 1.0])], [{"p0": 1}], depth=2)
@@ -74,17 +87,22 @@ class TestFamily:
         assert route.policy.kind == "expected_utility"
         assert "2 scorers" in route.why
 
-    def test_a_single_scorer_gives_none(self) -> None:
+    def test_a_single_scorer_gives_one_too(self) -> None:
         retriever, dataset = simulate(60)
-        alone = {
-            text: replace(ranking, legs={"dense": ranking.legs["dense"]})
+        alone = {text: replace(ranking, legs={}) for text, ranking in retriever.rankings.items()}
+        asked = Settings(depth=DEPTH, objective="utility")
+        route = outcome_of(calibrate(Recorded(alone), dataset, asked)).profile
+        assert route.policy.kind == "expected_utility"
+        assert "1 scorer" in route.why
+
+    def test_ranks_alone_give_none(self) -> None:
+        retriever, dataset = simulate(60)
+        ranks = {
+            text: ranking_of(ranking.scores, ids=ranking.passage_ids, kind=ScoreKind.RANK)
             for text, ranking in retriever.rankings.items()
         }
-        route = calibrate(Recorded(alone), dataset, Settings(depth=DEPTH)).profile.routes[
-            Route.HYBRID
-        ]
+        route = outcome_of(calibrate(Recorded(ranks), dataset, Settings(depth=DEPTH))).profile
         assert route.policy.kind == "ratio"
-        assert "a single scorer" in route.why
 
     def test_what_was_asked_for_is_done(self) -> None:
         route = outcome_of(calibrated(30, policy="expected_utility")).profile
@@ -101,7 +119,6 @@ class TestToday:
         assert (outcome.profile.verdict.decision, outcome.profile.verdict.value) == ("keep", None)
         assert outcome.profile.safe_policy == outcome.today.policy == RatioPolicy(k=5)
         assert "the first 5 as today" in outcome.profile.why
-        assert outcome.place[0].policy(outcome.place[1][0]) == RatioPolicy(k=5)
 
     @pytest.mark.parametrize(("family", "k"), [("ratio", 1), ("expected_utility", 10)])
     def test_the_safe_policy_serves_it_whatever_was_chosen(self, family: str, k: int) -> None:
@@ -110,59 +127,83 @@ class TestToday:
         assert outcome.profile.policy != RatioPolicy(k=k)
         assert outcome.profile.safe_policy == outcome.today.policy == RatioPolicy(k=k)
 
-    def test_it_stands_first_among_the_options_all_on_the_same_queries(self) -> None:
-        result = calibrated(200)
+    @pytest.mark.parametrize("held_out", [None, 0.5])
+    def test_it_stands_first_among_the_options_all_on_the_same_queries(
+        self, held_out: float | None
+    ) -> None:
+        result = calibrated(200, held_out=held_out)
         outcome = outcome_of(result)
-        held_out = [query.query_id for query in result.held_out.queries]
+        measured = result.held_out if held_out else result.dataset
         names = [option.name for option in outcome.options]
         assert names[:2] == ["first 5, as today", "chosen"]
-        assert names[-1] == "highest utility"
-        assert all(list(o.metrics.query_ids) == held_out for o in outcome.options)
+        expected = [query.query_id for query in measured.queries]
+        assert all(list(o.metrics.query_ids) == expected for o in outcome.options)
         assert outcome.chosen.policy == outcome.profile.policy
 
     def test_a_retriever_that_returns_fewer_passages_is_served_as_it_is(self) -> None:
         retriever, dataset = simulate(60, depth=3)
         route = outcome_of(calibrate(retriever, dataset, Settings(depth=DEPTH))).profile
-        assert route.chosen_on is not None
-        assert route.held_out is not None
+        assert route.evidence is not None
         assert route.policy.k <= 5
 
 
 class TestVerdict:
-    """Held-out queries say whether the choice may be served."""
+    """Queries that had no part in the choice say whether it may be served."""
 
     def test_many_clear_labels_let_it_be_served(self) -> None:
         outcome = outcome_of(calibrated(300, noise=0.1))
         verdict = outcome.profile.verdict
-        assert (verdict.decision, verdict.serving_k, verdict.n) == ("enforce", 5, 150)
+        assert (verdict.decision, verdict.serving_k, verdict.n) == ("enforce", 5, 300)
+        assert verdict.shown_by == outcome.profile.evidence.shown_by == "folds"
         assert outcome.profile.policy != outcome.today.policy
-        held_out = outcome.profile.held_out.metrics
-        assert held_out["kept"].value < 4.0
-        assert held_out["recall"].value > 0.98
-
-    @pytest.mark.parametrize("n", [20, 49])
-    def test_labels_too_few_to_hold_out_choose_together_and_never_enforce(self, n: int) -> None:
-        result = calibrated(n, noise=0.1, objective="utility")
-        assert len(result.chosen_on) == n
-        verdict = result.profile.verdict
-        assert (verdict.decision, verdict.n) == ("shadow", 0)
-
-    def test_where_too_few_of_those_held_out_are_answerable_all_choose(self) -> None:
-        """Ten questions, asked five times each, cannot be dealt out as 20 and 30."""
-        retriever, dataset = simulate(50)
-        texts = [query.text for query in dataset.queries]
-        again = tuple(
-            replace(query, text=texts[10 * (row // 10)])
-            for row, query in enumerate(dataset.queries)
+        found = outcome.profile.evidence.metrics
+        assert found["kept"].value < 4.0
+        assert found["recall"].value > 0.98
+        gains = (
+            outcome.chosen.metrics.values["udcg_strict"]
+            - outcome.today.metrics.values["udcg_strict"]
         )
-        result = calibrate(retriever, replace(dataset, queries=again), Settings(depth=DEPTH))
-        n_held_out = 0 if result.held_out is None else len(result.held_out.answerable)
-        assert n_held_out == 0 or n_held_out >= 20
+        assert verdict.gain == pytest.approx(gains.mean(), abs=1e-5)
 
-    def refuted(self, objective: Objective) -> RouteOutcome:
+    def test_queries_that_were_held_out_by_hand_say_it_alone(self) -> None:
+        outcome = outcome_of(calibrated(300, noise=0.1, held_out=0.5))
+        verdict = outcome.profile.verdict
+        assert (verdict.decision, verdict.n, verdict.shown_by) == ("enforce", 150, "held_out")
+        assert outcome.profile.certificate is not None
+        assert outcome_of(calibrated(300, noise=0.1)).profile.certificate is None
+
+    @pytest.mark.parametrize("n", [5, 19])
+    def test_fewer_labels_than_twenty_never_enforce(self, n: int) -> None:
+        verdict = calibrated(n, noise=0.1).profile.verdict
+        assert verdict.decision != "enforce"
+        assert verdict.value is None
+
+    def test_few_labels_can_enforce_what_holds_more_of_the_answer(self) -> None:
+        result = calibrated(30, noise=0.1, relevant=8)
+        assert result.held_out is None
+        assert result.profile.verdict.decision == "enforce"
+
+    def test_where_nothing_keeps_recall_todays_order_goes_on_if_that_pays(self) -> None:
+        """The scores say nothing of the first five, and all of the next three are relevant."""
+        queries = tuple(Query(f"q{i}", f"question {i}") for i in range(40))
+        random = np.random.default_rng(0)
+        rankings, qrels = {}, {}
+        for query in queries:
+            first = {f"p{i}": 1 for i in random.choice(5, 3, replace=False)}
+            qrels[query.query_id] = {**first, "p5": 1, "p6": 1, "p7": 1}
+            rankings[query.text] = ranking_of([1.0] * 8 + [0.1] * 4, kind=ScoreKind.RANK)
+        dataset = Dataset("longer", queries, qrels)
+        outcome = outcome_of(calibrate(Recorded(rankings), dataset, Settings(depth=12)))
+        route, verdict = outcome.profile, outcome.profile.verdict
+        assert verdict.decision == "enforce"
+        kept = outcome.chosen.kept
+        assert kept[:, :5].all()
+        assert kept.sum(axis=1).mean() > 5
+        assert route.policy.min_keep == 5 or not verdict.extends
+
+    def refuted(self, asked: Settings) -> RouteOutcome:
         """A calibration whose held-out queries have their relevant passages at the end."""
         retriever, dataset = simulate(300, noise=0.1, relevant=2)
-        asked = Settings(depth=DEPTH, objective=objective)
         held_out = calibrate(retriever, dataset, asked).held_out
         qrels = {
             **dataset.qrels,
@@ -174,20 +215,28 @@ class TestVerdict:
         return outcome_of(calibrate(retriever, replace(dataset, qrels=qrels), asked))
 
     def test_a_choice_that_the_held_out_queries_refute_gives_way_to_today(self) -> None:
-        outcome = self.refuted("keep-recall")
+        outcome = self.refuted(Settings(depth=DEPTH, held_out=0.5))
         verdict = outcome.profile.verdict
         assert verdict.decision == "keep"
         assert verdict.upper < -0.01
         assert outcome.profile.policy == RatioPolicy(k=5)
         assert outcome.profile.certificate is None
         assert "refute" in outcome.profile.why
-        assert outcome.options[2].name == "chosen, then refuted"
-        assert outcome.place[0].policy(outcome.place[1][0]) == RatioPolicy(k=5)
 
     def test_one_whose_loss_was_asked_for_stays_in_shadow(self) -> None:
-        route = self.refuted("utility").profile
+        route = self.refuted(Settings(depth=DEPTH, held_out=0.5, objective="utility")).profile
         assert route.verdict.decision == "shadow"
         assert route.policy.kind == "expected_utility"
+
+    def test_the_evidence_bounds_the_loss_that_alarms_watch(self) -> None:
+        outcome = outcome_of(calibrated(200, noise=0.2))
+        losses = outcome.chosen.metrics.values["recall_loss"]
+        promise = outcome.profile.recall_promise
+        assert (promise.baseline, promise.source) == ("k=5", "evidence of calibration")
+        assert np.nanmean(losses) < promise.at_most < np.nanmean(losses) + 0.1
+        # What is served today loses nothing of itself, so there is nothing to watch.
+        kept = outcome_of(calibrate(*indistinct(100), Settings(depth=DEPTH))).profile
+        assert kept.recall_promise is None
 
     def test_a_promise_accepts_the_loss_that_it_allows(self) -> None:
         verdict = outcome_of(calibrated(400, promise=PROMISE)).profile.verdict
@@ -214,7 +263,7 @@ class TestBudget:
 class TestFewLabels:
     @given(st.integers(0, 1_000))
     def test_enough_to_choose_on_are_never_given_up(self, answerable: int) -> None:
-        share = Settings().held_out_share(answerable)
+        share = spare_share(answerable)
         assert 0.0 <= share <= 0.5
         assert answerable * (1.0 - share) >= min(answerable, FEWEST_TO_CHOOSE) - 1e-9
 
@@ -225,7 +274,7 @@ class TestFewLabels:
         result.profile.save(tmp_path / "profile.json")
         route = Profile.load(tmp_path / "profile.json").routes[Route.HYBRID]
         assert route.certificate is None
-        assert route.held_out is None
+        assert route.evidence.shown_by == "folds"
 
     @pytest.mark.parametrize("seed", range(5))
     def test_42_sparse_labels_lose_no_recall_worth_naming(self, seed: int) -> None:
@@ -246,7 +295,7 @@ class TestCostOfTheChoice:
     """Without a promise, the certificate says what the chosen policy costs in recall."""
 
     def test_it_bounds_loss_and_difference_on_queries_that_took_no_part(self) -> None:
-        result = calibrated(200, unanswerable=0.2, objective="utility")
+        result = calibrated(200, unanswerable=0.2, objective="utility", held_out=0.5)
         outcome = outcome_of(result)
         certificate = outcome.profile.certificate
         assert certificate.recall_loss < certificate.alpha < 0.3
@@ -264,7 +313,7 @@ class TestCostOfTheChoice:
 
     def test_it_says_how_many_labels_would_make_it_tight(self) -> None:
         # Below the mean lost nothing is loose: the first k itself needs some queries as well.
-        outcome = outcome_of(calibrated(200, noise=0.1))
+        outcome = outcome_of(calibrated(200, noise=0.1, held_out=0.5))
         assert 0 < outcome.labels_needed < 1_000
 
     def test_a_choice_that_loses_everything_is_certified_to_lose_at_most_everything(self) -> None:
@@ -273,7 +322,7 @@ class TestCostOfTheChoice:
         ranking = ranking_of([10.0 - rank for rank in range(10)])
         dataset = Dataset("last", queries, {query.query_id: {"p4": 1} for query in queries})
         retriever = Recorded({query.text: ranking for query in queries})
-        asked = Settings(policy="ratio", objective="utility", depth=10)
+        asked = Settings(policy="ratio", objective="utility", depth=10, held_out=0.5)
         outcome = outcome_of(calibrate(retriever, dataset, asked))
         route = outcome.profile
         assert route.policy.k == 1
@@ -295,8 +344,8 @@ class TestCostOfTheChoice:
         route = outcome.profile
         assert route.certificate is None
         assert outcome.labels_needed is None
-        assert route.held_out.metrics["recall"].n == 0
-        assert route.held_out.metrics["harm"].n == 20
+        assert route.evidence.metrics["recall"].n == 0
+        assert route.evidence.metrics["harm"].n == 20
 
 
 class TestPromise:
@@ -310,8 +359,7 @@ class TestPromise:
         assert certificate.n_queries == certification.n_harm == 120
         assert "at most 0.1" in certificate.statement
         assert certification.grid_index is not None
-        assert outcome.chosen_grid.settings(certification.grid_index)[0] == outcome.profile.policy.k
-        assert outcome.profile.held_out.metrics["recall_loss"].value <= 0.1
+        assert outcome.profile.evidence.metrics["recall_loss"].value <= 0.1
         # The choice without a test is shown beside it.
         betting, uncorrected = certification.rule_choices.values()
         assert betting[0] == certification.grid_index
@@ -346,69 +394,3 @@ class TestPromise:
     def test_a_promise_that_means_nothing_is_refused(self, settings: dict[str, float]) -> None:
         with pytest.raises(ConfigurationError, match=str(next(iter(settings)))):
             Promise(**settings)
-
-
-class TestSegments:
-    def test_segments_that_can_be_certified_get_a_policy_of_their_own(self) -> None:
-        result = calibrated(600, noise=0.1, promise=PROMISE, segment_by="segment")
-        route = result.profile.routes[Route.HYBRID]
-        assert result.profile.segment_by == "segment"
-        assert set(route.segments) == {"a", "b"}
-        for segment in route.segments.values():
-            assert segment.certificate.delta == pytest.approx(0.05)
-            assert segment.certificate.p_value <= 0.05
-
-    def test_a_segment_that_cannot_falls_back_to_the_routes_policy(self) -> None:
-        retriever, dataset = simulate(400, noise=0.1)
-        rare = tuple(
-            replace(query, metadata={"segment": "rare" if number % 40 == 0 else "common"})
-            for number, query in enumerate(dataset.queries)
-        )
-        settings = Settings(depth=DEPTH, promise=PROMISE, segment_by="segment")
-        result = calibrate(retriever, replace(dataset, queries=rare), settings)
-        assert set(result.profile.routes[Route.HYBRID].segments) == {"common"}
-
-    def test_an_unknown_column_is_refused(self) -> None:
-        with pytest.raises(CalibrationError, match="no query has the column 'tenant'"):
-            calibrated(400, promise=PROMISE, segment_by="tenant")
-
-
-class TestLadder:
-    """Several choices are tested on the held-out queries, from the most careful one on."""
-
-    def chosen(self, n: int, *, ladder: bool, seed: int = 2) -> RouteOutcome:
-        retriever, dataset = simulate(n, noise=0.3, seed=seed)
-        settings = Settings(depth=DEPTH, serving_k=3, policy="ratio", seed=seed, ladder=ladder)
-        return outcome_of(calibrate(retriever, dataset, settings))
-
-    def test_a_careful_choice_is_enforced_where_the_default_stays_in_shadow(self) -> None:
-        plain, ladder = (self.chosen(120, ladder=each).profile for each in (False, True))
-        assert (plain.verdict.decision, ladder.verdict.decision) == ("shadow", "enforce")
-        assert ladder.policy.k > plain.policy.k
-        assert ladder.why.endswith("of 2 choices, from a careful one on, the boldest to enforce")
-
-    def test_a_bound_allows_for_all_that_were_to_be_tested(self) -> None:
-        plain, ladder = (self.chosen(200, ladder=each, seed=4) for each in (False, True))
-        assert plain.profile.policy == ladder.profile.policy
-        bounds = [each.profile.certificate for each in (plain, ladder)]
-        assert all(each is not None and each.delta == 0.1 for each in bounds)
-        assert bounds[0].alpha < bounds[1].alpha  # type: ignore[union-attr]
-
-    def test_with_fewer_labels_there_is_one_choice(self) -> None:
-        plain, ladder = (self.chosen(99, ladder=each).profile for each in (False, True))
-        assert plain == ladder
-
-    @given(st.lists(st.integers(0, 5)), st.sets(st.integers(0, 5)))
-    def test_no_choice_is_taken_beyond_the_first_that_may_not_be_enforced(
-        self, places: list[int], passing: set[int]
-    ) -> None:
-        rungs = [(place, 0) for place in places]
-        index, n = climbed(rungs, lambda each: each[0] in passing)
-        assert n == max(len(set(places)), 1)
-        if index is None:
-            assert not places
-            return
-        before = list(dict.fromkeys(places))[: list(dict.fromkeys(places)).index(index[0])]
-        assert set(before) <= passing
-        if index[0] not in passing:
-            assert before == []

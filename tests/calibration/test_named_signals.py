@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from calibration.families import families_of, family_gains
 from prometheus_client import CollectorRegistry
 from simulated_pools import labelled, ranking_of
 
 from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query
-from calibration.families import families_of, family_gains
 from calibration.fit import pool_features
 from calibration.pool_labels import label
 from calibration.replay import replay

@@ -1,4 +1,4 @@
-"""The default objective: less harm at the recall of what is served today, or no change."""
+"""Choices among policies: balanced, leaner, richer, and extensions of what is served today."""
 
 import numpy as np
 import pytest
@@ -7,10 +7,12 @@ from hypothesis import strategies as st
 from simulated_pools import DEPTH, labelled, ranking_of, simulate
 
 from calibration.evaluate import per_query
+from calibration.folded import Folded
 from calibration.grid import Grid, GridIndex, plain_grid, ratio_grid
-from calibration.objectives import TOLERANCE, keep_recall
+from calibration.objectives import PolicySums, choose, extend, tried
 from calibration.pool_labels import PoolLabels, label
 from calibration.replay import Pools, replay
+from calibration.settings import TOLERANCE, Context
 from ctxguard.core.policies import RatioPolicy
 
 
@@ -25,10 +27,23 @@ def simulated(
 
 
 def chosen(
-    pools: Pools, labels: PoolLabels, k: int, tolerance: float = TOLERANCE
+    pools: Pools,
+    labels: PoolLabels,
+    k: int,
+    context: Context = "balanced",
+    tolerance: float = TOLERANCE,
 ) -> tuple[Grid, GridIndex | None]:
     grid = ratio_grid(pools, labels)
-    return grid, keep_recall(grid, k, tolerance)
+    folded = Folded.of(grid, tried(grid, k), k)
+    return grid, folded.chosen(lambda sums: choose(sums, k, context, tolerance=tolerance))
+
+
+def extended(
+    pools: Pools, labels: PoolLabels, k: int, context: Context = "balanced"
+) -> tuple[Grid, GridIndex | None]:
+    grid = ratio_grid(pools, labels, min_keep=k)
+    folded = Folded.of(grid, tried(grid, k), k)
+    return grid, folded.chosen(lambda sums: extend(sums, k, context))
 
 
 def two_of_five(n: int) -> tuple[Pools, PoolLabels]:
@@ -37,7 +52,36 @@ def two_of_five(n: int) -> tuple[Pools, PoolLabels]:
     return labelled([ranking] * n, [{"p0": 1, "p1": 1}] * n, baseline_k=5)
 
 
-class TestKeepRecall:
+def eight_of_many(n: int, depth: int = 40) -> tuple[Pools, PoolLabels]:
+    """Queries with eight relevant passages, which come first."""
+    ranking = ranking_of([1.0] * 8 + [0.1] * (depth - 8))
+    return labelled([ranking] * n, [{f"p{i}": 1 for i in range(8)}] * n, depth=depth, baseline_k=5)
+
+
+class TestSums:
+    @settings(max_examples=10, deadline=None)
+    @given(seed=st.integers(0, 1_000), n=st.integers(5, 40))
+    def test_they_are_those_of_the_queries_of_the_other_folds(self, seed: int, n: int) -> None:
+        pools, labels = simulated(n, 3, seed=seed, noise=0.3, relevant=2, unanswerable=0.2)
+        grid = ratio_grid(pools, labels)
+        places = tried(grid, 3)[::7]
+        fold = np.random.default_rng(seed).integers(0, 3, n)
+        sums = PolicySums.of(grid, places, fold, 3, 3).without(1)
+        rest = grid.rows(np.flatnonzero(fold != 1)).at(places)
+        today = labels.served[fold != 1, :1]
+        gains = rest.udcg_strict - today
+        assert np.allclose(sums.mean_gain, gains.mean(axis=0))
+        assert np.allclose(
+            sums.gain_error, gains.std(axis=0, ddof=1) / np.sqrt(len(gains)), atol=1e-7
+        )
+        assert np.allclose(sums.mean_kept, rest.kept.mean(axis=0))
+        defined = rest.recall_difference[~np.isnan(rest.recall_difference[:, 0])]
+        if len(defined):
+            with_lost = (defined.sum(axis=0) - 0.5) / (len(defined) + 0.5)
+            assert np.allclose(sums.least_recall(0.0), with_lost)
+
+
+class TestChoose:
     @settings(max_examples=25, deadline=None)
     @given(
         seed=st.integers(0, 10_000),
@@ -47,8 +91,9 @@ class TestKeepRecall:
         noise=st.sampled_from([0.05, 0.15, 0.3, 1.0]),
         unanswerable=st.sampled_from([0.0, 0.3]),
         tolerance=st.sampled_from([0.0, 0.01, 0.1]),
+        context=st.sampled_from(["leaner", "balanced", "richer"]),
     )
-    def test_by_decisions_one_at_a_time_it_keeps_the_recall_with_less_harm_and_no_less_utility(
+    def test_by_decisions_one_at_a_time_it_keeps_recall_and_utility(
         self,
         *,
         seed: int,
@@ -58,18 +103,22 @@ class TestKeepRecall:
         noise: float,
         unanswerable: float,
         tolerance: float,
+        context: Context,
     ) -> None:
         pools, labels = simulated(
             n, k, seed=seed, noise=noise, relevant=relevant, unanswerable=unanswerable
         )
-        grid, index = chosen(pools, labels, k, tolerance)
+        grid, index = chosen(pools, labels, k, context, tolerance)
         if index is None:
             return
         ours = per_query(pools, labels, grid.policy(index)).values
         today = per_query(pools, labels, RatioPolicy(k=k)).values
         assert np.nanmean(ours["recall"] - today["recall"]) >= -tolerance - 1e-9
-        assert ours["harm"].mean() < today["harm"].mean()
         assert ours["udcg_strict"].mean() >= today["udcg_strict"].mean() - 1e-9
+        if context == "leaner":
+            assert ours["kept"].mean() < today["kept"].mean()
+        if context == "balanced":
+            assert ours["kept"].mean() <= 2 * k + 1e-9
 
     def test_passages_far_below_the_top_are_dropped(self) -> None:
         pools, labels = two_of_five(150)
@@ -78,40 +127,37 @@ class TestKeepRecall:
         assert grid.at([index]).kept.tolist() == [[2.0]] * 150
         assert grid.at([index]).recall_difference.tolist() == [[0.0]] * 150
 
-    @pytest.mark.parametrize("n", [10, 50, 100])
+    @pytest.mark.parametrize("n", [10, 50])
     def test_a_few_labels_on_which_nothing_was_lost_are_no_evidence(self, n: int) -> None:
         pools, labels = two_of_five(n)
         assert chosen(pools, labels, 5)[1] is None
 
-    def test_a_context_may_be_many_times_larger_where_relevant_passages_are_many(self) -> None:
-        """Half the questions have 30 relevant passages that score high, the others have one."""
-        broad = ranking_of([1.0] * 30 + [0.1] * 10)
-        narrow = ranking_of([1.0] + [0.1] * 39)
-        pools, labels = labelled(
-            [broad, narrow] * 100,
-            [{f"p{i}": 1 for i in range(30)}, {"p0": 1}] * 100,
-            depth=40,
-            baseline_k=5,
-        )
+    def test_a_context_widens_where_more_passages_hold_more_of_the_answer(self) -> None:
+        pools, labels = eight_of_many(60)
         grid, index = chosen(pools, labels, 5)
         assert index is not None
-        assert grid.policy(index).k >= 29
-        assert grid.at([index]).kept[1, 0] == 1.0
+        assert grid.at([index]).kept[0, 0] == 8.0
+        assert grid.at([index]).recall_difference[0, 0] == pytest.approx(3 / 8)
 
-    def test_a_larger_context_is_taken_where_it_pays_for_what_a_threshold_drops(self) -> None:
-        """Most queries have a sixth relevant passage; some end with one below three others."""
-        long = ranking_of([1.0, *[0.9] * 4, 0.85, *[0.1] * 4])
-        short = ranking_of([1.0, *[0.35] * 3, 0.3, *[0.1] * 5])
-        n = 30
-        pools, labels = labelled(
-            [long] * 4 * n + [short] * n,
-            [{f"p{i}": 1 for i in range(6)}] * 4 * n + [{"p0": 1, "p4": 1}] * n,
-            baseline_k=5,
+    def test_only_a_richer_context_may_hold_over_twice_as_many(self) -> None:
+        ranking = ranking_of([1.0] * 30 + [0.1] * 10)
+        qrels = {f"p{i}": 1 for i in range(30)}
+        pools, labels = labelled([ranking] * 100, [qrels] * 100, depth=40, baseline_k=5)
+        (grid, balanced), (_, richer) = (
+            chosen(pools, labels, 5, context) for context in ("balanced", "richer")
         )
-        grid, index = chosen(pools, labels, 5)
+        assert balanced is not None
+        assert richer is not None
+        assert grid.at([balanced]).kept[0, 0] <= 10
+        assert grid.at([richer]).kept[0, 0] >= 29
+
+    def test_a_leaner_context_holds_the_fewest_passages_of_the_same_recall(self) -> None:
+        pools, labels = two_of_five(150)
+        grid, index = chosen(pools, labels, 5, "leaner")
         assert index is not None
-        assert grid.policy(index).k > 5
-        assert np.nanmean(grid.at([index]).recall_difference) > 0.0
+        assert grid.at([index]).kept[0, 0] == 2.0
+        # Where more would gain, it still does not.
+        assert chosen(*eight_of_many(60), 5, "leaner")[1] is None
 
     def test_where_every_drop_loses_recall_the_first_k_stays(self) -> None:
         # Equal scores, and the relevant passage is the last that is served.
@@ -123,22 +169,22 @@ class TestKeepRecall:
         ranking = ranking_of([1.0, 0.8, 0.6, 0.4, 0.2])
         qrels = {f"p{i}": 1 for i in range(5)}
         pools, labels = labelled([ranking] * 100, [qrels] * 100, depth=5, baseline_k=5)
-        assert chosen(pools, labels, 5, 0.5)[1] is None
+        assert chosen(pools, labels, 5, tolerance=0.5)[1] is None
 
     def test_queries_without_an_answer_say_nothing_about_recall(self) -> None:
         ranking = ranking_of([1.0, 0.1])
         pools, labels = labelled([ranking] * 4, [{"p0": 1}, {}, {}, {}], depth=2, baseline_k=2)
         rows = np.array([1, 2, 3])
-        assert keep_recall(ratio_grid(pools, labels).rows(rows), 2) is None
+        assert chosen(pools.rows(rows), labels.rows(rows), 2)[1] is None
 
-    def test_more_tolerance_never_harms_more(self) -> None:
+    def test_more_tolerance_never_gains_less(self) -> None:
         pools, labels = simulated(150, 5, seed=3, noise=0.2, relevant=2)
-        harms = []
+        gains = []
         for tolerance in (0.0, 0.01, 0.05, 0.2, 0.9):
-            grid, index = chosen(pools, labels, 5, tolerance)
-            harms.append(grid.today[1] if index is None else grid.means.harm[index])
-        assert harms == sorted(harms, reverse=True)
-        assert harms[-1] < harms[0]
+            grid, index = chosen(pools, labels, 5, tolerance=tolerance)
+            gains.append(grid.today[0] if index is None else grid.means.udcg_strict[index])
+        assert gains == sorted(gains)
+        assert gains[-1] > gains[0]
 
     @pytest.mark.parametrize("relevant", [1, 2])
     def test_on_other_queries_it_loses_a_percent_of_recall_at_most_on_the_mean(
@@ -146,14 +192,39 @@ class TestKeepRecall:
     ) -> None:
         """Thirty times 60 queries choose; a population of 3,000 says what that costs."""
         population, truth = simulated(3_000, 5, seed=99, noise=0.2, relevant=relevant)
-        today = plain_grid(population, truth, 5).means.harm[0, 0]
+        today = plain_grid(population, truth, 5).means.udcg_strict[0, 0]
         random = np.random.default_rng(0)
-        lost, harm = [], []
+        lost, gain = [], []
+        grid = ratio_grid(population, truth, temperature=1.0)
         for _ in range(30):
             rows = random.choice(3_000, 60, replace=False)
-            grid = ratio_grid(population, truth, temperature=1.0)
-            index = keep_recall(grid.rows(rows), 5)
+            own = Folded.of(grid.rows(rows), tried(grid, 5), 5)
+            index = own.chosen(lambda sums: choose(sums, 5, tolerance=TOLERANCE))
             lost.append(0.0 if index is None else -grid.means.recall_difference[index])
-            harm.append(0.0 if index is None else today - grid.means.harm[index])
+            gain.append(0.0 if index is None else grid.means.udcg_strict[index] - today)
         assert np.mean(lost) <= 0.015
-        assert np.mean(harm) > 0.0
+        assert np.mean(gain) > 0.0
+
+
+class TestExtend:
+    def test_it_goes_on_in_todays_order_and_never_serves_fewer(self) -> None:
+        pools, labels = eight_of_many(30)
+        grid, index = extended(pools, labels, 5)
+        assert index is not None
+        kept = grid.kept([index])
+        assert (kept >= 5).all()
+        assert grid.policy(index).min_keep == 5
+        assert (grid.at([index]).recall_difference >= 0.0).all()
+
+    def test_what_gains_nothing_is_not_taken(self) -> None:
+        assert extended(*two_of_five(100), 5)[1] is None
+
+    def test_a_gain_that_may_be_noise_is_not_taken(self) -> None:
+        """One query in six has a sixth relevant passage, the others a sixth that harms."""
+        ranking = ranking_of([1.0] * 5 + [0.9] + [0.1] * 4)
+        own = [{f"p{i}": 1 for i in range(5 + (row % 6 == 0))} for row in range(24)]
+        utilities_gain = extended(*labelled([ranking] * 24, own, baseline_k=5), 5)[1]
+        assert utilities_gain is None
+
+    def test_a_leaner_context_has_none(self) -> None:
+        assert extended(*eight_of_many(60), 5, "leaner")[1] is None

@@ -1,6 +1,7 @@
 """The certified threshold of sufficiency, and when there is none."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,8 +9,6 @@ from simulated_pools import calibrated, simulate
 
 from benchmarks.sufficiency import simulated_rankings
 from calibration.fit import fit_relevance
-from calibration.pool_labels import PoolLabels, label
-from calibration.replay import Pools
 from calibration.report import report
 from calibration.sufficiency import (
     calibrate_sufficiency,
@@ -18,7 +17,7 @@ from calibration.sufficiency import (
     sufficiency_words,
 )
 from ctxguard.core.decision import decide
-from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
+from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.sufficiency import p_sufficient, suffices
 from ctxguard.core.types import Route
 from ctxguard.errors import ConfigurationError
@@ -35,11 +34,21 @@ def fitted() -> SufficiencyProfile:
     return own
 
 
-POLICY = ExpectedUtilityPolicy(fit_relevance(*SIMULATED), k=3, cost=0.0)
+MODEL = fit_relevance(*SIMULATED)
+POLICY = ExpectedUtilityPolicy(MODEL, k=3, cost=0.0)
 
 
-def held_out_of(n: int) -> tuple[Pools, PoolLabels]:
-    return simulated_rankings(n, seed=1)
+def certified(n: int, policy: Policy = POLICY, **asked: Any) -> SufficiencyProfile:
+    """Certify by the contexts of so many queries that the model did not see."""
+    pools, labels = simulated_rankings(n, seed=1)
+    best, holds = np.full(n, np.nan), np.zeros(n, dtype=bool)
+    for row, ranking in enumerate(pools.rankings()):
+        decision = decide(ranking, policy)
+        own = None if policy == POLICY else MODEL
+        probability = p_sufficient(decision, own)
+        best[row] = np.nan if probability is None else probability
+        holds[row] = labels.relevant[row, list(decision.kept)].any()
+    return calibrate_sufficiency(best, holds, labels.weights, **asked)
 
 
 class TestThreshold:
@@ -91,15 +100,15 @@ class TestCalibration:
         # The promise itself fails in one calibration of ten; this one must be near it.
         assert np.mean(alarms) <= 1.5 * ALPHA
 
-    def test_too_few_held_out_queries_give_no_threshold_and_say_what_would_do(self) -> None:
-        own = calibrate_sufficiency(POLICY, None, held_out_of(40))
+    def test_too_few_queries_give_no_threshold_and_say_what_would_do(self) -> None:
+        own = certified(40)
         assert own.threshold is None
         assert own.n_sufficient < own.needed == 45
-        assert "needs 45 held-out queries" in own.statement
+        assert "needs 45 labelled queries" in own.statement
         assert f"there were {own.n_sufficient}." in own.statement
 
-    def test_without_held_out_queries_there_is_no_threshold(self) -> None:
-        own = calibrate_sufficiency(POLICY, None, None)
+    def test_without_queries_there_is_no_threshold(self) -> None:
+        own = calibrate_sufficiency(np.zeros(0), np.zeros(0, dtype=bool), np.zeros(0))
         assert (own.threshold, own.n_sufficient, own.auroc) == (None, 0, None)
 
     def test_without_probabilities_there_is_none(self) -> None:
@@ -108,15 +117,13 @@ class TestCalibration:
         assert sufficiency_words(None) == "Not certified: no probabilities were fitted."
 
     def test_a_policy_without_its_own_probabilities_takes_those_that_were_fitted(self) -> None:
-        first, held_out = RatioPolicy(k=3), held_out_of(200)
-        own = calibrate_sufficiency(first, POLICY.model, held_out)
-        assert own.model == POLICY.model
+        own = certified(200, RatioPolicy(k=3), model=MODEL)
+        assert own.model == MODEL
         assert own.threshold is not None
         assert own.auroc > 0.7
 
     def test_a_larger_share_of_false_alarms_detects_more(self) -> None:
-        strict = calibrate_sufficiency(POLICY, None, held_out_of(200))
-        lax = calibrate_sufficiency(POLICY, None, held_out_of(200), false_alarms=0.2)
+        strict, lax = certified(200), certified(200, false_alarms=0.2)
         assert (strict.threshold or 1.0) < (lax.threshold or 0.0)
         assert "at most 0.2 are called insufficient" in lax.statement
 
@@ -129,17 +136,17 @@ class TestCalibration:
         own = calibration.profile.routes[Route.HYBRID].sufficiency
         words = report(calibration).routes[0].sufficiency
         assert words == sufficiency_words(own)
-        assert "AUROC on held-out queries 0." in words
+        assert "AUROC on these queries 0." in words
 
 
-def test_labels_of_the_kept_passages_decide_and_no_others() -> None:
-    calibration = calibrated(600, noise=0.2, unanswerable=0.4)
-    route = calibration.profile.routes[Route.HYBRID]
-    pools = calibration.pools[Route.HYBRID].subset(
-        [query.query_id for query in calibration.held_out.queries]
-    )
-    labels = label(pools, calibration.dataset)
-    kept = [list(decide(ranking, route.policy).kept) for ranking in pools.rankings()]
-    holds = [bool(labels.relevant[row, own].any()) for row, own in enumerate(kept)]
-    assert route.sufficiency.n_sufficient == sum(holds)
-    assert route.sufficiency.n_insufficient == len(holds) - sum(holds)
+@pytest.mark.parametrize("held_out", [None, 0.5])
+def test_labels_of_the_kept_passages_decide_and_no_others(held_out: float | None) -> None:
+    calibration = calibrated(600, noise=0.2, unanswerable=0.4, held_out=held_out)
+    outcome = calibration.outcomes[Route.HYBRID]
+    _, labels = outcome.measured
+    chosen = outcome.chosen
+    holds = (labels.reordered(chosen.order).relevant & chosen.kept).any(axis=1)
+    found = outcome.profile.sufficiency
+    assert found.n_sufficient == holds.sum()
+    assert found.n_insufficient == len(holds) - holds.sum()
+    assert found.shown_by == ("held_out" if held_out else "folds")

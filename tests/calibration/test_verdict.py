@@ -1,11 +1,11 @@
-"""Enforce, shadow or keep: what held-out queries must show before a policy is served."""
+"""Enforce, shadow or keep: what labels must show before a policy is served."""
 
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from calibration.verdict import FEWEST_HELD_OUT, verdict
+from calibration.verdict import FEWEST_MEASURED, verdict
 from ctxguard.core.types import FloatArray, Mode
 from ctxguard.profile.schema import RouteVerdict
 
@@ -17,8 +17,8 @@ def judged(differences: object, **settings: object) -> RouteVerdict:
     return verdict(values, **{"serving_k": 5, "tolerance": 0.01, **settings})
 
 
-@pytest.mark.parametrize("n", [0, 1, FEWEST_HELD_OUT - 1])
-def test_too_few_held_out_queries_prove_neither_gain_nor_loss(n: int) -> None:
+@pytest.mark.parametrize("n", [0, 1, FEWEST_MEASURED - 1])
+def test_too_few_queries_prove_neither_gain_nor_loss(n: int) -> None:
     for difference in (0.3, -0.5):
         found = judged(np.full(n, difference))
         assert (found.decision, found.value, found.n) == ("shadow", None, n)
@@ -59,14 +59,24 @@ def test_a_shadow_verdict_puts_a_guard_in_shadow_and_no_other_does() -> None:
 @pytest.mark.parametrize(
     ("differences", "words"),
     [
-        (np.zeros(5), "5 queries with a relevant passage are held out, too few"),
-        (np.zeros(40), "enforce: mean recall differs by +0.000 from that of the first 5 on 40"),
+        (np.zeros(5), "5 labelled queries with a relevant passage are too few"),
+        (np.zeros(40), "enforce: mean recall differs by +0.000 from that of the first 5, on 40"),
         (np.zeros(20), "shadow: mean recall differs by +0.000"),
         (np.full(40, -0.5), "by -0.5 at most (90%), so the first 5 stay"),
+        (np.zeros(20), "about 28 such queries would decide"),
     ],
 )
 def test_the_words_say_what_was_seen_and_what_follows(differences: object, words: str) -> None:
     assert words in judged(differences).statement
+
+
+def test_it_says_how_many_queries_would_decide_and_nothing_where_none_would() -> None:
+    found = judged([*np.zeros(38), -0.1, -0.1], max_loss=0.03)
+    assert found.decision == "shadow"
+    assert found.n_needed is not None
+    more = np.tile([*np.zeros(38), -0.1, -0.1], -(-found.n_needed // 40))[: found.n_needed]
+    assert judged(more, max_loss=0.03).decision == "enforce"
+    assert judged([*np.zeros(38), -0.4, -0.4]).n_needed is None
 
 
 def _shares(losses: float, share: float, gains: float = 0.0) -> Draw:

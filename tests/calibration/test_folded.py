@@ -1,0 +1,81 @@
+"""Folded choices: what the other folds choose is what each query is measured by."""
+
+import numpy as np
+from simulated_pools import DEPTH, simulate
+
+from calibration.data.dataset import Dataset, Query
+from calibration.evaluate import per_query
+from calibration.fit import fit_relevance, fold_numbers, out_of_fold
+from calibration.folded import Folded
+from calibration.grid import utility_grid
+from calibration.objectives import choose, tried
+from calibration.pool_labels import label
+from calibration.replay import replay
+
+
+def folded_of(n: int, *, seed: int = 0) -> Folded:
+    retriever, dataset = simulate(n, seed=seed, noise=0.2, relevant=8)
+    pools = replay(retriever, dataset.queries, depth=DEPTH)
+    labels = label(pools, dataset, baseline_k=5)
+    model = fit_relevance(pools, labels)
+    grid = utility_grid(pools, labels, out_of_fold(pools, labels), model)
+    return Folded.of(grid, tried(grid, 5), 5)
+
+
+def test_a_query_is_measured_by_what_the_other_folds_choose() -> None:
+    folded = folded_of(60)
+    order, n_kept = folded.contexts(lambda sums: choose(sums, 5, tolerance=0.01), 5)
+    for number in np.unique(folded.fold):
+        rows = np.flatnonzero(folded.fold == number)
+        place = choose(folded.sums.without(number), 5, tolerance=0.01)
+        assert place is not None
+        kept = folded.grid.rows(rows).kept([folded.tried[place]])[:, 0]
+        assert n_kept[rows].tolist() == kept.tolist()
+        assert folded.grid.order is not None
+        assert (order[rows] == folded.grid.order[rows]).all()
+
+
+def test_where_the_others_choose_nothing_it_is_todays_context() -> None:
+    folded = folded_of(60)
+    order, n_kept = folded.contexts(lambda _: None, 5)
+    assert (order == np.arange(DEPTH)).all()
+    assert (n_kept == 5).all()
+
+
+def test_one_group_of_questions_measures_nothing() -> None:
+    folded = folded_of(1)
+    _, n_kept = folded.contexts(lambda _: 0, 5)
+    assert n_kept.tolist() == [5]
+
+
+def test_the_labels_of_a_query_have_no_part_in_its_own_choice() -> None:
+    """Over many small sets the mean of what is measured is that of the truth, not above it."""
+    measured, true = [], []
+    for seed in range(20):
+        folded = folded_of(40, seed=seed)
+        order, n_kept = folded.contexts(lambda sums: choose(sums, 5, tolerance=0.01), 5)
+        retriever, dataset = simulate(40, seed=seed, noise=0.2, relevant=8)
+        labels = label(replay(retriever, dataset.queries, depth=DEPTH), dataset, baseline_k=5)
+        relevant = labels.reordered(order).relevant & (np.arange(DEPTH) < n_kept[:, None])
+        measured.append((relevant.sum(axis=1) / labels.n_relevant).mean())
+        index = folded.chosen(lambda sums: choose(sums, 5, tolerance=0.01))
+        assert index is not None
+        other, others = simulate(400, seed=1_000 + seed, noise=0.2, relevant=8)
+        pools = replay(other, others.queries, depth=DEPTH)
+        truth = label(pools, others, baseline_k=5)
+        true.append(per_query(pools, truth, folded.grid.policy(index)).values["recall"].mean())
+    assert abs(np.mean(measured) - np.mean(true)) < 0.02
+
+
+def test_folds_are_even_and_nearly_equal_questions_share_one() -> None:
+    texts = [f"how is thing {n} ordered from {n}a by {n}b" for n in range(50)]
+    near = [f"How is thing {n} ordered, from {n}a by {n}b?" for n in range(50)]
+    queries = tuple(Query(f"q{i}", text) for i, text in enumerate(texts + near))
+    groups = Dataset("doubled", queries, {}).groups
+    assert all(groups[f"q{n}"] == groups[f"q{n + 50}"] for n in range(50))
+    assert len(set(groups.values())) == 50
+    names = [groups[query.query_id] for query in queries]
+    assert np.bincount(fold_numbers(names)).tolist() == [20] * 5
+    # The names alone decide, whatever their order.
+    shuffled = np.random.default_rng(0).permutation(100)
+    assert (fold_numbers([names[i] for i in shuffled]) == fold_numbers(names)[shuffled]).all()
