@@ -33,7 +33,6 @@ _COMMANDS = {
     "monitor": "Judge sampled requests, and serve live estimates to Prometheus.",
     "explain": "Show what was served and dropped for one sampled request, and how it was judged.",
     "recalibrate": "Calibrate on judged traffic, and compare with the profile in force.",
-    "rollback": "List the profiles that a file held before, or return to one of them.",
     "metrics": "Print the recording and alerting rules for Prometheus, or the dashboard for "
     "Grafana.",
     "label export": "Write a file of passages for people to grade, of judged requests picked at "

@@ -493,20 +493,9 @@ class Profile(Frozen):
         provenance = self.provenance.model_copy(update={"notes": notes})
         return self.model_copy(update={"routes": routes, "provenance": provenance})
 
-    def save(self, path: Path | str, *, why: str = "") -> None:
-        """Write atomically: a reader sees the old profile or the new one, never half of it.
-
-        A profile that the file held is kept beside it (``ctxguard.profile.history``), for
-        ``ctxguard rollback``.
-
-        Args:
-            path: The file.
-            why: Why another profile is replaced, in words, to be kept with it.
-        """
-        from ctxguard.profile.history import keeping_former
-
-        path = Path(path)
-        with keeping_former(path, self, why), atomic_write(path, mode=SHARED) as stream:
+    def save(self, path: Path | str) -> None:
+        """Write atomically: a reader sees the old profile or the new one, never half of it."""
+        with atomic_write(Path(path), mode=SHARED) as stream:
             stream.write(self.to_json().encode())
 
     def risen(self, route: Route, *, n: int, value: float, why: str) -> "Profile":

@@ -22,7 +22,6 @@ from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.types import Route, ScoreKind
 from ctxguard.errors import ProfileError, ProfileFormatError
-from ctxguard.profile.history import former_profiles
 from ctxguard.profile.schema import (
     Certificate,
     Evidence,
@@ -274,7 +273,6 @@ class TestSaving:
         with pytest.raises(OSError, match="no space"):
             PROFILE.model_copy(update={"segment_by": None}).save(file)
         assert file.read_bytes() == before
-        assert former_profiles(file) == ()
         assert list(file.parent.glob("*.json")) == [file]
 
     def test_a_reader_never_meets_half_a_profile(self, file: Path) -> None:
