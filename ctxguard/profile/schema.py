@@ -547,7 +547,12 @@ class Profile(Frozen):
         if text.count(",") >= _MOST_VALUES:
             raise ProfileFormatError(f"{path}: over {_MOST_VALUES:,} values, so not a profile")
         try:
-            data = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_Distinct())
+            data = json.loads(
+                text,
+                parse_constant=_refuse_constant,
+                parse_int=_whole_number,
+                object_pairs_hook=_Distinct(),
+            )
         except (ValueError, RecursionError) as error:
             raise ProfileFormatError(f"{path}: not JSON ({error})") from error
         version = data.get("schema_version") if isinstance(data, dict) else None
@@ -618,6 +623,14 @@ def fingerprint_differences(
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _whole_number(digits: str) -> int:
+    """Read an integer; what computes with it has 64 bits."""
+    number = int(digits)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{digits:.40} has over 64 bits")
+    return number
 
 
 def json_schema() -> dict[str, Any]:

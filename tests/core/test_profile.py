@@ -414,6 +414,30 @@ class TestRefusals:
             file.write_bytes(whole[:length])
             refused(file, "not JSON")
 
+    @pytest.mark.parametrize(
+        "digits",
+        [f"{2**63}", f"{-(2**63) - 1}", f"{10**30}", "1" + "0" * 5000],
+        ids=["first", "first below 0", "long", "longest"],
+    )
+    @pytest.mark.parametrize(
+        ("where", "name"),
+        [
+            (f"{HYBRID}", "k"),
+            ("provenance", "depth"),
+            ("provenance", "seed"),
+            ("corpus", "passages"),
+            ("utilities", "distractor"),
+        ],
+    )
+    def test_an_integer_over_64_bits_is_refused(
+        self, file: Path, digits: str, where: str, name: str
+    ) -> None:
+        SKETCHED.save(file)
+        data = json.loads(file.read_text(encoding="utf-8"))
+        inside(data, where)[name] = "NUMBER"
+        file.write_text(json.dumps(data).replace('"NUMBER"', digits), encoding="utf-8")
+        refused(file, r"profile\.json: not JSON \(.*(64 bits|digits)")
+
     @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
     @pytest.mark.parametrize("where", ['"intercept": -2.5', '"weight": 0.35', '"harm": 0.4'])
     def test_a_number_that_is_not_finite_is_refused(
