@@ -103,7 +103,6 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("index GONE --out OUT --language xx", "no analyser for the language 'xx'", {}),
     ("index GONE --out FOREIGN", "manifest.json", {}),
     ("golden check FOLDER", "ctxguard golden freeze", {}),
-    ("golden freeze DATA --out OUT", "say it with --source", {}),
     ("mcp --index none", "none", {}),
     ("mcp --index . --where tenant", "'tenant' is not FIELD=VALUE", {}),
     ("mcp --index . --http sse", "--http", {}),
