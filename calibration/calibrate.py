@@ -203,7 +203,6 @@ class ReplayedSystem:
             utilities=settings.utilities,
             fingerprint=dict(identity),
             corpus=corpus,
-            segment_by=settings.segment_by,
             signal_columns=needed(self.columns, routes),
             provenance=provenance(dataset, settings, self.pools, identity, notes),
         )

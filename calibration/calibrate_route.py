@@ -17,7 +17,7 @@ from calibration.evaluate import PROFILE_METRICS, QueryMetrics, per_query
 from calibration.fit import fit_relevance, fit_temperature, out_of_fold, probabilities
 from calibration.grid import Grid, GridIndex, plain_grid, ratio_grid, sizes, utility_grid
 from calibration.objectives import keep_recall
-from calibration.pool_labels import IntArray, PoolLabels, labelled_part
+from calibration.pool_labels import PoolLabels, labelled_part
 from calibration.replay import Pools
 from calibration.settings import ChoiceSettings, Family
 from calibration.sufficiency import calibrate_sufficiency
@@ -28,13 +28,12 @@ from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.signals import named_features, signal_of
 from ctxguard.core.types import DEFAULT_DEPTH, FloatArray
-from ctxguard.errors import CalibrationError, ConfigurationError
+from ctxguard.errors import ConfigurationError
 from ctxguard.profile.schema import (
     Certificate,
     RecallDifference,
     RouteProfile,
     RouteVerdict,
-    SegmentProfile,
 )
 
 FEWEST_LABELS = 20
@@ -190,7 +189,7 @@ def calibrate_route(
     evidence_of = partial(QueryMetrics.evidence, seed=settings.seed, metrics=PROFILE_METRICS)
     best = grid.means.best()
     certification: Certification | None = None
-    segments, n_rungs, refuted = dict[str, SegmentProfile](), 1, tuple[Option, ...]()
+    n_rungs, refuted = 1, tuple[Option, ...]()
     measured_part = chosen_part if held_out is None else part(held_out)
 
     def option(name: str, policy: Policy) -> Option:
@@ -205,7 +204,7 @@ def calibrate_route(
         return shuffled(chosen.metrics, recall - today, settings.seed)
 
     if promise is not None:
-        policy, certification, segments = _promised(part, chosen_on, family, promise, settings)
+        policy, certification = _promised(part, chosen_on, family, promise, settings)
         index = certification.grid_index
     else:
         index = best if settings.objective == "utility" else keeping_recall(settings.tolerance)
@@ -258,7 +257,6 @@ def calibrate_route(
         why=why,
         verdict=judged,
         certificate=certificate,
-        segments=segments,
         chosen_on=evidence_of(measured),
         held_out=None if held_out is None else evidence_of(chosen.metrics),
         reference=reference_deciles(
@@ -310,18 +308,16 @@ def _promised(
     family: Family,
     promise: Promise,
     settings: Settings,
-) -> tuple[Policy, Certification, dict[str, SegmentProfile]]:
-    """The policy that keeps the promise, how it was tested, and the segments' own policies."""
+) -> tuple[Policy, Certification]:
+    """Choose the policy that keeps the promise, and say how it was tested."""
     fit_part, test_part = ordering_and_test_parts(chosen_on, settings.seed)
     ordering, testing = part(fit_part), part(test_part)
     own, over = _grids(family, *ordering, settings)
     other = over(*testing)
     certification = certify(own, other, promise, seed=settings.seed)
-    parts = (own, fit_part, ordering[0]), (other, test_part, testing[0])
-    segments = _segments(parts, promise, settings)
     index = certification.grid_index
     policy: Policy = RatioPolicy(k=settings.serving_k) if index is None else other.policy(index)
-    return policy, certification, segments
+    return policy, certification
 
 
 def _verdict(
@@ -461,41 +457,6 @@ def _cost_certificate(
             n=int(differences.size),
         ),
     )
-
-
-def _segment_rows(part: Dataset, pools: Pools, column: str) -> dict[str, IntArray]:
-    """Rows of the pools by the value of a column of the queries."""
-    values = {query.query_id: (query.metadata or {}).get(column) for query in part.queries}
-    if all(value is None for value in values.values()):
-        raise CalibrationError(
-            f"no query has the column {column!r} in its metadata, so there are no segments"
-        )
-    rows: dict[str, list[int]] = {}
-    for row, query_id in enumerate(pools.query_ids):
-        if values[query_id] is not None:
-            rows.setdefault(str(values[query_id]), []).append(row)
-    return {value: np.array(own, dtype=np.int64) for value, own in sorted(rows.items())}
-
-
-def _segments(
-    parts: Sequence[tuple[Grid, Dataset, Pools]], promise: Promise, settings: Settings
-) -> dict[str, SegmentProfile]:
-    """The segments that can be certified by themselves, each tested at delta / n segments."""
-    if settings.segment_by is None:
-        return {}
-    rows = [_segment_rows(queries, pools, settings.segment_by) for _, queries, pools in parts]
-    names = sorted(rows[0].keys() & rows[1].keys())
-    certified = {}
-    for name in names:
-        each = replace(promise, delta=promise.delta / len(names))
-        ordering, own = (grid.rows(of[name]) for (grid, *_), of in zip(parts, rows, strict=True))
-        certification = certify(ordering, own, each, seed=settings.seed)
-        if certification.grid_index is not None:
-            certified[name] = SegmentProfile(
-                policy=own.policy(certification.grid_index),
-                certificate=_certificate(certification, each, settings),
-            )
-    return certified
 
 
 def reference_deciles(

@@ -63,11 +63,6 @@ class ChoiceSettings(SettingsModel):
         lt=1,
         value=0.05,
     )
-    segment_by: str | None = optional_key(
-        "Choose a policy for each value of this metadata column of the queries where it can be "
-        "certified; needs --alpha.",
-        "COLUMN",
-    )
     held_out: float | None = optional_key(
         "Share of the queries that takes no part in any choice, to measure the policy on.",
         "SHARE",

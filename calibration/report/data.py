@@ -118,24 +118,6 @@ class Price:
 
 
 @dataclass(frozen=True)
-class Segments:
-    """Metrics by segment: the values of a metadata column of the queries.
-
-    Attributes:
-        results: The policy that serves each segment, by the name of the segment, and its
-            difference from today's on the same queries.
-        queries: Number of queries of each segment.
-        own_policy: The segments with a policy of their own. The last segment gathers those that
-            are too small for a name of their own.
-    """
-
-    column: str
-    results: Results
-    queries: dict[str, int]
-    own_policy: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Example:
     """One dropped passage.
 
@@ -196,7 +178,6 @@ class RouteReport:
         families: What each family of signals adds; empty if the model has no named signals, or
             there is none. Measured out of fold if no query was held out.
         price: None if no query was held out, or recall loss is undefined on all of them.
-        segments: Metrics by segment, or why they are not shown.
         dropped_irrelevant: Irrelevant passages among those served today.
         dropped_relevant: Relevant passages of the baseline of recall loss.
         judged: Share of the first k passages with a label by k, over all queries.
@@ -219,7 +200,6 @@ class RouteReport:
     reliability: Reliability | str
     families: tuple[FamilyGain, ...]
     price: Price | None
-    segments: Segments | str
     dropped_irrelevant: Examples
     dropped_relevant: Examples
     judged: Mapping[int, Interval]

@@ -3,7 +3,7 @@
 Pure, except that it looks up the passages shown as examples.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from math import floor
 
@@ -34,7 +34,7 @@ def dropped_passages(
     pools: Pools,
     labels: PoolLabels,
     dataset: Dataset,
-    policies: Mapping[str, Policy],
+    policy: Policy,
     passage: PassageOf | None,
     *,
     bare_k: int,
@@ -44,7 +44,7 @@ def dropped_passages(
 
     Args:
         dataset: The queries of the pools, with their texts.
-        policies: The policy that serves each query, by query id.
+        policy: The policy of the route.
         passage: Returns a passage by its id, or raises KeyError; None shows ids only.
         bare_k: Irrelevant passages are counted among the retriever's first ``bare_k``.
 
@@ -54,8 +54,8 @@ def dropped_passages(
     """
     irrelevant: list[Candidate] = []
     relevant: list[Candidate] = []
-    for row, (query_id, ranking) in enumerate(zip(pools.query_ids, pools.rankings(), strict=True)):
-        decision = decide(ranking, policies[query_id])
+    for row, ranking in enumerate(pools.rankings()):
+        decision = decide(ranking, policy)
         for position, verdict in zip(decision.order, decision.verdicts, strict=False):
             candidate = (row, position, verdict)
             if labels.relevant[row, position]:

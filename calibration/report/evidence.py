@@ -6,7 +6,6 @@ queries, which took no part in any choice, or on the choosing queries if none wa
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,8 @@ from calibration.calibrate import Calibration
 from calibration.calibrate_route import ORDERING_SHARE, RouteOutcome, Settings
 from calibration.certify import Certification
 from calibration.curve import curve
-from calibration.data.dataset import Query
 from calibration.evaluate import (
     CONFIDENCE,
-    QueryMetrics,
     bootstrap_interval,
     bootstrap_ratio,
     per_query,
@@ -27,31 +24,26 @@ from calibration.families import FamilyGain, family_gains
 from calibration.fit import fit_temperature, probabilities
 from calibration.pool_labels import PoolLabels, judged_share, label, labelled_part
 from calibration.replay import Pools
-from calibration.report.data import Reliability, ReportData, RouteReport, Segments
+from calibration.report.data import Reliability, ReportData, RouteReport
 from calibration.report.dropped import PassageOf, dropped_passages
 from calibration.report.reliability import expected_calibration_error, reliability_bins
 from calibration.report.summary import summarise
 from calibration.report.tradeoffs import frontier, price, shown_policy
-from calibration.results import COMPARED, ResultRow, Results, tabulate
+from calibration.results import COMPARED
 from calibration.sufficiency import sufficiency_words
 from ctxguard.core.decision import decide
-from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
+from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.scores import is_relative
 from ctxguard.core.types import Route
 from ctxguard.profile.describe import describe_policy
 from ctxguard.profile.schema import RouteProfile
 
 SEED_RULE_K, SEED_RULE_RATIO = 3, 0.7
-SMALLEST_SEGMENT = 5
-NO_SEGMENT = "(none)"
-TOPIC = "topic"
-"""Metadata column of the segments if the calibration had no ``segment_by``."""
 
 SEED_RULE = "3 and 70%"
 """At most 3 passages, each with at least 70% of the best score: a rule that needs no labels."""
 
 _COMPARED = (*COMPARED, "recall_loss")
-_BY_SEGMENT = ("udcg_strict", "recall", "kept")
 _JUDGED_AT = (1, 10)
 
 
@@ -144,28 +136,21 @@ def _route(
 ) -> RouteReport:
     outcome, settings = calibration.outcomes[route], calibration.settings
     chosen, seed, held_out = outcome.profile, settings.seed, calibration.held_out is not None
-    column = _segment_column(calibration)
     part = calibration.held_out or calibration.chosen_on
-    segment_of = {query.query_id: _segment(query, column) for query in part.queries}
     serving_k, utilities = settings.serving_k, calibration.profile.utilities
     pools, labels = labelled_part(
         calibration.pools[route], calibration.dataset, part, utilities, baseline_k=serving_k
     )
-    served = {name: each.policy for name, each in chosen.segments.items()}
-    policies = {
-        query_id: served.get(segment_of[query_id], chosen.policy) for query_id in pools.query_ids
-    }
-    measured = _measured(outcome, pools, labels, policies)
     plain = RatioPolicy(k=SEED_RULE_K)
     if is_relative(pools.kind):
         temperature = fit_temperature(calibration.pools[route])
         plain = RatioPolicy(k=SEED_RULE_K, min_ratio=SEED_RULE_RATIO, temperature=temperature)
     others = {
-        outcome.chosen.name: (describe_policy(chosen.policy), measured),
+        outcome.chosen.name: (describe_policy(chosen.policy), outcome.chosen.metrics),
         SEED_RULE: (describe_policy(plain), per_query(pools, labels, plain)),
     }
     irrelevant, relevant = dropped_passages(
-        pools, labels, part, policies, passages, bare_k=serving_k, seed=seed
+        pools, labels, part, chosen.policy, passages, bare_k=serving_k, seed=seed
     )
     return RouteReport(
         route=route,
@@ -184,25 +169,10 @@ def _route(
         reliability=_reliability(chosen, pools, labels, held_out=held_out, seed=seed),
         families=_families(calibration, pools, labels, route, milliseconds),
         price=price(outcome, pools, labels, delta=settings.delta, seed=seed) if held_out else None,
-        segments=_segments(outcome, measured, column, segment_of, seed=seed, held_out=held_out),
         dropped_irrelevant=irrelevant,
         dropped_relevant=relevant,
         **_retrieved(calibration, route),
     )
-
-
-def _measured(
-    outcome: RouteOutcome, pools: Pools, labels: PoolLabels, policies: Mapping[str, Policy]
-) -> QueryMetrics:
-    """The metrics of the policy that serves each query: its segment's, or the route's."""
-    served = outcome.chosen.metrics
-    values = {name: column.copy() for name, column in served.values.items()}
-    for row, query_id in enumerate(pools.query_ids):
-        if (policy := policies[query_id]) != outcome.profile.policy:
-            alone = pools.subset([query_id]), labels.rows(np.array([row]))
-            for name, column in per_query(*alone, policy).values.items():
-                values[name][row] = column[0]
-    return replace(served, values=values)
 
 
 def _reliability(
@@ -248,53 +218,6 @@ def _families(
         min_keep=settings.min_keep,
         milliseconds=milliseconds,
         seed=settings.seed,
-    )
-
-
-def _segment_column(calibration: Calibration) -> str | None:
-    if calibration.profile.segment_by is not None:
-        return calibration.profile.segment_by
-    has_topic = any(TOPIC in (query.metadata or {}) for query in calibration.dataset.queries)
-    return TOPIC if has_topic else None
-
-
-def _segment(query: Query, column: str | None) -> str:
-    value = None if column is None else (query.metadata or {}).get(column)
-    return NO_SEGMENT if value is None else str(value)
-
-
-def _segments(
-    outcome: RouteOutcome,
-    served: QueryMetrics,
-    column: str | None,
-    segment_of: Mapping[str, str],
-    *,
-    seed: int,
-    held_out: bool,
-) -> Segments | str:
-    if column is None:
-        return f"The queries have no segments: no column was named, and none is called {TOPIC!r}."
-    rows: dict[str, list[int]] = {}
-    for row, query_id in enumerate(served.query_ids):
-        rows.setdefault(segment_of[query_id], []).append(row)
-    large = {name: own for name, own in rows.items() if len(own) >= SMALLEST_SEGMENT}
-    small = sorted(rows.keys() - large.keys())
-    shown = {name: large[name] for name in sorted(large, key=lambda n: (-len(large[n]), n))}
-    own_policy = [name for name in shown if name in outcome.profile.segments]
-    if small:
-        name = f"{len(small)} with fewer than {SMALLEST_SEGMENT} queries each"
-        shown[name] = sorted(row for each in small for row in rows[each])
-        own_policy += [name] * any(each in outcome.profile.segments for each in small)
-    table: list[ResultRow] = []
-    for name, own in shown.items():
-        parts = {outcome.today.name: outcome.today.metrics, name: served}
-        measured = {each: metrics.rows(own) for each, metrics in parts.items()}
-        table += tabulate(measured, _BY_SEGMENT, proven=held_out, seed=seed).only([name]).rows
-    return Segments(
-        column=column,
-        results=Results(outcome.today.name, tuple(table)),
-        queries={name: len(own) for name, own in shown.items()},
-        own_policy=tuple(own_policy),
     )
 
 

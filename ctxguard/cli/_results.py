@@ -193,16 +193,11 @@ def print_summary(
     outcome, settings = calibration.outcomes[route], calibration.settings
     summary = print_differences(route, calibration, output)
     judged = NO_DATA if summary.judged.value is None else f"{summary.judged.value:.0%}"
-    segments = []
-    for name, segment in outcome.profile.segments.items():
-        segments.append((f"segment {name}", describe_policy(segment.policy)))
-        segments.append(("", segment.certificate.statement))
     output.facts(
         ("keeps", describe_policy(outcome.profile.policy)),
         ("why", outcome.profile.why),
         ("certificate", certificate_words(outcome, settings)),
         ("judged", f"{judged} of the first {summary.serving_k} passages have a label"),
-        *segments,
     )
     for warning in summary.warnings:
         output.warning(warning)

@@ -113,9 +113,8 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
             raise ConfigurationError("an assessor is calibrated on labelled queries: give --data")
         if self.price is not None and self.assessor is None:
             raise ConfigurationError("--price needs an assessor: name it in a file --system")
-        for name in ("segment_by", "beta"):
-            if getattr(self, name) is not None and self.alpha is None:
-                raise ConfigurationError(f"{name.replace('_', '-')} needs --alpha")
+        if self.beta is not None and self.alpha is None:
+            raise ConfigurationError("beta needs --alpha")
         if self.cache is not None and self.rerank_upstream is not None:
             # Kept pools are told apart by the reranker, not by the candidates that it scored.
             raise ConfigurationError("cache goes with no rerank-upstream")
@@ -211,13 +210,6 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
                     "summary": summarise(outcome, made.settings, held_out=held_out is not None),
                     **picked(outcome.profile, "why", "verdict", "certificate", "sufficiency"),
                     **picked(outcome.profile, "assessor", "chosen_on", "held_out"),
-                    "segments": {
-                        name: {
-                            "policy": describe_policy(segment.policy),
-                            "promise": segment.certificate.statement,
-                        }
-                        for name, segment in outcome.profile.segments.items()
-                    },
                 }
                 for route, outcome in made.outcomes.items()
             },

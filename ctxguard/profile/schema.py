@@ -230,13 +230,6 @@ class RouteVerdict(Frozen):
         )
 
 
-class SegmentProfile(Frozen):
-    """The policy of one segment of the queries; only certified ones are kept."""
-
-    policy: AnyPolicy
-    certificate: Certificate
-
-
 class SufficiencyProfile(Frozen):
     """How a route tells that nothing relevant was kept, and how often it is wrong.
 
@@ -360,7 +353,6 @@ class RouteProfile(Frozen):
         verdict: Whether the policy may be served; None where nobody judged it, as in a profile of
             safe policies: it is served then.
         certificate: The proved promise of the policy; None where nothing was proved.
-        segments: Policies of segments, by segment; the policy above serves all others.
         chosen_on: Evidence on the queries that chose the policy: optimistic by construction.
         held_out: Evidence on queries that took no part in the choice.
         reference: Deciles (0, 10, …, 100%) of label-free signals at calibration, for drift.
@@ -376,7 +368,6 @@ class RouteProfile(Frozen):
     why: str = ""
     verdict: RouteVerdict | None = None
     certificate: Certificate | None = None
-    segments: dict[str, SegmentProfile] = Field(default_factory=dict)
     chosen_on: Evidence | None = None
     held_out: Evidence | None = None
     reference: dict[str, Annotated[tuple[float, ...], FailFast()]] = Field(default_factory=dict)
@@ -422,7 +413,6 @@ class Profile(Frozen):
         corpus: A sketch of the passages that were searched, to say how much of them has changed;
             None where the retriever gave none.
         provenance: How it was made; no date, so that the same labels give the same bytes.
-        segment_by: The column of the queries that names their segment, if any.
         signal_columns: The columns of the passages' metadata from which signals are computed.
     """
 
@@ -433,7 +423,6 @@ class Profile(Frozen):
     fingerprint: dict[str, str] = Field(default_factory=dict)
     corpus: CorpusSketch | None = None
     provenance: Provenance
-    segment_by: str | None = None
     signal_columns: Annotated[
         tuple[SignalColumn, ...], FailFast(), Field(max_length=MOST_COLUMNS)
     ] = ()
@@ -462,8 +451,7 @@ class Profile(Frozen):
     def safe(self) -> "Profile":
         """The same system served by each route's safe policy, for when a certificate fails.
 
-        Segments are served by their route's. Nothing is certified, and evidence that belongs to
-        the former policies is left out.
+        Nothing is certified, and evidence that belongs to the former policies is left out.
 
         Raises:
             ProfileError: a route names no safe policy.

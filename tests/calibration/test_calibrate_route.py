@@ -36,7 +36,7 @@ from calibration.replay import replay
 from calibration.settings import Objective
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route
-from ctxguard.errors import CalibrationError, ConfigurationError
+from ctxguard.errors import ConfigurationError
 from ctxguard.profile.schema import Profile
 
 PROMISE = Promise(alpha=0.1, delta=0.1)
@@ -346,31 +346,6 @@ class TestPromise:
     def test_a_promise_that_means_nothing_is_refused(self, settings: dict[str, float]) -> None:
         with pytest.raises(ConfigurationError, match=str(next(iter(settings)))):
             Promise(**settings)
-
-
-class TestSegments:
-    def test_segments_that_can_be_certified_get_a_policy_of_their_own(self) -> None:
-        result = calibrated(600, noise=0.1, promise=PROMISE, segment_by="segment")
-        route = result.profile.routes[Route.HYBRID]
-        assert result.profile.segment_by == "segment"
-        assert set(route.segments) == {"a", "b"}
-        for segment in route.segments.values():
-            assert segment.certificate.delta == pytest.approx(0.05)
-            assert segment.certificate.p_value <= 0.05
-
-    def test_a_segment_that_cannot_falls_back_to_the_routes_policy(self) -> None:
-        retriever, dataset = simulate(400, noise=0.1)
-        rare = tuple(
-            replace(query, metadata={"segment": "rare" if number % 40 == 0 else "common"})
-            for number, query in enumerate(dataset.queries)
-        )
-        settings = Settings(depth=DEPTH, promise=PROMISE, segment_by="segment")
-        result = calibrate(retriever, replace(dataset, queries=rare), settings)
-        assert set(result.profile.routes[Route.HYBRID].segments) == {"common"}
-
-    def test_an_unknown_column_is_refused(self) -> None:
-        with pytest.raises(CalibrationError, match="no query has the column 'tenant'"):
-            calibrated(400, promise=PROMISE, segment_by="tenant")
 
 
 class TestLadder:

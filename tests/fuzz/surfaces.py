@@ -667,7 +667,7 @@ def _pool(random: Random) -> tuple[Any, Dataset]:
                 "lexical": Leg(np.array([random.random() for _ in range(n)]), ScoreKind.RATIO),
             }
         object.__setattr__(ranking, "legs", legs)
-        query = Query(f"q{at}", f"question {at}", {"segment": random.choice("ab")})
+        query = Query(f"q{at}", f"question {at}")
         rankings[query.text] = ranking
         queries.append(query)
         qrels[query.query_id] = {f"p{at}-{i}": random.choice([0, 0, 1, 2]) for i in range(n)}
@@ -706,7 +706,6 @@ def _calibrate(random: Random) -> Input:
         "serving_k": random.choice([1, 3, 0, 10**6]),
         "held_out": random.choice([None, 0.0, 0.5, 1.0]),
         "depth": random.choice([1, 8, 0]),
-        "segment_by": random.choice([None, "segment", "absent"]),
         "seed": random.choice([0, 1, -1]),
     }
     return Input(
