@@ -87,7 +87,6 @@ def record(number: int, luck: random.Random) -> SampleRecord:
         time_seconds=time.time() - 30 * number / 1e3,
         probability=0.05,
         session_id=None,
-        segment=None,
         route=Route.EXTERNAL,
         mode=Mode.ENFORCE,
         query=" ".join(luck.choices(_WORDS, k=9)),

@@ -1,6 +1,6 @@
 """Questions where no file holds any: those of a store's requests, or written from passages.
 
-Both are rows as `calibration.data.golden_sources.read_sources` reads them.
+Both are rows as `calibration.data.questions.read_questions` reads them.
 """
 
 import hashlib

@@ -80,11 +80,7 @@ def needed(
     """The columns whose signals some model of a profile takes."""
     if not columns:
         return ()
-    policies = [
-        policy
-        for route in routes.values()
-        for policy in (route.policy, *[one.policy for one in route.segments.values()])
-    ]
+    policies = [route.policy for route in routes.values()]
     models = [
         *[each.model for each in policies if isinstance(each, ExpectedUtilityPolicy)],
         *[one.sufficiency.model for one in routes.values() if one.sufficiency is not None],

@@ -24,7 +24,7 @@ class Query:
     """A question with an id.
 
     Attributes:
-        metadata: Columns by which queries may be segmented.
+        metadata: Columns of the question, such as its known answers.
         weight: Weight in the means of a calibration, in (0, 1], relative to the heaviest query;
             mainly the number of requests that it stands for. Set without looking at the labels.
             Reports count every query once.

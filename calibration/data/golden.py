@@ -1,215 +1,219 @@
-"""Golden sets: labels with their provenance, adjudicated where they disagree.
+"""Frozen golden sets: a BEIR folder that is identified by a digest of its content."""
 
-Pure: ``golden_sources`` reads the files that a set is made from, ``frozen_sets`` writes it.
-"""
-
+import hashlib
+import json
+import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import cached_property
+from pathlib import Path
 from typing import Literal
 
+from pydantic import BaseModel, ConfigDict
+
 from calibration.data.dataset import Dataset, DistractorKind, Query
-from ctxguard.core import adjudication
-from ctxguard.core.metrics import Negative
+from calibration.data.text_files import new_folder, read_model, shown, write_lines
+from ctxguard._support.regular_file import open_regular
+from ctxguard.errors import ConfigurationError, DataError
 
-Source = Literal["human", "authored", "traffic", "llm"]
-SOURCES: tuple[Source, ...] = ("human", "authored", "traffic", "llm")
+SNAPSHOT = "snapshot.json"
+QUERIES = "queries.jsonl"
+DEFAULT_SPLIT = "train"
+"""The split that `ctxguard calibrate` prefers too."""
 
-Value = int | DistractorKind
-"""A grade ≥ 0, or the kind of a passage known to mislead, whose grade is 0."""
-
-RULES = (
-    "where people labelled a passage (human, authored), labels of traffic and llm do not count",
-    *adjudication.RULES,
-    "a label without a date is the oldest; of labels with one date, the least relevant is latest",
-)
-"""The rules that make one label of a passage's several."""
-
-_VALUES = ("relevant", "irrelevant", "hard_negative", "distractor")
-_PEOPLE: tuple[Source, ...] = ("human", "authored")
+_MAX_SNAPSHOT_BYTES = 16 * 2**20
+_KINDS = ("relevant", "irrelevant", "hard_negative", "distractor")
 
 
-@dataclass(frozen=True, slots=True)
-class Annotation:
-    """One label of one passage for one query, or a question that was asked, with its provenance.
+class Snapshot(BaseModel):
+    """The identity and the counts of a frozen set: the content of ``snapshot.json``.
 
     Attributes:
-        passage_id: None for a question alone, asked in traffic or by an author.
-        value: A grade ≥ 0, or the kind of a distractor; 0 without a passage.
-        source: Origin of the label: a person, the author of the question, behaviour in traffic,
-            or a language model.
-        annotator: A name; None if the data gives none.
-        date: ISO 8601, as in the data; None if the data gives none.
-        note: Any remark.
-        count: How many times a question was asked, ≥ 1; 1 for a label.
+        digest: SHA-256 of the fields from ``split`` to ``files``.
+        split: Name of the file in ``qrels/``.
+        dataset_digest: Digest of the questions and their labels.
+        counts: How many questions and passages of each kind there are.
+        files: SHA-256 of every other file, by its name in the folder.
+        notes: Notes on the labels that the set was made from.
     """
 
-    query_id: str
-    passage_id: str | None
-    value: Value
-    source: Source
-    annotator: str | None = None
-    date: str | None = None
-    note: str | None = None
-    count: int = 1
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
-    @property
-    def grade(self) -> int:
-        """The grade; 0 for a distractor."""
-        return self.value if isinstance(self.value, int) else 0
+    format: Literal["ctxguard golden set"] = "ctxguard golden set"
+    schema_version: Literal[1] = 1
+    digest: str
+    split: str
+    dataset_digest: str
+    counts: dict[str, int]
+    files: dict[str, str]
+    notes: tuple[str, ...]
 
-    @property
-    def negative(self) -> Negative | None:
-        """The kind of a distractor; None for a grade."""
-        return None if isinstance(self.value, int) else Negative(self.value)
-
-
-@dataclass(frozen=True, slots=True)
-class AdjudicatedLabel:
-    """The final label of a passage, with all labels that it was given.
-
-    Attributes:
-        value: A grade ≥ 0, or the kind of a distractor.
-        annotations: Every label given, including those that did not count.
-    """
-
-    query_id: str
-    passage_id: str
-    value: Value
-    annotations: tuple[Annotation, ...]
-
-    @property
-    def disputed(self) -> bool:
-        """Whether two of its labels differ."""
-        return len({annotation.value for annotation in self.annotations}) > 1
-
-    @property
-    def relevance_disputed(self) -> bool:
-        """Whether one label says relevant and another does not."""
-        return len({annotation.grade > 0 for annotation in self.annotations}) > 1
+    def own_digest(self) -> str:
+        """Compute the digest of its own fields."""
+        fields = {"split", "dataset_digest", "counts", "files"}
+        content = self.model_dump(mode="json", include=fields)
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def moment(date: str) -> datetime:
-    """Parse a date as a moment, for comparison; without a time zone it is UTC.
+def freeze(dataset: Dataset, folder: Path | str, split: str = DEFAULT_SPLIT) -> Snapshot:
+    """Write labelled queries as a set that is identified by its digest.
 
-    Raises:
-        ValueError: not a date in ISO 8601.
-
-    >>> moment("2026-03-01") < moment("2026-03-01T09:30:00+02:00")
-    True
-    """
-    parsed = datetime.fromisoformat(date)
-    return parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=UTC)
-
-
-def adjudicate(annotations: tuple[Annotation, ...]) -> AdjudicatedLabel:
-    """Reduce all labels of a passage for a query to one, by ``RULES``.
+    Equal labels give equal files, whatever order they came in: neither clock nor path enters.
+    ``read_beir`` reads the folder like any other.
 
     Args:
-        annotations: At least one, all of one query and passage, in any order.
+        dataset: The queries and their labels.
+        folder: New folder for ``queries.jsonl``, ``qrels/SPLIT.tsv``, ``distractors.tsv`` and
+            ``snapshot.json``.
+        split: Name of the file in ``qrels/``.
 
-    >>> ann = Annotation("q", "p", 2, "human", "ann", "2026-01-01")
-    >>> ben = Annotation("q", "p", 0, "human", "ben", "2026-02-01")
-    >>> model = Annotation("q", "p", 2, "llm", "judge-1", "2026-03-01")
-    >>> adjudicate((ann, ben, model)).value
-    0
+    Raises:
+        ConfigurationError: the folder is not empty, or the split is not a file name.
+        DataError: an id, a text or a label that the format cannot store.
     """
-    people = [annotation for annotation in annotations if annotation.source in _PEOPLE]
-    # Grades stand above hard negatives, and those above distractors.
-    ranks = {"hard_negative": -1, "distractor": -2}
-    counted = sorted(
-        people or annotations, key=lambda each: ranks.get(str(each.value), each.grade), reverse=True
-    )
-    label = adjudication.adjudicate(
-        adjudication.Vote(
-            annotation.grade,
-            annotation.negative,
-            None if annotation.annotator is None else f"{annotation.source} {annotation.annotator}",
-            float("-inf") if annotation.date is None else moment(annotation.date).timestamp(),
+    if not split or Path(split).name != split or split != split.strip():
+        raise ConfigurationError(f"split {split!r} cannot be the name of a file")
+    dataset = _sorted(dataset)
+    with new_folder(Path(folder)) as staged:
+        _write_beir(dataset, staged, split)
+        snapshot = Snapshot(
+            digest="",
+            split=split,
+            dataset_digest=dataset.digest(),
+            counts=_counts(dataset),
+            files=_digests(staged),
+            notes=dataset.notes,
         )
-        for annotation in counted
-    )
-    value: Value = label.grade if label.negative is None else label.negative.value
-    first = annotations[0]
-    return AdjudicatedLabel(first.query_id, first.passage_id or "", value, annotations)
+        snapshot = snapshot.model_copy(update={"digest": snapshot.own_digest()})
+        text = json.dumps(snapshot.model_dump(mode="json"), indent=2, ensure_ascii=False)
+        write_lines(staged / SNAPSHOT, [text])
+    return snapshot
 
 
-@dataclass(frozen=True)
-class GoldenSet:
-    """Questions with every label that they were given, whatever files they came from.
+def read_snapshot(folder: Path | str) -> Snapshot:
+    """Read the ``snapshot.json`` of a frozen set.
 
-    Attributes:
-        queries: The queries by id; ids are distinct.
-        annotations: All labels and questions that were asked, sorted and without repeats, with
-            labels that disagree; questions asked that are equal but for the count are added up.
-        notes: Repairs and omissions made in reading, one readable line each.
+    Raises:
+        DataError: it is missing, or this release cannot read it.
     """
-
-    queries: tuple[Query, ...]
-    annotations: tuple[Annotation, ...]
-    notes: tuple[str, ...] = ()
-
-    @cached_property
-    def times_asked(self) -> Mapping[str, int]:
-        """Number of times that traffic asked each query; queries never asked are absent."""
-        times: Counter[str] = Counter()
-        for each in self.annotations:
-            if each.passage_id is None and each.source == "traffic":
-                times[each.query_id] += each.count
-        return times
-
-    @cached_property
-    def labels(self) -> tuple[AdjudicatedLabel, ...]:
-        """One label per labelled passage, ordered by query and passage."""
-        by_passage: dict[tuple[str, str], list[Annotation]] = {}
-        for annotation in self.annotations:
-            if annotation.passage_id is not None:
-                key = (annotation.query_id, annotation.passage_id)
-                by_passage.setdefault(key, []).append(annotation)
-        return tuple([adjudicate(tuple(given)) for _, given in sorted(by_passage.items())])
-
-    @property
-    def disputed(self) -> tuple[AdjudicatedLabel, ...]:
-        """Passages whose labels disagreed."""
-        return tuple([label for label in self.labels if label.disputed])
-
-    def dataset(self, name: str = "golden") -> Dataset:
-        """Build a data set of every question with one label per passage; unlabelled have no qrels.
-
-        A distractor has grade 0 too, so that tools that read only qrels see that it is judged.
-        """
-        qrels: dict[str, dict[str, int]] = {}
-        distractors: dict[str, dict[str, DistractorKind]] = {}
-        for label in self.labels:
-            grade = label.value if isinstance(label.value, int) else 0
-            qrels.setdefault(label.query_id, {})[label.passage_id] = grade
-            if not isinstance(label.value, int):
-                distractors.setdefault(label.query_id, {})[label.passage_id] = label.value
-        return Dataset(name, self.queries, qrels, distractors, notes=self.notes)
-
-    def counts(self) -> dict[str, int]:
-        """Count the content of the set and the sources of its labels, by name."""
-        values = Counter(
-            label.value
-            if isinstance(label.value, str)
-            else ("relevant" if label.value > 0 else "irrelevant")
-            for label in self.labels
+    path = Path(folder) / SNAPSHOT
+    if not path.exists():
+        raise DataError(
+            "there is no such file; a frozen set is made by `ctxguard golden freeze`", path=path
         )
-        given = [annotation for label in self.labels for annotation in label.annotations]
-        sources = Counter(annotation.source for annotation in given)
-        return {
-            "queries": len(self.queries),
-            "labelled_queries": len({label.query_id for label in self.labels}),
-            "answerable_queries": len(self.dataset().answerable),
-            "times_asked_in_traffic": sum(self.times_asked.values()),
-            "labels": len(given),
-            **{f"labels_{source}": sources[source] for source in SOURCES},
-            "annotators": len({annotation.annotator for annotation in given} - {None}),
-            "labelled_passages": len(self.labels),
-            **{name: values[name] for name in _VALUES},
-            "labelled_more_than_once": sum(len(label.annotations) > 1 for label in self.labels),
-            "disagreements": len(self.disputed),
-            "disagreements_on_relevance": sum(label.relevance_disputed for label in self.labels),
-        }
+    return read_model(Snapshot, path, _MAX_SNAPSHOT_BYTES, "the snapshot of a golden set")
+
+
+def changes(folder: Path | str) -> tuple[str, ...]:
+    """List how a frozen set differs from its snapshot, one readable line each; empty if unchanged.
+
+    Raises:
+        DataError: as ``read_snapshot``, or a file cannot be read.
+    """
+    folder = Path(folder)
+    snapshot = read_snapshot(folder)
+    then, now = snapshot.files, _digests(folder)
+    lines = []
+    for name in sorted(then.keys() | now.keys()):
+        if name not in now:
+            lines.append(f"{name} is gone")
+        elif name not in then:
+            lines.append(f"{name} was added")
+        elif now[name] != then[name]:
+            lines.append(f"{name} was changed")
+    if snapshot.digest != snapshot.own_digest():
+        lines.append(f"{SNAPSHOT} was changed: its digest does not match its content")
+    return tuple(lines)
+
+
+def _sorted(dataset: Dataset) -> Dataset:
+    """Put queries and labels in the order of their ids; a distractor has grade 0 too.
+
+    So tools that read only qrels see that it is judged.
+    """
+    qrels: dict[str, dict[str, int]] = {}
+    distractors: dict[str, dict[str, DistractorKind]] = {}
+    for query in sorted(dataset.queries, key=lambda query: query.query_id):
+        kinds = dataset.distractors.get(query.query_id, {})
+        grades = dict.fromkeys(kinds, 0) | dict(dataset.qrels.get(query.query_id, {}))
+        if grades:
+            qrels[query.query_id] = dict(sorted(grades.items()))
+        if kinds:
+            distractors[query.query_id] = dict(sorted(kinds.items()))
+    queries = tuple(sorted(dataset.queries, key=lambda query: query.query_id))
+    return Dataset(dataset.name, queries, qrels, distractors, notes=dataset.notes)
+
+
+def _counts(dataset: Dataset) -> dict[str, int]:
+    """Count the queries, and the passages by their label."""
+    kinds: Counter[str] = Counter()
+    for query_id, grades in dataset.qrels.items():
+        misleading = dataset.distractors.get(query_id, {})
+        for passage_id, grade in grades.items():
+            kinds[misleading.get(passage_id, "relevant" if grade > 0 else "irrelevant")] += 1
+    return {
+        "queries": len(dataset),
+        "labelled_queries": len(dataset.qrels),
+        "answerable_queries": len(dataset.answerable),
+        "labelled_passages": kinds.total(),
+        **{kind: kinds[kind] for kind in _KINDS},
+    }
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Return sha256 of every file but the snapshot itself, by its name in the folder."""
+    digests = {}
+    try:
+        for path in sorted(folder.rglob("*")):
+            name = path.relative_to(folder).as_posix()
+            if path.is_file() and name != SNAPSHOT:
+                with open_regular(path, sys.maxsize) as file:
+                    digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", path=folder) from None
+    return digests
+
+
+def _write_beir(dataset: Dataset, folder: Path, split: str) -> None:
+    """Write queries, qrels and distractors of a data set, without pools.
+
+    A query without any label is in ``queries.jsonl`` and in no split: BEIR has no place for it.
+    """
+    write_lines(folder / QUERIES, [_query_line(dataset, query) for query in dataset.queries])
+    (folder / "qrels").mkdir()
+    tables: list[tuple[str, str, Mapping[str, Mapping[str, object]]]] = [
+        (f"qrels/{split}.tsv", "score", dataset.qrels)
+    ]
+    if any(dataset.distractors.values()):
+        tables.append(("distractors.tsv", "kind", dataset.distractors))
+    for name, column, table in tables:
+        rows = [
+            f"{query.query_id}\t{passage_id}\t{label}"
+            for query in dataset.queries
+            for passage_id, label in table.get(query.query_id, {}).items()
+        ]
+        write_lines(folder / name, [f"query-id\tcorpus-id\t{column}", *rows])
+
+
+def _query_line(dataset: Dataset, query: Query) -> str:
+    """Return a query as JSON; refuse what the format cannot store, which files never hold."""
+    fields: dict[str, object] = {"_id": query.query_id, "text": query.text}
+    if query.metadata is not None:
+        fields["metadata"] = dict(query.metadata)
+    ids = [query.query_id, *dataset.qrels.get(query.query_id, {})]
+    for value in ids:
+        if not value or value != value.strip() or "\t" in value or "\n" in value:
+            raise DataError(
+                f"id {shown(value)} cannot stand in a table: it is empty, or has white space at "
+                "its ends, or a tab or a line end"
+            )
+    try:
+        "".join([*ids, query.text]).encode()
+        return json.dumps(fields, ensure_ascii=False, allow_nan=False)
+    except UnicodeEncodeError:
+        raise DataError(
+            f"query {shown(query.query_id)} or its labels hold a lone surrogate, which UTF-8 "
+            "cannot hold"
+        ) from None
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{shown(fields)} cannot be written as JSON: {error}") from None

@@ -163,9 +163,8 @@ def write_triplets(path: Path, rows: Iterable[Mapping[str, str]]) -> int:
     lines = [json.dumps(row, ensure_ascii=False) for row in rows]
     if not lines:
         raise CalibrationError(
-            "no hard negative was found: label more of the retrieved passages (`ctxguard golden "
-            "coverage --out` lists them), or also take unlabelled ones, some of which may be "
-            "relevant (--unjudged-margin)"
+            "no hard negative was found: label more of the retrieved passages, or also take "
+            "unlabelled ones, some of which may be relevant (the key unjudged-margin)"
         )
     write_lines(path, lines)
     return len(lines)

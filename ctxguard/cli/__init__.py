@@ -33,19 +33,15 @@ _COMMANDS = {
     "monitor": "Judge sampled requests, and serve live estimates to Prometheus.",
     "explain": "Show what was served and dropped for one sampled request, and how it was judged.",
     "recalibrate": "Calibrate on judged traffic, and compare with the profile in force.",
-    "rollback": "List the profiles that a file held before, or return to one of them.",
     "metrics": "Print the recording and alerting rules for Prometheus, or the dashboard for "
     "Grafana.",
     "label export": "Write a file of passages for people to grade, of judged requests picked at "
     "random.",
     "label import": "Import the labels of one annotator.",
     "label feedback": "Import users' reactions. They are counted by kind, and enter no estimate.",
-    "golden freeze": "Merge the labels of all sources into one per passage, and freeze them under "
-    "a digest.",
+    "golden freeze": "Freeze labelled queries under a digest.",
     "golden check": "Show what a frozen set holds, and verify that it is unchanged; exit code 1 "
     "if it is not.",
-    "golden coverage": "Measure how much of what is retrieved has a label: an unlabelled passage "
-    "may be relevant.",
     "golden hard-negatives": "Write passages that are ranked high but labelled not relevant, as "
     "training triplets.",
 }
@@ -59,13 +55,12 @@ _FIELDS: dict[str, dict[str, Collection[str]]] = {
     "answers": {"keys": ["engine", "retriever"], "without": ["run", "preset", "utility", "gain"]},
     "serve": {"options": ["rerank_upstream", "rerank_protocol", "rerank_model"]},
     "mcp": {"keys": ["k"]},
-    "golden coverage": {"keys": ["route", "profile"]},
 }
 """The fields that are other than elsewhere; see `ctxguard.cli._settings.command_of`."""
 
 _GROUPS = {
     "label": "Export samples for people to label; import their labels, and users' feedback.",
-    "golden": "Labels with provenance, frozen by digest; their coverage and hard negatives.",
+    "golden": "Labels frozen by digest; hard negatives.",
 }
 COMMANDS = {name.split()[-1] for name in _COMMANDS}
 """The name of every command, which is that of its table in a settings file too."""

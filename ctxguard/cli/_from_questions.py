@@ -140,10 +140,10 @@ def _find_questions(
 
 def _asked(queries: Path, to_grade: Path) -> "Dataset":
     """Read the questions, with what people graded of them."""
-    from calibration.data.golden_sources import read_sources
+    from calibration.data.questions import read_questions
 
     graded = [to_grade] if to_grade.exists() else []
-    return read_sources([queries, *graded], source="traffic").dataset(queries.name)
+    return read_questions([queries, *graded], queries.name)
 
 
 def _as_served(opened: "Source") -> "Replayable":

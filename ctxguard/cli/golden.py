@@ -1,66 +1,46 @@
-"""``ctxguard golden``: labels with provenance, frozen by digest; coverage, hard negatives."""
+"""``ctxguard golden``: labels frozen by digest, and hard negatives."""
 
-import json
 from collections import Counter
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING
 
 from ctxguard._support.settings import SettingsModel, key, optional, optional_key, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, interval, number, picked
-from ctxguard.cli._inputs import (
-    fitted,
-    fusion_of,
-    is_split,
-    label_notes,
-    on_route,
-    open_labelled,
-    read_labelled,
-    replayed,
-    served_depth,
-    served_route,
-)
+from ctxguard.cli._console import Output
+from ctxguard.cli._inputs import open_labelled, read_labelled, replayed
 from ctxguard.core.types import DEFAULT_DEPTH
 from ctxguard.server.settings import IndexSystem
 
 if TYPE_CHECKING:
-    from calibration.data.dataset import Dataset
-    from calibration.data.frozen_sets import Snapshot
-    from calibration.data.golden import GoldenSet
-    from ctxguard.core.types import Passage
-
-_SHOWN_DISPUTES = 10
-_SEED = 0
+    from calibration.data.golden import Snapshot
 
 
 class FreezeCommand(SettingsModel):
-    sources: list[Path] = setting(
-        "JSONL or CSV files of labels and questions, frozen sets, BEIR folders.",
-        "SRC...",
+    data: Path = setting(
+        "Labelled queries: a BEIR folder, the file of one of its splits, or a JSONL file.",
+        "DATA",
         argument=True,
     )
     out: Path = setting("New folder for the frozen set.", "FOLDER")
-    source: Literal["human", "authored", "traffic", "llm"] | None = optional(
-        "Source of labels that do not name one: human, authored, traffic or llm.", "SOURCE"
-    )
     split: str | None = optional(
-        "Split to read from BEIR folders and to write.",
+        "Split to read from a BEIR folder and to write.",
         "NAME",
         default="train, or the only one of a folder",
     )
     as_json: _options.AsJson = False
 
     def __call__(self, output: Output) -> None:
-        """Every label is kept with its provenance, those that disagree too."""
-        from calibration.data.frozen_sets import freeze
-        from calibration.data.golden_sources import DEFAULT_SPLIT, read_sources
+        """The set is a BEIR folder, which every command with --data reads."""
+        from calibration.data.golden import DEFAULT_SPLIT, freeze
 
-        golden = read_sources(self.sources, source=self.source, split=self.split)
-        snapshot = freeze(golden, self.out, self.split or DEFAULT_SPLIT)
-        _result(self.out, snapshot, golden, output)
+        data = self.data
+        if self.split is not None and data.is_dir():
+            data = data / "qrels" / f"{self.split}.tsv"
+        labelled = read_labelled(data, DEFAULT_SPLIT)
+        dataset = replace(labelled.dataset, notes=labelled.notes)
+        snapshot = freeze(dataset, self.out, self.split or DEFAULT_SPLIT)
+        _result(self.out, snapshot, output)
 
 
 class CheckCommand(SettingsModel):
@@ -68,102 +48,12 @@ class CheckCommand(SettingsModel):
     as_json: _options.AsJson = False
 
     def __call__(self, output: Output) -> None:
-        """The output says where the labels come from, which disagree, and how they are merged."""
-        from calibration.data.frozen_sets import changes, read_snapshot
-        from calibration.data.golden_sources import read_sources
+        """The output says what the set holds."""
+        from calibration.data.golden import changes, read_snapshot
 
         snapshot, changed = read_snapshot(self.folder), changes(self.folder)
-        _result(self.folder, snapshot, read_sources([self.folder]), output, changed)
+        _result(self.folder, snapshot, output, changed)
         output.findings(changed)
-
-
-class CoverageCommand(IndexSystem):
-    data: _options.LabelledQueries
-    ks: list[Annotated[int, Field(ge=1)]] = key(
-        "Cut-offs, as a list.", "LIST", "--k", default="1, 3, 5, 10 and 20", factory=list
-    )
-    profile: _options.ProfileFile = None
-    route: _options.OneRoute = None
-    out: Path | None = optional(
-        "JSONL file for the unlabelled passages that matter most, to label.", "FILE", writes=True
-    )
-    as_json: _options.AsJson = False
-    depth: _options.Depth = None
-    limit: int = key("Most passages written to --out.", "N", ge=1, value=200)
-
-    def __call__(self, output: Output) -> None:
-        """Passages are ranked as a guard ranks them, with the key profile or without a profile.
-        --out writes the unlabelled passages whose labels could change the figures most. Fill in
-        grade (or distractor), annotator and date, and pass the file to `ctxguard golden freeze`.
-        """
-        from calibration.data.coverage import coverage, unjudged
-        from calibration.data.text_files import write_lines
-        from ctxguard.profile.schema import Profile
-
-        ks = self.ks or [1, 3, 5, 10, 20]
-        dataset, times_asked, notes = _questions(self.data)
-        with output.doing("opening the index"):
-            retriever = self.open_index()
-        loaded = None if self.profile is None else Profile.load(self.profile)
-        source = retriever if loaded is None else fitted(loaded, retriever)
-        folder = self.data.parent.parent if is_split(self.data) else self.data
-        notes += label_notes(dataset, folder / "corpus.jsonl", retriever)
-        route = self.route or served_route(source, loaded)
-        depth = served_depth(self.depth, max(ks), loaded)
-        pools = replayed(on_route(source, route), dataset, output, depth=depth, name=route.value)
-        labelled = sum(dataset.is_labelled(query.query_id) for query in dataset.queries)
-        rows = coverage(pools, dataset, ks, seed=_SEED) if labelled else ()
-        missing = unjudged(pools, dataset, max(ks), times_asked)
-        notes += [f"left out: {line}" for line in pools.skipped]
-        written = missing[: self.limit if self.out is not None else 0]
-        if self.out is not None:
-            questions = {query.query_id: query.text for query in dataset.queries}
-            lines = [
-                _to_label(questions[x.query_id], x, retriever.passage(x.passage_id))
-                for x in written
-            ]
-            write_lines(self.out, lines)
-        document = {
-            "coverage": rows,
-            "queries": len(dataset),
-            "labelled_queries": labelled,
-            "unjudged": len(missing),
-            "written": len(written),
-            "data": dataset.name,
-            "dataset_digest": dataset.digest(),
-            "route": route,
-            "depth": depth,
-            "fusion": fusion_of(source),
-            "seed": _SEED,
-        }
-
-        def show() -> None:
-            output.facts(
-                ("queries", f"{len(dataset):,} of {dataset.name}: {labelled:,} have a label"),
-                ("route", f"{route.value}, {depth} candidates a query"),
-                ("fusion", source.fingerprint().get("fusion")),
-                ("unjudged", f"{len(missing):,} passages among the first {max(ks)}, of all"),
-            )
-            if rows:
-                figures = (
-                    (
-                        str(at.k),
-                        number(at.judged.value),
-                        interval(at.judged),
-                        f"{at.judged.n:,}",
-                        number(at.fully_judged),
-                        f"{at.unjudged:,}",
-                    )
-                    for at in rows
-                )
-                columns = ("k>", "judged>", "95% interval>", "n>", "fully judged>", "unjudged>")
-                output.table(columns, figures)
-            else:
-                output.note("no query has a label yet: there is no coverage to measure")
-            if self.out is not None:
-                output.facts(("to label", f"{len(written):,} passages in {self.out}"))
-
-        output.result(document, show, notes)
 
 
 class HardNegativesCommand(IndexSystem):
@@ -245,106 +135,29 @@ class HardNegativesCommand(IndexSystem):
 
 
 def _result(
-    folder: Path,
-    snapshot: "Snapshot",
-    golden: "GoldenSet",
-    output: Output,
-    changed: tuple[str, ...] | None = None,
+    folder: Path, snapshot: "Snapshot", output: Output, changed: tuple[str, ...] | None = None
 ) -> None:
-    """Print a frozen set; one that is checked with what was changed and the rules of merging."""
+    """Print a frozen set; one that is checked with what was changed."""
     state = "" if changed is None else f", {'changed' if changed else 'unchanged'}"
-    disputed = [
-        {
-            **picked(label, "query_id", "passage_id", "value"),
-            "labels": label.annotations,
-        }
-        for label in golden.disputed
-    ]
-    document = {"golden": folder, **snapshot.model_dump(mode="json"), "disputed": disputed}
+    document = {"golden": folder, **snapshot.model_dump(mode="json")}
 
     def show() -> None:
-        output.facts(("golden set", f"{folder}{state}"), *_facts(snapshot))
-        rows = [
+        counts = {name: f"{n:,}" for name, n in snapshot.counts.items()}
+        output.facts(
+            ("golden set", f"{folder}{state}"),
+            ("digest", snapshot.digest),
             (
-                label.query_id,
-                label.passage_id,
-                ", ".join(
-                    f"{one.value} {one.annotator or one.source}" for one in label.annotations
-                ),
-                str(label.value),
-            )
-            for label in golden.disputed
-        ]
-        if rows:
-            columns = ("query", "passage", "labels", "value used")
-            output.table(columns, rows[:_SHOWN_DISPUTES], "Labels that disagree")
-        if len(rows) > _SHOWN_DISPUTES:
-            output.note(f"{len(rows) - _SHOWN_DISPUTES:,} more disagree; --json lists them all")
-        if changed is not None:
-            output.heading("How the labels of a passage become one")
-            output.facts(*[("-", rule) for rule in snapshot.rules])
+                "questions",
+                "{queries}: {labelled_queries} have a label, {answerable_queries} are "
+                "answerable".format(**counts),
+            ),
+            (
+                "passages",
+                "{labelled_passages}: {relevant} relevant, {irrelevant} irrelevant, "
+                "{hard_negative} hard negatives, {distractor} distractors".format(**counts),
+            ),
+            ("split", snapshot.split),
+        )
         output.notes(snapshot.notes)
 
     output.result(document if changed is None else {**document, "changes": changed}, show)
-
-
-def _facts(snapshot: "Snapshot") -> list[tuple[str, str]]:
-    counts = {name: f"{n:,}" for name, n in snapshot.counts.items()}
-    sources = ", ".join(
-        f"{counts[name]} {name.removeprefix('labels_')}"
-        for name, n in snapshot.counts.items()
-        if n and name.startswith("labels_")
-    )
-    return [
-        ("digest", snapshot.digest),
-        (
-            "questions",
-            "{queries}: {labelled_queries} have a label, {answerable_queries} are answerable; "
-            "traffic asked {times_asked_in_traffic} times".format(**counts),
-        ),
-        ("labels", f"{counts['labels']} ({sources or 'none'}), {counts['annotators']} annotators"),
-        (
-            "passages",
-            "{labelled_passages}: {relevant} relevant, {irrelevant} irrelevant, {hard_negative} "
-            "hard negatives, {distractor} distractors".format(**counts),
-        ),
-        (
-            "disagreement",
-            "on {disagreements} of {labelled_more_than_once} passages labelled more than once, on "
-            "the relevance of {disagreements_on_relevance}".format(**counts),
-        ),
-        ("split", snapshot.split),
-    ]
-
-
-def _questions(data: Path) -> "tuple[Dataset, Mapping[str, int], list[str]]":
-    """The queries to measure, how often each was asked, and notes.
-
-    A frozen set is read with its provenance: its questions without a label are in no split.
-    """
-    from calibration.data.frozen_sets import SNAPSHOT, changes
-    from calibration.data.golden_sources import read_sources
-
-    if (data / SNAPSHOT).is_file():
-        golden = read_sources([data])
-        notes = [*golden.notes, *(f"since it was frozen, {line}" for line in changes(data))]
-        return golden.dataset(data.resolve().name), golden.times_asked, notes
-    labelled = read_labelled(data, "test")
-    return labelled.dataset, {}, list(labelled.notes)
-
-
-def _to_label(question: str, unjudged: Any, passage: "Passage") -> str:
-    """A line for people to fill in."""
-    row = {
-        "query_id": unjudged.query_id,
-        "query": question,
-        "passage_id": unjudged.passage_id,
-        "title": passage.title,
-        "text": passage.text,
-        "rank": unjudged.rank,
-        "grade": None,
-        "source": "human",
-        "annotator": None,
-        "date": None,
-    }
-    return json.dumps(row, ensure_ascii=False)

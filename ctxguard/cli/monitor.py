@@ -43,7 +43,7 @@ class MonitorCommand(JudgeSettings, IndexSystem):
     )
     switch: bool = setting(
         "Raise the verdict in the file --profile from shadow to enforce once judged requests "
-        "suffice; `ctxguard rollback` undoes it.",
+        "suffice; keep a copy of the file to undo it.",
         value=False,
     )
     switch_to_safe: bool = key(
@@ -181,8 +181,8 @@ class MonitorCommand(JudgeSettings, IndexSystem):
         notes = []
         if alarms is not None and alarms.profile_id != before:
             notes.append(
-                f"{self.profile} now holds profile {alarms.profile_id}; `ctxguard rollback "
-                f"{self.profile} {before}` undoes that"
+                f"{self.profile} now holds profile {alarms.profile_id}; your copy of profile "
+                f"{before}, put back, undoes that"
             )
         if judge_failed:
             notes.append(f"the judge could not be reached; {report.waiting:,} samples wait for it")

@@ -37,8 +37,8 @@ class RecalibrateCommand(SettingsModel):
     )
     out: Path = setting("File to write the new profile to.", "FILE", writes=True)
     switch: bool = setting(
-        "Raise the verdict of --profile from shadow to enforce if judged requests suffice; "
-        "`ctxguard rollback` undoes it.",
+        "Raise the verdict of --profile from shadow to enforce if judged requests suffice; keep a "
+        "copy of the file to undo it.",
         value=False,
     )
     judge: _options.NamedJudge = None
@@ -92,7 +92,7 @@ class RecalibrateCommand(SettingsModel):
         )
         with output.passes() as begin:
             made = recalibrate(traffic, before, calibration, passes=begin, corpus_sketch=sketch)
-        made.profile.save(out, why="recalibrated on judged traffic")
+        made.profile.save(out)
         raised = None
         if self.switch and profile is not None and any(each.risen for each in rises.values()):
             raised = raise_verdict(profile, before, rises)
@@ -133,7 +133,7 @@ class RecalibrateCommand(SettingsModel):
             if raised is not None and before is not None:
                 in_force = f"{profile} (profile {raised.profile_id}) is enforced now"
                 output.facts(("raised", in_force))
-                output.note(f"`ctxguard rollback {profile} {before.profile_id}` undoes that")
+                output.note(f"your copy of profile {before.profile_id}, put back, undoes that")
             elif profile is not None:
                 output.facts(("in force", f"{profile}, until you copy the new one over it"))
 

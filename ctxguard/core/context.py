@@ -63,7 +63,6 @@ class Context:
         flags: Flags of the answer.
         failures: Stages that were left out, and failures during assembly.
         assembly: The settings that render ``text``.
-        segment: The segment of the query; None if the request named none.
         session_id: The session of the request; None if it named none.
         profile_id: The profile that decided; None without a profile.
         differences: How the system that answered differs from the one that the profile was
@@ -89,7 +88,6 @@ class Context:
     flags: tuple[Flag, ...] = ()
     failures: tuple[StageFailure, ...] = ()
     assembly: Assembly = DEFAULT_ASSEMBLY
-    segment: str | None = None
     session_id: str | None = None
     profile_id: str | None = None
     differences: tuple[str, ...] = ()
@@ -174,7 +172,6 @@ class Context:
         return {
             "request_id": _json_ready(self.request_id),
             "session_id": _json_ready(self.session_id),
-            "segment": _json_ready(self.segment),
             "query": _json_ready(self.query),
             "route": self.route.value,
             "mode": self.mode.value,

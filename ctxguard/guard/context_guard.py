@@ -322,7 +322,6 @@ class ContextGuard:
         query: str,
         *,
         request_id: str | None = None,
-        segment: str | None = None,
         session_id: str | None = None,
         sample: bool = False,
         where: Where | None = None,
@@ -333,8 +332,6 @@ class ContextGuard:
             query: The question, at most ``max_query_chars`` long.
             request_id: Identifies the request in samples; None for a random one. Samples are drawn
                 by a hash of it, so a client that chooses all of it chooses whether it is sampled.
-            segment: The segment that the query belongs to, if the profile was calibrated by
-                segments. A segment without a policy of its own is served by the route's.
             session_id: The session or conversation that the request belongs to. Requests of one
                 session are not independent: the live estimates count them as one cluster.
             sample: Sample this request even if the sampler does not select it, for debugging; it
@@ -357,7 +354,7 @@ class ContextGuard:
                 passages of which none can be read.
             OverloadedError: too many requests are under way.
         """
-        request = self._begin(query, request_id, segment, session_id, sample, where)
+        request = self._begin(query, request_id, session_id, sample, where)
         start = perf_counter()
         try:
             options = {"depth": self._depth} if where is None else self._filter_options(request)
@@ -371,7 +368,6 @@ class ContextGuard:
         query: str,
         *,
         request_id: str | None = None,
-        segment: str | None = None,
         session_id: str | None = None,
         sample: bool = False,
         where: Where | None = None,
@@ -381,7 +377,7 @@ class ContextGuard:
         A retriever without an asynchronous call runs on one of 32 threads of the guard's own. A
         request that is cancelled while it waits counts as failed.
         """
-        request = self._begin(query, request_id, segment, session_id, sample, where)
+        request = self._begin(query, request_id, session_id, sample, where)
         bound = request.bound
         start = perf_counter()
         try:
@@ -401,7 +397,6 @@ class ContextGuard:
         hits: "Retrieval",
         *,
         request_id: str | None = None,
-        segment: str | None = None,
         session_id: str | None = None,
         sample: bool = False,
         where: Where | None = None,
@@ -412,7 +407,6 @@ class ContextGuard:
             query: The question that was searched.
             hits: A ``Ranking``, or ``Hit`` objects if the guard has a ``score_kind``.
             request_id: As for ``retrieve``, like all that follow.
-            segment: See ``retrieve``.
             session_id: See ``retrieve``.
             sample: See ``retrieve``.
             where: See ``retrieve``; here it is only checked.
@@ -423,7 +417,7 @@ class ContextGuard:
             FilterViolationError: a passage does not satisfy ``where``; nothing is served.
             StageUnavailableError: there are passages, and none can be read.
         """
-        request = self._begin(query, request_id, segment, session_id, sample, where)
+        request = self._begin(query, request_id, session_id, sample, where)
         return self._finish(request, hits, None)
 
     async def afilter(
@@ -432,22 +426,20 @@ class ContextGuard:
         hits: "Retrieval",
         *,
         request_id: str | None = None,
-        segment: str | None = None,
         session_id: str | None = None,
         sample: bool = False,
         where: Where | None = None,
     ) -> Context:
         """``filter`` without blocking the event loop while an assessor is asked."""
-        request = self._begin(query, request_id, segment, session_id, sample, where)
+        request = self._begin(query, request_id, session_id, sample, where)
         if self._assessor is None:
             return self._finish(request, hits, None)
         return await self._afinish(request, hits, None)
 
-    def _begin(  # noqa: PLR0917  the arguments of `retrieve`
+    def _begin(
         self,
         query: str,
         request_id: str | None,
-        segment: str | None,
         session_id: str | None,
         sample: bool,
         where: Where | None,
@@ -488,7 +480,6 @@ class ContextGuard:
         return Request(
             query,
             request_id,
-            segment,
             session_id,
             sample,
             where,

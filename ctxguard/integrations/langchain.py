@@ -143,7 +143,7 @@ class GuardedRetriever(BaseRetriever):  # type: ignore[misc]
     The id of its run is the request's id. Each document has in ``metadata["ctxguard"]`` what was
     decided on it: ``request_id``, ``score``, ``probability``, ``rank``, ``reason`` (in mode
     ``shadow``, why it would be dropped; else None) and ``flags``. ``invoke`` also takes ``where``,
-    ``segment``, ``session_id`` and ``sample``, as ``ContextGuard.retrieve`` does.
+    ``session_id`` and ``sample``, as ``ContextGuard.retrieve`` does.
 
     Attributes:
         guard: What retrieves and decides; of `WrappedVectorStore`, `WrappedRetriever`,

@@ -107,7 +107,6 @@ class Explanation:
             n = len(record.passage_ids)
             facts[1:1] = [("query", record.query or "not stored")]
             facts += [
-                ("segment", record.segment or ""),
                 ("route", record.route.value),
                 (
                     "mode",
@@ -233,8 +232,7 @@ def decided(record: SampleRecord, profile: Profile | None) -> tuple[Decision | N
     route = profile.routes.get(record.route)
     if route is None:
         return None, [f"the profile has no policy for the route {record.route.value}"]
-    segment = None if record.segment is None else route.segments.get(record.segment)
-    decision = decide(record.ranking(), (segment or route).policy)
+    decision = decide(record.ranking(), route.policy)
     if route.applied_answers is not None:
         decision = with_answers(decision, *route.applied_answers)
     notes = []

@@ -267,13 +267,6 @@ class RouteVerdict(Frozen):
         return f"; about {self.n_needed} such queries would decide"
 
 
-class SegmentProfile(Frozen):
-    """The policy of one segment of the queries; only certified ones are kept."""
-
-    policy: AnyPolicy
-    certificate: Certificate
-
-
 class SufficiencyProfile(Frozen):
     """How a route tells that nothing relevant was kept, and how often it is wrong.
 
@@ -486,7 +479,6 @@ class Profile(Frozen):
         corpus: A sketch of the passages that were searched, to say how much of them has changed;
             None where the retriever gave none.
         provenance: How it was made; no date, so that the same labels give the same bytes.
-        segment_by: The column of the queries that names their segment, if any.
         signal_columns: The columns of the passages' metadata from which signals are computed.
     """
 
@@ -497,7 +489,6 @@ class Profile(Frozen):
     fingerprint: dict[str, str] = Field(default_factory=dict)
     corpus: CorpusSketch | None = None
     provenance: Provenance
-    segment_by: str | None = None
     signal_columns: Annotated[
         tuple[SignalColumn, ...], FailFast(), Field(max_length=MOST_COLUMNS)
     ] = ()
@@ -526,8 +517,7 @@ class Profile(Frozen):
     def safe(self) -> "Profile":
         """The same system served by each route's safe policy, for when a certificate fails.
 
-        Segments are served by their route's. Nothing is certified, and evidence that belongs to
-        the former policies is left out.
+        Nothing is certified, and evidence that belongs to the former policies is left out.
 
         Raises:
             ProfileError: a route names no safe policy.
@@ -557,20 +547,9 @@ class Profile(Frozen):
         provenance = self.provenance.model_copy(update={"notes": notes})
         return self.model_copy(update={"routes": routes, "provenance": provenance})
 
-    def save(self, path: Path | str, *, why: str = "") -> None:
-        """Write atomically: a reader sees the old profile or the new one, never half of it.
-
-        A profile that the file held is kept beside it (``ctxguard.profile.history``), for
-        ``ctxguard rollback``.
-
-        Args:
-            path: The file.
-            why: Why another profile is replaced, in words, to be kept with it.
-        """
-        from ctxguard.profile.history import keeping_former
-
-        path = Path(path)
-        with keeping_former(path, self, why), atomic_write(path, mode=SHARED) as stream:
+    def save(self, path: Path | str) -> None:
+        """Write atomically: a reader sees the old profile or the new one, never half of it."""
+        with atomic_write(Path(path), mode=SHARED) as stream:
             stream.write(self.to_json().encode())
 
     def risen(self, route: Route, *, n: int, value: float, why: str) -> "Profile":
@@ -622,7 +601,12 @@ class Profile(Frozen):
         if text.count(",") >= _MOST_VALUES:
             raise ProfileFormatError(f"{path}: over {_MOST_VALUES:,} values, so not a profile")
         try:
-            data = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_Distinct())
+            data = json.loads(
+                text,
+                parse_constant=_refuse_constant,
+                parse_int=_whole_number,
+                object_pairs_hook=_Distinct(),
+            )
         except (ValueError, RecursionError) as error:
             raise ProfileFormatError(f"{path}: not JSON ({error})") from error
         version = data.get("schema_version") if isinstance(data, dict) else None
@@ -693,6 +677,14 @@ def fingerprint_differences(
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _whole_number(digits: str) -> int:
+    """Read an integer; what computes with it has 64 bits."""
+    number = int(digits)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{digits:.40} has over 64 bits")
+    return number
 
 
 def json_schema() -> dict[str, Any]:

@@ -71,8 +71,7 @@ class BoundProfile:
         call: Retrieves from that generation; raises without a retriever.
         acall: The same, awaited; None if the retriever has only a plain call.
         can_filter: Whether the retriever takes a filter.
-        policies: The policy of every route, by route and None, and those of certified segments, by
-            route and segment, which come first.
+        policies: The policy of every route.
         signal_columns: The columns of metadata whose signals the policies need; none for another
             system.
     """
@@ -87,7 +86,7 @@ class BoundProfile:
     call: "Callable[..., Retrieval | Awaitable[Retrieval]]"
     acall: "Callable[..., Awaitable[Retrieval]] | None"
     can_filter: bool
-    policies: Mapping[tuple[Route, str | None], RoutePolicy]
+    policies: Mapping[Route, RoutePolicy]
     signal_columns: tuple[SignalColumn, ...] = ()
 
 
@@ -157,20 +156,17 @@ def _no_retriever(query: str, *, depth: int, where: Where | None = None) -> NoRe
     raise ConfigurationError("this guard has no retriever: pass one, or use filter()")
 
 
-_Policies = dict[tuple[Route, str | None], RoutePolicy]
-
-
 def _policies(
     profile: Profile | None, comparison: SystemComparison, k: int | None, policy: Policy | None
-) -> _Policies:
+) -> dict[Route, RoutePolicy]:
     """Choose a policy for every route: the profile's if it knows route and system, else top k."""
     bare = RatioPolicy(k=DEFAULT_K if k is None else k)
     if policy is not None or profile is None:
         own = RoutePolicy(bare if policy is None else policy, bare, (Flag.UNCALIBRATED,))
-        return {(route, None): own for route in Route}
+        return dict.fromkeys(Route, own)
     flags, lines, of_another = comparison.flags, comparison.differences, comparison.mismatches
     known = f"it has {', '.join(sorted(profile.routes)) or 'none'}"
-    policies: _Policies = {}
+    policies: dict[Route, RoutePolicy] = {}
     for route in Route:
         calibrated = profile.routes.get(route)
         if calibrated is None:
@@ -178,19 +174,15 @@ def _policies(
             unknown = RoutePolicy(
                 bare, bare, (*flags, Flag.ROUTE_UNCALIBRATED), differences=(*lines, line)
             )
-            policies[route, None] = (
+            policies[route] = (
                 RoutePolicy(bare, bare, flags, differences=lines) if of_another else unknown
             )
             continue
         own = _route_policy(calibrated, comparison, k)
         if of_another:
-            policies[route, None] = replace(own, policy=RatioPolicy(k=own.policy.k))
+            policies[route] = replace(own, policy=RatioPolicy(k=own.policy.k))
             continue
-        policies |= {
-            (route, segment): replace(own, policy=certified.policy)
-            for segment, certified in calibrated.segments.items()
-        }
-        policies[route, None] = replace(
+        policies[route] = replace(
             own, sufficiency=calibrated.sufficiency, assessor=calibrated.assessor
         )
     return policies

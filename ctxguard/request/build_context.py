@@ -63,7 +63,6 @@ class Request(NamedTuple):
 
     query: str
     request_id: str
-    segment: str | None
     session_id: str | None
     sample: bool
     where: Where | None
@@ -114,7 +113,7 @@ def decide_request(
     if request.where is not None:
         ranking = verified(ranking, request.where)
     bound, route = request.bound, ranking.route
-    applies = bound.policies.get((route, request.segment)) or bound.policies[route, None]
+    applies = bound.policies[route]
     mode = applies.mode if request.follows_verdict else request.mode
     if mode is Mode.OFF:
         n = len(ranking.passage_ids)
@@ -263,7 +262,6 @@ def build_context(
         flags=flags,
         failures=ranking.failures + assembled.failures,
         assembly=assembly,
-        segment=request.segment,
         session_id=request.session_id,
         profile_id=request.bound.profile_id,
         differences=differences,

@@ -44,7 +44,6 @@ class ContextRequest(TypedDict):
             ),
         ]
     ]
-    segment: NotRequired[Name | None]
     session_id: NotRequired[Name | None]
 
 
@@ -76,7 +75,6 @@ class ContextAnswer(TypedDict):
 
     request_id: str
     session_id: str | None
-    segment: str | None
     query: str
     route: str
     mode: str
@@ -150,7 +148,6 @@ async def answer_context(
         given["query"],
         given.get("where"),
         request_id=scope["state"]["request_id"],
-        segment=given.get("segment"),
         session_id=given.get("session_id"),
     )
     return context.to_dict(), _failure_of(context)

@@ -27,7 +27,7 @@ from ctxguard.server.service import Service
 from ctxguard.server.wire import STRICT, Body, bounded, named
 
 Name = Annotated[str, *bounded(max_length=MOST_NAME_CHARS)]
-"""A session id, or a segment's name."""
+"""A session id."""
 
 
 @with_config(STRICT)
@@ -81,7 +81,6 @@ class FilterRequest(TypedDict):
         ]
     ]
     leg_kinds: NotRequired[Annotated[dict[str, ScoreKindName], *named(MOST_NAMES)]]
-    segment: NotRequired[Name | None]
     session_id: NotRequired[Name | None]
 
 
@@ -141,7 +140,6 @@ async def decide(service: Service, given: FilterRequest, scope: Scope) -> tuple[
         given["query"],
         ranking_of(given, service.kind),
         request_id=scope["state"]["request_id"],
-        segment=given.get("segment"),
         session_id=given.get("session_id"),
     )
     return decision_of(context), None

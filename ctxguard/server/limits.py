@@ -37,7 +37,7 @@ FEW_VALUES = 100
 MOST_NAMES = 64
 """Names of signals in one request, and names of legs."""
 MOST_NAME_CHARS = 256
-"""Length of a session id, and of a segment's name."""
+"""Length of a session id."""
 
 _OPEN_IN_FLIGHT = 64
 _OPEN_BUFFERED_BYTES = 4 * 2**20

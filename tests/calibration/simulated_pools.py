@@ -102,7 +102,7 @@ def simulate(
     random = np.random.default_rng(seed)
     rankings, queries, qrels = {}, [], {}
     for number in range(n_queries):
-        query = Query(f"q{number:05d}", f"question {number}", {"segment": "ab"[number % 2]})
+        query = Query(f"q{number:05d}", f"question {number}")
         truth = np.zeros(depth, dtype=bool)
         if random.random() >= unanswerable:
             truth[random.choice(depth, relevant, replace=False)] = True

@@ -11,7 +11,7 @@ from simulated_pools import Recorded, ranking_of
 
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query
-from calibration.data.golden_sources import read_sources
+from calibration.data.questions import read_questions
 from calibration.from_verdicts import calibrate_from_verdicts
 from calibration.judge_mixture import JudgeRates, fit_mixture
 from calibration.judged_questions import (
@@ -171,7 +171,7 @@ def test_what_people_grade_is_read_as_labels_are(tmp_path: Path) -> None:
     asked = tmp_path / "queries.jsonl"
     rows = [{"query_id": q.query_id, "query": q.text, "source": "traffic"} for q in queries]
     asked.write_text("\n".join(map(json.dumps, rows)))
-    graded = read_sources([asked, file]).dataset()
+    graded = read_questions([asked, file], "log")
     verdicts = {
         query.query_id: {f"p{row}-{at}": True for at in range(5)}
         for row, query in enumerate(queries)

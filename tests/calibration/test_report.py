@@ -50,12 +50,9 @@ def reported(n: int = 120, promise: Promise | None = None, **asked: Any) -> Repo
 
 @cache
 def hostile_calibration() -> Calibration:
-    """Queries and segments that try to be markup."""
+    """Queries that try to be markup."""
     retriever, dataset = simulate(80, noise=0.25)
-    hostile = tuple(
-        replace(query, text=f"{query.text} {HOSTILE}", metadata={"topic": HOSTILE})
-        for query in dataset.queries
-    )
+    hostile = tuple(replace(query, text=f"{query.text} {HOSTILE}") for query in dataset.queries)
     rankings = {f"{text} {HOSTILE}": ranking for text, ranking in retriever.rankings.items()}
     dataset = replace(dataset, name=f"set {HOSTILE}", queries=hostile, notes=(HOSTILE,))
     asked = Settings(objective="utility", depth=DEPTH)
@@ -112,33 +109,7 @@ class TestFigures:
         assert "is optimistic" in page(data)
         assert any("no query was held out" in line for line in route.summary.warnings)
 
-    def test_segments_with_a_certified_policy_of_their_own_are_served_by_it(self) -> None:
-        promise = Promise(0.3, None, 0.1)
-        found = calibrated(400, noise=0.25, promise=promise, segment_by="segment", policy="ratio")
-        table = report(found).routes[0].segments
-        own = found.outcomes[Route.HYBRID].profile.segments
-        assert table.column == "segment"
-        assert "has no probability" in report(found).routes[0].reliability
-        assert set(table.own_policy) == set(own) <= set("ab")
-        assert own
-        assert sum(table.queries.values()) == 200
-        for name in "ab":
-            assert table.results.of(name, "udcg_strict").difference is not None
-
-    def test_small_segments_share_a_row(self) -> None:
-        retriever, dataset = simulate(80, noise=0.25)
-        queries = tuple(
-            replace(query, metadata={"topic": "common" if row % 2 else f"rare {row}"})
-            for row, query in enumerate(dataset.queries)
-        )
-        found = calibrate(retriever, replace(dataset, queries=queries), Settings(depth=DEPTH))
-        table = report(found).routes[0].segments
-        common, small = table.results.policies
-        assert (common, small) == tuple(table.queries)
-        assert small == f"{table.queries[small]} with fewer than 5 queries each"
-
     def test_labels_are_counted(self) -> None:
-        assert "no column was named" in reported().routes[0].segments
         labels = reported().labels
         assert labels["queries"] == labels["answerable"] + labels["unanswerable"] == 120
         assert labels["unanswerable"] > 0

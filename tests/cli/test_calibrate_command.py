@@ -181,13 +181,6 @@ def test_questions_that_another_split_asks_too_are_told(
     assert any("1 of 25 questions are also in d/test" in note for note in notes)
 
 
-def test_segments_come_from_a_metadata_column(calibrate: Calibrate, many: Path) -> None:
-    asked = {"delta": 0.5, "held_out": 0.1, "segment_by": "task"}
-    document, profile = calibrate("--alpha", "0.4", "--json", data=many, **asked)
-    assert profile.segment_by == "task"
-    assert document["routes"]["hybrid"]["segments"]
-
-
 def test_the_number_of_threads_does_not_show_in_the_profile(
     index: Path, collection: Path, profile: Path, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""``ctxguard golden`` and ``ctxguard hard-negatives``, as a person runs them."""
+"""``ctxguard golden``, as a person runs it."""
 
 import json
 import shutil
@@ -36,39 +36,32 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def labels(tmp_path: Path) -> Path:
     rows = [
-        ("How do I descale a kettle?", "kettle", 2, "ann", "2026-01-01"),
-        ("How do I descale a kettle?", "iron", 1, "ann", "2026-01-01"),
-        ("How do I descale a kettle?", "iron", 0, "ben", "2026-02-01"),
-        ("How do I pitch a tent?", "tent", 1, "ann", "2026-01-01"),
+        {
+            "query_id": "descale",
+            "text": "How do I descale a kettle?",
+            "relevant": {"kettle": 2, "iron": 0},
+        },
+        {"query_id": "pitch", "text": "How do I pitch a tent?", "relevant": ["tent"]},
+        {"query_id": "bulb", "text": "Which bulb does a lamp need?", "relevant": []},
     ]
-    file = tmp_path / "labels.csv"
-    lines = [",".join(map(str, row)) for row in rows]
-    file.write_text("\n".join(["query,passage,grade,who,when", *lines]), encoding="utf-8")
+    file = tmp_path / "labels.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     return file
 
 
 @pytest.fixture
 def frozen(labels: Path, tmp_path: Path, run: Run) -> Path:
-    log = tmp_path / "log.jsonl"
-    log.write_text(json.dumps({"query": "Which bulb does a lamp need?", "source": "traffic"}))
-    run.ok("golden", "freeze", labels, log, "--out", tmp_path / "set", "--source", "human")
+    run.ok("golden", "freeze", labels, "--out", tmp_path / "set")
     return tmp_path / "set"
 
 
 class TestFreeze:
-    def test_json_holds_the_snapshot_and_every_dispute(
-        self, labels: Path, tmp_path: Path, run: Run
-    ) -> None:
-        out = tmp_path / "set"
-        freeze = ("golden", "freeze", labels, "--source", "human", "--out")
-        said = run.ok(*freeze, tmp_path / "other").stdout
-        assert "on 1 of 1 passages labelled more than once, on the relevance of 1" in said
-        assert "1 ann, 0 ben" in said
-        document = run.read(*freeze, out, "--json")
+    def test_it_prints_the_snapshot(self, labels: Path, tmp_path: Path, run: Run) -> None:
+        said = run.ok("golden", "freeze", labels, "--out", tmp_path / "other").stdout
+        assert "3: 2 have a label, 2 are answerable" in said
+        document = run.read("golden", "freeze", labels, "--out", tmp_path / "set", "--json")
         assert len(document["digest"]) == 64
-        (dispute,) = document["disputed"]
-        assert dispute["value"] == 0
-        assert [label["annotator"] for label in dispute["labels"]] == ["ann", "ben"]
+        assert document["counts"]["relevant"] == 2
 
     @pytest.mark.parametrize("split", ["train", "test"])
     def test_it_freezes_the_split_that_calibrate_then_reads(
@@ -76,9 +69,8 @@ class TestFreeze:
     ) -> None:
         frozen = tmp_path / "set"
         named = () if split == "train" else ("--split", split)
-        freeze = ("golden", "freeze", collection, "--source", "human", "--out", frozen, *named)
-        result = run(*freeze, "--json")
-        assert json.loads(result.stdout)["split"] == split
+        document = run.read("golden", "freeze", collection, "--out", frozen, *named, "--json")
+        assert document["split"] == split
         source = read_beir(collection, split)
         read = read_labelled(frozen, "train")
         assert (read.split, read.dataset.qrels.keys()) == (split, source.qrels.keys())
@@ -89,16 +81,14 @@ class TestFreeze:
     ) -> None:
         one = Path(shutil.copytree(collection, tmp_path / "one"))
         (one / "qrels" / "train.tsv").unlink()
-        freeze = ("golden", "freeze", one, "--source", "human", "--out", tmp_path / "set")
-        for notes in (run.read(*freeze, "--json")["notes"], read_labelled(one, "train").notes):
+        document = run.read("golden", "freeze", one, "--out", tmp_path / "set", "--json")
+        for notes in (document["notes"], read_labelled(one, "train").notes):
             assert f"{one} has no split 'train'; its only one, 'test', is used" in notes
 
 
 class TestCheck:
     def test_an_untouched_set_passes(self, frozen: Path, run: Run) -> None:
-        result = run.ok("golden", "check", frozen)
-        for words in ("unchanged", "traffic asked 1 times", "grades, the lower median"):
-            assert words in result.stdout
+        assert "unchanged" in run.ok("golden", "check", frozen).stdout
 
     def test_a_changed_label_is_a_finding(self, frozen: Path, run: Run) -> None:
         qrels = frozen / "qrels" / "train.tsv"
@@ -107,28 +97,6 @@ class TestCheck:
         assert result.exit_code == 1
         assert json.loads(result.stdout)["changes"] == ["qrels/train.tsv was changed"]
         assert "finding: qrels/train.tsv was changed" in result.stderr
-
-
-@pytest.mark.model
-class TestCoverage:
-    def test_it_tells_the_judged_share_at_each_k(self, frozen: Path, index: Path, run: Run) -> None:
-        document = run.read(
-            *("golden", "coverage", "--index", index, "--data", frozen, "--json"),
-            system={"coverage": {"k": [1, 2, 4]}},
-        )
-        shares = {row["k"]: row["judged"]["value"] for row in document["coverage"]}
-        assert shares[1] == 1.0
-        assert shares[4] == pytest.approx((2 / 4 + 1 / 4) / 2)
-        assert (document["queries"], document["labelled_queries"]) == (3, 2)
-
-    def test_a_set_without_labels_has_a_list_and_no_coverage(
-        self, index: Path, tmp_path: Path, run: Run
-    ) -> None:
-        log = tmp_path / "log.jsonl"
-        log.write_text(json.dumps({"query": "Which lamp?", "source": "traffic"}))
-        run("golden", "freeze", log, "--out", tmp_path / "set")
-        result = run.ok("golden", "coverage", "--index", index, "--data", tmp_path / "set")
-        assert "no query has a label yet" in result.stdout
 
 
 @pytest.mark.model

@@ -16,7 +16,7 @@ SNAKE = re.compile(r"[a-z0-9_]+")
 @pytest.fixture
 def golden(run: Run, collection: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "golden"
-    assert run("golden", "freeze", collection, "--out", folder, "--source", "human").exit_code == 0
+    assert run("golden", "freeze", collection, "--out", folder).exit_code == 0
     return folder
 
 
@@ -49,9 +49,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "evaluate": ("--index", "INDEX", "--data", "DATA", "--profile", "PROFILE", "-k", "5"),
     "query": ("clean a violin", "--index", "INDEX", "--profile", "PROFILE"),
     "compare": ("--index", "INDEX", "--data", "DATA", "--profile", "PROFILE"),
-    "golden freeze": ("DATA", "--source", "human", "--out", "NEW/frozen"),
+    "golden freeze": ("DATA", "--out", "NEW/frozen"),
     "golden check": ("GOLDEN",),
-    "golden coverage": ("--index", "INDEX", "--data", "DATA"),
     "golden hard-negatives": (
         *("--index", "INDEX", "--data", "DATA", "--out", "NEW/t.jsonl", "--system", "MARGIN"),
     ),

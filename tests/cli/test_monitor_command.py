@@ -22,7 +22,6 @@ from ctxguard.core.types import Passage
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow, SampleStore, State
-from ctxguard.profile.history import former_profiles
 from ctxguard.profile.schema import Profile
 
 Once = Callable[..., Result]
@@ -278,9 +277,6 @@ class TestAlarms:
         traffic, file = self.broken(tmp_path), tmp_path / "profile.json"
         assert once(traffic, "--profile", file, **{"switch-to-safe": True}).exit_code == 1
         assert Profile.load(file) == profile_of(BROKEN).safe()
-        [former] = former_profiles(file)
-        assert former.profile == profile_of(BROKEN)
-        assert "judged recall loss is above the promise" in former.why
 
     def test_a_promise_that_holds_is_shown_with_what_speaks_against_it(
         self, once: Once, tmp_path: Path

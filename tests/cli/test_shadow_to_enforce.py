@@ -17,7 +17,6 @@ from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import SampleStore
-from ctxguard.profile.history import former_profiles
 from ctxguard.profile.schema import Profile, RouteVerdict
 from ctxguard.request.telemetry import Telemetry
 
@@ -85,7 +84,7 @@ def test_until_requests_suffice_the_monitor_says_how_many_are_missing(watched: W
 
 
 @pytest.mark.parametrize("command", [Watched.monitor, Watched.recalibrate])
-def test_switch_raises_the_verdict_and_rollback_returns(
+def test_switch_raises_the_verdict_and_a_copy_returns(
     watched: Watched, command: Callable[..., Result]
 ) -> None:
     watched.traffic(80)
@@ -102,7 +101,7 @@ def test_switch_raises_the_verdict_and_rollback_returns(
     watcher = ProfileWatcher(guard, watched.file)
     assert len(guard.retrieve("q").passages) == 10
     said = in_one_line(command(watched, "--switch"))
-    assert f"ctxguard rollback {watched.file} {KEEPS_ALL.profile_id}" in said
+    assert f"your copy of profile {KEEPS_ALL.profile_id}, put back, undoes that" in said
     raised = Profile.load(watched.file)
     assert raised.verdict.statement.startswith(
         "enforce: mean recall differs by +0.000 from that of the first 10 on 80 judged requests"
@@ -110,12 +109,8 @@ def test_switch_raises_the_verdict_and_rollback_returns(
     assert raised.routes[Route.EXTERNAL].policy == KEEPS_ALL.routes[Route.EXTERNAL].policy
     watcher.check()
     assert (guard.mode, len(guard.retrieve("q").passages)) == (Mode.ENFORCE, 6)
-    [former] = former_profiles(watched.file)
-    assert former.profile == KEEPS_ALL
-    assert "recall +0.000 over 80 judged requests" in former.why
-    listed = in_one_line(watched.run("rollback", watched.file))
-    assert KEEPS_ALL.profile_id in listed
-    in_one_line(watched.run("rollback", watched.file, KEEPS_ALL.profile_id))
+    assert "recall +0.000 over 80 judged requests" in raised.provenance.notes[-1]
+    KEEPS_ALL.save(watched.file)
     watcher.check()
     assert (guard.mode, len(guard.retrieve("q").passages)) == (Mode.SHADOW, 10)
 
@@ -125,7 +120,7 @@ def test_a_policy_that_loses_never_rises(watched: Watched) -> None:
     said = in_one_line(watched.monitor("--switch"))
     assert "recall -1.000 over 200 judged requests" in said
     assert "more requests like these would not change that" in said
-    assert former_profiles(watched.file) == ()
+    assert Profile.load(watched.file).verdict.decision == "shadow"
 
 
 def test_a_profile_that_was_replaced_meanwhile_is_not_overwritten(watched: Watched) -> None:

@@ -102,8 +102,6 @@ def test_an_empty_table_is_its_header_and_a_row_has_a_cell_for_each_column() -> 
         ("evaluate", "--data", "DATA", "--profile", "PROFILE", "-k", "5"),
         ("query", "clean a violin", "--profile", "PROFILE"),
         ("compare", "--data", "DATA", "--profile", "PROFILE"),
-        ("fit", "ranker", "--data", "DATA"),
-        ("golden", "coverage", "--data", "DATA"),
     ],
 )
 def test_a_result_is_at_most_40_lines_of_80_columns(

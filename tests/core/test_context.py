@@ -376,7 +376,6 @@ def test_to_dict_holds_the_text_the_profile_and_what_the_request_named() -> None
     failures = (StageFailure("dense", "no answer within 9 ms", FailureKind.TIMEOUT),)
     context = replace(
         context_of(decision_on(["one"])),
-        segment="de",
         session_id="s1",
         profile_id="0123456789ab",
         failures=failures,
@@ -384,7 +383,7 @@ def test_to_dict_holds_the_text_the_profile_and_what_the_request_named() -> None
     written = context.to_dict()
     assert written["text"] == context.text
     assert written["profile_id"] == "0123456789ab"
-    assert (written["segment"], written["session_id"]) == ("de", "s1")
+    assert written["session_id"] == "s1"
     assert written["failures"] == [
         {"stage": "dense", "kind": "timeout", "cause": "no answer within 9 ms"}
     ]

@@ -22,7 +22,6 @@ from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.types import Route, ScoreKind
 from ctxguard.errors import ProfileError, ProfileFormatError
-from ctxguard.profile.history import former_profiles
 from ctxguard.profile.schema import (
     Certificate,
     Evidence,
@@ -31,7 +30,6 @@ from ctxguard.profile.schema import (
     Provenance,
     RecallDifference,
     RouteProfile,
-    SegmentProfile,
     fingerprint_differences,
     json_schema,
 )
@@ -78,7 +76,6 @@ PROFILE = Profile(
             score_kind=ScoreKind.RATIO,
             why="two scorers",
             certificate=CERTIFICATE,
-            segments={"de": SegmentProfile(policy=RatioPolicy(k=3), certificate=CERTIFICATE)},
             chosen_on=Evidence(
                 queries=150,
                 metrics={"recall": Interval(value=0.9, lower=0.85, upper=0.95, n=120)},
@@ -105,7 +102,6 @@ PROFILE = Profile(
         versions={"numpy": "2.0"},
         notes=("one query was skipped",),
     ),
-    segment_by="language",
 )
 
 
@@ -199,7 +195,7 @@ class TestRoundTrip:
         assert PROFILE.model_copy(update={"routes": backwards}).to_json() == PROFILE.to_json()
 
     def test_another_profile_has_another_id(self) -> None:
-        assert PROFILE.model_copy(update={"segment_by": None}).profile_id != PROFILE.profile_id
+        assert PROFILE.model_copy(update={"fingerprint": {}}).profile_id != PROFILE.profile_id
         assert len(PROFILE.profile_id) == 12
 
     @pytest.mark.parametrize(
@@ -228,7 +224,7 @@ class TestRoundTrip:
 
     def test_a_profile_cannot_be_changed(self) -> None:
         with pytest.raises(ValidationError, match="frozen"):
-            PROFILE.segment_by = "country"  # type: ignore[misc]
+            PROFILE.fingerprint = {}  # type: ignore[misc]
 
 
 class TestSafe:
@@ -238,7 +234,6 @@ class TestSafe:
         for route, own in safe.routes.items():
             assert own.policy == own.safe_policy == RatioPolicy(k=10)
             assert own.score_kind is ALL_SAFE.routes[route].score_kind
-            assert own.segments == {}
         assert (safe.fingerprint, safe.fusion) == (ALL_SAFE.fingerprint, ALL_SAFE.fusion)
 
     def test_it_claims_nothing_of_the_former_policies_and_says_whose_it_is(self) -> None:
@@ -272,13 +267,12 @@ class TestSaving:
 
         monkeypatch.setattr(os, "fsync", full_disk)
         with pytest.raises(OSError, match="no space"):
-            PROFILE.model_copy(update={"segment_by": None}).save(file)
+            PROFILE.model_copy(update={"fingerprint": {}}).save(file)
         assert file.read_bytes() == before
-        assert former_profiles(file) == ()
         assert list(file.parent.glob("*.json")) == [file]
 
     def test_a_reader_never_meets_half_a_profile(self, file: Path) -> None:
-        other = PROFILE.model_copy(update={"segment_by": None})
+        other = PROFILE.model_copy(update={"fingerprint": {}})
         done = threading.Event()
 
         def rewrite() -> None:
@@ -415,6 +409,30 @@ class TestRefusals:
         for length in range(0, len(whole) - 2, 37):
             file.write_bytes(whole[:length])
             refused(file, "not JSON")
+
+    @pytest.mark.parametrize(
+        "digits",
+        [f"{2**63}", f"{-(2**63) - 1}", f"{10**30}", "1" + "0" * 5000],
+        ids=["first", "first below 0", "long", "longest"],
+    )
+    @pytest.mark.parametrize(
+        ("where", "name"),
+        [
+            (f"{HYBRID}", "k"),
+            ("provenance", "depth"),
+            ("provenance", "seed"),
+            ("corpus", "passages"),
+            ("utilities", "distractor"),
+        ],
+    )
+    def test_an_integer_over_64_bits_is_refused(
+        self, file: Path, digits: str, where: str, name: str
+    ) -> None:
+        SKETCHED.save(file)
+        data = json.loads(file.read_text(encoding="utf-8"))
+        inside(data, where)[name] = "NUMBER"
+        file.write_text(json.dumps(data).replace('"NUMBER"', digits), encoding="utf-8")
+        refused(file, r"profile\.json: not JSON \(.*(64 bits|digits)")
 
     @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
     @pytest.mark.parametrize("where", ['"intercept": -2.5', '"weight": 0.35', '"harm": 0.4'])

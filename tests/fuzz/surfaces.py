@@ -31,8 +31,8 @@ from calibration.calibrate import calibrate
 from calibration.calibrate_route import Settings as Choice
 from calibration.compare.saved_comparison import SavedComparison
 from calibration.data.dataset import Dataset, Query
-from calibration.data.frozen_sets import Snapshot, changes, read_snapshot
-from calibration.data.golden_sources import read_sources
+from calibration.data.golden import Snapshot, changes, read_snapshot
+from calibration.data.questions import read_questions
 from calibration.data.readers import (
     read_beir,
     read_corpus,
@@ -145,7 +145,7 @@ WATCHED = profile_with(
     {Route.EXTERNAL: RouteProfile(policy=RatioPolicy(k=1), score_kind=ScoreKind.RATIO)}
 )
 ALARMS = AlarmState(WATCHED)
-GOLDEN = (
+QUESTIONS = (
     b'{"query_id": "q", "query": "how?", "passage_id": "a", "grade": 2, "annotator": "m"}\n'
     b'{"query": "why?", "count": 3, "date": "2026-01-31", "note": "n", "metadata": {"a": [1]}}\n'
     b'{"query": "why?", "passage_id": "b", "distractor": "hard_negative", "source": "human"}\n'
@@ -200,11 +200,11 @@ READERS: Mapping[str, tuple[str, bytes, Callable[[Path], object]]] = {
         SavedComparison.load,
     ),
     "ranker": ("r.json", json.dumps(RANKER).encode(), Ranker.load),
-    "golden labels": ("g.jsonl", GOLDEN, lambda file: read_sources([file], source="human")),
-    "golden labels as CSV": (
+    "questions": ("g.jsonl", QUESTIONS, lambda file: read_questions([file], "log")),
+    "questions as CSV": (
         "g.csv",
-        b'query,passage_id,grade,who,when\r\n"how, then?",a,2,m,2026-01-31\r\nwhy?,b,,,\r\n',
-        lambda file: read_sources([file], source="human"),
+        b'query,passage_id,grade\r\n"how, then?",a,2\r\nwhy?,b,\r\n',
+        lambda file: read_questions([file], "log"),
     ),
     "alarms": (
         "alarms.json",
@@ -219,11 +219,10 @@ BEIR = {
     "qrels/test.tsv": b"query-id\tcorpus-id\tscore\nq1\ta\t1\nq2\tb\t0\n",
     "distractors.tsv": b"q1\tc\tdistractor\n",
     "snapshot.json": Snapshot(
-        digest="d", split="test", dataset_digest="x", counts={}, rules=(), files={}, notes=()
+        digest="d", split="test", dataset_digest="x", counts={}, files={}, notes=()
     )
     .model_dump_json()
     .encode(),
-    "provenance.jsonl": GOLDEN,
 }
 
 
@@ -668,7 +667,7 @@ def _pool(random: Random) -> tuple[Any, Dataset]:
                 "lexical": Leg(np.array([random.random() for _ in range(n)]), ScoreKind.RATIO),
             }
         object.__setattr__(ranking, "legs", legs)
-        query = Query(f"q{at}", f"question {at}", {"segment": random.choice("ab")})
+        query = Query(f"q{at}", f"question {at}")
         rankings[query.text] = ranking
         queries.append(query)
         qrels[query.query_id] = {f"p{at}-{i}": random.choice([0, 0, 1, 2]) for i in range(n)}
@@ -707,7 +706,6 @@ def _calibrate(random: Random) -> Input:
         "serving_k": random.choice([1, 3, 0, 10**6]),
         "held_out": random.choice([None, 0.0, 0.5, 1.0]),
         "depth": random.choice([1, 8, 0]),
-        "segment_by": random.choice([None, "segment", "absent"]),
         "seed": random.choice([0, 1, -1]),
     }
     return Input(
@@ -935,9 +933,9 @@ _COMMANDS = (
     "label feedback {feedback.jsonl} --store {store}",
     "monitor --store {store} --judge labels --labels {data.jsonl} --once --json",
     "recalibrate --store {store} --profile {profile.json} --out {new.json}",
-    "golden check {golden.jsonl}",
-    "golden coverage --index {index} --data {data.jsonl}",
-    "golden freeze {golden.jsonl} --source human --out {new}",
+    "golden check {new}",
+    "golden freeze {data.jsonl} --out {new}",
+    "calibrate --index {index} --queries {questions.jsonl} --out {new.json}",
     "golden hard-negatives --index {index} --data {data.jsonl} --out {new.jsonl}",
     "metrics rules",
     "serve --index {index} --port 99999",
@@ -957,7 +955,7 @@ _CONTENTS = {
     "feedback.jsonl": READERS["feedback file"][1],
     "labels.jsonl": READERS["label file"][1],
     "labels.csv": READERS["label file as CSV"][1],
-    "golden.jsonl": GOLDEN,
+    "questions.jsonl": QUESTIONS,
 }
 _OPTIONS = (
     *("--k", "-k", "--depth", "--seed", "--json", "--route", "--split", "--n", "--tenant", "--all"),

@@ -25,9 +25,9 @@ from ctxguard import (
 )
 from ctxguard.errors import ConfigurationError
 from ctxguard.guard.reload import ProfileWatcher
-from ctxguard.profile.schema import RouteProfile, SegmentProfile
+from ctxguard.profile.schema import RouteProfile
 from ctxguard.request.telemetry import Telemetry
-from tests.profiles import CERTIFICATE, profile_with
+from tests.profiles import profile_with
 
 SEVENTY = RatioPolicy(k=4, min_ratio=0.7)
 HITS = [Hit(f"p{n}", 1.0 - n / 10, f"text {n}") for n in range(6)]
@@ -71,7 +71,6 @@ def profile_of(engine: Engine, *, sketch: bool = True) -> Profile:
             policy=SEVENTY,
             score_kind=ScoreKind.RATIO,
             safe_policy=RatioPolicy(k=6),
-            segments={"s": SegmentProfile(policy=RatioPolicy(k=1), certificate=CERTIFICATE)},
         )
     }
     made = profile_with(routes, fingerprint=engine.fingerprint())
@@ -126,9 +125,9 @@ class TestBeyondTheShare:
         assert guard.retrieve("q?").flags == ()
         with caplog.at_level(logging.WARNING, "ctxguard"):
             engine.swap(corpus(range(250)))
-            contexts = [guard.retrieve("q?"), guard.retrieve("q?", segment="s")]
+            contexts = [guard.retrieve("q?"), guard.retrieve("q?")]
         assert [context.flags for context in contexts] == [(Flag.CORPUS_CHANGED,)] * 2
-        assert [context.decision.policy for context in contexts] == [SEVENTY, RatioPolicy(k=1)]
+        assert [context.decision.policy for context in contexts] == [SEVENTY] * 2
         assert "calibrate again" in caplog.text
         scraped = generate_latest(registry).decode()
         assert 'ctxguard_flags_total{flag="corpus_changed"} 2.0' in scraped

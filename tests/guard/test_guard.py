@@ -753,9 +753,9 @@ class TestSampling:
     def test_sampling_by_hand_without_a_sampler_changes_nothing(self) -> None:
         assert len(guard_of(policy=SEVENTY).retrieve("q?", sample=True)) == 3
 
-    def test_session_and_segment_come_back_with_the_context(self) -> None:
-        context = guard_of().retrieve("q?", session_id="s1", segment="de")
-        assert (context.session_id, context.segment) == ("s1", "de")
+    def test_the_session_comes_back_with_the_context(self) -> None:
+        context = guard_of().retrieve("q?", session_id="s1")
+        assert context.session_id == "s1"
 
     def test_a_failed_request_is_not_offered(self) -> None:
         sampler = Sampled()

@@ -367,9 +367,7 @@ class TestLogs:
                         retriever, sampler=Broken(), telemetry=telemetry(CollectorRegistry())
                     )
                     try:
-                        guard.retrieve(
-                            DIAGNOSIS, request_id=INJECTED, session_id=INJECTED, segment=INJECTED
-                        )
+                        guard.retrieve(DIAGNOSIS, request_id=INJECTED, session_id=INJECTED)
                     except CtxguardError:
                         continue
         for record in caplog.records:

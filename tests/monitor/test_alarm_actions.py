@@ -18,7 +18,6 @@ from ctxguard.monitor.alarms import (
     act_on,
     switch_to_safe,
 )
-from ctxguard.profile.history import former_profiles
 from ctxguard.profile.schema import Profile, RouteProfile
 from tests.profiles import profile_with
 
@@ -62,7 +61,6 @@ class TestSwitching:
         assert Profile.load(file) == PROFILE.safe()
         assert Profile.load(file).routes[Route.HYBRID].policy == RatioPolicy(k=10)
         assert not switch_to_safe(file, PROFILE)
-        assert [each.profile for each in former_profiles(file)] == [PROFILE]
 
     def test_a_profile_that_was_promoted_meanwhile_is_left_alone(self, file: Path) -> None:
         OTHER.save(file)
@@ -70,7 +68,6 @@ class TestSwitching:
         with pytest.raises(ProfileError, match=said):
             switch_to_safe(file, PROFILE)
         assert Profile.load(file) == OTHER
-        assert [each.profile for each in former_profiles(file)] == [PROFILE]
 
     def test_a_profile_without_safe_policies_is_left_alone(self, file: Path) -> None:
         route = PROFILE.routes[Route.HYBRID].model_copy(update={"safe_policy": None})
@@ -95,7 +92,6 @@ class TestSwitching:
         monkeypatch.setattr(os, "fsync", full_disk)
         act_on(RECALL, PROFILE, file)
         assert Profile.load(file) == PROFILE
-        assert former_profiles(file) == ()
 
 
 class TestActions:

@@ -31,7 +31,7 @@ from ctxguard.monitor.alarms.ecusum import Day
 from ctxguard.monitor.alarms.loss_monitor import promises
 from ctxguard.monitor.alarms.reference import FIRST_BASELINE, Correction
 from ctxguard.monitor.store import LossRow
-from ctxguard.profile.schema import Evidence, Profile, RouteProfile, SegmentProfile
+from ctxguard.profile.schema import Evidence, Profile, RouteProfile
 from tests.profiles import CERTIFICATE, profile_with
 
 HELD_OUT = Evidence(
@@ -141,8 +141,6 @@ class TestWhatIsMonitored:
     def test_harm_is_bounded_by_the_largest_context_of_the_worst_passages(self) -> None:
         worst = 1.0 + 1.0 / math.log2(3) + 0.5
         assert promises_of(PROFILE)[AlarmKind.HARM].bound == pytest.approx(worst)
-        segment = SegmentProfile(policy=RatioPolicy(k=5), certificate=CERTIFICATE)
-        assert promises_of(profile_of(segments={"de": segment}))[AlarmKind.HARM].bound > worst
 
     def test_a_promise_of_no_loss_at_all_is_broken_by_losses_in_a_row(self) -> None:
         monitor = LossMonitor.of_exact_judge(replace(PROMISE, at_most=0.0))

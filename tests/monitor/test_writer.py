@@ -463,11 +463,11 @@ def test_every_process_writes_its_own_samples_and_flushes_at_its_end(
 
 def test_a_record_is_read_as_it_was_written() -> None:
     live = Watching(LabelJudge({}))
-    live.serve(replace(make_context(POOL, 3), session_id="s", segment="de"))
+    live.serve(replace(make_context(POOL, 3), session_id="s"))
     (record,) = written(live)
     again = SampleRecord.from_bytes(record.to_bytes())
     assert again == record
-    assert (again.session_id, again.segment) == ("s", "de")
+    assert again.session_id == "s"
     assert again.scores.tolist() == record.scores.tolist() == [100.0 - i for i in range(10)]
     assert json.loads(zlib.decompress(record.to_bytes()))["format"] == FORMAT
 

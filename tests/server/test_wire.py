@@ -32,7 +32,7 @@ FIELDS = {
     "rerank": "query documents texts model top_n top_k truncation return_documents return_text "
     "max_tokens_per_doc other",
     "score": "text_1 text_2 model",
-    "filter": "query candidates score_kind leg_kinds segment session_id",
+    "filter": "query candidates score_kind leg_kinds session_id",
 }
 CANDIDATE = "id score rank text title metadata signals legs"
 

@@ -54,9 +54,7 @@ def act_on(alarm: Alarm, profile: Profile, switch_path: Path | None = None) -> N
 
 
 def switch_to_safe(path: Path | str, alarmed: Profile) -> bool:
-    """Replace a profile file by the safe policy of its profile, and keep the former file.
-
-    ``ctxguard rollback`` undoes the switch.
+    """Replace a profile file by the safe policy of its profile.
 
     Args:
         path: The profile file that guards watch.
@@ -76,14 +74,12 @@ def switch_to_safe(path: Path | str, alarmed: Profile) -> bool:
     if Profile.load(path).profile_id == safe.profile_id:
         return False
     _check_unchanged(path, alarmed, "the alarm is about")
-    safe.save(path, why=f"judged recall loss is above the promise of {alarmed.profile_id}")
+    safe.save(path)
     return True
 
 
 def raise_verdict(path: Path | str, shadowed: Profile, rises: Mapping[Route, Rise]) -> Profile:
     """Replace a profile file by its profile with the verdicts raised that judged requests allow.
-
-    ``ctxguard rollback`` undoes it.
 
     Args:
         path: The profile file that guards watch.
@@ -99,12 +95,11 @@ def raise_verdict(path: Path | str, shadowed: Profile, rises: Mapping[Route, Ris
         OSError: the file or its folder cannot be written.
     """
     _check_unchanged(Path(path), shadowed, "the requests were decided by")
-    raised, reasons = shadowed, []
+    raised = shadowed
     for route, rise in rises.items():
         if rise.risen and rise.difference is not None:
             raised = raised.risen(route, n=rise.n, value=rise.difference, why=rise.statement)
-            reasons.append(f"{route.value}: {rise.statement}")
-    raised.save(path, why="; ".join(reasons))
+    raised.save(path)
     return raised
 
 

@@ -345,6 +345,5 @@ def promises(profile: Profile) -> tuple[PromisedLoss, ...]:
 
 def _harm_bound(calibrated: RouteProfile, utilities: Utilities) -> float:
     """The harm of a full context of the worst passages; 0 where no passage can harm."""
-    policies = [calibrated.policy, *[own.policy for own in calibrated.segments.values()]]
-    k = max([policy.k for policy in policies])
-    return -utilities.worst * math.fsum([1.0 / math.log2(rank + 1) for rank in range(1, k + 1)])
+    ranks = range(1, calibrated.policy.k + 1)
+    return -utilities.worst * math.fsum([1.0 / math.log2(rank + 1) for rank in ranks])

@@ -82,7 +82,6 @@ class SampleRecord:
         time_seconds: When it was answered, in seconds since the epoch.
         probability: π, with which it was sampled; 0.0 for one added by hand.
         session_id: Its session; None without one.
-        segment: The segment that the request named.
         route: The stages that answered.
         mode: The guard's mode.
         query: The query, a keyed hash of it, or None, as ``Privacy`` says.
@@ -114,7 +113,6 @@ class SampleRecord:
     time_seconds: float
     probability: float
     session_id: str | None
-    segment: str | None
     route: Route
     mode: Mode
     query: str | None
@@ -270,7 +268,7 @@ def _checked(record: SampleRecord) -> SampleRecord:
     positions = (*record.served, *record.dropped, *record.sampled, *record.passages)
     texts = [*record.passage_ids, record.request_id]
     texts += [text for one in record.passages.values() for text in (one.title, one.text)]
-    optional = (record.query, record.session_id, record.segment, record.profile_id)
+    optional = (record.query, record.session_id, record.profile_id)
     if not all(type(position) is int and 0 <= position < n for position in positions):
         raise DataError("a sample names candidates that it does not have")
     lengths = [len(record.scores), *map(len, record.signals.values())]
@@ -312,7 +310,6 @@ def record_of(sample: Sample, design: InclusionDesign) -> SampleRecord:
         time_seconds=sample.time_seconds,
         probability=sample.probability,
         session_id=context.session_id,
-        segment=context.segment,
         route=ranking.route,
         mode=context.mode,
         query=context.query,

@@ -67,14 +67,13 @@ class ContextGuardRanker:
         self._guard = ContextGuard(**self._settings) if guard is None else guard
 
     @component.output_types(documents=list[Document], text=str, flags=list[str])  # type: ignore[untyped-decorator]
-    def run(  # noqa: PLR0917  Haystack calls it by name
+    def run(
         self,
         query: str,
         documents: list[Document],
         where: dict[str, Any] | None = None,
         request_id: str | None = None,
         session_id: str | None = None,
-        segment: str | None = None,
     ) -> Mapping[str, Any]:
         """Keep the clean ones of the documents that were retrieved for a query.
 
@@ -85,7 +84,6 @@ class ContextGuardRanker:
                 None for no condition. It is only checked: the document store's filter applies it.
             request_id: Identifies the request in samples; None for a random one.
             session_id: The session that the request belongs to.
-            segment: The segment that the query belongs to.
 
         Returns:
             ``documents``, best first; ``text``, what to give the model: rendered, sanitised,
@@ -103,7 +101,6 @@ class ContextGuardRanker:
             ranking_of(documents, self._guard.score_kind),
             request_id=request_id,
             session_id=session_id,
-            segment=segment,
             where=None if where is None else Where(where),
         )
         return {
@@ -113,19 +110,16 @@ class ContextGuardRanker:
         }
 
     @component.output_types(documents=list[Document], text=str, flags=list[str])  # type: ignore[untyped-decorator]
-    async def run_async(  # noqa: PLR0917
+    async def run_async(
         self,
         query: str,
         documents: list[Document],
         where: dict[str, Any] | None = None,
         request_id: str | None = None,
         session_id: str | None = None,
-        segment: str | None = None,
     ) -> Mapping[str, Any]:
         """`run` on the event loop: it takes microseconds and waits for nothing."""
-        answer: Mapping[str, Any] = self.run(
-            query, documents, where, request_id, session_id, segment
-        )
+        answer: Mapping[str, Any] = self.run(query, documents, where, request_id, session_id)
         return answer
 
     def to_dict(self) -> dict[str, Any]:
