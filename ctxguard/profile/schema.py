@@ -408,7 +408,6 @@ class RouteProfile(Frozen):
         verdict: Whether the policy may be served; None where nobody judged it, as in a profile of
             safe policies: it is served then.
         certificate: The proved promise of the policy; None where nothing was proved.
-        segments: Policies of segments, by segment; the policy above serves all others.
         evidence: What the choice gives on queries that had no part in it; None where nothing
             was measured.
         reference: Deciles (0, 10, …, 100%) of label-free signals of the same queries, for drift.
@@ -424,7 +423,6 @@ class RouteProfile(Frozen):
     why: str = ""
     verdict: RouteVerdict | None = None
     certificate: Certificate | None = None
-    segments: dict[str, SegmentProfile] = Field(default_factory=dict)
     evidence: Evidence | None = None
     reference: dict[str, Annotated[tuple[float, ...], FailFast()]] = Field(default_factory=dict)
     safe_policy: AnyPolicy | None = None
