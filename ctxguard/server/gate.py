@@ -20,7 +20,7 @@ from ctxguard.server.wire import Operation
 _log = logging.getLogger(__name__)
 
 _MOST_LABEL_CHARS = 128
-_BEAR_RETRY_AFTER = frozenset({Endpoint.FILTER, Endpoint.CONTEXT, Endpoint.VECTOR_STORE_SEARCH})
+_BEAR_RETRY_AFTER = frozenset({Endpoint.FILTER, Endpoint.CONTEXT})
 """Clients of the rerank protocol retry as often as ten times when they are told when to."""
 
 _ENDS = {
@@ -42,7 +42,7 @@ class Gate:
 
     Args:
         app: Answers what has no direct answer.
-        direct: Answers what is posted to a path without parameters, by path: a framework's routing
+        direct: Answers what is posted to a path, by path: a framework's routing
             takes longer than many a decision.
         settings: Tokens and limits.
         metrics: Where requests are counted.

@@ -173,7 +173,6 @@ def rules_of(settings: ServiceSettings) -> dict[Endpoint, EndpointRule]:
     return {
         **dict.fromkeys(Endpoint, EndpointRule(token, is_open, most, False, common)),
         Endpoint.CONTEXT: EndpointRule(token, is_open, search, False, common),
-        Endpoint.VECTOR_STORE_SEARCH: EndpointRule(token, is_open, search, False, common),
         Endpoint.METRICS: EndpointRule(metrics, is_open, 0, False, never_shed),
         Endpoint.HEALTH: EndpointRule(None, is_open, 0, False, never_shed),
         # It has a sign-in of its own.

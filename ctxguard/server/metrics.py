@@ -24,7 +24,6 @@ class Endpoint(StrEnum):
     RERANK = "rerank"
     FILTER = "filter"
     CONTEXT = "context"
-    VECTOR_STORE_SEARCH = "vector_store_search"
     CONSOLE = "console"
     METRICS = "metrics"
     HEALTH = "health"
@@ -53,8 +52,6 @@ def endpoint_of(path: str) -> Endpoint:
     known = ENDPOINTS.get(path)
     if known is not None:
         return known
-    if path.startswith("/v1/vector_stores"):
-        return Endpoint.VECTOR_STORE_SEARCH
     return Endpoint.CONSOLE if path.startswith("/console/") else Endpoint.OTHER
 
 

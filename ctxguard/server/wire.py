@@ -80,7 +80,7 @@ class Operation:
     """One path with its method, who answers it, and how; an ASGI application where it has a body.
 
     Attributes:
-        path: With parameters in braces.
+        path: Where it is asked.
         endpoint: Answers it. With a body: a coroutine of what was asked and the scope, which
             returns the answer's content, and the failure of a stage without which it was found.
             Without one: an endpoint as Starlette takes it.
@@ -90,7 +90,6 @@ class Operation:
         asks: The body; None without one, and its method is then ``GET`` instead of ``POST``.
         problems: Its own problems, beside those of any operation.
         without_token: Whether it needs no token.
-        check: Refuses a scope before its body is read; None for a path without parameters.
     """
 
     path: str
@@ -101,7 +100,6 @@ class Operation:
     asks: Body | None = None
     problems: tuple[ProblemKind, ...] = ()
     without_token: bool = False
-    check: Callable[[Scope], None] | None = None
 
     @property
     def method(self) -> str:
@@ -129,7 +127,5 @@ class Operation:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request that Starlette's router hands on."""
-        if self.check is not None:
-            self.check(scope)
         answered = await self.answered(scope)
         await answered(scope, receive, send)
