@@ -7,7 +7,7 @@ increment. All label values come from closed sets: modes, routes, reasons, flags
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import product
-from operator import getitem
+from operator import attrgetter, getitem, itemgetter
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -234,11 +234,14 @@ class Telemetry:
         dropped = counters["dropped_candidates"]
         in_assembly = context.dropped_in_assembly
         by_policy = dropped_by_policy(decision.policy, len(decision.order), decision.n_kept)
+        reasons = [
+            *map(itemgetter(1), decision.set_aside),
+            *map(attrgetter("reason"), in_assembly),
+        ]
         added = [
             counters["requests"][context.mode, context.route, bool(decision.ranking.failures)],
-            *[dropped[reason] for _, reason in decision.set_aside],
-            *[dropped[drop.reason] for drop in in_assembly],
-            *[counters["flags"][flag] for flag in context.flags],
+            *map(dropped.__getitem__, reasons),
+            *map(counters["flags"].__getitem__, context.flags),
             *[
                 counters["stage_failures"][_stage_label(one.stage), one.kind]
                 for one in context.failures

@@ -4,11 +4,10 @@ import asyncio
 import math
 import ssl
 import threading
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from concurrent.futures import Future
-from functools import cache, partial
+from functools import partial
 from io import BytesIO
-from operator import attrgetter
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -302,9 +301,6 @@ def read_scores(answer: bytes, n_documents: int, protocol: Protocol) -> FloatArr
     >>> read_scores(b'[{"index": 1, "score": 2.5}]', 2, "tei")
     array([nan, 2.5])
     """
-    scores = _plain_scores(answer, n_documents, protocol)
-    if scores is not None:
-        return scores
     try:
         content = from_json(answer)
     except ValueError:
@@ -328,35 +324,6 @@ def read_scores(answer: bytes, n_documents: int, protocol: Protocol) -> FloatArr
         scores[index] = _finite_or_nan(result.get(name))
     if np.isnan(scores).all():
         raise _garbage(f"has no finite {name}")
-    return scores
-
-
-@cache
-def _reader(protocol: Protocol) -> Callable[[bytes], Any]:
-    """Return a reader of answers whose results all have an index and a finite score."""
-    library, form = require("msgspec", "rerank"), FORMS[protocol]
-    fields = [("index", int), ("score", float)]
-    result: Any = library.defstruct("Result", fields, rename={"score": form.score})
-    if form.results is None:
-        return library.json.Decoder(list[result]).decode  # type: ignore[no-any-return]
-    answer = library.defstruct("Answer", [(form.results, list[result])])
-    decode, results_of = library.json.Decoder(answer).decode, attrgetter(form.results)
-    return lambda body: results_of(decode(body))
-
-
-def _plain_scores(answer: bytes, n_documents: int, protocol: Protocol) -> FloatArray | None:
-    """Read an answer that is plainly in order; None for any other, good or garbage."""
-    try:
-        results = _reader(protocol)(answer)
-    except (ValueError, RecursionError):
-        return None
-    indexes = [result.index for result in results]
-    if not indexes or len(set(indexes)) < len(indexes):
-        return None
-    if min(indexes) < 0 or max(indexes) >= n_documents:
-        return None
-    scores = np.full(n_documents, np.nan)
-    scores[indexes] = [result.score for result in results]
     return scores
 
 

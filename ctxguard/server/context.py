@@ -31,7 +31,7 @@ class ContextRequest(TypedDict):
     query: str
     where: NotRequired[
         Annotated[
-            Annotated[dict[str, Allowed], *named(MOST_CONDITIONS)] | None,
+            Annotated[dict[str, Allowed], named(MOST_CONDITIONS)] | None,
             Field(
                 description="Fields of metadata with the value, or the values, they must have: "
                 f"at most {MOST_CONDITIONS} fields, and {MOST_VALUES:,} values in all."
@@ -103,7 +103,7 @@ class ContextAnswer(TypedDict):
     verdicts: list[ContextVerdict]
 
 
-CONTEXT_REQUEST = Body(ContextRequest, is_quick=False)
+CONTEXT_REQUEST = Body(ContextRequest)
 
 
 async def answer_context(
