@@ -22,6 +22,7 @@ from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.types import FailureKind, FloatArray
 from ctxguard.errors import ConfigurationError, OverloadedError, StageError, StageUnavailableError
 from ctxguard.resilience import UnansweredError
+from ctxguard.retrieval.answer_head import bounded_connector
 from ctxguard.retrieval.hybrid.candidates import RERANK
 from ctxguard.retrieval.index.passages import without_surrogates
 from ctxguard.retrieval.rerank_forms import FORMS, Protocol, RerankForm
@@ -53,9 +54,10 @@ class RerankClient:
 
     A redirect is not followed, so that documents and key go to no host that nobody chose; a proxy
     is one that the environment names. Answers are read up to a size that follows from the request,
-    are not unpacked, and must be exact: a result for a document that was not sent, or two for one
-    document, is garbage, since scores could belong to other documents. What the server says beside
-    scores is neither logged nor quoted in errors, because it may quote documents.
+    after at most 4 KiB of interim ones, are not unpacked, and must be exact: a result for a
+    document that was not sent, or two for one document, is garbage, since scores could belong to
+    other documents. What the server says beside scores is neither logged nor quoted in errors,
+    because it may quote documents.
 
     Threads and event loops may share a client. A forked child opens connections of its own.
 
@@ -202,7 +204,7 @@ class RerankClient:
             context = require("truststore", "rerank").SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         return library.ClientSession(
             auto_decompress=False,
-            connector=library.TCPConnector(limit=0, ssl=context),
+            connector=bounded_connector(library, limit=0, ssl=context),
             cookie_jar=library.DummyCookieJar(),
             headers=self._headers,
             timeout=library.ClientTimeout(),
