@@ -46,7 +46,7 @@ PACKAGES = (
     "uvicorn",
     "httptools",
     "uvloop",
-    "msgspec",
+    "pydantic",
     "httpx2",
     "numpy",
 )

@@ -21,6 +21,8 @@ from ctxguard.errors import ConfigurationError
 ASSESS = "assess"
 """The stage's name in answers and metrics."""
 
+DEFAULT_PER_SECOND = 100.0
+"""Candidates of a process that are asked about a second: five requests of 20."""
 DEFAULT_QUESTIONS = ("relevant", "answers")
 """The names of what a model is asked about each candidate."""
 

@@ -20,6 +20,12 @@ _LAST_WINDOW, _LAST_LETTERS = (itemgetter(slice(-n, None)) for n in (_END_WINDOW
 _MOST_CHARS = 100_000
 """A longer text counts as a copy only of exactly the same text."""
 
+_MOST_FOLDED = 500_000
+"""Characters of all texts beyond ASCII that are folded; the texts after them count as longer ones.
+
+Marks take a microsecond each, and a request can have eight million.
+"""
+
 _MOST_LETTERS = 4
 """A character that stands for more letters (up to 18 occur) would make a text much longer."""
 
@@ -52,8 +58,10 @@ def copies_of(texts: Sequence[str]) -> dict[int, int]:
     for at, text in enumerate(texts):
         first_of.setdefault(text, at)
     by_end: dict[str, list[str]] = {}
+    left = _MOST_FOLDED
     for text in first_of:
-        if len(text) <= _MOST_CHARS:
+        left -= 0 if text.isascii() else len(text)
+        if len(text) <= _MOST_CHARS and (left >= 0 or text.isascii()):
             by_end.setdefault(_end(text), []).append(text)
     wordless = set(by_end.pop("", ()))
     for equal_ends in by_end.values():

@@ -1,29 +1,36 @@
 """The stage that asks an assessor about candidates whose answers can change the context.
 
-It has what every stage has (deadline, bounded threads, circuit breaker), a cache of answers, and a
+It has what every stage has (deadline, bounded threads, circuit breaker), a cache of calls, and a
 budget: candidates whose value exceeds the price, at most so many of a request and of a second, all
 in one call. Without it, or where it fails, the policy that was calibrated decides alone.
+
+A model reads all texts of a call, and one of them may be an order to rate the others. So an answer
+is that of its whole call, and is taken again for a call of the same query, texts and filter alone.
 """
 
+import asyncio
 import hashlib
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from random import Random
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 
 from ctxguard._support.error_text import drop_tracebacks
 from ctxguard._support.fork_safety import reset_in_children
-from ctxguard.core.asking import ASSESS, Assessment, to_ask
+from ctxguard.core.asking import ASSESS, DEFAULT_PER_SECOND, Assessment, to_ask
 from ctxguard.core.assembly import read_passages
 from ctxguard.core.decision import Decision
+from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.types import FloatArray, Passage, PassageSource
-from ctxguard.errors import ConfigurationError, StageError
+from ctxguard.errors import ConfigurationError, StageError, StageUnavailableError
 from ctxguard.profile.schema import AssessorProfile
 from ctxguard.resilience import Stage, failure_of
 from ctxguard.resilience.breaker import Watcher
@@ -36,6 +43,16 @@ _MAX_PASSAGE_CHARS = 200_000
 """A longer passage is not asked about."""
 
 _WORKERS = 16
+_CACHE_SECONDS = 3_600.0
+
+
+@runtime_checkable
+class Closeable(Protocol):
+    """Holds connections that can be closed."""
+
+    def close(self) -> object:
+        """Close them; using it again opens new ones."""
+        ...
 
 
 class Question(NamedTuple):
@@ -45,7 +62,7 @@ class Question(NamedTuple):
         query: The query.
         texts: The texts, in the order of the call.
         positions: Their positions in the ranking.
-        keys: Digests that identify query, text and assessor.
+        key: A digest of all that the call holds, and of the filter that the request obeys.
         n: How many candidates the ranking has.
         over_budget: Candidates worth asking about that were left out.
     """
@@ -53,9 +70,21 @@ class Question(NamedTuple):
     query: str
     texts: Sequence[str]
     positions: Sequence[int]
-    keys: Sequence[bytes]
+    key: bytes
     n: int
     over_budget: int
+
+
+class _Answered(NamedTuple):
+    """The answers to one call, in the order of its sorted texts, which requests share.
+
+    Attributes:
+        answers: By name, NaN where it refused; shape (texts,) each.
+        places: Places that the texts had in the call, in [−½, ½].
+    """
+
+    answers: Mapping[str, FloatArray]
+    places: FloatArray
 
 
 class AssessorStage:
@@ -65,8 +94,9 @@ class AssessorStage:
         assessor: Answers questions about several candidates in one call.
         deadline_seconds: Longest wait for a call, > 0; the answer is then decided without it.
         max_per_second: Most candidates asked about a second, over all requests of this process,
-            > 0; as many may be asked about at once. None for no such limit.
-        cache_entries: Answers that are kept, ≥ 0; a few hundred bytes each.
+            > 0; as many may be asked about at once. Calibration, which asks once, sets a high one.
+        cache_entries: Calls whose answers are kept, ≥ 0; some thousand bytes each.
+        cache_seconds: How long they are kept, > 0.
         redact: Applied to the query and the texts before they are sent; what cannot be redacted is
             not sent. None sends them as they are.
         clock: Monotonic seconds.
@@ -80,13 +110,15 @@ class AssessorStage:
         assessor: "Assessor",
         *,
         deadline_seconds: float = 2.0,
-        max_per_second: float | None = None,
-        cache_entries: int = 50_000,
+        max_per_second: float = DEFAULT_PER_SECOND,
+        cache_entries: int = 5_000,
+        cache_seconds: float = _CACHE_SECONDS,
         redact: Callable[[str], str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_seconds("deadline_seconds", deadline_seconds)
-        if max_per_second is not None and not 0.0 < max_per_second < math.inf:
+        check_seconds("cache_seconds", cache_seconds)
+        if not 0.0 < max_per_second < math.inf:
             raise ConfigurationError(f"max_per_second {max_per_second!r} must be finite and > 0")
         if cache_entries < 0:
             raise ConfigurationError(f"cache_entries {cache_entries!r} must be at least 0")
@@ -94,6 +126,7 @@ class AssessorStage:
         self._seconds = deadline_seconds
         self._per_second = max_per_second
         self._cache_entries = cache_entries
+        self._cache_seconds = cache_seconds
         self._redact = redact
         self._clock = clock
         self._stage = Stage(ASSESS, workers=_WORKERS)
@@ -102,8 +135,9 @@ class AssessorStage:
 
     def _reset_after_fork(self) -> None:
         self._lock = Lock()
-        self._cache: OrderedDict[bytes, Mapping[str, float]] = OrderedDict()
-        self._left = self._per_second or 0.0
+        self._cache: OrderedDict[bytes, tuple[float, _Answered]] = OrderedDict()
+        self._under_way: dict[bytes, Future[_Answered]] = {}
+        self._left = self._per_second
         self._filled_at = self._clock()
         self._cost = 0.0
 
@@ -118,12 +152,17 @@ class AssessorStage:
 
     def close(self) -> None:
         """Close the assessor's connections; asking again opens new ones."""
-        close = getattr(self.assessor, "close", None)
-        if close is not None:
-            close()
+        if isinstance(self.assessor, Closeable):
+            self.assessor.close()
 
     def question(
-        self, request_id: str, query: str, decision: Decision, profile: AssessorProfile
+        self,
+        request_id: str,
+        query: str,
+        decision: Decision,
+        profile: AssessorProfile,
+        *,
+        where: Where | None = None,
     ) -> Question | None:
         """Choose the candidates that are worth asking about; None if none is.
 
@@ -141,7 +180,8 @@ class AssessorStage:
         if not chosen:
             return None
         positions = [decision.order[index] for index in chosen]
-        return self.about(request_id, query, decision.ranking.passages, positions, len(values))
+        passages = decision.ranking.passages
+        return self.about(request_id, query, passages, positions, len(values), where=where)
 
     def about(
         self,
@@ -150,50 +190,65 @@ class AssessorStage:
         passages: PassageSource,
         positions: Sequence[int],
         n: int,
+        *,
+        where: Where | None = None,
     ) -> Question | None:
-        """Ask about these candidates, the most valuable first; None if none can be."""
+        """Ask about these candidates, the most valuable first; None if none can be.
+
+        Args:
+            request_id: Draws their order.
+            query: The query.
+            passages: The candidates' texts.
+            positions: The candidates.
+            n: How many candidates the ranking has.
+            where: The filter that the request obeys: requests of two tenants share no answer.
+        """
         read = read_passages(passages, positions, _MAX_PASSAGE_CHARS)
         texts, taken = [_searchable(each) for each in read.passages], read.positions
         query, texts, taken = self._sendable(query, texts, taken)
-        keys = [self._key(query, text) for text in texts]
-        granted = self._granted([key not in self._cache for key in keys])
-        over_budget = len(keys) - len(granted)
-        if not granted:
-            return Question(query, (), (), (), n, over_budget) if over_budget else None
-        Random(request_id.encode("utf-8", "surrogatepass")).shuffle(granted)  # noqa: S311  no secret depends on it
+        key = self._key(query, texts, where)
+        n_granted = len(texts) if self._is_answered(key) else self._granted(len(texts))
+        over_budget = len(texts) - n_granted
+        if not n_granted:
+            return Question(query, (), (), b"", n, over_budget) if over_budget else None
+        if over_budget:
+            key = self._key(query, texts[:n_granted], where)
+        order = list(range(n_granted))
+        Random(request_id.encode("utf-8", "surrogatepass")).shuffle(order)  # noqa: S311  no secret depends on it
         return Question(
             query,
-            [texts[index] for index in granted],
-            [taken[index] for index in granted],
-            [keys[index] for index in granted],
+            [texts[index] for index in order],
+            [taken[index] for index in order],
+            key,
             n,
             over_budget,
         )
 
     def ask(self, question: Question) -> Assessment:
         """Ask; never raises, and takes no longer than the deadline."""
-        known, missing = self._known(question)
-        if not missing:
-            return self._assessment(question, known, None, len(known))
+        call, is_own = self._call_of(question)
         try:
-            answers = self._stage.call(self._work(question, missing), self._seconds)
+            if is_own:
+                with self._telling(question, call):
+                    call.set_result(self._stage.call(self._work(question), self._seconds))
+            return self._assessment(question, call.result(self._seconds), None, is_own=is_own)
         except Exception as error:
-            return self._assessment(question, known, error, len(known))
-        found = self._learned(question, known, missing, answers)
-        return self._assessment(question, found, None, len(known))
+            return self._assessment(question, None, error, is_own=is_own)
 
     async def aask(self, question: Question) -> Assessment:
         """`ask` without blocking the event loop."""
-        known, missing = self._known(question)
-        if not missing:
-            return self._assessment(question, known, None, len(known))
+        call, is_own = self._call_of(question)
         try:
-            call = self._stage.submit(self._work(question, missing), self._seconds)
-            answers = await call.aresult()
+            if is_own:
+                with self._telling(question, call):
+                    begun = self._stage.submit(self._work(question), self._seconds)
+                    call.set_result(await begun.aresult())
+            # Shielded, since others wait for it as well.
+            waited = asyncio.shield(asyncio.wrap_future(call))
+            found = await asyncio.wait_for(waited, self._seconds)
+            return self._assessment(question, found, None, is_own=is_own)
         except Exception as error:
-            return self._assessment(question, known, error, len(known))
-        found = self._learned(question, known, missing, answers)
-        return self._assessment(question, found, None, len(known))
+            return self._assessment(question, None, error, is_own=is_own)
 
     def _sendable(
         self, query: str, texts: list[str], positions: list[int]
@@ -211,47 +266,77 @@ class AssessorStage:
         ]
         return redacted[0], [text for text, _ in kept], [position for _, position in kept]
 
-    def _key(self, query: str, text: str) -> bytes:
-        digest = hashlib.blake2b(digest_size=16)
-        for part in (self.fingerprint, query, text):
+    def _key(self, query: str, texts: Sequence[str], where: Where | None) -> bytes:
+        digest = hashlib.blake2b(b"" if where is None else where.digest, digest_size=16)
+        for part in (self.fingerprint, query, *sorted(texts)):
             encoded = part.encode("utf-8", "surrogatepass")
             digest.update(len(encoded).to_bytes(8, "little") + encoded)
         return digest.digest()
 
-    def _granted(self, costs: Sequence[bool]) -> list[int]:
-        """Indices within the budget of a second, in order; what is cached costs nothing."""
-        if self._per_second is None:
-            return list(range(len(costs)))
+    def _granted(self, n: int) -> int:
+        """Take so many candidates from the budget of a second, or as many as are left."""
         with self._lock:
             now = self._clock()
             gained = (now - self._filled_at) * self._per_second
             # A bucket of one second, and never less than one candidate.
             self._left = min(max(self._per_second, 1.0), self._left + gained)
             self._filled_at = now
-            granted = []
-            for index, costs_one in enumerate(costs):
-                if costs_one and self._left < 1.0:
-                    continue
-                self._left -= costs_one
-                granted.append(index)
+            granted = min(n, int(self._left))
+            self._left -= granted
         return granted
 
-    def _known(self, question: Question) -> tuple[dict[int, Mapping[str, float]], list[int]]:
-        """Answers from the cache by index, and the indices without one."""
-        known = {}
+    def _is_answered(self, key: bytes) -> bool:
+        """Whether a call was answered lately, or is under way."""
         with self._lock:
-            for index, key in enumerate(question.keys):
-                if (answer := self._cache.get(key)) is not None:
-                    self._cache.move_to_end(key)
-                    known[index] = answer
-        return known, [index for index in range(len(question.keys)) if index not in known]
+            return key in self._under_way or self._known(key) is not None
 
-    def _work(self, question: Question, missing: list[int]) -> Callable[[], Any]:
-        texts = [question.texts[index] for index in missing]
+    def _known(self, key: bytes) -> _Answered | None:
+        expires_at, answered = self._cache.get(key, (-math.inf, None))
+        if self._clock() < expires_at:
+            return answered
+        self._cache.pop(key, None)
+        return None
+
+    def _call_of(self, question: Question) -> tuple["Future[_Answered]", bool]:
+        """Find the call that answers, and tell whether it is for this request to make."""
+        call: Future[_Answered] = Future()
+        with self._lock:
+            answered = self._known(question.key)
+            if answered is not None:
+                self._cache.move_to_end(question.key)
+                call.set_result(answered)
+                return call, False
+            first = self._under_way.setdefault(question.key, call)
+        return first, first is call
+
+    @contextmanager
+    def _telling(self, question: Question, call: "Future[_Answered]") -> Iterator[None]:
+        """Tell whoever waits for a call how it ended, and keep its answers but for refusals."""
+        try:
+            yield
+        except BaseException as error:
+            call.set_exception(
+                error
+                if isinstance(error, Exception)
+                else StageUnavailableError(ASSESS, "the request that asked was cancelled")
+            )
+            raise
+        finally:
+            with self._lock:
+                del self._under_way[question.key]
+                answered = None if call.exception() else call.result()
+                if answered and any(np.isfinite(each).any() for each in answered.answers.values()):
+                    self._cache[question.key] = self._clock() + self._cache_seconds, answered
+                while len(self._cache) > self._cache_entries:
+                    self._cache.popitem(last=False)
+
+    def _work(self, question: Question) -> Callable[[], _Answered]:
+        texts = question.texts
         n = len(texts)
 
-        def assess() -> Mapping[str, FloatArray]:
+        def assess() -> _Answered:
             answers = self.assessor.assess(question.query, texts)
+            by_text = _order(texts)
             found = {}
             for name in self.assessor.names:
                 try:
@@ -260,49 +345,32 @@ class AssessorStage:
                     raise StageError(ASSESS, "the answers are no numbers by name") from None
                 if values.shape != (n,):
                     raise StageError(ASSESS, f"{values.shape} answers to {n} candidates")
-                found[name] = np.where(np.isfinite(values), values, np.nan)
-            return found
+                found[name] = np.where(np.isfinite(values), values, np.nan)[by_text]
+            return _Answered(found, ((np.arange(n) + 0.5) / n - 0.5)[by_text])
 
         return assess
-
-    def _learned(
-        self,
-        question: Question,
-        known: dict[int, Mapping[str, float]],
-        missing: list[int],
-        answers: Mapping[str, FloatArray],
-    ) -> dict[int, Mapping[str, float]]:
-        """All answers by index; new ones are kept, but for refusals."""
-        columns = {name: values.tolist() for name, values in answers.items()}
-        found = dict(known)
-        with self._lock:
-            for row, index in enumerate(missing):
-                answer = {name: values[row] for name, values in columns.items()}
-                if not any(map(math.isfinite, answer.values())):
-                    continue
-                found[index] = answer
-                self._cache[question.keys[index]] = answer
-            while len(self._cache) > self._cache_entries:
-                self._cache.popitem(last=False)
-        return found
 
     def _assessment(
         self,
         question: Question,
-        found: Mapping[int, Mapping[str, float]],
+        found: _Answered | None,
         error: Exception | None,
-        cached: int,
+        *,
+        is_own: bool,
     ) -> Assessment:
         asked, n = len(question.positions), question.n
         places = np.full(n, np.nan)
+        answers = {name: np.full(n, np.nan) for name in self.assessor.names}
+        n_answered = 0
         if asked:
-            places[list(question.positions)] = (np.arange(asked) + 0.5) / asked - 0.5
-        answers = {}
-        for name in self.assessor.names:
-            values = np.full(n, np.nan)
-            for index, answer in found.items():
-                values[question.positions[index]] = answer[name]
-            answers[name] = values
+            positions = np.asarray(question.positions)[_order(question.texts)]
+            if found is None:
+                places[question.positions] = (np.arange(asked) + 0.5) / asked - 0.5
+            else:
+                places[positions] = found.places
+                for name, values in found.answers.items():
+                    answers[name][positions] = values
+                n_answered = int(np.isfinite([*found.answers.values()]).any(axis=0).sum())
         failure = None
         if error is not None:
             failure = failure_of(ASSESS, error)
@@ -311,8 +379,8 @@ class AssessorStage:
             answers,
             places,
             asked,
-            cached=cached,
-            refused=asked - len(found),
+            cached=0 if is_own else n_answered,
+            refused=asked - n_answered,
             over_budget=question.over_budget,
             cost=self._spent(),
             failure=failure,
@@ -338,3 +406,7 @@ def _redacted(redact: Callable[[str], str], text: str) -> str | None:
 
 def _searchable(passage: Passage) -> str:
     return f"{passage.title}\n{passage.text}" if passage.title else passage.text
+
+
+def _order(texts: Sequence[str]) -> list[int]:
+    return sorted(range(len(texts)), key=texts.__getitem__)

@@ -153,7 +153,9 @@ def question_of(
     if profile is None or decided.mode is Mode.OFF:
         return decided, None
     if stage is not None and stage.fingerprint == profile.fingerprint:
-        question = stage.question(request.request_id, request.query, decided.decision, profile)
+        question = stage.question(
+            request.request_id, request.query, decided.decision, profile, where=request.where
+        )
         return decided, question
     now = "absent" if stage is None else repr(stage.fingerprint)
     difference = f"the assessor is {now}, was {profile.fingerprint!r}"

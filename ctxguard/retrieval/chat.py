@@ -16,6 +16,7 @@ from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.errors import ConfigurationError
 from ctxguard.resilience.pool import DaemonPool
+from ctxguard.retrieval.answer_head import AnswerHead
 from ctxguard.retrieval.usage import InvalidReason, Ledger
 
 T = TypeVar("T")
@@ -272,6 +273,7 @@ class ChatClient:
         self._this_thread.sent = time.monotonic()
         self._this_thread.deadline = self._this_thread.sent + self._settings["timeout_seconds"]
         self._this_thread.bytes_left = _MAX_ANSWER_BYTES
+        self._this_thread.head = AnswerHead()
         request.extensions["trace"] = self._bound_connection
 
     def _bound_connection(self, event: str, info: dict[str, Any]) -> None:
@@ -294,6 +296,8 @@ class ChatClient:
             this_thread.bytes_left -= len(data)
             if this_thread.bytes_left < 0:
                 raise _TooLongError(f"an answer of more than {_MAX_ANSWER_BYTES:,} bytes")
+            if not this_thread.head.admit(data):
+                raise _TooLongError("too many interim answers before it")
             return data
 
         stream.read = read

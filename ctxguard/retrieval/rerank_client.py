@@ -4,11 +4,10 @@ import asyncio
 import math
 import ssl
 import threading
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from concurrent.futures import Future
-from functools import cache, partial
+from functools import partial
 from io import BytesIO
-from operator import attrgetter
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -23,6 +22,7 @@ from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.types import FailureKind, FloatArray
 from ctxguard.errors import ConfigurationError, OverloadedError, StageError, StageUnavailableError
 from ctxguard.resilience import UnansweredError
+from ctxguard.retrieval.answer_head import bounded_connector
 from ctxguard.retrieval.hybrid.candidates import RERANK
 from ctxguard.retrieval.index.passages import without_surrogates
 from ctxguard.retrieval.rerank_forms import FORMS, Protocol, RerankForm
@@ -54,9 +54,10 @@ class RerankClient:
 
     A redirect is not followed, so that documents and key go to no host that nobody chose; a proxy
     is one that the environment names. Answers are read up to a size that follows from the request,
-    are not unpacked, and must be exact: a result for a document that was not sent, or two for one
-    document, is garbage, since scores could belong to other documents. What the server says beside
-    scores is neither logged nor quoted in errors, because it may quote documents.
+    after at most 4 KiB of interim ones, are not unpacked, and must be exact: a result for a
+    document that was not sent, or two for one document, is garbage, since scores could belong to
+    other documents. What the server says beside scores is neither logged nor quoted in errors,
+    because it may quote documents.
 
     Threads and event loops may share a client. A forked child opens connections of its own.
 
@@ -203,7 +204,7 @@ class RerankClient:
             context = require("truststore", "rerank").SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         return library.ClientSession(
             auto_decompress=False,
-            connector=library.TCPConnector(limit=0, ssl=context),
+            connector=bounded_connector(library, limit=0, ssl=context),
             cookie_jar=library.DummyCookieJar(),
             headers=self._headers,
             timeout=library.ClientTimeout(),
@@ -302,9 +303,6 @@ def read_scores(answer: bytes, n_documents: int, protocol: Protocol) -> FloatArr
     >>> read_scores(b'[{"index": 1, "score": 2.5}]', 2, "tei")
     array([nan, 2.5])
     """
-    scores = _plain_scores(answer, n_documents, protocol)
-    if scores is not None:
-        return scores
     try:
         content = from_json(answer)
     except ValueError:
@@ -328,35 +326,6 @@ def read_scores(answer: bytes, n_documents: int, protocol: Protocol) -> FloatArr
         scores[index] = _finite_or_nan(result.get(name))
     if np.isnan(scores).all():
         raise _garbage(f"has no finite {name}")
-    return scores
-
-
-@cache
-def _reader(protocol: Protocol) -> Callable[[bytes], Any]:
-    """Return a reader of answers whose results all have an index and a finite score."""
-    library, form = require("msgspec", "rerank"), FORMS[protocol]
-    fields = [("index", int), ("score", float)]
-    result: Any = library.defstruct("Result", fields, rename={"score": form.score})
-    if form.results is None:
-        return library.json.Decoder(list[result]).decode  # type: ignore[no-any-return]
-    answer = library.defstruct("Answer", [(form.results, list[result])])
-    decode, results_of = library.json.Decoder(answer).decode, attrgetter(form.results)
-    return lambda body: results_of(decode(body))
-
-
-def _plain_scores(answer: bytes, n_documents: int, protocol: Protocol) -> FloatArray | None:
-    """Read an answer that is plainly in order; None for any other, good or garbage."""
-    try:
-        results = _reader(protocol)(answer)
-    except (ValueError, RecursionError):
-        return None
-    indexes = [result.index for result in results]
-    if not indexes or len(set(indexes)) < len(indexes):
-        return None
-    if min(indexes) < 0 or max(indexes) >= n_documents:
-        return None
-    scores = np.full(n_documents, np.nan)
-    scores[indexes] = [result.score for result in results]
     return scores
 
 

@@ -26,7 +26,6 @@ from ctxguard.server.service import Service
 from ctxguard.server.settings import ServiceSettings, is_loopback
 from ctxguard.server.wire import Operation
 
-_STORE_PATH = "/v1/vector_stores/{vector_store_id}"
 _OBJECT = dict[str, Any]
 """The type of an answer that another API documents."""
 _HEALTH_PATHS = {
@@ -73,7 +72,7 @@ def create_app(
     routes += _console(service)
     router = Router(routes, lifespan=service.running)
     app = ExceptionMiddleware(router, {HTTPException: _http_problem})
-    direct = {each.path: each for each in operations if each.asks and "{" not in each.path}
+    direct = {each.path: each for each in operations if each.asks}
     return Gate(app, direct, settings, made_once(registry, HttpMetrics))
 
 
@@ -134,31 +133,6 @@ def _operations(service: Service, registry: CollectorRegistry) -> list[Operation
             context.ContextAnswer,
             context.CONTEXT_REQUEST,
             failures,
-        ),
-        Operation(
-            f"{_STORE_PATH}/search",
-            partial(context.search_store, service),
-            Endpoint.VECTOR_STORE_SEARCH,
-            f"Search the index as OpenAI's vector store {service.settings.index_name}",
-            context.SearchAnswer,
-            context.SEARCH_REQUEST,
-            (*failures, ProblemKind.NOT_FOUND),
-            check=partial(context.check_store, service),
-        ),
-        Operation(
-            "/v1/vector_stores",
-            partial(context.list_stores, service),
-            Endpoint.VECTOR_STORE_SEARCH,
-            "List the vector stores: there is one",
-            _OBJECT,
-        ),
-        Operation(
-            _STORE_PATH,
-            partial(context.retrieve_store, service),
-            Endpoint.VECTOR_STORE_SEARCH,
-            "Describe the index as a vector store",
-            _OBJECT,
-            problems=(ProblemKind.NOT_FOUND,),
         ),
     ]
 

@@ -1,10 +1,8 @@
 """``POST /v1/filter``: the decision on candidates that the caller has, with every reason."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import repeat
 from typing import Annotated, Any, NotRequired
 
-import msgspec
 import numpy as np
 from pydantic import Field, with_config
 from starlette.types import Scope
@@ -24,9 +22,9 @@ from ctxguard.core.types import (
 from ctxguard.server.limits import MOST_NAME_CHARS, MOST_NAMES
 from ctxguard.server.problems import invalid
 from ctxguard.server.service import Service
-from ctxguard.server.wire import STRICT, Body, bounded, named
+from ctxguard.server.wire import STRICT, Body, named, off_the_loop
 
-Name = Annotated[str, *bounded(max_length=MOST_NAME_CHARS)]
+Name = Annotated[str, Field(max_length=MOST_NAME_CHARS)]
 """A session id."""
 
 
@@ -40,7 +38,7 @@ class ScoredCandidate(TypedDict):
     ]
     rank: NotRequired[
         Annotated[
-            Annotated[int, *bounded(ge=1)] | None,
+            Annotated[int, Field(ge=1)] | None,
             Field(description="The engine's own, which breaks ties."),
         ]
     ]
@@ -50,7 +48,7 @@ class ScoredCandidate(TypedDict):
     signals: NotRequired[
         Annotated[
             dict[str, float | None],
-            *named(MOST_NAMES),
+            named(MOST_NAMES),
             Field(
                 description=f"Named signals of the profile, at most {MOST_NAMES} in a request.",
             ),
@@ -59,7 +57,7 @@ class ScoredCandidate(TypedDict):
     legs: NotRequired[
         Annotated[
             dict[str, float | None],
-            *named(MOST_NAMES),
+            named(MOST_NAMES),
             Field(
                 description="Scores of each stage by its name; leg_kinds says what they mean. "
                 f"At most {MOST_NAMES} names in a request.",
@@ -80,7 +78,7 @@ class FilterRequest(TypedDict):
             Field(description="What the scores mean; the service's setting if it is absent."),
         ]
     ]
-    leg_kinds: NotRequired[Annotated[dict[str, ScoreKindName], *named(MOST_NAMES)]]
+    leg_kinds: NotRequired[Annotated[dict[str, ScoreKindName], named(MOST_NAMES)]]
     session_id: NotRequired[Name | None]
 
 
@@ -138,11 +136,11 @@ async def decide(service: Service, given: FilterRequest, scope: Scope) -> tuple[
         raise service.too_many(n, "candidates")
     context = await service.guard.afilter(
         given["query"],
-        ranking_of(given, service.kind),
+        await off_the_loop(scope, ranking_of, given, service.kind),
         request_id=scope["state"]["request_id"],
         session_id=given.get("session_id"),
     )
-    return decision_of(context), None
+    return await off_the_loop(scope, decision_of, context), None
 
 
 def ranking_of(given: FilterRequest, kind: ScoreKind) -> Ranking:
@@ -232,17 +230,26 @@ def decision_of(context: Context) -> dict[str, object]:
 
 # A plain text is written five times as fast as the member of an enumeration.
 _NAMES = {reason: reason.value for reason in DropReason}
-# The same, as they are written: an object of msgspec is made and written many times faster.
-_WouldKeep = msgspec.defstruct("_WouldKeep", [*WouldKeep.__annotations__], gc=False)
-_Verdict = msgspec.defstruct("_Verdict", ["id", *CandidateVerdict.__annotations__], gc=False)
 
 
-def _would_keep(setting: str, values: Sequence[float]) -> list[Any]:
-    return [*map(_WouldKeep, repeat(setting), values)]
+def _would_keep(setting: str, values: Sequence[float]) -> list[WouldKeep]:
+    return [{"setting": setting, "value": value} for value in values]
 
 
-def _verdicts(context: Context) -> list[Any]:
-    """The verdicts from their columns: a call for each of them would take most of the request."""
-    *columns, reasons, kept_if = context.columns(_would_keep)
-    names, kept = map(_NAMES.get, reasons), [reason is None for reason in reasons]
-    return [*map(_Verdict, *columns, kept, names, kept_if)]
+def _verdicts(context: Context) -> list[VerdictAnswer]:
+    """Write the verdicts from their columns: a call for each would take most of the request."""
+    return [
+        {
+            "id": passage_id,
+            "rank": rank,
+            "score": score,
+            "relative_score": relative_score,
+            "probability": probability,
+            "kept": reason is None,
+            "reason": None if reason is None else _NAMES[reason],
+            "kept_if": kept_if,
+        }
+        for passage_id, rank, score, relative_score, probability, reason, kept_if in zip(
+            *context.columns(_would_keep), strict=True
+        )
+    ]

@@ -20,7 +20,7 @@ from ctxguard.server.wire import Operation
 _log = logging.getLogger(__name__)
 
 _MOST_LABEL_CHARS = 128
-_BEAR_RETRY_AFTER = frozenset({Endpoint.FILTER, Endpoint.CONTEXT, Endpoint.VECTOR_STORE_SEARCH})
+_BEAR_RETRY_AFTER = frozenset({Endpoint.FILTER, Endpoint.CONTEXT})
 """Clients of the rerank protocol retry as often as ten times when they are told when to."""
 
 _ENDS = {
@@ -42,7 +42,7 @@ class Gate:
 
     Args:
         app: Answers what has no direct answer.
-        direct: Answers what is posted to a path without parameters, by path: a framework's routing
+        direct: Answers what is posted to a path, by path: a framework's routing
             takes longer than many a decision.
         settings: Tokens and limits.
         metrics: Where requests are counted.
@@ -59,7 +59,7 @@ class Gate:
         self._direct = direct
         self._rules = rules_of(settings)
         self._receive_seconds = settings.receive_seconds
-        self._note = metrics.note
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, and account for how it ended."""
@@ -68,7 +68,7 @@ class Gate:
             return
         start, path = perf_counter(), scope["path"]
         endpoint = ENDPOINTS.get(path) or endpoint_of(path)
-        self._note((endpoint, None, 0.0))
+        self._metrics.received(endpoint)
         given = dict(scope["headers"])
         label, request_id = given.get(b"x-request-id"), os.urandom(8).hex()
         if label:
@@ -114,7 +114,7 @@ class Gate:
             if status == 0:
                 await refusal(scope, receive, send_named)
         finally:
-            self._note((endpoint, outcome, perf_counter() - start))
+            self._metrics.ended(endpoint, outcome, perf_counter() - start)
 
     def _refusal(
         self, error: Exception, endpoint: Endpoint, request_id: str

@@ -25,6 +25,8 @@ MOST_UNREAD_SECONDS = 30.0
 
 MOST_QUERY_BODY_BYTES = 512 * 2**10
 """Body of a search: a query and a filter, no documents."""
+MOST_BODY_VALUES = 200_000
+"""JSON values of a body, in documents and metadata together: ten thousand candidates of twenty."""
 MOST_FORM_BYTES = 64 * 2**10
 """Body of a form of the console."""
 
@@ -173,7 +175,6 @@ def rules_of(settings: ServiceSettings) -> dict[Endpoint, EndpointRule]:
     return {
         **dict.fromkeys(Endpoint, EndpointRule(token, is_open, most, False, common)),
         Endpoint.CONTEXT: EndpointRule(token, is_open, search, False, common),
-        Endpoint.VECTOR_STORE_SEARCH: EndpointRule(token, is_open, search, False, common),
         Endpoint.METRICS: EndpointRule(metrics, is_open, 0, False, never_shed),
         Endpoint.HEALTH: EndpointRule(None, is_open, 0, False, never_shed),
         # It has a sign-in of its own.

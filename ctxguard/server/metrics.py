@@ -5,14 +5,13 @@ failed + cancelled``. What the guard decides is counted by ``ctxguard.request.te
 """
 
 import os
-from collections import Counter as Counts
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.multiprocess import mark_process_dead
 
-from ctxguard.request.telemetry import CountedLater, observe
 from ctxguard.retrieval.rerank_forms import PATHS
 
 _BUCKETS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -24,7 +23,6 @@ class Endpoint(StrEnum):
     RERANK = "rerank"
     FILTER = "filter"
     CONTEXT = "context"
-    VECTOR_STORE_SEARCH = "vector_store_search"
     CONSOLE = "console"
     METRICS = "metrics"
     HEALTH = "health"
@@ -53,8 +51,6 @@ def endpoint_of(path: str) -> Endpoint:
     known = ENDPOINTS.get(path)
     if known is not None:
         return known
-    if path.startswith("/v1/vector_stores"):
-        return Endpoint.VECTOR_STORE_SEARCH
     return Endpoint.CONSOLE if path.startswith("/console/") else Endpoint.OTHER
 
 
@@ -77,9 +73,7 @@ class Outcome(StrEnum):
 class HttpMetrics:
     """The counters of one registry; one instance serves any number of applications.
 
-    Attributes:
-        note: Counts a request of an endpoint; never raises. Takes the endpoint, how the request
-            ended (None if it begins), and after how many seconds.
+    A count that fails, as where there is no space left for the files of workers, costs no answer.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -110,20 +104,17 @@ class HttpMetrics:
             registry=registry,
         )
         self._seconds = {each: seconds.labels(each.value) for each in Endpoint}
-        self.note = CountedLater(self._count, (received, requests, seconds)).append
 
-    def _count(self, noted: list[tuple[Endpoint, Outcome | None, float]]) -> None:
-        seconds: dict[Endpoint, list[float]] = {}
-        for (endpoint, outcome), n in Counts([each[:2] for each in noted]).items():
-            counter = (
-                self._received[endpoint] if outcome is None else self._requests[endpoint, outcome]
-            )
-            counter.inc(n)
-        for endpoint, outcome, taken in noted:
-            if outcome is not None:
-                seconds.setdefault(endpoint, []).append(taken)
-        for endpoint, of_endpoint in seconds.items():
-            observe(self._seconds[endpoint], of_endpoint)
+    def received(self, endpoint: Endpoint) -> None:
+        """Count one request that begins; never raises."""
+        with suppress(Exception):
+            self._received[endpoint].inc()
+
+    def ended(self, endpoint: Endpoint, outcome: Outcome, seconds: float) -> None:
+        """Count one request that ended after so many seconds; never raises."""
+        with suppress(Exception):
+            self._requests[endpoint, outcome].inc()
+            self._seconds[endpoint].observe(seconds)
 
 
 def forget_dead_workers(folder: Path) -> None:

@@ -96,7 +96,7 @@ def _described(
     )
     described: dict[str, Any] = {
         "summary": operation.summary,
-        "operationId": operation.path.strip("/").replace("/", "_").translate(_NO_BRACES),
+        "operationId": operation.path.strip("/").replace("/", "_").replace(".", ""),
         "responses": {
             "200": {"description": "Answered", "content": content},
             **{
@@ -111,18 +111,9 @@ def _described(
         },
         "security": [{_TOKEN: []}] if needs_token else [],
     }
-    names = [part[1:-1] for part in operation.path.split("/") if part.startswith("{")]
-    if names:
-        described["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in names
-        ]
     if operation.asks is not None:
         described["requestBody"] = {
             "required": True,
             "content": {_JSON: {"schema": schema_of[id(operation.asks)]}},
         }
     return described
-
-
-_NO_BRACES = str.maketrans("", "", "{}.")

@@ -4,11 +4,11 @@ A problem never quotes a query or a document: error pages end in logs.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
 from typing import Any
 
-import msgspec
 from pydantic import ValidationError
 from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
@@ -30,7 +30,8 @@ _MOST_ERRORS = 10
 """Faults that one problem lists: 10,000 documents of a wrong type are one mistake."""
 
 
-class HttpAnswer(msgspec.Struct, gc=False):
+@dataclass(slots=True)
+class HttpAnswer:
     """The answer to a request, as an ASGI application.
 
     Attributes:
@@ -49,10 +50,6 @@ class HttpAnswer(msgspec.Struct, gc=False):
         await send({"type": "http.response.body", "body": self.body})
 
 
-_encode = msgspec.json.Encoder().encode
-"""Several times faster than pydantic, which writes the schema of the answers."""
-
-
 def answer(
     content: Any,
     headers: Mapping[str, str] | None = None,
@@ -67,10 +64,7 @@ def answer(
         status: Status of HTTP.
         media_type: Type of the body.
     """
-    try:
-        body = _encode(content)
-    except (TypeError, ValueError):  # such as metadata with an integer of more than 64 bits
-        body = to_json(content, inf_nan_mode="null")
+    body = to_json(content, inf_nan_mode="null")
     own = [(b"content-length", b"%d" % len(body)), (b"content-type", media_type)]
     for name, text in headers.items() if headers else ():
         own.append((name.encode("latin-1"), text.encode("latin-1")))

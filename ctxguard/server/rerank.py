@@ -36,7 +36,7 @@ from ctxguard.server.problems import Problem, ProblemKind, invalid
 from ctxguard.server.scoring import STAGE, BoundedScorer
 from ctxguard.server.service import Service
 from ctxguard.server.settings import ServiceSettings
-from ctxguard.server.wire import Body, bounded
+from ctxguard.server.wire import Body, off_the_loop
 
 ALIAS = "ctxguard:"
 DEFAULT_MODEL = "ctxguard"
@@ -70,7 +70,7 @@ _Documents = Annotated[
 ]
 
 
-_Count = Annotated[int, *bounded(ge=0)]
+_Count = Annotated[int, Field(ge=0)]
 
 
 # No `oneOf` of the two required fields: generators of clients type no body that has alternatives.
@@ -102,10 +102,10 @@ class RerankRequest(TypedDict):
     truncation: NotRequired[Annotated[bool | None, Field(description="Of Voyage; not used.")]]
     return_documents: NotRequired[bool | None]
     return_text: NotRequired[bool | None]
-    max_tokens_per_doc: NotRequired[Annotated[int, *bounded(ge=1)] | None]
+    max_tokens_per_doc: NotRequired[Annotated[int, Field(ge=1)] | None]
 
 
-_Few = Annotated[list[str], *bounded(min_length=1, max_length=1)]
+_Few = Annotated[list[str], Field(min_length=1, max_length=1)]
 
 
 class ScoreRequest(TypedDict):
@@ -200,7 +200,8 @@ async def rerank(
             ProblemKind.UNKNOWN_ALIAS,
             f"aliases are {OMIT} and {FULL}; any other model is the reranker's own",
         )
-    ranking = await _scored(service, scorer, query, texts, given)
+    copies = await off_the_loop(scope, copies_of, texts)
+    ranking = await _scored(service, scorer, query, texts, given, copies=copies)
     request_id = scope["state"]["request_id"]
     context = await service.guard.afilter(query, ranking, request_id=request_id)
     pairs, kept, dropped = ranked_of(context)
@@ -276,6 +277,8 @@ async def _scored(
     query: str,
     texts: list[str],
     given: Mapping[str, Any],
+    *,
+    copies: dict[int, int],
 ) -> Ranking:
     """The documents with the reranker's scores, or with the reason why there are none."""
     settings, n, model = service.settings, len(texts), given.get("model")
@@ -287,7 +290,6 @@ async def _scored(
     scores: list[float | None] = [None] * n
     failures: tuple[StageFailure, ...] = ()
     timings: tuple[StageTiming, ...] = ()
-    copies = copies_of(texts)
     if texts:
         began_at, began = time(), perf_counter()
         distinct = [text for at, text in enumerate(texts) if at not in copies] if copies else texts

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from time import time
+from dataclasses import replace
 from typing import Any
 
 from ctxguard.core.assembly import DEFAULT_ASSEMBLY, Assembly
@@ -36,7 +36,6 @@ class Service:
         guard: Decides.
         scorer: Scores documents; None without a reranker.
         samples: Writes sampled requests; None without a store.
-        opened: When, in seconds since the epoch.
         kind: The kind of the scores.
         most_chars: The longest query.
 
@@ -52,7 +51,7 @@ class Service:
         telemetry: Telemetry,
         tracing: Tracing | None,
     ) -> None:
-        self.settings, self.opened, self.kind = settings, int(time()), settings.kind
+        self.settings, self.kind = settings, settings.kind
         self._telemetry = telemetry
         profile = None if settings.profile is None else Profile.load(settings.profile)
         self._scorer = _scorer(settings) if scorer is None else scorer

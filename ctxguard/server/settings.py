@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, cast
 from pydantic import Field, model_validator
 
 from ctxguard._support.settings import SettingsModel, key, optional, optional_key, setting
-from ctxguard.core.asking import DEFAULT_QUESTIONS
+from ctxguard.core.asking import DEFAULT_PER_SECOND, DEFAULT_QUESTIONS
 from ctxguard.core.types import Mode, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval.rerank_forms import FORMS, Protocol
@@ -31,6 +31,8 @@ _LEAST_TOKEN_CHARS = 16
 
 _LOCAL_ASSESSORS = ("cross-encoder", "nli")
 _PATIENT_SECONDS = 60.0
+_PATIENT_PER_SECOND = 1e6
+"""Calibration asks about each labelled query once, as fast as the answers come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,8 +181,11 @@ class ServedSystem(IndexSystem):
         gt=0,
         value=2.0,
     )
-    assessor_per_second: float | None = optional_key(
-        "Most candidates that a process asks the assessor about a second.", "N", gt=0
+    assessor_per_second: float = key(
+        "Most candidates that a process asks the assessor about a second.",
+        "N",
+        gt=0,
+        value=DEFAULT_PER_SECOND,
     )
     score_kind: ScoreKind | None = optional_key(
         "Meaning of the scores that are no index's: ratio, cosine, inner_product, logit, "
@@ -222,7 +227,7 @@ class ServedSystem(IndexSystem):
         """The stage that asks the assessor; None without one.
 
         Args:
-            patient: Wait a minute for each answer, without limits, as calibration does.
+            patient: Wait a minute for each answer, however many a second, as calibration does.
 
         Raises:
             ConfigurationError: the assessor lacks a model or an endpoint.
@@ -237,7 +242,7 @@ class ServedSystem(IndexSystem):
         return AssessorStage(
             self._assessor(seconds),
             deadline_seconds=seconds,
-            max_per_second=None if patient else self.assessor_per_second,
+            max_per_second=_PATIENT_PER_SECOND if patient else self.assessor_per_second,
             # Only texts that leave the process.
             redact=None if self.assessor in _LOCAL_ASSESSORS else redact,
         )

@@ -1,67 +1,94 @@
 """Operations: what is asked at a path, who answers it, and how its body is read."""
 
 import json
+from asyncio import to_thread
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-import msgspec
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 from starlette.types import Receive, Scope, Send
 
 from ctxguard.core.types import StageFailure
+from ctxguard.server.limits import MOST_BODY_VALUES
 from ctxguard.server.metrics import Endpoint
-from ctxguard.server.problems import HttpAnswer, ProblemKind, answer, invalid_body
+from ctxguard.server.problems import HttpAnswer, ProblemKind, answer, invalid, invalid_body
+
+_T = TypeVar("_T")
 
 STRICT = ConfigDict(strict=True)
 """A text that reads like a number is none: pydantic would turn it into one."""
 
+_QUICK_BYTES = 256 * 2**10
+"""A longer body is worked on by a thread, because it could hold the event loop."""
 
-def named(most: int) -> tuple[BeforeValidator, msgspec.Meta]:
-    """Refuses an object of more names, before it lists an error for each of them."""
+_NO_MARKS = bytes(set(range(256)) - set(b'",[{'))
+
+
+def named(most: int) -> BeforeValidator:
+    """Refuse an object of more names, before it lists an error for each of them."""
 
     def check(given: Any) -> Any:
         if isinstance(given, dict) and len(given) > most:
             raise ValueError(f"{len(given):,} names, the limit is {most}")
         return given
 
-    return BeforeValidator(check), msgspec.Meta(max_length=most)
+    return BeforeValidator(check)
 
 
-def bounded(**bounds: Any) -> tuple[Any, msgspec.Meta]:
-    """Bounds of a field, such as ``ge=0``, told to both readers of a body."""
-    return Field(**bounds), msgspec.Meta(**bounds)
+def check_values(body: bytes) -> None:
+    """Refuse JSON of too many values, before anything is built from it.
+
+    Counts the commas and opening brackets outside of texts, of which there are at least as many as
+    values, less one.
+
+    Raises:
+        Problem: there are more than `MOST_BODY_VALUES`.
+
+    >>> check_values(b'["many, many, [commas] in \\" a text", []]' + b" " * MOST_BODY_VALUES)
+    """
+    if len(body) <= MOST_BODY_VALUES or sum(map(body.count, (b",", b"[", b"{"))) < MOST_BODY_VALUES:
+        return
+    marks = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
+    # A value is at most one text, and its name another.
+    too_many = marks.count(b'"') > 4 * MOST_BODY_VALUES
+    if too_many or sum(map(len, marks.split(b'"')[::2])) >= MOST_BODY_VALUES:
+        raise invalid(
+            f"the body has more than {MOST_BODY_VALUES:,} values: send fewer documents, or less "
+            "metadata with each"
+        )
+
+
+async def off_the_loop(scope: Scope, work: Callable[..., _T], *arguments: Any) -> _T:
+    """Do some work for a request, on a thread if its body is long."""
+    if len(scope["state"]["body"]) <= _QUICK_BYTES:
+        return work(*arguments)
+    return await to_thread(work, *arguments)
 
 
 class Body:
-    """The body of a request as the type that is asked for.
-
-    `msgspec` reads it, in a fraction of the time of `pydantic`, which reads what `msgspec` refuses:
-    it names each fault, and takes some numbers that `msgspec` does not.
+    """Reads the body of a request as the type that is asked for.
 
     Args:
-        asked: A typed dictionary; a bound of a field is told to both.
-        is_quick: Whether `msgspec` can tell its alternatives apart.
+        asked: A typed dictionary.
 
     Attributes:
-        adapter: Describes the type, and reads it by `pydantic`.
+        adapter: Describes the type, and reads it.
     """
 
-    def __init__(self, asked: Any, *, is_quick: bool = True) -> None:
+    def __init__(self, asked: Any) -> None:
         self.adapter: TypeAdapter[Any] = TypeAdapter(asked)
-        self.decode: Callable[[bytes], Any] = (
-            msgspec.json.Decoder(asked).decode if is_quick else self.parse
-        )
 
-    def parse(self, body: bytes) -> Any:
-        """Read a body by `pydantic`.
+    def read(self, body: bytes) -> Any:
+        """Read a body.
 
         Half a surrogate pair, which some scrapers leave in texts, is read as a question mark.
 
         Raises:
-            Problem: it is not JSON, or does not fit.
+            Problem: it is not JSON, does not fit, or has too many values.
         """
+        check_values(body)
         try:
             return self.adapter.validate_json(body)
         except ValidationError as error:
@@ -80,7 +107,7 @@ class Operation:
     """One path with its method, who answers it, and how; an ASGI application where it has a body.
 
     Attributes:
-        path: With parameters in braces.
+        path: Where it is asked.
         endpoint: Answers it. With a body: a coroutine of what was asked and the scope, which
             returns the answer's content, and the failure of a stage without which it was found.
             Without one: an endpoint as Starlette takes it.
@@ -90,7 +117,6 @@ class Operation:
         asks: The body; None without one, and its method is then ``GET`` instead of ``POST``.
         problems: Its own problems, beside those of any operation.
         without_token: Whether it needs no token.
-        check: Refuses a scope before its body is read; None for a path without parameters.
     """
 
     path: str
@@ -101,7 +127,6 @@ class Operation:
     asks: Body | None = None
     problems: tuple[ProblemKind, ...] = ()
     without_token: bool = False
-    check: Callable[[Scope], None] | None = None
 
     @property
     def method(self) -> str:
@@ -116,10 +141,7 @@ class Operation:
         """
         assert self.asks is not None  # noqa: S101 - others are answered by Starlette
         state = scope["state"]
-        try:
-            given = self.asks.decode(state["body"])
-        except (ValueError, RecursionError):
-            given = self.asks.parse(state["body"])
+        given = await off_the_loop(scope, self.asks.read, state["body"])
         failure: StageFailure | None
         content, failure = await self.endpoint(given, scope)
         if failure is None:
@@ -129,7 +151,5 @@ class Operation:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request that Starlette's router hands on."""
-        if self.check is not None:
-            self.check(scope)
         answered = await self.answered(scope)
         await answered(scope, receive, send)

@@ -47,7 +47,7 @@ def asked(
     assessor = Simulated(dataset, d, faults)
     pauses: list[float] = []
     asking = Asking(
-        AssessorStage(assessor),
+        AssessorStage(assessor, max_per_second=1e9),
         lambda passage_id: Passage(passage_id, passage_id),
         0.002,
         pauses.append,
@@ -113,7 +113,7 @@ def test_the_profile_carries_it_to_a_guard() -> None:
         Recorded(rankings, retriever.identity),
         profile=loaded,
         mode="enforce",
-        assessor=AssessorStage(assessor),
+        assessor=AssessorStage(assessor, max_per_second=1e9),
     )
     found = [guard.retrieve(query) for query in list(rankings)[:20]]
     assert any(each.assessment is not None and each.assessment.applied for each in found)

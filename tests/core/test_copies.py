@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxguard.core import copies
 from ctxguard.core.copies import copies_of
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.policies import RatioPolicy
@@ -97,3 +98,9 @@ def test_a_copy_shares_the_verdict_of_the_better_one() -> None:
 
 def test_the_best_of_copies_is_kept_wherever_it_stands() -> None:
     assert decided({2: 4}, k=5).kept_ids == ("p0", "p1", "p2", "p3")
+
+
+def test_only_so_many_characters_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts after them count as copies of exactly the same text alone; ASCII costs little."""
+    monkeypatch.setattr(copies, "_MOST_FOLDED", 9)
+    assert copies_of(["Café", "café", "Thé", "thé", "thé", "TEA", "tea"]) == {1: 0, 4: 3, 6: 5}

@@ -808,13 +808,6 @@ _CANDIDATES = [
     {"id": "a", "score": 0.9, "text": "x", "rank": 1, "signals": {"s": 0.5}, "legs": {"dense": 1}},
     {"id": "b", "score": 0.5, "title": "t", "metadata": {"n": 1}},
 ]
-_STORE_FILTER = {
-    "type": "and",
-    "filters": [
-        {"type": "eq", "key": "kind", "value": "a"},
-        {"type": "in", "key": "n", "value": [1, 2]},
-    ],
-}
 _KINDS = {"score_kind": "probability", "leg_kinds": {"dense": "cosine"}}
 ENDPOINTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "/rerank in Cohere's form": (
@@ -832,10 +825,6 @@ ENDPOINTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "/v1/score": ("/v1/score", {"model": "m", "text_1": "red fox", "text_2": ["a", "b"]}),
     "/v1/filter": ("/v1/filter", {"candidates": _CANDIDATES, **_KINDS}),
     "/v1/context": ("/v1/context", {"where": {"n": [1, 2], "kind": "a"}, "session_id": "s"}),
-    "/v1/vector_stores": (
-        "/v1/vector_stores/index/search",
-        {"max_num_results": 3, "filters": _STORE_FILTER},
-    ),
 }
 
 

@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -335,6 +336,62 @@ def test_an_answer_of_too_many_bytes_is_broken_off_and_a_packed_one_not_unpacked
         error = failure(make())
         assert (kind(error), says in str(error)) == (FailureKind.GARBAGE, True)
     assert endpoint.headers[1]["Accept-Encoding"] == "identity"
+
+
+@contextmanager
+def sending(*pieces: bytes) -> Iterator[str]:
+    """The URL of a server that answers each request with these bytes, piece by piece."""
+    over = threading.Event()
+
+    def serve(listening: socket.socket) -> None:
+        while not over.is_set():
+            with suppress(OSError), listening.accept()[0] as connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                while connection.recv(2**16):
+                    for piece in pieces:
+                        connection.sendall(piece)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, args=(listening,), daemon=True)
+        thread.start()
+        port = listening.getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+        over.set()
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            pass
+        thread.join()
+
+
+ANSWER = b'[{"index": 0, "score": 0.5}]'
+ANSWERED = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(ANSWER), ANSWER)
+
+
+@pytest.mark.parametrize(
+    "interim",
+    [
+        b"HTTP/1.1 100\r\n\r\n",
+        b"HTTP/1.1 100\n\n",
+        b"\r\nHTTP/1.1 102 Processing\r\nA: b\r\n\r\n",
+        b"HTTP/1.1 103 Early Hints\r\n" + b"Link: </a>\r\n" * 50 + b"\r\n",
+    ],
+)
+def test_many_interim_answers_before_one_break_it_off(make: Make, interim: bytes) -> None:
+    """Each takes the event loop some time, and no deadline ends it."""
+    many = interim * (200_000 // len(interim))
+    with sending(many, many, ANSWERED) as url:
+        assert isinstance(failure(make(url, protocol="tei"), ["a"]), StageUnavailableError)
+
+
+def test_a_few_interim_answers_are_read_over(make: Make) -> None:
+    few = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
+    whole = few + ANSWERED
+    for cut in (0, 5, 12, 24, 30, 70, len(few) + 3, len(whole) - 2):
+        with sending(whole[:cut], whole[cut:]) as url:
+            client = make(url, protocol="tei")
+            # Also over a connection that is open already.
+            for _ in range(2):
+                assert client.score(QUERY, ["a"]).tolist() == [0.5]
+            client.close()
 
 
 def test_a_broken_connection_or_none_or_one_without_tls_is_an_outage(

@@ -9,7 +9,6 @@ from ctxguard.core.types import Passage
 from ctxguard.server.problems import MEDIA_TYPE
 from ctxguard.testing import FaultyRetriever
 
-SEARCH = "/v1/vector_stores/index/search"
 LONG = "q" * 10_001
 INDEX = FaultyRetriever([Passage("a", "q")])
 
@@ -24,11 +23,6 @@ def filtered(*candidates: object, **fields: object) -> tuple[str, object]:
 
 def context(**fields: object) -> tuple[str, object]:
     return "/v1/context", {"query": "q", **fields}
-
-
-def searched(kind: str | None = None, value: object = None, **fields: object) -> tuple[str, object]:
-    filters = {} if kind is None else {"filters": {"type": kind, "key": "a", "value": value}}
-    return SEARCH, {"query": "q", **filters, **fields}
 
 
 INVALID = [
@@ -55,11 +49,6 @@ INVALID = [
     context(query=""),
     context(query=LONG),
     *[context(where=where) for where in ({}, {"a": None}, {"a": 0.5})],
-    searched(query=[]),
-    searched(query=["q"] * 17),
-    searched(max_num_results=51),
-    *[searched(*each) for each in (("gt", True), ("near", 1), ("in", "b"), ("eq", ["b"]))],
-    searched(filters={"type": "or", "filters": []}),
 ]
 
 
@@ -71,8 +60,6 @@ NO_JSON = [b"", b"{", b"\xff", b"[" * 5_000, b'{"query": "\\ud800']
     [
         *[(each, 422, "invalid-request") for each in INVALID],
         (reranked(documents=["a"], model="ctxguard:all"), 400, "unknown-alias"),
-        (("/v1/vector_stores/other/search", {"query": "q"}), 404, "not-found"),
-        (("/v1/vector_stores/other/search", {}), 404, "not-found"),
         *[(("/rerank", each), 400, "invalid-json") for each in NO_JSON],
     ],
 )
@@ -80,8 +67,7 @@ def test_a_body_that_cannot_be_answered_is_a_problem_document(
     serve: Serve, scorer: NamedScores, asked: tuple[str, object], status: int, slug: str
 ) -> None:
     path, body = asked
-    searches = path == "/v1/context" or "vector_stores" in path
-    client = serve(retriever=INDEX.retriever if searches else None)
+    client = serve(retriever=INDEX.retriever if path == "/v1/context" else None)
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     response = client.post(path, content=content, headers={"content-type": "application/json"})
     assert response.status_code == status

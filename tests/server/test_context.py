@@ -1,4 +1,4 @@
-"""The guarded index over HTTP, also as OpenAI's vector store."""
+"""The guarded index over HTTP."""
 
 import pytest
 from http_service import Serve, counted
@@ -20,7 +20,6 @@ PASSAGES = [
     Passage("hound", "a red hound", "", {"tenant": "b", "groups": ["x"]}),
     Passage("sea", "the wide sea"),
 ]
-SEARCH = "/v1/vector_stores/index/search"
 
 
 def test_a_query_is_answered_with_a_context(client: TestClient) -> None:
@@ -76,19 +75,6 @@ def test_a_retriever_that_ignores_a_filter_is_not_served(serve: Serve) -> None:
     assert serve(retriever=retrieve).post("/v1/context", json=body).status_code == 502
 
 
-def test_a_vector_store_search_returns_what_is_kept(client: TestClient) -> None:
-    filters = {"type": "and", "filters": [{"type": "eq", "key": "tenant", "value": "a"}]}
-    body = {"query": ["red fox"], "filters": filters, "max_num_results": 1}
-    page = client.post(SEARCH, json=body).json()
-    assert page["object"] == "vector_store.search_results.page"
-    (result,) = page["data"]
-    assert result["file_id"] == "fox"
-    assert result["filename"] == "Foxes"
-    assert 0.0 < result["score"] <= 1.0
-    assert result["attributes"] == {"tenant": "a", "year": 2020}
-    assert result["content"] == [{"type": "text", "text": "a red fox in the snow"}]
-
-
 @pytest.mark.parametrize(
     "where",
     [
@@ -105,11 +91,6 @@ def test_a_filter_has_as_many_conditions_and_values_as_the_limits_allow(
     assert response.status_code == 422
     cap = f"{MOST_CONDITIONS} and {MOST_VALUES:,}" if len(where) < 3 else f"is {MOST_CONDITIONS}"
     assert cap in response.json()["detail"]
-    if len(where) == 1:
-        filters = {"type": "in", "key": "n", "value": where["n"]}
-        response = client.post(SEARCH, json={"query": "q", "filters": filters})
-        assert response.status_code == 422
-        assert f"{MOST_VALUES:,}" in response.json()["detail"]
 
 
 def test_a_filter_of_as_many_values_as_the_limit_allows_is_applied(client: TestClient) -> None:
@@ -120,8 +101,7 @@ def test_a_filter_of_as_many_values_as_the_limit_allows_is_applied(client: TestC
 
 def test_the_body_of_a_search_is_smaller_than_one_with_documents(client: TestClient) -> None:
     body = {"query": "q", "where": {"n": "a" * MOST_QUERY_BODY_BYTES}}
-    for path in ("/v1/context", SEARCH):
-        assert client.post(path, json=body).status_code == 413
+    assert client.post("/v1/context", json=body).status_code == 413
     assert client.post("/v1/filter", json={**body, "candidates": []}).status_code == 200
 
 
@@ -142,13 +122,11 @@ def test_a_damaged_index_is_a_failure_of_the_service_and_tells_nothing(
     def retrieve(_query: str, *, depth: int) -> list[Hit]:
         raise error
 
-    client = serve(retriever=retrieve)
-    for path in ("/v1/context", SEARCH):
-        response = client.post(path, json={"query": "q"})
-        assert response.status_code == 503
-        assert response.json()["type"].endswith(":unavailable")
-        assert "secret" not in response.text
-    assert counted(registry, "ctxguard_http_requests_total", outcome="failed") == 2
+    response = serve(retriever=retrieve).post("/v1/context", json={"query": "q"})
+    assert response.status_code == 503
+    assert response.json()["type"].endswith(":unavailable")
+    assert "secret" not in response.text
+    assert counted(registry, "ctxguard_http_requests_total", outcome="failed") == 1
 
 
 def test_there_is_no_reranker_beside_an_index(client: TestClient) -> None:

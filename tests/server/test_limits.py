@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.store import SampleStore
-from ctxguard.request.telemetry import CountedLater, made_once
+from ctxguard.request.telemetry import made_once
 from ctxguard.server import limits, rerank, wire
 from ctxguard.server.metrics import HttpMetrics
 from ctxguard.server.problems import HttpAnswer
@@ -294,14 +294,17 @@ def test_settings_reach_a_worker_without_their_secrets(monkeypatch: pytest.Monke
         ServiceSettings.from_environment()
 
 
-def test_a_count_that_fails_costs_no_answer(serve: Serve, registry: CollectorRegistry) -> None:
+def test_a_count_that_fails_costs_no_answer(
+    serve: Serve, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = serve()
-    later: CountedLater[object] = made_once(registry, HttpMetrics).note.__self__
 
-    def fail(_noted: object) -> None:
-        raise OSError("no space left for the workers' files")
+    class Full:
+        def __getitem__(self, _: object) -> None:
+            raise OSError("no space left for the workers' files")
 
-    later._count, later.most = fail, 1
+    for counts in ("_received", "_requests", "_seconds"):
+        monkeypatch.setattr(made_once(registry, HttpMetrics), counts, Full())
     assert client.post("/rerank", json=BODY).status_code == 200
 
 

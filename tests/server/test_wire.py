@@ -1,76 +1,90 @@
-"""Bodies are read alike by the quick reader and by the one that names faults."""
+"""Bodies are counted before they are read, and read by one reader."""
 
 import json
-from contextlib import suppress
+import tracemalloc
+from itertools import product
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxguard.server import filtering
-from ctxguard.server.limits import MOST_NAME_CHARS, MOST_NAMES
+from ctxguard.server import wire
+from ctxguard.server.filtering import REQUEST
+from ctxguard.server.limits import MOST_BODY_VALUES
 from ctxguard.server.problems import Problem
 from ctxguard.server.rerank import BODIES
-from ctxguard.server.wire import Body
 
-BODY = {"rerank": BODIES["/rerank", "/v1/rerank", "/v2/rerank"][0]}
-BODY["score"] = BODIES["/score", "/v1/score"][0]
-BODY["filter"] = filtering.REQUEST
+RERANK = BODIES["/rerank", "/v1/rerank", "/v2/rerank"][0]
+WITH_METADATA = b'{"query": "q", "candidates": [{"id": "a", "metadata": {"m": %s}}]}'
+WITH_TEXTS = b'{"query": "q", "documents": [%s]}'
+N = MOST_BODY_VALUES
 
-VALUES = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-2, 3),
-    st.just(2**70),
-    st.floats(),
-    st.sampled_from(["a", "1", "ratio", "é", "x" * (MOST_NAME_CHARS + 1)]),
-    st.lists(st.sampled_from(["a", 1, {"text": "a", "b": 1}, {"a": 1}]), max_size=2),
-    st.dictionaries(st.sampled_from(["a", "dense", "text"]), st.sampled_from([1, 0.5, "a", None])),
-    st.just({str(name): 0.5 for name in range(MOST_NAMES + 1)}),
-)
-FIELDS = {
-    "rerank": "query documents texts model top_n top_k truncation return_documents return_text "
-    "max_tokens_per_doc other",
-    "score": "text_1 text_2 model",
-    "filter": "query candidates score_kind leg_kinds session_id",
+MANY = {
+    "numbers": b"[" + b",".join([b"1"] * N) + b"]",
+    "empty lists": b"[" + b",".join([b"[]"] * N) + b"]",
+    "lists in lists": b"[" * N + b"]" * N,
+    "keys": b"{" + b",".join([b'"%d":1' % n for n in range(N)]) + b"}",
+    "names alone": b"{" + b",".join([b'"":""'] * N) + b"}",
+    "texts": b"[" + b",".join([b'""'] * N) + b"]",
 }
-CANDIDATE = "id score rank text title metadata signals legs"
 
 
-@st.composite
-def bodies(draw: st.DrawFn, form: str) -> dict[str, object]:
-    body: dict[str, object] = {"query": "q", "text_1": "q", "text_2": ["a"], "candidates": []}
-    body |= draw(st.dictionaries(st.sampled_from(FIELDS[form].split()), VALUES, max_size=3))
-    if form == "filter" and draw(st.booleans()):
-        fields = st.dictionaries(st.sampled_from(CANDIDATE.split()), VALUES, max_size=3)
-        body["candidates"] = [{"id": "a"} | one for one in draw(st.lists(fields, max_size=2))]
-    return body
+@pytest.mark.parametrize("form", MANY)
+@pytest.mark.parametrize("surrogate", [b"", b'{"id": "\\ud800"}'])
+def test_too_many_values_are_refused_before_anything_is_built_from_them(
+    form: str, surrogate: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = WITH_METADATA % MANY[form] + surrogate
+    monkeypatch.setattr(REQUEST, "adapter", None)
+    tracemalloc.start()
+    with pytest.raises(Problem, match=f"{N:,} values"):
+        REQUEST.read(body)
+    assert tracemalloc.get_traced_memory()[1] < 10 * len(body)
+    tracemalloc.stop()
 
 
-@pytest.mark.parametrize("form", BODY)
-@given(data=st.data())
-def test_both_readers_read_the_same(form: str, data: st.DataObject) -> None:
-    is_read_alike(BODY[form], json.dumps(data.draw(bodies(form))))
+def test_commas_and_brackets_in_texts_are_no_values() -> None:
+    text = 'a, [b], {c} \\ " ' * N
+    body = WITH_TEXTS % b",".join([json.dumps(text).encode()] * 2)
+    assert RERANK.read(body)["documents"] == [text, text]
 
 
-@pytest.mark.parametrize("form", BODY)
-@example('{"query": "q", "query": "other", "documents": ["a"], "candidates": []}')
-@example(
-    '{"query": "q", "documents": ["\\ud83d\\ude00"], "candidates": [{"id": "a", "score": 1e400}]}'
+def test_as_many_values_as_may_be_are_read() -> None:
+    body = WITH_METADATA % (b"[" + b",".join([b"1"] * (N - 10)) + b"]")
+    assert len(REQUEST.read(body)["candidates"][0]["metadata"]["m"]) == N - 10
+
+
+JSON = st.recursive(
+    st.none() | st.integers() | st.text(st.sampled_from('a"\\\\[]{},:\ud800'), max_size=6),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(st.sampled_from('a"\\,'), max_size=3), inner, max_size=3)
+    ),
+    max_leaves=12,
 )
-@example('{"query": "q", "candidates": [{"id": "a", "rank": 1.0}], "documents": [], "top_n": 1.0}')
-@given(st.text())
-def test_so_are_bodies_of_odd_json(form: str, body: str) -> None:
-    is_read_alike(BODY[form], body)
 
 
-def is_read_alike(body: Body, text: str) -> None:
-    content = text.encode(errors="replace")
-    try:
-        read = body.decode(content)
-    except (ValueError, RecursionError):
-        with suppress(Problem):  # the other one is asked then
-            body.parse(content)
-        return
-    # As text, so that 1 is not 1.0 and NaN is NaN.
-    assert json.dumps(read, sort_keys=True) == json.dumps(body.parse(content), sort_keys=True)
+def values_in(content: object) -> int:
+    members = content.values() if isinstance(content, dict) else content
+    return 1 + sum(map(values_in, members)) if isinstance(content, dict | list) else 1
+
+
+@given(JSON)
+def test_no_value_escapes_the_count(content: object) -> None:
+    body, n = json.dumps(content).encode(), values_in(content)
+    for most, refused in ((n - 1, True), (3 * n, False)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(wire, "MOST_BODY_VALUES", most)
+            try:
+                wire.check_values(body)
+                assert not refused
+            except Problem:
+                assert refused
+
+
+def test_half_a_surrogate_pair_is_read_as_a_question_mark() -> None:
+    halves = ("\\ud800", "\\udc00", "\\ud800\\ud83d\\ude00", "\\\\ud800", "\\uD83D\\uDE00")
+    for one, other in product(halves, halves):
+        read = RERANK.read(WITH_TEXTS % f'"{one} {other}"'.encode())["documents"][0]
+        expected = json.loads(f'"{one} {other}"').encode(errors="replace").decode()
+        assert read == expected
