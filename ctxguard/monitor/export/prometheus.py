@@ -145,7 +145,10 @@ _RISES = (
     (
         "requests_needed",
         "missing",
-        "About how many more judged requests that takes; absent where no number does.",
+        (
+            "About how many more judged requests that takes; absent where no number does, and while "
+            "there are too few to tell."
+        ),
     ),
     ("labels_needed", "labels_missing", "How many more of these people must grade."),
     ("days_needed", "days_missing", "About how many days until as many are judged, if known."),
