@@ -104,6 +104,7 @@ def serve(
     filters: Sequence[Where | None] = (None,),
     days_ago: float = 0.0,
     enforce_share: float | None = None,
+    session: str = "",
 ) -> Traffic:
     """Serve ``n`` requests and sample all of them into ``folder/samples.db``.
 
@@ -116,6 +117,7 @@ def serve(
         filters: Of the requests, in turn.
         days_ago: When they were answered; alarms wait for the end of the day.
         enforce_share: The guard's.
+        session: Ends the ids of the requests, which are the same queries in every session.
     """
     relevant: dict[str, frozenset[str]] = {}
     texts: dict[str, str] = {}
@@ -166,7 +168,7 @@ def serve(
     )
     for query, where in zip(pools, cycle(filters), strict=False):
         # Choices hash the ids, and tests should choose the same each time.
-        guard.retrieve(query, request_id=query.replace(" ", "-"), where=where)
+        guard.retrieve(query, request_id=query.replace(" ", "-") + session, where=where)
     writer.stop()
     writer.store.close()
     return Traffic(folder / "samples.db", relevant)

@@ -146,8 +146,8 @@ _RISES = (
         "requests_needed",
         "missing",
         (
-            "About how many more judged requests that takes; absent where no number does, and while "
-            "there are too few to tell."
+            "About how many more judged requests that takes; absent where no number does, and "
+            "while there are too few to tell."
         ),
     ),
     ("labels_needed", "labels_missing", "How many more of these people must grade."),
