@@ -277,9 +277,6 @@ def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, objec
         **picked(live, *of_live),
         **picked(report, *of_report, "judging_sampling_probability"),
         **picked(report.accounts, "sampled", "stored", "pending", "unaccounted", "lost"),
-        "arms": {
-            window: columns for window, columns in live.arms.items() if "difference" in columns
-        },
         "windows": live.populations,
         "in_shadow": report.rises,
         "alarms": () if alarms is None else alarms.active,
@@ -399,9 +396,6 @@ def _print_estimates(report: "Report", output: Output) -> None:
         if by_window:
             chosen = {metric: by_window[window][metric] for metric, window in live.shown.items()}
             _print_figures(title, {"estimate": chosen}, output, windows)
-    for window, title in titles.items():
-        if "difference" in live.arms.get(window, {}):
-            _print_figures(f"Dealt at random, {title}", live.arms[window], output)
 
 
 def _population(about: "WindowPopulation") -> str:

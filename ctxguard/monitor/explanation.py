@@ -123,12 +123,7 @@ class Explanation:
             facts += [
                 ("segment", record.segment or ""),
                 ("route", record.route.value),
-                (
-                    "mode",
-                    record.mode.value
-                    if record.arm_probability is None
-                    else f"{record.mode.value}, dealt with probability {record.arm_probability:g}",
-                ),
+                ("mode", record.mode.value),
                 ("profile", record.profile_id or "none"),
                 (
                     "policy",

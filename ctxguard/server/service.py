@@ -64,7 +64,6 @@ class Service:
             self._retriever,
             profile=profile,
             mode=settings.mode,
-            enforce_share=settings.enforce_share,
             k=settings.k,
             depth=DEFAULT_DEPTH if profile is None else profile.provenance.depth,
             score_kind=self.kind,

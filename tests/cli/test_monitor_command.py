@@ -121,26 +121,6 @@ class TestOnce:
         assert (found["pending"], found["unaccounted"]) == (2, 3)
         assert "25 taken, 20 stored, 0 lost, 2 pending, 3 unaccounted for" in once(traffic).stdout
 
-    def test_enforced_and_shadowed_requests_are_shown_side_by_side(
-        self, once: Once, tmp_path: Path
-    ) -> None:
-        """The fifth passage is the relevant one; the first is served, or today's ten."""
-        traffic = serve(
-            tmp_path,
-            120,
-            profile=profile_of(BROKEN),
-            relevant_ranks=[4],
-            rates=EVERYTHING,
-            enforce_share=0.5,
-        )
-        arms = json.loads(once(traffic, "--json").stdout)["arms"]["all_retained"]
-        assert (arms["enforce"]["recall"]["value"], arms["shadow"]["recall"]["value"]) == (0, 1)
-        assert arms["difference"]["recall"]["value"] == -1.0
-        shown = once(traffic).stdout
-        table = shown[shown.index("Dealt at random, all retained") :]
-        assert re.search(r"metric\s+enforce\s+shadow\s+difference", table)
-        assert re.search(r"recall of the pool\s+0\.00 \[.*1\.00 \[.*-1\.00 \[", table)
-
     def test_no_line_of_the_tables_is_broken(self, once: Once, tmp_path: Path) -> None:
         traffic = serve(tmp_path, 40, profile=profile_of(RatioPolicy(k=3)))
         profile_of(RatioPolicy(k=3)).save(tmp_path / "p.json")

@@ -96,7 +96,7 @@ class Service:
         self.errs = Watching(PaidOpinion(QRELS), **given)
         for name, each in (("m exact", self.live), ("m errs", self.errs)):
             MonitorCollector(each.monitor, self.registries[name], price_per_million=2.5)
-        self.guard = self._guard(lambda _query, *, depth: HITS[:depth], enforce_share=0.5)
+        self.guard = self._guard(lambda _query, *, depth: HITS[:depth])
         self.failing = self._guard(self._fail)
         self.answered = 0
         self.set_clock(start - DAY_SECONDS - 5_000.0)

@@ -52,14 +52,6 @@ def test_contradicting_passages_are_flagged_and_named_where_the_service_compares
     ]
 
 
-def test_a_share_of_the_requests_is_enforced(serve: Serve, index: FaultyRetriever) -> None:
-    client = serve(retriever=index.retriever, enforce_share=0.5)
-    modes = [
-        client.post("/v1/context", json={"query": "red fox"}).json()["mode"] for _ in range(40)
-    ]
-    assert set(modes) == {"enforce", "shadow"}
-
-
 def test_a_filter_on_metadata_holds(client: TestClient) -> None:
     body = {"query": "red fox", "where": {"tenant": ["b", "c"]}}
     answer = client.post("/v1/context", json=body).json()

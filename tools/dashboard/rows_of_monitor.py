@@ -28,7 +28,6 @@ def _band(metric: str, title: str, description: str) -> Panel:
     )
 
 
-_ARMS = 'metric="recall",window="all_retained"'
 _KEPT, _TODAY = (
     fleet_sum(f"ctxguard_{metric}_total", each, "mode", selector)
     for metric, each, selector in (
@@ -173,17 +172,6 @@ QUALITY = Row(
             f"{{{{route}}}}: {what.replace('_', ' ')}": fleet(f"ctxguard_shadow_{what}", "route")
             for what in ("requests_needed", "labels_needed", "days_needed", "may_rise")
         },
-    ),
-    Panel(
-        "Two arms of the same traffic: recall",
-        "All retained requests that enforce_share dealt to each mode, and what enforcing changes.",
-        {
-            "{{arm}}": fleet("ctxguard_arm_estimate", "arm", _ARMS),
-            ESTIMATE: fleet("ctxguard_arm_difference", "", _ARMS),
-            LOWER: fleet("ctxguard_arm_difference_lower", "", _ARMS),
-            UPPER: fleet("ctxguard_arm_difference_upper", "", _ARMS),
-        },
-        shape=Shape.BAND,
     ),
     Panel(
         "Age of the estimates",

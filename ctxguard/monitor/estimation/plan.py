@@ -14,7 +14,7 @@ from ctxguard.core.types import FloatArray
 from ctxguard.errors import StoreError
 from ctxguard.monitor.estimation import draw
 from ctxguard.monitor.estimation.joint import QUOTIENTS, REQUESTS_COUNT, RUN, Population
-from ctxguard.monitor.estimation.live import Estimates, Labels, Window, live_estimates
+from ctxguard.monitor.estimation.live import Labels, Window, live_estimates
 from ctxguard.monitor.estimation.ratio import DEFAULT_MIN_N, DEFAULT_PRECISION, Estimate
 from ctxguard.monitor.estimation.reduce import dropped_sizes, graded_passages, verdict_on
 from ctxguard.monitor.estimation.relevance import NEAR
@@ -195,14 +195,11 @@ class LabelPlan:
         widths: Width with the labels, reached in about nine of ten labellings; None where they may
             not suffice for an estimate.
         expected_passages: Approximate number of passages that people grade.
-        arms: Estimates over all that is retained of the requests that were dealt to each mode,
-            and their difference, by name; empty where none was dealt.
     """
 
     widths_now: Mapping[Metric, float | None]
     widths: Mapping[Metric, float | None]
     expected_passages: int
-    arms: Mapping[str, Estimates]
 
 
 def label_plan(
@@ -225,7 +222,7 @@ def label_plan(
         window_seconds=1.0,
         precision=DEFAULT_PRECISION,
     )
-    corrected, arms = live.estimates[Window.ALL_RETAINED], live.arms[Window.ALL_RETAINED]
+    corrected = live.estimates[Window.ALL_RETAINED]
     n, none = len(samples), ExpectedGrades(0.0, 0.0, 0.0, 0.0)
     passages, dropped, runs, seen = map(
         sum, zip(none, *[sample.expected() for sample in samples], strict=True)
@@ -240,7 +237,6 @@ def label_plan(
         {one: scaled_width(corrected[one], 1.0, 1.0) for one in PLANNED},
         {one: _promised(one, corrected[one], *more[one]) for one in PLANNED},
         round(passages),
-        arms if "difference" in arms else {},
     )
 
 

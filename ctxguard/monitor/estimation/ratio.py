@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
-from typing import cast
 
 import numpy as np
 
@@ -225,30 +224,6 @@ def degrees_of_freedom(residuals: FloatArray) -> float:
     total = float(squares.sum())
     spread = float(np.sum(squares**2)) - total**2 / len(squares)
     return 2.0 * total**2 / spread if spread > 1e-12 * total**2 else math.inf
-
-
-def difference(first: Estimate, second: Estimate) -> Estimate:
-    """Estimate the first less the second, of independent requests, from their intervals.
-
-    The distances of each end from its estimate add up as variances do, which keeps the intervals'
-    skew (MOVER: Zou and Donner, Statistics in Medicine 27(10), 2008).
-
-    Returns:
-        The difference; without a value where one of the two has none.
-
-    >>> found = difference(Estimate(0.9, 0.8, 0.94, 90, ""), Estimate(0.7, 0.6, 0.78, 90, ""))
-    >>> round(found.value, 2), round(found.lower, 2), round(found.upper, 2)
-    (0.2, 0.07, 0.31)
-    """
-    n = first.n + second.n
-    ends = (first.value, first.lower, first.upper, second.value, second.lower, second.upper)
-    if None in ends:
-        return Estimate(None, None, None, n, "none")
-    a, a_lower, a_upper, b, b_lower, b_upper = cast(tuple[float, ...], ends)
-    lower = a - b - math.hypot(a - a_lower, b_upper - b)
-    upper = a - b + math.hypot(a_upper - a, b - b_lower)
-    method = BORROWED if first.is_borrowed or second.is_borrowed else "mover"
-    return Estimate(a - b, lower, upper, n, method)
 
 
 def no_estimate(n: int, effective: float, min_n: int) -> Estimate:

@@ -69,10 +69,6 @@ class JudgedRequest:
         audit_probability: The probability with which it was to be audited.
         partial_pool_relevant: Relevant passages among the judged ones of a pool that was to be
             judged in full but lacks verdicts; otherwise None.
-        enforced: Whether it was assigned to be enforced, and otherwise to shadow; None where its
-            mode was not drawn.
-        arm_probability: The probability with which it was assigned its mode; None with
-            ``enforced``.
         missing: Positions in ``grades`` of the passages without a valid verdict.
         dropped: Judged dropped passages, each divided by its probability of being judged: the
             nearer ones that are not relevant and that are, then the same of the farther ones.
@@ -94,8 +90,6 @@ class JudgedRequest:
     audit_probability: float = 0.0
     partial_pool_relevant: int | None = None
     audited_share: float = 0.0
-    enforced: bool | None = None
-    arm_probability: float | None = None
     missing: tuple[int, ...] = ()
     dropped: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
     scores: tuple[float | None, ...] = ()
@@ -176,8 +170,6 @@ _NUMBERS = (
     "audit_probability",
     "partial_pool_relevant",
     "audited_share",
-    "enforced",
-    "arm_probability",
     "n_served",
     *DROPPED,
 )

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ctxguard.monitor.alarms import AlarmReport
-from ctxguard.monitor.estimation.live import ARMS, Estimates
+from ctxguard.monitor.estimation.live import Estimates
 from ctxguard.monitor.judging.counters import LABELS
 from ctxguard.monitor.service import Monitor, Report
 
@@ -68,18 +68,6 @@ _ESTIMATES = (
         "judge_estimate",
         "Judge's own figure, not corrected by human labels",
         ("value",),
-        ("window",),
-    ),
-    (
-        "arm_estimate",
-        "Live estimate of the requests that enforce_share dealt to a mode",
-        ("value",),
-        ("window", "arm"),
-    ),
-    (
-        "arm_difference",
-        "Live estimate of enforced requests less that of shadowed ones",
-        ("value", "lower", "upper"),
         ("window",),
     ),
 )
@@ -248,8 +236,6 @@ def _report(report: Report) -> _Families:
     sources: tuple[Mapping[Any, Estimates], ...] = (
         {(window,): found for window, found in live.estimates.items()},
         {(window,): found for window, found in live.judge_estimates.items()},
-        {(w, arm): dealt[arm] for w, dealt in live.arms.items() for arm in dealt if arm in ARMS},
-        {(w,): dealt["difference"] for w, dealt in live.arms.items() if "difference" in dealt},
     )
     for source, (name, what, parts, by) in zip(sources, _ESTIMATES, strict=True):
         found = {

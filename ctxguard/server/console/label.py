@@ -192,14 +192,6 @@ class Label:
                 (_IN_WORDS.get(metric.value, metric.value), plan.widths_now[metric], width)
                 for metric, width in plan.widths.items()
             ],
-            arms=[
-                (
-                    _IN_WORDS.get(metric.value, metric.value),
-                    [estimates[metric] for estimates in plan.arms.values()],
-                )
-                for metric in plan.widths
-                if plan.arms
-            ],
         )
 
     def guide_page(self, request: Request, _form: Form) -> Response:
