@@ -125,7 +125,6 @@ class Figure(NamedTuple):
     lower: float
     upper: float
     effective: float
-    is_borrowed: bool
 
     def holds(self, truth: float) -> bool:
         """Whether the truth lies between the ends."""
@@ -325,7 +324,6 @@ def figures(
             lower=scraped[f"{name}_lower", metric, window],
             upper=scraped[f"{name}_upper", metric, window],
             effective=scraped[f"{name}_requests_effective", metric, window],
-            is_borrowed=(f"{name}_borrowed", metric, window) in scraped,
         )
         for window in Window
         for metric in Metric

@@ -421,15 +421,10 @@ def _print_figures(
         rows.append((IN_WORDS.get(metric.value, metric.value), *cells))
     about = ("window", "effective>") if windows else ()
     output.table(("metric", *(f"{name}>" for name in columns), *about), rows, title)
-    if any(each.is_borrowed for estimates in columns.values() for each in estimates.values()):
-        output.note(
-            "* from the judge's verdicts on these requests, with its errors as labels of other "
-            "requests show them: right only if the judge errs as often now as then"
-        )
 
 
 def _figure(estimate: "Estimate") -> str:
     """An estimate with its interval; where there is none, about how many requests it needs."""
     if estimate.value is None and estimate.n_needed is not None:
         return f"needs {estimate.n_needed:,}"
-    return short_interval(estimate) + " *" * estimate.is_borrowed
+    return short_interval(estimate)

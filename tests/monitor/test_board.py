@@ -251,7 +251,6 @@ def test_a_panel_shows_data(hour: Hour, panel: dict[str, Any]) -> None:
 
 
 ABSENT = {
-    "Window of each estimate": {"{{metric}}: {{window}}, borrowed"},
     "From shadow to enforce": {"{{route}}: days needed"},
 }
 """Series that this hour has no reason for, by panel: nobody labels, and its requests suffice."""

@@ -129,7 +129,7 @@ def test_the_truth_of_simulated_traffic_is_what_the_library_says_of_every_reques
     assert traffic.beyond.shape[1] == BEYOND
 
 
-@pytest.mark.parametrize("name", ["refusals", "abstention, borrowed", "both tenants graded"])
+@pytest.mark.parametrize("name", ["refusals", "abstention", "both tenants graded"])
 def test_a_published_figure_covers_the_truth_whatever_the_judge_leaves_out(name: str) -> None:
     scenario = next(one for one in SCENARIOS if one.name == name)
     cells = cells_of(scenario, traffics=12, labellings=1)
@@ -174,7 +174,7 @@ def test_few_labels_at_unequal_probabilities_show_what_they_cover_or_nothing() -
     assert_covered(list(cells.values()), always_shown=False)
     for labels in (150, 300):
         cell = cells[10, labels, Window.ALL_RETAINED, Metric.PRECISION]
-        own = [figure for _, figure, _ in cell.shown if not figure.is_borrowed]
+        own = [figure for _, figure, _ in cell.shown]
         assert all(figure.effective < 0.9 * labels for figure in own)
 
 

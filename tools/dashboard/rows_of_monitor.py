@@ -147,11 +147,9 @@ QUALITY = Row(
     Panel(
         "Window of each estimate",
         "The narrowest one that has an estimate; without any, the one with most requests behind "
-        "it. borrowed: the judge's errors are taken from labels of other requests.",
+        "it.",
         {
             "{{metric}}: {{window}}": fleet("ctxguard_estimate_shown", "metric, window"),
-            "{{metric}}: {{window}}, borrowed": "max by (metric, window) "
-            f"({shown('ctxguard_estimate_borrowed')})",
         },
     ),
     Panel(

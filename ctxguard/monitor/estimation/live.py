@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation import joint
-from ctxguard.monitor.estimation.borrow import borrowed_estimates, error_rates
 from ctxguard.monitor.estimation.canaries import Canaries, canaries_key
 from ctxguard.monitor.estimation.joint import PASSAGE, Grades, Population, joint_estimates
 from ctxguard.monitor.estimation.ratio import (
@@ -78,8 +77,7 @@ class LiveEstimates:
         unpicked: Number of these that were not picked at random, and are in no estimate.
         disagreements: Passages on whose relevance annotators disagree.
         age_seconds: Age of the newest judged request's answer; None without judged requests.
-        canaries: What judging labelled samples again has shown. Once the judge is found to have
-            changed, nothing is borrowed from its errors on earlier ones.
+        canaries: What judging labelled samples again has shown.
     """
 
     estimates: Mapping[Window, Estimates]
@@ -130,7 +128,6 @@ def live_estimates(
     labels = Labels.of(graded, stored)
     min_n = precision.min_n
     canaries = Canaries.from_json(store.get_state(canaries_key(series)))
-    can_borrow = canaries.changed_at is None
     since = {Window.RECENT: now_seconds - window_seconds}
     covered = {Window.UP_TO_LABELS: np.unique(labels.first_pick[labels.opened])}
     windows = {
@@ -158,7 +155,7 @@ def live_estimates(
         by_judge = {each: estimate(each, sums.ratio(each), min_n) for each in Metric}
         by_judge = shown = precision.checked(by_judge)
         if not exact:
-            corrected = _corrected(judged, labels, min_n, can_borrow=can_borrow)
+            corrected = _corrected(judged, labels, min_n)
             shown = precision.checked(corrected)
             judge[window] = by_judge
         found[window] = shown
@@ -328,28 +325,11 @@ class _Judged:
         )
 
 
-def _corrected(judged: _Judged, labels: Labels, min_n: int, *, can_borrow: bool) -> Estimates:
-    """Estimate every metric from the judge's verdicts, corrected by human labels.
+def _corrected(judged: _Judged, labels: Labels, min_n: int) -> Estimates:
+    """Estimate every metric from the judge's verdicts, corrected by labels of its requests.
 
-    Uses the labels of the window's own requests; if they are too few, or cannot stand for all of
-    its requests, the judge's error rates from all labels are used.
+    Labels that cannot stand for nearly all of its requests show nothing.
     """
-    found = _from_own_labels(judged, labels, min_n)
-    if not can_borrow:
-        return found
-    borrowed = borrowed_estimates(
-        judged.basis.ended(),
-        error_rates(labels.weighted(np.ones(len(labels.sample_ids)))),
-        labels.model,
-        min_n,
-    )
-    return {
-        metric: borrowed.get(metric, own) if own.method == "none" else own
-        for metric, own in found.items()
-    }
-
-
-def _from_own_labels(judged: _Judged, labels: Labels, min_n: int) -> Estimates:
     labels = labels.take(np.isin(labels.sample_ids, np.concatenate(judged.labelled_ids)))
     opened_picks = Counter(labels.first_pick[labels.opened].tolist())
     covered = sum(judged.weight_by_pick[pick] for pick in opened_picks)

@@ -263,7 +263,7 @@ def scaled_width(found: Estimate, n: float, n_new: float) -> float | None:
     >>> scaled_width(Estimate(0.5, 0.4, 0.6, 100, "normal"), 100, 400)
     0.1
     """
-    if found.lower is None or found.upper is None or found.is_borrowed or not n_new > 0.0:
+    if found.lower is None or found.upper is None or not n_new > 0.0:
         return None
     return round((found.upper - found.lower) * math.sqrt(n / n_new), 6)
 

@@ -22,9 +22,6 @@ CONFIDENCE = 0.95
 DEFAULT_MIN_N = 30
 """With a smaller effective number of clusters the intervals do not reach that coverage."""
 
-BORROWED = "borrowed"
-"""The method of an estimate whose labels belong to other requests."""
-
 
 @dataclass(frozen=True)
 class Estimate(Interval):
@@ -36,8 +33,7 @@ class Estimate(Interval):
         upper: Upper end; None with ``value``.
         n: Clusters (sessions, and requests without one) in which the metric is defined; with
             human labels, the labelled ones.
-        method: Method of the interval; ``none`` without one. ``borrowed``: the judge's errors
-            come from labels of other requests.
+        method: Method of the interval; ``none`` without one.
         n_needed: Approximate number of clusters that suffice, if ``value`` is None; None if that
             cannot be predicted yet.
     """
@@ -47,11 +43,6 @@ class Estimate(Interval):
     n_effective: float | None = None
     """Number of equally weighted clusters with as narrow an interval (Kish): at most ``n``, and far
     less if a few clusters stand for much of the traffic. None without clusters."""
-
-    @property
-    def is_borrowed(self) -> bool:
-        """Whether the judge's errors come from requests other than those of the estimate."""
-        return self.method == BORROWED
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,23 +250,11 @@ def _report(report: Report) -> _Families:
     yield _gauge(
         "judge_changed",
         "1 once verdicts on samples that are judged again show that the judge has changed behind "
-        "its name: nothing is borrowed from its labels then. Else 0.",
+        "its name, else 0.",
         {judge: float(live.canaries.changed_at is not None)},
         "judge",
     )
     of_window = ("judge", "metric", "window")
-    yield _gauge(
-        "estimate_borrowed",
-        "1 for each live estimate that takes the judge's errors from labels of other requests "
-        "than it is about, and so assumes that they have not changed.",
-        {
-            (judge, metric, window): 1.0
-            for window, estimates in live.estimates.items()
-            for metric, estimate in estimates.items()
-            if estimate.is_borrowed
-        },
-        *of_window,
-    )
     yield _gauge(
         "estimate_shown",
         "1 for the window to show of each metric: the narrowest one that has an estimate, or "
