@@ -149,13 +149,6 @@ _NAMED = (
     Scenario("200 grades by day 7", picks=(Pick(7, 200),), looks=(8,)),
     Scenario("exact judge", EXACT, FALLING, looks=(3,)),
     Scenario("exact judge, retention", EXACT, MONTHS, WEEKLY),
-    Scenario(
-        "audits",
-        EXACT,
-        shape=Shape(missed=1.0 / 6.0),
-        setting=Setting(audit_probability=0.08),
-        looks=(3,),
-    ),
 )
 
 CROSS_SEED = 24

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ctxguard.monitor.estimation.live import Estimates, WindowPopulation
     from ctxguard.monitor.estimation.ratio import Estimate
     from ctxguard.monitor.estimation.terms import Metric
-    from ctxguard.monitor.judging.audit import Audit
     from ctxguard.monitor.service import Monitor, Report
 
 _DAY_SECONDS = 86_400.0
@@ -54,13 +53,6 @@ class MonitorCommand(JudgeSettings, IndexSystem):
     calls_per_day: float | None = optional("Most passages judged per UTC day.", "N", gt=0)
     price_per_million: float | None = optional(
         "Price of a million tokens of context, to show what is saved.", "PRICE", gt=0
-    )
-    audit: float = key(
-        "Share of requests searched again far deeper in --index, to see what the retriever missed.",
-        "SHARE",
-        ge=0,
-        le=1,
-        value=0.0,
     )
     host: str = setting("Address on which /metrics is served.", "ADDRESS", value="127.0.0.1")
     once: bool = setting("Judge the waiting samples, print the estimates, and exit.", value=False)
@@ -100,8 +92,6 @@ class MonitorCommand(JudgeSettings, IndexSystem):
             raise ConfigurationError(
                 "alarms need a judge: leave out --profile, or name another --judge"
             )
-        if self.audit and self.index is None:
-            raise ConfigurationError("audit searches an index: give --index")
         if self.cost_per_day is not None and self.prices is None:
             raise ConfigurationError("cost-per-day needs prices: give prices")
         return self
@@ -138,7 +128,6 @@ class MonitorCommand(JudgeSettings, IndexSystem):
             window_seconds=self.window_seconds,
             budget=BudgetLimits(self.calls_per_hour, self.calls_per_day, self.cost_per_day),
             lookup=None if retriever is None else retriever.passage,
-            audit=_audit(retriever, self.audit),
             utilities=DEFAULT_UTILITIES if loaded is None else loaded.utilities,
             alarms=None if loaded is None else AlarmState(loaded),
             corpus_sketch=None if retriever is None else partial(_present_corpus, retriever),
@@ -254,19 +243,6 @@ def _present_corpus(retriever: "HybridRetriever") -> "CorpusSketch":
     with suppress(CtxguardError):
         retriever.reload()
     return retriever.corpus_sketch()
-
-
-def _audit(retriever: "HybridRetriever | None", share: float) -> "Audit | None":
-    if retriever is None or not share:
-        return None
-    from ctxguard.monitor.judging.audit import Audit
-
-    return Audit(
-        lambda query, *, depth, where=None: (
-            retriever.retrieve(query, depth=depth, where=where).passage_ids
-        ),
-        probability=share,
-    )
 
 
 def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, object]:

@@ -52,7 +52,7 @@ def judged(grades: FloatArray, session_id: str | None = None) -> JudgedRequest:
     """A request of which what was served was judged, and nothing else."""
     relevant = tuple(grades.astype(int).tolist())
     utilities = tuple(1.0 if grade else -0.5 for grade in relevant)
-    return JudgedRequest(1.0, relevant, utilities, None, 0.0, None, 0.0, 0.0, session_id)
+    return JudgedRequest(1.0, relevant, utilities, None, 0.0, None, 0.0, session_id)
 
 
 def fill(store: SampleStore, record: SampleRecord, requests: Mapping[int, JudgedRequest]) -> None:

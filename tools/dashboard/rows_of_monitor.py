@@ -129,11 +129,6 @@ QUALITY = Row(
     ),
     _band("harm", "Harm", "Negative part of UDCG, per request."),
     _band("recall_loss", "Recall loss", "Against the certificate's baseline."),
-    _band(
-        "retriever_miss",
-        "Missed by the retriever",
-        "Relevant passages beyond the pool, from audits; recall knows nothing of them.",
-    ),
     Panel(
         "Requests behind each estimate",
         "n: judged requests, or labelled ones where people correct the judge. effective: how many "
@@ -366,15 +361,6 @@ JUDGE = Row(
         {
             "the same: {{same}}": fleet_rate("ctxguard_canary_verdicts_total", "same"),
             "changed": fleet("ctxguard_judge_changed"),
-        },
-    ),
-    Panel(
-        "Verdicts by half of the list",
-        "Of a judge that is given lists in random order: alike unless the place sways it.",
-        {
-            "{{half}} half, relevant: {{relevant}}": fleet_rate(
-                "ctxguard_place_verdicts_total", "half, relevant"
-            ),
         },
     ),
     Panel(

@@ -82,7 +82,6 @@ def judged_request(
         pool_relevant=n_relevant if full_pool and not is_missing else None,
         partial_pool_relevant=n_relevant if full_pool and is_missing else None,
         full_pool_probability=rates.full_pool_probability(has_hit=has_hit),
-        full_pool_probability_if_no_hit=rates.full_pool_probability(has_hit=False),
         session_id=record.session_id,
         recall_loss=recall_loss(record, verdicts, record.rates.baseline_k),
         missing=tuple([place for place, one in enumerate(of_served) if not one.judged]),

@@ -32,8 +32,6 @@ _COUNTS = {
     "assembly or by the policy; outside enforce, as enforcing would have it.",
     "today_tokens": "Tokens that the bare retriever would serve in their place, by mode.",
     "canary_verdicts": "Verdicts on labelled passages that were judged again, by whether the same.",
-    "place_verdicts": "Verdicts of a judge that is given lists, by half of the list: the order is "
-    "random, so that the shares of yes differ by what the place does to verdicts.",
     "judge_calls": "Calls of the judge's endpoint.",
     "judge_retries": "Judge calls that were retries.",
     "judge_invalid": "Passages for which the judge gave no valid verdict, by reason.",
@@ -43,10 +41,9 @@ _COUNTS = {
 _MEANING = (
     "recall: share of the pools' relevant passages that was served. precision: mean over non-empty "
     "requests of the share of served passages that is relevant. mrr: mean reciprocal rank of what "
-    "was served, non-empty requests. answerable: share of requests whose pool has a relevant one. "
+    "was served, non-empty requests. "
     "udcg, gain, harm: discounted worth of what was served, and its two parts, per request. "
-    "recall_loss: mean share lost of the relevant among the retriever's first few. "
-    "retriever_miss: share of relevant passages beyond the pool."
+    "recall_loss: mean share lost of the relevant among the retriever's first few."
 )
 _PARTS = {
     "value": ("", f"{{}}; absent where the data do not suffice. {_MEANING}"),
