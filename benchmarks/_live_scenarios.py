@@ -119,7 +119,7 @@ _NAMED = (
     _scenario("a third not graded", picks=(Pick(4, 450, graded=0.67),)),
     Scenario("alarm", picks=(Pick(8, 60, targeted=True), Pick(10, 400))),
     _scenario("two monitors", setting=Setting(monitors=2), picks=ONCE),
-    _scenario("abstention, borrowed", shape=Shape(abstention=0.3), picks=MIDWAY),
+    _scenario("abstention", shape=Shape(abstention=0.3), picks=MIDWAY),
     _scenario("grades 0 to 3", shape=Shape(top_grade=3), picks=MIDWAY),
     _scenario("refusals", REFUSING, picks=MIDWAY),
     _scenario("a new judge", changed=Change(3, GOOD, False), picks=MIDWAY_AND_LAST, looks=(3,)),
@@ -149,13 +149,6 @@ _NAMED = (
     Scenario("200 grades by day 7", picks=(Pick(7, 200),), looks=(8,)),
     Scenario("exact judge", EXACT, FALLING, looks=(3,)),
     Scenario("exact judge, retention", EXACT, MONTHS, WEEKLY),
-    Scenario(
-        "audits",
-        EXACT,
-        shape=Shape(missed=1.0 / 6.0),
-        setting=Setting(audit_probability=0.08),
-        looks=(3,),
-    ),
 )
 
 CROSS_SEED = 24

@@ -26,7 +26,6 @@ from benchmarks._live_traffic import (
     Traffic,
     context_of,
     question_of,
-    search_beyond,
     true_grade,
 )
 from ctxguard.core.types import DEFAULT_K
@@ -35,7 +34,6 @@ from ctxguard.monitor.estimation.plan import to_label
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judging import budget as budget_module
-from ctxguard.monitor.judging.audit import Audit
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
 from ctxguard.monitor.labels.files import RowToLabel
 from ctxguard.monitor.labels.human import IF_FIRST, IF_NONE_ABOVE
@@ -80,7 +78,6 @@ class Setting:
         budget: Of judging.
         window_seconds: Length of the recent window.
         monitors: How many share the store.
-        audit_probability: That a judged request is audited; 0 for no audits.
         lost: Share of the samples that are lost from noon to midnight.
         later_rate: Sampling rate in the second half of the time; None for the same.
         rate_by_day: Sampling rate from noon to midnight; None for the same.
@@ -91,7 +88,6 @@ class Setting:
     budget: BudgetLimits = NO_LIMITS
     window_seconds: float = 2 * DAY_SECONDS
     monitors: int = 1
-    audit_probability: float = 0.0
     lost: float = 0.0
     later_rate: float | None = None
     rate_by_day: float | None = None
@@ -125,7 +121,6 @@ class Figure(NamedTuple):
     lower: float
     upper: float
     effective: float
-    is_borrowed: bool
 
     def holds(self, truth: float) -> bool:
         """Whether the truth lies between the ends."""
@@ -168,9 +163,6 @@ class Service:
         self.writers = [
             SampleWriter(sampler, self.store, privacy=_PRIVACY) for sampler in self.samplers
         ]
-        self._audit = None
-        if setting.audit_probability:
-            self._audit = Audit(search_beyond, probability=setting.audit_probability, seed=seed)
         self.monitor_with(judge)
         # A queue is measured by a clock that does not pass in a simulation.
         self._patch = mock.patch.object(
@@ -187,7 +179,6 @@ class Service:
                 judge,
                 window_seconds=self._setting.window_seconds,
                 budget=self._setting.budget,
-                audit=self._audit,
                 clock=self._clock,
             )
             for _ in range(self._setting.monitors)
@@ -325,7 +316,6 @@ def figures(
             lower=scraped[f"{name}_lower", metric, window],
             upper=scraped[f"{name}_upper", metric, window],
             effective=scraped[f"{name}_requests_effective", metric, window],
-            is_borrowed=(f"{name}_borrowed", metric, window) in scraped,
         )
         for window in Window
         for metric in Metric

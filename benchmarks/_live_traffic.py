@@ -29,8 +29,6 @@ from ctxguard.monitor.sampling.inclusion import DEFAULT_RATES
 DAY_SECONDS = 86_400.0
 DEPTH = 20
 """Candidates of a request."""
-BEYOND = 180
-"""Passages beyond the pool that an audit's search finds."""
 _SPREAD = 2.0
 """Questions differ: their precisions have a beta distribution whose parameters add up to this."""
 _MISLEADING_SHARE = 0.2
@@ -86,7 +84,6 @@ class Shape:
         session_length: Requests of a session, which are about as good as each other; 1 for none.
         busy: How many times as many requests arrive in busy times as in quiet ones.
         busy_precision: Mean precision in busy times; None where it is that of quiet ones.
-        missed: Share of the relevant passages that lie beyond the pool.
         abstention: Share of the questions for which nothing is served, mostly poor ones.
         hosts: Who answers.
         tenant_precision: Mean precision of a second tenant's requests, a quarter of all; None
@@ -105,7 +102,6 @@ class Shape:
     session_length: int = 1
     busy: float = 1.0
     busy_precision: float | None = None
-    missed: float = 0.0
     abstention: float = 0.0
     hosts: tuple[Host, ...] = (Host(),)
     tenant_precision: float | None = None
@@ -121,7 +117,7 @@ class Traffic:
         shape: What it was drawn from.
         grade: Shape (q, DEPTH), by question, as people grade.
         misleading: Shape (q, DEPTH), never where relevant.
-        beyond: Shape (q, BEYOND), the relevant ones beyond the pool; (q, 0) where there are none.
+
         asked: Shape (n,), the question of each request.
         seconds: Shape (n,), when each was answered, ascending from 0.
         session: Shape (n,), 0 for none.
@@ -132,7 +128,6 @@ class Traffic:
     shape: Shape
     grade: IntArray
     misleading: BoolArray
-    beyond: BoolArray
     asked: IntArray
     seconds: FloatArray
     session: IntArray
@@ -163,8 +158,7 @@ class Traffic:
         found = {}
         for metric, columns in self._terms.items():
             a, b = times_asked @ columns
-            # Nobody looks beyond the pool where nothing lies there.
-            if b > 0.0 and (a > 0.0 or metric is not Metric.RETRIEVER_MISS):
+            if b > 0.0:
                 found[metric] = float(a / b)
         return found
 
@@ -174,7 +168,7 @@ class Traffic:
         is_served = ~self.empty[:, None]
         served, pool = self.relevant[:, :DEFAULT_K] & is_served, self.relevant.sum(axis=1)
         worth = DEFAULT_UTILITIES
-        kept, answerable = served.sum(axis=1), pool > 0
+        kept = served.sum(axis=1)
         is_top = self.grade[:, :DEFAULT_K] == self.shape.top_grade
         utilities: FloatArray = np.where(
             served,
@@ -186,15 +180,13 @@ class Traffic:
         at_first = orders[np.arange(len(pool)) % _ORDERS]
         first = (self.relevant & at_first).sum(axis=1)
         first_kept = (served & at_first[:, :DEFAULT_K]).sum(axis=1)
-        missed = self.beyond.sum(axis=1)
         with np.errstate(invalid="ignore", divide="ignore"):
             loss = np.where(first > 0, 1.0 - first_kept / first, 0.0)
-        terms = metric_terms(served, utilities, pool_weight=answerable * 1.0, dropped=pool - kept)
+        terms = metric_terms(served, utilities, dropped=pool - kept)
         for metric in (Metric.PRECISION, Metric.MRR):
             terms[metric][:, 1] = is_served[:, 0]
         return terms | {
             Metric.RECALL_LOSS: np.column_stack([loss, first > 0]),
-            Metric.RETRIEVER_MISS: np.column_stack([missed, missed + pool]),
         }
 
 
@@ -227,13 +219,9 @@ def draw_traffic(shape: Shape, rng: np.random.Generator) -> Traffic:
         asked[asks_popular] = shape.n + rng.integers(shape.popular, size=int(asks_popular.sum()))
     relevant = rng.random((len(quality), DEPTH)) < quality[:, None] * _by_rank()
     misleading = ~relevant & (rng.random(relevant.shape) < _MISLEADING_SHARE)
-    beyond = np.zeros((len(quality), 0), np.bool_)
-    if shape.missed:
-        per_pool = relevant.sum(axis=1, keepdims=True) * shape.missed / (1.0 - shape.missed)
-        beyond = rng.random((len(quality), BEYOND)) < per_pool / BEYOND
     grade = relevant * rng.integers(1, shape.top_grade + 1, relevant.shape)
     empty = rng.random(len(quality)) < 2.0 * shape.abstention * (1.0 - quality.clip(0.0, 1.0))
-    return Traffic(shape, grade, misleading, beyond, asked, seconds, session, empty, host, tenant)
+    return Traffic(shape, grade, misleading, asked, seconds, session, empty, host, tenant)
 
 
 def _arrivals(shape: Shape, rng: np.random.Generator) -> tuple[FloatArray, BoolArray]:
@@ -280,7 +268,7 @@ def question_of(query: str) -> int:
 
 
 def passage_id(place: int) -> str:
-    """The id of a passage by its rank from 0; from ``DEPTH`` on it lies beyond the pool."""
+    """The id of a passage by its rank from 0."""
     return f"p{place}"
 
 
@@ -322,11 +310,6 @@ def context_of(traffic: Traffic, request: int, request_id: str) -> Context:
     )
 
 
-def search_beyond(_: str, *, depth: int) -> list[str]:
-    """What an audit's search finds for any question."""
-    return [passage_id(place) for place in range(min(depth, DEPTH + BEYOND))]
-
-
 class SimulatedJudge:
     """A judge that is wrong about some passages, and always wrong about these.
 
@@ -355,7 +338,7 @@ class SimulatedJudge:
 
     def change(self, errors: JudgeErrors, rng: np.random.Generator) -> None:
         """Err otherwise from now on, under the same version."""
-        truth = np.concatenate([self._traffic.relevant, self._traffic.beyond], axis=1)
+        truth = self._traffic.relevant
         says = np.where(truth, errors.sensitivity, 1.0 - errors.specificity)
         self._verdicts = rng.random(truth.shape) < says
         refuses = np.where(truth, errors.refuses_relevant, errors.refuses_others)

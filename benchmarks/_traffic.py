@@ -75,7 +75,6 @@ class Population:
         terms = metric_terms(
             self.relevant[:, :DEFAULT_K],
             self.utilities,
-            pool_weight=np.where(self.relevant.any(axis=1), 1.0, 0.0),
             dropped=self.relevant[:, DEFAULT_K:].sum(axis=1) * 1.0,
         )
         sums = {metric: self.share @ columns for metric, columns in terms.items()}
@@ -201,22 +200,19 @@ def _terms(requests: Requests, found: BoolArray, utilities: FloatArray) -> dict[
     return metric_terms(
         served,
         utilities,
-        pool_weight=np.where(full_pool & found.any(axis=1), 1.0 / rate, 0.0),
         dropped=(seen & in_baseline).sum(axis=1) / among_first
         + (seen & ~in_baseline).sum(axis=1) / alone,
     )
 
 
 def metric_terms(
-    served: BoolArray, utilities: FloatArray, *, pool_weight: FloatArray, dropped: FloatArray
+    served: BoolArray, utilities: FloatArray, *, dropped: FloatArray
 ) -> dict[Metric, FloatArray]:
     """What ``terms.term`` says of each request, shape (n, 2) by metric.
 
     Args:
         served: Shape (n, k), which of the served are relevant.
         utilities: Shape (n, k).
-        pool_weight: Shape (n,), how many requests one without a relevant passage served stands
-            for, if its pool holds one.
         dropped: Shape (n,), the estimated number of relevant passages dropped.
     """
     kept = served.sum(axis=1).astype(np.float64)
@@ -231,7 +227,6 @@ def metric_terms(
                 one,
             ]
         ),
-        Metric.ANSWERABLE: np.column_stack([np.where(has_hit, 1.0, pool_weight), one]),
         Metric.UDCG: np.column_stack([worth.sum(axis=1), one]),
         Metric.GAIN: np.column_stack([np.maximum(worth, 0.0).sum(axis=1), one]),
         Metric.HARM: np.column_stack([np.maximum(-worth, 0.0).sum(axis=1), one]),

@@ -3,8 +3,8 @@
     python -m benchmarks.judge_changes --repeats 100
 
 Services as in ``benchmarks.live``: people grade what the first judge judged, and halfway the judge
-is another one. ``announced`` gives it another version, so that the labels are judged again, and
-looks at what is borrowed under it. ``silent`` keeps its name: the canaries should ring.
+is another one, whose verdicts they grade at the end. ``announced`` gives it another version, so
+that the first labels are judged again. ``silent`` keeps its name: the canaries should ring.
 ``unchanged`` keeps the judge: they should not. Precision of the second half is held against the
 truth.
 """
@@ -83,6 +83,7 @@ def run(kind: str, url: str, seed: int) -> Ended:
             if rang is None and Canaries.from_json(saved).changed_at is not None:
                 rang = day - _DAYS // 2
         service.judge_waiting()
+        label_some(service, _LABELS)
         service.maintain()
         shown = figures(service.scrape()).get(_SHOWN)
     truth = traffic.truths(_SHAPE.seconds / 2, _SHAPE.seconds)[Metric.PRECISION]

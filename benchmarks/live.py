@@ -102,17 +102,7 @@ class Cell:
             else None,
             "width": _rounded(median(one.upper - one.lower for one in shown)) if shown else None,
             "effective_labels": _rounded(fmean(one.effective for one in shown)) if shown else None,
-            "borrowed": _rounded(fmean(one.is_borrowed for one in shown)) if shown else None,
         }
-
-    def is_unseen_change(self, scenario: Scenario) -> bool:
-        """Whether it borrows the errors of a judge that has changed behind its name since.
-
-        Canaries take days to see that, and what is borrowed meanwhile is wrong: a known limit.
-        """
-        change = scenario.changed
-        has_changed = change is not None and change.is_silent and self.step >= change.step
-        return has_changed and any(figure.is_borrowed for _, figure, _ in self.shown)
 
 
 def _rounded(value: float) -> float:
@@ -138,7 +128,7 @@ def simulate(
 
 
 def cell_table(cells: Sequence[Cell], *, title: str) -> Table:
-    """The cells of one look as a person reads them; a star where an estimate is borrowed."""
+    """The cells of one look as a person reads them."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1))
     for name in ("window", "metric"):
         table.add_column(name, no_wrap=True)
@@ -146,7 +136,7 @@ def cell_table(cells: Sequence[Cell], *, title: str) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for cell in cells:
         one = cell.to_dict()
-        n, borrowed = one["shown"], "*" if one["borrowed"] else ""
+        n = one["shown"]
         table.add_row(
             _WINDOWS[cell.window],
             _NAMES.get(cell.metric, cell.metric.value),
@@ -156,7 +146,7 @@ def cell_table(cells: Sequence[Cell], *, title: str) -> Table:
             f"{one['p']:.0e}" if one["p"] < LEVEL else "",
             f"{one['bias']:+.3f}" if n else "",
             f"{one['width']:.3f}" if n else "",
-            f"{one['effective_labels']:.0f}{borrowed}" if n else "",
+            f"{one['effective_labels']:.0f}" if n else "",
         )
     return table
 
@@ -169,9 +159,7 @@ def summary(scenario: Scenario, database: Database, cells: Sequence[Cell]) -> di
         "scenario": scenario.name,
         "judge": f"{sensitivity:g} / {specificity:g}",
         "runs": max(len(cell.truths) for cell in cells),
-        "figures": [
-            {**cell.to_dict(), "unseen_change": cell.is_unseen_change(scenario)} for cell in cells
-        ],
+        "figures": [cell.to_dict() for cell in cells],
     }
 
 
@@ -189,8 +177,9 @@ other metrics."""
 def _row(one: dict[str, Any]) -> str:
     """One scenario as a row of the page."""
     name = one["scenario"] + ", PostgreSQL" * (one["database"] == "postgresql")
-    seen = [figure for figure in one["figures"] if not figure["unseen_change"]]
-    parts = [_pooled([figure for figure in seen if belongs(figure)]) for belongs in _PARTS]
+    parts = [
+        _pooled([figure for figure in one["figures"] if belongs(figure)]) for belongs in _PARTS
+    ]
     return f"| {' | '.join([name, one['judge'], str(one['runs']), *parts])} |"
 
 
@@ -213,7 +202,7 @@ def refuted(scenarios: Iterable[dict[str, Any]]) -> list[str]:
         (figure["p"], f"{one['scenario']} ({one['database']})", figure)
         for one in scenarios
         for figure in one["figures"]
-        if figure["shown"] and not figure["unseen_change"]
+        if figure["shown"]
     ]
     names = []
     for place, (p, name, figure) in enumerate(sorted(found, key=lambda one: one[0])):
@@ -228,12 +217,10 @@ def refuted(scenarios: Iterable[dict[str, Any]]) -> list[str]:
 
 def totals(scenarios: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What all figures of all scenarios say together."""
-    shown = [figure for one in scenarios for figure in one["figures"] if figure["shown"]]
-    figures = [figure for figure in shown if not figure["unseen_change"]]
+    figures = [figure for one in scenarios for figure in one["figures"] if figure["shown"]]
     pooled = defaultdict[str, list[int]](lambda: [0, 0])
-    for figure in shown:
-        keys = ("unseen_change",) if figure["unseen_change"] else ("all", figure["metric"])
-        for key in keys:
+    for figure in figures:
+        for key in ("all", figure["metric"]):
             pooled[key][0] += figure["covered"]
             pooled[key][1] += figure["shown"]
     names = refuted(scenarios)
@@ -244,9 +231,6 @@ def totals(scenarios: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "refuted": len(names),
         "refuted_figures": names,
         "pooled": {key: round(covered / n, 4) for key, (covered, n) in sorted(pooled.items())},
-        "lowest_unseen_change": min(
-            (one["covered"] / one["shown"] for one in shown if one["unseen_change"]), default=1.0
-        ),
         "rows": "\n".join(map(_row, scenarios)),
     }
 

@@ -243,7 +243,7 @@ def judged(chance: np.random.Generator) -> bytes:
     """A judged request as the store keeps it."""
     grades = tuple((chance.random(5) < 0.6).astype(int).tolist())
     utilities = tuple(1.0 if grade else -0.5 for grade in grades)
-    return JudgedRequest(0.05, grades, utilities, 1.0, 0.24, None, 0.05, 1.0).to_row()
+    return JudgedRequest(0.05, grades, utilities, 1.0, 0.24, None, 0.05).to_row()
 
 
 def queue(store: SampleStore, batches: int) -> Queueing:

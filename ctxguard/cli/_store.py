@@ -20,13 +20,11 @@ if TYPE_CHECKING:
 IN_WORDS = {
     "recall": "recall of the pool",
     "mrr": "MRR",
-    "answerable": "  answerable requests",
     "udcg": "UDCG, strict",
     "gain": "  its gain",
     "harm": "  its harm",
     "precision": "precision",
     "recall_loss": "recall loss, first few",
-    "retriever_miss": "missed by retriever",
 }
 
 

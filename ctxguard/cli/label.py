@@ -28,7 +28,12 @@ class ExportCommand(SettingsModel):
         writes=True,
     )
     n: int = setting(
-        "About how many passages people are to grade.", "N", "--n", "-n", ge=1, value=400
+        "About how many passages of requests are to be graded, of all tenants together.",
+        "N",
+        "--n",
+        "-n",
+        ge=1,
+        value=400,
     )
     judge: _options.NamedJudge = None
     whole: bool = setting(
@@ -66,6 +71,7 @@ class ExportCommand(SettingsModel):
         from ctxguard.monitor.estimation.plan import label_plan, to_label
         from ctxguard.monitor.labels.files import write_label_file
         from ctxguard.monitor.labels.guide import grading_guide
+        from ctxguard.monitor.labels.repeats import rows_once
         from ctxguard.monitor.labels.samples import targeted_samples, unfinished
         from ctxguard.monitor.service import let_people_grade
 
@@ -82,7 +88,7 @@ class ExportCommand(SettingsModel):
                 )
             plan = label_plan(opened, series, samples, time.time())
             top_grade = opened.top_grade() or self.max_grade
-        rows = [row for sample in samples for row in sample.rows()]
+        rows = rows_once(samples)
         guide = None
         if out is not None:
             write_label_file(out, rows)
@@ -168,14 +174,17 @@ class ImportCommand(SettingsModel):
         """
         from ctxguard.monitor.estimation.plan import usable_labels
         from ctxguard.monitor.labels.files import read_label_file
+        from ctxguard.monitor.labels.repeats import repeats
 
         rows, ungraded = read_label_file(self.file, self.annotator, time.time(), self.max_grade)
         with open_store(self.store) as opened:
             added = opened.add_labels(rows, self.max_grade)
+            repeated = opened.add_labels(repeats(opened, rows), self.max_grade)
             requests = list(dict.fromkeys([row.request_id for row in rows] + ungraded))
             unknown = opened.unknown_requests(requests)
             usable = usable_labels(opened, requests)
         counts = (
+            (repeated.added, "more requests ask the same of the same passage: graded as well"),
             (added.duplicates, "were in the store already"),
             (added.disagreeing, "contradict another label; all are kept"),
             (len(unknown), "requests are not in the store; their labels were left out"),
@@ -192,6 +201,7 @@ class ImportCommand(SettingsModel):
             )
         document = {
             **picked(added, "added", "duplicates", "disagreeing"),
+            "repeated": repeated.added,
             "unknown": unknown,
             "blank": sum(request_id not in unknown for request_id in ungraded),
             "usable": usable,

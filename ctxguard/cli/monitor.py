@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ctxguard.monitor.estimation.live import Estimates, WindowPopulation
     from ctxguard.monitor.estimation.ratio import Estimate
     from ctxguard.monitor.estimation.terms import Metric
-    from ctxguard.monitor.judging.audit import Audit
     from ctxguard.monitor.service import Monitor, Report
 
 _DAY_SECONDS = 86_400.0
@@ -54,13 +53,6 @@ class MonitorCommand(JudgeSettings, IndexSystem):
     calls_per_day: float | None = optional("Most passages judged per UTC day.", "N", gt=0)
     price_per_million: float | None = optional(
         "Price of a million tokens of context, to show what is saved.", "PRICE", gt=0
-    )
-    audit: float = key(
-        "Share of requests searched again far deeper in --index, to see what the retriever missed.",
-        "SHARE",
-        ge=0,
-        le=1,
-        value=0.0,
     )
     host: str = setting("Address on which /metrics is served.", "ADDRESS", value="127.0.0.1")
     once: bool = setting("Judge the waiting samples, print the estimates, and exit.", value=False)
@@ -100,8 +92,6 @@ class MonitorCommand(JudgeSettings, IndexSystem):
             raise ConfigurationError(
                 "alarms need a judge: leave out --profile, or name another --judge"
             )
-        if self.audit and self.index is None:
-            raise ConfigurationError("audit searches an index: give --index")
         if self.cost_per_day is not None and self.prices is None:
             raise ConfigurationError("cost-per-day needs prices: give prices")
         return self
@@ -138,7 +128,6 @@ class MonitorCommand(JudgeSettings, IndexSystem):
             window_seconds=self.window_seconds,
             budget=BudgetLimits(self.calls_per_hour, self.calls_per_day, self.cost_per_day),
             lookup=None if retriever is None else retriever.passage,
-            audit=_audit(retriever, self.audit),
             utilities=DEFAULT_UTILITIES if loaded is None else loaded.utilities,
             alarms=None if loaded is None else AlarmState(loaded),
             corpus_sketch=None if retriever is None else partial(_present_corpus, retriever),
@@ -256,19 +245,6 @@ def _present_corpus(retriever: "HybridRetriever") -> "CorpusSketch":
     return retriever.corpus_sketch()
 
 
-def _audit(retriever: "HybridRetriever | None", share: float) -> "Audit | None":
-    if retriever is None or not share:
-        return None
-    from ctxguard.monitor.judging.audit import Audit
-
-    return Audit(
-        lambda query, *, depth, where=None: (
-            retriever.retrieve(query, depth=depth, where=where).passage_ids
-        ),
-        probability=share,
-    )
-
-
 def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, object]:
     live = report.live
     of_live = ("shown", "estimates", "judge_estimates", "labelled", "unpicked", "disagreements")
@@ -277,9 +253,6 @@ def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, objec
         **picked(live, *of_live),
         **picked(report, *of_report, "judging_sampling_probability"),
         **picked(report.accounts, "sampled", "stored", "pending", "unaccounted", "lost"),
-        "arms": {
-            window: columns for window, columns in live.arms.items() if "difference" in columns
-        },
         "windows": live.populations,
         "in_shadow": report.rises,
         "alarms": () if alarms is None else alarms.active,
@@ -399,9 +372,6 @@ def _print_estimates(report: "Report", output: Output) -> None:
         if by_window:
             chosen = {metric: by_window[window][metric] for metric, window in live.shown.items()}
             _print_figures(title, {"estimate": chosen}, output, windows)
-    for window, title in titles.items():
-        if "difference" in live.arms.get(window, {}):
-            _print_figures(f"Dealt at random, {title}", live.arms[window], output)
 
 
 def _population(about: "WindowPopulation") -> str:
@@ -427,15 +397,10 @@ def _print_figures(
         rows.append((IN_WORDS.get(metric.value, metric.value), *cells))
     about = ("window", "effective>") if windows else ()
     output.table(("metric", *(f"{name}>" for name in columns), *about), rows, title)
-    if any(each.is_borrowed for estimates in columns.values() for each in estimates.values()):
-        output.note(
-            "* from the judge's verdicts on these requests, with its errors as labels of other "
-            "requests show them: right only if the judge errs as often now as then"
-        )
 
 
 def _figure(estimate: "Estimate") -> str:
     """An estimate with its interval; where there is none, about how many requests it needs."""
     if estimate.value is None and estimate.n_needed is not None:
         return f"needs {estimate.n_needed:,}"
-    return short_interval(estimate) + " *" * estimate.is_borrowed
+    return short_interval(estimate)

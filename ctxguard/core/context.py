@@ -72,8 +72,6 @@ class Context:
             could not be computed.
         sufficient: Whether ``p_sufficient`` reaches the certified threshold; None without either.
         where: The request's filter; None without one.
-        arm_probability: The probability with which the request was assigned its mode, in (0, 1],
-            where a guard with ``enforce_share`` drew it; else None.
         today_k: How many passages the bare retriever serves, which savings are compared with.
         assessment: What an assessor was asked about the candidates; None if it was not.
     """
@@ -94,7 +92,6 @@ class Context:
     p_sufficient: float | None = None
     sufficient: bool | None = None
     where: Where | None = None
-    arm_probability: float | None = None
     today_k: int = DEFAULT_K
     assessment: Assessment | None = None
 

@@ -85,10 +85,6 @@ class ContextGuard:
         mode: ``enforce``; ``shadow`` decides and records, but serves the bare top k; ``off``
             decides nothing and serves the bare top k. None for the profile's verdict on each
             route (DESIGN.md §6), and ``enforce`` without one.
-        enforce_share: The share of requests, in [0, 1], that is enforced; the others are in
-            shadow, whatever the verdict. Sessions, and requests without one, are dealt by a hash
-            of their id, so that the two arms of live traffic can be compared
-            (docs/monitoring.md). None to deal none; not with ``mode``.
         depth: How many candidates the retriever is asked for.
         score_kind: What the scores of plain hits mean; None if the retriever returns rankings, or
             hits without scores. With ``rank``, or without scores, only k applies.
@@ -134,7 +130,6 @@ class ContextGuard:
         policy: Policy | None = None,
         k: int | None = None,
         mode: Mode | ModeName | None = None,
-        enforce_share: float | None = None,
         depth: int = DEFAULT_DEPTH,
         score_kind: ScoreKind | ScoreKindName | None = None,
         fingerprint: Mapping[str, str] | None = None,
@@ -160,12 +155,6 @@ class ContextGuard:
             raise ConfigurationError(
                 f"max_corpus_change {max_corpus_change!r} must lie in [0, 1]: a share"
             )
-        if mode is not None and enforce_share is not None:
-            raise ConfigurationError(
-                "give a mode or an enforce_share, not both: the share deals requests to two modes"
-            )
-        self._share = enforce_share
-        self._enforced = None if enforce_share is None else _enforced(enforce_share)
         self._mode = None if mode is None else member_of(Mode, mode, "mode")
         self._depth = depth
         self._score_kind = (
@@ -213,9 +202,8 @@ class ContextGuard:
         """What the guard does with its decisions; may be set while it serves.
 
         Without a mode of its own it is that of the profile's main route; other routes have their
-        own (`Context.mode`), and with ``enforce_share`` every request has. One that is set here
-        comes before both. A request keeps the mode that it began with. Setting takes a ``Mode``,
-        its name, or None to follow the profile's verdict.
+        own (`Context.mode`). One that is set here comes before them. A request keeps the mode that
+        it began with. Setting takes a ``Mode``, its name, or None to follow the profile's verdict.
 
         Raises:
             ConfigurationError: set to a mode that does not exist; the mode stays as it was.
@@ -452,13 +440,7 @@ class ContextGuard:
             span = self._safely("tracing", begin, None)
         if request_id is None:
             request_id = (None if span is None else span.request_id) or os.urandom(8).hex()
-        mode, arm_probability = bound.mode if given_mode is None else given_mode, None
-        if self._enforced is not None and given_mode is None:
-            # A session or request is always dealt to the same arm, by a hash of its id.
-            is_enforced = self._enforced(str(session_id or request_id))
-            mode = Mode.ENFORCE if is_enforced else Mode.SHADOW
-            share = cast(float, self._share)
-            arm_probability = share if is_enforced else 1.0 - share
+        mode = bound.mode if given_mode is None else given_mode
         try:
             self._telemetry.received(mode)
         except Exception:
@@ -485,9 +467,8 @@ class ContextGuard:
             where,
             bound,
             mode,
-            given_mode is None and arm_probability is None,
+            given_mode is None,
             probability,
-            arm_probability,
             span,
         )
 
@@ -627,15 +608,6 @@ def _say_computation() -> None:
     """Log once in a process that the compiled module is absent."""
     if _compiled.kernels is None:
         _log.warning("%s", _compiled.standing())
-
-
-def _enforced(share: float) -> Callable[[str], bool]:
-    """Return which ids are enforced at a share of requests; they stay so when the share grows."""
-    # Here, since a guard without a share needs nothing of the monitor.
-    from ctxguard.monitor.sampling.inclusion import HashSampler, check_probability
-
-    check_probability("enforce_share", share)
-    return partial(HashSampler("enforce").selects, probability=share)
 
 
 def _bad_query(query: object, most: int) -> QueryError:

@@ -108,12 +108,7 @@ class Explanation:
             facts[1:1] = [("query", record.query or "not stored")]
             facts += [
                 ("route", record.route.value),
-                (
-                    "mode",
-                    record.mode.value
-                    if record.arm_probability is None
-                    else f"{record.mode.value}, dealt with probability {record.arm_probability:g}",
-                ),
+                ("mode", record.mode.value),
                 ("profile", record.profile_id or "none"),
                 (
                     "policy",

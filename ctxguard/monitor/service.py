@@ -30,7 +30,6 @@ from ctxguard.monitor.estimation.rise import Rise
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.estimation.whole_pools import ShadowedTraffic
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judge, PeopleAlone
-from ctxguard.monitor.judging.audit import Audit
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits, JudgingBudget
 from ctxguard.monitor.judging.counters import (
     NOTHING_COUNTED,
@@ -111,7 +110,7 @@ class Monitor:
     """Judges stored samples and estimates the quality of live traffic.
 
     Args:
-        judge, utilities, budget, lookup, audit, redactor, on_judged: See ``JudgingSettings``.
+        judge, utilities, budget, lookup, redactor, on_judged: See ``JudgingSettings``.
         window_seconds: Length of the recent window, > 0.
         precision: What an estimate needs in order to be shown.
         alarms: The alarms of one profile; None for none. They compare what all monitors that were
@@ -145,7 +144,6 @@ class Monitor:
         precision: Precision = DEFAULT_PRECISION,
         budget: BudgetLimits = NO_LIMITS,
         lookup: PassageLookup | None = None,
-        audit: Audit | None = None,
         redactor: Redactor | None = redact,
         alarms: AlarmState | None = None,
         corpus_sketch: Callable[[], CorpusSketch] | None = None,
@@ -162,9 +160,7 @@ class Monitor:
         self.exact = bool(getattr(judge, "exact", False))
         self.window_seconds = window_seconds
         self.precision = precision
-        self._settings = JudgingSettings(
-            judge, utilities, budget, lookup, audit, redactor, on_judged
-        )
+        self._settings = JudgingSettings(judge, utilities, budget, lookup, redactor, on_judged)
         self.series = self._settings.series
         # Makes the rows of what people have graded since.
         self._update_graded = partial(

@@ -56,8 +56,6 @@ class Request(NamedTuple):
         follows_verdict: Whether the profile's verdict on the answering route decides the mode,
             because the guard was given none.
         probability: The probability with which the sampler selected it; 0.0 if it did not.
-        arm_probability: The probability with which it was assigned its mode; None where that was
-            not drawn.
         span: The request's span; None without tracing.
     """
 
@@ -70,7 +68,6 @@ class Request(NamedTuple):
     mode: Mode
     follows_verdict: bool
     probability: float
-    arm_probability: float | None
     span: RequestSpan | None
 
 
@@ -249,7 +246,7 @@ def build_context(
     if mode is not Mode.ENFORCE:
         # In shadow mode assembly runs for the record alone.
         passages = bare_passages(ranking, applies.today.k)
-    elif applies.mode is not Mode.ENFORCE and request.arm_probability is None:
+    elif applies.mode is not Mode.ENFORCE:
         differences = (*differences, _BY_HAND)
     if ranking.failures or not decision.order or sufficient is False:
         flags += _flags_of(decision, sufficient)
@@ -270,7 +267,6 @@ def build_context(
         p_sufficient=p_relevant,
         sufficient=sufficient,
         where=request.where,
-        arm_probability=request.arm_probability,
         today_k=applies.today.k,
         assessment=assessment,
     )

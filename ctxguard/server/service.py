@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 from ctxguard.core.assembly import DEFAULT_ASSEMBLY, Assembly
@@ -62,7 +61,6 @@ class Service:
             self._retriever,
             profile=profile,
             mode=settings.mode,
-            enforce_share=settings.enforce_share,
             k=settings.k,
             depth=DEFAULT_DEPTH if profile is None else profile.provenance.depth,
             score_kind=self.kind,

@@ -288,14 +288,6 @@ class ServiceSettings(ServedSystem):
         "MODE",
         default="the profile's verdict",
     )
-    enforce_share: float | None = optional_key(
-        "Share of requests that is enforced; the others are in shadow, so that live estimates "
-        "compare the two. Not with --mode.",
-        "SHARE",
-        default="none, and the profile's verdict holds for all",
-        ge=0,
-        le=1,
-    )
     store: str | None = optional(
         "Store of sampled requests: sqlite:///samples.db, or postgresql://user@host/database.",
         "URL",

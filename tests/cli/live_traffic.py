@@ -13,7 +13,7 @@ from running import Result, Run
 
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import Policy, RatioPolicy
-from ctxguard.core.types import Hit, Route, ScoreKind
+from ctxguard.core.types import Hit, Mode, Route, ScoreKind
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.sampling.inclusion import DEFAULT_RATES, JudgingRates
 from ctxguard.monitor.sampling.privacy import DEFAULT_PRIVACY, Privacy
@@ -103,7 +103,8 @@ def serve(
     privacy: Privacy = DEFAULT_PRIVACY,
     filters: Sequence[Where | None] = (None,),
     days_ago: float = 0.0,
-    enforce_share: float | None = None,
+    mode: Mode | None = None,
+    session: str = "",
 ) -> Traffic:
     """Serve ``n`` requests and sample all of them into ``folder/samples.db``.
 
@@ -115,7 +116,8 @@ def serve(
         profile: What the guard serves by; k = 5 unless given.
         filters: Of the requests, in turn.
         days_ago: When they were answered; alarms wait for the end of the day.
-        enforce_share: The guard's.
+        mode: The guard's.
+        session: Ends the ids of the requests, which are the same queries in every session.
     """
     relevant: dict[str, frozenset[str]] = {}
     texts: dict[str, str] = {}
@@ -161,12 +163,12 @@ def serve(
         policy=RatioPolicy(k=5, min_ratio=0.0) if profile is None else None,
         score_kind=ScoreKind.COSINE,
         sampler=writer.sampler,
-        enforce_share=enforce_share,
+        mode=mode,
         telemetry=Telemetry(CollectorRegistry()),
     )
     for query, where in zip(pools, cycle(filters), strict=False):
         # Choices hash the ids, and tests should choose the same each time.
-        guard.retrieve(query, request_id=query.replace(" ", "-"), where=where)
+        guard.retrieve(query, request_id=query.replace(" ", "-") + session, where=where)
     writer.stop()
     writer.store.close()
     return Traffic(folder / "samples.db", relevant)

@@ -127,9 +127,33 @@ class TestExport:
         nobody = run.ok("label", "export", "--store", traffic.url, "--tenant", "c")
         assert "none of c lacks labels" in nobody.stdout
         assert numbers() == [*range(12)]
+        with SampleStore.open(traffic.url) as store:
+            picked = [one for asked in store.picked(store.series()[0]).values() for one in asked]
+        assert {one.pick_id for one in picked} == {1}, "one draw, split by tenant"
         for options, is_said in (((), True), (("--tenant", "b"), False)):
             printed = run.ok("label", "export", "--store", traffic.url, *options).stdout
             assert ("different filters" in printed) is is_said
+
+    def test_the_same_passage_of_the_same_question_is_graded_once(
+        self, run: Run, export: Export, import_: Import, tmp_path: Path
+    ) -> None:
+        for session in "abc":
+            traffic = serve(tmp_path, 5, rates=EVERYTHING, session=session)
+        judge(run, traffic)
+        rows = export(traffic, "-n", "1000", "--whole")
+        asked = [(row["query"], row["passage_id"]) for row in rows]
+        assert len(set(asked)) == len(asked)
+        queries = [query for query, _ in asked]
+        assert sum(one != other for one, other in pairwise(queries)) == len(set(queries)) - 1
+        found = import_(traffic, graded(rows, traffic))
+        assert found["added"] == len(rows)
+        assert found["repeated"] == 2 * 5 * 12
+        assert found["usable"]["unfinished"] == 0
+        assert export(traffic, "-n", "1000", "--whole") == []
+        by_passage: dict[tuple[str, str], set[int | None]] = {}
+        for label in labels_of(traffic):
+            by_passage.setdefault(("", label.passage_id), set()).add(label.grade)
+        assert all(len(grades) == 1 for grades in by_passage.values())
 
     def test_what_is_labelled_is_not_asked_for_again(
         self, export: Export, import_: Import, traffic: Traffic, run: Run, tmp_path: Path
@@ -262,6 +286,7 @@ class TestImport:
         (note,) = found.pop("notes")
         assert found == {
             "added": 23,
+            "repeated": 0,
             "duplicates": 0,
             "disagreeing": 0,
             "unknown": [],

@@ -85,7 +85,7 @@ def test_in_shadow_the_profile_says_what_would_have_been_dropped(run: Run, tmp_p
         relevant_ranks=[4],
         rates=EVERYTHING,
         profile=PROFILE,
-        enforce_share=1e-9,
+        mode=Mode.SHADOW,
         days_ago=1.0,
     )
     assert judge(run, made).exit_code == 0

@@ -116,8 +116,6 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     (f"{MONITOR} labels --labels gone.jsonl", "gone.jsonl", {}),
     (f"{MONITOR} labels --profile gone.json", "gone.json", {}),
     (LLM, "give prices", {"monitor": {"cost-per-day": 1}}),
-    (LLM, "audit 2", {"monitor": {"audit": 2}}),
-    (LLM, "give --index", {"monitor": {"audit": 0.1}}),
     (LLM, "-1.0", {"monitor": {"base-url": "x", "prices": [-1, 0]}}),
     (LLM, "calls_per_hour", {"monitor": {"calls-per-hour": 0}}),
     (LLM, "calls_per_day", {"monitor": {"calls-per-day": 0}}),

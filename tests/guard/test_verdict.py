@@ -1,11 +1,8 @@
-"""A guard without a mode does what its profile's verdict says; a mode given by hand wins.
-
-With `enforce_share` a share of requests is enforced and the others are in shadow, dealt by a hash.
-"""
+"""A guard without a mode does what its profile's verdict says; a mode given by hand wins."""
 
 import logging
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -21,7 +18,6 @@ from ctxguard import (
     Route,
     ScoreKind,
 )
-from ctxguard.errors import ConfigurationError
 from ctxguard.profile.schema import RouteProfile, RouteVerdict
 from ctxguard.request.telemetry import Telemetry
 from tests.profiles import profile_with
@@ -152,73 +148,3 @@ class TestAModeGivenByHandWins:
         profile = profile_of(hybrid="enforce")
         assert served(asked(guard_of(profile, mode=mode))) == 6
         assert served(asked(guard_of(profile, mode=mode, k=2))) == 2
-
-
-IDS = [f"request-{n}" for n in range(400)]
-IN_SHADOW = profile_of(hybrid="shadow")
-
-
-def named(guard: ContextGuard, request_id: str, session_id: str | None = None) -> Context:
-    return guard.filter("q?", ON_HYBRID, request_id=request_id, session_id=session_id)
-
-
-def enforced(share: float) -> set[str]:
-    guard = guard_of(IN_SHADOW, enforce_share=share)
-    return {name for name in IDS if named(guard, name).mode is Mode.ENFORCE}
-
-
-def test_about_that_share_is_enforced_and_a_request_always_has_the_same_arm() -> None:
-    assert 60 <= len(enforced(0.2)) <= 100
-    assert enforced(0.2) == enforced(0.2)
-
-
-def test_a_larger_share_enforces_the_same_requests_and_more() -> None:
-    assert enforced(0.0) == set()
-    assert enforced(0.2) < enforced(0.6) < enforced(1.0) == set(IDS)
-
-
-def test_an_enforced_request_is_served_what_the_policy_keeps_and_the_others_as_today() -> None:
-    guard = guard_of(IN_SHADOW, enforce_share=0.25)
-    found = {named(guard, name).mode: served(named(guard, name)) for name in IDS}
-    assert found == {Mode.ENFORCE: 4, Mode.SHADOW: 6}
-
-
-def test_a_context_holds_the_probability_of_its_mode_and_no_remark_on_a_mode_set_by_hand() -> None:
-    contexts = [named(guard_of(IN_SHADOW, enforce_share=0.25), name) for name in IDS[:50]]
-    assert {(each.mode, each.arm_probability) for each in contexts} == {
-        (Mode.ENFORCE, 0.25),
-        (Mode.SHADOW, 0.75),
-    }
-    assert all("by hand" not in line for each in contexts for line in each.differences)
-
-
-def test_all_requests_of_a_session_have_the_same_arm() -> None:
-    guard = guard_of(IN_SHADOW, enforce_share=0.5)
-    modes = {name: {named(guard, each, name).mode for each in IDS[:10]} for name in IDS[:40]}
-    assert {len(each) for each in modes.values()} == {1}
-    assert len(set.union(*modes.values())) == 2
-
-
-def test_without_a_share_the_verdict_holds_for_all() -> None:
-    contexts = [named(guard_of(IN_SHADOW), name) for name in IDS[:20]]
-    assert {(each.mode, each.arm_probability) for each in contexts} == {(Mode.SHADOW, None)}
-
-
-def test_a_mode_set_while_serving_comes_before_the_share() -> None:
-    guard = guard_of(IN_SHADOW, enforce_share=1.0)
-    guard.mode = Mode.OFF
-    assert named(guard, "r").mode is Mode.OFF
-    assert named(guard, "r").arm_probability is None
-    guard.mode = None
-    assert named(guard, "r").mode is Mode.ENFORCE
-
-
-def test_a_mode_and_a_share_contradict_each_other() -> None:
-    with pytest.raises(ConfigurationError, match="a mode or an enforce_share, not both"):
-        guard_of(IN_SHADOW, mode="enforce", enforce_share=0.5)
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), "half"])
-def test_a_share_lies_between_0_and_1(share: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"enforce_share .* must lie in"):
-        guard_of(IN_SHADOW, enforce_share=share)

@@ -10,7 +10,7 @@ filter(hits)          78 / 31
 hybrid, no signals    60 / 53
 hybrid, text signals  157 / 102
 /rerank               83 / 66
-sample to /metrics    1,738 / 341
+sample to /metrics    1,738 / 341 (without ``maintain()``, and so without a metric)
 labels to profile     397 functions
 ====================  ======================================
 """
@@ -189,6 +189,7 @@ def test_a_rerank_request_calls_few_functions() -> None:
 
 def test_the_way_from_a_sample_to_its_metric_calls_few_functions() -> None:
     pytest.importorskip("sqlalchemy")
+    from ctxguard.monitor.estimation.ratio import DEFAULT_MIN_N
     from ctxguard.monitor.export.prometheus import MonitorCollector
     from ctxguard.monitor.judges import Judgment
     from ctxguard.monitor.sampling.sampler import Sampler
@@ -209,15 +210,22 @@ def test_the_way_from_a_sample_to_its_metric_calls_few_functions() -> None:
         writer, monitor = SampleWriter(sampler, store), Monitor(store, Agreeing())
         registry.register(MonitorCollector(monitor))
 
-        def sampled() -> str:
-            guard.filter(QUERY, [Hit("a", 2.0, "one"), Hit("b", 1.0, "two")])
+        def sampled(requests: int = 1) -> str:
+            for _ in range(requests):
+                guard.filter(QUERY, [Hit("a", 2.0, "one"), Hit("b", 1.0, "two")])
             writer.flush()
             monitor.step()
+            monitor.maintain()
             return generate_latest(registry).decode()
 
+        sampled(DEFAULT_MIN_N)
         calls = walk(sampled)
-        assert "ctxguard_" in sampled()
-    assert len(set(calls)) <= 205
+        exported = [line.split("{")[0] for line in sampled().splitlines() if line[0] != "#"]
+    assert "ctxguard_judge_estimate" in exported
+    assert len({*exported}) >= 25
+    assert len(calls) <= 2_010, shown(calls)
+    assert len({*calls}) <= 350
+    assert len({file for file, _ in calls}) <= 51
 
 
 def test_the_way_from_labels_to_a_profile_calls_few_functions(retriever: HybridRetriever) -> None:

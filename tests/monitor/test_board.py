@@ -30,7 +30,6 @@ from ctxguard.monitor.alarms import Alarm, AlarmKind, AlarmState, ReferenceKind,
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.judging.audit import Audit
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.store import FeedbackRow, LostReason
 from ctxguard.profile.schema import Evidence, RouteProfile, RouteVerdict
@@ -86,17 +85,12 @@ class Service:
         self.http = HttpMetrics(self.registries["g"])
         SafeMultiProcessCollector(folder, self.registries["g"])
         rates = JudgingRates(dropped_rate=1.0, baseline_rate=1.0, baseline_k=5, full_pool_rate=1.0)
-        audit = Audit(
-            lambda _query, *, depth: ["deep", *(hit.passage_id for hit in HITS)][:depth],
-            probability=1.0,
-            judged=1.0,
-        )
-        given = {"rates": rates, "audit": audit, "lookup": lambda name: Passage(name, "text")}
+        given = {"rates": rates, "lookup": lambda name: Passage(name, "text")}
         self.live = Watching(LabelJudge(QRELS), alarms=AlarmState(PROFILE), **given)
         self.errs = Watching(PaidOpinion(QRELS), **given)
         for name, each in (("m exact", self.live), ("m errs", self.errs)):
             MonitorCollector(each.monitor, self.registries[name], price_per_million=2.5)
-        self.guard = self._guard(lambda _query, *, depth: HITS[:depth], enforce_share=0.5)
+        self.guard = self._guard(lambda _query, *, depth: HITS[:depth])
         self.failing = self._guard(self._fail)
         self.answered = 0
         self.set_clock(start - DAY_SECONDS - 5_000.0)
@@ -251,7 +245,6 @@ def test_a_panel_shows_data(hour: Hour, panel: dict[str, Any]) -> None:
 
 
 ABSENT = {
-    "Window of each estimate": {"{{metric}}: {{window}}, borrowed"},
     "From shadow to enforce": {"{{route}}: days needed"},
 }
 """Series that this hour has no reason for, by panel: nobody labels, and its requests suffice."""

@@ -28,7 +28,6 @@ def request(
         dropped_probability=1.0,
         pool_relevant=sum(grade > 0 for grade in grades) + dropped,
         full_pool_probability=1.0,
-        full_pool_probability_if_no_hit=1.0,
         session_id=session,
     )
 
@@ -42,15 +41,6 @@ def test_a_few_heavy_requests_count_as_few() -> None:
     assert found.n == 50
     assert found.n_effective == pytest.approx(545**2 / 50_045)
     assert found.n_needed == math.ceil(30 * 50 / found.n_effective)
-
-
-def test_audits_that_judge_a_part_leave_open_what_they_did_not_see() -> None:
-    """Thirty audits that found nothing in a twentieth of what lies beyond the pool."""
-    audited = replace(request([1]), missed_relevant=0.0, audit_probability=0.5, audited_share=0.05)
-    sums = ratio_sums(Metric.RETRIEVER_MISS, [audited] * 30)
-    found = estimate(Metric.RETRIEVER_MISS, sums)
-    assert found.value == 0.0
-    assert found.upper == pytest.approx(1.0 - 0.025 ** (1 / 1.5))
 
 
 requests_strategy = st.lists(
@@ -145,7 +135,6 @@ class Traffic:
             dropped_probability=probability,
             pool_relevant=full.pool_relevant if whole else None,
             full_pool_probability=pool,
-            full_pool_probability_if_no_hit=0.5,
         )
 
 

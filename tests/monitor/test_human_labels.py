@@ -4,25 +4,19 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, replace
 
-import numpy as np
 import pytest
 from contexts import make_context
-from numpy.typing import NDArray
 from people import label as label_all
 from storing import replace_payload
 from stub_judges import ErringJudge
 from watching import Watching
 
 from ctxguard.core.metrics import DEFAULT_UTILITIES
-from ctxguard.monitor.estimation import joint
-from ctxguard.monitor.estimation.borrow import borrowed_estimates, error_rates
-from ctxguard.monitor.estimation.joint import PASSAGE, RUN, SINGLE, Grades, Population
+from ctxguard.monitor.estimation.joint import RUN, SINGLE
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.plan import to_label
 from ctxguard.monitor.estimation.reduce import graded_passages
-from ctxguard.monitor.estimation.relevance import FOLDS, MISSING, YES, Model
-from ctxguard.monitor.estimation.sums import Sums
-from ctxguard.monitor.estimation.terms import JudgedRequest, Metric, table_of
+from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.human import (
     ALWAYS,
@@ -243,75 +237,3 @@ def test_a_labelled_sample_that_is_damaged_fails_no_report() -> None:
 
     replace_payload(live.store, damaged, b"no record")
     assert live.monitor.report().live.labelled == labelled - 1
-
-
-def passages(
-    verdicts: NDArray[np.intp], truth: NDArray[np.bool_], request: NDArray[np.intp]
-) -> Grades:
-    """Passages that people graded, each by itself and with the same probability."""
-    rows = np.zeros(len(truth), PASSAGE)
-    rows["frame"], rows["rank"], rows["verdict"], rows["relevant"] = SINGLE, 2, verdicts, truth
-    n = request.max() + 1
-    judged = Population.of(table_of([served_row(verdicts[:1], is_empty=True)] * n))
-    return Grades(rows, request, np.ones(len(rows)), judged, np.arange(n) % FOLDS, np.arange(n))
-
-
-def sums_of(rows: list[bytes], repeats: int = 1) -> Sums:
-    columns = joint.basis(Population.of(table_of(rows)), MODEL)
-    found = Sums(joint.N_COLUMNS)
-    found.add(np.repeat(columns, repeats, axis=0))
-    return found
-
-
-def test_two_labels_are_too_few_to_borrow_from() -> None:
-    """Whatever precision is asked for: the error of a rate from two is not known."""
-    says, both = np.array([1, 0]), np.arange(2)
-    rates = error_rates(passages(says, says > 0, both))
-    sums = sums_of([served_row(says, is_empty=False)], 50)
-    assert borrowed_estimates(sums, rates, MODEL, 2) == {}
-
-
-@pytest.mark.parametrize("n_irrelevant", [4, 5])
-def test_a_rate_is_borrowed_from_five_passages_of_each_kind(n_irrelevant: int) -> None:
-    """A judge that was right about all of four irrelevant passages may err on the next."""
-    verdicts = np.repeat([1, 0], [60, n_irrelevant])
-    request = np.arange(len(verdicts))
-    assert (error_rates(passages(verdicts, verdicts > 0, request)) is None) == (n_irrelevant < 5)
-
-
-@pytest.mark.parametrize("refusals", [0.0, 0.25])
-def test_a_borrowed_precision_is_that_of_requests_that_were_served_anything(
-    refusals: float,
-) -> None:
-    """Three requests in ten are served nothing; of twenty windows, three may miss the truth.
-
-    The judge has no verdict on some of the passages that are not relevant.
-    """
-    rng, n, held = np.random.default_rng(8), 600, 0
-    for _ in range(20):
-        truth = rng.random((n, 5)) < rng.beta(1.2, 0.8, n)[:, None]
-        verdicts = np.where(truth, rng.random(truth.shape) < 0.85, rng.random(truth.shape) < 0.1)
-        refused = ~truth & (rng.random(truth.shape) < refusals)
-        verdict = np.where(refused, MISSING, verdicts & ~refused)
-        is_empty = rng.random(n) < 0.3
-        request = np.repeat(np.arange(150), 5)
-        labelled = passages(verdict[:150].ravel(), truth[:150].ravel(), request)
-        sums = sums_of(
-            [served_row(*row) for row in zip(verdict[150:], is_empty[150:], strict=True)]
-        )
-        rates = error_rates(labelled)
-        found = borrowed_estimates(sums, rates, MODEL, 2)[Metric.PRECISION]
-        held += found.lower <= truth[150:][~is_empty[150:]].mean() <= found.upper
-    assert held >= 17
-
-
-MODEL = Model(np.zeros((FOLDS, 10)))
-
-
-def served_row(verdicts: NDArray[np.intp], is_empty: bool) -> bytes:
-    given = () if is_empty else tuple(verdicts.tolist())
-    grades = tuple([int(verdict == YES) for verdict in given])
-    missing = tuple([place for place, verdict in enumerate(given) if verdict == MISSING])
-    utilities = tuple([1.0 if grade else -0.5 for grade in grades])
-    request = JudgedRequest(1.0, grades, utilities, None, 0.0, None, 0.0, 0.0, missing=missing)
-    return request.to_row()

@@ -1,24 +1,18 @@
-"""From verdicts to what the estimates need: inclusion probabilities, audits, missing verdicts."""
+"""From verdicts to what the estimates need: inclusion probabilities, missing verdicts."""
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from contexts import make_context
 from judged_rows import ratio_sums
 
 from ctxguard.core.context import Context
-from ctxguard.core.metadata_filter import Where
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Negative
-from ctxguard.core.types import Passage
-from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.estimation.reduce import judged_request
 from ctxguard.monitor.estimation.terms import JudgedRequest, Metric, table_of
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.judging.audit import Audit
-from ctxguard.monitor.judging.sample_judge import JudgingSettings, SampleJudge
 from ctxguard.monitor.sampling.inclusion import InclusionDesign, JudgingRates
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.record import record_of as record_of_sample
@@ -242,120 +236,3 @@ def test_utilities_are_strict_and_grades_count_by_the_judges_scale() -> None:
     found = judged_request(record, verdicts, utilities=DEFAULT_UTILITIES, max_grade=3)
     assert found.grades == (3, 0, 1)
     assert found.utilities == (1.0, -1.0, 0.5)
-
-
-class TestAudit:
-    BEYOND = tuple(f"x{i}" for i in range(40))
-
-    def audit(self, **settings: object) -> Audit:
-        return Audit(
-            lambda query, *, depth: [*POOL, *self.BEYOND, "x0"][:depth],
-            **{"probability": 1.0, "judged": 0.25, **settings},  # type: ignore[arg-type]
-        )
-
-    def test_what_lies_beyond_the_pool_is_counted_without_bias(self) -> None:
-        audit, relevant = self.audit(), set(self.BEYOND[:6])
-        found = []
-        for record in records_of(ONLY_SERVED, 600):
-            beyond = audit.passage_ids(record)
-            assert beyond is not None
-            assert not set(beyond) & set(POOL)
-            assert len(beyond) == len(set(beyond))
-            verdicts = [Judgment(name, int(name in relevant)) for name in beyond]
-            found.append(float(audit.missed(len(beyond), verdicts) or 0.0))
-        assert_mean(found, 6.0)
-
-    def filtered(self, context: Context) -> SampleRecord:
-        return next(records_of(ONLY_SERVED, 1, replace(context, where=Where(tenant="a"))))
-
-    def test_a_filtered_request_is_audited_with_its_filter(self) -> None:
-        asked: list[Where | None] = []
-
-        def search(query: str, *, depth: int, where: Where | None = None) -> list[str]:
-            asked.append(where)
-            return [*POOL, "x0"]
-
-        audit = Audit(search, probability=1.0, judged=1.0)
-        assert audit.passage_ids(self.filtered(make_context(POOL, 3))) == ["x0"]
-        assert asked == [Where(tenant="a")]
-
-    def test_where_the_search_takes_no_filter_a_filtered_request_is_not_audited(self) -> None:
-        record = self.filtered(make_context(POOL, 3))
-        assert self.audit().passage_ids(record) is None
-        unfiltered = replace(record, where=None)
-        assert self.audit().passage_ids(unfiltered) is not None
-        assert self.audit().passage_ids(replace(unfiltered, where_withheld=True)) is None
-
-    def test_what_the_filter_forbids_is_not_judged_though_a_search_found_it(self) -> None:
-        of = {"x0": "a", "x1": "b"}
-        read: list[str] = []
-
-        def grade(query: str, passages: Sequence[Passage]) -> list[Judgment]:
-            read.extend(passage.passage_id for passage in passages)
-            return [Judgment(passage.passage_id, 0) for passage in passages]
-
-        judge = SimpleNamespace(max_grade=1, judge=grade)
-        audit = Audit(lambda query, *, depth, where=None: [*of], probability=1.0, judged=1.0)
-        settings = JudgingSettings(
-            judge,
-            audit=audit,
-            lookup=lambda name: Passage(name, "text", metadata={"tenant": of[name]}),
-        )
-        found = SampleJudge(settings).verdicts_on(self.filtered(make_context(POOL, 3)))
-        assert read == ["p0", "p1", "p2", "x0"]
-        assert found.n_invalid == 1
-
-    def test_about_the_share_asked_for_is_audited(self) -> None:
-        audit = self.audit(probability=0.2)
-        found = [audit.passage_ids(record) for record in records_of(JudgingRates(), 1_000)]
-        assert sum(one is not None for one in found) == pytest.approx(200, abs=55)
-
-    def test_it_looks_as_deep_as_it_is_told(self) -> None:
-        record = record_of(JudgingRates())
-        assert self.audit(depth=15, judged=1.0).passage_ids(record) == [*self.BEYOND[:5]]
-        assert self.audit(depth=10).passage_ids(record) == []
-
-    def test_those_with_a_verdict_stand_for_those_without(self) -> None:
-        audit = self.audit(judged=0.5)
-        assert audit.missed(4, [Judgment("x0", 1), Judgment("x1", 0)]) == 1 * 4 / 2 / 0.5
-        assert audit.missed(0, []) == 0.0
-        assert audit.missed(4, []) is None
-
-    def test_a_request_without_its_text_is_not_audited(self) -> None:
-        record = replace(record_of(JudgingRates()), query=None)
-        assert self.audit().passage_ids(record) is None
-
-    @pytest.mark.parametrize(
-        ("settings", "named"),
-        [
-            ({"depth": 0}, "depth 0"),
-            ({"judged": 0.0}, "judged 0.0"),
-            ({"judged": 1.5}, "judged 1.5"),
-            ({"probability": -0.1}, "-0.1"),
-        ],
-    )
-    def test_settings_that_cannot_work_are_refused(
-        self, settings: Mapping[str, object], named: str
-    ) -> None:
-        with pytest.raises(ConfigurationError, match=named.replace(".", r"\.")):
-            self.audit(**settings)
-
-    def test_its_verdicts_are_counted_and_reach_the_estimate(self) -> None:
-        class Strict:
-            """Only what lies beyond the pool is relevant."""
-
-            name, version, max_grade, reads_text = "strict", "1", 1, False
-
-            def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment]:
-                return [Judgment(one.passage_id, int(one.passage_id[0] == "x")) for one in passages]
-
-        audit, record = self.audit(judged=0.5, depth=18), record_of(ONLY_SERVED)
-        found = SampleJudge(JudgingSettings(Strict(), audit=audit)).verdicts_on(record)
-        beyond = audit.passage_ids(record)
-        assert beyond
-        assert (found.n_wanted, found.n_invalid) == (3 + len(beyond), 0)
-        assert found.request is not None
-        assert found.request.missed_relevant == 2.0 * len(beyond)
-        assert (found.request.audit_probability, found.request.audited_share) == (1.0, 0.5)
-        # What the audit read is no part of the pool.
-        assert set(found.verdicts) == {"p0", "p1", "p2"}

@@ -108,18 +108,13 @@ def test_labels_count_under_the_next_judge_before_anybody_grades_more(any_store_
     with_judge(live, erring("2", 0.6, 0.95)).watch(*contexts(later))
     figures = scraped(live)
     assert figures["ctxguard_labelled_waiting_samples",] == 0
-    assert figures["ctxguard_estimate_borrowed", "precision", "recent"] == 1
-    lower, upper = precision_of(figures)
-    assert lower < true_precision(later) < upper
-    assert upper - lower < 0.3
-    own = figures["ctxguard_judge_estimate", "precision", "recent"]
-    assert not lower < own < upper, "the judge's own figure is far off, and is not what is shown"
+    assert ("ctxguard_estimate", "precision", "recent") not in figures
     assert live.monitor.report().live.populations[Window.ALL_RETAINED].judged == len(later)
     live.writer.stop()
     live.store.close()
 
 
-def test_a_judge_that_changes_behind_its_name_lends_its_errors_no_more() -> None:
+def test_a_judge_that_changes_behind_its_name_is_found_out() -> None:
     live, judge = graded_by_people(400, 300, min_n=30)
     watch_days(live, 10)
     figures = scraped(live)
@@ -134,13 +129,10 @@ def test_a_judge_that_changes_behind_its_name_lends_its_errors_no_more() -> None
     figures = scraped(live)
     assert figures["ctxguard_canary_verdicts_total", "no"] > 0
     assert figures["ctxguard_judge_changed",] == 1
-    assert not any(name[0] == "ctxguard_estimate_borrowed" for name in figures)
     # With another version it begins anew, and the labels count again.
     with_judge(live, erring("1 revised", 0.6, 0.9)).watch(*contexts(range(1200, 1600)))
     figures = scraped(live)
     assert figures["ctxguard_judge_changed",] == 0
-    lower, upper = precision_of(figures)
-    assert lower < true_precision(range(1200, 1600)) < upper
 
 
 def test_judging_again_keeps_within_the_budget_and_leaves_room_for_fresh_samples() -> None:

@@ -61,7 +61,6 @@ def test_estimates_of_a_wholly_judged_stream_are_its_exact_means() -> None:
     estimates = live.monitor.estimates()
     assert estimates[Metric.RECALL].value == 2 / 4
     assert estimates[Metric.MRR].value == pytest.approx((1.0 + 0.5 + 0.0 + 0.0) / 4)
-    assert estimates[Metric.ANSWERABLE].value == 3 / 4
     assert estimates[Metric.PRECISION].value == pytest.approx(2 / 12)
     assert (estimates[Metric.MRR].n, estimates[Metric.UDCG].n) == (4, 4)
     assert live.monitor.estimates(Window.ALL_RETAINED) == estimates
@@ -123,10 +122,9 @@ def test_in_shadow_mode_it_is_the_served_passages_that_are_watched() -> None:
     assert (found[Metric.RECALL].value, found[Metric.MRR].value) == (1.0, 0.5)
 
 
-def test_an_empty_context_has_neither_a_rank_nor_a_precision_but_an_answer_in_its_pool() -> None:
+def test_an_empty_context_has_neither_a_rank_nor_a_precision() -> None:
     live = Watching(LabelJudge({"q": {"p1": 1}}), rates=EVERYTHING)
     live.watch(make_context(POOL, 0), make_context(POOL, 0))
-    assert live.monitor.estimates()[Metric.ANSWERABLE].value == 1.0
     assert live.monitor.estimates()[Metric.MRR].value is None
     assert live.monitor.estimates()[Metric.PRECISION].value is None
 

@@ -82,11 +82,22 @@ class TestRise:
         assert later.risen
         assert later.missing == 0
 
+    @pytest.mark.parametrize("n", [1, 2, 3, FEWEST_REQUESTS - 1])
+    @pytest.mark.parametrize("difference", [0.0, -0.5, 1.0])
+    def test_a_handful_of_requests_forecasts_nothing(self, n: int, difference: float) -> None:
+        found = rise(
+            np.full(n, difference), tolerance=TOLERANCE, max_loss=MAX_LOSS, days=1.0, labelled=None
+        )
+        assert (found.risen, found.missing, found.days_missing) == (False, None, None)
+        assert found.statement.endswith(
+            f"it stays in shadow; fewer than {FEWEST_REQUESTS} say nothing of how many it takes"
+        )
+
     @pytest.mark.parametrize(
         ("differences", "suffices", "missing"),
         [
             (np.where(np.arange(5_000) % 50, 0.0, -1.0), True, None),
-            (np.ones(10), True, FEWEST_REQUESTS - 10),
+            (np.ones(10), True, None),
             (np.full(100, -0.2), False, None),
         ],
         ids=["a mean below the tolerance", "a handful of gains", "recall is lost"],

@@ -105,6 +105,6 @@ class TestPicks:
         ids = add_judged(store, [0.5, 0.1, 0.9])
         save(store, run(ids[0]), run(ids[1]), PickedPassage(ids[1], PickKind.COIN, 2, 0.5))
         store.add_labels([label(1), label(1, passage="q"), label(2)])
-        expected = [PickedSample(ids[0], "r0", 0), PickedSample(ids[1], "r1", 2)]
+        expected = [PickedSample(ids[0], "r0", 0.0, 0), PickedSample(ids[1], "r1", 0.0, 2)]
         assert store.picked_samples("judge") == expected
         assert store.picked_samples("another") == []

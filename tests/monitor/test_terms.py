@@ -37,13 +37,9 @@ def requests(draw: st.DrawFn) -> JudgedRequest:
         dropped_probability=draw(_SHARES),
         pool_relevant=draw(st.sampled_from([None, found])),
         full_pool_probability=draw(_SHARES),
-        full_pool_probability_if_no_hit=draw(_SHARES),
         session_id=draw(st.sampled_from([None, "s1", "s2"])),
         recall_loss=draw(st.none() | st.floats(0, 1)),
-        missed_relevant=draw(st.none() | st.floats(0, 9)),
-        audit_probability=draw(_SHARES),
         partial_pool_relevant=draw(st.sampled_from([None, 0, 2])),
-        audited_share=draw(st.sampled_from([0.1, 1.0])),
     )
 
 
@@ -61,14 +57,6 @@ def defined(request: JudgedRequest, metric: Metric) -> tuple[float, float, float
         return None if dropped is None else (kept, kept + dropped, request.dropped_probability)
     if metric is Metric.MRR:
         return (defined_rr(request), 1.0, 1.0) if request.grades else None
-    if metric is Metric.ANSWERABLE:
-        return defined_answerable(request)
-    if metric is Metric.RETRIEVER_MISS:
-        missed, probability = request.missed_relevant, request.audit_probability
-        if missed is None or dropped is None or probability == 0.0:
-            return None
-        share = request.audited_share
-        return missed / probability, (missed + dropped + kept) / probability, share
     value = {
         Metric.UDCG: udcg(request.utilities).value,
         Metric.GAIN: udcg(request.utilities).gain,
@@ -84,16 +72,6 @@ def defined_rr(request: JudgedRequest) -> float:
         if grade > 0:
             return 1.0 / rank
     return 0.0
-
-
-def defined_answerable(request: JudgedRequest) -> tuple[float, float, float] | None:
-    chance = request.full_pool_probability_if_no_hit
-    if chance == 0.0:
-        return None
-    if request.kept_relevant:
-        return 1.0, 1.0, 1.0
-    holds_one = request.pool_relevant or request.partial_pool_relevant
-    return 1.0 / request.full_pool_probability if holds_one else 0.0, 1.0, chance
 
 
 def one_by_one(metric: Metric, requests: Sequence[JudgedRequest]) -> RatioSums:
@@ -143,7 +121,7 @@ def test_requests_add_up_in_any_parts_though_a_session_lies_in_several(
 
 
 def test_a_row_has_one_size_and_tells_none_from_zero() -> None:
-    request = JudgedRequest(1.0, (), (), None, 0.0, None, 0.0, 0.0)
+    request = JudgedRequest(1.0, (), (), None, 0.0, None, 0.0)
     row = request.to_row()
     assert len(row) == ROW.itemsize
     (found,) = table_of(row)
@@ -160,7 +138,7 @@ def test_bytes_of_another_size_are_refused() -> None:
 @pytest.mark.parametrize(("number", "value"), [(3, 1e200), (4, float("-inf")), (0, 1e-200)])
 def test_a_number_that_no_request_has_is_refused_by_its_name(number: int, value: float) -> None:
     """Its square would overflow the sums of all requests."""
-    row = bytearray(JudgedRequest(1.0, (1,), (1.0,), 1.0, 0.0, None, 0.0, 0.0).to_row())
+    row = bytearray(JudgedRequest(1.0, (1,), (1.0,), 1.0, 0.0, None, 0.0).to_row())
     struct.pack_into("<d", row, 8 * number, value)
     with pytest.raises(DataError, match=f"impossible {ROW.names[number]}"):
         table_of(bytes(row))

@@ -30,12 +30,6 @@ def test_a_query_is_answered_with_a_context(client: TestClient) -> None:
     assert answer["kept"] + sum(answer["dropped"].values()) == answer["candidates"]
 
 
-def test_a_share_of_the_requests_is_enforced(serve: Serve, index: FaultyRetriever) -> None:
-    client = serve(retriever=index.retriever, enforce_share=0.5)
-    modes = [
-        client.post("/v1/context", json={"query": "red fox"}).json()["mode"] for _ in range(40)
-    ]
-    assert set(modes) == {"enforce", "shadow"}
 
 
 def test_a_filter_on_metadata_holds(client: TestClient) -> None:

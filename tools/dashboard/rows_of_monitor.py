@@ -28,7 +28,6 @@ def _band(metric: str, title: str, description: str) -> Panel:
     )
 
 
-_ARMS = 'metric="recall",window="all_retained"'
 _KEPT, _TODAY = (
     fleet_sum(f"ctxguard_{metric}_total", each, "mode", selector)
     for metric, each, selector in (
@@ -130,11 +129,6 @@ QUALITY = Row(
     ),
     _band("harm", "Harm", "Negative part of UDCG, per request."),
     _band("recall_loss", "Recall loss", "Against the certificate's baseline."),
-    _band(
-        "retriever_miss",
-        "Missed by the retriever",
-        "Relevant passages beyond the pool, from audits; recall knows nothing of them.",
-    ),
     Panel(
         "Requests behind each estimate",
         "n: judged requests, or labelled ones where people correct the judge. effective: how many "
@@ -148,11 +142,9 @@ QUALITY = Row(
     Panel(
         "Window of each estimate",
         "The narrowest one that has an estimate; without any, the one with most requests behind "
-        "it. borrowed: the judge's errors are taken from labels of other requests.",
+        "it.",
         {
             "{{metric}}: {{window}}": fleet("ctxguard_estimate_shown", "metric, window"),
-            "{{metric}}: {{window}}, borrowed": "max by (metric, window) "
-            f"({shown('ctxguard_estimate_borrowed')})",
         },
     ),
     Panel(
@@ -173,17 +165,6 @@ QUALITY = Row(
             f"{{{{route}}}}: {what.replace('_', ' ')}": fleet(f"ctxguard_shadow_{what}", "route")
             for what in ("requests_needed", "labels_needed", "days_needed", "may_rise")
         },
-    ),
-    Panel(
-        "Two arms of the same traffic: recall",
-        "All retained requests that enforce_share dealt to each mode, and what enforcing changes.",
-        {
-            "{{arm}}": fleet("ctxguard_arm_estimate", "arm", _ARMS),
-            ESTIMATE: fleet("ctxguard_arm_difference", "", _ARMS),
-            LOWER: fleet("ctxguard_arm_difference_lower", "", _ARMS),
-            UPPER: fleet("ctxguard_arm_difference_upper", "", _ARMS),
-        },
-        shape=Shape.BAND,
     ),
     Panel(
         "Age of the estimates",
@@ -380,15 +361,6 @@ JUDGE = Row(
         {
             "the same: {{same}}": fleet_rate("ctxguard_canary_verdicts_total", "same"),
             "changed": fleet("ctxguard_judge_changed"),
-        },
-    ),
-    Panel(
-        "Verdicts by half of the list",
-        "Of a judge that is given lists in random order: alike unless the place sways it.",
-        {
-            "{{half}} half, relevant: {{relevant}}": fleet_rate(
-                "ctxguard_place_verdicts_total", "half, relevant"
-            ),
         },
     ),
     Panel(

@@ -8,22 +8,20 @@ separately, under another name.
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxguard.core.types import FloatArray, Mode
+from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation import joint
-from ctxguard.monitor.estimation.borrow import borrowed_estimates, error_rates
 from ctxguard.monitor.estimation.canaries import Canaries, canaries_key
 from ctxguard.monitor.estimation.joint import PASSAGE, Grades, Population, joint_estimates
 from ctxguard.monitor.estimation.ratio import (
     Estimate,
     Precision,
-    difference,
     estimate,
     no_estimate,
 )
@@ -32,9 +30,6 @@ from ctxguard.monitor.estimation.sums import Sums
 from ctxguard.monitor.estimation.terms import METRICS, Metric, Table, request_terms, table_of
 from ctxguard.monitor.store import GradedRows, JudgedRows, PickKind, SampleStore, StoredShares
 from ctxguard.monitor.store.types import MOST_UNCOVERED
-
-ARMS = (Mode.ENFORCE, Mode.SHADOW)
-"""The two modes that a guard with ``enforce_share`` deals requests to."""
 
 
 class Window(StrEnum):
@@ -78,21 +73,16 @@ class LiveEstimates:
         estimates: By window and metric, from an exact judge or corrected by human labels.
         judge_estimates: The judge's own figures, not corrected; empty for an exact judge.
         populations: The requests that the estimates of each window cover.
-        arms: By window, ``enforce`` and ``shadow``, the estimates of the requests dealt to each
-            mode, as if all dealt requests had been, without one that none was dealt to; and
-            ``difference``, those of enforced requests less those of shadowed ones.
         labelled: Samples that people have graded, including those whose text was deleted since.
         unpicked: Number of these that were not picked at random, and are in no estimate.
         disagreements: Passages on whose relevance annotators disagree.
         age_seconds: Age of the newest judged request's answer; None without judged requests.
-        canaries: What judging labelled samples again has shown. Once the judge is found to have
-            changed, nothing is borrowed from its errors on earlier ones.
+        canaries: What judging labelled samples again has shown.
     """
 
     estimates: Mapping[Window, Estimates]
     judge_estimates: Mapping[Window, Estimates]
     populations: Mapping[Window, WindowPopulation]
-    arms: Mapping[Window, Mapping[str, Estimates]]
     labelled: int
     unpicked: int
     disagreements: int
@@ -138,14 +128,12 @@ def live_estimates(
     labels = Labels.of(graded, stored)
     min_n = precision.min_n
     canaries = Canaries.from_json(store.get_state(canaries_key(series)))
-    can_borrow = canaries.changed_at is None
     since = {Window.RECENT: now_seconds - window_seconds}
     covered = {Window.UP_TO_LABELS: np.unique(labels.first_pick[labels.opened])}
     windows = {
-        (window, arm): _Judged(since.get(window, -np.inf), covered.get(window), arm)
+        window: _Judged(since.get(window, -np.inf), covered.get(window))
         for window in Window
         if window is not Window.UP_TO_LABELS or not exact
-        for arm in (None, *ARMS)
     }
     newest: float | None = None
     for page in store.judged_pages(series):
@@ -162,33 +150,19 @@ def live_estimates(
         newest = float(page.time_seconds[-1])
     found: dict[Window, Estimates] = {}
     judge: dict[Window, Estimates] = {}
-    arms: dict[Window, dict[str, Estimates]] = {}
-    for (window, arm), judged in windows.items():
+    for window, judged in windows.items():
         sums = judged.own.ended()
         by_judge = {each: estimate(each, sums.ratio(each), min_n) for each in Metric}
         by_judge = shown = precision.checked(by_judge)
         if not exact:
-            of_window = labels if arm is None else labels.of_arms()
-            corrected = _corrected(judged, of_window, min_n, can_borrow=can_borrow)
+            corrected = _corrected(judged, labels, min_n)
             shown = precision.checked(corrected)
-        if arm is None:
-            found[window], arms[window] = shown, {}
-            judge |= {} if exact else {window: by_judge}
-        elif judged.population.judged:
-            arms[window][arm.value] = shown
-    for dealt in arms.values():
-        if len(dealt) == len(ARMS):
-            pairs = zip(*[dealt[arm.value].items() for arm in ARMS], strict=True)
-            dealt["difference"] = {
-                each: difference(one, other) for (each, one), (_, other) in pairs
-            }
+            judge[window] = by_judge
+        found[window] = shown
     return LiveEstimates(
         estimates=found,
         judge_estimates=judge,
-        populations={
-            window: judged.population for (window, arm), judged in windows.items() if arm is None
-        },
-        arms=arms,
+        populations={window: judged.population for window, judged in windows.items()},
         labelled=len(graded.sample_ids),
         unpicked=sum(not passages for passages in graded.passages),
         disagreements=graded.disagreements,
@@ -203,7 +177,6 @@ class Labels:
 
     Attributes:
         sample_ids, first_pick: Shape (l,), as of ``JudgedRows``.
-        dealt: Shape (l,), the probability with which each was dealt to its arm.
         grades: The grades, each weighted by 1/π.
         response: Shape (m,), the inverse of the share of what the draw asked about that is
             graded, of opened requests or single passages, apart where an alarm asked for them too.
@@ -212,7 +185,6 @@ class Labels:
 
     sample_ids: NDArray[np.int64]
     first_pick: NDArray[np.int64]
-    dealt: FloatArray
     grades: Grades
     response: FloatArray
     model: Model
@@ -242,7 +214,6 @@ class Labels:
         return cls(
             graded.sample_ids[used],
             graded.first_pick[used],
-            _dealt(judge),
             grades,
             _response(passages, graded.is_targeted[used][request], graded.asked),
             grades.fitted_model(),
@@ -258,16 +229,10 @@ class Labels:
         return Labels(
             self.sample_ids[chosen],
             self.first_pick[chosen],
-            self.dealt[chosen],
             self.grades.take(chosen),
             self.response[chosen[self.grades.request]],
             self.model,
         )
-
-    def of_arms(self) -> "Labels":
-        """Return the labels for estimates of an arm."""
-        weight = self.grades.weight / self.dealt[self.grades.request]
-        return replace(self, grades=self.grades._replace(weight=weight))
 
     def weighted(self, stands_for: FloatArray) -> Grades:
         """Return the grades, weighted by all that they stand for.
@@ -301,29 +266,17 @@ def _response(
     return np.array([asked[key] / graded[key] for key in keys], np.float64)
 
 
-def _dealt(table: Table) -> FloatArray:
-    """Return the probability with which each request was dealt to its arm; 1 if it was not.
-
-    An arm then stands for all dealt requests, also where the share that is enforced has changed.
-    """
-    return np.asarray(np.nan_to_num(table["arm_probability"], nan=1.0))
-
-
 class _Judged:
     """The judged requests of one window, added page by page.
 
     Args:
         since: Earlier requests are left out, in seconds since the epoch.
         covered: Only requests with one of these as their first pick; None for all.
-        arm: Requests that were not dealt to it are left out; None for all requests.
     """
 
-    def __init__(
-        self, since: float = -np.inf, covered: IntArray | None = None, arm: Mode | None = None
-    ) -> None:
+    def __init__(self, since: float = -np.inf, covered: IntArray | None = None) -> None:
         self._since = since
         self._covered = covered
-        self._arm = arm
         self.own, self.basis = Sums(2 * len(METRICS)), Sums(joint.N_COLUMNS)
         self.labelled_ids = [np.empty(0, np.int64)]
         self.served_by_pick: Counter[int] = Counter()
@@ -350,20 +303,17 @@ class _Judged:
         inside = page.time_seconds >= self._since
         if self._covered is not None:
             inside &= np.isin(page.first_pick, self._covered)
-        if self._arm is not None:
-            inside &= table["enforced"] == float(self._arm is Mode.ENFORCE)
         if not inside.any():
             return
         session = table["session"][inside]
-        share = np.ones(len(session)) if self._arm is None else _dealt(table[inside])
         values, inclusion = own
-        self.own.add(values[inside] / share[:, None], session, inclusion[inside])
+        self.own.add(values[inside], session, inclusion[inside])
         if basis is not None:
-            self.basis.add(basis[inside] / share[:, None], session)
+            self.basis.add(basis[inside], session)
         self.labelled_ids.append(page.sample_ids[inside & is_labelled])
         picks, cell = np.unique(page.first_pick[inside], return_inverse=True)
         served = np.bincount(cell, table["n_served"][inside] > 0, len(picks))
-        weight = np.bincount(cell, 1.0 / table["probability"][inside] / share, len(picks))
+        weight = np.bincount(cell, 1.0 / table["probability"][inside], len(picks))
         self.served_by_pick.update(dict(zip(picks.tolist(), served.tolist(), strict=True)))
         self.weight_by_pick.update(dict(zip(picks.tolist(), weight.tolist(), strict=True)))
         before, times = self.population, page.time_seconds[inside].tolist()
@@ -375,28 +325,11 @@ class _Judged:
         )
 
 
-def _corrected(judged: _Judged, labels: Labels, min_n: int, *, can_borrow: bool) -> Estimates:
-    """Estimate every metric from the judge's verdicts, corrected by human labels.
+def _corrected(judged: _Judged, labels: Labels, min_n: int) -> Estimates:
+    """Estimate every metric from the judge's verdicts, corrected by labels of its requests.
 
-    Uses the labels of the window's own requests; if they are too few, or cannot stand for all of
-    its requests, the judge's error rates from all labels are used.
+    Labels that cannot stand for nearly all of its requests show nothing.
     """
-    found = _from_own_labels(judged, labels, min_n)
-    if not can_borrow:
-        return found
-    borrowed = borrowed_estimates(
-        judged.basis.ended(),
-        error_rates(labels.weighted(np.ones(len(labels.sample_ids)))),
-        labels.model,
-        min_n,
-    )
-    return {
-        metric: borrowed.get(metric, own) if own.method == "none" else own
-        for metric, own in found.items()
-    }
-
-
-def _from_own_labels(judged: _Judged, labels: Labels, min_n: int) -> Estimates:
     labels = labels.take(np.isin(labels.sample_ids, np.concatenate(judged.labelled_ids)))
     opened_picks = Counter(labels.first_pick[labels.opened].tolist())
     covered = sum(judged.weight_by_pick[pick] for pick in opened_picks)

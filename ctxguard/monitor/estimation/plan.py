@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -13,11 +14,12 @@ from ctxguard.core.types import FloatArray
 from ctxguard.errors import StoreError
 from ctxguard.monitor.estimation import draw
 from ctxguard.monitor.estimation.joint import QUOTIENTS, REQUESTS_COUNT, RUN, Population
-from ctxguard.monitor.estimation.live import Estimates, Labels, Window, live_estimates
+from ctxguard.monitor.estimation.live import Labels, Window, live_estimates
 from ctxguard.monitor.estimation.ratio import DEFAULT_MIN_N, DEFAULT_PRECISION, Estimate
 from ctxguard.monitor.estimation.reduce import dropped_sizes, graded_passages, verdict_on
 from ctxguard.monitor.estimation.relevance import NEAR
 from ctxguard.monitor.estimation.terms import Metric, table_of
+from ctxguard.monitor.labels.files import number_of
 from ctxguard.monitor.labels.samples import (
     ExpectedGrades,
     GradedSample,
@@ -64,10 +66,10 @@ def to_label(
     """Return samples for people to grade: those picked before that lack grades, and new ones.
 
     New ones are drawn of all tenants, since the estimates are about all requests; those of
-    another tenant are not returned.
+    another tenant are not returned. They wait for a call of their own, which draws no others.
 
     Args:
-        n: About how many passages people are to grade.
+        n: About how many passages of requests people are to grade, of all tenants together.
         tenant: As ``GradedSample.is_of_tenant`` takes it; None for all.
         whole: Whether new requests are graded as far as they are judged.
         dry_run: Whether to remember nothing.
@@ -78,7 +80,8 @@ def to_label(
     picked = store.picked(series)
     before = graded_samples(store, series, list(picked), picked)
     chosen = unfinished(before.values(), n, tenant=tenant)
-    left = n - round(sum(sample.expected().passages for sample in chosen))
+    waiting = unfinished(before.values(), n) if tenant else chosen
+    left = n - round(sum(sample.expected().passages for sample in waiting))
     if left > 0:
         drawn = _drawn(store, series, left, whole=whole, dry_run=dry_run)
         new = graded_samples(store, series, list(drawn), drawn if dry_run else None)
@@ -147,7 +150,8 @@ def _opened(
     """Open a request: its run from the top, and the coins below."""
     record, request_id = sample.record, sample.record.request_id
     goes_on = _RUN.selects(request_id, plan.go_on)
-    yield PickedPassage(sample.sample_id, PickKind.RUN, -1, plan.go_on, goes_on)
+    question = number_of(record)
+    yield PickedPassage(sample.sample_id, PickKind.RUN, -1, plan.go_on, goes_on, question=question)
     worths = dict(zip(record.served[1:], served[1:].tolist(), strict=False))
     for position, (group, size) in dropped_sizes(record, sample.judge).items():
         verdict = verdict_on(record, sample.judge, position) % 2
@@ -155,14 +159,17 @@ def _opened(
     for position, m in worths.items():
         chance = min(plan.coin * m, 1.0)
         if _COIN.selects(f"{request_id}\0{record.passage_ids[position]}", chance):
-            yield PickedPassage(sample.sample_id, PickKind.COIN, position, chance)
+            yield PickedPassage(
+                sample.sample_id, PickKind.COIN, position, chance, question=question
+            )
 
 
 def _single(sample: GradedSample, unit: np.void) -> Iterator[PickedPassage]:
     """Ask about a single passage; of the dropped of a kind, one with the chance of its size."""
     record, rank, chance = sample.record, int(unit["rank"]), float(unit["probability"])
+    asked = partial(PickedPassage, sample.sample_id, PickKind.SINGLE, question=number_of(record))
     if rank:
-        yield PickedPassage(sample.sample_id, PickKind.SINGLE, record.served[rank - 1], chance)
+        yield asked(position=record.served[rank - 1], probability=chance)
         return
     group, verdict = int(unit["group"]), int(unit["verdict"])
     sizes = {
@@ -174,8 +181,7 @@ def _single(sample: GradedSample, unit: np.void) -> Iterator[PickedPassage]:
     for position, size in sizes.items():
         point -= size
         if point < 0.0:
-            chance *= size / sum(sizes.values())
-            yield PickedPassage(sample.sample_id, PickKind.SINGLE, position, chance)
+            yield asked(position=position, probability=chance * size / sum(sizes.values()))
             return
 
 
@@ -189,14 +195,11 @@ class LabelPlan:
         widths: Width with the labels, reached in about nine of ten labellings; None where they may
             not suffice for an estimate.
         expected_passages: Approximate number of passages that people grade.
-        arms: Estimates over all that is retained of the requests that were dealt to each mode,
-            and their difference, by name; empty where none was dealt.
     """
 
     widths_now: Mapping[Metric, float | None]
     widths: Mapping[Metric, float | None]
     expected_passages: int
-    arms: Mapping[str, Estimates]
 
 
 def label_plan(
@@ -219,7 +222,7 @@ def label_plan(
         window_seconds=1.0,
         precision=DEFAULT_PRECISION,
     )
-    corrected, arms = live.estimates[Window.ALL_RETAINED], live.arms[Window.ALL_RETAINED]
+    corrected = live.estimates[Window.ALL_RETAINED]
     n, none = len(samples), ExpectedGrades(0.0, 0.0, 0.0, 0.0)
     passages, dropped, runs, seen = map(
         sum, zip(none, *[sample.expected() for sample in samples], strict=True)
@@ -234,7 +237,6 @@ def label_plan(
         {one: scaled_width(corrected[one], 1.0, 1.0) for one in PLANNED},
         {one: _promised(one, corrected[one], *more[one]) for one in PLANNED},
         round(passages),
-        arms if "difference" in arms else {},
     )
 
 
@@ -261,7 +263,7 @@ def scaled_width(found: Estimate, n: float, n_new: float) -> float | None:
     >>> scaled_width(Estimate(0.5, 0.4, 0.6, 100, "normal"), 100, 400)
     0.1
     """
-    if found.lower is None or found.upper is None or found.is_borrowed or not n_new > 0.0:
+    if found.lower is None or found.upper is None or not n_new > 0.0:
         return None
     return round((found.upper - found.lower) * math.sqrt(n / n_new), 6)
 

@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
-from typing import cast
 
 import numpy as np
 
@@ -23,9 +22,6 @@ CONFIDENCE = 0.95
 DEFAULT_MIN_N = 30
 """With a smaller effective number of clusters the intervals do not reach that coverage."""
 
-BORROWED = "borrowed"
-"""The method of an estimate whose labels belong to other requests."""
-
 
 @dataclass(frozen=True)
 class Estimate(Interval):
@@ -37,8 +33,7 @@ class Estimate(Interval):
         upper: Upper end; None with ``value``.
         n: Clusters (sessions, and requests without one) in which the metric is defined; with
             human labels, the labelled ones.
-        method: Method of the interval; ``none`` without one. ``borrowed``: the judge's errors
-            come from labels of other requests.
+        method: Method of the interval; ``none`` without one.
         n_needed: Approximate number of clusters that suffice, if ``value`` is None; None if that
             cannot be predicted yet.
     """
@@ -48,11 +43,6 @@ class Estimate(Interval):
     n_effective: float | None = None
     """Number of equally weighted clusters with as narrow an interval (Kish): at most ``n``, and far
     less if a few clusters stand for much of the traffic. None without clusters."""
-
-    @property
-    def is_borrowed(self) -> bool:
-        """Whether the judge's errors come from requests other than those of the estimate."""
-        return self.method == BORROWED
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,30 +215,6 @@ def degrees_of_freedom(residuals: FloatArray) -> float:
     total = float(squares.sum())
     spread = float(np.sum(squares**2)) - total**2 / len(squares)
     return 2.0 * total**2 / spread if spread > 1e-12 * total**2 else math.inf
-
-
-def difference(first: Estimate, second: Estimate) -> Estimate:
-    """Estimate the first less the second, of independent requests, from their intervals.
-
-    The distances of each end from its estimate add up as variances do, which keeps the intervals'
-    skew (MOVER: Zou and Donner, Statistics in Medicine 27(10), 2008).
-
-    Returns:
-        The difference; without a value where one of the two has none.
-
-    >>> found = difference(Estimate(0.9, 0.8, 0.94, 90, ""), Estimate(0.7, 0.6, 0.78, 90, ""))
-    >>> round(found.value, 2), round(found.lower, 2), round(found.upper, 2)
-    (0.2, 0.07, 0.31)
-    """
-    n = first.n + second.n
-    ends = (first.value, first.lower, first.upper, second.value, second.lower, second.upper)
-    if None in ends:
-        return Estimate(None, None, None, n, "none")
-    a, a_lower, a_upper, b, b_lower, b_upper = cast(tuple[float, ...], ends)
-    lower = a - b - math.hypot(a - a_lower, b_upper - b)
-    upper = a - b + math.hypot(a_upper - a, b - b_lower)
-    method = BORROWED if first.is_borrowed or second.is_borrowed else "mover"
-    return Estimate(a - b, lower, upper, n, method)
 
 
 def no_estimate(n: int, effective: float, min_n: int) -> Estimate:

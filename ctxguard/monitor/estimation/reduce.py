@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard.core.metrics import Utilities, strict_utilities
-from ctxguard.core.types import Mode
 from ctxguard.errors import DataError
 from ctxguard.monitor.estimation.joint import PASSAGE, RUN, SINGLE
 from ctxguard.monitor.estimation.relevance import (
@@ -83,11 +82,8 @@ def judged_request(
         pool_relevant=n_relevant if full_pool and not is_missing else None,
         partial_pool_relevant=n_relevant if full_pool and is_missing else None,
         full_pool_probability=rates.full_pool_probability(has_hit=has_hit),
-        full_pool_probability_if_no_hit=rates.full_pool_probability(has_hit=False),
         session_id=record.session_id,
         recall_loss=recall_loss(record, verdicts, record.rates.baseline_k),
-        enforced=None if record.arm_probability is None else record.mode is Mode.ENFORCE,
-        arm_probability=record.arm_probability,
         missing=tuple([place for place, one in enumerate(of_served) if not one.judged]),
         dropped=tuple(cells.ravel().tolist()),
         scores=tuple([verdict.score for verdict in of_served]),

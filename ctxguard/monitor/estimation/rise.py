@@ -42,7 +42,7 @@ class Rise:
         wealth: The highest that the gambler reached, from 1; ``1 / delta`` is needed.
         risen: Whether it reached that, and the mean difference is not below −tolerance.
         missing: About how many more requests like these would do; 0 where there are enough, None
-            where no number would.
+            where no number would, and of fewer than ``FEWEST_REQUESTS``, which forecast nothing.
         labels_missing: How many more of these requests people have to grade; 0 of an exact judge.
         days_missing: About how many days it takes until as many requests are judged; None where
             that is not known.
@@ -70,6 +70,11 @@ class Rise:
         )
         if self.risen:
             return f"{seen}: it may be enforced"
+        if self.n < FEWEST_REQUESTS:
+            return (
+                f"{seen}: it stays in shadow; fewer than {FEWEST_REQUESTS} say nothing of how many "
+                "it takes"
+            )
         if self.missing is None:
             return f"{seen}: it stays in shadow, and more requests like these would not change that"
         parts = []
@@ -157,12 +162,11 @@ def rise(
     if labelled is not None and not labels_missing:
         refuted = refuted or float(labelled.mean()) < -tolerance
     missing: int | None = None
-    if not refuted:
-        missing = max(FEWEST_REQUESTS - n, 0)
+    if not refuted and n >= FEWEST_REQUESTS:
+        missing = 0
         if reached < needed:
             rate = float(wealth[-1] - wealth[n // 2]) / max(n - 1 - n // 2, 1)
-            more = ceil((needed - float(wealth[-1])) / rate) if rate > 0.0 else None
-            missing = None if more is None else max(more, missing)
+            missing = ceil((needed - float(wealth[-1])) / rate) if rate > 0.0 else None
     return Rise(
         n,
         mean,

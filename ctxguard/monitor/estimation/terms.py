@@ -28,8 +28,6 @@ class Metric(StrEnum):
     MRR = "mrr"
     """Mean reciprocal rank of the served passages over requests that were served any; 0 where none
     of them is relevant."""
-    ANSWERABLE = "answerable"
-    """Share of the requests whose pool has a relevant passage."""
     UDCG = "udcg"
     GAIN = "gain"
     HARM = "harm"
@@ -37,9 +35,6 @@ class Metric(StrEnum):
     RECALL_LOSS = "recall_loss"
     """Mean share of the relevant among the retriever's first few that was not served, which a
     certificate bounds."""
-    RETRIEVER_MISS = "retriever_miss"
-    """Share of the relevant passages that lie beyond the retriever's pool, from audits. The other
-    metrics are relative to the pool and ignore these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +55,11 @@ class JudgedRequest:
             design; otherwise None.
         full_pool_probability: The probability with which the full pool was to be judged, in
             [0, 1].
-        full_pool_probability_if_no_hit: The same, if nothing relevant had been served.
         session_id: Requests of one session are not independent and are counted as one cluster.
         recall_loss: Share of the relevant among the retriever's first few that was not served;
             None if they were not all judged by design, or none is relevant.
-        missed_relevant: An audit's estimate of the relevant passages beyond the pool; None for a
-            request that was not audited.
-        audit_probability: The probability with which it was to be audited.
         partial_pool_relevant: Relevant passages among the judged ones of a pool that was to be
             judged in full but lacks verdicts; otherwise None.
-        enforced: Whether it was assigned to be enforced, and otherwise to shadow; None where its
-            mode was not drawn.
-        arm_probability: The probability with which it was assigned its mode; None with
-            ``enforced``.
         missing: Positions in ``grades`` of the passages without a valid verdict.
         dropped: Judged dropped passages, each divided by its probability of being judged: the
             nearer ones that are not relevant and that are, then the same of the farther ones.
@@ -87,15 +74,9 @@ class JudgedRequest:
     dropped_probability: float
     pool_relevant: int | None
     full_pool_probability: float
-    full_pool_probability_if_no_hit: float
     session_id: str | None = None
     recall_loss: float | None = None
-    missed_relevant: float | None = None
-    audit_probability: float = 0.0
     partial_pool_relevant: int | None = None
-    audited_share: float = 0.0
-    enforced: bool | None = None
-    arm_probability: float | None = None
     missing: tuple[int, ...] = ()
     dropped: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
     scores: tuple[float | None, ...] = ()
@@ -138,7 +119,7 @@ def _level(score: float | None) -> int:
 def scores_of(table: "Table", k: int) -> FloatArray:
     """Read the judge's log-odds of the first k served passages, 0 where it gave none.
 
-    >>> row = JudgedRequest(1.0, (1, 0), (1.0, 0.0), None, 0.0, None, 0.0, 0.0, scores=(0.5, 0.9))
+    >>> row = JudgedRequest(1.0, (1, 0), (1.0, 0.0), None, 0.0, None, 0.0, scores=(0.5, 0.9))
     >>> scores_of(table_of(row.to_row()), 3).round(1).tolist()
     [[0.0, 2.2, 0.0]]
     """
@@ -170,14 +151,8 @@ _NUMBERS = (
     "dropped_probability",
     "pool_relevant",
     "full_pool_probability",
-    "full_pool_probability_if_no_hit",
     "recall_loss",
-    "missed_relevant",
-    "audit_probability",
     "partial_pool_relevant",
-    "audited_share",
-    "enforced",
-    "arm_probability",
     "n_served",
     *DROPPED,
 )
@@ -248,7 +223,7 @@ def term(metric: Metric, table: Table) -> tuple[FloatArray, FloatArray, FloatArr
         observed; and the probability with which a value unlike the others' would have been
         observed: below 1 if a part of each request is judged with a probability only.
 
-    >>> request = JudgedRequest(0.1, (0, 1), (-0.5, 1.0), 5.0, 0.2, None, 0.0, 0.5)
+    >>> request = JudgedRequest(0.1, (0, 1), (-0.5, 1.0), 5.0, 0.2, None, 0.0)
     >>> table = table_of(request.to_row())
     >>> [column.tolist() for column in term(Metric.RECALL, table)]
     [[1.0], [6.0], [0.2]]
@@ -288,32 +263,9 @@ def _reciprocal_rank(table: Table) -> _Columns:
     return served * table["reciprocal_rank"], served, 1.0
 
 
-def _answerable(table: Table) -> _Columns:
-    """Whether the pool holds a relevant passage, if one was served or the whole pool was judged.
-
-    Each fully judged pool of a request that was served nothing relevant stands for
-    1/full_pool_probability requests like it. If verdicts are missing, a pool in which none was
-    found counts as if it held none, which is wrong only if the sole relevant passage is missing.
-    """
-    has_hit = table["kept_relevant"] > 0
-    chance = table["full_pool_probability_if_no_hit"]
-    holds_one = (table["pool_relevant"] > 0) | (table["partial_pool_relevant"] > 0)
-    holds = np.where(has_hit, 1.0, np.where(holds_one, 1.0 / table["full_pool_probability"], 0.0))
-    return np.where(chance > 0.0, holds, np.nan), 1.0, np.where(has_hit, 1.0, chance)
-
-
-def _retriever_miss(table: Table) -> _Columns:
-    probability = np.where(table["audit_probability"] > 0.0, table["audit_probability"], np.nan)
-    missed = table["missed_relevant"]
-    in_pool = table["dropped_relevant"] + table["kept_relevant"]
-    return missed / probability, (missed + in_pool) / probability, table["audited_share"]
-
-
 _TERMS: Mapping[Metric, Callable[[Table], _Columns]] = {
     Metric.RECALL: _recall,
     Metric.MRR: _reciprocal_rank,
-    Metric.ANSWERABLE: _answerable,
     Metric.UDCG: lambda table: (table["gain"] - table["harm"], 1.0, 1.0),
-    Metric.RETRIEVER_MISS: _retriever_miss,
 }
 """The metrics that are not the mean of a column of their own name."""

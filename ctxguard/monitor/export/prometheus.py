@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ctxguard.monitor.alarms import AlarmReport
-from ctxguard.monitor.estimation.live import ARMS, Estimates
+from ctxguard.monitor.estimation.live import Estimates
 from ctxguard.monitor.judging.counters import LABELS
 from ctxguard.monitor.service import Monitor, Report
 
@@ -32,8 +32,6 @@ _COUNTS = {
     "assembly or by the policy; outside enforce, as enforcing would have it.",
     "today_tokens": "Tokens that the bare retriever would serve in their place, by mode.",
     "canary_verdicts": "Verdicts on labelled passages that were judged again, by whether the same.",
-    "place_verdicts": "Verdicts of a judge that is given lists, by half of the list: the order is "
-    "random, so that the shares of yes differ by what the place does to verdicts.",
     "judge_calls": "Calls of the judge's endpoint.",
     "judge_retries": "Judge calls that were retries.",
     "judge_invalid": "Passages for which the judge gave no valid verdict, by reason.",
@@ -43,10 +41,9 @@ _COUNTS = {
 _MEANING = (
     "recall: share of the pools' relevant passages that was served. precision: mean over non-empty "
     "requests of the share of served passages that is relevant. mrr: mean reciprocal rank of what "
-    "was served, non-empty requests. answerable: share of requests whose pool has a relevant one. "
+    "was served, non-empty requests. "
     "udcg, gain, harm: discounted worth of what was served, and its two parts, per request. "
-    "recall_loss: mean share lost of the relevant among the retriever's first few. "
-    "retriever_miss: share of relevant passages beyond the pool."
+    "recall_loss: mean share lost of the relevant among the retriever's first few."
 )
 _PARTS = {
     "value": ("", f"{{}}; absent where the data do not suffice. {_MEANING}"),
@@ -68,18 +65,6 @@ _ESTIMATES = (
         "judge_estimate",
         "Judge's own figure, not corrected by human labels",
         ("value",),
-        ("window",),
-    ),
-    (
-        "arm_estimate",
-        "Live estimate of the requests that enforce_share dealt to a mode",
-        ("value",),
-        ("window", "arm"),
-    ),
-    (
-        "arm_difference",
-        "Live estimate of enforced requests less that of shadowed ones",
-        ("value", "lower", "upper"),
         ("window",),
     ),
 )
@@ -145,7 +130,10 @@ _RISES = (
     (
         "requests_needed",
         "missing",
-        "About how many more judged requests that takes; absent where no number does.",
+        (
+            "About how many more judged requests that takes; absent where no number does, and "
+            "while there are too few to tell."
+        ),
     ),
     ("labels_needed", "labels_missing", "How many more of these people must grade."),
     ("days_needed", "days_missing", "About how many days until as many are judged, if known."),
@@ -245,8 +233,6 @@ def _report(report: Report) -> _Families:
     sources: tuple[Mapping[Any, Estimates], ...] = (
         {(window,): found for window, found in live.estimates.items()},
         {(window,): found for window, found in live.judge_estimates.items()},
-        {(w, arm): dealt[arm] for w, dealt in live.arms.items() for arm in dealt if arm in ARMS},
-        {(w,): dealt["difference"] for w, dealt in live.arms.items() if "difference" in dealt},
     )
     for source, (name, what, parts, by) in zip(sources, _ESTIMATES, strict=True):
         found = {
@@ -261,23 +247,11 @@ def _report(report: Report) -> _Families:
     yield _gauge(
         "judge_changed",
         "1 once verdicts on samples that are judged again show that the judge has changed behind "
-        "its name: nothing is borrowed from its labels then. Else 0.",
+        "its name, else 0.",
         {judge: float(live.canaries.changed_at is not None)},
         "judge",
     )
     of_window = ("judge", "metric", "window")
-    yield _gauge(
-        "estimate_borrowed",
-        "1 for each live estimate that takes the judge's errors from labels of other requests "
-        "than it is about, and so assumes that they have not changed.",
-        {
-            (judge, metric, window): 1.0
-            for window, estimates in live.estimates.items()
-            for metric, estimate in estimates.items()
-            if estimate.is_borrowed
-        },
-        *of_window,
-    )
     yield _gauge(
         "estimate_shown",
         "1 for the window to show of each metric: the narrowest one that has an estimate, or "

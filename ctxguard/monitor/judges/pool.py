@@ -26,8 +26,8 @@ class PoolJudge:
 
     One call has up to ``most_at_once`` passages, so it costs a fraction of a call for each. In a
     list a verdict depends on the others and on its place: the order is drawn at random for each
-    call, and the place is kept with the verdict. People correct what that does to verdicts,
-    as any error of a judge (``python -m benchmarks.pool_judge`` measures it).
+    call. People correct what that does to verdicts, as any error of a judge (``python -m
+    benchmarks.pool_judge`` measures it).
 
     Args:
         assessor: The model and how it is asked, with the question ``relevant``.
@@ -69,8 +69,8 @@ class PoolJudge:
         for start in range(0, len(order), self._most_at_once):
             some = order[start : start + self._most_at_once]
             chances = self._chances(query, [passages[one] for one in some])
-            for place, (one, chance) in enumerate(zip(some, chances.tolist(), strict=True), 1):
-                found[one] = _judgment(passages[one].passage_id, chance, place)
+            for one, chance in zip(some, chances.tolist(), strict=True):
+                found[one] = _judgment(passages[one].passage_id, chance)
         return [found[one] for one in range(len(passages))]
 
     def _chances(self, query: str, passages: Sequence[Passage]) -> FloatArray:
@@ -87,7 +87,7 @@ class PoolJudge:
         self._assessor.close()
 
 
-def _judgment(passage_id: str, chance: float, place: int) -> Judgment | None:
+def _judgment(passage_id: str, chance: float) -> Judgment | None:
     if not 0.0 <= chance <= 1.0:
         return None
-    return Judgment(passage_id, int(chance >= _RELEVANT), score=chance, place=place)
+    return Judgment(passage_id, int(chance >= _RELEVANT), score=chance)

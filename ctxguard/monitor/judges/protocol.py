@@ -21,7 +21,6 @@ class Judgment:
         score: The judge's own probability that the passage is relevant, in [0, 1]; None from a
             judge that gives grades alone. It need not be calibrated: estimates learn from people
             what it is worth.
-        place: Its place in the list of one call, from 1; None where each passage has a call.
     """
 
     passage_id: str
@@ -29,7 +28,6 @@ class Judgment:
     negative: Negative | None = None
     judged: bool = True
     score: float | None = None
-    place: int | None = None
 
 
 class Judge(Protocol):

@@ -1,9 +1,8 @@
 """The verdicts on one sample as JSON, the form in which the store keeps them.
 
 For each passage a list of its grade and of how one of grade 0 misleads; a third element, false,
-follows if the grade stands for a missing label, a fourth, the judge's score, if it gave one, and a
-fifth, its place in the list of a call. A passage that the judge gave no verdict on has
-null.
+follows if the grade stands for a missing label, and a fourth, the judge's score, if it gave one. A
+passage that the judge gave no verdict on has null.
 """
 
 import json
@@ -32,8 +31,8 @@ def verdicts_to_json(verdicts: Mapping[str, Judgment], missing: Iterable[str] = 
 
 def _listed(verdict: Judgment) -> list[object]:
     score = None if verdict.score is None else round(verdict.score, 4)
-    listed: list[object] = [verdict.grade, verdict.negative, verdict.judged, score, verdict.place]
-    usual = [None, None, True, None, None]
+    listed: list[object] = [verdict.grade, verdict.negative, verdict.judged, score]
+    usual = [None, None, True, None]
     while len(listed) > 2 and listed[-1] == usual[len(listed) - 1]:
         listed.pop()
     return listed

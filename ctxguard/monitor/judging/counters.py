@@ -7,7 +7,7 @@ from enum import StrEnum
 from itertools import product
 
 from ctxguard.core.types import Mode, Route
-from ctxguard.monitor.judges import Judge, Judgment, Ledger
+from ctxguard.monitor.judges import Judge, Ledger
 from ctxguard.monitor.sampling.record import TokenAccount
 
 Counts = Mapping[tuple[str, ...], float]
@@ -35,7 +35,6 @@ LABELS = {
     "candidate_tokens": ("mode", "fate"),
     "today_tokens": ("mode",),
     "canary_verdicts": ("same",),
-    "place_verdicts": ("half", "relevant"),
     "judge_calls": (),
     "judge_retries": (),
     "judge_invalid": ("reason",),
@@ -79,22 +78,6 @@ NOTHING_COUNTED: Counts = {
     for values in product(*[_VALUES[label] for label in labels])
 }
 """What a series begins with: a count that is first seen above 0 has no rate before."""
-
-
-def place_counts(verdicts: Iterable[Judgment]) -> Counts:
-    """The verdicts of one list, as counts by the half of it in which the passage stood."""
-    placed = [(one.place, one.grade) for one in verdicts if one.place is not None]
-    middle = (max([place for place, _ in placed], default=0) + 1) / 2
-    return Counter(
-        [
-            (
-                "place_verdicts",
-                "first" if place < middle else "second",
-                "yes" if grade > 0 else "no",
-            )
-            for place, grade in placed
-        ]
-    )
 
 
 class MonitorCounters:

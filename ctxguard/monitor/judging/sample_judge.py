@@ -12,7 +12,6 @@ from ctxguard.core.types import Passage
 from ctxguard.monitor.estimation.reduce import judged_request
 from ctxguard.monitor.estimation.terms import JudgedRequest
 from ctxguard.monitor.judges import Judge, Judgment
-from ctxguard.monitor.judging.audit import Audit
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
 from ctxguard.monitor.redaction import Redactor, is_hash, redact
 from ctxguard.monitor.sampling.privacy import redacted_once
@@ -33,7 +32,6 @@ class JudgingSettings:
         utilities: The utility of a passage; every served passage that is not relevant costs.
         budget: The most that judging may take.
         lookup: Finds the texts of passages that were not stored; None if all are stored.
-        audit: Estimates what the retriever missed; None for no audit.
         redactor: Applied to texts that ``lookup`` finds before the judge reads them, as the
             samples' own (``Privacy.redactor``) is to texts that are stored; one that fails costs
             the passage its verdict. None for no redaction.
@@ -45,7 +43,6 @@ class JudgingSettings:
     utilities: Utilities = DEFAULT_UTILITIES
     budget: BudgetLimits = NO_LIMITS
     lookup: PassageLookup | None = None
-    audit: Audit | None = None
     redactor: Redactor | None = redact
     on_judged: OnJudged | None = None
 
@@ -90,16 +87,12 @@ class SampleJudge:
         self.is_exact = bool(getattr(judge, "exact", False))
         self._reads_text = getattr(judge, "reads_text", True)
         self._judges_pools = bool(getattr(judge, "judges_pools", False))
-        self._beyond: tuple[SampleRecord, list[str] | None] | None = None
         self.n_judged = 0
 
     def most_passages(self, record: SampleRecord) -> int:
-        """The most passages of a sample that are given to the judge, those of its audit included.
-
-        Raises whatever the audit's search raises.
-        """
+        """Return the most passages of a sample that are given to the judge."""
         dropped = max(len(record.to_judge(has_hit=False)), len(record.to_judge(has_hit=True)))
-        return len(record.served) + dropped + len(self._beyond_pool(record) or ())
+        return len(record.served) + dropped
 
     def verdicts_on(self, record: SampleRecord, probability: float | None = None) -> SampleVerdicts:
         """Judge one sample; raises whatever the judge raises.
@@ -134,30 +127,11 @@ class SampleJudge:
                 max_grade=self.judge.max_grade,
                 probability=probability,
             )
-            audit, beyond = self._settings.audit, self._beyond_pool(record)
-            if audit is not None and beyond is not None:
-                judged = self._graded(record, [self._unstored(record, name) for name in beyond])
-                n_wanted += len(beyond)
-                n_invalid += len(beyond) - len(judged)
-                request = replace(
-                    request,
-                    missed_relevant=audit.missed(len(beyond), list(judged.values())),
-                    audit_probability=audit.probability,
-                    audited_share=audit.judged,
-                )
         return SampleVerdicts(request, verdicts, missing, is_complete, n_wanted, n_invalid)
 
     def verdicts_again(self, record: SampleRecord, positions: Sequence[int]) -> dict[str, Judgment]:
         """Judge some candidates of a sample; the valid verdicts by passage id."""
         return self._graded(record, [self._passage(record, each) for each in positions])
-
-    def _beyond_pool(self, record: SampleRecord) -> list[str] | None:
-        """What the audit judges, from one search for a sample; None where it is not audited."""
-        if self._settings.audit is None:
-            return None
-        if self._beyond is None or self._beyond[0] is not record:
-            self._beyond = record, self._settings.audit.passage_ids(record)
-        return self._beyond[1]
 
     def _passage(self, record: SampleRecord, position: int) -> Passage | None:
         passage = record.passage(position)

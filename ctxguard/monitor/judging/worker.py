@@ -28,7 +28,6 @@ from ctxguard.monitor.judging.budget import JudgingBudget
 from ctxguard.monitor.judging.counters import (
     JudgedAs,
     MonitorCounters,
-    place_counts,
     token_counts,
 )
 from ctxguard.monitor.judging.sample_judge import JudgingSettings, SampleJudge, SampleVerdicts
@@ -277,11 +276,7 @@ class JudgingWorker:
         Raises:
             StoreError: calls could not be reserved.
         """
-        try:
-            most = self._judge.most_passages(record)
-        except Exception as error:
-            return self._judge_failed(error, record.route)
-        if not self._budget.reserve(most):
+        if not self._budget.reserve(self._judge.most_passages(record)):
             return None
         try:
             with self._paid("fresh"):
@@ -320,7 +315,6 @@ class JudgingWorker:
                 ("invalid_verdicts", record.route): verdicts.n_invalid,
             }
         )
-        self._counters.add(place_counts(verdicts.verdicts.values()))
         return _Result(outcome, finished, record, verdicts.request)
 
     def _loss(

@@ -97,9 +97,18 @@ def row_of(record: SampleRecord, position: int, when: str) -> RowToLabel:
     )
 
 
-def in_file_order(request_id: str) -> float:
-    """Sorts requests at random, so that those which people get to are a random part."""
-    return _ORDER.uniform(request_id)
+def in_file_order(question: float, request_id: str) -> tuple[float, float]:
+    """Sort requests by question at random, so that people get to a random part of the questions.
+
+    Args:
+        question: As ``number_of`` gives it.
+    """
+    return question, _ORDER.uniform(request_id)
+
+
+def number_of(record: SampleRecord) -> float:
+    """Return a number of a request's question, uniform in [0, 1); its own where no text is kept."""
+    return _ORDER.uniform(f"\0{record.request_id}" if record.query is None else record.query)
 
 
 def write_label_file(path: Path, rows: Iterable[RowToLabel]) -> None:

@@ -164,12 +164,17 @@ def unfinished(
         if not sample.is_graded and (tenant is None or sample.is_of_tenant(tenant))
     ]
     chosen, passages = [], 0.0
-    for sample in sorted(lacking, key=lambda sample: in_file_order(sample.record.request_id)):
+    for sample in sorted(lacking, key=_in_file_order):
         if passages >= _MOST_OVER * n:
             break
         chosen.append(sample)
         passages += sample.expected().passages
     return chosen
+
+
+def _in_file_order(sample: GradedSample) -> tuple[float, float]:
+    question = sample.picked[0].question if sample.picked else 0.0
+    return in_file_order(question, sample.record.request_id)
 
 
 def targeted_samples(store: SampleStore, series: str) -> list[GradedSample]:

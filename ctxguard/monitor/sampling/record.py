@@ -33,7 +33,7 @@ from ctxguard.errors import DataError
 from ctxguard.monitor.sampling.inclusion import InclusionDesign, JudgingRates
 from ctxguard.monitor.sampling.sampler import Sample
 
-FORMAT = 4
+FORMAT = 5
 
 MOST_TEXT_CHARS = 50_000
 """Longest stored text of a passage; judges and people read no more."""
@@ -104,8 +104,6 @@ class SampleRecord:
         signals: The named signals that a model may use, float32.
         where: The filter of the request; None without one, and where it is withheld.
         where_withheld: Whether there was a filter that could not be stored.
-        arm_probability: The probability with which the request was assigned its mode, in (0, 1];
-            None where that was not drawn.
         tokens: Its tokens, kept and dropped.
     """
 
@@ -134,7 +132,6 @@ class SampleRecord:
     signals: Mapping[str, FloatArray] = field(default_factory=dict, compare=False)
     where: Where | None = None
     where_withheld: bool = False
-    arm_probability: float | None = None
     tokens: TokenAccount = _NO_TOKENS
 
     def passage(self, position: int) -> Passage:
@@ -283,8 +280,6 @@ def _checked(record: SampleRecord) -> SampleRecord:
         raise DataError("a sample has a probability or a time that is none")
     if not all(type(count) is int and 0 <= count < 2**53 for count in record.tokens):
         raise DataError("a sample has a number of tokens that is none")
-    if record.arm_probability is not None and not 0.0 < record.arm_probability <= 1.0:
-        raise DataError("a sample has a probability of its mode that is none")
     return record
 
 
@@ -334,7 +329,6 @@ def record_of(sample: Sample, design: InclusionDesign) -> SampleRecord:
         flags=tuple([flag.value for flag in context.flags]),
         profile_id=context.profile_id,
         where=context.where,
-        arm_probability=context.arm_probability,
         tokens=_token_account(context, readable),
     )
     passages = {position: as_written(passage) for position, passage in served.items()}

@@ -123,20 +123,23 @@ def picked_samples(db: Transaction, series: str) -> list[PickedSample]:
     """Read the picked samples whose text is kept, by sample id."""
     labels = schema.labels.c
     own = (
-        sa.select(_picked.sample_id)
+        sa.select(_picked.sample_id, _picked.question)
         .join(schema.label_picks, _picks.pick_id == _picked.pick_id)
         .where(_picks.series_id == db.series_id(series))
+        .distinct()
+        .subquery()
     )
     query = (
         sa.select(
             schema.samples.c.sample_id,
             schema.samples.c.request_id,
+            own.c.question,
             sa.func.count(labels.label_id).label("n_labels"),
         )
+        .join(own, own.c.sample_id == schema.samples.c.sample_id)
         .join(schema.payloads, schema.payloads.c.sample_id == schema.samples.c.sample_id)
         .outerjoin(schema.labels, labels.request_id == schema.samples.c.request_id)
-        .where(schema.samples.c.sample_id.in_(own))
-        .group_by(schema.samples.c.sample_id, schema.samples.c.request_id)
+        .group_by(schema.samples.c.sample_id, schema.samples.c.request_id, own.c.question)
         .order_by(schema.samples.c.sample_id)
     )
     return [record(PickedSample, row) for row in db.execute(query)]

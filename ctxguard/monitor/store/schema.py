@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from ctxguard.monitor.store.types import LostReason, State
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 metadata = sa.MetaData()
 
@@ -192,6 +192,7 @@ picked = sa.Table(
     sa.Column("probability", sa.Double, nullable=False),
     sa.Column("goes_on", sa.Boolean, nullable=False),
     sa.Column("asked", StorableText),
+    sa.Column("question", sa.Double, nullable=False),
 )
 
 # The fields of GradedRow: it outlives the sample, and is made again with a newer label.

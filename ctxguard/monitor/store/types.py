@@ -348,6 +348,7 @@ class PickedPassage:
         pick_id: The draw; 0 before it is saved.
         asked: The tenant whose file it was written to first; empty for a file of all tenants, None
             where nobody was asked so far.
+        question: A number of the question, uniform in [0, 1): its place in files.
     """
 
     sample_id: int
@@ -357,6 +358,7 @@ class PickedPassage:
     goes_on: bool = False
     pick_id: int = 0
     asked: str | None = None
+    question: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,11 +475,13 @@ class PickedSample:
     """A sample that was picked for labels.
 
     Attributes:
+        question: As of ``PickedPassage``.
         n_labels: How many labels of that request were added; those taken back are among them.
     """
 
     sample_id: int
     request_id: str
+    question: float
     n_labels: int
 
 

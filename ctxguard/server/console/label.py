@@ -13,6 +13,7 @@ from ctxguard.monitor.judges import PEOPLE_ALONE, Judgment
 from ctxguard.monitor.labels.files import RowToLabel, in_file_order, rows_to_label
 from ctxguard.monitor.labels.guide import EXAMPLE_QUERY, NEGATIVES, example, meanings, words
 from ctxguard.monitor.labels.human import ALWAYS, IF_NONE_ABOVE, human_verdicts
+from ctxguard.monitor.labels.repeats import repeats
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples, unfinished
 from ctxguard.monitor.service import let_people_grade
 from ctxguard.monitor.store import LabelRow, PickedSample
@@ -100,7 +101,7 @@ class Label:
             n_further=len(still_open),
             n_graded=sum(others.values()) + (n_open == 0),
             n_picked=len(others) + 1,
-            next_sample=_after(others, sample.record.request_id),
+            next_sample=_after(others, sample),
             keys=_KEYS,
             grades=meanings(self._top_grade),
             words=words(self._top_grade),
@@ -158,6 +159,7 @@ class Label:
             max([self._clock(), *(each + _LATER_SECONDS for each in before)]),
         )
         self._store.add_labels([row], top_grade)
+        self._store.add_labels(repeats(self._store, [row]), top_grade)
         return go_to(
             task.address(
                 f"{base(request)}/label",
@@ -189,14 +191,6 @@ class Label:
             metrics=[
                 (_IN_WORDS.get(metric.value, metric.value), plan.widths_now[metric], width)
                 for metric, width in plan.widths.items()
-            ],
-            arms=[
-                (
-                    _IN_WORDS.get(metric.value, metric.value),
-                    [estimates[metric] for estimates in plan.arms.values()],
-                )
-                for metric in plan.widths
-                if plan.arms
             ],
         )
 
@@ -306,9 +300,9 @@ def _current(shown: list[_Shown], at: int | None) -> int | None:
     return at if at is not None and at < len(shown) else first_open
 
 
-def _after(places: dict[PickedSample, bool], request_id: str) -> int | None:
+def _after(places: dict[PickedSample, bool], sample: GradedSample) -> int | None:
     """Find the next request that lacks grades: after this one, then from the start."""
-    here = in_file_order(request_id)
+    here = in_file_order(sample.picked[0].question, sample.record.request_id)
     still_open = [one for one, is_graded in places.items() if not is_graded]
-    later = [one for one in still_open if in_file_order(one.request_id) > here]
+    later = [one for one in still_open if in_file_order(one.question, one.request_id) > here]
     return next((one.sample_id for one in (*later, *still_open)), None)

@@ -70,7 +70,7 @@ class LabelQueue:
         self._read(picked, task, None if task.tenant else most_read)
         return {
             one: is_graded
-            for one in sorted(picked, key=lambda one: in_file_order(one.request_id))
+            for one in sorted(picked, key=lambda one: in_file_order(one.question, one.request_id))
             if (is_graded := self._known.get(_key(one, task), (0, one.n_labels > 0))[1]) is not None
         }
 

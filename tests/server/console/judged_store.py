@@ -51,7 +51,6 @@ def filled(
     misleading: float = 0.0,
     ids: Callable[[int, int], str] = "d{}-{}".format,
     filters: Sequence[Where | None] = (None,),
-    enforce_share: float | None = None,
 ) -> str:
     """The URL of a store with ``n`` requests, of each of which one passage is relevant."""
     traffic = serve(
@@ -63,7 +62,6 @@ def filled(
         misleading=misleading,
         ids=ids,
         filters=filters,
-        enforce_share=enforce_share,
     )
     if judge:
         with SampleStore.open(traffic.url) as store:

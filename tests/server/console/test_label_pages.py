@@ -16,7 +16,6 @@ from ctxguard.monitor.estimation.ratio import Precision
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.judges import PeopleAlone
 from ctxguard.monitor.labels.human import ALWAYS
-from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import LabelRow, SampleStore
 
@@ -266,37 +265,6 @@ def test_what_the_labels_give_is_told(store: SampleStore, client: TestClient) ->
     assert '<th scope="row">precision</th><td>no data</td>' in text
     assert "in use; 1 request graded from the top down" in text
     assert "<td>needs more</td>" in text, "five more are too few for an estimate"
-
-
-def test_enforced_and_shadowed_requests_are_shown_side_by_side(tmp_path: Path) -> None:
-    """The policy keeps four passages, today ten are served; people agree that one is relevant."""
-    url = filled(tmp_path, 160, enforce_share=0.5)
-    with SampleStore.open(url) as store:
-        to_label(store, SERIES, 160 * 12, whole=True)
-        names = store.request_ids(list(store.picked(SERIES)))
-        records = {
-            names[sample_id]: SampleRecord.from_bytes(payload)
-            for sample_id, payload in store.payloads(list(names)).items()
-        }
-        store.add_labels(
-            [
-                LabelRow(name, passage_id, int(passage_id.endswith("-1")), None, "ann", 1.0)
-                for name, record in records.items()
-                for passage_id in record.passage_ids
-            ]
-        )
-        Monitor(store, WordJudge()).report()
-        text = visitor(store).get("/console/label/gains", params=ANN).text
-        shown = visitor(store).get("/console/request", params={"id": next(iter(names.values()))})
-    arms = text[text.index("Enforced and shadowed requests") :]
-    assert findall(r'<th scope="col">(\w+)</th>', arms) == [
-        *("Metric", "Enforce", "Shadow", "Difference")
-    ]
-    [precision] = findall(r'<th scope="row">precision</th><td>(.*?)</td></tr>', arms)
-    enforce, shadow, difference = (float(each.split()[0]) for each in precision.split("</td><td>"))
-    assert (enforce, shadow) == (0.25, 0.1)
-    assert difference == 0.15
-    assert "dealt with probability 0.5" in shown.text
 
 
 def test_the_guide_is_the_files_guide(client: TestClient) -> None:
