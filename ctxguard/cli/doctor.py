@@ -13,6 +13,7 @@ from rich.text import Text
 
 import ctxguard
 from ctxguard._support import _compiled
+from ctxguard._support.extras import install_line
 from ctxguard._support.foreign_distribution import foreign_distribution
 from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli import _options
@@ -29,6 +30,7 @@ _EXTRAS = {
     "embedded": "faiss",
     "fast": "openvino",
     "chunk": "semantic_text_splitter",
+    "documents": "markitdown",
     "calibrate": "sklearn",
     "report": "jinja2",
     "monitor": "sqlalchemy",
@@ -112,7 +114,7 @@ def _installation() -> Iterator[Finding]:
     absent = [name for name in _EXTRAS if name not in present]
     texts = [f"{', '.join(present) or 'none'} installed"]
     if absent:
-        texts.append(f"not {', '.join(absent)} (pip install 'ctxguard-rag[NAME]')")
+        texts.append(f"not {', '.join(absent)} ({install_line('NAME')})")
     yield Finding("extras", "ok", "; ".join(texts))
     status: Status = "note" if _compiled.kernels is None else "ok"
     yield Finding("computation", status, _compiled.standing())
