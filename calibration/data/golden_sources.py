@@ -125,11 +125,14 @@ def _is_labelled(record: Record) -> bool:
 
 def _row(record: Record, default: Source | None) -> _Row:
     filled = {name: value for name, value in record.fields.items() if value is not None}
-    record = record._replace(fields=filled)
+    given_fields, record = record.fields, record._replace(fields=filled)
     query_id = record.identifier("query_id") if "query_id" in filled else ""
     query = Query(query_id, record.text("query", default=""), record.metadata())
     if not query_id and not query.text.strip():
-        raise record.error("names no query; give query_id, query or both")
+        raise record.error(
+            "names no query; give query_id, query or both; it has "
+            f"{', '.join(given_fields) or 'no field'}"
+        )
     source = filled.get("source", default)
     if source is None:
         raise record.error(

@@ -76,6 +76,10 @@ COMMANDS = {name.split()[-1] for name in _COMMANDS}
 """The name of every command, which is that of its table in a settings file too."""
 
 
+_LOADERS: list[Any] = []
+"""Functions that import a command each."""
+
+
 class _Group(TyperGroup):
     """A group whose help shows the whole summary of each command, not its first words."""
 
@@ -140,8 +144,19 @@ def _add(group: typer.Typer, words: str) -> None:
         made = command_of(model, name, _COMMANDS[words], **_FIELDS.get(words, {}))
         return typer.main.get_command(made)
 
+    _LOADERS.append(load)
     later = type("Later", (_Later,), {"load": staticmethod(load)})
     group.command(name, cls=later, help=_COMMANDS[words])(lambda: None)
+
+
+def options_of_all() -> dict[str, Any]:
+    """Import every command; return the fields of their options, by name."""
+    found = {}
+    for load in _LOADERS:
+        command = load()
+        options = {param.name for param in command.params if param.param_type_name == "option"}
+        found |= {name: field for name, field in command.settings.items() if name in options}
+    return found
 
 
 _groups = {"": app}

@@ -6,6 +6,7 @@ Progress goes to standard error, so that standard output holds the result alone.
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,8 @@ BROKEN_PIPE = 141
 
 NO_DATA = "no data"
 DEBUG = "CTXGUARD_DEBUG"
+
+_LINE_SECONDS = 10.0
 
 Passes = Callable[[str, int | None], Callable[[int], None]]
 """Begins a pass of this name and number of steps, None if unknown; returns a function that adds
@@ -245,7 +248,18 @@ class Output:
 
     @contextmanager
     def passes(self) -> Iterator[Passes]:
-        """Show progress on standard error, a bar with a rate for each pass."""
+        """Show progress on standard error: bars, or lines now and then where it is no terminal."""
+        if not self.err.is_terminal:
+            passes: list[_Lines] = []
+
+            def begin_lines(name: str, total: int | None) -> Callable[[int], None]:
+                passes.append(_Lines(self.err, name, total))
+                return passes[-1].add
+
+            yield begin_lines
+            for each in passes:
+                each.finish()
+            return
         progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
@@ -270,6 +284,31 @@ class Output:
         """Show on standard error what is under way, for work without a known number of steps."""
         with self.err.status(Text(what)):
             yield
+
+
+class _Lines:
+    """Progress of a pass as lines: one every ten seconds, and one at its end."""
+
+    def __init__(self, err: Console, name: str, total: int | None) -> None:
+        self._err, self._name, self._total = err, name, total
+        self._done, self._begun = 0, time.monotonic()
+        self._said = self._begun
+
+    def add(self, done: int) -> None:
+        self._done += done
+        if time.monotonic() - self._said >= _LINE_SECONDS:
+            self._say()
+
+    def finish(self) -> None:
+        self._total = self._total or self._done
+        self._say()
+
+    def _say(self) -> None:
+        self._said = time.monotonic()
+        seconds = self._said - self._begun
+        done = f"{self._done:,}" if self._total is None else f"{self._done:,}/{self._total:,}"
+        rate = f", {self._done / seconds:,.0f}/s" if self._done and seconds > 1 else ""
+        self._err.print(f"{self._name}: {done} in {seconds:.0f} s{rate}", soft_wrap=True)
 
 
 class _Rate(ProgressColumn):

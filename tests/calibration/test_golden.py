@@ -197,6 +197,18 @@ class TestImport:
             read_sources([write(tmp_path / "a.jsonl", *rows)])
         assert caught.value.line == line
 
+    @pytest.mark.parametrize("mark", [";", "\t"])
+    def test_a_table_of_another_separator_is_read(self, tmp_path: Path, mark: str) -> None:
+        lines = ["query,passage_id,grade,source", '"Why, then?",p,1,human']
+        rows = [line.replace(",", mark).replace(f"Why{mark}", "Why,") for line in lines]
+        plain = read_sources([write(tmp_path / "a.csv", *lines)])
+        assert read_sources([write(tmp_path / "b.csv", *rows)]) == plain
+
+    def test_other_columns_are_named(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "a.csv", "frage;antwort", "Why?;p")
+        with pytest.raises(DataError, match="it has frage, antwort"):
+            read_sources([path], source="traffic")
+
     def test_a_short_row_of_a_csv_names_its_line(self, tmp_path: Path) -> None:
         path = write(tmp_path / "a.csv", "query,passage_id,grade,source", "Why?,p,1,human", "Who?")
         with pytest.raises(DataError, match="has 1 cells, the header has 4") as caught:

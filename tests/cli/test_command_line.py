@@ -13,7 +13,7 @@ from running import Run, every_command, refused
 from typer.testing import CliRunner
 
 from ctxguard import __version__
-from ctxguard.cli._console import Command, check_writable, one_line
+from ctxguard.cli._console import Command, Output, check_writable, one_line
 from tests.timing import PATIENCE_SECONDS
 
 
@@ -162,6 +162,25 @@ def test_an_interrupted_process_ends_quietly_with_130() -> None:
         _, errors = running.communicate(timeout=PATIENCE_SECONDS)
     assert running.returncode == 130
     assert errors == ""
+
+
+def test_progress_is_lines_where_it_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ctxguard.cli._console._LINE_SECONDS", 0.0)
+    with Output().passes() as begin:
+        known, unknown = begin("encoding", 3_000), begin("reading", None)
+        known(1_000)
+        unknown(7)
+        known(2_000)
+    said = [line.partition(" in ")[0] for line in capsys.readouterr().err.splitlines()]
+    assert said == [
+        "encoding: 1,000/3,000",
+        "reading: 7",
+        "encoding: 3,000/3,000",
+        "encoding: 3,000/3,000",
+        "reading: 7/7",
+    ]
 
 
 def test_text_for_a_terminal_is_one_line_without_control_characters() -> None:
