@@ -6,8 +6,9 @@ Progress goes to standard error, so that standard output holds the result alone.
 import json
 import os
 import sys
+import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -60,12 +61,18 @@ class Command(TyperCommand):
     """A command whose errors end in an exit code and one message, not in a traceback.
 
     Attributes:
-        keys: The keys of a settings file that it reads, with their help, by heading.
+        words: Its name, with that of its group.
+        keys: The keys of a settings file that it reads, with their help, by table; by the empty
+            name those of the system.
         settings: The fields that its options and keys come from, by name.
+        of_system: Names of those that describe the system.
     """
+
+    words: ClassVar[str] = ""
 
     keys: ClassVar[Mapping[str, Sequence[tuple[str, str]]]] = {}
     settings: ClassVar[Mapping[str, Any]] = {}
+    of_system: ClassVar[Collection[str]] = ()
 
     def invoke(self, ctx: Any) -> Any:
         for name, value in _QUIET.items():
@@ -98,7 +105,8 @@ class Command(TyperCommand):
         return result
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        system = "Options of the system"
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], system: [], "Options": []}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
@@ -108,11 +116,27 @@ class Command(TyperCommand):
                 if param.param_type_name == "argument":
                     sections["Arguments"].append((name.partition(" <")[0], text))
                 else:
-                    sections["Options"].append((name, text))
-        for title, lines in {**sections, **self.keys}.items():
+                    of_system = param.name in self.of_system
+                    sections[system if of_system else "Options"].append((name, text))
+        for title, lines in sections.items():
             if lines:
                 with formatter.section(title):
                     formatter.write_dl(lines)
+        if self.keys:
+            with formatter.section(f"Keys of --system (ctxguard keys {self.words})"):
+                for table, lines in self.keys.items():
+                    names = ", ".join(name for name, _ in lines)
+                    indent = " " * formatter.current_indent
+                    formatter.write(
+                        textwrap.fill(
+                            f"[{table}] {names}" if table else names,
+                            formatter.width,
+                            initial_indent=indent,
+                            subsequent_indent=indent + "  ",
+                            break_on_hyphens=False,
+                        )
+                        + "\n"
+                    )
 
 
 def _described(error: Exception) -> dict[str, object]:

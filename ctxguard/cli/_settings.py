@@ -49,6 +49,7 @@ def command_of(
     name: str,
     summary: str,
     *,
+    words: str = "",
     options: Collection[str] = (),
     keys: Collection[str] = (),
     without: Collection[str] = (),
@@ -60,6 +61,7 @@ def command_of(
             rest of its help.
         name: The command's name.
         summary: The first sentence of its help.
+        words: The name with that of its group; the name alone unless given.
         options: Fields that are options of this command, though keys elsewhere.
         keys: Fields that are keys of this command, though options elsewhere.
         without: Fields that this command does not take.
@@ -115,7 +117,12 @@ def command_of(
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in parameters}
     call.__doc__ = f"{summary}\n\n{cleandoc(model.__call__.__doc__ or '')}"
-    about_command = {"keys": _sections(in_file, name), "settings": fields}
+    about_command = {
+        "words": words or name,
+        "keys": _sections(in_file, name),
+        "settings": fields,
+        "of_system": fields.keys() & System.model_fields.keys(),
+    }
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     alone.command(name, cls=type("Command", (Command,), about_command))(call)
     return alone
@@ -159,14 +166,11 @@ def _default(field: FieldInfo, *, in_file: bool) -> Any:
 
 
 def _sections(keys: Fields, command: str) -> dict[str, list[tuple[str, str]]]:
-    """The keys that a command reads, with their help, under a heading for each table."""
+    """The keys that a command reads, with their help, by table; the system's stand in none."""
     sections: dict[str, list[tuple[str, str]]] = {}
-    for name, field in keys.items():
-        table = f"its table [{command}]"
-        if name in System.model_fields:
-            table = "the file --system"
-        record = (key_of(name, field), help_of(field))
-        sections.setdefault(f"Keys of {table}", []).append(record)
+    for name, field in sorted(keys.items(), key=lambda item: item[0] not in System.model_fields):
+        table = "" if name in System.model_fields else command
+        sections.setdefault(table, []).append((key_of(name, field), help_of(field)))
     return sections
 
 
@@ -197,7 +201,8 @@ def _settings_in(file: Path, command: str, fields: Fields) -> dict[str, Any]:
 
 def _note_unused_source(system: Mapping[str, Any], command: str, fields: Fields) -> None:
     sources = [name for name in SOURCES if name in system]
-    if sources and not fields.keys() & sources:
+    takes_several = len(fields.keys() & SOURCES) > 1
+    if takes_several and sources and not fields.keys() & sources:
         key = key_of(sources[0], System.model_fields[sources[0]])
         print_labelled("note", "yellow", f"`ctxguard {command}` makes no use of {key}")
 

@@ -1,6 +1,7 @@
 """The command line as a process: its start, its end, its streams."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -49,7 +50,34 @@ def test_help_fits_the_terminal_and_needs_no_guessing(name: str, columns: int) -
         assert mystery not in parts, mystery
 
 
-NO_RESULT = {"ctxguard mcp", "ctxguard metrics", "ctxguard serve"}
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "ctxguard calibrate"])
+def test_help_is_at_most_60_lines(name: str) -> None:
+    assert len(help_of(name, 80).splitlines()) <= 60
+
+
+def test_five_commands_come_first() -> None:
+    first, more = help_of("ctxguard", 80).split("\nCommands:\n")[1].split("\nMore:\n")
+    names = re.findall(r"^  (\S+)  ", first, re.MULTILINE)
+    assert names == ["index", "calibrate", "serve", "monitor", "label"]
+    assert "evaluate" in more
+
+
+def test_keys_are_a_file_to_fill_in(run: Run, tmp_path: Path) -> None:
+    printed = run.ok("keys", "golden", "coverage").stdout
+    assert "[coverage]" in printed
+    assert all(line.startswith(("#", "[")) for line in printed.splitlines() if line)
+    for name, command in COMMANDS.items():
+        if getattr(command, "keys", None):
+            printed = run.ok("keys", *name.split()[1:]).stdout
+            assert max(map(len, printed.splitlines())) <= 80
+            for table, keys in command.keys.items():
+                assert f"[{table}]" in printed or not table
+                assert all(f"# {key} =" in printed for key, _ in keys)
+    run.refused("keys", "frobnicate", says="there is no command 'frobnicate'")
+    run.refused("keys", "index", says="takes options alone")
+
+
+NO_RESULT = {"ctxguard keys", "ctxguard mcp", "ctxguard metrics", "ctxguard serve"}
 """They print a file, or serve."""
 
 

@@ -177,7 +177,8 @@ def test_all_runs_every_command_of_the_page(
         line = f"{line_with('pip install -r locks/torch.txt')} && {line}"
         line = line.replace("locks/", f"{ROOT}/locks/")
     with installed(line, wheel, tmp_path / "all", work) as every:
-        every.python(f"{MY_ENGINE}{blocks('python')[0]}")
+        code = "\n".join(blocks("python")[:2])
+        every.python(f"{MY_ENGINE}{code}\nguard.retrieve('q')\nsamples.stop()\n")
         every.ok("\n".join(blocks("sh")), DATA=str(beir))
         assert (work / "report.html").is_file()
         with closing(ChatEndpoint()) as chat:
