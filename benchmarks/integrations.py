@@ -1,6 +1,6 @@
 """What the guard costs in a framework, beside what the framework does there itself.
 
-    pip install "ctxguard-rag[langchain,llamaindex]"
+    pip install ".[langchain,llamaindex]"
     python -m benchmarks.integrations --json integrations.json --check
 
 LangChain: a guarded retriever over its in-memory vector store of fake embeddings, beside

@@ -161,10 +161,13 @@ class CalibrationError(CtxguardError):
 
 
 class MissingExtraError(CtxguardError, ImportError):
-    """An optional library is needed and absent."""
+    """An optional library is needed and absent.
 
-    def __init__(self, library: str, extra: str) -> None:
-        super().__init__(
-            f"{library} is not installed; it comes with an extra: "
-            f'pip install "ctxguard-rag[{extra}]"'
-        )
+    Args:
+        library: The module that could not be imported.
+        extra: The extra that brings it.
+        install: The command that installs the extra.
+    """
+
+    def __init__(self, library: str, extra: str, install: str) -> None:
+        super().__init__(f"{library} is not installed; it comes with the extra {extra}: {install}")

@@ -73,7 +73,10 @@ def _query(record: Record) -> Query:
     query_id = record.identifier("query_id") if record.fields.get("query_id") is not None else ""
     text = record.text("query", default="")
     if not query_id and not text.strip():
-        raise record.error("names no query; give query_id, query or both")
+        raise record.error(
+            "names no query; give query_id, query or both; it has "
+            f"{', '.join(record.fields) or 'no field'}"
+        )
     return Query(query_id, text if text.strip() else "", record.metadata())
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from calibration.data.dataset import Dataset, DistractorKind, Query
+from calibration.data.documents import SUFFIXES, Documents
 from calibration.data.text_files import (
     Record,
     clean,
@@ -128,27 +129,33 @@ class Corpus(Iterator[Passage]):
         return notes_of(self._counts)
 
 
-def read_corpus(path: Path | str) -> Corpus:
-    """Read the passages of a BEIR folder or of a JSONL file, in order.
+def read_corpus(path: Path | str) -> Corpus | Documents:
+    """Read passages: of a JSONL file, of a BEIR folder's corpus.jsonl, or of documents.
 
-    Fields: ``_id`` (or ``id``, ``passage_id``), ``text``, and optionally ``title`` and
-    ``metadata``. Lone surrogates become U+FFFD. A passage with neither title nor text is kept
+    A folder without ``corpus.jsonl``, and a file that is named like a document, is read as
+    `Documents`. JSONL has ``_id`` (or ``id``, ``passage_id``), ``text``, and optionally ``title``
+    and ``metadata``. Lone surrogates become U+FFFD. A passage with neither title nor text is kept
     and counted.
 
     Raises:
-        DataError: no such folder or file. While iterating: broken JSON, a missing field, a
-            byte that is not UTF-8, the id of an earlier line, or no passage at all.
+        DataError: no such folder or file, or no document in it. While iterating: broken JSON, a
+            missing field, a byte that is not UTF-8, the id of an earlier line, or no passage at
+            all.
+        MissingExtraError: documents need the extra ``documents``.
     """
     path = Path(path)
-    if path.is_dir():
-        path /= "corpus.jsonl"
-    if not path.is_file():
+    lines = path / "corpus.jsonl" if path.is_dir() else path
+    if (path.is_dir() and not lines.exists()) or (
+        path.is_file() and path.suffix.lower() in SUFFIXES
+    ):
+        return Documents(path)
+    if not lines.is_file():
         raise DataError(
-            "there is no such file; give a JSONL file, one passage a line with _id and text, or a "
-            "BEIR folder, which holds corpus.jsonl",
-            path=path,
+            "there is no such file; give a folder of documents, a JSONL file, one passage a line "
+            "with _id and text, or a BEIR folder, which holds corpus.jsonl",
+            path=lines,
         )
-    return Corpus(path)
+    return Corpus(lines)
 
 
 def _passages(path: Path, counts: Counter[str]) -> Iterator[Passage]:

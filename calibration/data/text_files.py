@@ -13,6 +13,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -218,6 +219,9 @@ def read_records(path: Path, counts: Counter[str]) -> Iterator[Record]:
 def read_csv(path: Path, counts: Counter[str]) -> Iterator[Record]:
     """Read the rows of a CSV file with a header; an empty cell is null.
 
+    Cells are separated by commas, or by what the header has more of: semicolons, which spreadsheets
+    write in many countries, or tabs.
+
     Raises:
         DataError: a row has another number of cells than the header; or as ``read_lines``.
     """
@@ -229,7 +233,9 @@ def read_csv(path: Path, counts: Counter[str]) -> Iterator[Record]:
             line = number
             yield text + "\n"
 
-    rows = csv.reader(lines(), strict=True)
+    own = lines()
+    first = next(own, "")
+    rows = csv.reader(chain([first], own), strict=True, delimiter=max(",;\t", key=first.count))
     try:
         header = [name.strip() for name in next(rows, [])]
         for cells in rows:

@@ -1,9 +1,21 @@
-"""Import of optional libraries, with a message that names the extra to install."""
+"""Import of optional libraries, and the command that installs what is missing.
 
+There is no release to install from where ctxguard was installed from a checkout: the command names
+whatever this installation came from.
+"""
+
+import json
+from functools import cache
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from ctxguard.errors import MissingExtraError
+
+_NAME = "ctxguard-rag"
+_ABOVE_PACKAGE = Path(__file__).parents[2]
 
 
 def require(module: str, extra: str) -> Any:
@@ -19,4 +31,37 @@ def require(module: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise MissingExtraError(error.name or module, extra) from error
+        raise MissingExtraError(error.name or module, extra, install_line(extra)) from error
+
+
+def install_line(extras: str) -> str:
+    """Return the command that adds extras to this installation.
+
+    Args:
+        extras: Names, separated by commas.
+    """
+    source, constraints = installed_from()
+    name, at, url = source.partition(" @ ")
+    return f'pip install {constraints}"{name}[{extras}]{at}{url}"'
+
+
+@cache
+def installed_from() -> tuple[str, str]:
+    """Return what pip installs this distribution from, and the option that fixes versions."""
+    try:
+        origin = json.loads(distribution(_NAME).read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        origin = {"url": _ABOVE_PACKAGE.as_uri()} if _is_checkout(_ABOVE_PACKAGE) else {}
+    url = str(origin.get("url", ""))
+    if "vcs_info" in origin:
+        return f"{_NAME} @ {origin['vcs_info']['vcs']}+{url}", ""
+    if url.startswith("file:"):
+        path = Path(unquote(urlsplit(url).path))
+        if path.suffix == ".whl" or _is_checkout(path):
+            fixed = path / "constraints.txt"
+            return str(path), f'-c "{fixed}" ' if fixed.is_file() else ""
+    return _NAME, ""
+
+
+def _is_checkout(folder: Path) -> bool:
+    return (folder / "pyproject.toml").is_file()

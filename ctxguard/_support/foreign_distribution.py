@@ -16,8 +16,10 @@ def foreign_distribution() -> str | None:
         found = distribution(_FOREIGN)
     except PackageNotFoundError:
         return None
+    from ctxguard._support.extras import installed_from
+
     return (
         f"{_FOREIGN} {found.version} is installed, which is another project with the same import "
         "name: files of the two have replaced each other. Mend it: pip uninstall ctxguard, then "
-        "pip install --force-reinstall --no-deps ctxguard-rag"
+        f'pip install --force-reinstall --no-deps "{installed_from()[0]}"'
     )

@@ -17,28 +17,29 @@ import ctxguard
 from ctxguard._support.foreign_distribution import foreign_distribution
 
 _COMMANDS = {
-    "demo": "Index, calibrate, guard and monitor on real text, in a minute or two.",
-    "doctor": "Say for each part of a deployment whether it works, and how to mend it.",
     "index": "Index a corpus for lexical and dense search.",
     "calibrate": "Choose and certify a policy for each route, and measure it on held-out queries.",
+    "serve": "Serve the rerank protocol with calibrated decisions, or decisions alone, over HTTP.",
+    "monitor": "Judge sampled requests, and serve live estimates to Prometheus.",
+    "label export": "Write a file of passages for people to grade, of judged requests picked at "
+    "random.",
+    "label import": "Import the labels of one annotator.",
+    "label feedback": "Import users' reactions. They are counted by kind, and enter no estimate.",
+    "demo": "Index, calibrate, guard and monitor on real text, in a minute or two.",
+    "doctor": "Say for each part of a deployment whether it works, and how to mend it.",
     "evaluate": "Measure a profile, or the first k passages, on labelled queries.",
     "query": "Show what the guard keeps and drops for one query, and why.",
     "compare": "Compare ways to rank and to cut on the same labelled queries, with paired "
     "intervals.",
     "answers": "Ask a reader each labelled question twice: with today's context and with the "
     "guard's.",
-    "serve": "Serve the rerank protocol with calibrated decisions, or decisions alone, over HTTP.",
     "mcp": "Serve an index to agents over the Model Context Protocol, with the tools search and "
     "fetch.",
-    "monitor": "Judge sampled requests, and serve live estimates to Prometheus.",
     "explain": "Show what was served and dropped for one sampled request, and how it was judged.",
     "recalibrate": "Calibrate on judged traffic, and compare with the profile in force.",
+    "keys": "Print a system file of a command to fill in, each key with its meaning.",
     "metrics": "Print the recording and alerting rules for Prometheus, or the dashboard for "
     "Grafana.",
-    "label export": "Write a file of passages for people to grade, of judged requests picked at "
-    "random.",
-    "label import": "Import the labels of one annotator.",
-    "label feedback": "Import users' reactions. They are counted by kind, and enter no estimate.",
     "golden freeze": "Freeze labelled queries under a digest.",
     "golden check": "Show what a frozen set holds, and verify that it is unchanged; exit code 1 "
     "if it is not.",
@@ -49,8 +50,8 @@ _COMMANDS = {
 `HardNegativesCommand` of the module ``golden``; ``demo`` is `DemoCommand` of ``demo``."""
 
 _FIELDS: dict[str, dict[str, Collection[str]]] = {
-    "calibrate": {"keys": ["serving_k"]},
-    "evaluate": {"options": ["gain"], "keys": ["route", "write_run"]},
+    "calibrate": {"options": ["score_kind"], "keys": ["serving_k"]},
+    "evaluate": {"options": ["gain", "score_kind"], "keys": ["route", "write_run"]},
     "query": {"keys": ["retriever", "route"], "without": ["run", "preset", "utility", "gain"]},
     "answers": {"keys": ["engine", "retriever"], "without": ["run", "preset", "utility", "gain"]},
     "serve": {"options": ["rerank_upstream", "rerank_protocol", "rerank_model"]},
@@ -58,12 +59,19 @@ _FIELDS: dict[str, dict[str, Collection[str]]] = {
 }
 """The fields that are other than elsewhere; see `ctxguard.cli._settings.command_of`."""
 
+_FIRST = ("index", "calibrate", "serve", "monitor", "label")
+"""What everybody needs; the help shows the others after them."""
+
 _GROUPS = {
     "label": "Export samples for people to label; import their labels, and users' feedback.",
     "golden": "Labels frozen by digest; hard negatives.",
 }
 COMMANDS = {name.split()[-1] for name in _COMMANDS}
 """The name of every command, which is that of its table in a settings file too."""
+
+
+_LOADERS: dict[str, Any] = {}
+"""Functions that import a command each, by its words."""
 
 
 class _Group(TyperGroup):
@@ -75,8 +83,12 @@ class _Group(TyperGroup):
         return command.load() if isinstance(command, _Later) else command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - overridden
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, each.help) for name, each in self.commands.items()])
+        rows = {name: (name, each.help) for name, each in self.commands.items()}
+        first = [rows.pop(name) for name in _FIRST if name in rows]
+        for title, some in (("Commands", first), ("More" if first else "Commands", rows.values())):
+            if some:
+                with formatter.section(title):
+                    formatter.write_dl(list(some))
 
 
 class _Later(TyperCommand):
@@ -127,11 +139,28 @@ def _add(group: typer.Typer, words: str) -> None:
 
         settings = f"{name.replace('-', ' ').title().replace(' ', '')}Command"
         model = getattr(import_module(f"{__name__}.{module}"), settings)
-        made = command_of(model, name, _COMMANDS[words], **_FIELDS.get(words, {}))
+        made = command_of(model, name, _COMMANDS[words], words=words, **_FIELDS.get(words, {}))
         return typer.main.get_command(made)
 
+    _LOADERS[words] = load
     later = type("Later", (_Later,), {"load": staticmethod(load)})
     group.command(name, cls=later, help=_COMMANDS[words])(lambda: None)
+
+
+def options_of_all() -> dict[str, Any]:
+    """Import every command; return the fields of their options, by name."""
+    found: dict[str, Any] = {}
+    for load in _LOADERS.values():
+        command = load()
+        options = {param.name for param in command.params if param.param_type_name == "option"}
+        found |= {name: field for name, field in command.settings.items() if name in options}
+    return found
+
+
+def command_named(words: str) -> Any:
+    """Import and return a command; None if there is none of this name."""
+    load = _LOADERS.get(words)
+    return None if load is None else load()
 
 
 _groups = {"": app}

@@ -6,7 +6,9 @@ Progress goes to standard error, so that standard output holds the result alone.
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import textwrap
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -41,6 +43,8 @@ BROKEN_PIPE = 141
 NO_DATA = "no data"
 DEBUG = "CTXGUARD_DEBUG"
 
+_LINE_SECONDS = 10.0
+
 Passes = Callable[[str, int | None], Callable[[int], None]]
 """Begins a pass of this name and number of steps, None if unknown; returns a function that adds
 finished steps."""
@@ -57,12 +61,18 @@ class Command(TyperCommand):
     """A command whose errors end in an exit code and one message, not in a traceback.
 
     Attributes:
-        keys: The keys of a settings file that it reads, with their help, by heading.
+        words: Its name, with that of its group.
+        keys: The keys of a settings file that it reads, with their help, by table; by the empty
+            name those of the system.
         settings: The fields that its options and keys come from, by name.
+        of_system: Names of those that describe the system.
     """
+
+    words: ClassVar[str] = ""
 
     keys: ClassVar[Mapping[str, Sequence[tuple[str, str]]]] = {}
     settings: ClassVar[Mapping[str, Any]] = {}
+    of_system: ClassVar[Collection[str]] = ()
 
     def invoke(self, ctx: Any) -> Any:
         for name, value in _QUIET.items():
@@ -95,7 +105,8 @@ class Command(TyperCommand):
         return result
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        system = "Options of the system"
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], system: [], "Options": []}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
@@ -105,11 +116,27 @@ class Command(TyperCommand):
                 if param.param_type_name == "argument":
                     sections["Arguments"].append((name.partition(" <")[0], text))
                 else:
-                    sections["Options"].append((name, text))
-        for title, lines in {**sections, **self.keys}.items():
-            if lines:
+                    of_system = param.name in self.of_system
+                    sections[system if of_system else "Options"].append((name, text))
+        for title, rows in sections.items():
+            if rows:
                 with formatter.section(title):
-                    formatter.write_dl(lines)
+                    formatter.write_dl(rows)
+        if self.keys:
+            with formatter.section(f"Keys of --system (ctxguard keys {self.words})"):
+                for table, lines in self.keys.items():
+                    names = ", ".join(name for name, _ in lines)
+                    indent = " " * formatter.current_indent
+                    formatter.write(
+                        textwrap.fill(
+                            f"[{table}] {names}" if table else names,
+                            formatter.width,
+                            initial_indent=indent,
+                            subsequent_indent=indent + "  ",
+                            break_on_hyphens=False,
+                        )
+                        + "\n"
+                    )
 
 
 def _described(error: Exception) -> dict[str, object]:
@@ -245,7 +272,18 @@ class Output:
 
     @contextmanager
     def passes(self) -> Iterator[Passes]:
-        """Show progress on standard error, a bar with a rate for each pass."""
+        """Show progress on standard error: bars, or lines now and then where it is no terminal."""
+        if not self.err.is_terminal:
+            passes: list[_Lines] = []
+
+            def begin_lines(name: str, total: int | None) -> Callable[[int], None]:
+                passes.append(_Lines(self.err, name, total))
+                return passes[-1].add
+
+            yield begin_lines
+            for each in passes:
+                each.finish()
+            return
         progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
@@ -270,6 +308,31 @@ class Output:
         """Show on standard error what is under way, for work without a known number of steps."""
         with self.err.status(Text(what)):
             yield
+
+
+class _Lines:
+    """Progress of a pass as lines: one every ten seconds, and one at its end."""
+
+    def __init__(self, err: Console, name: str, total: int | None) -> None:
+        self._err, self._name, self._total = err, name, total
+        self._done, self._begun = 0, time.monotonic()
+        self._said = self._begun
+
+    def add(self, done: int) -> None:
+        self._done += done
+        if time.monotonic() - self._said >= _LINE_SECONDS:
+            self._say()
+
+    def finish(self) -> None:
+        self._total = self._total or self._done
+        self._say()
+
+    def _say(self) -> None:
+        self._said = time.monotonic()
+        seconds = self._said - self._begun
+        done = f"{self._done:,}" if self._total is None else f"{self._done:,}/{self._total:,}"
+        rate = f", {self._done / seconds:,.0f}/s" if self._done and seconds > 1 else ""
+        self._err.print(f"{self._name}: {done} in {seconds:.0f} s{rate}", soft_wrap=True)
 
 
 class _Rate(ProgressColumn):

@@ -187,7 +187,7 @@ class CompareCommand(_options.PassageWorth):
             ConfigurationError: there are none, two indexes, or two of one name.
         """
         described = {
-            name: System(**read_system(file)[0]) for name, file in _by_name(self.system).items()
+            name: System(**read_system(file)) for name, file in _by_name(self.system).items()
         }
         # A file without a source is about those that options name.
         shared = [each for each in described.values() if not each.sources]

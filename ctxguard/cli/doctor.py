@@ -13,11 +13,12 @@ from rich.text import Text
 
 import ctxguard
 from ctxguard._support import _compiled
+from ctxguard._support.extras import install_line
 from ctxguard._support.foreign_distribution import foreign_distribution
 from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, one_line
-from ctxguard.cli._settings import named, read_toml
+from ctxguard.cli._settings import read_system, read_toml
 from ctxguard.cli._store import open_store
 from ctxguard.cli._system import System
 from ctxguard.errors import ConfigurationError, CtxguardError
@@ -29,6 +30,7 @@ _EXTRAS = {
     "embedded": "faiss",
     "fast": "openvino",
     "chunk": "semantic_text_splitter",
+    "documents": "markitdown",
     "calibrate": "sklearn",
     "report": "jinja2",
     "monitor": "sqlalchemy",
@@ -112,7 +114,7 @@ def _installation() -> Iterator[Finding]:
     absent = [name for name in _EXTRAS if name not in present]
     texts = [f"{', '.join(present) or 'none'} installed"]
     if absent:
-        texts.append(f"not {', '.join(absent)} (pip install 'ctxguard-rag[NAME]')")
+        texts.append(f"not {', '.join(absent)} ({install_line('NAME')})")
     yield Finding("extras", "ok", "; ".join(texts))
     status: Status = "note" if _compiled.kernels is None else "ok"
     yield Finding("computation", status, _compiled.standing())
@@ -154,14 +156,9 @@ def _system_file(file: Path) -> dict[str, Any]:
     parts: dict[str, Any] = {}
     for table in (*reversed(tables), document):
         parts |= {name: table[name] for name in ("profile", "store") if name in table}
-    top = {
-        name: value
-        for name, value in document.items()
-        if name not in parts and not isinstance(value, dict)
-    }
     if "profile" in parts:
         parts["profile"] = file.parent / parts["profile"]
-    return parts | named(top, System.model_fields, file)
+    return parts | read_system(file)
 
 
 def _deployment(parts: dict[str, Any]) -> Iterator[Finding]:

@@ -31,9 +31,9 @@ _READ = 1_000
 
 class IndexCommand(SettingsModel):
     corpus: Path = setting(
-        "Passages: a JSONL file, one passage a line with _id (or id), text and optionally "
-        "title and metadata; or a BEIR folder, whose corpus.jsonl is read. Other formats are "
-        "not read.",
+        "A folder of documents, or one: Markdown, text, HTML, PDF, Word, PowerPoint or Excel, cut "
+        "at headings and sentences; or passages: a JSONL file, one a line with _id (or id), text "
+        "and optionally title and metadata, or a BEIR folder, whose corpus.jsonl is read.",
         "CORPUS",
         argument=True,
     )
@@ -120,6 +120,7 @@ class IndexCommand(SettingsModel):
             raise
 
     def _index(self, output: Output) -> None:
+        from calibration.data.documents import Documents
         from calibration.data.readers import read_corpus
 
         start = perf_counter()
@@ -127,9 +128,13 @@ class IndexCommand(SettingsModel):
         reader = read_corpus(self.corpus)
         with output.doing("opening the index"):
             existing = self._opened() if self.update else None
-            chunk = self.chunk or (existing is not None and _is_chunked(existing, self.corpus))
+            documents = isinstance(reader, Documents)
+            chunk = self.chunk or (
+                existing is not None and not documents and _is_chunked(existing, self.corpus)
+            )
         with output.doing("loading the model"):
             embedder = self._embedder(existing)
+            chunk |= documents and embedder.passage_window is not None
         if existing is None and self.signals in {None, "full"}:
             # Made before the passages are counted, if the model gives one.
             with output.doing("reading the model's word pieces, once on this machine"):

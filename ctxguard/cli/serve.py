@@ -7,7 +7,7 @@ from ctxguard.server.settings import ServiceSettings
 
 class ServeCommand(ServiceSettings):
     def __call__(self, output: Output) -> None:
-        """Point any client of a rerank API (Cohere, Jina, vLLM, TEI) here, at POST /rerank.
+        """Point any client of a rerank API (Cohere, Jina, vLLM, TEI) at POST /rerank.
 
         Documents are scored by --rerank-upstream, or by a cross-encoder in this process (reranker),
         and the profile is applied. With --index or --engine it searches, at POST /v1/context. POST

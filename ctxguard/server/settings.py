@@ -129,9 +129,8 @@ class ServedSystem(IndexSystem):
     """The system that a service stands for: an index, a reranker, or one of the caller's own."""
 
     engine: str | None = optional(
-        "Index in an engine that `ctxguard index --engine` wrote: postgresql://…, qdrant://… "
-        "or milvus://…, with the index's name after #. A key for its API is taken from the "
-        "environment variable CTXGUARD_ENGINE_KEY.",
+        "Index in an engine: postgresql://…, qdrant://… or milvus://…, with the index's name after "
+        "#. The key of its API is read from CTXGUARD_ENGINE_KEY.",
         "URL",
         repr=False,
     )

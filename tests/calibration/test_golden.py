@@ -83,6 +83,18 @@ class TestQuestions:
         with pytest.raises(DataError, match="holds no question"):
             read_questions([write(tmp_path / "a.jsonl")], "log")
 
+    @pytest.mark.parametrize("mark", [";", "\t"])
+    def test_a_table_of_another_separator_is_read(self, tmp_path: Path, mark: str) -> None:
+        lines = ["query_id,query", '1,"Why, then?"']
+        rows = [line.replace(",", mark).replace(f"Why{mark}", "Why,") for line in lines]
+        plain = read_questions([write(tmp_path / "a.csv", *lines)], "log")
+        assert read_questions([write(tmp_path / "b.csv", *rows)], "log").queries == plain.queries
+
+    def test_other_columns_are_named(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "a.csv", "frage;antwort", "Why?;p")
+        with pytest.raises(DataError, match="it has frage, antwort"):
+            read_questions([path], "log")
+
 
 QUERIES = (Query("q2", "Who?", {"topic": "t"}), Query("q1", "Why?"), Query("q3", "When?"))
 GOLDEN = Dataset("golden", QUERIES, {"q2": {"p": 1}, "q1": {"p": 0}}, {"q1": {"x": "distractor"}})

@@ -413,7 +413,7 @@ class TestPage:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
-        with pytest.raises(MissingExtraError, match=r"ctxguard-rag\[report\]"):
+        with pytest.raises(MissingExtraError, match=r"\[report\]"):
             write_html(reported(), tmp_path / "report.html")
         assert not (tmp_path / "report.html").exists()
 

@@ -1,6 +1,7 @@
 """The command line as a process: its start, its end, its streams."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from running import Run, every_command, refused
 from typer.testing import CliRunner
 
 from ctxguard import __version__
-from ctxguard.cli._console import Command, check_writable, one_line
+from ctxguard.cli._console import Command, Output, check_writable, one_line
 from tests.timing import PATIENCE_SECONDS
 
 
@@ -49,7 +50,34 @@ def test_help_fits_the_terminal_and_needs_no_guessing(name: str, columns: int) -
         assert mystery not in parts, mystery
 
 
-NO_RESULT = {"ctxguard mcp", "ctxguard metrics", "ctxguard serve"}
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "ctxguard calibrate"])
+def test_help_is_at_most_60_lines(name: str) -> None:
+    assert len(help_of(name, 80).splitlines()) <= 60
+
+
+def test_five_commands_come_first() -> None:
+    first, more = help_of("ctxguard", 80).split("\nCommands:\n")[1].split("\nMore:\n")
+    names = re.findall(r"^  (\S+)  ", first, re.MULTILINE)
+    assert names == ["index", "calibrate", "serve", "monitor", "label"]
+    assert "evaluate" in more
+
+
+def test_keys_are_a_file_to_fill_in(run: Run, tmp_path: Path) -> None:
+    printed = run.ok("keys", "golden", "coverage").stdout
+    assert "[coverage]" in printed
+    assert all(line.startswith(("#", "[")) for line in printed.splitlines() if line)
+    for name, command in COMMANDS.items():
+        if getattr(command, "keys", None):
+            printed = run.ok("keys", *name.split()[1:]).stdout
+            assert max(map(len, printed.splitlines())) <= 80
+            for table, keys in command.keys.items():
+                assert f"[{table}]" in printed or not table
+                assert all(f"# {key} =" in printed for key, _ in keys)
+    run.refused("keys", "frobnicate", says="there is no command 'frobnicate'")
+    run.refused("keys", "index", says="takes options alone")
+
+
+NO_RESULT = {"ctxguard keys", "ctxguard mcp", "ctxguard metrics", "ctxguard serve"}
 """They print a file, or serve."""
 
 
@@ -162,6 +190,25 @@ def test_an_interrupted_process_ends_quietly_with_130() -> None:
         _, errors = running.communicate(timeout=PATIENCE_SECONDS)
     assert running.returncode == 130
     assert errors == ""
+
+
+def test_progress_is_lines_where_it_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ctxguard.cli._console._LINE_SECONDS", 0.0)
+    with Output().passes() as begin:
+        known, unknown = begin("encoding", 3_000), begin("reading", None)
+        known(1_000)
+        unknown(7)
+        known(2_000)
+    said = [line.partition(" in ")[0] for line in capsys.readouterr().err.splitlines()]
+    assert said == [
+        "encoding: 1,000/3,000",
+        "reading: 7",
+        "encoding: 3,000/3,000",
+        "encoding: 3,000/3,000",
+        "reading: 7/7",
+    ]
 
 
 def test_text_for_a_terminal_is_one_line_without_control_characters() -> None:

@@ -78,7 +78,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     (COMPARE, "must rise within", {"compare": {"safe": 0.9}}),
     (COMPARE, "'nobody' is not a candidate", {"compare": {"baseline": "nobody"}}),
     (COMPARE, "[compare] has no key 'basline'; its keys are ", {"compare": {"basline": "x"}}),
-    ("compare", "Missing option '--data'", {}),
+    ("compare", "give --data PATH, or data in a file --system", {}),
     ("compare --data d", "give --index FOLDER or --system FILE", {}),
     (f"{COMPARE} --candidate x=lexicla", "'lexicla' in the", {}),
     (f"{COMPARE} --against none.json", "No such file", {}),

@@ -122,7 +122,7 @@ def test_a_bare_install_imports_and_says_which_extra_a_name_needs() -> None:
         "try:\n"
         "    ctxguard.sample_to\n"
         "except ctxguard.MissingExtraError as error:\n"
-        "    assert 'ctxguard-rag[monitor]' in str(error)\n"
+        "    assert '[monitor]' in str(error)\n"
         "else:\n"
         "    raise AssertionError('sample_to needs sqlalchemy')\n"
     )

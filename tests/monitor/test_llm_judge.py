@@ -419,7 +419,7 @@ def test_without_a_key_the_judge_is_refused_saying_what_to_set(
 
 def test_without_the_client_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "openai", None)
-    with pytest.raises(MissingExtraError, match=r"ctxguard-rag\[judge\]"):
+    with pytest.raises(MissingExtraError, match=r"\[judge\]"):
         LLMJudge("m", api_key="k")
 
 

