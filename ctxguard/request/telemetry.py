@@ -225,8 +225,8 @@ class Telemetry:
         )
         self._sufficiency = counter(
             "ctxguard_context_sufficiency",
-            "Answers whose policy has a certified threshold of sufficiency, by route and verdict "
-            "(sufficient, or insufficient: probably nothing that was kept is relevant).",
+            (("Answers whose policy has a certified threshold of sufficiency, by route and verdict "
+            "(sufficient, or insufficient: probably nothing that was kept is relevant).")),
             later=True,
             route=Route,
             verdict={True: "sufficient", False: "insufficient"},
@@ -260,8 +260,8 @@ class Telemetry:
         )
         self._assessed = counter(
             "ctxguard_assessed_candidates",
-            "Candidates that were worth asking an assessor about, by outcome (answered, cached, "
-            "refused, failed, or over_budget: not asked).",
+            (("Candidates that were worth asking an assessor about, by outcome (answered, cached, "
+            "refused, failed, or over_budget: not asked).")),
             outcome=ASSESSED,
         )
         self._assessed_requests = counter(
@@ -269,8 +269,8 @@ class Telemetry:
         )
         self._changed = counter(
             "ctxguard_changed_decisions",
-            "Requests whose kept passages an assessor's answers changed (applied), or would change "
-            "(recorded, in shadow).",
+            (("Requests whose kept passages an assessor's answers changed (applied), or would change "
+            "(recorded, in shadow).")),
             answers={True: "applied", False: "recorded"},
         )
         self._assessor_cost = counter(
