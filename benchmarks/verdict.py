@@ -133,17 +133,34 @@ def summarised(splits: Sequence[Split]) -> dict[str, float]:
     }
 
 
+def by_labels(sets: Summaries, names: Sequence[str]) -> dict[int, dict[str, float]]:
+    """Means over those collections that have so many labels, by their number."""
+    found: dict[int, dict[str, float]] = {}
+    for n in sorted({n for name in names for n in sets.get(name, {})}):
+        own = [sets[name][n] for name in names if n in sets.get(name, {})]
+        found[n] = {
+            "sets": len(own),
+            **{
+                name: float(np.mean([each[name] for each in own]))
+                for name in ("enforce", "udcg", "recall", "kept", "always_udcg", "always_recall")
+            },
+            "worst_recall": min(each["recall"] for each in own),
+            "worst_udcg": min(each["udcg"] for each in own),
+            **{name: sum(each[name] for each in own) for name in ("n_enforced", "n_refuted")},
+        }
+    return found
+
+
 def bars(sets: Summaries) -> Bars:
     """What must hold, with the figure in words and whether it does; of what was measured."""
     found: Bars = {}
-    dense = [sets[name][50] for name in DENSE if 50 in sets.get(name, {})]
-    if len(dense) == len(DENSE):
-        udcg = float(np.mean([each["udcg"] for each in dense]))
+    dense = by_labels(sets, DENSE).get(50)
+    if dense is not None and dense["sets"] == len(DENSE):
+        udcg, share = dense["udcg"], dense["enforce"]
         found[f"{', '.join(DENSE)} at 50 labels: UDCG ≥ {LEAST_DENSE:+g}"] = (
             f"{udcg:+.3f}",
             udcg >= LEAST_DENSE,
         )
-        share = float(np.mean([each["enforce"] for each in dense]))
         found[f"of these enforced: ≥ {LEAST_ENFORCED:.0%}"] = (
             f"{share:.0%}",
             share >= LEAST_ENFORCED,
@@ -176,8 +193,8 @@ def table(sets: Summaries) -> Table:
     columns = ("labels", "enforced", "UDCG", "recall", "kept", "refuted", "always", "recall")
     title = f"served less today's first {DEFAULT_K}, and always served"
     found = plain_table(title, ("collection",), columns)
-    for name, by_labels in sets.items():
-        for n, own in by_labels.items():
+    for name, by_n in sets.items():
+        for n, own in by_n.items():
             found.add_row(
                 name,
                 str(n),
@@ -220,7 +237,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = bars(sets)
     if options.check:
         print_bars(found, console)
-    write_report(options.json, found, {"splits": options.splits, "sets": sets})
+    write_report(
+        options.json,
+        found,
+        {
+            "splits": options.splits,
+            "sets": sets,
+            "means": by_labels(sets, list(sets)),
+            "dense": by_labels(sets, DENSE),
+        },
+    )
     return int(options.check and not all(holds for _, holds in found.values()))
 
 

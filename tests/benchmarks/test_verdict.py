@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.verdict import Split, bars, summarised
+from benchmarks.verdict import Split, bars, by_labels, summarised
 
 
 def split(
@@ -51,3 +51,17 @@ def test_each_bar_can_be_missed() -> None:
 def test_bars_of_collections_that_were_not_measured_are_left_out() -> None:
     found = bars({"musique": {20: summarised(GOOD)}})
     assert [words.split(" ")[0] for words in found] == ["recall", "recall", "refuted"]
+
+
+def test_means_are_over_the_collections_that_have_so_many_labels() -> None:
+    found = by_labels(
+        {
+            "musique": {20: summarised(GOOD)},
+            "demo": {20: summarised([split("enforce", -0.1)]), 50: summarised(GOOD)},
+        },
+        ["musique", "demo"],
+    )
+    assert [(n, own["sets"]) for n, own in found.items()] == [(20, 2), (50, 1)]
+    assert found[20]["recall"] == pytest.approx((0.02 / 3 - 0.1) / 2)
+    assert found[20]["worst_recall"] == pytest.approx(-0.1)
+    assert found[20]["n_enforced"] == 3
