@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks._served import Answers, Recorded, asking_figures, few_labels
+from benchmarks._served import Answers, Recorded, asking_figures, few_labels, mean_figures
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import per_query
@@ -89,3 +89,10 @@ def test_an_assessor_that_is_down_serves_what_there_is_without_one(recorded: Rec
     labelled = few_labels(recorded.dataset, 30, 0)
     found = asking_figures(recorded, labelled, Settings(), answers(recorded, 3.0))
     assert found["unlike"] == 0.0
+
+
+def test_forecasts_are_compared_where_answers_are_applied() -> None:
+    run = {"share": 0.5, "gain": 0.3, "folded": 0.2, "forecast": np.nan, "enforced": 1.0}
+    found = mean_figures([run, {**run, "share": 0.0, "gain": 0.0, "enforced": 0.0}])
+    assert (found["asking"], found["n_enforced"], found["enforced_gain"]) == (0.5, 1, 0.3)
+    assert found["forecast"] is None
