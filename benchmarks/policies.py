@@ -46,6 +46,7 @@ from rich.table import Table
 
 from benchmarks._baselines import OVER_SIGNALS, RULES, Contexts, Rule
 from benchmarks._collection import Collection, View, default_cache
+from benchmarks._served import few_labels
 from calibration.calibrate_route import FEWEST_LABELS
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.evaluate import RESAMPLES
@@ -236,21 +237,6 @@ def _rule_and_view(
         few = len(fit_half.answerable) < FEWEST_LABELS
         policy = "ratio" if few else "expected utility"
     return RULES[policy], collection.under(fusion)
-
-
-def few_labels(dataset: Dataset, n: int, seed: int) -> Dataset:
-    """Queries drawn at random until ``n`` of them are answerable."""
-    order = np.random.default_rng([seed, n]).permutation(len(dataset))
-    answerable = set(dataset.answerable)
-    drawn: list[str] = []
-    found = 0
-    for row in order.tolist():
-        query_id = dataset.queries[row].query_id
-        drawn.append(query_id)
-        found += query_id in answerable
-        if found == n:
-            break
-    return dataset.subset(drawn)
 
 
 def resampled(values: FloatArray, seed: int) -> FloatArray:

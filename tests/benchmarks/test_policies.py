@@ -5,7 +5,8 @@ import pytest
 
 from benchmarks._baselines import RULES, Contexts, first_jump, fixed, largest_gap, perfect, ratio
 from benchmarks._collection import View
-from benchmarks.policies import few_labels, gain, measure_contexts
+from benchmarks._served import few_labels
+from benchmarks.policies import gain, measure_contexts
 from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import per_query
 from calibration.pool_labels import label

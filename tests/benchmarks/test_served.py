@@ -1,0 +1,98 @@
+"""What the benchmarks of served contexts measure is what calibration and the guard would say."""
+
+import numpy as np
+import pytest
+
+from benchmarks._served import Answers, Recorded, asking_figures, few_labels, mean_figures
+from calibration.calibrate_route import Settings
+from calibration.data.dataset import Dataset, Query
+from calibration.evaluate import per_query
+from calibration.replay import Pools
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Route, ScoreKind
+
+DEPTH, QUERIES = 20, 60
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Recorded:
+    rng = np.random.default_rng(3)
+    relevant = rng.random((QUERIES, DEPTH)) < 0.3
+    relevant[:, 0] = True
+    signal = relevant + 0.4 * rng.standard_normal(relevant.shape)
+    query_ids = tuple(f"q{row}" for row in range(QUERIES))
+    ids = tuple(tuple(f"p{row}-{column}" for column in range(DEPTH)) for row in range(QUERIES))
+    dataset = Dataset(
+        "made up",
+        tuple(Query(query_id, f"question {query_id}") for query_id in query_ids),
+        {
+            query_id: {name: int(known) for name, known in zip(own, row, strict=True)}
+            for query_id, own, row in zip(query_ids, ids, relevant, strict=True)
+        },
+    )
+    scores = np.tile(np.linspace(1.0, 0.1, DEPTH), (QUERIES, 1))
+    pools = Pools(
+        Route.HYBRID,
+        ScoreKind.RATIO,
+        query_ids,
+        ids,
+        scores,
+        {"dense": scores, "lexical": scores},
+        {"dense": ScoreKind.COSINE, "lexical": ScoreKind.RATIO},
+        signals={"telling": signal},
+    )
+    return Recorded("made up", dataset, pools)
+
+
+def answers(recorded: Recorded, d: float) -> Answers:
+    labels, pools = recorded.labels, recorded.pools
+    noise = np.random.default_rng(1).standard_normal(labels.relevant.shape)
+    values = d * labels.relevant + noise
+    return Answers(
+        "known",
+        {
+            text: dict(zip(ids, row.tolist(), strict=True))
+            for text, ids, row in zip(recorded.texts, pools.passage_ids, values, strict=True)
+        },
+    )
+
+
+def test_the_first_k_are_what_evaluation_says_of_them(recorded: Recorded) -> None:
+    rows = np.arange(7)
+    found = recorded.first(rows)
+    values = per_query(recorded.pools.rows(rows), recorded.labels.rows(rows), RatioPolicy(k=5))
+    np.testing.assert_allclose(found.udcg, values.values["udcg_strict"])
+    np.testing.assert_allclose(found.recall, values.values["recall"])
+    assert found.kept.tolist() == [5.0] * 7
+
+
+def test_the_guard_serves_what_the_policy_of_the_profile_keeps(recorded: Recorded) -> None:
+    labelled = few_labels(recorded.dataset, 40, 0)
+    made = recorded.calibrated(labelled, Settings(objective="utility"))
+    rows = recorded.others(labelled)
+    found = recorded.served(made.profile, rows, mode="enforce")
+    (route,) = made.profile.routes.values()
+    values = per_query(recorded.pools.rows(rows), recorded.labels.rows(rows), route.policy)
+    np.testing.assert_allclose(found.udcg, values.values["udcg_strict"])
+    np.testing.assert_allclose(found.kept, values.values["kept"])
+
+
+def test_labelled_queries_are_no_part_of_the_truth(recorded: Recorded) -> None:
+    labelled = few_labels(recorded.dataset, 25, 4)
+    others = {recorded.pools.query_ids[row] for row in recorded.others(labelled).tolist()}
+    assert others.isdisjoint({query.query_id for query in labelled.queries})
+    assert len(others) == QUERIES - 25
+    assert recorded.sizes((20, 48, 49)) == [20, 48]
+
+
+def test_an_assessor_that_is_down_serves_what_there_is_without_one(recorded: Recorded) -> None:
+    labelled = few_labels(recorded.dataset, 30, 0)
+    found = asking_figures(recorded, labelled, Settings(), answers(recorded, 3.0))
+    assert found["unlike"] == 0.0
+
+
+def test_forecasts_are_compared_where_answers_are_applied() -> None:
+    run = {"share": 0.5, "gain": 0.3, "folded": 0.2, "forecast": np.nan, "enforced": 1.0}
+    found = mean_figures([run, {**run, "share": 0.0, "gain": 0.0, "enforced": 0.0}])
+    assert (found["asking"], found["n_enforced"], found["enforced_gain"]) == (0.5, 1, 0.3)
+    assert found["forecast"] is None
