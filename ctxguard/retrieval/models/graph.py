@@ -87,7 +87,8 @@ class Graph:
     """
 
     def __init__(self, settings: Settings, run: "_Torch | _OpenVino") -> None:
-        self.settings, self.run = settings, run
+        self.settings = settings
+        self.run: Any = run
         # Never changed from here on: a thread that uses it would raise "Already borrowed".
         library = require("tokenizers", "embedded")
         self.tokenizer: Any = library.Tokenizer.from_str(settings.tokenizer)
@@ -244,9 +245,7 @@ class Model(ABC):
         ):
             warnings.simplefilter("ignore")
             tensors = tuple([library.from_numpy(each) for each in example])
-            model = converter.convert_model(
-                getattr(graph.run, "module", None), example_input=tensors
-            )
+            model = converter.convert_model(graph.run.module, example_input=tensors)
             file = Path(folder) / "model.xml"
             converter.save_model(model, file, compress_to_fp16=False)
             parts = {"graph": file.read_bytes(), "weights": file.with_suffix(".bin").read_bytes()}
