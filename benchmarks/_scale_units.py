@@ -110,7 +110,7 @@ def measure() -> tuple[Units, dict[str, Any]]:
     return units, {
         "passages": len(passages),
         "simulated_verdicts": processes.verdicts,
-        "runtime": embedder.runtime.value,
+        "runtime": embedder.runtime,
     }
 
 

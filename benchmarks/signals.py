@@ -36,7 +36,6 @@ from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index.passages import searchable_text
 from ctxguard.retrieval.index.segment import SignalLevel
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
-from ctxguard.retrieval.models.runtimes import Runtime
 from ctxguard.retrieval.protocols import token_encoder_of
 
 SUMMARY = "Measure what signals cost an index, its build and a query, and what they are worth."
@@ -87,7 +86,7 @@ def rates(
     passages: Sequence[Passage], embedder: SentenceTransformerEmbedder, turns: int
 ) -> dict[str, Any]:
     """Passages a second by case, and each case's median multiple of torch's in the same turn."""
-    torch = SentenceTransformerEmbedder(runtime=Runtime.TORCH)
+    torch = SentenceTransformerEmbedder(runtime="torch")
     texts = [searchable_text(passage) for passage in passages]
 
     def build(level: SignalLevel) -> Callable[[], object]:
@@ -152,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     encoder = token_encoder_of(embedder)
     report: dict[str, Any] = {
         "environment": environment(("ctxguard-rag", "openvino", "torch", "numpy")),
-        "runtime": embedder.runtime.value,
+        "runtime": embedder.runtime,
         "token_table_mb": 0.0 if encoder is None else encoder.token_table().nbytes / 1e6,
         "collections": collections,
         "rates": built,

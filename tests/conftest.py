@@ -52,10 +52,9 @@ def _without_bfloat16() -> Iterator[None]:
     """Where asked for, embedders choose their runtime as on a processor without bfloat16."""
     with pytest.MonkeyPatch.context() as patch:
         if NO_BFLOAT16 in os.environ:
-            from ctxguard.retrieval.models.runtimes import openvino_session, runtime_model
+            from ctxguard.retrieval.models.encoder import Encoder
 
-            for module in (openvino_session, runtime_model):
-                patch.setattr(module, "has_bf16", lambda: False)
+            patch.setattr(Encoder, "_precisions", ("f32",))
         yield
 
 

@@ -12,19 +12,19 @@ from running import Run
 @pytest.fixture(scope="session", autouse=True)
 def _open_models_once() -> Iterator[None]:
     """The commands that run in this process share a model: opening it takes seconds each time."""
-    from ctxguard.retrieval.models.runtimes.runtime_model import RuntimeModel
+    from ctxguard.retrieval.models.graph import Model
 
-    opened: dict[Any, Any] = {}
-    choose = RuntimeModel._choose
+    graphs: dict[Any, Any] = {}
+    opened = Model._opened
 
-    def choose_once(model: RuntimeModel) -> Any:
-        key = (model.folder, model._task, model._requested)
-        if key not in opened:
-            opened[key] = choose(model)
-        return opened[key]
+    def opened_once(model: Model) -> Any:
+        key = (model.folder, model._output, model._requested)
+        if key not in graphs:
+            graphs[key] = opened(model)
+        return graphs[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RuntimeModel, "_choose", choose_once)
+        patch.setattr(Model, "_opened", opened_once)
         yield
 
 

@@ -27,7 +27,7 @@ def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from sentence_transformers import CrossEncoder
     from torch import manual_seed, nn
 
-    from ctxguard.retrieval.models.runtimes.torch_model import quiet_loading
+    from ctxguard.retrieval.models.graph import quiet_loading
 
     manual_seed(0)
     folder = tmp_path_factory.mktemp("cross-encoder")

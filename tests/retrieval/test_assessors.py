@@ -13,7 +13,7 @@ from ctxguard.errors import ConfigurationError, OverloadedError, StageError, Sta
 from ctxguard.resilience import UnansweredError
 from ctxguard.retrieval.assessors import FORMS, Form, ModelAssessor, NLIAssessor, ScoreAssessor
 from ctxguard.retrieval.chat import TokenPrices
-from ctxguard.retrieval.models.runtimes.torch_model import quiet_loading
+from ctxguard.retrieval.models.graph import quiet_loading
 from ctxguard.retrieval.protocols import Assessor
 
 pytest.importorskip("openai")

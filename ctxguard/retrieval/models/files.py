@@ -1,10 +1,25 @@
-"""A model's files: their location, the digest of its weights, and its name in fingerprints."""
+"""A model's files: its folder, the digest of its weights, and what is kept of it between starts.
+
+What took seconds to make lies in the user's cache folder as an archive of plain arrays, named after
+its sources. An archive that is damaged, or of another name, is made again.
+"""
 
 import hashlib
+import logging
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from ctxguard._support.atomic_write import atomic_write
+from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.extras import install_line, require
 from ctxguard.errors import ConfigurationError, MissingExtraError
+
+_log = logging.getLogger(__name__)
+
+_FORMAT = 3
+_SETTINGS = ("*.json", "*.txt", "*.model")
 
 
 def bundled_model() -> Path | None:
@@ -71,3 +86,58 @@ def weights_digest(folder: Path) -> str:
     return (
         digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
     )
+
+
+def cache_key(kind: str, weights: str, folder: Path) -> str:
+    """Name what is made of a model, after its sources: the weights, and the model's other files.
+
+    Args:
+        kind: Content of the archive: ``openvino`` for a graph, ``pieces`` for a table.
+        weights: The digest of the weights.
+        folder: The model's folder; the same weights under another pooling are another model.
+    """
+    digest = hashlib.sha256(f"{_FORMAT}\0{kind}\0{weights}".encode())
+    for file in sorted({file for pattern in _SETTINGS for file in folder.rglob(pattern)}):
+        digest.update(f"\0{file.relative_to(folder).as_posix()}\0".encode())
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return f"{kind}-{digest.hexdigest()[:32]}"
+
+
+def read_kept(cache: Path | None, key: str) -> dict[str, Any] | None:
+    """Read the arrays kept under a key; None if there are none, or their archive is damaged.
+
+    Args:
+        cache: The folder; None for ``ctxguard/models`` in the user's cache folder.
+        key: From `cache_key`.
+    """
+    try:
+        file = _archive(cache, key)
+        # Opened here, since a damaged archive would leave numpy's own handle open.
+        with file.open("rb") as handle, np.load(handle, allow_pickle=False) as arrays:
+            # Read to their ends, where the archive's own checksums are compared.
+            parts = {name: arrays[name] for name in arrays.files}
+        if str(parts.pop("key")) != key:
+            raise ValueError("it is of another name")
+        return parts
+    except (FileNotFoundError, ConfigurationError):
+        return None
+    except Exception as error:
+        # A damaged archive may raise anything.
+        _log.warning("%s is damaged and made again (%s)", file, type(error).__name__)
+        return None
+
+
+def keep(cache: Path | None, key: str, **parts: Any) -> None:
+    """Keep arrays under a key, in place of any that are there; arguments as for `read_kept`.
+
+    If that fails, a warning is logged; the next start makes them again.
+    """
+    try:
+        with atomic_write(_archive(cache, key)) as stream:
+            np.savez(stream, allow_pickle=False, key=np.array(key), **parts)
+    except (OSError, ConfigurationError) as error:
+        _log.warning("%s was not kept (%s); every start will make it again", key, error)
+
+
+def _archive(cache: Path | None, key: str) -> Path:
+    return (cache_folder() / "models" if cache is None else cache) / f"{key}.npz"

@@ -17,22 +17,22 @@ pytestmark = [
 _FORKS = """
 import json, os, signal, sys, threading
 import numpy as np
-from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
+from ctxguard.retrieval.models.encoder import Encoder
 from ctxguard.retrieval.models.files import bundled_model
 from ctxguard.retrieval.models.reranker import CrossEncoderReranker
-from ctxguard.retrieval.models.runtimes.torch_model import quiet_loading
+from ctxguard.retrieval.models.graph import quiet_loading
 
 def save_cross_encoder(folder):
     from sentence_transformers import CrossEncoder
     with quiet_loading():
         CrossEncoder(str(bundled_model()), num_labels=1).save_pretrained(folder)
 
-def torch_embedder():
-    return SentenceTransformerEmbedder(runtime="torch")
+def torch_encoder():
+    return Encoder(runtime="torch", remembered=0)
 
 QUERY = "How do vaccines train the immune system?"
 TEXTS = [f"passage number {n} " + "with some more words " * n for n in range(12)]
-embedder = torch_embedder()
+encoder = torch_encoder()
 save_cross_encoder(sys.argv[1])
 reranker = CrossEncoderReranker(sys.argv[1], runtime="torch")
 
@@ -45,10 +45,10 @@ def in_a_thread(work):
         return found[0]
     return answer
 
-query = lambda: embedder.encode_query(QUERY)
-passages = lambda: embedder.encode_passages(TEXTS)
+query = lambda: encoder.query(QUERY).vector
+passages = lambda: encoder.encode(TEXTS)
 score = lambda: reranker.score(QUERY, TEXTS)
-another = lambda: torch_embedder().encode_query(QUERY)
+another = lambda: torch_encoder().query(QUERY).vector
 
 query()
 import torch
@@ -58,7 +58,7 @@ work = {
     "passages": (passages, passages()),
     "score": (score, score()),
     "query in a thread": (in_a_thread(query), query()),
-    "query by another embedder": (another, query()),
+    "query by another encoder": (another, query()),
 }
 
 def forked(job):
@@ -79,7 +79,7 @@ outcomes = {
 }
 outcomes["query by a grandchild"] = forked(lambda: forked(lambda: compare(*work["query"])))
 outcomes["threads of the parent"] = torch.get_num_threads()
-with embedder._model.torch.held(), embedder._model._lock, reranker._model.torch.held():
+with encoder.graph.run._lock, encoder._lock, reranker.graph.run._lock:
     outcomes["query and score with locks held at the fork"] = forked(
         lambda: max(compare(*work["query"]), compare(*work["score"]))
     )
@@ -110,7 +110,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
         "passages",
         "score",
         "query in a thread",
-        "query by another embedder",
+        "query by another encoder",
         "query by a grandchild",
         "query and score with locks held at the fork",
     ],
@@ -126,9 +126,9 @@ def test_the_parent_keeps_its_threads(outcomes: dict[str, object]) -> None:
 _PROGRAMS = {
     "a fork does not import torch": """
 import os, sys
-from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
+from ctxguard.retrieval.models.encoder import Encoder
 
-embedder = SentenceTransformerEmbedder(runtime="torch")
+encoder = Encoder(runtime="torch", remembered=0)
 child = os.fork()
 if child == 0:
     os._exit(1 if "torch" in sys.modules else 0)
@@ -136,10 +136,10 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """,
     "where torch did not compute a child keeps its threads": """
 import os, sys, torch
-from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
+from ctxguard.retrieval.models.encoder import Encoder
 
 torch.set_num_threads(2)
-embedder = SentenceTransformerEmbedder(runtime="torch")
+encoder = Encoder(runtime="torch", remembered=0)
 child = os.fork()
 if child == 0:
     os._exit(torch.get_num_threads())
