@@ -98,8 +98,8 @@ class Graph:
         arrays = np.zeros((3, len(tokens), max(len(ids) for ids, _ in tokens)), np.int64)
         arrays[0] = self.settings.pad_id
         for row, (ids, types) in enumerate(tokens):
-            for array, values in zip(arrays, (ids, 1, types), strict=True):
-                array[row, : len(ids)] = values
+            n = len(ids)
+            arrays[0, row, :n], arrays[1, row, :n], arrays[2, row, :n] = ids, 1, types
         return [dict(zip(_INPUTS, arrays, strict=True))[name] for name in self.settings.names]
 
     def outputs(self, tokens: Sequence[Tokens]) -> list[Float32Array]:
