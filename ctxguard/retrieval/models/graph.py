@@ -104,7 +104,8 @@ class Graph:
 
     def outputs(self, tokens: Sequence[Tokens]) -> list[Float32Array]:
         """Compute one row per text and, of an encoder, its tokens' states, (n, tokens, d)."""
-        return self.run(self.inputs(tokens))
+        outputs: list[Float32Array] = self.run(self.inputs(tokens))
+        return outputs
 
     def rows(
         self, items: Sequence[tuple[str, ...]], progress: Progress | None = None
@@ -180,7 +181,7 @@ class Model(ABC):
     @property
     def runtime(self) -> str:
         """The library that computes it, ``openvino`` or ``torch``; opens the model."""
-        return self.graph.run.name
+        return str(self.graph.run.name)
 
     @property
     def graph(self) -> Graph:
