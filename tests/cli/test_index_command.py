@@ -10,6 +10,7 @@ from running import Run, figures, read
 from ctxguard.core.types import Route
 from ctxguard.retrieval.analysers import LANGUAGES
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from tests.documents import markdown, text
 
 pytestmark = pytest.mark.model
@@ -247,3 +248,25 @@ class TestDocuments:
         labels = write_jsonl(tmp_path / "labels.jsonl", rows)
         measured = run.read("evaluate", "--index", tmp_path / "i", "--data", labels, "--json")
         assert (measured["queries"], measured["unknown_passages"]) == (9, 0)
+
+
+def test_what_was_encoded_before_an_interrupt_is_not_encoded_again(
+    run: Run, collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = ("index", collection, "--out", tmp_path / "i", "--signals", "none")
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HybridRetriever, "save", interrupted)
+        stopped = run(*build)
+    kept = tmp_path / "i.vectors"
+    assert stopped.exit_code == 130
+    assert f"what was encoded is kept in {kept}" in stopped.stderr
+    assert kept.exists()
+    with monkeypatch.context() as patched:
+        patched.setattr(SentenceTransformerEmbedder, "encode_passages", interrupted)
+        run.ok(*build)
+    assert not kept.exists()
+    assert HybridRetriever.load(tmp_path / "i").retrieve("clean a violin").passage_ids
