@@ -124,8 +124,8 @@ class Command(TyperCommand):
                     formatter.write_dl(rows)
         if self.keys:
             with formatter.section(f"Keys of --system (ctxguard keys {self.words})"):
-                for table, lines in self.keys.items():
-                    names = ", ".join(name for name, _ in lines)
+                for table, keys in self.keys.items():
+                    names = ", ".join(name for name, _ in keys)
                     indent = " " * formatter.current_indent
                     formatter.write(
                         textwrap.fill(

@@ -111,6 +111,11 @@ class IndexCommand(SettingsModel):
                 )
             elif saved_at() != before:
                 kept = f"{self.out} is complete"
+            elif self._vectors is not None and self._vectors.exists():
+                kept = (
+                    f"{self.out} was not changed; what was encoded is kept in {self._vectors}, and "
+                    "the same command goes on from there"
+                )
             else:
                 kept = (
                     f"{self.out} was not changed, and nothing that was encoded is kept; run the "
@@ -118,6 +123,13 @@ class IndexCommand(SettingsModel):
                 )
             print_labelled("warning", "bold yellow", f"interrupted: {kept}")
             raise
+
+    @property
+    def _vectors(self) -> Path | None:
+        """Where what is encoded for a new index in a folder is kept until it is complete."""
+        if self.out is None or self.update:
+            return None
+        return self.out.with_name(f"{self.out.name}.vectors")
 
     def _index(self, output: Output) -> None:
         from calibration.data.documents import Documents
@@ -195,7 +207,17 @@ class IndexCommand(SettingsModel):
         if self.engine is not None:
             return EngineRetriever.build(passages, self.engine, **about)
         lexical = self.lexical or "bm25s"
-        return ctxguard.HybridRetriever.build(passages, lexical=lexical, **about)
+        if self._vectors is None:
+            return ctxguard.HybridRetriever.build(passages, lexical=lexical, **about)
+        from ctxguard.cli._encoded import KeptVectors
+
+        kept = KeptVectors(embedder, self._vectors)
+        about["embedder"] = kept
+        try:
+            return ctxguard.HybridRetriever.build(passages, lexical=lexical, **about)
+        finally:
+            if kept.is_empty:
+                kept.discard()
 
     def _embedder(self, existing: "_Index | None") -> "SentenceTransformerEmbedder":
         from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder, named_embedder
@@ -228,6 +250,8 @@ class IndexCommand(SettingsModel):
         folder = Path(str(self.out))
         with output.doing("saving"):
             retriever.save(folder)
+        if self._vectors is not None:
+            self._vectors.unlink(missing_ok=True)
         report, signals = retriever.report, retriever.generation.signals
         size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         search = "exact" if retriever.generation.dense.is_exact else "codes"

@@ -10,6 +10,8 @@ from running import Run, figures, read
 from ctxguard.core.types import Route
 from ctxguard.retrieval.analysers import LANGUAGES
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
+from tests.documents import markdown, text
 
 pytestmark = pytest.mark.model
 
@@ -102,9 +104,9 @@ def test_help_and_errors_say_what_can_be_read(run: Run, tmp_path: Path) -> None:
     text = " ".join(run("index", "--help").stdout.replace("│", " ").split())
     for code in LANGUAGES:
         assert re.search(rf"\b{code}\b", text), code
-    assert "a JSONL file, one passage a line" in text
-    (tmp_path / "page.html").write_text("<html>")
-    result = run.refused("index", tmp_path / "page.html", "--out", tmp_path / "i")
+    assert "a JSONL file, one a line with _id" in text
+    (tmp_path / "page.xml").write_text("<xml>")
+    result = run.refused("index", tmp_path / "page.xml", "--out", tmp_path / "i")
     assert "JSONL is read" in " ".join(result.stderr.split())
 
 
@@ -192,3 +194,79 @@ def test_labels_of_documents_count_over_an_index_of_chunks(run: Run, tmp_path: P
     run.ok("index", tmp_path, "--out", tmp_path / "i", "--chunk")
     data = ("--index", tmp_path / "i", "--data", tmp_path)
     assert figures(run.read("evaluate", *data, "-k", "2", "--json"))["recall"]["mean"]["value"] == 1
+
+
+class TestDocuments:
+    @pytest.fixture
+    def documents(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "handbook"
+        folder.mkdir()
+        for subject in SUBJECTS[:3]:
+            sections = {f"{task} a {subject}": how.format(subject) for task, how in TASKS.items()}
+            markdown(folder / f"{subject}.md", sections)
+        text(folder / "long.txt", {"": LONG})
+        return folder
+
+    def test_a_folder_is_cut_at_headings_and_sentences(
+        self, run: Run, documents: Path, tmp_path: Path
+    ) -> None:
+        pytest.importorskip("semantic_text_splitter")
+        document = run.read("index", documents, "--out", tmp_path / "i", "--json")
+        retriever = HybridRetriever.load(tmp_path / "i")
+        assert document["passages"] == len(retriever) > 10
+        assert document["window"]["chunks"] > 1
+        best = retriever.retrieve("how do I repair a kettle").passage_ids[0]
+        assert best == "kettle.md:repair-a-kettle"
+        metadata = retriever.passage(best).metadata
+        assert metadata == {"path": "kettle.md", "heading": "repair a kettle"}
+        chunk = retriever.passage("long.txt#1")
+        assert chunk.text.startswith("How to clean a kettle")
+        assert chunk.text.endswith(".")
+
+    def test_an_update_encodes_what_has_changed(
+        self, run: Run, documents: Path, tmp_path: Path
+    ) -> None:
+        run.ok("index", documents, "--out", tmp_path / "i")
+        markdown(documents / "kettle.md", {"clean a kettle": "use vinegar"})
+        updated = run.read("index", "--update", documents, "--out", tmp_path / "i", "--json")
+        assert (updated["update"]["changed"], updated["update"]["deleted"]) == (1, 2)
+        assert updated["update"]["encoded"] == 1
+
+    def test_labels_name_sections_and_calibrate_the_guard(
+        self, run: Run, documents: Path, tmp_path: Path
+    ) -> None:
+        run.ok("index", documents, "--out", tmp_path / "i")
+        rows: list[dict[str, object]] = [
+            {
+                "query_id": f"{task}-{subject}",
+                "text": f"how do I {task} my {subject}",
+                "relevant": [f"{subject}.md:{task}-a-{subject}"],
+            }
+            for subject in SUBJECTS[:3]
+            for task in TASKS
+        ]
+        labels = write_jsonl(tmp_path / "labels.jsonl", rows)
+        measured = run.read("evaluate", "--index", tmp_path / "i", "--data", labels, "--json")
+        assert (measured["queries"], measured["unknown_passages"]) == (9, 0)
+
+
+def test_what_was_encoded_before_an_interrupt_is_not_encoded_again(
+    run: Run, collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = ("index", collection, "--out", tmp_path / "i", "--signals", "none")
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HybridRetriever, "save", interrupted)
+        stopped = run(*build)
+    kept = tmp_path / "i.vectors"
+    assert stopped.exit_code == 130
+    assert f"what was encoded is kept in {kept}" in stopped.stderr
+    assert kept.exists()
+    with monkeypatch.context() as patched:
+        patched.setattr(SentenceTransformerEmbedder, "encode_passages", interrupted)
+        run.ok(*build)
+    assert not kept.exists()
+    assert HybridRetriever.load(tmp_path / "i").retrieve("clean a violin").passage_ids

@@ -138,7 +138,7 @@ def test_the_core_guards_a_retriever(wheel: Path, tmp_path: Path, work: Path) ->
 
 
 def test_serve_has_what_the_service_and_the_monitor_need(
-    wheel: Path, tmp_path: Path, work: Path
+    wheel: Path, tmp_path: Path, work: Path, made_before: Path
 ) -> None:
     line = line_with('pip install -c constraints.txt ".[serve]"')
     with installed(line, wheel, tmp_path / "serve", work) as serve:
@@ -149,7 +149,7 @@ def test_serve_has_what_the_service_and_the_monitor_need(
             settings = {"OPENAI_BASE_URL": chat.url, "OPENAI_API_KEY": "k"}
             alone = monitor.replace(" --index index", "").replace(" --profile profile.json", "")
             serve.ok(f"{alone} --once", **settings)
-            (work / "index").mkdir()
+            shutil.copytree(made_before / "index", work / "index")
             done = serve.shell(f"{monitor} --once", **settings)
         assert done.returncode == 2
         assert f'pip install "{wheel}[embedded]"' in done.stderr

@@ -1,0 +1,67 @@
+"""Vectors that outlast an interrupted build."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ctxguard.cli import _encoded
+from ctxguard.cli._encoded import KeptVectors
+from ctxguard.retrieval.protocols import Float32Array, Progress
+from ctxguard.testing import WordHashEmbedder
+
+TEXTS = [f"text {n}" for n in range(10)]
+
+
+class Interrupted(WordHashEmbedder):
+    """Stops after a number of texts, and counts what it encodes."""
+
+    def __init__(self, stop: int = 1_000) -> None:
+        super().__init__()
+        self.stop, self.n = stop, 0
+
+    def encode_passages(
+        self, texts: Sequence[str], progress: Progress | None = None
+    ) -> Float32Array:
+        if self.n + len(texts) > self.stop:
+            raise KeyboardInterrupt
+        self.n += len(texts)
+        return super().encode_passages(texts, progress)
+
+
+@pytest.fixture(autouse=True)
+def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_encoded, "_BATCH", 3)
+
+
+def test_the_next_run_goes_on_where_one_was_interrupted(tmp_path: Path) -> None:
+    file = tmp_path / "i.vectors"
+    with pytest.raises(KeyboardInterrupt):
+        KeptVectors(Interrupted(stop=7), file).encode_passages(TEXTS)
+    embedder, seen = Interrupted(), []
+    vectors = KeptVectors(embedder, file).encode_passages(TEXTS, seen.append)
+    assert embedder.n == 4
+    assert seen[-1] == len(TEXTS)
+    np.testing.assert_array_equal(vectors, WordHashEmbedder().encode_passages(TEXTS))
+
+
+def test_a_record_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
+    file = tmp_path / "i.vectors"
+    KeptVectors(WordHashEmbedder(), file).encode_passages(TEXTS)
+    file.write_bytes(file.read_bytes()[:-5])
+    embedder = Interrupted()
+    vectors = KeptVectors(embedder, file).encode_passages(TEXTS)
+    assert embedder.n == 1
+    np.testing.assert_array_equal(vectors, WordHashEmbedder().encode_passages(TEXTS))
+
+
+def test_another_models_file_is_begun_anew(tmp_path: Path) -> None:
+    file = tmp_path / "i.vectors"
+    file.write_bytes(b'["another", 3]\n' + bytes(1_000))
+    kept = KeptVectors(WordHashEmbedder(), file)
+    assert kept.is_empty
+    kept.encode_passages(TEXTS)
+    assert not kept.is_empty
+    kept.discard()
+    assert not file.exists()
