@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from calibration.curve import Curve
-from calibration.families import FamilyGain
 from calibration.report.summary import Summary
-from calibration.results import Results
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.interval import Interval
 from ctxguard.core.metrics import Utilities
@@ -94,30 +92,6 @@ class Reliability:
 
 
 @dataclass(frozen=True)
-class Price:
-    """The utility that a guarantee costs, and an upper bound of the recall loss.
-
-    Attributes:
-        rules: The policy that each rule would choose of the same candidates, with its mean recall
-            loss on the test queries of the certificate; None if the rule allows no policy. Empty if
-            no promise was asked for.
-        in_force: The rule that chose the profile's policy; None if none did.
-        results: The rules that allow a policy, on held-out queries, beside the one without a
-            promise; None if no promise was asked for.
-        delta: Probability that the bound is false.
-        observed: Mean recall loss of the chosen policy.
-        bound: Betting upper bound of that mean.
-    """
-
-    rules: Mapping[str, ShownPolicy | None]
-    in_force: str | None
-    results: Results | None
-    delta: float
-    observed: Interval
-    bound: float
-
-
-@dataclass(frozen=True)
 class Example:
     """One dropped passage.
 
@@ -175,9 +149,6 @@ class RouteReport:
         answerable: Number of measured queries with a relevant passage.
         today, chosen: The retriever's first passages, and the policy, at every k.
         reliability: The calibration of P(relevant), or why it is not shown.
-        families: What each family of signals adds; empty if the model has no named signals, or
-            there is none. Measured out of fold if no query was held out.
-        price: None if no query was held out, or recall loss is undefined on all of them.
         dropped_irrelevant: Irrelevant passages among those served today.
         dropped_relevant: Relevant passages of the baseline of recall loss.
         judged: Share of the first k passages with a label by k, over all queries.
@@ -198,8 +169,6 @@ class RouteReport:
     chosen: Curve
     frontier: Frontier
     reliability: Reliability | str
-    families: tuple[FamilyGain, ...]
-    price: Price | None
     dropped_irrelevant: Examples
     dropped_relevant: Examples
     judged: Mapping[int, Interval]

@@ -5,7 +5,6 @@ queries, which took no part in any choice, or on the choosing queries if none wa
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from calibration.evaluate import (
     bootstrap_ratio,
     per_query,
 )
-from calibration.families import FamilyGain, family_gains
 from calibration.fit import fit_temperature, probabilities
 from calibration.pool_labels import PoolLabels, judged_share, label, labelled_part
 from calibration.replay import Pools
@@ -28,7 +26,7 @@ from calibration.report.data import Reliability, ReportData, RouteReport
 from calibration.report.dropped import PassageOf, dropped_passages
 from calibration.report.reliability import expected_calibration_error, reliability_bins
 from calibration.report.summary import summarise
-from calibration.report.tradeoffs import frontier, price, shown_policy
+from calibration.report.tradeoffs import frontier, shown_policy
 from calibration.results import COMPARED
 from calibration.sufficiency import sufficiency_words
 from ctxguard.core.decision import decide
@@ -50,8 +48,6 @@ _JUDGED_AT = (1, 10)
 def report(
     calibration: Calibration,
     passages: PassageOf | None = None,
-    *,
-    milliseconds: Mapping[str, float] | None = None,
 ) -> ReportData:
     """Gather what a person needs to check a calibration.
 
@@ -59,8 +55,6 @@ def report(
         calibration: Result of ``calibration.calibrate.calibrate``.
         passages: Returns a passage by its id, such as ``HybridRetriever.passage``, for the
             examples, or raises KeyError. Without it, or on KeyError, only the id is shown.
-        milliseconds: What each family of signals costs a query, by its name in
-            ``calibration.families``; None if that was not measured.
 
     Returns:
         The data for ``write_html`` and ``write_json``; equal calibrations give equal data.
@@ -72,9 +66,7 @@ def report(
         serving_k=calibration.settings.serving_k,
         confidence=CONFIDENCE,
         routes=tuple(
-            _route(calibration, route, passages, milliseconds)
-            for route in Route
-            if route in calibration.outcomes
+            _route(calibration, route, passages) for route in Route if route in calibration.outcomes
         ),
         labels=_label_counts(calibration),
         utilities=profile.utilities,
@@ -132,7 +124,6 @@ def _route(
     calibration: Calibration,
     route: Route,
     passages: PassageOf | None,
-    milliseconds: Mapping[str, float] | None,
 ) -> RouteReport:
     outcome, settings = calibration.outcomes[route], calibration.settings
     chosen, seed, held_out = outcome.profile, settings.seed, calibration.held_out is not None
@@ -167,8 +158,6 @@ def _route(
         chosen=curve(pools, labels, chosen.policy, seed=seed),
         frontier=frontier(outcome),
         reliability=_reliability(chosen, pools, labels, held_out=held_out, seed=seed),
-        families=_families(calibration, pools, labels, route, milliseconds),
-        price=price(outcome, pools, labels, delta=settings.delta, seed=seed) if held_out else None,
         dropped_irrelevant=irrelevant,
         dropped_relevant=relevant,
         **_retrieved(calibration, route),
@@ -197,27 +186,6 @@ def _reliability(
         candidates=int((~np.isnan(values)).sum()),
         kept_probability=float(kept[:, 1].sum()) / total if total else None,
         kept_relevant=bootstrap_ratio(kept[:, 2], kept[:, 0], seed=seed),
-    )
-
-
-def _families(
-    calibration: Calibration,
-    pools: Pools,
-    labels: PoolLabels,
-    route: Route,
-    milliseconds: Mapping[str, float] | None,
-) -> tuple[FamilyGain, ...]:
-    settings, utilities = calibration.settings, calibration.profile.utilities
-    if not isinstance(calibration.outcomes[route].profile.policy, ExpectedUtilityPolicy):
-        return ()
-    replayed, chosen_on = calibration.pools[route], calibration.chosen_on
-    return family_gains(
-        labelled_part(replayed, calibration.dataset, chosen_on, utilities),
-        None if calibration.held_out is None else (pools, labels),
-        utilities=utilities,
-        min_keep=settings.min_keep,
-        milliseconds=milliseconds,
-        seed=settings.seed,
     )
 
 

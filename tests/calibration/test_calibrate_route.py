@@ -312,10 +312,6 @@ class TestPromise:
         assert certification.grid_index is not None
         assert outcome.chosen_grid.settings(certification.grid_index)[0] == outcome.profile.policy.k
         assert outcome.profile.held_out.metrics["recall_loss"].value <= 0.1
-        # The choice without a test is shown beside it.
-        betting, uncorrected = certification.rule_choices.values()
-        assert betting[0] == certification.grid_index
-        assert uncorrected[1]["recall_loss"] <= 0.1
 
     def test_harm_can_be_promised_as_well(self) -> None:
         both = Promise(alpha=0.1, beta=0.5)
