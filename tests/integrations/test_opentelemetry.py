@@ -20,7 +20,7 @@ from ctxguard.monitor.sampling.writer import sample_to
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import SampleStore
 from ctxguard.request.telemetry import Telemetry, default_telemetry
-from ctxguard.testing import WordHashEmbedder
+from tests.doubles import WordHashEmbedder
 
 trace_export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
 pytest.importorskip("opentelemetry.util.genai")

@@ -7,7 +7,7 @@ from http_service import NamedScores, Serve
 
 from ctxguard.core.types import Passage
 from ctxguard.server.problems import MEDIA_TYPE
-from ctxguard.testing import FaultyRetriever
+from tests.doubles import FaultyRetriever
 
 SEARCH = "/v1/vector_stores/index/search"
 LONG = "q" * 10_001

@@ -10,7 +10,7 @@ from ctxguard.core.metadata_filter import Where, tokens, values_of
 from ctxguard.core.types import Hit, Passage
 from ctxguard.server.attribute_filters import alternatives_of, holds
 from ctxguard.server.problems import Problem
-from ctxguard.testing import FaultyRetriever
+from tests.doubles import FaultyRetriever
 
 SEARCH = "/v1/vector_stores/index/search"
 PASSAGES = [
