@@ -20,8 +20,6 @@ from ctxguard.monitor.sampling.record import SampleRecord, as_written
 
 PassageLookup = Callable[[str], Passage]
 """The passage of an id; raises where there is none."""
-OnJudged = Callable[[SampleRecord, JudgedRequest], None]
-"""Takes a judged sample and its verdicts as the estimates count them; what it raises is logged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +35,6 @@ class JudgingSettings:
         redactor: Applied to texts that ``lookup`` finds before the judge reads them, as the
             samples' own (``Privacy.redactor``) is to texts that are stored; one that fails costs
             the passage its verdict. None for no redaction.
-        on_judged: Called with each judged sample and its verdicts, once they are stored, such as
-            ``ctxguard.integrations.opentelemetry.EvaluationEvents``; None for nothing.
     """
 
     judge: Judge
@@ -47,7 +43,6 @@ class JudgingSettings:
     lookup: PassageLookup | None = None
     audit: Audit | None = None
     redactor: Redactor | None = redact
-    on_judged: OnJudged | None = None
 
     @property
     def series(self) -> str:
