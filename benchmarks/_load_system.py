@@ -19,7 +19,7 @@ from ctxguard.request.telemetry import Telemetry
 from ctxguard.resilience import Deadlines
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.protocols import AnyRetriever, Float32Array, Progress
-from ctxguard.testing import Fault, FaultyRetriever
+from tests.doubles import Fault, FaultyRetriever
 
 CANDIDATES = 100
 PASSAGES = 10_000

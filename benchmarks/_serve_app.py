@@ -34,7 +34,7 @@ from ctxguard.profile.schema import Profile, Provenance, RouteProfile
 from ctxguard.server.app import create_app
 from ctxguard.server.run import serve
 from ctxguard.server.settings import Secrets, ServiceSettings
-from ctxguard.testing import FaultyRetriever
+from tests.doubles import FaultyRetriever
 
 FINGERPRINT = "scores at hand"
 

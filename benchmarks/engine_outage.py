@@ -24,7 +24,7 @@ from rich.console import Console
 from ctxguard import ContextGuard, CtxguardError, Passage
 from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.request.telemetry import Telemetry
-from ctxguard.testing import WordHashEmbedder
+from tests.doubles import WordHashEmbedder
 
 _WORDS = ("fox", "kettle", "violin", "lantern", "ladder", "camera", "river", "piano")
 

@@ -52,6 +52,7 @@ ANSWER_METRICS: Mapping[str, str] = {
 MarkBy = Literal["contains", "exact", "judge"]
 Row = dict[str, object]
 
+_NAMES = ("pipeline", "reader", "context_digest")
 _BATCH = 20
 _REPLY_TOKENS = 40
 _MOST_ANSWER_CHARS = 4_000
@@ -163,6 +164,8 @@ class AnswerFile:
         if path.exists():
             for record in read_records(path, Counter()):
                 record.identifier("query_id")
+                for name in _NAMES:
+                    record.text(name, default="")
                 self._rows.append(dict(record.fields))
         self._places = {_place(row): row for row in self._rows if row.get("reader") == reader}
 

@@ -5,7 +5,6 @@ the second is an independent sample, as the test requires.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -62,9 +61,6 @@ class Certification:
         labels_needed: If nothing is certified, how many test queries like these with a defined
             recall loss would certify the safest policy; None if no number would, or if something
             is certified.
-        rule_choices: By rule, its choice with the means of udcg_strict, recall_loss and harm on
-            the test queries, None if it allows no policy: ``betting``, which certifies, and
-            ``uncorrected``, the riskiest policy whose plain means keep the promise.
     """
 
     grid_index: GridIndex | None
@@ -77,7 +73,6 @@ class Certification:
     tested: int
     certified: int
     labels_needed: int | None
-    rule_choices: Mapping[str, tuple[GridIndex, dict[str, float]] | None]
 
 
 def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -> Certification:
@@ -113,7 +108,6 @@ def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -
         tested=len(indices),
         certified=0,
         labels_needed=None,
-        rule_choices={},
     )
     if not indices:
         return nothing
@@ -137,11 +131,6 @@ def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -
     p_values = np.where(kept_promise, p_values, 1.0)
     n_certified = risk.fixed_sequence(p_values, promise.delta)
 
-    def choice(position: int) -> tuple[GridIndex, dict[str, float]] | None:
-        columns = {"udcg_strict": mean_udcg, "recall_loss": mean_loss, "harm": mean_harm}
-        means = {name: float(column[position]) for name, column in columns.items()}
-        return (indices[position], means) if position >= 0 else None
-
     # Above that of the baseline, over ordering and test queries together.
     n_ordering, n_testing = ordering.labels.weights.sum(), testing.labels.weights.sum()
     ordered_udcg = ordering.means.udcg_strict[tuple(np.array(indices).T)]
@@ -152,16 +141,12 @@ def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -
     chosen = int(np.argmax(gain[:n_certified])) if n_certified else -1
     if chosen >= 0 and gain[chosen] <= _TIE:
         chosen = -1
-    riskiest = int(np.flatnonzero(kept_promise)[-1]) if kept_promise.any() else -1
-    rule_choices = {"betting": choice(chosen), "uncorrected": choice(riskiest)}
     if chosen < 0:
         needed = None
         if not n_certified:
             losses = (recall_loss[:, 0], harm[:, 0] / largest)
             needed = _needed(*losses, largest, promise, (weights, for_harm))
-        return replace(
-            nothing, certified=n_certified, labels_needed=needed, rule_choices=rule_choices
-        )
+        return replace(nothing, certified=n_certified, labels_needed=needed)
     return replace(
         nothing,
         grid_index=indices[chosen],
@@ -169,7 +154,6 @@ def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -
         recall_loss=float(mean_loss[chosen]),
         harm=float(mean_harm[chosen]),
         certified=n_certified,
-        rule_choices=rule_choices,
     )
 
 

@@ -48,6 +48,7 @@ REFERENCE = {
             "ctxguard.integrations.opentelemetry",
             "ctxguard.integrations.separate_legs",
             "ctxguard.integrations.engines.retriever",
+            "ctxguard.retrieval.models.embedder",
             "ctxguard.integrations.engines.elasticsearch",
         ],
     ),
@@ -61,7 +62,7 @@ REFERENCE = {
             "ctxguard.server.console.routes",
         ],
     ),
-    "testing": ("Fakes and contract suites", ["ctxguard.testing"]),
+    "testing": ("The contract of a retriever", ["ctxguard.testing"]),
 }
 """The pages of the API reference: what each is about, and whose public names it has."""
 

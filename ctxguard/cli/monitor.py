@@ -72,12 +72,6 @@ class MonitorCommand(JudgeSettings, IndexSystem):
     refresh_seconds: float = key(
         "Time between two updates of estimates.", "SECONDS", ge=0.1, le=300, value=15.0
     )
-    opentelemetry_events: bool = key(
-        "Emit the scores of each judged sample as OpenTelemetry events, through the providers "
-        "that `opentelemetry-instrument ctxguard monitor` configures.",
-        "SWITCH",
-        value=False,
-    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -116,11 +110,6 @@ class MonitorCommand(JudgeSettings, IndexSystem):
         if self.index is not None:
             retriever = self.model_copy(update={"reranker": None}).open_index()
         judge = self.make_judge(self.reranker, output)
-        events = None
-        if self.opentelemetry_events:
-            from ctxguard.integrations.opentelemetry import EvaluationEvents
-
-            events = EvaluationEvents(f"{judge.name} {judge.version}")
         limits = Limits(self.keep_days * _DAY_SECONDS, int(self.keep_gib * _GIB))
         running = Monitor(
             open_store(self.store, limits),
@@ -134,7 +123,6 @@ class MonitorCommand(JudgeSettings, IndexSystem):
             profile_path=self.profile,
             switch_to_safe=self.switch_to_safe,
             switch=self.switch,
-            on_judged=events,
         )
         if running.series not in running.store.series():
             output.notes(

@@ -1,45 +1,33 @@
-"""Spans of requests and events of judged samples, for OpenTelemetry.
+"""Spans of requests, for OpenTelemetry.
 
-Names are those of its conventions for generative AI where they have one (``retrieval`` spans and
-``gen_ai.evaluation.result`` events; both in development in November 2026), through
-``opentelemetry-util-genai``. What the conventions do not name is under ``ctxguard.``.
+Names are those of its conventions for generative AI where they have one (``retrieval`` spans, in
+development in November 2026), through ``opentelemetry-util-genai``. What the conventions do not
+name is under ``ctxguard.``.
 
 Nothing is exported by this module: it uses the providers that the process has configured.
 """
 
-import math
-import re
 from collections.abc import Sequence
-from time import time_ns
 from typing import TYPE_CHECKING, Any
 
 from ctxguard import __version__
 from ctxguard._support.extras import require
 from ctxguard.core.context import Context
 from ctxguard.errors import RedactionError
-from ctxguard.monitor.estimation.terms import JudgedRequest, Metric, table_of, term
 from ctxguard.monitor.redaction import Redactor, redact, redacted
-from ctxguard.monitor.sampling.record import SampleRecord
 
 if TYPE_CHECKING:
     from opentelemetry._logs import LoggerProvider
-    from opentelemetry.context import Context as TraceContext
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import Span, Tracer, TracerProvider
     from opentelemetry.util.genai.handler import TelemetryHandler
     from opentelemetry.util.genai.invocation import RetrievalInvocation
 
-__all__ = ["EvaluationEvents", "OpenTelemetryTracing"]
+__all__ = ["OpenTelemetryTracing"]
 
 _EXTRA = "opentelemetry"
 _SCOPE = "ctxguard"
 _NANOSECONDS = 10**9
-
-PER_REQUEST = (Metric.PRECISION, Metric.MRR, Metric.UDCG, Metric.HARM)
-"""The metrics that one judged request has a value of, beside recall where its pool was judged."""
-
-_TRACED_REQUEST = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})")
-"""The id of a request that got it from its span: trace id and span id."""
 
 
 class OpenTelemetryTracing:
@@ -245,71 +233,3 @@ def _decision_attributes(context: Context, probability: float) -> dict[str, Any]
         for reason, count in context.dropped_by_reason.items()
     }
     return {name: value for name, value in given.items() if value is not None} | dropped
-
-
-class EvaluationEvents:
-    """A ``gen_ai.evaluation.result`` event for each metric of each judged sample.
-
-    Give it to ``Monitor(on_judged=…)``. An event of a request that got its id from its span belongs
-    to that trace. The scores are one judge's of one request: they are not corrected by people's
-    labels, as the estimates of the monitor are.
-
-    Args:
-        judge: Its name and version; ``Monitor.series``.
-        logger_provider: None for the process's own.
-
-    Raises:
-        MissingExtraError: the libraries are not installed.
-    """
-
-    def __init__(self, judge: str, *, logger_provider: "LoggerProvider | None" = None) -> None:
-        logs = require("opentelemetry._logs", _EXTRA)
-        self._logger = logs.get_logger(_SCOPE, __version__, logger_provider)
-        self._judge = judge
-
-    def __call__(self, record: SampleRecord, judged: JudgedRequest) -> None:
-        """Emit the events of one judged sample."""
-        trace_context = _trace_context(record.request_id)
-        for metric, value in per_request(judged).items():
-            self._logger.emit(
-                timestamp=time_ns(),
-                context=trace_context,
-                event_name="gen_ai.evaluation.result",
-                attributes={
-                    "gen_ai.evaluation.name": f"ctxguard.{metric.value}",
-                    "gen_ai.evaluation.score.value": value,
-                    "ctxguard.request_id": record.request_id,
-                    "ctxguard.judge": self._judge,
-                },
-            )
-
-
-def per_request(judged: JudgedRequest) -> dict[Metric, float]:
-    """The metrics of one judged request; without those that it has no value of.
-
-    >>> request = JudgedRequest(0.1, (0, 1), (-0.5, 1.0), 0.0, 1.0, None, 0.0, 0.5)
-    >>> per_request(request)[Metric.PRECISION]
-    0.5
-    """
-    table = table_of(judged.to_row())
-    values = {}
-    for metric in PER_REQUEST:
-        numerator, denominator, _ = (float(column[0]) for column in term(metric, table))
-        if denominator > 0.0 and math.isfinite(numerator):
-            values[metric] = numerator / denominator
-    if judged.pool_relevant:
-        values[Metric.RECALL] = judged.kept_relevant / judged.pool_relevant
-    return values
-
-
-def _trace_context(request_id: str) -> "TraceContext | None":
-    """The span that a request's id names; None for an id of another form."""
-    found = _TRACED_REQUEST.fullmatch(request_id)
-    if found is None:
-        return None
-    trace = require("opentelemetry.trace", _EXTRA)
-    span = trace.SpanContext(
-        int(found[1], 16), int(found[2], 16), is_remote=True, trace_flags=trace.TraceFlags(1)
-    )
-    context: TraceContext = trace.set_span_in_context(trace.NonRecordingSpan(span))
-    return context

@@ -38,7 +38,7 @@ from ctxguard.monitor.judging.counters import (
     MonitorCounters,
     judge_counts,
 )
-from ctxguard.monitor.judging.sample_judge import JudgingSettings, OnJudged, PassageLookup
+from ctxguard.monitor.judging.sample_judge import JudgingSettings, PassageLookup
 from ctxguard.monitor.judging.worker import JudgingWorker
 from ctxguard.monitor.redaction import Redactor, redact
 from ctxguard.monitor.store import Accounts, SampleStore, State
@@ -110,7 +110,7 @@ class Monitor:
     """Judges stored samples and estimates the quality of live traffic.
 
     Args:
-        judge, utilities, budget, lookup, redactor, on_judged: See ``JudgingSettings``.
+        judge, utilities, budget, lookup, redactor: See ``JudgingSettings``.
         window_seconds: Length of the recent window, > 0.
         precision: What an estimate needs in order to be shown.
         alarms: The alarms of one profile; None for none. They compare what all monitors that were
@@ -150,7 +150,6 @@ class Monitor:
         profile_path: Path | None = None,
         switch_to_safe: bool = False,
         switch: bool = False,
-        on_judged: OnJudged | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         if not 0.0 < window_seconds < float("inf"):
@@ -160,7 +159,7 @@ class Monitor:
         self.exact = bool(getattr(judge, "exact", False))
         self.window_seconds = window_seconds
         self.precision = precision
-        self._settings = JudgingSettings(judge, utilities, budget, lookup, redactor, on_judged)
+        self._settings = JudgingSettings(judge, utilities, budget, lookup, redactor)
         self.series = self._settings.series
         # Makes the rows of what people have graded since.
         self._update_graded = partial(

@@ -10,7 +10,7 @@ from benchmarks.corpus_drift import labels_within as within
 from calibration.data.dataset import Dataset, Query
 from ctxguard.core.corpus_sketch import CorpusSketch, passage_digest
 from ctxguard.core.types import Passage
-from ctxguard.testing import WordHashEmbedder
+from tests.doubles import WordHashEmbedder
 
 N = 400
 RELEVANT = [f"p{n:03}" for n in range(0, N, 40)]

@@ -9,7 +9,7 @@ from benchmarks.engines import EMBEDDED, Work, encoded, measure, missed, table
 from calibration.data.dataset import Dataset, Query
 from ctxguard import Passage
 from ctxguard.core.interval import Interval
-from ctxguard.testing import WordHashEmbedder
+from tests.doubles import WordHashEmbedder
 
 
 def test_an_engine_that_is_absent_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from benchmarks._recycled import recycled
 from ctxguard.core.types import Passage
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.testing import WordTokenEmbedder
+from tests.doubles import WordTokenEmbedder
 
 TEXTS = ["One fish swims far away. Two birds sing in trees.", "Red apples fall early. Pears stay."]
 

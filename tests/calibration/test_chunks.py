@@ -4,15 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from calibration.data.coverage import coverage, unjudged
+
 from calibration.data.dataset import Dataset, Query, unknown_passages
 from calibration.pool_labels import label
 from calibration.replay import Pools, replay
 from ctxguard.core.types import Passage, Route
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.chunks import CHUNK_OF
-from ctxguard.testing import WordHashEmbedder
+from tests.doubles import WordHashEmbedder
 
 QUERY = Query("q", "red fox")
 

@@ -139,6 +139,6 @@ class TestTriplets:
         assert [json.loads(line) for line in lines] == list(rows)
 
     def test_nothing_found_says_what_to_do(self, tmp_path: Path) -> None:
-        with pytest.raises(CalibrationError, match="--unjudged-margin"):
+        with pytest.raises(CalibrationError, match="the key unjudged-margin"):
             write_triplets(tmp_path / "t.jsonl", ())
         assert list(tmp_path.iterdir()) == []

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from calibration.families import families_of, family_gains
 from prometheus_client import CollectorRegistry
 from simulated_pools import labelled, ranking_of
 
@@ -16,10 +15,6 @@ from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query
 from calibration.fit import pool_features
-from calibration.pool_labels import label
-from calibration.replay import replay
-from calibration.report import report
-from calibration.report.page import page
 from ctxguard import ContextGuard, ExpectedUtilityPolicy, Flag, Hit, Ranking, ScoreKind
 from ctxguard.core.decision import decide
 from ctxguard.core.signals import feature_names
@@ -130,13 +125,6 @@ class TestFromHitsToTheAnswer:
         assert again.kept_ids == context.decision.kept_ids
         assert again.probabilities == pytest.approx(context.decision.probabilities, abs=1e-5)
 
-    def test_the_report_says_what_each_family_adds(self) -> None:
-        (route,) = report(calibrated()).routes
-        gained = {row.family: row.gain for row in route.families}
-        assert list(gained) == ["own"]
-        assert gained["own"].lower > 0.0
-        assert "What each family of signals adds" in page(report(calibrated()))
-
 
 class TestModels:
     def test_scores_without_legs_are_a_leg(self) -> None:
@@ -204,23 +192,3 @@ class TestPools:
         hits = [Hit(f"p{i}", 1.0, signals={"price": v}) for i, v in enumerate(values)]  # type: ignore[dict-item]
         found = Ranking.from_hits(hits, ScoreKind.COSINE).signals["price"]
         assert np.array_equal(found, [1.0, 2.0, math.nan, math.nan, math.nan, 1.0], equal_nan=True)
-
-
-class TestFamilies:
-    def test_each_signal_is_in_one_and_inputs_of_the_ranker_are_in_none(self) -> None:
-        given = with_signals(
-            coverage=[1.0, 2.0, 3.0], price=[0.0, 1.0, 0.0], redundancy=[0.0, 0.0, 1.0]
-        )
-        pools, _ = labelled([given], [{"p0": 1}])
-        assert families_of(pools) == {"coverage": ("coverage",), "own": ("price",)}
-
-    def test_without_named_signals_there_is_nothing_to_show(self) -> None:
-        pools, labels = labelled([with_signals()], [{"p0": 1}])
-        assert family_gains((pools, labels)) == ()
-
-    def test_they_are_measured_out_of_fold_without_other_queries(self) -> None:
-        pools = replay(Shop(), dataset(40).queries, depth=DEPTH, score_kind=ScoreKind.COSINE)
-        (own,) = family_gains((pools, label(pools, dataset(40))), milliseconds={"own": 0.25})
-        assert own.gain.n == 40
-        assert own.gain.lower > 0.0
-        assert own.milliseconds == 0.25

@@ -69,27 +69,6 @@ class TestFigures:
                 for x, y in found.candidates
             )
 
-    def test_a_certificate_without_a_promise_is_the_betting_bound(self) -> None:
-        route = reported().routes[0]
-        assert not route.price.rules
-        assert route.certificate.alpha == pytest.approx(route.price.bound, abs=1.1e-4)
-        assert route.price.bound >= (route.price.observed.value or 0)
-
-    def test_a_promise_has_a_price_against_the_choice_without_it(self) -> None:
-        promise = Promise(0.2, None, 0.1)
-        route = reported(240, promise).routes[0]
-        assert route.certificate.alpha == 0.2
-        assert set(route.price.rules) == {"none", "betting", "uncorrected"}
-        assert route.price.in_force == "betting"
-        assert route.price.rules["none"].words == route.summary.keeps["highest utility"]
-        own = route.price.results.of("betting", "udcg_strict")
-        free = route.price.results.of("none", "udcg_strict")
-        assert own.difference.value == pytest.approx(
-            (own.mean.value or 0.0) - (free.mean.value or 0.0), abs=1e-5
-        )
-        measured = route.summary.results.of("chosen", "udcg_strict").mean
-        assert own.mean.value == pytest.approx(measured.value, abs=1e-4)
-
     def test_a_promise_that_cannot_be_kept_says_how_many_labels_it_would_take(self) -> None:
         route = reported(60, Promise(0.02, 0.5, 0.1)).routes[0]
         assert route.certificate is None
@@ -97,14 +76,12 @@ class TestFigures:
         promised = "mean recall loss ≤ 0.02 and mean harm ≤ 0.5 with probability 0.9"
         assert promised in route.certificate_words
         assert re.search(r"About \d+ answerable test queries|No number", route.certificate_words)
-        assert route.price.in_force is None
 
     def test_without_queries_held_out_it_says_that_the_figures_are_optimistic(self) -> None:
         data = reported(60, held_out=0.0)
         route = data.routes[0]
         assert not route.summary.held_out
         assert "No query was held out" in route.reliability
-        assert route.price is None
         assert "no query was held out" in route.certificate_words
         assert "is optimistic" in page(data)
         assert any("no query was held out" in line for line in route.summary.warnings)

@@ -20,7 +20,7 @@ from ctxguard.guard.reload import IndexWatcher
 from ctxguard.request.telemetry import ReloadOutcome
 from ctxguard.resilience import Deadlines
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.testing import Fault
+from tests.doubles import Fault
 
 DEADLINES = Deadlines(total_seconds=8.0, lexical_seconds=2.0, dense_seconds=2.0)
 """Only a leg that hangs takes as long, also on a busy machine and with the model."""

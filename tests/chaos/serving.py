@@ -35,7 +35,7 @@ from ctxguard.resilience import Deadlines
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.retrieval.protocols import Reranker
-from ctxguard.testing import Fault, FaultyEmbedder
+from tests.doubles import Fault, FaultyEmbedder
 
 PATIENCE_SECONDS = 300.0
 """Ends what hangs; nothing is timed by it."""
@@ -198,7 +198,7 @@ class ServingProcess:
     def _faulty_lexical_leg(self) -> Fault:
         """Make the lexical leg of the index that answers now one that can be made to fail.
 
-        In place, unlike `ctxguard.testing.FaultyRetriever`: a loaded retriever keeps its folder.
+        In place, unlike `FaultyRetriever`: a loaded retriever keeps its folder.
         """
         assert self.retriever is not None
         fault, lexical = Fault(), cast(Any, self.retriever.generation.lexical)

@@ -146,11 +146,8 @@ def test_the_evidence_is_written_as_a_page_and_as_json(
     assert [route["route"] for route in data["routes"]] == ["hybrid", "lexical", "dense"]
     assert data["routes"][0]["certificate"]["delta"] == 0.1
     assert data["profile_id"] == document["profile_id"]
-    families = {each["family"]: each for each in data["routes"][0]["families"]}
-    assert families["stems"]["milliseconds"] >= 0.0
-    assert families["ranker"]["milliseconds"] >= 0.0
     text = page.read_text(encoding="utf-8")
-    for part in (data["profile_id"], "How to clean a", "ms per query"):
+    for part in (data["profile_id"], "How to clean a"):
         assert part in text
 
 

@@ -29,7 +29,7 @@ from ctxguard.monitor.labels.files import (
 )
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.signals.ranker import Ranker
-from ctxguard.testing import WordHashEmbedder
+from tests.doubles import WordHashEmbedder
 
 
 class TestAtomicWrite:

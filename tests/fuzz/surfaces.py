@@ -75,8 +75,8 @@ from ctxguard.retrieval.rerank_client import read_scores
 from ctxguard.retrieval.signals.ranker import FORMAT, Ranker
 from ctxguard.server.app import create_app
 from ctxguard.server.settings import ServiceSettings
-from ctxguard.testing import WordHashEmbedder, WordTokenEmbedder
 from tests.core.test_profile import PROFILE
+from tests.doubles import WordHashEmbedder, WordTokenEmbedder
 from tests.fuzz.inputs import altered, body, changed, number, text, value
 from tests.profiles import profile_with
 

@@ -24,8 +24,8 @@ from ctxguard.guard import ContextGuard
 from ctxguard.request.telemetry import FAILED_CAUSES
 from ctxguard.resilience.breaker import FAILURES, RETRY_SECONDS
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.testing import WordHashEmbedder
 from tests.counted import Counted
+from tests.doubles import WordHashEmbedder
 from tests.timing import NEVER, PATIENCE_SECONDS, SOON, Clock
 
 RANKING = Ranking.from_hits([Hit("a", 2.0, "first"), Hit("b", 1.0, "second")], ScoreKind.RATIO)

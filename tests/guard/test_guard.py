@@ -41,9 +41,8 @@ from ctxguard.errors import (
 from ctxguard.guard import ContextGuard
 from ctxguard.profile.schema import Profile, RouteProfile
 from ctxguard.request.telemetry import Telemetry, default_telemetry
-from ctxguard.testing import FaultyRetriever
-from ctxguard.testing.faults import Fault
 from tests.counted import Counted
+from tests.doubles import Fault, FaultyRetriever
 from tests.profiles import profile_with
 from tests.timing import NEVER, PATIENCE_SECONDS
 

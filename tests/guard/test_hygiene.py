@@ -38,7 +38,7 @@ from ctxguard.guard import ContextGuard
 from ctxguard.request.telemetry import Telemetry
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.index.storage import manifest_file
-from ctxguard.testing import WordHashEmbedder
+from tests.doubles import WordHashEmbedder
 
 DIAGNOSIS = "my-diagnosis-is-secret"
 INJECTED = "id\n2026-01-01 ERROR all is lost\x1b[31m\r\x00"

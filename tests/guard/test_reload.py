@@ -26,7 +26,7 @@ from ctxguard.profile.schema import Profile, RouteProfile
 from ctxguard.request.telemetry import ReloadOutcome, Telemetry
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.index import storage
-from ctxguard.testing import WordHashEmbedder
+from tests.doubles import WordHashEmbedder
 from tests.profiles import profile_with
 from tests.timing import PATIENCE_SECONDS, until
 

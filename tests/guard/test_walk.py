@@ -37,7 +37,7 @@ from ctxguard.core.types import Hit, Passage
 from ctxguard.guard import ContextGuard
 from ctxguard.request.telemetry import Telemetry
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.testing import WordHashEmbedder
+from tests.doubles import WordHashEmbedder
 
 ROOTS = [Path(str(package.__file__)).parent for package in (ctxguard, calibration)]
 QUERY = "parsing number 107"

@@ -7,6 +7,12 @@ from typing import Any
 
 import pytest
 
+SMALL_MODEL = {
+    "ctxguard.retrieval.models.embedder import": "tests.doubles import WordHashEmbedder as",
+    "size=384": "size=64",
+}
+"""Replaces the model of a page by one of a few lines, with shorter vectors."""
+
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "integrations"
 
 

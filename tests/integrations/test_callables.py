@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 from prometheus_client import CollectorRegistry
-from snippets import ran
+from snippets import SMALL_MODEL, ran
 
 from ctxguard import ContextGuard, Flag, ScoreKind, StageUnavailableError, Where
 from ctxguard.core.context import Context
@@ -24,7 +24,7 @@ def asked(guard: ContextGuard, query: str = QUERY, **fields: Any) -> Context:
 def lance(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("lance"))
-        return ran("lancedb")
+        return ran("lancedb", SMALL_MODEL)
 
 
 def test_lancedb_gives_each_leg_its_own_scores(lance: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ def test_lancedb_without_its_text_index_serves_the_vectors(
 
 @pytest.fixture(scope="module")
 def chroma() -> dict[str, Any]:
-    return ran("chroma")
+    return ran("chroma", SMALL_MODEL)
 
 
 def test_chroma_distances_are_negated(chroma: dict[str, Any]) -> None:
@@ -167,7 +167,7 @@ def test_a_dspy_module_reads_what_the_guard_kept() -> None:
     dspy = pytest.importorskip("dspy")
     from dspy.utils import DummyLM
 
-    module = ran("dspy")["Answer"]()
+    module = ran("dspy", SMALL_MODEL)["Answer"]()
     model = DummyLM([{"reasoning": "It says so.", "answer": "three minutes"}])
     with dspy.context(lm=model):
         found = module.deepcopy()(QUERY)

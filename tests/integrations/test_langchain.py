@@ -34,7 +34,8 @@ from ctxguard.integrations.langchain import (
 )
 from ctxguard.integrations.separate_legs import SeparateLegs
 from ctxguard.request.telemetry import Telemetry
-from ctxguard.testing import RetrieverContract, WordHashEmbedder
+from ctxguard.testing import RetrieverContract
+from tests.doubles import WordHashEmbedder
 
 
 class WordHashes(Embeddings):
@@ -279,7 +280,7 @@ def test_k_leaves_the_best_in_the_order_of_presentation() -> None:
 
 
 def test_any_guard_becomes_a_retriever_and_titles_are_kept() -> None:
-    from ctxguard.testing import FakeRetriever
+    from tests.doubles import FakeRetriever
 
     guarded = GuardedRetriever(guard=guard_of(FakeRetriever(RetrieverContract.PASSAGES), k=1))
     (fox,) = guarded.invoke("red fox")

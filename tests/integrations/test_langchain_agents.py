@@ -19,7 +19,7 @@ from ctxguard import Assembly, ConfigurationError, ContextGuard, Passage, RatioP
 from ctxguard.integrations.langchain import GuardedRetriever
 from ctxguard.integrations.langchain_agents import GuardedTools, retriever_tool
 from ctxguard.request.telemetry import Telemetry
-from ctxguard.testing import FakeRetriever
+from tests.doubles import FakeRetriever
 
 PASSAGES = (
     Passage("fox", "A red fox sleeps in its den."),

@@ -27,7 +27,8 @@ from ctxguard import (
 )
 from ctxguard.integrations.llamaindex import GuardPostprocessor, ranking_of_nodes
 from ctxguard.request.telemetry import Telemetry
-from ctxguard.testing import RetrieverContract, WordHashEmbedder
+from ctxguard.testing import RetrieverContract
+from tests.doubles import WordHashEmbedder
 
 _HASHES = WordHashEmbedder()
 

@@ -23,7 +23,8 @@ from ctxguard import (
 from ctxguard.core.context import Context
 from ctxguard.integrations.separate_legs import SeparateLegs
 from ctxguard.request.telemetry import Telemetry
-from ctxguard.testing import FakeRetriever, RetrieverContract
+from ctxguard.testing import RetrieverContract
+from tests.doubles import FakeRetriever
 
 
 def found(*hits: Hit) -> Any:

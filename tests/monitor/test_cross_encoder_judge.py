@@ -16,7 +16,7 @@ from ctxguard.guard import ContextGuard
 from ctxguard.monitor.judges import CrossEncoderJudge, InvalidReason
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.models.reranker import CrossEncoderReranker
-from ctxguard.testing import JudgeContract, WordHashEmbedder
+from tests.doubles import JudgeContract, WordHashEmbedder
 
 pytestmark = pytest.mark.model
 

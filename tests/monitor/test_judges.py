@@ -12,7 +12,7 @@ from ctxguard.errors import RedactionError
 from ctxguard.monitor.judges import Judgment, LabelJudge, UnjudgedAs
 from ctxguard.monitor.redaction import hash_text, redact
 from ctxguard.monitor.service import JudgedAs
-from ctxguard.testing import JudgeContract
+from tests.doubles import JudgeContract
 
 QRELS = {"how?": {"a": 2, "b": 1, "c": 0, "z": -1}}
 PASSAGES = [Passage(name, "") for name in "abczx"]

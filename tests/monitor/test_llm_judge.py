@@ -23,7 +23,7 @@ from ctxguard.monitor.redaction import Text
 from ctxguard.monitor.sampling.privacy import Privacy
 from ctxguard.monitor.service import JudgedAs
 from ctxguard.retrieval.chat import Pacer, read_reply
-from ctxguard.testing import JudgeContract
+from tests.doubles import JudgeContract
 
 pytest.importorskip("openai")
 

@@ -6,7 +6,7 @@ import pytest
 
 from ctxguard.core.types import Passage
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.testing import WordHashEmbedder
+from tests.doubles import WordHashEmbedder
 
 TEXTS = {
     "json.load": "Deserialize a file object that holds a JSON document.",

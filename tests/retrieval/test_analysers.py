@@ -15,7 +15,7 @@ from ctxguard.errors import ConfigurationError, IndexFolderError
 from ctxguard.retrieval import Analyser, HybridRetriever
 from ctxguard.retrieval.analysers import LANGUAGES, analyser_for
 from ctxguard.retrieval.analysers.english import ENGLISH, STOP_WORDS
-from ctxguard.testing import WordHashEmbedder
+from tests.doubles import WordHashEmbedder
 
 BM25S = r"bm25s lucene k1=1.5 b=0.75; "
 

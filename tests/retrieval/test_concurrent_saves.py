@@ -153,7 +153,7 @@ import sys
 from pathlib import Path
 from ctxguard.core.types import Passage
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.testing import WordHashEmbedder
+from tests.doubles import WordHashEmbedder
 
 role, folder, turns = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 embedder = WordHashEmbedder()

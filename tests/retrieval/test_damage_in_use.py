@@ -12,7 +12,7 @@ import pytest
 
 from ctxguard.core.types import Passage
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.testing import WordTokenEmbedder
+from tests.doubles import WordTokenEmbedder
 
 SEARCHES = """
     import random, sys
@@ -23,7 +23,7 @@ SEARCHES = """
     from ctxguard.errors import CtxguardError
     from ctxguard.retrieval import HybridRetriever
     from ctxguard.retrieval.index import storage
-    from ctxguard.testing import WordTokenEmbedder
+    from tests.doubles import WordTokenEmbedder
 
     folder, in_memory = Path(sys.argv[1]), sys.argv[2] == "memory"
     if not in_memory:

@@ -15,7 +15,7 @@ from ctxguard.resilience import Deadlines, Stage
 from ctxguard.resilience.breaker import FAILURES, RETRY_SECONDS
 from ctxguard.retrieval.hybrid.pipeline import SearchSettings
 from ctxguard.retrieval.hybrid.search import Search
-from ctxguard.testing import FaultyEmbedder, FaultyReranker, FaultyRetriever
+from tests.doubles import FaultyEmbedder, FaultyReranker, FaultyRetriever
 from tests.timing import NEVER, SOON, Clock
 
 QUERY = "deserialize a JSON string"

@@ -26,7 +26,7 @@ from ctxguard.retrieval.index import hybrid_index
 from ctxguard.retrieval.index.hybrid_index import Changes, HybridIndex
 from ctxguard.retrieval.protocols import Float32Array
 from ctxguard.retrieval.signals.term_vectors import term_cosines
-from ctxguard.testing import WordHashEmbedder, WordTokenEmbedder
+from tests.doubles import WordHashEmbedder, WordTokenEmbedder
 
 WORDS = ["red", "dog", "dogs", "fox", "foxes.", "rose", "wait_for", "sun", "sea", "the"]
 QUERIES = ("red fox", "sun sun sea", "rose", "cat dog quagga")
@@ -347,7 +347,7 @@ from pathlib import Path
 from typing import Any
 from ctxguard.core.types import Passage
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.testing import WordHashEmbedder, WordTokenEmbedder
+from tests.doubles import WordHashEmbedder, WordTokenEmbedder
 
 folder, first = Path(sys.argv[1]), int(sys.argv[2])
 retriever = HybridRetriever.load(folder, embedder=WordHashEmbedder())

@@ -41,7 +41,7 @@ from ctxguard.retrieval.index.filters import AllowedRows, MetadataFields, Metada
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from ctxguard.retrieval.index.passages import PassageTable, read_passages
 from ctxguard.retrieval.index.rows import Rows
-from ctxguard.testing import FaultyRetriever, WordHashEmbedder
+from tests.doubles import FaultyRetriever, WordHashEmbedder
 from tests.timing import PATIENCE_SECONDS
 
 WORDS = ("red", "fox", "dog", "rose", "snow", "hill", "rain", "cloud")

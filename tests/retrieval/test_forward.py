@@ -14,7 +14,7 @@ from ctxguard.retrieval.analysers.reading import LONGEST_SENTENCE, Reading
 from ctxguard.retrieval.index.forward import ForwardIndex
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from ctxguard.retrieval.text_signals import TextSignals
-from ctxguard.testing import WordHashEmbedder
+from tests.doubles import WordHashEmbedder
 
 QUERY = "the red foxes wait for dogs quagga"
 

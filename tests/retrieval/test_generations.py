@@ -24,7 +24,7 @@ from ctxguard.request.telemetry import ReloadOutcome, Telemetry
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from ctxguard.retrieval.index.storage import manifest_file
-from ctxguard.testing import WordHashEmbedder
+from tests.doubles import WordHashEmbedder
 from tests.timing import until
 
 N = 12

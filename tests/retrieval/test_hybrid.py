@@ -22,12 +22,7 @@ from ctxguard.resilience import Deadlines
 from ctxguard.retrieval import HybridRetriever, Retriever
 from ctxguard.retrieval.index.dense import DenseIndex
 from ctxguard.retrieval.protocols import Float32Array
-from ctxguard.testing import (
-    FaultyEmbedder,
-    FaultyReranker,
-    FaultyRetriever,
-    WordHashEmbedder,
-)
+from tests.doubles import FaultyEmbedder, FaultyReranker, FaultyRetriever, WordHashEmbedder
 from tests.timing import NEVER, SOON
 
 QUERY = "deserialize a JSON string"

@@ -42,7 +42,7 @@ def test_a_forked_child_of_a_process_that_searched_can_search() -> None:
             import os, signal
             import numpy as np
             from ctxguard.retrieval import HybridRetriever
-            from ctxguard.testing import WordHashEmbedder
+            from tests.doubles import WordHashEmbedder
             from ctxguard.core.types import Passage
 
             passages = [Passage(f"p{n}", f"passage number {n}") for n in range(300)]

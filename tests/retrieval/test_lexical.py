@@ -18,7 +18,7 @@ from ctxguard.retrieval.index.lexical import (
     lexical_index,
 )
 from ctxguard.retrieval.index.part_files import PartFiles
-from ctxguard.testing import LexicalContract
+from tests.doubles import LexicalContract
 
 words = st.sampled_from(["red", "dog", "fox", "rose", "cat", "sun"])
 texts = st.lists(st.lists(words, max_size=8).map(" ".join), min_size=1, max_size=30)

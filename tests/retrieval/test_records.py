@@ -10,7 +10,7 @@ from ctxguard.retrieval.index import records as records_module
 from ctxguard.retrieval.index.forward import ForwardIndex, named_signals
 from ctxguard.retrieval.index.lexical import Bm25sIndex
 from ctxguard.retrieval.index.records import CorpusCounts, Records, TermCounts, weighed_words
-from ctxguard.testing import WordTokenEmbedder
+from tests.doubles import WordTokenEmbedder
 
 TEXTS = [
     "Red foxes run. The dogs wait_for the red fox!",

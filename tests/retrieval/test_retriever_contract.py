@@ -15,7 +15,8 @@ from ctxguard.resilience import Deadlines
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.protocols import FloatArray
-from ctxguard.testing import FakeRetriever, FaultyRetriever, RetrieverContract, WordHashEmbedder
+from ctxguard.testing import RetrieverContract
+from tests.doubles import FakeRetriever, FaultyRetriever, WordHashEmbedder
 from tests.timing import NEVER
 
 

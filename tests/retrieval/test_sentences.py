@@ -15,7 +15,7 @@ from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from ctxguard.retrieval.models.sentences import sentence_lengths, sentences_of
 from ctxguard.retrieval.nibbles import packed
 from ctxguard.retrieval.protocols import QueryTokens, Sentences
-from ctxguard.testing import WordHashEmbedder, WordTokenEmbedder
+from tests.doubles import WordHashEmbedder, WordTokenEmbedder
 
 QUERY = "Which red fox sleeps?"
 TEXTS = {

@@ -20,7 +20,7 @@ from ctxguard.guard import ContextGuard
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.index import storage
 from ctxguard.retrieval.index.passages import PassageTable
-from ctxguard.testing import WordHashEmbedder, WordTokenEmbedder
+from tests.doubles import WordHashEmbedder, WordTokenEmbedder
 from tests.timing import PATIENCE_SECONDS, until
 
 QUERY = "deserialize a JSON string"

@@ -18,7 +18,7 @@ from ctxguard.core.types import Route, ScoreKind
 from ctxguard.profile.schema import RouteProfile
 from ctxguard.server.app import create_app
 from ctxguard.server.settings import ServiceSettings
-from ctxguard.testing import FaultyRetriever
+from tests.doubles import FaultyRetriever
 from tests.profiles import profile_with
 
 

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
 from ctxguard.core.types import FloatArray
-from ctxguard.testing.faults import Fault
+from tests.doubles import Fault
 
 Serve = Callable[..., TestClient]
 """Starts a service with settings, and returns a client of it."""

@@ -7,7 +7,7 @@ from http_service import NamedScores, Serve
 
 from ctxguard.core.types import Passage
 from ctxguard.server.problems import MEDIA_TYPE
-from ctxguard.testing import FaultyRetriever
+from tests.doubles import FaultyRetriever
 
 LONG = "q" * 10_001
 INDEX = FaultyRetriever([Passage("a", "q")])

@@ -13,7 +13,7 @@ from ctxguard.server.limits import (
     MOST_QUERY_BODY_BYTES,
     MOST_VALUES,
 )
-from ctxguard.testing import FaultyRetriever
+from tests.doubles import FaultyRetriever
 
 PASSAGES = [
     Passage("fox", "a red fox in the snow", "Foxes", {"tenant": "a", "year": 2020}),

@@ -16,7 +16,7 @@ from ctxguard.guard import ContextGuard
 from ctxguard.profile.schema import RouteProfile
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.server.mcp import create_server
-from ctxguard.testing import WordHashEmbedder
+from tests.doubles import WordHashEmbedder
 from tests.profiles import profile_with
 
 mcp = pytest.importorskip("mcp")

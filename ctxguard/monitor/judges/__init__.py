@@ -1,8 +1,7 @@
 """Judges, which grade how well a passage answers a query: one protocol and its implementations.
 
-``ctxguard.testing.JudgeContract`` tests any judge against the protocol. Importing this package
-loads no optional library: the client library (extra ``judge``) and the cross-encoder (extra
-``embedded``) are imported when their judge is constructed.
+Importing this package loads no optional library: the client library (extra ``judge``) and the
+cross-encoder (extra ``embedded``) are imported when their judge is constructed.
 """
 
 from ctxguard.monitor.judges.known_labels import (

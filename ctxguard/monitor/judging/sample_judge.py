@@ -19,8 +19,6 @@ from ctxguard.monitor.sampling.record import SampleRecord, as_written
 
 PassageLookup = Callable[[str], Passage]
 """The passage of an id; raises where there is none."""
-OnJudged = Callable[[SampleRecord, JudgedRequest], None]
-"""Takes a judged sample and its verdicts as the estimates count them; what it raises is logged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +33,6 @@ class JudgingSettings:
         redactor: Applied to texts that ``lookup`` finds before the judge reads them, as the
             samples' own (``Privacy.redactor``) is to texts that are stored; one that fails costs
             the passage its verdict. None for no redaction.
-        on_judged: Called with each judged sample and its verdicts, once they are stored, such as
-            ``ctxguard.integrations.opentelemetry.EvaluationEvents``; None for nothing.
     """
 
     judge: Judge
@@ -44,7 +40,6 @@ class JudgingSettings:
     budget: BudgetLimits = NO_LIMITS
     lookup: PassageLookup | None = None
     redactor: Redactor | None = redact
-    on_judged: OnJudged | None = None
 
     @property
     def series(self) -> str:

@@ -115,7 +115,6 @@ class JudgingWorker:
         self._budget = budget
         self._counters = counters
         self._alarms = alarms
-        self._on_judged = settings.on_judged
         self._series = settings.series
         self._held: list[_Result] = []
         self._held_since = 0.0
@@ -409,9 +408,6 @@ class JudgingWorker:
             if self._alarms is not None:
                 told = partial(self._alarms.add_sampled, record)
                 self._safely("the alarms", result.finished, told)
-            if self._on_judged is not None and result.request is not None:
-                told = partial(self._on_judged, record, result.request)
-                self._safely("on_judged", result.finished, told)
         self._count_attempts(list(refused))
 
 

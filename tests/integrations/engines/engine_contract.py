@@ -16,7 +16,7 @@ from ctxguard.integrations.engines.engine import LegQuery
 from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.signals import sentences, text
-from ctxguard.testing import WordHashEmbedder, WordTokenEmbedder
+from tests.doubles import WordHashEmbedder, WordTokenEmbedder
 
 EXACT = {"text": text.NAMES, "full": (*text.NAMES, *sentences.NAMES)}
 """The signals that do not depend on a leg's scores."""

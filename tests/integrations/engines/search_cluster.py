@@ -10,7 +10,7 @@ import numpy as np
 
 from ctxguard import Passage
 from ctxguard.retrieval.analysers.english import ENGLISH
-from ctxguard.testing import WordHashEmbedder
+from tests.doubles import WordHashEmbedder
 
 EMBEDDER = WordHashEmbedder()
 

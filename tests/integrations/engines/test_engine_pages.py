@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from snippets import ran
+from snippets import SMALL_MODEL, ran
 
 from ctxguard.integrations.engines import retriever
-from ctxguard.testing import WordHashEmbedder
+from tests.doubles import WordHashEmbedder
 
 MODEL = WordHashEmbedder()
 TEXTS = {"a1": "Boiling water in a kettle.", "a2": "Boiling water in a pan.", "a3": "Bread."}
@@ -19,7 +19,7 @@ ROWS = [
 
 
 def test_qdrant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ran("qdrant", folder=tmp_path)
+    ran("qdrant", SMALL_MODEL, folder=tmp_path)
     assert capsys.readouterr().out.splitlines() == ["('fox',)", "('0', '1')"]
 
 
@@ -31,7 +31,7 @@ def test_elasticsearch(capsys: pytest.CaptureFixture[str]) -> None:
     cluster = Cluster()
     cluster.answer = lambda body: response([{"_id": "fox", "_score": 0.9, "_source": source}])
     try:
-        ran("elasticsearch", url=cluster.url)
+        ran("elasticsearch", SMALL_MODEL, url=cluster.url)
     finally:
         cluster.close()
     assert capsys.readouterr().out == "('fox',)\n"

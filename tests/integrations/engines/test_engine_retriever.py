@@ -21,7 +21,8 @@ from ctxguard.integrations.engines.address import EngineAddress, already_there, 
 from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.integrations.engines.stored import IndexSettings
 from ctxguard.request.telemetry import Telemetry
-from ctxguard.testing import RetrieverContract, WordHashEmbedder
+from ctxguard.testing import RetrieverContract
+from tests.doubles import WordHashEmbedder
 
 _kept: dict[str, MemoryEngine] = {}
 

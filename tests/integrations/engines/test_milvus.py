@@ -28,7 +28,8 @@ from ctxguard.integrations.engines.address import EngineAddress
 from ctxguard.integrations.engines.engine import LegQuery
 from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
-from ctxguard.testing import RetrieverContract, WordHashEmbedder, WordTokenEmbedder
+from ctxguard.testing import RetrieverContract
+from tests.doubles import WordHashEmbedder, WordTokenEmbedder
 
 _names = count(1)
 

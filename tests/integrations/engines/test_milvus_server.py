@@ -13,7 +13,7 @@ from ctxguard import Passage
 from ctxguard.errors import ConfigurationError, StageUnavailableError
 from ctxguard.integrations.engines import milvus
 from ctxguard.integrations.engines.retriever import EngineRetriever
-from ctxguard.testing import WordHashEmbedder
+from tests.doubles import WordHashEmbedder
 
 # The package leaves sockets open with which it looks for free ports.
 pytestmark = pytest.mark.filterwarnings(

@@ -26,7 +26,8 @@ from ctxguard.integrations.engines.engine import LegQuery
 from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.hybrid.search import vector_of
-from ctxguard.testing import RetrieverContract, WordHashEmbedder
+from ctxguard.testing import RetrieverContract
+from tests.doubles import WordHashEmbedder
 
 _server = ""
 _names = count(1)

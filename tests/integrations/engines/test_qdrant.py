@@ -32,7 +32,8 @@ from ctxguard.integrations.engines.engine import LegQuery
 from ctxguard.integrations.engines.qdrant import bm25_weights, term_index
 from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.resilience import UnansweredError
-from ctxguard.testing import RetrieverContract, WordHashEmbedder
+from ctxguard.testing import RetrieverContract
+from tests.doubles import WordHashEmbedder
 
 _folder = ""
 _names = iter(range(10_000))

@@ -21,6 +21,8 @@ from ctxguard.guard import ContextGuard
 from ctxguard.request.telemetry import Telemetry
 from ctxguard.retrieval.protocols import AnyRetriever
 
+__all__ = ["RetrieverContract"]
+
 _AT_ONCE = 8
 
 

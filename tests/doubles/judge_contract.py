@@ -1,7 +1,5 @@
 """The contract of every judge, as a suite that a judge's tests inherit."""
 
-# ruff: noqa: S101  a contract suite asserts
-
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 

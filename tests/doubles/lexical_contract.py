@@ -1,7 +1,5 @@
 """The contract of every lexical index, as a suite that an index's tests inherit."""
 
-# ruff: noqa: S101  a contract suite asserts
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path

@@ -10,7 +10,7 @@ from ctxguard.core.types import FloatArray, Passage
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from ctxguard.retrieval.protocols import Embedder, Float32Array, Progress
-from ctxguard.testing.word_hash_embedder import WordHashEmbedder
+from tests.doubles.word_hash_embedder import WordHashEmbedder
 
 
 class Fault:
@@ -96,7 +96,7 @@ class FaultyReranker:
     def __init__(self) -> None:
         self.fault = Fault()
 
-    def score(self, query: str, texts: Sequence[str]) -> FloatArray:  # noqa: ARG002
+    def score(self, query: str, texts: Sequence[str]) -> FloatArray:
         """Return minus the length of each text, shape (n,), unless there is a fault."""
         logits: FloatArray = self.fault.run(
             lambda: np.array([-float(len(text)) for text in texts], np.float64)
