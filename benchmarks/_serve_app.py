@@ -1,14 +1,15 @@
 """A server of the service's benchmark, on any free port.
 
-python -m benchmarks._serve_app service|attacked|echo|upstream
-python -m benchmarks._serve_app relay|proxy|httpx_proxy PORT
+python -m benchmarks._serve_app service|echo|upstream|hostile
+python -m benchmarks._serve_app attacked|relay|proxy|httpx_proxy PORT
 
-``service`` has scores at hand, ``attacked`` is one with an index, a console and tokens, and
-``relay`` asks the reranker at PORT, as ``proxy`` (with aiohttp, as the service does) and
-``httpx_proxy`` do without reading what they hand on. ``upstream`` is such a reranker, which reads
-nothing either.
+``service`` has scores at hand. ``attacked`` is one with an index, a console, tokens, and the
+reranker at PORT, such as ``hostile``, which sends megabytes of interim answers. ``relay`` asks the
+reranker at PORT, as ``proxy`` (with aiohttp, as the service does) and ``httpx_proxy`` do without
+reading what they hand on. ``upstream`` is such a reranker, which reads nothing either.
 """
 
+import asyncio
 import json
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from starlette.responses import Response
 from starlette.routing import Route as HttpRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from benchmarks._serve_attacks import TOKEN
+from benchmarks._serve_attacks import TOKEN, hostile_reranker
 from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import feature_names
@@ -156,6 +157,7 @@ def _app(what: str, folder: Path, port: str) -> tuple[ServiceSettings, ASGIApp]:
     settings = ServiceSettings(
         port=0,
         store=f"sqlite:///{folder}/samples.db",
+        rerank_upstream=url,
         secrets=Secrets(token=TOKEN, console_token=TOKEN),
     )
     passages = [Passage(str(n), f"passage {n}", metadata={"n": n}) for n in range(1_000)]
@@ -164,6 +166,8 @@ def _app(what: str, folder: Path, port: str) -> tuple[ServiceSettings, ASGIApp]:
 
 def main() -> None:
     """Serve on any free port, and print the URL."""
+    if sys.argv[1] == "hostile":
+        asyncio.run(hostile_reranker(_announce))
     with tempfile.TemporaryDirectory() as folder:
         settings, app = _app(sys.argv[1], Path(folder), sys.argv[-1])
         serve(settings, _announce, app)

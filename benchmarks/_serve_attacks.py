@@ -25,8 +25,9 @@ def head_of(path: str, headers: str, method: str = "POST") -> bytes:
 
 
 def request_of(path: str, body: object) -> bytes:
-    """An authorised request with a body in JSON."""
-    text = json.dumps(body, separators=(",", ":")).encode()
+    """An authorised request with a body in JSON, which bytes are already."""
+    is_json = isinstance(body, bytes)
+    text = body if is_json else json.dumps(body, separators=(",", ":")).encode()
     return head_of(path, _AUTHORISED) + b"Content-Length: %d\r\n\r\n" % len(text) + text
 
 
@@ -75,6 +76,46 @@ def _names(port: int) -> list[Coroutine[Any, Any, None]]:
     return [_ask_on(port, request_of("/v1/filter", each)) for each in bodies]
 
 
+def _values(port: int) -> list[Coroutine[Any, Any, None]]:
+    """Bodies of up to 16 MiB: 1.2 million keys, 5 million empty lists, halves of pairs, marks."""
+    marks = "\u0301\u0323\u0327\u0345" * 90
+    texts = json.dumps([f"{n} {marks}" for n in range(10_000)], ensure_ascii=False).encode()
+    keys = b",".join([b'"%d":1' % n for n in range(1_200_000)])
+    some_keys = b",".join([b'"%0140d":1' % n for n in range(95_000)])
+    lists = b",".join([b"[]"] * 5_500_000)
+    halves = b'"' + b"\\ud800" * 2_600_000 + b'"'
+    calls = []
+    for value in (b"{%s}" % keys, b"[%s]" % lists, b"{%s}" % some_keys, b"[%s]" % halves):
+        for half in (b"", b"\\ud800"):
+            body = b'{"query":"%s","candidates":[{"id":"a","metadata":{"a":%s}}]}' % (half, value)
+            calls.append(_ask_on(port, request_of("/v1/filter", body)))
+    rerank = b'{"query":"q","documents":%s}' % texts
+    return [*calls, *[_ask_on(port, request_of("/rerank", rerank)) for _ in range(2)]]
+
+
+def _interim(port: int) -> list[Coroutine[Any, Any, None]]:
+    """Documents for a reranker that sends 10 MB of interim answers first."""
+    # A name of its own is asked for though the reranker failed before.
+    request = request_of("/rerank", {"query": "q", "documents": ["a"], "model": "m"})
+    return [_ask_on(port, request) for _ in range(4)]
+
+
+async def hostile_reranker(announce: Callable[[str], object]) -> None:
+    """Send megabytes of interim answers before any answer, until killed."""
+    interim = b"HTTP/1.1 100\r\n\r\n" * 650_000
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while await reader.read(2**16):
+                writer.write(interim)
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    announce(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    await server.serve_forever()
+
+
 def _bodies(port: int) -> list[Coroutine[Any, Any, None]]:
     """Bodies of 16 MB where no token is needed, of which the end never comes."""
     length, piece = b"Content-Length: 16000000\r\n\r\n", b" " * 2**16
@@ -108,6 +149,8 @@ def _slow(port: int) -> list[Coroutine[Any, Any, None]]:
 FORMS: dict[str, Callable[[int], list[Coroutine[Any, Any, None]]]] = {
     "filters": _colliding,
     "names": _names,
+    "values": _values,
+    "interim": _interim,
     "bodies": _bodies,
     "pipelines": _pipelined,
     "slow": _slow,
@@ -115,7 +158,11 @@ FORMS: dict[str, Callable[[int], list[Coroutine[Any, Any, None]]]] = {
 
 
 async def _attack(port: int, forms: list[str]) -> None:
-    await asyncio.gather(*[call for form in forms for call in FORMS[form](port)])
+    calls = [call for form in forms for call in FORMS[form](port)]
+    # Long bodies take seconds to make, before which nothing is attacked.
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    await asyncio.gather(*calls)
 
 
 def main() -> None:

@@ -282,7 +282,11 @@ def hostile(calls: int) -> dict[str, Attacked]:
 
 
 def _attacked(forms: list[str], attackers_core: int, service_core: int, calls: int) -> Attacked:
-    with serving("attacked") as (port, pid), ExitStack() as stack:
+    with ExitStack() as stack:
+        reranker, reranker_pid = stack.enter_context(serving("hostile"))
+        os.sched_setaffinity(reranker_pid, {attackers_core})
+        os.setpriority(os.PRIO_PROCESS, reranker_pid, 10)
+        port, pid = stack.enter_context(serving("attacked", str(reranker)))
         os.sched_setaffinity(pid, {service_core})
         for thread in Path(f"/proc/{pid}/task").iterdir():
             os.sched_setaffinity(int(thread.name), {service_core})
@@ -293,10 +297,13 @@ def _attacked(forms: list[str], attackers_core: int, service_core: int, calls: i
         if forms:
             command = [sys.executable, "-m", "benchmarks._serve_attacks"]
             attackers = subprocess.Popen(  # noqa: S603 - this package's own
-                [*command, str(port), str(attackers_core), ",".join(forms)]
+                [*command, str(port), str(attackers_core), ",".join(forms)],
+                stdout=subprocess.PIPE,
             )
             stack.callback(attackers.wait)
             stack.callback(attackers.kill)
+            assert attackers.stdout is not None
+            attackers.stdout.readline()
             time.sleep(3.0)
         seconds, failed, resident = [], 0, 0
         for _ in range(calls):

@@ -95,6 +95,9 @@ def _config(settings: ServiceSettings, app: Any) -> uvicorn.Config:
         http=protocol,  # type: ignore[arg-type]  # it is only called
         ws="none",
         lifespan="on",
+        # uvicorn's own default believes whoever connects from this machine.
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=settings.trusted_proxies,
         access_log=False,
         log_level="warning",
         server_header=False,

@@ -342,6 +342,12 @@ class ServiceSettings(ServedSystem):
         "Most bytes of bodies that a process holds at once.", "N", ge=1, value=256 * 2**20
     )
     max_documents: int = key("Most documents or candidates of a request.", "N", ge=1, value=10_000)
+    trusted_proxies: list[str] = key(
+        "Addresses or networks of proxies, whose X-Forwarded-For and X-Forwarded-Proto are "
+        "believed; nobody else's are.",
+        "LIST",
+        factory=list,
+    )
     max_connections: int = key(
         "Most open connections of a process; further ones are closed.", "N", ge=1, value=4_000
     )
@@ -361,6 +367,14 @@ class ServiceSettings(ServedSystem):
     @model_validator(mode="after")
     def _check(self) -> Self:
         self._check_sources()
+        for proxy in self.trusted_proxies:
+            try:
+                ipaddress.ip_network(proxy)
+            except ValueError:
+                raise ConfigurationError(
+                    f"trusted-proxies {proxy!r} is no address and no network, such as 10.0.0.7 or "
+                    "10.0.0.0/24"
+                ) from None
         if self.secrets.token is None and not is_loopback(self.host):
             raise ConfigurationError(
                 f"host {self.host!r} can be reached from other machines: set "

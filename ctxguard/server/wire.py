@@ -1,16 +1,19 @@
 """Operations: what is asked at a path, who answers it, and how its body is read."""
 
 import json
-from asyncio import to_thread
+from asyncio import wrap_future
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 from starlette.types import Receive, Scope, Send
 
+from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.types import StageFailure
+from ctxguard.resilience.pool import DaemonPool
 from ctxguard.server.limits import MOST_BODY_VALUES
 from ctxguard.server.metrics import Endpoint
 from ctxguard.server.problems import HttpAnswer, ProblemKind, answer, invalid, invalid_body
@@ -21,7 +24,7 @@ STRICT = ConfigDict(strict=True)
 """A text that reads like a number is none: pydantic would turn it into one."""
 
 _QUICK_BYTES = 256 * 2**10
-"""A longer body is worked on by a thread, because it could hold the event loop."""
+"""A longer body is worked on by one thread, because it could hold the event loop."""
 
 _NO_MARKS = bytes(set(range(256)) - set(b'",[{'))
 
@@ -60,11 +63,16 @@ def check_values(body: bytes) -> None:
         )
 
 
+# One: each of several would hold the interpreter in turn, and the loop would wait for all of them.
+_thread = DaemonPool("body", workers=1, waiting=2**20)
+reset_in_children(_thread)
+
+
 async def off_the_loop(scope: Scope, work: Callable[..., _T], *arguments: Any) -> _T:
-    """Do some work for a request, on a thread if its body is long."""
+    """Do some work for a request, on the thread for long bodies if its own is one."""
     if len(scope["state"]["body"]) <= _QUICK_BYTES:
         return work(*arguments)
-    return await to_thread(work, *arguments)
+    return await wrap_future(_thread.submit(partial(work, *arguments)))
 
 
 class Body:

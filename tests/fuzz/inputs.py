@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 MOST_BYTES = 200_000
+MOST_BODY_BYTES = 16 * 2**20
 
 TOKENS = (
     *(b"null", b"true", b"-1", b"1e999", b"NaN", b"9" * 400, b'""', b"[]", b"{}", b'"\\ud800"'),
@@ -88,13 +89,56 @@ def altered(content: object, random: Random) -> object:
 
 
 def body(content: object, random: Random) -> bytes:
-    """A JSON body altered as a value, as bytes, or not at all."""
+    """A JSON body altered as a value, as bytes, or not at all; one in 50 is large."""
+    if random.random() < 0.02:
+        return large(content, random)
     kind = random.random()
     if kind < 0.05:
         return json.dumps(content).encode()
     if kind < 0.75:
         return json.dumps(altered(content, random)).encode()
     return changed(json.dumps(content).encode(), random)
+
+
+_MARKS = [mark.encode() for mark in ("\u0301\u0323\u0327\u0345", "e\u0301\u0323")]
+_PLACE = "@ here @"
+_UNITS: tuple[bytes, ...] = (
+    *(b"1", b"[]", b"{}", b'""', b'{"":1}', b"[[]]", b'"a b"', b'{"id":"a"}', b'{"text":"a"}'),
+    *(b'"\\ud800"', b'"\\u00e9"', b'"\\\\"', '"a\u0301\u0323"'.encode(), b"1e400", b"9"),
+)
+_LETTERS = (b"a", b" ", b",", b"[{", b'\\"', b"\\\\", b"\\ud800", b"\\ud83d\\ude00", *_MARKS)
+
+
+def large(content: object, random: Random) -> bytes:
+    """A body of up to the limit of size: one of its values is a long text, or has many members."""
+    size = int(2.0 ** random.uniform(16.0, 24.0))
+    text, kind = json.dumps(_with_place(content, random)).encode(), random.random()
+    if kind < 0.3:
+        letters = random.choice(_LETTERS)
+        value = b'"' + letters * (size // len(letters)) + b'"'
+    elif kind < 0.5:
+        letters = random.choice(_LETTERS) * random.choice((1, 40, 400))
+        n = min(size // (len(letters) + 3), 10_000)
+        value = b"[" + b",".join([b'"%s"' % letters] * n) + b"]"
+    elif kind < 0.7:
+        of = random.choice((b'"%d":1', b'"%040d":""', b'"%d":[]'))
+        n = size // len(of % 10**6)
+        value = b"{" + b",".join([of % at for at in range(n)]) + b"}"
+    else:
+        unit = random.choice(_UNITS)
+        value = b"[" + b",".join([unit] * (size // (len(unit) + 1))) + b"]"
+    return text.replace(json.dumps(_PLACE).encode(), value)[:MOST_BODY_BYTES]
+
+
+def _with_place(content: object, random: Random) -> object:
+    """A JSON value of which a leaf or a branch is to be replaced."""
+    if isinstance(content, dict) and content and random.random() < 0.9:
+        name = random.choice(list(content))
+        return {**content, name: _with_place(content[name], random)}
+    if isinstance(content, list) and content and random.random() < 0.5:
+        at = random.randrange(len(content))
+        return [*content[:at], _with_place(content[at], random), *content[at + 1 :]]
+    return _PLACE
 
 
 def changed(content: bytes, random: Random) -> bytes:

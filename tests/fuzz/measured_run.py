@@ -36,27 +36,33 @@ class Report:
     Attributes:
         inputs: How many were tried.
         slowest_seconds: Of processor time.
+        slowest_input: The number of that input, for ``--first``.
         largest_bytes: Size of the largest input.
         peak_bytes: The most memory that a measured input took.
         peak_of_bytes: The size of that input.
+        peak_input: Its number.
         failures: Inputs that took too much, or raised what is no error of ctxguard's own.
     """
 
     surface: str
     inputs: int = 0
     slowest_seconds: float = 0.0
+    slowest_input: int | None = None
     largest_bytes: int = 0
     peak_bytes: int = 0
     peak_of_bytes: int = 0
+    peak_input: int | None = None
     failures: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, given: Input, took: _Took) -> None:
-        """Count an input."""
+    def add(self, at: int, given: Input, took: _Took) -> None:
+        """Count the input of this number."""
         self.inputs += 1
         self.largest_bytes = max(self.largest_bytes, given.size)
-        self.slowest_seconds = max(self.slowest_seconds, round(took.seconds, 4))
+        if took.seconds > self.slowest_seconds:
+            self.slowest_seconds, self.slowest_input = round(took.seconds, 4), at
         if took.bytes > self.peak_bytes:
             self.peak_bytes, self.peak_of_bytes = took.bytes, given.size
+            self.peak_input = at
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -90,7 +96,7 @@ def _give(make: Make, report: Report, inputs: range, *, seed: int, measure: bool
             took = _Took(
                 min(took.seconds, again.seconds), min(took.bytes, again.bytes), again.error
             )
-        report.add(given, took)
+        report.add(at, given, took)
         why = took.error
         if why is None and measure and took.seconds > MOST_SECONDS:
             why = f"took {took.seconds:.1f} s of processor time for {given.size:,} bytes"

@@ -269,6 +269,8 @@ def test_an_error_of_our_own_is_a_problem_document_that_tells_nothing(
         {"secrets": {"token": "short"}},
         {"secrets": {"console_token": "é" * 20}},
         {"workers": 0},
+        {"trusted_proxies": ["*"]},
+        {"trusted_proxies": ["proxy.example"]},
         {"deadline_seconds": 0.0},
         {"sample_rate": 1.5},
         {"port": 70_000},

@@ -280,3 +280,28 @@ def test_what_cannot_be_served_is_said_at_the_start(options: list[str], words: s
     assert result.exit_code == 2
     assert words in " ".join(result.output.split())
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("proxies", "seen"),
+    [
+        ([], "127.0.0.1 http"),
+        (["10.0.0.7"], "127.0.0.1 http"),
+        (["127.0.0.0/8"], "203.0.113.9 https"),
+    ],
+)
+def test_a_forwarded_address_is_believed_of_a_proxy_that_is_named(
+    proxies: list[str], seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each attempt to sign in could come from another address."""
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+
+    async def client_of(request: Request) -> Response:
+        assert request.client is not None
+        return Response(f"{request.client.host} {request.url.scheme}")
+
+    app = Starlette(routes=[Route("/", client_of)])
+    config = run._config(ServiceSettings(trusted_proxies=proxies), app)
+    headers = {"x-forwarded-for": "203.0.113.9", "x-forwarded-proto": "https"}
+    with listening(config) as url:
+        assert httpx2.get(url, headers=headers).text == seen
