@@ -62,8 +62,8 @@ from calibration.verdict import CONFIDENCE, verdict
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.types import DEFAULT_K, FloatArray
+from ctxguard.monitor.estimation.promotion import DELTA, FEWEST_LABELLED, log_wealth
 from ctxguard.monitor.estimation.ratio import t_quantile
-from ctxguard.monitor.estimation.rise import DELTA, FEWEST_LABELLED, log_wealth
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
 SUMMARY = "Measure what the verdict of calibration promises."

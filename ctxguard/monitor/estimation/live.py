@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from ctxguard.core.types import FloatArray, Mode
 from ctxguard.monitor.estimation import joint
 from ctxguard.monitor.estimation.borrow import borrowed_estimates, error_rates
-from ctxguard.monitor.estimation.canaries import Canaries, canaries_key
 from ctxguard.monitor.estimation.joint import PASSAGE, Grades, Population, joint_estimates
+from ctxguard.monitor.estimation.judge_drift import Canaries, canaries_key
 from ctxguard.monitor.estimation.ratio import (
     Estimate,
     Precision,

@@ -154,7 +154,7 @@ _LOSSES = (
     (
         "e_value",
         "e_value",
-        "e-CUSUM e-value of the days so far; the alarm is raised at 1,000; absent before a first.",
+        "e-CUSUM e-value of the days so far; the alarm is raised at 2,000; absent before a first.",
     ),
     (
         "target",
@@ -164,7 +164,7 @@ _LOSSES = (
     (
         "requests_needed",
         "n_needed",
-        "Judged requests until the baseline is known; 0 once it is.",
+        "About how many judged requests until the baseline is known; 0 once it is.",
     ),
 )
 
