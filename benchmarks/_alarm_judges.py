@@ -17,15 +17,10 @@ from numpy.typing import NDArray
 
 from ctxguard.core.types import FloatArray, Route
 from ctxguard.monitor.alarms import AlarmKind
-from ctxguard.monitor.alarms.ecusum import DEFAULT_THRESHOLD, Day, ECusum
-from ctxguard.monitor.alarms.loss_monitor import QUIET_E_VALUE, LossMonitor, PromisedLoss
-from ctxguard.monitor.alarms.reference import (
-    FIRST_BASELINE,
-    LONGEST_BASELINE,
-    Baseline,
-    Correction,
-    corrected,
-)
+from ctxguard.monitor.alarms.days import Day
+from ctxguard.monitor.alarms.ecusum import DEFAULT_THRESHOLD
+from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss
+from ctxguard.monitor.alarms.reference import Correction, corrected
 
 IntArray = NDArray[np.int64]
 
@@ -96,48 +91,28 @@ def streams(losses: FloatArray, rng: np.random.Generator, shape: tuple[int, int]
 
 
 def of_promise(found: FloatArray, monitors: Sequence[LossMonitor | None]) -> IntArray:
-    """First alarms of monitors whose target is known, one or none for each stream; 0 for none."""
-    return _first_alarms(
-        found, [None if monitor is None else monitor.ecusum for monitor in monitors]
+    """First alarms of one monitor or none for each stream, in losses seen; 0 for none."""
+    return np.array(
+        [
+            0 if monitor is None else _first_alarm(stream, monitor)
+            for stream, monitor in zip(found, monitors, strict=True)
+        ]
     )
 
 
 def of_baseline(found: FloatArray) -> IntArray:
-    """First alarms of monitors that learn a baseline first, for many streams at once."""
-    return _first_alarms(found, None)
-
-
-def _first_alarms(found: FloatArray, ecusums: Sequence[ECusum | None] | None) -> IntArray:
-    """The losses up to each stream's first alarm, as ``LossMonitor`` raises it after a day."""
-    n_streams = len(found)
+    """First alarms of monitors that learn a baseline first, for many streams."""
     promise = PromisedLoss(Route.HYBRID, AlarmKind.RECALL_LOSS, 0.5)
-    logs = np.zeros((3, n_streams))
-    bets, targets = np.zeros((3, n_streams)), np.zeros(n_streams)
-    due = np.full(n_streams, FIRST_BASELINE if ecusums is None else LONGEST_BASELINE + 1)
-    for place, ecusum in enumerate(ecusums or ()):
-        if ecusum is not None:
-            bets[:, place], targets[place] = ecusum.bets, ecusum.target
-    baselines = [Baseline()] * n_streams
-    first = np.zeros(n_streams, dtype=np.int64)
-    for end in range(PER_DAY, found.shape[1] + 1, PER_DAY):
-        losses = found[:, end - PER_DAY : end]
-        gains = bets[:, :, None] * (losses - targets[:, None])
-        logs = np.maximum(logs, 0.0) + np.log1p(gains).sum(axis=2)
-        e_values = np.exp(np.minimum(logs, 500.0)).mean(axis=0)
-        first[(first == 0) & (e_values >= DEFAULT_THRESHOLD)] = end
-        for place in np.flatnonzero((due <= LONGEST_BASELINE) & (first == 0)).tolist():
-            day = Day(losses[place], np.ones(PER_DAY), 1.0, PER_DAY)
-            baselines[place] = baseline = baselines[place].after(day)
-            if not baseline.is_due or e_values[place] >= QUIET_E_VALUE:
-                continue
-            ecusum = LossMonitor.of_corrected(
-                promise, Correction(baseline.upper_limit, 0.0, baseline.deviation, end)
-            ).ecusum
-            assert ecusum is not None
-            bets[:, place], targets[place] = ecusum.bets, ecusum.target
-            baselines[place] = baseline.extended()
-            due[place] = baselines[place].due
-    return first
+    return of_promise(found, [LossMonitor.of_baseline(promise)] * len(found))
+
+
+def _first_alarm(stream: FloatArray, monitor: LossMonitor) -> int:
+    for end in range(PER_DAY, len(stream) + 1, PER_DAY):
+        day = Day(stream[end - PER_DAY : end], np.ones(PER_DAY), 1.0, PER_DAY)
+        monitor = monitor.after(day)
+        if monitor.is_alarm:
+            return end
+    return 0
 
 
 def corrections(
@@ -239,8 +214,7 @@ def compare(
     )
 
     def known(target: float) -> list[LossMonitor]:
-        deviation = float(np.nanstd(quiet.judged))
-        exactly = Correction(target, 0.0, deviation, 1)
+        exactly = Correction(target, 0.0, 1)
         return [LossMonitor.of_corrected(promised, exactly)] * repeats
 
     def ringing(alarms: Callable[[FloatArray], IntArray]) -> tuple[IntArray, IntArray]:

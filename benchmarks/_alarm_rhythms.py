@@ -13,14 +13,14 @@ import numpy as np
 from benchmarks._alarm_judges import quantile
 from ctxguard.core.types import Route
 from ctxguard.monitor.alarms import AlarmKind
-from ctxguard.monitor.alarms.ecusum import Day
+from ctxguard.monitor.alarms.days import Day
 from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss
 from ctxguard.monitor.alarms.reference import ReferenceKind
 
 PROMISE = PromisedLoss(Route.HYBRID, AlarmKind.RECALL_LOSS, 0.12)
 QUIET_LOSSES = 10_000
-LOSSES_BEFORE, DAYS_AFTER = 4_000, 30
-LONGEST_DELAY = 300
+LOSSES_BEFORE, FEWEST_DAYS_BEFORE, DAYS_AFTER = 4_000, 10, 30
+LONGEST_DELAY = 400
 """Judged losses at the median, and those of a day on top: a day must be over."""
 NEW = {
     ReferenceKind.PROMISE: LossMonitor.of_exact_judge,
@@ -167,7 +167,7 @@ def _delay(
     rng: np.random.Generator, rhythm: Rhythm, reference: ReferenceKind, per_day: int
 ) -> float | None:
     """Losses from the rise to the alarm; None if it rang before, infinite if it never did."""
-    before = -(-LOSSES_BEFORE // per_day)
+    before = max(-(-LOSSES_BEFORE // per_day), FEWEST_DAYS_BEFORE)
     monitor, seen = NEW[reference](PROMISE), 0
     days = days_of(rng, rhythm, per_day, before + DAYS_AFTER, before + rng.random())
     for day, n_after in days:

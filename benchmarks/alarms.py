@@ -6,7 +6,8 @@ Streams of judged recall losses whose mean is 0.10 and doubles after 2,000 reque
 promises 0.12, and the e-CUSUM bets as a watch on a target of 0.12 does. Days have 200 requests, and
 an alarm is raised at the end of one. A false alarm is an alarm in 10,000 requests in control; the
 delay counts from the change. ``_alarm_rhythms`` has traffic with nights, questions that many ask,
-and requests that are judged with different probabilities.
+and requests that are judged with different probabilities; ``_alarm_designs`` has sessions whose
+losses correlate and days that differ, with a mean of exactly the promise.
 
 Judges that err are compared with their own mean over the first requests, and with the promise on
 their scale where enough requests were graded by people too (``_alarm_judges``); ``known`` is the
@@ -26,9 +27,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks._alarm_designs import DESIGNS, Told, tell
+from benchmarks._alarm_designs import LOSSES_PER_DAY as LOSSES_PER_DAY_OF_DESIGNS
+from benchmarks._alarm_designs import missed_bars as missed_design_bars
 from benchmarks._alarm_judges import (
     JUDGES,
-    PER_DAY,
     Comparing,
     Ending,
     IntArray,
@@ -39,7 +42,6 @@ from benchmarks._alarm_judges import (
     quantile,
 )
 from benchmarks._alarm_rhythms import (
-    LONGEST_DELAY,
     LOSSES_PER_DAY,
     NEW,
     RHYTHMS,
@@ -59,7 +61,7 @@ QUIET_REQUESTS = 10_000
 REQUESTS_BEFORE, REQUESTS_AFTER = 2_000, 3_000
 
 MOST_FALSE_ALARMS = 0.02
-LONGEST_MEDIAN_DELAY = LONGEST_DELAY + PER_DAY
+LONGEST_MEDIAN_DELAY = 400
 
 BoolArray = NDArray[np.bool_]
 
@@ -73,6 +75,7 @@ AFTER_ALARM = (0.05, 0.10, 0.11, 0.13, 0.15, 0.20)
 """Mean losses after an alarm."""
 REQUESTS_AFTER_ALARM, ALARMS_FOLLOWED = 20_000, 100
 RHYTHM_STREAMS = 500
+DESIGN_STREAMS = 200
 
 
 def whole_losses(rng: np.random.Generator, mean: float, shape: tuple[int, int]) -> FloatArray:
@@ -225,6 +228,21 @@ def rhythms_table(rungs: Sequence[Rung]) -> Table:
     return result
 
 
+def designs_table(told: Sequence[Told]) -> Table:
+    """False alarms at the promise, and delays in days beside those of who knows the design."""
+    result = Table(
+        title=f"designs, at the promise of {TARGET}; days to the end of the one that rings"
+    )
+    result.add_column("design", no_wrap=True)
+    for name in ("a day", "false", "too early", "median days", "90% within", "knowing"):
+        result.add_column(name, justify="right")
+    for one in told:
+        days = [_delay(delay) for delay in (one.median_days, one.late_days, one.knowing_days)]
+        false = f"{one.false_alarms} of {one.repeats}"
+        result.add_row(one.design, str(one.per_day), false, str(one.early), *days)
+    return result
+
+
 def table(ringings: Sequence[Ringing]) -> Table:
     """The alarms as a person reads them."""
     result = Table(
@@ -293,8 +311,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for per_day in LOSSES_PER_DAY
     ]
     console.print(rhythms_table(rungs))
+    told = [
+        tell(design, per_day, min(repeats, DESIGN_STREAMS), seed + 5)
+        for design in DESIGNS
+        for per_day in LOSSES_PER_DAY_OF_DESIGNS
+    ]
+    console.print(designs_table(told))
     missed = missed_bars(ringings, repeats) + missed_judge_bars(comparisons)
     missed += missed_rhythm_bars(rungs, MOST_FALSE_ALARMS)
+    missed += missed_design_bars(told, MOST_FALSE_ALARMS)
     console.print(f"Bars: {'; '.join(missed) or 'met'}. {time.perf_counter() - start:.0f} s.")
     if options.json is not None:
         results = {
@@ -306,6 +331,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "judges": [asdict(row) for row in comparisons],
             "endings": [asdict(row) for row in endings],
             "rhythms": [asdict(rung) for rung in rungs],
+            "designs": [asdict(one) for one in told],
             "missed": missed,
         }
         options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")

@@ -31,7 +31,7 @@ from benchmarks._live_traffic import (
     SimulatedJudge,
     draw_traffic,
 )
-from ctxguard.monitor.estimation.canaries import Canaries, canaries_key
+from ctxguard.monitor.estimation.judge_drift import Canaries, canaries_key
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.terms import Metric
 

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from calibration.settings import MAX_LOSS, TOLERANCE
 from ctxguard.core.types import FloatArray
-from ctxguard.monitor.estimation.rise import DELTA, FEWEST_LABELLED, log_wealth
+from ctxguard.monitor.estimation.promotion import DELTA, FEWEST_LABELLED, log_wealth
 
 SUMMARY = "Simulate how often and how soon judged traffic lets a policy rise."
 YEARS = 1_000

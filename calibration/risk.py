@@ -18,15 +18,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from calibration.weights import weighted_mean
+from ctxguard.core.betting import (
+    LARGEST_LOSS,
+    Evidence,
+    Prior,
+    learned_stakes,
+    planned_stakes,
+)
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
 
 IntArray = NDArray[np.intp]
 
 DEFAULT_DELTA = 0.1
-
-TRUNCATION = 0.75
-"""The largest share of the wealth that one query can cost; see ``betting_p_value``."""
 
 ROUNDING = 1e-9
 """How far outside [0, 1] a loss may lie and still count as a rounding error."""
@@ -54,8 +58,8 @@ def betting_p_value(
     every n, for any distribution.
 
     The stake is the predictable plug-in √(2 log(1/target_delta) / (n σ̂²_{s−1})), with the
-    running variance of c (L − mean) started at 1/4, limited to ``TRUNCATION`` / (1 − alpha).
-    Since c ≤ 1, every factor is at least 1 − ``TRUNCATION``, and the p-value never rises with
+    running variance of c (L − mean) started at 1/4, limited to ``LARGEST_LOSS`` / (1 − alpha).
+    Since c ≤ 1, every factor is at least 1 − ``LARGEST_LOSS``, and the p-value never rises with
     alpha. A query of little weight moves the wealth little: what can be proved rests on how many
     queries weigh about as much as the one that weighs most.
 
@@ -84,20 +88,17 @@ def betting_p_value(
     _check_share("alpha", alpha)
     _check_share("target_delta", target_delta)
     n = checked.shape[0]
-    column = (n,) + (1,) * (checked.ndim - 1)
-    counts = np.arange(2.0, n + 2.0).reshape(column)
-    share = _check_weights(weights, n).reshape(column)
-    running_mean = (0.5 + np.cumsum(share * checked, axis=0)) / (1.0 + np.cumsum(share, axis=0))
-    running_variance = (0.25 + np.cumsum((share * (checked - running_mean)) ** 2, axis=0)) / counts
-    known_variance = np.concatenate([np.full_like(checked[:1], 0.25), running_variance[:-1]])
-    stakes = _stakes(known_variance, n, alpha, target_delta)
-    log_wealth = np.cumsum(np.log1p(-stakes * share * (checked - alpha)), axis=0)
-    return np.asarray(np.exp(-np.maximum(log_wealth.max(axis=0), 0.0)))
-
-
-def _stakes(variance: FloatArray, n: int, alpha: float, target_delta: float) -> FloatArray:
-    stakes: FloatArray = np.sqrt(-2.0 * log(target_delta) / (n * variance))
-    return np.minimum(stakes, TRUNCATION / (1.0 - alpha))
+    share = _check_weights(weights, n).reshape(n, *[1] * (checked.ndim - 1))
+    gains = alpha - checked
+    stakes = learned_stakes(
+        gains,
+        share,
+        # As if one query with half of the largest loss had been seen.
+        prior=Prior(n=1.0, mean=alpha - 0.5, variance=0.25),
+        largest=LARGEST_LOSS / (1.0 - alpha),
+        delta=target_delta,
+    )
+    return Evidence(np.zeros(checked.shape[1:])).after(gains, share, stakes=stakes).p_value
 
 
 def betting_upper_bound(
@@ -341,7 +342,7 @@ def labels_needed(
 
     def suffices(n: int) -> bool:
         variance = (0.25 + n * sample_variance) / (n + 1)  # started at 1/4, as in the test
-        stake = _stakes(np.asarray(variance), n, alpha, delta)
+        stake = planned_stakes(np.asarray(variance), n, delta, LARGEST_LOSS / (1.0 - alpha))
         growth = np.log1p(-stake * share * (checked - alpha))
         return bool(n * growth.mean() - z * sqrt(n) * growth.std() >= -log(delta))
 

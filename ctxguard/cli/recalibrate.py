@@ -20,7 +20,7 @@ from ctxguard.server.settings import IndexSystem
 
 if TYPE_CHECKING:
     from calibration.from_traffic import JudgedTraffic
-    from ctxguard.monitor.estimation.rise import Rise
+    from ctxguard.monitor.estimation.promotion import Rise
     from ctxguard.monitor.store import SampleStore
     from ctxguard.profile.schema import Profile, RouteProfile
 

@@ -24,9 +24,9 @@ from ctxguard.monitor.alarms import AlarmState
 from ctxguard.monitor.alarms.actions import raise_verdict
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
 from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimates
+from ctxguard.monitor.estimation.promotion import Rise
 from ctxguard.monitor.estimation.ratio import DEFAULT_PRECISION, Estimate, Precision
 from ctxguard.monitor.estimation.reduce import update_graded
-from ctxguard.monitor.estimation.rise import Rise
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.estimation.whole_pools import ShadowedTraffic
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judge, PeopleAlone

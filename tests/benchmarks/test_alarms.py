@@ -8,52 +8,28 @@ import numpy as np
 import pytest
 
 from benchmarks import alarms
-from benchmarks._alarm_judges import PER_DAY, Comparing, of_baseline, recall_losses, streams
+from benchmarks._alarm_designs import DESIGNS, Design, tell
+from benchmarks._alarm_designs import missed_bars as missed_design_bars
+from benchmarks._alarm_judges import Comparing, recall_losses
 from benchmarks._alarm_rhythms import NEW, RHYTHMS, Rhythm, ring_in
 from benchmarks._alarm_rhythms import missed_bars as missed_rhythm_bars
 from benchmarks.alarms import (
     LOSSES,
     Ringing,
-    ecusum,
     main,
     missed_bars,
     missed_judge_bars,
     ring,
 )
-from ctxguard.monitor.alarms import LossMonitor, ReferenceKind
-from ctxguard.monitor.alarms.ecusum import Day
+from ctxguard.monitor.alarms import ReferenceKind
 
 
-def first_alarm(stream: list[float], monitor: LossMonitor) -> int:
-    """The losses up to the alarm of a monitor that sees them day by day; 0 if it never rings."""
-    for end in range(PER_DAY, len(stream) + 1, PER_DAY):
-        losses = np.array(stream[end - PER_DAY : end])
-        monitor = monitor.after(Day.of(losses, np.ones(PER_DAY), np.arange(PER_DAY)))
-        if monitor.is_alarm:
-            return end
-    return 0
-
-
-@pytest.mark.parametrize("losses", LOSSES)
-@pytest.mark.parametrize("mean", [0.12, 0.3])
-def test_many_streams_at_once_ring_when_the_monitor_does(losses: str, mean: float) -> None:
-    found = LOSSES[losses](np.random.default_rng(1), mean, (8, 400))
-    exact = LossMonitor.of_exact_judge(alarms.PROMISE)
-    expected = [first_alarm(stream, exact) for stream in found.tolist()]
-    assert ecusum(found).tolist() == expected
-    assert any(expected) == (mean == 0.3)
-
-
-def test_many_streams_with_a_baseline_ring_when_the_monitor_does() -> None:
-    rng = np.random.default_rng(2)
-    before, after = (recall_losses(mean, 0.95, 0.98).judged for mean in (0.1, 0.25))
-    found = np.concatenate(
-        [streams(before, rng, (4, 1_400)), streams(after, rng, (4, 800))], axis=1
-    )
-    baseline = LossMonitor.of_baseline(alarms.PROMISE)
-    expected = [first_alarm(stream, baseline) for stream in found.tolist()]
-    assert of_baseline(found).tolist() == expected
-    assert sum(rang > 1_400 for rang in expected) >= 3
+@pytest.mark.parametrize("design", DESIGNS, ids=lambda design: design.name)
+def test_sessions_and_days_that_differ_ring_seldom_at_the_promise_and_a_doubled_loss_soon(
+    design: Design,
+) -> None:
+    told = [tell(design, per_day, 20, 3) for per_day in (200, 1_000)]
+    assert missed_design_bars(told, 0.05) == []
 
 
 @pytest.mark.parametrize("reference", NEW)
@@ -95,6 +71,7 @@ def test_a_missed_bar_is_named() -> None:
 def test_the_command_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alarms, "QUIET_REQUESTS", 1_000)
     monkeypatch.setattr(alarms, "RHYTHMS", RHYTHMS[:1])
+    monkeypatch.setattr(alarms, "DESIGNS", DESIGNS[:1])
     monkeypatch.setattr(alarms, "JUDGES", ((1.0, 1.0), (0.95, 0.98)))
     monkeypatch.setattr(alarms, "AFTER_ALARM", (0.05,))
     monkeypatch.setattr(alarms, "REQUESTS_AFTER_ALARM", 1_000)

@@ -12,7 +12,6 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from calibration.risk import (
-    TRUNCATION,
     betting_lower_bound,
     betting_p_value,
     betting_upper_bound,
@@ -22,6 +21,7 @@ from calibration.risk import (
     labels_needed,
     pareto_order,
 )
+from ctxguard.core.betting import LARGEST_LOSS
 from ctxguard.errors import CalibrationError
 
 Losses = NDArray[np.float64]
@@ -54,7 +54,7 @@ def test_betting_equals_the_wealth_counted_query_by_query() -> None:
         wealth = best = 1.0
         mean_sum, square_sum, variance = 0.5, 0.25, 0.25
         for t, loss in enumerate(losses, start=1):
-            stake = min(sqrt(2 * log(10) / (n * variance)), TRUNCATION / (1 - alpha))
+            stake = min(sqrt(2 * log(10) / (n * variance)), LARGEST_LOSS / (1 - alpha))
             wealth *= 1 - stake * (loss - alpha)
             best = max(best, wealth)
             mean_sum += loss

@@ -25,7 +25,7 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Route
 from ctxguard.errors import CalibrationError, ConfigurationError
-from ctxguard.monitor.estimation.rise import FEWEST_LABELLED, Rise
+from ctxguard.monitor.estimation.promotion import FEWEST_LABELLED, Rise
 from ctxguard.monitor.estimation.whole_pools import ShadowedTraffic
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.redaction import Text

@@ -16,13 +16,8 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import FloatArray, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.alarms import Alarm, AlarmKind, AlarmState, ReferenceKind
-from ctxguard.monitor.alarms.ecusum import Day
-from ctxguard.monitor.alarms.reference import (
-    FIRST_BASELINE,
-    LONGEST_BASELINE,
-    Baseline,
-    corrected,
-)
+from ctxguard.monitor.alarms.days import WEEK, Day, Days
+from ctxguard.monitor.alarms.reference import corrected, upper_limit
 from ctxguard.monitor.estimation.plan import to_label
 from ctxguard.monitor.estimation.terms import table_of
 from ctxguard.monitor.sampling.inclusion import JudgingRates
@@ -61,7 +56,11 @@ class Traffic:
         )
         self.registry = self.live.registry
 
-    def watch(self, n: int, loss: float) -> None:
+    def watch(self, n: int, loss: float, days: int = 1) -> None:
+        for _ in range(days):
+            self._watch_day(n // days, loss)
+
+    def _watch_day(self, n: int, loss: float) -> None:
         contexts = []
         for number in range(len(self._relevant), len(self._relevant) + n):
             relevant = LOST if self._rng.random() < loss else KEPT
@@ -97,18 +96,18 @@ class Traffic:
 
 def test_a_judge_that_errs_rings_for_nothing_neither_before_nor_after_labels() -> None:
     traffic = Traffic()
-    traffic.watch(300, loss=0.2)
+    traffic.watch(300, loss=0.2, days=3)
     assert traffic.scraped("ctxguard_alarm_e_value", "baseline") is None
     assert traffic.scraped("ctxguard_alarm_target", "baseline") is None
     assert traffic.scraped("ctxguard_alarm_requests_needed", "baseline") > 90
-    traffic.watch(700, loss=0.2)
+    traffic.watch(700, loss=0.2, days=7)
     # The promise holds, and what this judge says would break it.
     assert np.mean(traffic.judged_losses()) > 0.25
     assert 0.3 < traffic.scraped("ctxguard_alarm_target", "baseline") < 0.4
     assert traffic.scraped("ctxguard_alarm_target", "corrected") is None
     traffic.grade(250)
     assert 0.3 < traffic.scraped("ctxguard_alarm_target", "corrected") < 0.45
-    traffic.watch(700, loss=0.2)
+    traffic.watch(700, loss=0.2, days=7)
     assert traffic.active == []
     assert traffic.scraped("ctxguard_alarm_target", "promise") is None
 
@@ -119,8 +118,8 @@ def test_a_rise_above_the_judges_own_mean_rings_and_labels_show_whether_to_switc
     path = tmp_path / "profile.json"
     PROFILE.save(path)
     traffic = Traffic(path)
-    traffic.watch(800, loss=0.2)
-    traffic.watch(400, loss=0.6)
+    traffic.watch(840, loss=0.2, days=7)
+    traffic.watch(400, loss=0.6, days=2)
     (alarm,) = traffic.active
     assert (alarm.kind, alarm.reference) == (AlarmKind.RECALL_LOSS, ReferenceKind.BASELINE)
     assert re.search(
@@ -131,7 +130,7 @@ def test_a_rise_above_the_judges_own_mean_rings_and_labels_show_whether_to_switc
     assert "so switch-to-safe does not act on it" in alarm.message
     assert Profile.load(path) == PROFILE
     traffic.grade(250)
-    traffic.watch(400, loss=0.6)
+    traffic.watch(400, loss=0.6, days=2)
     (alarm,) = traffic.active
     assert alarm.reference is ReferenceKind.CORRECTED
     assert "the certificate promises at most 0.21. The judge makes errors" in alarm.message
@@ -239,19 +238,21 @@ def test_too_few_graded_requests_or_a_judge_that_sees_no_loss_translate_nothing(
         corrected(np.zeros(1), np.zeros(1), np.array([np.inf]), 0.1)
 
 
-def day_of(loss: float, n: int) -> Day:
-    return Day.of(np.full(n, loss), np.ones(n), np.arange(n))
+def week_of(loss: float, n: int) -> Days:
+    """A week of n losses a day."""
+    seen = Days()
+    for _ in range(WEEK):
+        seen = seen.plus(Days.of(Day.of(np.full(n, loss), np.ones(n), np.arange(n))))
+    return seen
 
 
 def test_a_baseline_without_any_loss_allows_for_those_not_seen() -> None:
-    baseline = Baseline().after(day_of(0.0, FIRST_BASELINE))
-    assert 3.0 / FIRST_BASELINE > baseline.upper_limit > 1.0 / FIRST_BASELINE
+    assert 5.0 / 700 > upper_limit(week_of(0.0, 100)) > 1.0 / 700
 
 
-def test_a_baseline_is_final_in_the_end() -> None:
-    baseline = Baseline()
-    for _ in range(2 * LONGEST_BASELINE // 100):
-        baseline = baseline.after(day_of(0.5, 100))
-        if baseline.is_due:
-            baseline = baseline.extended()
-    assert baseline.n == pytest.approx(LONGEST_BASELINE)
+def test_a_baseline_of_days_that_differ_is_less_certain() -> None:
+    week, rng = Days(), np.random.default_rng(6)
+    for day in range(WEEK):
+        lost = (rng.random(500) < (0.1 if day > 4 else 0.4)).astype(float)
+        week = week.plus(Days.of(Day.of(lost, np.ones(500), np.arange(500))))
+    assert upper_limit(week) - week.mean > 2.0 * (upper_limit(week_of(0.31, 500)) - 0.31)

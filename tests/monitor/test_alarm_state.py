@@ -27,9 +27,9 @@ from ctxguard.monitor.alarms import (
     ReferenceKind,
     Severity,
 )
-from ctxguard.monitor.alarms.ecusum import Day
+from ctxguard.monitor.alarms.days import WEEK, Day
 from ctxguard.monitor.alarms.loss_monitor import promises
-from ctxguard.monitor.alarms.reference import FIRST_BASELINE, Correction
+from ctxguard.monitor.alarms.reference import Correction
 from ctxguard.monitor.store import LossRow
 from ctxguard.profile.schema import Evidence, Profile, RouteProfile
 from tests.profiles import CERTIFICATE, profile_with
@@ -66,7 +66,8 @@ def state_of(profile: Profile = PROFILE, *, exact: bool = True) -> AlarmState:
 
 
 def row(loss: float | None, harm: float | None = None, route: Route = Route.HYBRID) -> LossRow:
-    return LossRow(0, 1.0, PROFILE.profile_id, route.value, next(QUESTIONS), 0.5, 0.1, loss, harm)
+    question, profile_id = next(QUESTIONS), PROFILE.profile_id
+    return LossRow(0, 1.0, profile_id, route.value, 0, question, 0.5, 0.1, loss, harm)
 
 
 def lose(
@@ -86,8 +87,9 @@ def day(mean: float, rng: random.Random, n: int = 200) -> list[LossRow]:
 
 
 def learn(state: AlarmState) -> None:
-    """A day with a mean loss of 0.12, after which the baseline is known."""
-    state.add_day([row(float(n % 8 == 0)) for n in range(FIRST_BASELINE)], 1.0)
+    """A week with a mean loss of 0.12, after which the baseline is known."""
+    for _ in range(WEEK):
+        state.add_day([row(float(n % 8 == 0)) for n in range(100)], 1.0)
 
 
 def losses_of(losses: Sequence[float]) -> Day:
@@ -171,7 +173,7 @@ class TestLossMonitor:
             LossMonitor.of_exact_judge(promise),
             LossMonitor.of_exact_judge(promise).alarmed(),
             LossMonitor.of_baseline(promise),
-            LossMonitor.of_corrected(promise, Correction(0.3, 0.02, 0.3, 80)),
+            LossMonitor.of_corrected(promise, Correction(0.3, 0.02, 80)),
         ):
             monitor = monitor.after(losses_of([loss * bound for loss in losses]))  # noqa: PLW2901
             stored = FORM.dump_json(monitor)
@@ -196,7 +198,7 @@ class TestLossMonitor:
         assert monitor.run_mean is None
         for losses in ([0.0] * 300, [0.5] * 20, [0.5] * 20):
             monitor = monitor.after(losses_of(losses))
-        assert (monitor.run_n, monitor.run_mean) == (40, 0.5)
+        assert (monitor.run.n, monitor.run_mean) == (40, 0.5)
 
 
 class TestRaising:
@@ -249,13 +251,19 @@ class TestRaising:
         viral = replace(row(1.0), question=-1)
         assert state.add_day([viral] * 40 + day(0.10, rng, 360), 1.0)[0] == []
 
+    def test_a_session_of_forty_in_four_hundred_does_not_break_a_promise(self) -> None:
+        rng, state = random.Random(2), state_of()
+        session = [replace(row(1.0), session=7) for _ in range(40)]
+        assert state.add_day(session + day(0.10, rng, 360), 1.0)[0] == []
+
     def test_losses_count_by_the_traffic_that_they_stand_for(self) -> None:
         rng = random.Random(3)
         seldom = [replace(each, recall_probability=0.05) for each in day(0.08, rng, 400)]
         often = [replace(each, recall_probability=0.5) for each in day(0.40, rng, 400)]
-        assert state_of().add_day([*seldom, *often], 1.0)[0] == []
+        weighed, counted = state_of(), state_of()
         alike = [replace(each, recall_probability=0.5) for each in (*seldom, *often)]
-        assert state_of().add_day(alike, 1.0)[0] != []
+        assert not any(weighed.add_day([*seldom, *often], 1.0)[0] for _ in range(3))
+        assert any(counted.add_day(alike, 1.0)[0] for _ in range(3))
 
     @pytest.mark.parametrize("loss", [1.5, -1.0, math.nan, math.inf])
     def test_what_only_damage_can_have_written_is_left_out(self, loss: float) -> None:
@@ -272,7 +280,8 @@ class TestActiveAlarms:
         (alarm,) = lose(state, 1.0, 50)
         lose(state, 0.0, 20)
         assert state.active() == (alarm,)
-        assert state.add_day([row(0.0) for _ in range(100)], 2.0)[1] == [alarm]
+        ended = [state.add_day([row(0.0) for _ in range(100)], 2.0)[1] for _ in range(4)]
+        assert [alarm] in ended
         assert state.active() == ()
         assert lose(state, 1.0, 50) != []
 
@@ -291,7 +300,7 @@ class TestActiveAlarms:
         recall = promises_of(PROFILE)[AlarmKind.RECALL_LOSS]
         learn(state)
         (rise,) = lose(state, 1.0, 100)
-        state.correct(recall, Correction(0.3, 0.02, 0.3, 80))
+        state.correct(recall, Correction(0.3, 0.02, 80))
         (broken,) = lose(state, 1.0, 100)
         assert (rise.reference, broken.reference) == (
             ReferenceKind.BASELINE,
@@ -303,7 +312,7 @@ class TestActiveAlarms:
     def test_a_baseline_adds_nothing_to_an_alarm_against_the_promise(self) -> None:
         state = state_of(exact=False)
         learn(state)
-        state.correct(promises_of(PROFILE)[AlarmKind.RECALL_LOSS], Correction(0.02, 0.01, 0.3, 80))
+        state.correct(promises_of(PROFILE)[AlarmKind.RECALL_LOSS], Correction(0.02, 0.01, 80))
         (alarm,) = lose(state, 1.0, 100)
         assert alarm.reference is ReferenceKind.CORRECTED
 
@@ -317,18 +326,18 @@ class TestActiveAlarms:
     def test_a_target_that_is_about_the_same_keeps_the_evidence(self) -> None:
         state = state_of(exact=False)
         recall = promises_of(PROFILE)[AlarmKind.RECALL_LOSS]
-        state.correct(recall, Correction(0.30, 0.02, 0.3, 80))
+        state.correct(recall, Correction(0.30, 0.02, 80))
         lose(state, 1.0, 5)
-        state.correct(recall, Correction(0.31, 0.02, 0.3, 81))
+        state.correct(recall, Correction(0.31, 0.02, 81))
         kept = monitor_of(state, ReferenceKind.CORRECTED)
         assert (kept.target, kept.n) == (0.30, 5)
-        state.correct(recall, Correction(0.25, 0.01, 0.3, 160))
+        state.correct(recall, Correction(0.25, 0.01, 160))
         renewed = monitor_of(state, ReferenceKind.CORRECTED)
         assert (renewed.target, renewed.n, renewed.e_value) == (0.25, 0, None)
 
     def test_an_exact_judge_is_corrected_by_nothing(self) -> None:
         state = state_of()
-        state.correct(promises_of(PROFILE)[AlarmKind.RECALL_LOSS], Correction(0.3, 0.02, 0.3, 80))
+        state.correct(promises_of(PROFILE)[AlarmKind.RECALL_LOSS], Correction(0.3, 0.02, 80))
         assert {one.reference for one in state.report().losses} == {ReferenceKind.PROMISE}
 
     def test_an_alarm_about_the_monitor_is_raised_once_until_it_is_cleared(self) -> None:
@@ -392,7 +401,7 @@ class TestRestarting:
         ("part", "damaged"),
         [
             ('"recall_loss"', '"recal_loss"'),
-            ('"run_n"', '"ran"'),
+            ('"run"', '"ran"'),
             ('"log_e_values": [', '"log_e_values": [1.0, '),
             ('"active": [', '"active": [7, '),
             ('"target": 0.12,', '"target": 1.2,'),
@@ -421,6 +430,6 @@ class TestRestarting:
         assert resumed.active() == ()
 
     def test_a_state_of_another_format_is_refused_by_its_number(self) -> None:
-        other = state_of().to_json().replace('"format": 5', '"format": 6')
-        with pytest.raises(DataError, match=r"format 6; this release reads 5"):
+        other = state_of().to_json().replace('"format": 6', '"format": 7')
+        with pytest.raises(DataError, match=r"format 7; this release reads 6"):
             state_of().restore(other)

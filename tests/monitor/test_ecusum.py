@@ -1,16 +1,20 @@
 """The evidence of a rise: seldom while the promise holds, soon once it does not."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxguard.core.types import FloatArray, Route
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.alarms.ecusum import Day, ECusum
+from ctxguard.monitor.alarms import AlarmKind, LossMonitor, PromisedLoss
+from ctxguard.monitor.alarms.days import Day, Days, groups
+from ctxguard.monitor.alarms.ecusum import ECusum
 
-WATCH = ECusum(target=0.12, suspected=0.2)
+WATCH = ECusum(target=0.12, rise=0.08)
 
 
 def day_of(losses: list[float], probability: list[float] | None = None) -> Day:
@@ -19,48 +23,113 @@ def day_of(losses: list[float], probability: list[float] | None = None) -> Day:
     return Day.of(np.array(losses), np.array(probability or [1.0] * n), np.arange(n))
 
 
+def after(watch: ECusum, day: Day) -> ECusum:
+    """A day of 0/1 losses at the target, where days are alike."""
+    return watch.after(day, variance=watch.target * (1.0 - watch.target), between=0.0)
+
+
 def test_at_the_target_itself_alarms_are_as_many_days_apart_as_the_threshold() -> None:
     rng = np.random.default_rng(3)
     lengths = []
     for _ in range(100):
         watch, days = WATCH, 0
         while not watch.alarm(threshold=20.0):
-            watch = watch.after(day_of((rng.random(50) < 0.12).astype(float).tolist()))
+            watch = after(watch, day_of((rng.random(50) < 0.12).astype(float).tolist()))
             days += 1
         lengths.append(days)
     assert np.mean(lengths) >= 20.0
 
 
 def test_a_quiet_past_does_not_delay_the_alarm() -> None:
-    quiet = WATCH.after(day_of([0.0] * 5_000))
+    quiet = after(WATCH, day_of([0.0] * 5_000))
     bad = day_of([0.5] * 20)
-    fresh = WATCH.after(bad)
-    assert quiet.after(bad).log_e_values == fresh.log_e_values
+    fresh = after(WATCH, bad)
+    assert after(quiet, bad).log_e_values == fresh.log_e_values
 
 
 def test_before_any_loss_there_is_no_evidence() -> None:
     assert (WATCH.e_value, WATCH.n, WATCH.alarm()) == (1.0, 0, False)
-    assert WATCH.after(day_of([])) == WATCH
+    assert after(WATCH, day_of([])) == WATCH
 
 
 @given(st.floats(0.001, 0.98), st.lists(st.floats(0.0, 1.0), min_size=1, max_size=50))
 def test_no_loss_can_break_the_bank(target: float, losses: list[float]) -> None:
-    watch = ECusum(target=target, suspected=1.0).after(day_of(losses))
+    watch = after(ECusum(target=target, rise=1.0), day_of(losses))
     assert 0.0 <= watch.e_value < float("inf")
     assert all(map(math.isfinite, watch.log_e_values))
 
 
 def test_losses_above_one_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"\[0, 1\]"):
-        WATCH.after(day_of([1.1]))
+        after(WATCH, day_of([1.1]))
 
 
 @pytest.mark.parametrize(
-    ("target", "suspected"), [(0.0, 0.5), (1.0, 1.0), (0.2, 0.2), (0.2, 1.5), (float("nan"), 0.5)]
+    ("target", "rise"), [(0.0, 0.5), (1.0, 1.0), (0.2, 0.0), (0.2, 1.5), (float("nan"), 0.5)]
 )
-def test_a_target_or_suspicion_out_of_range_is_refused(target: float, suspected: float) -> None:
+def test_a_target_or_rise_out_of_range_is_refused(target: float, rise: float) -> None:
     with pytest.raises(ConfigurationError):
-        ECusum(target=target, suspected=suspected)
+        ECusum(target=target, rise=rise)
+
+
+def losses_of_sessions(rng: np.random.Generator, day: int) -> tuple[FloatArray, int]:
+    """200 losses in sessions of 4 that correlate with 0.5."""
+    of_session = np.repeat(rng.random(50) < 0.12, 4)
+    alone = rng.random(200) < 0.12
+    return np.where(rng.random(200) < 0.5**0.5, of_session, alone).astype(float), 4
+
+
+def losses_of_weekdays(rng: np.random.Generator, day: int) -> tuple[FloatArray, int]:
+    """Weekends lose half as much; the mean over a week is that promised."""
+    return (rng.random(200) < (0.07 if day % 7 > 4 else 0.14)).astype(float), 1
+
+
+def losses_of_moods(rng: np.random.Generator, day: int) -> tuple[FloatArray, int]:
+    """Each day is off by a quarter."""
+    return (rng.random(200) < 0.12 * (1.0 + 0.25 * rng.standard_normal())).astype(float), 1
+
+
+@pytest.mark.parametrize(
+    ("draw", "most"), [(losses_of_sessions, 1), (losses_of_weekdays, 1), (losses_of_moods, 6)]
+)
+def test_what_correlates_within_sessions_or_days_seldom_rings_at_the_promise_itself(
+    draw: Callable[[np.random.Generator, int], tuple[FloatArray, int]], most: int
+) -> None:
+    rng, rang = np.random.default_rng(4), 0
+    for _ in range(60):
+        monitor = LossMonitor.of_exact_judge(
+            PromisedLoss(Route.HYBRID, AlarmKind.RECALL_LOSS, 0.12)
+        )
+        for day in range(50):
+            losses, size = draw(rng, day)
+            number = np.arange(len(losses))
+            monitor = monitor.after(
+                Day.of(losses, np.ones(len(losses)), groups(1 + number // size, number))
+            )
+            if monitor.is_alarm:
+                rang += 1
+                break
+    assert rang <= most
+
+
+class TestDays:
+    def test_how_much_days_differ_is_learned(self) -> None:
+        rng = np.random.default_rng(5)
+        alike, differ = Days(), Days()
+        for day in range(60):
+            lost = rng.random((2, 100)) < np.array([[0.12], [0.07 if day % 2 else 0.17]])
+            alike = alike.plus(Days.of(day_of(lost[0].astype(float).tolist())))
+            differ = differ.plus(Days.of(day_of(lost[1].astype(float).tolist())))
+        assert alike.between(0.12) < 0.02**2
+        assert differ.between(0.12) == pytest.approx(0.05**2, rel=0.4)
+
+    def test_before_any_day_they_are_taken_to_differ_by_a_quarter(self) -> None:
+        assert Days().between(0.12) == pytest.approx(0.03**2)
+        assert Days().variance(0.12) == pytest.approx(0.12 * 0.88)
+
+    def test_losses_that_scatter_less_than_0_or_1_are_seen_to(self) -> None:
+        seen = Days.of(day_of([0.2, 0.1] * 500))
+        assert seen.variance(0.12) == pytest.approx(0.25 * 0.12 * 0.88)
 
 
 class TestDay:
@@ -72,6 +141,14 @@ class TestDay:
     def test_requests_that_were_judged_alike_count_alike(self) -> None:
         day = day_of([0.0, 1.0, 0.5], [0.2, 0.2, 0.2])
         assert (day.weights.tolist(), day.raise_by, day.n) == ([1.0, 1.0, 1.0], 1.0, 3)
+
+    def test_a_session_counts_as_much_as_a_question_that_is_asked_as_often(self) -> None:
+        losses, alone = np.array([1.0] * 40 + [0.0] * 60), np.arange(100)
+        session, question = np.where(alone < 40, 9, 0), np.where(alone < 40, -1, alone)
+        one = Day.of(losses, np.ones(100), groups(session, alone))
+        other = Day.of(losses, np.ones(100), groups(np.zeros(100, np.int64), question))
+        assert one.losses.size == other.losses.size == 61
+        assert one.raise_by == other.raise_by > 1.0
 
     def test_the_weighted_mean_is_that_of_the_traffic(self) -> None:
         # A hundred requests without a loss stand for a thousand, fifty with one for a hundred.

@@ -14,7 +14,7 @@ from stub_judges import ErringJudge
 from watching import DAY_SECONDS, Watching
 
 from ctxguard.core.context import Context
-from ctxguard.monitor.estimation.canaries import PER_DAY, Canaries
+from ctxguard.monitor.estimation.judge_drift import PER_DAY, Canaries
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.export.prometheus import MonitorCollector

@@ -16,8 +16,8 @@ from storing import NOW, Clock, OpenStore
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.types import FloatArray
-from ctxguard.monitor.estimation.canaries import Canaries
 from ctxguard.monitor.estimation.joint import PASSAGE
+from ctxguard.monitor.estimation.judge_drift import Canaries
 from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimates
 from ctxguard.monitor.estimation.plan import to_label
 from ctxguard.monitor.estimation.ratio import Estimate, Precision

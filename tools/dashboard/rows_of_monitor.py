@@ -204,10 +204,10 @@ ALARMS = Row(
     ),
     Panel(
         "e-value of a rise in judged losses",
-        "About 1 or less without one; at 1,000 the alarm is raised and it starts anew. Losses are "
+        "About 1 or less without one; at 2,000 the alarm is raised and it starts anew. Losses are "
         "compared a day at a time, once it is over. promise: against what the profile promises. "
         "corrected: the same on the scale of a judge that errs, by what people graded. baseline: "
-        "against this judge's own mean over its first requests. No data without --profile, or "
+        "against this judge's own mean over its first weeks. No data without --profile, or "
         "before the first day that is compared.",
         {
             "{{route}} {{quantity}} {{reference}}": fleet(

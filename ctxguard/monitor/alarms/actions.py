@@ -10,7 +10,7 @@ from pathlib import Path
 from ctxguard.core.types import Route
 from ctxguard.errors import CtxguardError, ProfileError
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
-from ctxguard.monitor.estimation.rise import Rise
+from ctxguard.monitor.estimation.promotion import Rise
 from ctxguard.profile.schema import Profile
 
 _log = logging.getLogger(__name__)

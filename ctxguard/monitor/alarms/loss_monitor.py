@@ -5,7 +5,6 @@ Pure: no I/O, no clock, no logging.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -13,24 +12,21 @@ from ctxguard.core.metrics import Utilities
 from ctxguard.core.types import Route
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind, Severity
-from ctxguard.monitor.alarms.ecusum import Day, ECusum
+from ctxguard.monitor.alarms.days import WEEK, Day, Days
+from ctxguard.monitor.alarms.ecusum import ECusum
 from ctxguard.monitor.alarms.reference import (
     FIRST_BASELINE,
-    Baseline,
+    LONGEST_BASELINE,
+    LONGEST_WEEKS,
     Correction,
     ReferenceKind,
+    upper_limit,
 )
 from ctxguard.profile.schema import Profile, RouteProfile
 
 LEAST_TARGET = 0.001
 """Of a loss in [0, 1]. Judges err: a promise of no loss at all would be broken by one error."""
 
-_SMALL_RISE = 0.2
-"""In standard deviations: a judge that errs dilutes a rise."""
-_LEAST_DEVIATION = 0.1
-"""Of losses in [0, 1], for a bet that survives losses which were rarer before."""
-_BET_ON_RECOVERY = 0.5
-"""On a small fall below the target: losses were near their promise before they rose."""
 SAME_TARGET = 0.05
 """Share of a target within which another is about the same."""
 QUIET_E_VALUE = 10.0
@@ -71,12 +67,15 @@ class PromisedLoss:
             )
 
 
+_NO_DAYS = Days()
+
+
 @dataclass(frozen=True, slots=True)
 class LossMonitor:
-    """An e-CUSUM over one route's judged losses, day by day.
+    """Watches one route's judged losses, day by day.
 
-    While the mean loss over each day's traffic is at most the target, alarms are on average at
-    least 1,000 days apart, whatever the distribution (see ``ECusum``).
+    While the mean loss over each day's traffic is at most the target, or differs from it from day
+    to day as it did before, alarms are on average about 2,000 days apart (see ``ECusum``).
 
     Attributes:
         promise: What the profile promises.
@@ -85,11 +84,11 @@ class LossMonitor:
         n_reference: Requests that the target was estimated from; 0 for a promise.
         ecusum: The evidence of a rise; its losses are divided by the bound. None while the baseline
             is not known.
-        run_n: Losses since the evidence was last at its floor, that is, since about when the
+        past: The days before ``run``: how much days differ, and the baseline.
+        run: The days since the evidence was last at its floor, that is, since about when the
             losses rose.
-        run_weight: Sum of their weights.
-        run_sum: Weighted sum of these losses.
-        baseline: The judge's own mean, for the reference of that name; None for the others.
+        due: Days of judged losses after which a baseline is taken next; 0 where it is final, and
+            for the other references.
         recovery: The evidence that the mean is below the target again; None unless an alarm was
             raised.
 
@@ -106,33 +105,35 @@ class LossMonitor:
     n: int = 0
     n_reference: int = 0
     ecusum: ECusum | None = None
-    run_n: int = 0
-    run_weight: float = 0.0
-    run_sum: float = 0.0
-    baseline: Baseline | None = None
+    past: Days = _NO_DAYS
+    run: Days = _NO_DAYS
+    due: int = 0
     recovery: ECusum | None = None
 
     @classmethod
     def of_exact_judge(cls, promise: PromisedLoss) -> "LossMonitor":
         """Compares with the promise, and is tuned to a loss of twice the promised."""
         target = _within(promise.at_most / promise.bound)
-        suspected = min(2.0 * target, (1.0 + target) / 2.0)
-        return cls(promise, ReferenceKind.PROMISE, ecusum=ECusum(target, suspected))
+        rise = min(target, (1.0 - target) / 2.0)
+        return cls(promise, ReferenceKind.PROMISE, ecusum=ECusum(target, rise))
 
     @classmethod
-    def of_corrected(cls, promise: PromisedLoss, correction: Correction) -> "LossMonitor":
+    def of_corrected(
+        cls, promise: PromisedLoss, correction: Correction, past: Days = _NO_DAYS
+    ) -> "LossMonitor":
         """Compares with the promise on the judge's scale; ``correction`` is of losses in [0, 1]."""
         return cls(
             promise,
             ReferenceKind.CORRECTED,
             n_reference=correction.n,
-            ecusum=_for_small_rise(correction.target, correction.deviation),
+            ecusum=ECusum(_within(correction.target)),
+            past=past,
         )
 
     @classmethod
     def of_baseline(cls, promise: PromisedLoss) -> "LossMonitor":
-        """Compares with the judge's own mean over the first requests, which it learns first."""
-        return cls(promise, ReferenceKind.BASELINE, baseline=Baseline())
+        """Compares with the judge's own mean over the first weeks, which it learns first."""
+        return cls(promise, ReferenceKind.BASELINE, due=WEEK)
 
     @property
     def route(self) -> Route:
@@ -158,10 +159,12 @@ class LossMonitor:
 
     @property
     def n_needed(self) -> int:
-        """Losses until the target is known; 0 once it is."""
-        if self.ecusum is not None or self.baseline is None:
+        """About how many losses are missing until the target is known; 0 once it is."""
+        if self.ecusum is not None:
             return 0
-        return math.ceil(FIRST_BASELINE - self.baseline.n)
+        seen = self.past.plus(self.run)
+        a_day = seen.n / max(seen.days, 1)
+        return math.ceil(max(FIRST_BASELINE - seen.n, a_day * (self.due - seen.days), 1.0))
 
     def after(self, day: Day) -> "LossMonitor":
         """The state after one more day; a loss above the bound counts as the bound."""
@@ -170,30 +173,38 @@ class LossMonitor:
         scaled = day._replace(losses=np.minimum(day.losses / self.promise.bound, 1.0))
         # What was cut off a question's weight says neither that losses rose nor that they fell.
         kept = scaled._replace(losses=1.0 - scaled.losses, raise_by=1.0)
-        is_new_run = self.ecusum is None or self.ecusum.is_at_floor
-        since = replace(self, **_NO_RUN) if is_new_run else self
+        past, run = self.past, self.run
+        if self.ecusum is None or self.ecusum.is_at_floor:
+            past, run = past.plus(run), Days()
+        ecusum, recovery = self.ecusum, self.recovery
+        if ecusum is not None:
+            differ = past.variance(ecusum.target), past.between(ecusum.target)
+            ecusum = ecusum.after(scaled, *differ)
+            recovery = None if recovery is None else recovery.after(kept, *differ)
         seen = replace(
-            since,
+            self,
             n=self.n + day.n,
-            ecusum=None if self.ecusum is None else self.ecusum.after(scaled),
-            recovery=None if self.recovery is None else self.recovery.after(kept),
-            baseline=None if self.baseline is None else self.baseline.after(scaled),
-            run_n=since.run_n + day.n,
-            run_weight=since.run_weight + float(day.weights.sum()),
-            run_sum=since.run_sum + float(day.weights @ day.losses),
+            ecusum=ecusum,
+            past=past,
+            run=run.plus(Days.of(scaled)),
+            recovery=recovery,
         )
-        return seen._with_baseline() if seen.baseline is not None else seen
+        return seen._with_baseline() if seen.due else seen
 
     def _with_baseline(self) -> "LossMonitor":
         """With the target of its baseline, where that is due and nothing speaks for a rise."""
-        assert self.baseline is not None  # noqa: S101 - narrows the type
-        if not self.baseline.is_due or (self.e_value or 0.0) >= QUIET_E_VALUE:
+        seen = self.past.plus(self.run)
+        is_due = seen.days >= self.due and seen.n >= FIRST_BASELINE
+        if not is_due or (self.e_value or 0.0) >= QUIET_E_VALUE:
             return self
-        fresh = _for_small_rise(self.baseline.upper_limit, self.baseline.deviation)
-        if self.ecusum is not None:
-            # Each factor of the evidence was fair against the target of its time.
-            fresh = replace(fresh, n=self.ecusum.n, log_e_values=self.ecusum.log_e_values)
-        return replace(self, ecusum=fresh, n_reference=self.n, baseline=self.baseline.extended())
+        # Whole weeks: days of one kind come back after seven.
+        due = WEEK * 2 ** math.ceil(math.log2((seen.days + 1) / WEEK))
+        if seen.n >= LONGEST_BASELINE and seen.days >= LONGEST_WEEKS * WEEK:
+            due = 0
+        target = _within(upper_limit(seen))
+        # Each factor of the evidence was fair against the target of its time.
+        former = ECusum(target) if self.ecusum is None else self.ecusum
+        return replace(self, ecusum=replace(former, target=target), n_reference=seen.n, due=due)
 
     @property
     def is_alarm(self) -> bool:
@@ -216,12 +227,13 @@ class LossMonitor:
 
         The run is selected for being high, so its mean somewhat overstates the loss.
         """
-        return self.run_sum / self.run_weight if self.run_n else None
+        return self.run.mean * self.promise.bound if self.run.n else None
 
     def alarmed(self) -> "LossMonitor":
         """After an alarm: without evidence of a rise, and looking for the end of it.
 
-        The baseline is final then: what follows may be the rise.
+        The baseline is final then: what follows may be the rise. Nor does the rise tell how much
+        days differ.
         """
         if self.ecusum is None:
             return self
@@ -229,9 +241,9 @@ class LossMonitor:
         return replace(
             self,
             ecusum=replace(self.ecusum, n=0, log_e_values=()),
-            **_NO_RUN,
-            baseline=None if self.baseline is None else self.baseline.final(),
-            recovery=self.recovery or _betting(1.0 - target, _BET_ON_RECOVERY),
+            run=Days(),
+            due=0,
+            recovery=self.recovery or ECusum(1.0 - target, target / 2.0),
         )
 
     def to_alarm(self, profile: Profile, profile_id: str, time_seconds: float) -> Alarm:
@@ -250,14 +262,14 @@ class LossMonitor:
             severity=Severity.ALARM,
             message=(
                 f"Route {self.route.value}: judged {quantity} was about {self.run_mean or 0.0:.3g} "
-                f"over the last {self.run_n} judged requests{self._comparison()} "
+                f"over the last {self.run.n} judged requests{self._comparison()} "
                 f"{advice}. If the judge was changed recently, check it first."
             ),
             time_seconds=time_seconds,
             route=self.route,
             value=self.run_mean,
             target=self.target,
-            n=self.run_n,
+            n=self.run.n,
             profile_id=profile_id,
             reference=self.reference,
         )
@@ -288,21 +300,8 @@ class LossMonitor:
         return f"{learned}. Grade the requests of `ctxguard label export --alarm` to see."
 
 
-_NO_RUN: dict[str, Any] = {"run_n": 0, "run_weight": 0.0, "run_sum": 0.0}
-
-
 def _within(target: float) -> float:
     return min(max(target, LEAST_TARGET), 1.0 - LEAST_TARGET)
-
-
-def _for_small_rise(target: float, deviation: float) -> ECusum:
-    """Evidence of a rise above ``target``, tuned to a small one of losses that scatter so much."""
-    return _betting(target, _SMALL_RISE / max(deviation, _LEAST_DEVIATION))
-
-
-def _betting(target: float, bet: float) -> ECusum:
-    target = _within(target)
-    return ECusum(target, min(target + bet * target * (1.0 - target), 1.0))
 
 
 def _about_recall(calibrated: RouteProfile) -> tuple[str, str]:

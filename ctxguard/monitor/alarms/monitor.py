@@ -19,7 +19,7 @@ from ctxguard.monitor.alarms.drift import signals_of
 from ctxguard.monitor.alarms.reference import corrected
 from ctxguard.monitor.alarms.state import AlarmState
 from ctxguard.monitor.estimation.reduce import is_whole, recall_loss
-from ctxguard.monitor.estimation.terms import table_of
+from ctxguard.monitor.estimation.terms import session_number, table_of
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import Claimed, LossRow, SampleStore
@@ -103,6 +103,7 @@ class AlarmMonitor:
             time_seconds=sample.time_seconds,
             profile_id=self.state.profile_id,
             route=record.route.value,
+            session=session_number(record.session_id),
             question=_question(record),
             probability=probability,
             recall_probability=probability * chance,

@@ -6,21 +6,22 @@ no logging.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.alarms.ecusum import Day
+from ctxguard.monitor.alarms.days import Days
 from ctxguard.monitor.estimation.ratio import t_quantile
 
 FIRST_BASELINE = 400
-"""Judged requests of a route after which its baseline is first known."""
+"""Judged requests of a route after which its baseline is first known, if they took a week."""
 
-LONGEST_BASELINE = 3200
-"""Judged requests after which a baseline is no longer extended."""
+LONGEST_BASELINE, LONGEST_WEEKS = 3200, 8
+"""Judged requests and weeks after which a baseline is no longer extended."""
+
 
 LEAST_GRADED = 50
 """Effective number of graded requests below which no promise is translated."""
@@ -48,84 +49,26 @@ class ReferenceKind(StrEnum):
         return self is not ReferenceKind.BASELINE
 
 
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """A judge's own mean over its first days.
+def upper_limit(days: Days) -> float:
+    """Upper 95% limit of a judge's mean loss by what it judged on some days, at least two.
 
-    It is known after ``FIRST_BASELINE`` questions. While nothing speaks for a rise it is extended
-    to twice as many, up to ``LONGEST_BASELINE``: the more, the smaller the rise that is seen.
+    By Student's t; the days' means may differ by more than their few losses explain, and then there
+    are few degrees of freedom (Satterthwaite).
 
-    Attributes:
-        weight: Sum of the weights of the losses seen.
-        squared_weight: Sum of their squares.
-        total: Weighted sum of the losses.
-        total_squares: Weighted sum of their squares.
-        due: Losses after which the mean is taken next; above ``LONGEST_BASELINE`` it is final.
-
-    >>> day = Day.of(np.full(FIRST_BASELINE, 0.25), np.ones(400), np.arange(400))
-    >>> baseline = Baseline().after(day)
-    >>> baseline.is_due, round(baseline.upper_limit, 3)
-    (True, 0.255)
+    >>> from ctxguard.monitor.alarms.days import Day
+    >>> one = Days.of(Day.of(np.full(100, 0.25), np.ones(100), np.arange(100)))
+    >>> week = Days()
+    >>> for _ in range(7):
+    ...     week = week.plus(one)
+    >>> round(upper_limit(week), 2)
+    0.26
     """
-
-    weight: float = 0.0
-    squared_weight: float = 0.0
-    total: float = 0.0
-    total_squares: float = 0.0
-    due: int = FIRST_BASELINE
-
-    def after(self, day: Day) -> "Baseline":
-        """With the losses of one more day, in [0, 1]; unchanged once it is final."""
-        if self.due > LONGEST_BASELINE:
-            return self
-        return replace(
-            self,
-            weight=self.weight + float(day.weights.sum()),
-            squared_weight=self.squared_weight + float(day.weights @ day.weights),
-            total=self.total + float(day.weights @ day.losses),
-            total_squares=self.total_squares + float(day.weights @ day.losses**2),
-        )
-
-    @property
-    def n(self) -> float:
-        """How many losses of equal weight would tell as much (Kish's effective number)."""
-        return self.weight**2 / self.squared_weight if self.squared_weight else 0.0
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the mean is to be taken (again)."""
-        return self.due <= min(self.n, LONGEST_BASELINE)
-
-    @property
-    def upper_limit(self) -> float:
-        """One-sided upper confidence limit of the mean, by Student's t; 1.0 without losses."""
-        n = self.n + 1.0
-        mean = (self._share * self.total + 1.0) / n
-        margin = t_quantile(_CONFIDENCE, max(int(n) - 1, 1)) * self.deviation / math.sqrt(n)
-        return min(mean + margin, 1.0)
-
-    @property
-    def deviation(self) -> float:
-        """Standard deviation of the losses, and of the one that is added."""
-        n = self.n + 1.0
-        squares = self._share * self.total_squares + 1.0
-        squares -= (self._share * self.total + 1.0) ** 2 / n
-        return math.sqrt(max(squares, 0.0) / max(n - 1.0, 1.0))
-
-    @property
-    def _share(self) -> float:
-        return self.n / self.weight if self.weight else 0.0
-
-    def extended(self) -> "Baseline":
-        """The same, due again after twice as many losses as there are."""
-        due = self.due
-        while due <= self.n:
-            due *= 2
-        return replace(self, due=due)
-
-    def final(self) -> "Baseline":
-        """The same, never due again."""
-        return replace(self, due=LONGEST_BASELINE + 1)
+    n = days.freedom + days.days
+    mean = (n * days.mean + 1.0) / (n + 1.0)
+    between = days.between(mean) / days.days
+    squares = days.variance(mean) / n + between
+    df = n - 1.0 if not between else (days.days - 1) * (squares / between) ** 2
+    return min(mean + t_quantile(_CONFIDENCE, min(df, n - 1.0)) * math.sqrt(squares), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +78,11 @@ class Correction:
     Attributes:
         target: Upper confidence limit of the judge's mean loss where the true one is the promised.
         margin: How far it lies above the estimate.
-        deviation: Standard deviation of the judge's losses.
         n: Graded requests that it was estimated from.
     """
 
     target: float
     margin: float
-    deviation: float
     n: int
 
 
@@ -197,5 +138,4 @@ def corrected(
     most = 0.5 * promise * slope * float(share @ defined)
     if margin > most:
         return None
-    deviation = math.sqrt(share @ (judge - share @ judge) ** 2)
-    return Correction(min(mean + margin, 1.0), margin, deviation, int(defined.sum()))
+    return Correction(min(mean + margin, 1.0), margin, int(defined.sum()))

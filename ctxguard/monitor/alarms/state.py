@@ -22,8 +22,8 @@ from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.types import Route
 from ctxguard.errors import DataError, ProfileError
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
+from ctxguard.monitor.alarms.days import Day, groups
 from ctxguard.monitor.alarms.drift import Signal, SignalCounts, signal_counts
-from ctxguard.monitor.alarms.ecusum import Day
 from ctxguard.monitor.alarms.loss_monitor import (
     SAME_TARGET,
     LossMonitor,
@@ -34,7 +34,7 @@ from ctxguard.monitor.alarms.reference import Correction, ReferenceKind
 from ctxguard.monitor.store import LossRow, StoredShares
 from ctxguard.profile.schema import Profile
 
-FORMAT = 5
+FORMAT = 6
 _ALL_STORED = StoredShares()
 
 _Key = tuple[Route, AlarmKind, ReferenceKind]
@@ -133,8 +133,9 @@ class AlarmState:
         """
         if self.is_exact:
             return
-        new = LossMonitor.of_corrected(promise, correction)
         with self._lock:
+            learned = self._losses[promise.route, promise.quantity, ReferenceKind.BASELINE]
+            new = LossMonitor.of_corrected(promise, correction, learned.past)
             former = self._losses.get(new.key)
             if former is not None:
                 target = None if former.ecusum is None else former.ecusum.target
@@ -300,5 +301,9 @@ def _day(rows: Sequence[LossRow], stored: StoredShares, route: Route, quantity: 
     losses, probability, times = found.T
     is_usable = (losses >= 0.0) & (losses <= (1.0 if is_recall else np.finfo(float).max))
     is_usable &= (probability > 0.0) & (probability <= 1.0) & np.isfinite(times)
-    question = np.array([row.question for row in own], np.int64)[is_usable]
-    return Day.of(losses[is_usable], probability[is_usable] * stored.at(times[is_usable]), question)
+    alike = np.array([(row.session, row.question) for row in own], np.int64).reshape(len(own), 2)
+    return Day.of(
+        losses[is_usable],
+        probability[is_usable] * stored.at(times[is_usable]),
+        groups(*alike[is_usable].T),
+    )

@@ -7,9 +7,9 @@ ratio        a metric and its interval from these sums
 relevance    predicts the relevance of judged passages from the grades of people
 draw         which passages people grade, and with what probability
 joint        the predictions for all requests, corrected by people's grades
-canaries     whether a judge has changed, from labelled samples that it judges again
+judge_drift  whether a judge has changed, from labelled samples that it judges again
 live         every metric of a store, over the recent window and over all that is retained
 plan         draws passages in a store, and predicts what their labels will give
+promotion    whether judged traffic lets a policy rise from shadow to enforce
 whole_pools  judged requests that any policy can decide on again
-rise         whether judged traffic lets a policy rise from shadow to enforce
 """

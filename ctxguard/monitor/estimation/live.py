@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation import joint
-from ctxguard.monitor.estimation.canaries import Canaries, canaries_key
 from ctxguard.monitor.estimation.joint import PASSAGE, Grades, Population, joint_estimates
+from ctxguard.monitor.estimation.judge_drift import Canaries, canaries_key
 from ctxguard.monitor.estimation.ratio import (
     Estimate,
     Precision,

@@ -13,7 +13,7 @@ import numpy as np
 from ctxguard.core.decision import decide
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route
-from ctxguard.monitor.estimation.rise import Rise, rise
+from ctxguard.monitor.estimation.promotion import Rise, rise
 from ctxguard.monitor.estimation.terms import table_of
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judgment
 from ctxguard.monitor.labels.human import HumanVerdicts, human_verdicts

@@ -142,7 +142,7 @@ _LOSSES = (
     (
         "e_value",
         "e_value",
-        "e-CUSUM e-value of the days so far; the alarm is raised at 1,000; absent before a first.",
+        "e-CUSUM e-value of the days so far; the alarm is raised at 2,000; absent before a first.",
     ),
     (
         "target",
@@ -152,7 +152,7 @@ _LOSSES = (
     (
         "requests_needed",
         "n_needed",
-        "Judged requests until the baseline is known; 0 once it is.",
+        "About how many judged requests until the baseline is known; 0 once it is.",
     ),
 )
 

@@ -2,7 +2,7 @@
 
 A new judge judges all of it, so that the labels count under it too: before fresh samples, and
 within the same budget. A judge that stays judges a few of its samples again each day
-(``estimation.canaries``), so that a change behind an unchanged name is seen.
+(``estimation.judge_drift``), so that a change behind an unchanged name is seen.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from ctxguard.errors import DataError
-from ctxguard.monitor.estimation.canaries import Canaries, canaries_key, yes_or_no
+from ctxguard.monitor.estimation.judge_drift import Canaries, canaries_key, yes_or_no
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judgment
 from ctxguard.monitor.judges.verdict_text import verdicts_from_json, verdicts_to_json
 from ctxguard.monitor.judging.counters import Counts

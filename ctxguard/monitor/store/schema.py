@@ -116,7 +116,7 @@ losses = sa.Table(
     sa.Column("series_id", _Id, nullable=False),
     *_columns(sa.Double, "time_seconds", "probability", "recall_probability"),
     *_columns(StorableText, "profile_id", "route"),
-    sa.Column("question", sa.BigInteger, nullable=False),
+    *_columns(sa.BigInteger, "session", "question"),
     sa.Column("recall_loss", sa.Double),
     sa.Column("harm", sa.Double),
     sa.Index("ctxguard_losses_time", "series_id", "profile_id", "time_seconds"),

@@ -227,6 +227,7 @@ class LossRow:
         time_seconds: When the request was answered.
         profile_id: The profile that served it.
         route: The stages that answered.
+        session: A number for its session; 0 without one.
         question: A number for its question; repeats of a question have the same.
         probability: Probability with which it was sampled and taken up for judging, in (0, 1].
         recall_probability: The same, and that its recall loss was judged.
@@ -238,6 +239,7 @@ class LossRow:
     time_seconds: float
     profile_id: str
     route: str
+    session: int
     question: int
     probability: float
     recall_probability: float

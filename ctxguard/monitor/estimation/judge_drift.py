@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+import numpy as np
 from pydantic import TypeAdapter
 
+from ctxguard.core.betting import Evidence
 from ctxguard.monitor.judges import Judgment
 
 PER_DAY = 5
@@ -22,7 +24,7 @@ CHANGED = 2e3
 """The evidence from which a judge counts as changed: while it is the same, at least this many
 canaries (400 days) pass on average before that."""
 
-_BETS = (0.5, 1.0, 1.9)
+_STAKES = np.array([0.5, 1.0, 1.9])
 """Below 1 / (0.5 + TOLERATED), so that no canary takes all."""
 
 
@@ -50,8 +52,7 @@ class Canaries:
     """What the canaries of one series have shown so far.
 
     From every canary on, it is bet that the mean ``excess`` is above ``TOLERATED``; what these bets
-    have grown to is added up: an e-detector of Shiryaev–Roberts form (Shin, Ramdas and Rinaldo,
-    "E-detectors: a nonparametric framework for sequential change detection", NEJSDS 2024).
+    have grown to is added up (``Evidence.from_all``).
 
     Attributes:
         day: Of the last new canary, in days since the epoch.
@@ -72,7 +73,12 @@ class Canaries:
     @property
     def evidence(self) -> float:
         """Evidence that the judge has changed, to be compared with ``CHANGED``."""
-        return sum(self.wealth) / len(self.wealth)
+        return self._evidence.e_value
+
+    @property
+    def _evidence(self) -> Evidence:
+        with np.errstate(divide="ignore"):
+            return Evidence(np.log(self.wealth))
 
     def due(self, labelled: Sequence[int], day: int) -> list[int]:
         """The samples to judge again now, of those labelled, in the order of preference."""
@@ -110,8 +116,8 @@ class Canaries:
         if len(second) != len(now):
             return found
         gain = excess(first, [one == "1" for one in second], now) - TOLERATED
-        bets = zip(self.wealth, _BETS, strict=True)
-        a, b, c = [min((1.0 + held) * (1.0 + bet * gain), 1e100) for held, bet in bets]
+        evidence = self._evidence.from_all().after(np.array([[gain]]), stakes=_STAKES)
+        a, b, c = np.exp(np.minimum(evidence.log_wealth, 500.0)).tolist()
         found = replace(found, wealth=(a, b, c))
         is_new = found.changed_at is None and found.evidence >= CHANGED
         return replace(found, changed_at=now_seconds) if is_new else found

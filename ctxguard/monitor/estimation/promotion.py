@@ -12,6 +12,7 @@ from math import ceil, exp, log
 
 import numpy as np
 
+from ctxguard.core.betting import LARGEST_LOSS, Evidence, Prior, learned_stakes
 from ctxguard.core.types import FloatArray
 
 FEWEST_REQUESTS = 20
@@ -21,15 +22,6 @@ fewer, one that misses a fifth of losses lets more than a tenth of years rise
 (``benchmarks.verdict``)."""
 
 DELTA = 0.1
-
-_LARGEST_STAKE = 0.75
-"""The largest share of the wealth that one request can cost."""
-
-_PRIOR_REQUESTS = 20.0
-"""Requests without a difference that the first stakes count as seen."""
-
-_PRIOR_SQUARE = 0.05
-"""Mean square of the gains that they are taken to have; small, since most differences are 0."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +84,8 @@ def log_wealth(
 ) -> FloatArray:
     """Log of the gambler's wealth after each request, from 0.
 
-    The stake on a request is chosen from the earlier ones alone: the mean of D + max_loss over its
-    mean square, which grows the wealth fastest where gains are small, and at most
-    ``_LARGEST_STAKE`` / (1 − max_loss), so that no request can cost more than that share.
+    The stake on a request is learned from the earlier ones for a look at any time
+    (``betting.learned_stakes``), and no request can cost more than three quarters of the wealth.
 
     Args:
         differences: Shape (n,) or (n, n_columns), each in [−1, 1]: recall of the policy less that
@@ -110,15 +101,15 @@ def log_wealth(
     [1.04, 3.19, 10.2]
     """
     gains = differences + max_loss
-    if weights is not None:
-        gains = weights * gains
-    seen = np.arange(gains.shape[0], dtype=np.float64).reshape(-1, *[1] * (gains.ndim - 1))
-    total, squares = gains.cumsum(axis=0) - gains, (gains**2).cumsum(axis=0) - gains**2
-    mean = (total + _PRIOR_REQUESTS * max_loss) / (seen + _PRIOR_REQUESTS)
-    square = (squares + _PRIOR_REQUESTS * _PRIOR_SQUARE) / (seen + _PRIOR_REQUESTS)
-    stakes = np.clip(mean / square, 0.0, _LARGEST_STAKE / (1.0 - max_loss))
-    wealth: FloatArray = np.log1p(stakes * gains).cumsum(axis=0)
-    return wealth
+    share: FloatArray | float = 1.0 if weights is None else weights
+    stakes = learned_stakes(
+        gains,
+        share,
+        # As if requests without a difference had been seen, since most have none.
+        prior=Prior(n=20.0, mean=max_loss, variance=0.05),
+        largest=LARGEST_LOSS / (1.0 - max_loss),
+    )
+    return Evidence(np.zeros(gains.shape[1:])).after(gains, share, stakes=stakes).path
 
 
 def rise(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from ctxguard.core.types import FloatArray
-from ctxguard.monitor.estimation.rise import DELTA, FEWEST_REQUESTS, log_wealth, rise
+from ctxguard.monitor.estimation.promotion import DELTA, FEWEST_REQUESTS, log_wealth, rise
 
 MAX_LOSS, TOLERANCE = 0.05, 0.01
 
