@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import NO_DATA, Output, picked
-from ctxguard.cli._store import IN_WORDS, named_series, open_store
+from ctxguard.cli._console import Output, picked
+from ctxguard.cli._store import named_series, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ctxguard.monitor.estimation.plan import LabelPlan
     from ctxguard.monitor.labels.files import RowToLabel
 
 MaxGrade = Annotated[int, setting("Highest grade of the scale, one for a store.", "N", ge=1)]
@@ -24,7 +23,7 @@ class ExportCommand(SettingsModel):
     out: Path | None = optional(
         "File to write, .jsonl or .csv.",
         "FILE",
-        default="none: only say what the labels would give and cost",
+        default="none: only say what the labels would cost",
         writes=True,
     )
     n: int = setting(
@@ -68,11 +67,15 @@ class ExportCommand(SettingsModel):
         Exports of several days are one sample: each passage keeps the
         probability with which it was picked.
         """
-        from ctxguard.monitor.estimation.plan import label_plan, to_label
+        from ctxguard.monitor.estimation.plan import to_label
         from ctxguard.monitor.labels.files import write_label_file
         from ctxguard.monitor.labels.guide import grading_guide
         from ctxguard.monitor.labels.repeats import rows_once
-        from ctxguard.monitor.labels.samples import targeted_samples, unfinished
+        from ctxguard.monitor.labels.samples import (
+            minutes_to_grade,
+            targeted_samples,
+            unfinished,
+        )
         from ctxguard.monitor.service import let_people_grade
 
         out, tenant = self.out, self.tenant
@@ -86,9 +89,10 @@ class ExportCommand(SettingsModel):
                 samples = to_label(
                     *(opened, series, self.n), tenant=tenant, whole=self.whole, dry_run=out is None
                 )
-            plan = label_plan(opened, series, samples, time.time())
             top_grade = opened.top_grade() or self.max_grade
         rows = rows_once(samples)
+        expected = min(round(sum(sample.expected_passages for sample in samples)), len(rows))
+        minutes = minutes_to_grade(expected)
         guide = None
         if out is not None:
             write_label_file(out, rows)
@@ -106,20 +110,15 @@ class ExportCommand(SettingsModel):
             "guide": guide,
             "requests": len(samples),
             "passages": len(rows),
-            "expected_passages": plan.expected_passages,
-            "widths": {
-                metric: {"now": plan.widths_now[metric], "then": width}
-                for metric, width in plan.widths.items()
-            },
+            "expected_passages": expected,
+            "minutes": minutes,
         }
 
         def show() -> None:
-            if not self.alarm:
-                _print_widths(plan, output)
             name = "" if out is None else f"{out}: "
             output.out.print(
-                f"{name}{len(samples):,} requests, about {plan.expected_passages:,} passages to "
-                f"grade, at most {len(rows):,}"
+                f"{name}{len(samples):,} requests, about {expected:,} passages to grade "
+                f"({minutes:,} minutes), at most {len(rows):,}"
             )
 
         output.result(document, show, notes)
@@ -141,20 +140,6 @@ class ExportCommand(SettingsModel):
         if bare:
             notes.append(f"{bare:,} passages have no text in the store; look them up by their ids")
         return notes
-
-
-def _print_widths(plan: "LabelPlan", output: Output) -> None:
-    rows = [
-        (
-            IN_WORDS[metric.value].strip().removeprefix("its "),
-            NO_DATA if (now := plan.widths_now[metric]) is None else f"{now:.2f}",
-            "needs more" if width is None else f"{width:.2f}",
-        )
-        for metric, width in plan.widths.items()
-    ]
-    if rows:
-        title = "Width of the 95% intervals, now and with these grades"
-        output.table(("metric", "now>", "then>"), rows, title)
 
 
 class ImportCommand(SettingsModel):

@@ -388,7 +388,8 @@ def _print_figures(
 
 
 def _figure(estimate: "Estimate") -> str:
-    """An estimate with its interval; where there is none, about how many requests it needs."""
+    """An estimate with its interval; where there is none, about how much it needs."""
     if estimate.value is None and estimate.n_needed is not None:
-        return f"needs {estimate.n_needed:,}"
+        unit = "request" if estimate.grades is None else "grade"
+        return f"needs {count(estimate.n_needed, unit)}"
     return short_interval(estimate)

@@ -183,7 +183,7 @@ class TestExport:
 
 
 class TestPlan:
-    def test_before_anything_is_picked_it_says_what_labels_give_and_then_how_to_grade(
+    def test_before_anything_is_picked_it_says_what_labels_cost_and_then_how_to_grade(
         self, run: Run, tmp_path: Path
     ) -> None:
         made = serve(tmp_path, 60)
@@ -193,17 +193,12 @@ class TestPlan:
         assert found["out"] is found["guide"] is None
         assert found["expected_passages"] == pytest.approx(60, abs=12)
         assert found["requests"] < found["expected_passages"] <= found["passages"]
-        assert set(found["widths"]) == {"precision", "mrr", "udcg", "gain", "harm", "recall"}
-        more = json.loads(run(*command[:-1], "200", "--json").stdout)
-        # 60 grades are too few for an estimate to be shown, so that no width is promised.
-        assert found["widths"]["precision"] == {"now": None, "then": None}
-        assert more["widths"]["precision"]["then"] > 0.0
+        assert found["minutes"] == pytest.approx(found["expected_passages"] / 3, abs=1)
         with SampleStore.open(made.url) as store:
             (series,) = store.series()
             assert store.picked(series) == {}
         shown = run(*command, columns="80")
-        assert "Width of the 95% intervals, now and with these grades" in shown.stdout
-        assert "needs more" in shown.stdout
+        assert f"passages to grade ({found['minutes']} minutes)" in " ".join(shown.stdout.split())
         assert f"{found['requests']} requests, about" in shown.stdout
         assert max(map(len, shown.stdout.splitlines()[:12])) <= 80
         run.ok(*command, "--max-grade", "1", "--out", tmp_path / "todo.csv")

@@ -81,6 +81,20 @@ def test_the_figure_of_a_judge_that_errs_is_no_estimate() -> None:
     labels = {"metric": "recall", "window": "all_retained"}
     assert one(samples, "ctxguard_estimate", **labels) is None
     assert one(samples, "ctxguard_judge_estimate", **labels) == 2 / 4
+    assert one(samples, "ctxguard_estimate_requests_needed", **labels) is None
+    assert one(samples, "ctxguard_estimate_grades_needed", **labels) == 4, "two grades count one"
+
+
+def test_what_grades_of_people_never_correct_is_not_exported_of_a_judge_that_errs() -> None:
+    live = Watching(PaidOpinion(QRELS), rates=JudgingRates(dropped_rate=1.0))
+    live.watch(*[make_context(POOL, 3, query=query) for query in QRELS])
+    live.monitor.report()
+    exported = {
+        dict(labels)["metric"]
+        for name, labels in scrape(live.registry)
+        if name.startswith("ctxguard_estimate") and "metric" in dict(labels)
+    }
+    assert exported == {"precision", "mrr", "gain", "harm", "udcg", "recall"}
 
 
 def test_where_every_sample_is_adds_up_in_one_scrape() -> None:

@@ -184,7 +184,7 @@ def test_a_judge_that_nobody_corrects_gives_no_estimate_under_that_name() -> Non
     live, _ = live_with_labels(0)
     report = live.monitor.report()
     assert all(found.value is None for found in report.estimates[Window.ALL_RETAINED].values())
-    assert report.estimates[Window.ALL_RETAINED][Metric.UDCG].n_needed == 30
+    assert report.estimates[Window.ALL_RETAINED][Metric.UDCG].grades_needed == 60
     assert report.live.judge_estimates[Window.ALL_RETAINED][Metric.UDCG].value is not None
 
 

@@ -148,11 +148,12 @@ QUALITY = Row(
         },
     ),
     Panel(
-        "Requests still needed",
+        "Requests and grades still needed",
         "About how many it takes, for metrics that have no estimate yet; and for alarms that learn "
         "the judge's own mean.",
         {
             "{{metric}}": f"max by (metric) ({shown('ctxguard_estimate_requests_needed')})",
+            "{{metric}}, grades": f"max by (metric) ({shown('ctxguard_estimate_grades_needed')})",
             "alarm: {{route}} {{quantity}} {{reference}}": fleet(
                 "ctxguard_alarm_requests_needed", "route, quantity, reference"
             ),

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation.ratio import (
+    GRADES_COUNT,
     Estimate,
+    lacks_grades,
     linearised,
-    no_estimate,
 )
 from ctxguard.monitor.estimation.relevance import (
     FAR,
@@ -71,8 +72,9 @@ is relevant, its utility, and the same below 0. ``size`` is 1 / its probability 
 run was to go on below an irrelevant first passage, ``go_on`` the probability of that."""
 
 REQUESTS_COUNT = 1.5
-"""What a request with grades counts towards ``min_n``, where two grades count 1. So 60 grades of 20
-requests suffice for 30; MRR takes 30 runs from the top, recall 30 dropped passages."""
+"""What a request with grades counts towards ``min_n``, where ``GRADES_COUNT`` grades count 1. So
+60 grades of 20 requests suffice for 30; MRR takes 30 runs from the top, recall 30 dropped
+passages."""
 
 _FEWEST_IN_CELL = 10
 """Cells with fewer grades share the mean error of their nearest neighbour."""
@@ -292,7 +294,7 @@ def none_above(relevance: FloatArray) -> FloatArray:
 
 
 def joint_estimates(sums: Sums, grades: Grades, model: Model, min_n: int) -> dict[Metric, Estimate]:
-    """Estimate every metric from predictions for all judged requests and people's grades.
+    """Estimate the metrics of ``QUOTIENTS`` from predictions for all requests and people's grades.
 
     Args:
         sums: Sums of the columns of ``basis`` over the judged requests.
@@ -300,7 +302,7 @@ def joint_estimates(sums: Sums, grades: Grades, model: Model, min_n: int) -> dic
         model: What was predicted.
         min_n: Least number of labels, counted as ``REQUESTS_COUNT`` says.
     """
-    estimates = dict.fromkeys(Metric, no_estimate(0, 0.0, min_n))
+    estimates: dict[Metric, Estimate] = {}
     is_first = grades.is_first
     opened = grades.request[is_first]
     coefficients, by_request = _of_passages(sums.totals, grades, model)
@@ -317,7 +319,7 @@ def joint_estimates(sums: Sums, grades: Grades, model: Model, min_n: int) -> dic
     n_grades = len(grades.request)
     counts = {
         True: (n_runs, n_seen, min(n_runs, n_opened)),
-        False: (n, n_grades / 2.0, min(n * REQUESTS_COUNT, n_grades / 2.0)),
+        False: (n, n_grades / GRADES_COUNT, min(n * REQUESTS_COUNT, n_grades / GRADES_COUNT)),
     }
     most = np.array([model.gain, model.harm])
     most *= sums.totals[DISCOUNTED] / sums.totals[ONE]
@@ -334,18 +336,20 @@ def joint_estimates(sums: Sums, grades: Grades, model: Model, min_n: int) -> dic
             effective = counted = min(counted, n_dropped)
         effective = min(n, effective)
         if counted < min_n - 1e-9:
-            estimates[metric] = no_estimate(n, counted, min_n)
+            estimates[metric] = lacks_grades(n, counted, min_n, n_grades)
             continue
         ratio = sums.combined(
             numerator @ coefficients, denominator @ coefficients if is_ratio else denominator
         )
         if not ratio.b > 0.0 or ratio.n < 2:
-            estimates[metric] = Estimate(None, None, None, n, "none", n_effective=effective)
+            estimates[metric] = Estimate(
+                None, None, None, n, "none", grades=n_grades, n_effective=effective
+            )
             continue
         errors = residuals @ numerator
         if is_ratio:
             errors = errors - ratio.a / ratio.b * (residuals @ denominator)
-        estimates[metric] = linearised(
+        found = linearised(
             metric,
             ratio,
             errors,
@@ -356,6 +360,7 @@ def joint_estimates(sums: Sums, grades: Grades, model: Model, min_n: int) -> dic
             method="joint",
             bounds=bounds.get(metric, (0.0, 1.0)),
         )
+        estimates[metric] = replace(found, grades=n_grades)
     return estimates
 
 

@@ -23,7 +23,7 @@ from ctxguard.monitor.estimation.ratio import (
     Estimate,
     Precision,
     estimate,
-    no_estimate,
+    lacks_grades,
 )
 from ctxguard.monitor.estimation.relevance import FOLDS, IntArray, Model
 from ctxguard.monitor.estimation.sums import Sums
@@ -70,7 +70,8 @@ class LiveEstimates:
     """The estimates from a store's judgments and labels.
 
     Attributes:
-        estimates: By window and metric, from an exact judge or corrected by human labels.
+        estimates: By window and metric, from an exact judge or corrected by human labels: of a
+            judge that errs without what people's grades do not correct.
         judge_estimates: The judge's own figures, not corrected; empty for an exact judge.
         populations: The requests that the estimates of each window cover.
         labelled: Samples that people have graded, including those whose text was deleted since.
@@ -101,7 +102,10 @@ class LiveEstimates:
             return -math.inf if found.value is not None else -found.n
 
         windows = [window for window in Window if window in self.estimates]
-        return {metric: min(windows, key=partial(shortcoming, metric=metric)) for metric in Metric}
+        return {
+            metric: min(windows, key=partial(shortcoming, metric=metric))
+            for metric in self.estimates[Window.ALL_RETAINED]
+        }
 
 
 def live_estimates(
@@ -336,7 +340,7 @@ def _corrected(judged: _Judged, labels: Labels, min_n: int) -> Estimates:
     if not len(labels.grades.passages) or covered < (1.0 - MOST_UNCOVERED) * sum(
         judged.weight_by_pick.values()
     ):
-        return dict.fromkeys(Metric, no_estimate(0, 0.0, min_n))
+        return dict.fromkeys(joint.QUOTIENTS, lacks_grades(0, 0.0, min_n, 0))
     stands_for = np.zeros(len(labels.sample_ids))
     stands_for[labels.opened] = labels.response[labels.grades.is_first]
     for pick in opened_picks:

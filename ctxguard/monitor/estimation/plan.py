@@ -1,9 +1,7 @@
-"""Draws the passages that people grade next, and predicts what their labels will give."""
+"""Draws the passages that people grade next, and counts what their labels give."""
 
-import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 
@@ -13,15 +11,13 @@ from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import StoreError
 from ctxguard.monitor.estimation import draw
-from ctxguard.monitor.estimation.joint import QUOTIENTS, REQUESTS_COUNT, RUN, Population
-from ctxguard.monitor.estimation.live import Labels, Window, live_estimates
-from ctxguard.monitor.estimation.ratio import DEFAULT_MIN_N, DEFAULT_PRECISION, Estimate
+from ctxguard.monitor.estimation.joint import RUN, Population
+from ctxguard.monitor.estimation.live import Labels
 from ctxguard.monitor.estimation.reduce import dropped_sizes, graded_passages, verdict_on
 from ctxguard.monitor.estimation.relevance import NEAR
-from ctxguard.monitor.estimation.terms import Metric, table_of
+from ctxguard.monitor.estimation.terms import table_of
 from ctxguard.monitor.labels.files import number_of
 from ctxguard.monitor.labels.samples import (
-    ExpectedGrades,
     GradedSample,
     graded_samples,
     unfinished,
@@ -29,26 +25,7 @@ from ctxguard.monitor.labels.samples import (
 from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.store import PickedPassage, PickKind, SampleStore, ToPick
 
-PLANNED = tuple(QUOTIENTS)
-"""The metrics that labels are graded for."""
-
 PASSAGES, RUNS, UNFINISHED, UNPICKED = "passages", "runs", "unfinished", "unpicked"
-
-_WIDTHS = {
-    Metric.PRECISION: 0.16,
-    Metric.MRR: 0.12,
-    Metric.UDCG: 0.72,
-    Metric.GAIN: 0.46,
-    Metric.HARM: 0.285,
-    Metric.RECALL: 0.26,
-}
-"""The widths that labels worth ``_WIDTHS_AT`` equal ones give beside a poor judge or none: before
-there are labels nobody knows how good it is (``benchmarks.label_promises``)."""
-_WIDTHS_AT = 100.0
-_MARGIN = 1.2
-"""With it about nine of ten of the promised widths are reached."""
-_LEAST = 0.9
-"""Share of the expected labels that comes at least."""
 
 _RUN, _COIN, _SINGLE = (HashSampler(f"label {each.value}") for each in PickKind)
 _TRIES = 5
@@ -81,7 +58,7 @@ def to_label(
     before = graded_samples(store, series, list(picked), picked)
     chosen = unfinished(before.values(), n, tenant=tenant)
     waiting = unfinished(before.values(), n) if tenant else chosen
-    left = n - round(sum(sample.expected().passages for sample in waiting))
+    left = n - round(sum(sample.expected_passages for sample in waiting))
     if left > 0:
         drawn = _drawn(store, series, left, whole=whole, dry_run=dry_run)
         new = graded_samples(store, series, list(drawn), drawn if dry_run else None)
@@ -183,89 +160,6 @@ def _single(sample: GradedSample, unit: np.void) -> Iterator[PickedPassage]:
         if point < 0.0:
             yield asked(position=position, probability=chance * size / sum(sizes.values()))
             return
-
-
-@dataclass(frozen=True, slots=True)
-class LabelPlan:
-    """The predicted effect and cost of labelling some samples.
-
-    Attributes:
-        widths_now: The width of each metric's interval over all that is retained; None without
-            an estimate so far.
-        widths: Width with the labels, reached in about nine of ten labellings; None where they may
-            not suffice for an estimate.
-        expected_passages: Approximate number of passages that people grade.
-    """
-
-    widths_now: Mapping[Metric, float | None]
-    widths: Mapping[Metric, float | None]
-    expected_passages: int
-
-
-def label_plan(
-    store: SampleStore, series: str, samples: Sequence[GradedSample], now_seconds: float
-) -> LabelPlan:
-    """Predict the effect and cost of grading these samples.
-
-    Widths shrink with the square root of what the labels are worth, which is another number for
-    each metric. If there are no labels so far, the widths that simulated traffic gave stand in for
-    those of this traffic. No width is promised where the labels may not suffice for an estimate.
-
-    Args:
-        now_seconds: The present, in seconds since the epoch.
-    """
-    live = live_estimates(
-        store,
-        series,
-        exact=False,
-        now_seconds=now_seconds,
-        window_seconds=1.0,
-        precision=DEFAULT_PRECISION,
-    )
-    corrected = live.estimates[Window.ALL_RETAINED]
-    n, none = len(samples), ExpectedGrades(0.0, 0.0, 0.0, 0.0)
-    passages, dropped, runs, seen = map(
-        sum, zip(none, *[sample.expected() for sample in samples], strict=True)
-    )
-    # As joint_estimates counts the labels of an estimate, and what they are worth.
-    counted, worth = min(n * REQUESTS_COUNT, passages / 2.0), min(n, passages / 2.0)
-    more = dict.fromkeys(PLANNED, (counted, worth)) | {
-        Metric.MRR: (runs, seen),
-        Metric.RECALL: (min(counted, dropped), min(worth, dropped)),
-    }
-    return LabelPlan(
-        {one: scaled_width(corrected[one], 1.0, 1.0) for one in PLANNED},
-        {one: _promised(one, corrected[one], *more[one]) for one in PLANNED},
-        round(passages),
-    )
-
-
-def _promised(metric: Metric, now: Estimate, counted: float, worth: float) -> float | None:
-    """Promise a width; None if the labels may not suffice for an estimate.
-
-    Args:
-        now: Its estimate.
-        counted: What more labels count towards the fewest that an estimate needs.
-        worth: How many equal labels they are worth.
-    """
-    before = now.n_effective or 0.0
-    if now.value is None and before + _LEAST * counted < DEFAULT_MIN_N:
-        return None
-    simulated = Estimate(0.0, 0.0, _WIDTHS[metric], round(_WIDTHS_AT), "simulated")
-    width = scaled_width(now, before, before + worth)
-    width = scaled_width(simulated, _WIDTHS_AT, before + worth) if width is None else width
-    return None if width is None else round(_MARGIN * width, 6)
-
-
-def scaled_width(found: Estimate, n: float, n_new: float) -> float | None:
-    """Predict an interval's width with ``n_new`` clusters, from an estimate with ``n``.
-
-    >>> scaled_width(Estimate(0.5, 0.4, 0.6, 100, "normal"), 100, 400)
-    0.1
-    """
-    if found.lower is None or found.upper is None or not n_new > 0.0:
-        return None
-    return round((found.upper - found.lower) * math.sqrt(n / n_new), 6)
 
 
 def usable_labels(store: SampleStore, request_ids: Sequence[str]) -> dict[str, int]:

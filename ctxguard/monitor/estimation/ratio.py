@@ -22,6 +22,9 @@ CONFIDENCE = 0.95
 DEFAULT_MIN_N = 30
 """With a smaller effective number of clusters the intervals do not reach that coverage."""
 
+GRADES_COUNT = 2.0
+"""Grades of passages that count towards ``min_n`` as much as one cluster."""
+
 
 @dataclass(frozen=True)
 class Estimate(Interval):
@@ -34,15 +37,27 @@ class Estimate(Interval):
         n: Clusters (sessions, and requests without one) in which the metric is defined; with
             human labels, the labelled ones.
         method: Method of the interval; ``none`` without one.
-        n_needed: Approximate number of clusters that suffice, if ``value`` is None; None if that
-            cannot be predicted yet.
+        n_needed: Approximate number that suffices, if ``value`` is None: of grades where people
+            correct the judge, else of clusters; None if that cannot be predicted yet.
+        grades: Passages that people graded for it; None where no judge is corrected.
     """
 
     method: str
     n_needed: int | None = None
+    grades: int | None = None
     n_effective: float | None = None
     """Number of equally weighted clusters with as narrow an interval (Kish): at most ``n``, and far
     less if a few clusters stand for much of the traffic. None without clusters."""
+
+    @property
+    def requests_needed(self) -> int | None:
+        """Return about how many judged requests it needs; None where it lacks something else."""
+        return self.n_needed if self.grades is None else None
+
+    @property
+    def grades_needed(self) -> int | None:
+        """Return about how many grades of people it needs; None where it lacks something else."""
+        return None if self.grades is None else self.n_needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +95,13 @@ class Precision:
         """
         found = dict(estimates)
         for metric, most in self.max_width.items():
-            each = found[metric]
-            if each.lower is None or each.upper is None:
+            each = found.get(metric)
+            if each is None or each.lower is None or each.upper is None:
                 continue
             if (width := each.upper - each.lower) > most:
                 # Widths shrink with the square root of n.
-                needed = max(self.min_n, math.ceil(each.n * (width / most) ** 2 - 1e-9))
+                n = each.n if each.grades is None else each.grades
+                needed = max(self.min_n, math.ceil(n * (width / most) ** 2 - 1e-9))
                 found[metric] = replace(each, value=None, lower=None, upper=None, n_needed=needed)
         return found
 
@@ -220,7 +236,20 @@ def degrees_of_freedom(residuals: FloatArray) -> float:
 def no_estimate(n: int, effective: float, min_n: int) -> Estimate:
     """State that there are too few clusters, with the approximate number needed."""
     needed = math.ceil(min_n * n / effective - 1e-9) if effective else min_n
-    return Estimate(None, None, None, n, "none", needed, effective if n else None)
+    return Estimate(None, None, None, n, "none", needed, n_effective=effective if n else None)
+
+
+def lacks_grades(n: int, counted: float, min_n: int, grades: int) -> Estimate:
+    """State that people have graded too few passages, with about how many are needed.
+
+    Args:
+        n: Labelled clusters.
+        counted: What their grades count towards ``min_n``.
+        grades: Graded passages.
+    """
+    needed = math.ceil(min_n * grades / counted - 1e-9) if counted else 0
+    needed = max(needed, round(GRADES_COUNT * min_n))
+    return Estimate(None, None, None, n, "none", needed, grades, counted if n else None)
 
 
 def unseen_share(n_observable: float) -> float:

@@ -54,9 +54,13 @@ _PARTS = {
         "_requests_effective",
         "How many requests (or sessions) of equal weight would support it as well. {}.",
     ),
-    "n_needed": (
+    "requests_needed": (
         "_requests_needed",
-        "Requests (or sessions) that it would need; absent where it has enough. {}.",
+        "Judged requests (or sessions) that it would need; absent where no such lack. {}.",
+    ),
+    "grades_needed": (
+        "_grades_needed",
+        "Passages that people would have to grade for it; absent where no such lack. {}.",
     ),
 }
 _ESTIMATES = (

@@ -4,7 +4,6 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from ctxguard.errors import DataError
 from ctxguard.monitor.judges import Judgment
@@ -24,6 +23,7 @@ _log = logging.getLogger(__name__)
 
 _MOST_OVER = 1.25
 """Grades that were asked for before may exceed a budget by this."""
+_SECONDS_A_GRADE = 20.0
 _LIKELY = {False: 0.2, True: 0.8}
 """About how likely a passage is to be relevant, by whether the judge calls it so."""
 
@@ -75,42 +75,29 @@ class GradedSample:
         """Return the rows of a file that are still to be graded; as many as it takes at most."""
         return rows_to_label(self.record, self.picked, self.people)
 
-    def expected(self) -> "ExpectedGrades":
-        """Predict what people still grade, from top to bottom as the guide says."""
-        passages, dropped, none_above, first = 0.0, 0.0, 1.0, None
-        served = {self.record.passage_ids[position] for position in self.record.served}
+    @property
+    def expected_passages(self) -> float:
+        """Predict how many passages people still grade, from top to bottom as the guide says."""
+        passages, none_above, first = 0.0, 1.0, None
         for row in self.rows():
             likely = self._likely(row.passage_id)
             first = likely if first is None else first
-            chance = {ALWAYS: 1.0, IF_NONE_ABOVE: none_above, IF_FIRST: first}[row.when]
-            passages += chance
-            dropped += chance * (row.passage_id not in served)
+            passages += {ALWAYS: 1.0, IF_NONE_ABOVE: none_above, IF_FIRST: first}[row.when]
             none_above *= 1.0 - likely
-        run = next((one for one in self.picked if one.kind is PickKind.RUN), None)
-        if run is None or not self.record.served or not passages:
-            return ExpectedGrades(passages, dropped, 0.0, 0.0)
-        top = self._likely(self.record.passage_ids[self.record.served[0]])
-        return ExpectedGrades(passages, dropped, 1.0, top + (1.0 - top) * run.probability)
+        return passages
 
     def _likely(self, passage_id: str) -> float:
         verdict = self.judge.get(passage_id)
         return _LIKELY[verdict is not None and verdict.grade > 0]
 
 
-class ExpectedGrades(NamedTuple):
-    """What people are expected to grade.
+def minutes_to_grade(passages: float) -> int:
+    """Predict how many minutes people take for so many passages, at least one.
 
-    Attributes:
-        passages: How many passages.
-        dropped: How many of them are dropped ones.
-        runs: Runs from the top.
-        seen: Those of them that go down to the first relevant passage.
+    >>> minutes_to_grade(60), minutes_to_grade(1)
+    (20, 1)
     """
-
-    passages: float
-    dropped: float
-    runs: float
-    seen: float
+    return max(round(passages * _SECONDS_A_GRADE / 60.0), 1)
 
 
 def graded_samples(
@@ -168,7 +155,7 @@ def unfinished(
         if passages >= _MOST_OVER * n:
             break
         chosen.append(sample)
-        passages += sample.expected().passages
+        passages += sample.expected_passages
     return chosen
 
 

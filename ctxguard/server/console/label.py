@@ -8,13 +8,18 @@ from starlette.responses import Response
 
 from ctxguard.core.metrics import Negative
 from ctxguard.core.render import sanitise
-from ctxguard.monitor.estimation.plan import label_plan, to_label, usable_labels
+from ctxguard.monitor.estimation.plan import to_label, usable_labels
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judgment
 from ctxguard.monitor.labels.files import RowToLabel, in_file_order, rows_to_label
 from ctxguard.monitor.labels.guide import EXAMPLE_QUERY, NEGATIVES, example, meanings, words
 from ctxguard.monitor.labels.human import ALWAYS, IF_NONE_ABOVE, human_verdicts
 from ctxguard.monitor.labels.repeats import repeats
-from ctxguard.monitor.labels.samples import GradedSample, graded_samples, unfinished
+from ctxguard.monitor.labels.samples import (
+    GradedSample,
+    graded_samples,
+    minutes_to_grade,
+    unfinished,
+)
 from ctxguard.monitor.service import let_people_grade
 from ctxguard.monitor.store import LabelRow, PickedSample
 from ctxguard.server.console.pages import Form, Pages, RefusedPage, base, go_to, whole_number
@@ -25,7 +30,6 @@ _MOST_PICKED = 1_000
 _TAKE_BACK = ""
 _KEYS = {"d": Negative.DISTRACTOR, "h": Negative.HARD_NEGATIVE}
 _LATER_SECONDS = 1e-6
-_IN_WORDS = {"mrr": "MRR", "udcg": "UDCG, strict", "recall": "recall of the pool"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +173,7 @@ class Label:
         )
 
     def gains(self, request: Request, _form: Form) -> Response:
-        """Show the intervals that the labels give, now and once all that is picked is graded."""
+        """Show how many labels count, and what is left to grade."""
         task = self._task(dict(request.query_params))
         if task is None:
             return go_to(f"{base(request)}/label")
@@ -180,18 +184,15 @@ class Label:
             one.sample_id for one, done in self._queue.places(task, None).items() if not done
         ]
         samples = unfinished(graded_samples(self._store, task.series, still_open).values())
-        plan = label_plan(self._store, task.series, samples, self._clock())
+        n_passages = round(sum(sample.expected_passages for sample in samples))
         return self._pages.page(
             request,
             "label_gains.html",
             task=task,
             n_open=len(samples),
             usable=usable,
-            plan=plan,
-            metrics=[
-                (_IN_WORDS.get(metric.value, metric.value), plan.widths_now[metric], width)
-                for metric, width in plan.widths.items()
-            ],
+            n_passages=n_passages,
+            minutes=minutes_to_grade(n_passages),
         )
 
     def guide_page(self, request: Request, _form: Form) -> Response:

@@ -262,9 +262,7 @@ def test_what_the_labels_give_is_told(store: SampleStore, client: TestClient) ->
     grade_all(client, "1")
     Monitor(store, WordJudge()).report()
     text = client.get("/console/label/gains", params=ANN).text
-    assert '<th scope="row">precision</th><td>no data</td>' in text
     assert "in use; 1 request graded from the top down" in text
-    assert "<td>needs more</td>" in text, "five more are too few for an estimate"
 
 
 def test_the_guide_is_the_files_guide(client: TestClient) -> None:
