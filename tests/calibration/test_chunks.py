@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from calibration.data.coverage import coverage, unjudged
 
 from calibration.data.dataset import Dataset, Query, unknown_passages
 from calibration.pool_labels import label
@@ -79,9 +78,9 @@ def test_an_id_that_only_looks_like_a_chunks_is_none(retriever: HybridRetriever)
 
 def test_what_is_judged_follows(retriever: HybridRetriever) -> None:
     pools, labels = replay(retriever, [QUERY], depth=10), dataset(fox=1)
-    assert coverage(pools, labels, [1])[0].judged.value == 1.0
-    assert "fox#2" not in {each.passage_id for each in unjudged(pools, labels, 6)}
-    assert "fox#3" in {each.passage_id for each in unjudged(pools, labels, 6)}
+    judged = dict(zip(pools.passage_ids[0], label(pools, labels).judged[0], strict=False))
+    assert judged["fox#2"]
+    assert not judged["fox#3"]
 
 
 def test_cached_pools_and_parts_of_pools_are_labelled_alike(

@@ -15,7 +15,8 @@ from calibration.certify import Promise
 from calibration.data.dataset import Dataset
 from calibration.evaluate import bootstrap_interval, per_query
 from calibration.grid import ratio_grid
-from calibration.objectives import keep_recall
+from calibration.folded import Folded
+from calibration.objectives import choose, tried
 from calibration.pool_labels import label
 from calibration.replay import replay
 from calibration.risk import (
@@ -99,7 +100,8 @@ class TestFigures:
 
         def chosen(weights: FloatArray) -> float | None:
             grid = ratio_grid(pools, replace(labels, weights=weights), temperature=1.0)
-            index = keep_recall(grid, 5)
+            folded = Folded.of(grid, tried(grid, 5), 5)
+            index = folded.chosen(lambda sums: choose(sums, 5, tolerance=0.01))
             return None if index is None else grid.settings(index)[1]
 
         even, heavy = chosen(np.ones(300)), chosen(np.append(np.full(299, 0.1), 1.0))

@@ -76,12 +76,14 @@ PROFILE = Profile(
             score_kind=ScoreKind.RATIO,
             why="two scorers",
             certificate=CERTIFICATE,
-            chosen_on=Evidence(
+            evidence=Evidence(
                 queries=150,
-                metrics={"recall": Interval(value=0.9, lower=0.85, upper=0.95, n=120)},
-            ),
-            held_out=Evidence(
-                queries=1, metrics={"recall": Interval(value=None, lower=None, upper=None, n=0)}
+                metrics={
+                    "recall": Interval(value=0.9, lower=0.85, upper=0.95, n=120),
+                    "mrr": Interval(value=None, lower=None, upper=None, n=0),
+                },
+                shown_by="held_out",
+                most_recall_loss=0.08,
             ),
             reference={"kept": (1.0, 2.0, 3.0), "top_score": (0.1, 0.2, 0.3)},
             safe_policy=RatioPolicy(k=10),
@@ -239,7 +241,7 @@ class TestSafe:
     def test_it_claims_nothing_of_the_former_policies_and_says_whose_it_is(self) -> None:
         safe = ALL_SAFE.safe()
         hybrid = safe.routes[Route.HYBRID]
-        assert hybrid.certificate is hybrid.chosen_on is hybrid.held_out is None
+        assert hybrid.certificate is hybrid.evidence is None
         # What the retriever gives is the same; how much of it is kept is not.
         assert hybrid.reference == {"top_score": (0.1, 0.2, 0.3)}
         note = f"safe policies of profile {ALL_SAFE.profile_id}, uncertified"
@@ -306,7 +308,7 @@ def inside(data: Data, path: str) -> Data:
 LEXICAL, HYBRID = "routes.lexical.policy", "routes.hybrid.policy"
 OBJECTS = [
     *("", "provenance", "fusion", "utilities", "routes.lexical", LEXICAL, HYBRID),
-    *(f"{HYBRID}.model", "routes.hybrid.certificate", "routes.hybrid.chosen_on"),
+    *(f"{HYBRID}.model", "routes.hybrid.certificate", "routes.hybrid.evidence"),
 ]
 KINDS = {LEXICAL: f"{LEXICAL}.ratio", HYBRID: f"{HYBRID}.expected_utility"}
 VALUES: list[tuple[str, Data, str]] = [

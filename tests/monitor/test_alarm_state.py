@@ -31,18 +31,22 @@ from ctxguard.monitor.alarms.days import WEEK, Day
 from ctxguard.monitor.alarms.loss_monitor import promises
 from ctxguard.monitor.alarms.reference import Correction
 from ctxguard.monitor.store import LossRow
-from ctxguard.profile.schema import Evidence, Profile, RouteProfile
+from ctxguard.profile.schema import Evidence, Profile, RouteProfile, RouteVerdict
 from tests.profiles import CERTIFICATE, profile_with
 
-HELD_OUT = Evidence(
-    queries=250, metrics={"harm": Interval(value=0.3, lower=0.25, upper=0.36, n=250)}
+EVIDENCE = Evidence(
+    queries=250,
+    metrics={"harm": Interval(value=0.3, lower=0.25, upper=0.36, n=250)},
+    most_recall_loss=0.2,
 )
 ROUTE_PROFILE = RouteProfile(
     policy=RatioPolicy(k=3, min_ratio=0.8),
     score_kind=ScoreKind.RATIO,
     certificate=CERTIFICATE,
-    chosen_on=Evidence(queries=500, metrics={}),
-    held_out=HELD_OUT,
+    verdict=RouteVerdict(
+        decision="enforce", n=250, serving_k=5, tolerance=0.01, max_loss=0.05, shown_by="folds"
+    ),
+    evidence=EVIDENCE,
     reference={"top_score": tuple(float(at) for at in range(11))},
     safe_policy=RatioPolicy(k=10),
 )
@@ -115,7 +119,7 @@ CHANGED = Alarm(AlarmKind.CORPUS_CHANGED, Severity.WARNING, "changed", 1.0)
 VACUOUS = CERTIFICATE.model_copy(update={"alpha": 1.0, "beta": 50.0})
 HARMLESS = Utilities(hard_negative=0.0, distractor=0.0, irrelevant=0.0, unjudged=0.0)
 RECALL_OF = {AlarmKind.RECALL_LOSS: (0.12, "certificate")}
-HARM_OF = {AlarmKind.HARM: (0.36, "held-out evidence")}
+HARM_OF = {AlarmKind.HARM: (0.36, "evidence of calibration")}
 
 
 class TestWhatIsMonitored:
@@ -127,8 +131,11 @@ class TestWhatIsMonitored:
                 profile_of(certificate=CERTIFICATE.model_copy(update={"beta": 0.4})),
                 RECALL_OF | {AlarmKind.HARM: (0.4, "certificate")},
             ),
-            (profile_of(held_out=None), RECALL_OF),
-            (profile_of(certificate=None), HARM_OF),
+            (profile_of(evidence=None), RECALL_OF),
+            (
+                profile_of(certificate=None),
+                HARM_OF | {AlarmKind.RECALL_LOSS: (0.2, "evidence of calibration")},
+            ),
             (PROFILE.model_copy(update={"utilities": HARMLESS}), RECALL_OF),
             (profile_of(certificate=VACUOUS), {}),
         ],

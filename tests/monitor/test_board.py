@@ -65,7 +65,7 @@ PROFILE = profile_with(
             policy=RatioPolicy(k=4),
             score_kind=ScoreKind.COSINE,
             certificate=CERTIFICATE,
-            chosen_on=Evidence(queries=100, metrics={}),
+            evidence=Evidence(queries=100, metrics={}),
             reference={"top_score": tuple(n / 10 for n in range(11))},
             safe_policy=RatioPolicy(k=6),
             verdict=RouteVerdict(

@@ -23,7 +23,7 @@ def profile_of(**reference: tuple[float, ...]) -> Profile:
     route = RouteProfile(
         policy=RatioPolicy(k=3),
         score_kind=ScoreKind.RATIO,
-        chosen_on=Evidence(queries=400, metrics={}),
+        evidence=Evidence(queries=400, metrics={}),
         reference=reference,
     )
     return profile_with({Route.HYBRID: route})

@@ -98,7 +98,7 @@ def _profile() -> Profile:
         policy=RatioPolicy(k=3, min_ratio=0.8),
         score_kind=ScoreKind.RATIO,
         certificate=CERTIFICATE,
-        chosen_on=Evidence(queries=100, metrics={}),
+        evidence=Evidence(queries=100, metrics={}),
         reference={"top_score": tuple(range(11))},
     )
     return profile_with({Route.HYBRID: calibrated})
