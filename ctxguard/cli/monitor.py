@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -311,7 +311,7 @@ def _print(report: "Report", output: Output, price: float | None) -> None:
 
 def _verdicts(report: "Report") -> str | None:
     """Say what the judge has been asked since its series began, by all monitors."""
-    totals = Counter[str]()
+    totals = defaultdict[str, float](float)
     for (name, *_), n in report.counts.items():
         totals[name] += n
     if not totals["verdicts"]:
