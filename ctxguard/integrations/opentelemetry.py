@@ -287,7 +287,7 @@ class EvaluationEvents:
 def per_request(judged: JudgedRequest) -> dict[Metric, float]:
     """The metrics of one judged request; without those that it has no value of.
 
-    >>> request = JudgedRequest(0.1, (0, 1), (-0.5, 1.0), 0.0, 1.0, None, 0.0, 0.5)
+    >>> request = JudgedRequest(0.1, (0, 1), (-0.5, 1.0), 0.0, 1.0, None, 0.0)
     >>> per_request(request)[Metric.PRECISION]
     0.5
     """
