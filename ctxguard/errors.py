@@ -12,6 +12,7 @@
     │   ├── OverloadedError         refused: more requests at once than can be served
     │   └── FilterViolationError    a retriever returned what the request's filter forbids
     ├── QueryError              a query that cannot be searched (empty, too large)  (ValueError)
+    ├── JudgeError              a judge has given no valid verdict at all
     ├── RedactionError          a text could not be redacted, so it is not written
     ├── StoreError              an operation of the monitor's sample store failed
     │   ├── StoreUnavailableError   cannot be opened or reached
@@ -109,6 +110,10 @@ class OverloadedError(StageError):
 
 class FilterViolationError(StageError):
     """A retriever returned passages that the request's filter forbids; nothing was served."""
+
+
+class JudgeError(CtxguardError):
+    """A judge has given no valid verdict in its first calls: to ask it on would be waste."""
 
 
 class RedactionError(CtxguardError):

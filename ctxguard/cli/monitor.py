@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -10,16 +11,17 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Self
 
+import typer
 from pydantic import model_validator
 
 import ctxguard
 from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard._support.words import count
 from ctxguard.cli import _options
-from ctxguard.cli._console import NO_DATA, Output, picked, short_interval
+from ctxguard.cli._console import FINDING, NO_DATA, Output, picked, short_interval
 from ctxguard.cli._store import IN_WORDS, JudgeSettings, open_store, tokens_in_words
 from ctxguard.core.metrics import DEFAULT_UTILITIES
-from ctxguard.errors import ConfigurationError, CtxguardError, StoreError
+from ctxguard.errors import ConfigurationError, CtxguardError, JudgeError, StoreError
 from ctxguard.server.settings import IndexSystem
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 _DAY_SECONDS = 86_400.0
 _GIB = 2**30
 _EXIT_SECONDS = 5.0
+_LOOK_SECONDS = 5.0
 
 
 class MonitorCommand(JudgeSettings, IndexSystem):
@@ -98,7 +101,8 @@ class MonitorCommand(JudgeSettings, IndexSystem):
         docs/alertmanager.yml in the project's repository is an example.
 
         With --once the exit code is 1 while an alarm is active or if the judge
-        cannot be reached.
+        cannot be reached. A judge whose first 20 calls give no valid verdict is
+        asked no more: the command ends with 1, and the samples wait.
         """
         from ctxguard.monitor.alarms import AlarmState
         from ctxguard.monitor.judging.budget import BudgetLimits
@@ -135,7 +139,9 @@ class MonitorCommand(JudgeSettings, IndexSystem):
             running.restore_alarms()
             (self._once if self.once else self._serve)(running, output)
         finally:
-            getattr(judge, "close", bool)()
+            close = getattr(judge, "close", None)
+            if close is not None:
+                close()
             with suppress(StoreError):
                 running.step_down()
             running.store.close()
@@ -149,13 +155,17 @@ class MonitorCommand(JudgeSettings, IndexSystem):
         with output.passes() as begin:
             waiting = running.store.states().get(State.PENDING, 0)
             step = begin("judging samples", waiting) if waiting else lambda _: None
-            while done := running.step():
-                step(done)
+            judge_fault = None
+            try:
+                while done := running.step():
+                    step(done)
+            except JudgeError as error:
+                judge_fault = str(error)
         before = None if running.alarms is None else running.alarms.profile_id
         report = running.maintain()
         alarms = None if running.alarms is None else running.alarms.report()
         judge_failed = report.outcomes[JudgedAs.JUDGE_FAILED] > 0
-        notes = []
+        notes = [] if judge_fault is None else [judge_fault]
         if alarms is not None and alarms.profile_id != before:
             notes.append(
                 f"{self.profile} now holds profile {alarms.profile_id}; your copy of profile "
@@ -178,7 +188,9 @@ class MonitorCommand(JudgeSettings, IndexSystem):
         active = () if alarms is None else alarms.active
         alarmed = any(alarm.severity is Severity.ALARM for alarm in active)
         document = {**_document(report, alarms), "tokens": tokens}
-        output.result(document, show, notes, found=judge_failed or alarmed)
+        output.result(
+            document, show, notes, found=judge_failed or judge_fault is not None or alarmed
+        )
 
     def _serve(self, running: "Monitor", output: Output) -> None:
         from ctxguard.monitor.export.multiprocess import registry_for_scrape
@@ -213,7 +225,9 @@ class MonitorCommand(JudgeSettings, IndexSystem):
         said: list[str] = []
         while True:
             with suppress(Empty):
-                received.get(timeout=self.refresh_seconds)
+                received.get(timeout=min(self.refresh_seconds, _LOOK_SECONDS))
+                break
+            if running.judge_fault is not None:
                 break
             report = running.latest
             if report is not None and (lines := _in_shadow(report)) != said:
@@ -224,6 +238,9 @@ class MonitorCommand(JudgeSettings, IndexSystem):
         judging.join(_EXIT_SECONDS)
         server.shutdown()
         server.server_close()
+        if running.judge_fault is not None:
+            output.err.print(running.judge_fault, soft_wrap=True)
+            raise typer.Exit(FINDING)
 
 
 def _present_corpus(retriever: "HybridRetriever") -> "CorpusSketch":
@@ -271,12 +288,26 @@ def _print(report: "Report", output: Output, price: float | None) -> None:
         ("samples", samples),
         ("judged by", report.judge),
         ("this run", outcomes or ("nothing judged" if report.waiting else "nothing waited")),
+        ("verdicts", _verdicts(report)),
         ("waiting", f"{report.waiting:,} samples" if report.waiting else None),
         *tokens_in_words(report.counts, price),
         *[("in shadow", line) for line in _in_shadow(report)],
     )
     if report.waiting and report.judging_sampling_probability == 0.0:
         output.note("the judging budget is used up for now")
+
+
+def _verdicts(report: "Report") -> str | None:
+    """Say what the judge has been asked since its series began, by all monitors."""
+    totals = defaultdict[str, float](float)
+    for (name, *_), n in report.counts.items():
+        totals[name] += n
+    if not totals["verdicts"]:
+        return None
+    said = f"{totals['verdicts']:,.0f} passages, {totals['invalid_verdicts']:,.0f} refused"
+    if totals["judge_calls"]:
+        said += f", {totals['judge_calls']:,.0f} calls"
+    return said + (f", cost {totals['judge_cost']:,.2f}" if totals["judge_cost"] else "")
 
 
 def _in_shadow(report: "Report") -> list[str]:
@@ -339,7 +370,7 @@ def _print_estimates(report: "Report", output: Output) -> None:
     if live.judge_estimates:
         output.note(
             f"the judge makes errors; {live.labelled:,} requests with human labels correct it. "
-            "Label more with `ctxguard label export`"
+            f"{_next_step(report)}"
         )
     if live.unpicked:
         output.note(
@@ -355,11 +386,31 @@ def _print_estimates(report: "Report", output: Output) -> None:
     windows = {metric: titles[window] for metric, window in live.shown.items()}
     for title, by_window in (
         ("Live estimates, with 95% intervals", live.estimates),
-        ("The judge's own figures, not corrected", live.judge_estimates),
+        ("The judge's raw figures, not corrected", live.judge_estimates),
     ):
         if by_window:
             chosen = {metric: by_window[window][metric] for metric, window in live.shown.items()}
             _print_figures(title, {"estimate": chosen}, output, windows)
+
+
+def _next_step(report: "Report") -> str:
+    """What people grade next, with its size; until every metric has an estimate."""
+    from ctxguard.monitor.labels.samples import minutes_to_grade
+
+    live = report.live
+    shown = [live.estimates[window][metric] for metric, window in live.shown.items()]
+    lacking = [
+        one.grades_needed - (one.grades or 0)
+        for one in shown
+        if one.value is None and one.grades_needed is not None
+    ]
+    n = max(lacking, default=0)
+    if n <= 0:
+        return "Label more with `ctxguard label export`"
+    return (
+        f"Next: have people grade about {count(n, 'passage')} ({minutes_to_grade(n):,} minutes), "
+        f"`ctxguard label export -n {n} --out FILE`"
+    )
 
 
 def _population(about: "WindowPopulation") -> str:

@@ -19,7 +19,13 @@ from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.types import Route
-from ctxguard.errors import ConfigurationError, CtxguardError, ProfileFormatError, StoreError
+from ctxguard.errors import (
+    ConfigurationError,
+    CtxguardError,
+    JudgeError,
+    ProfileFormatError,
+    StoreError,
+)
 from ctxguard.monitor.alarms import AlarmState
 from ctxguard.monitor.alarms.actions import raise_verdict
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
@@ -129,6 +135,7 @@ class Monitor:
         latest: The last report; None before the first.
         store_fault: The ``StoreError`` that the background thread met last; None once all went
             well again.
+        judge_fault: Why the background thread has stopped; None while it runs.
 
     Raises:
         ConfigurationError: a window that is not > 0 and finite.
@@ -191,6 +198,7 @@ class Monitor:
         self._shadowed = self._watch_shadow()
         self._is_leader = False
         self.store_fault: str | None = None
+        self.judge_fault: str | None = None
         self._counters = MonitorCounters()
         self._sharing = threading.Lock()
         self._shared: Counts = {}
@@ -406,6 +414,10 @@ class Monitor:
                     self.maintain()
                     refresh_at = time.monotonic() + refresh_seconds
                     self.store_fault = None
+            except JudgeError as error:
+                _log.error("%s", error)
+                self.judge_fault = str(error)
+                return
             except Exception as error:
                 if isinstance(error, StoreError):
                     self.store_fault = type(error).__name__

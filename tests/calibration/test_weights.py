@@ -14,8 +14,8 @@ from calibration.calibrate_route import Settings
 from calibration.certify import Promise
 from calibration.data.dataset import Dataset
 from calibration.evaluate import bootstrap_interval, per_query
-from calibration.grid import ratio_grid
 from calibration.folded import Folded
+from calibration.grid import ratio_grid
 from calibration.objectives import choose, tried
 from calibration.pool_labels import label
 from calibration.replay import replay

@@ -166,7 +166,7 @@ class TestLanguageModel:
         assert all(one["value"] is None for one in found["estimates"]["all_retained"].values())
         assert endpoint.requests[0]["model"] == "m-2026-01-01"
         text = self.judge(run, endpoint, traffic).stdout
-        assert "The judge's own figures, not corrected" in text
+        assert "The judge's raw figures, not corrected" in text
         assert len(text.splitlines()) <= 40
         assert "0 requests with human labels correct it" in text
 

@@ -15,10 +15,10 @@ from watching import Watching
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import Passage, Route, ScoreKind
-from ctxguard.errors import StoreLockedError
+from ctxguard.errors import JudgeError, StoreLockedError
 from ctxguard.monitor.alarms import AlarmState
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
-from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.judges import Judgment, Ledger
 from ctxguard.monitor.judging import worker
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.sampling.inclusion import JudgingRates
@@ -31,6 +31,7 @@ from ctxguard.monitor.store import (
     State,
 )
 from ctxguard.profile.schema import RouteProfile
+from ctxguard.retrieval.usage import InvalidReason
 from tests.profiles import profile_with
 from tests.timing import until
 
@@ -391,3 +392,45 @@ class TestLease:
         monkeypatch.setattr(SampleStore, "renew", fail)
         live = watching(1, TellingJudge(lambda _: until(lambda: len(tries) > 1)))
         assert live.monitor.step() == 1
+
+
+class Babbling:
+    """Answers in prose, from its first call on or after some verdicts."""
+
+    name, version, max_grade, reads_text = "babbling", "1", 3, False
+
+    def __init__(self, n_valid: int = 0) -> None:
+        self.ledger, self._n_valid = Ledger(redact=str), n_valid
+
+    def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
+        found: list[Judgment | None] = []
+        for passage in passages:
+            self.ledger.add(calls=1)
+            if self._n_valid > 0:
+                self._n_valid -= 1
+                found.append(Judgment(passage.passage_id, 1))
+            else:
+                said = "Certainly! It is very relevant."
+                self.ledger.add_invalid(passage.passage_id, InvalidReason.MALFORMED, said)
+                found.append(None)
+        return found
+
+
+def test_a_judge_that_answers_nonsense_is_stopped_and_its_samples_wait() -> None:
+    judge = Babbling()
+    live = Watching(judge, rates=ONLY_SERVED)
+    live.serve(*[make_context(POOL, 4, request_id=f"r{n}") for n in range(30)])
+    live.writer.flush()
+    with pytest.raises(JudgeError, match=r"no valid verdict in 20 calls.*Certainly!.*--model"):
+        live.monitor.step()
+    assert judge.ledger.accounts().calls == 20
+    assert {state: n for state, n in live.store.states().items() if n} == {State.PENDING: 30}
+
+
+def test_a_judge_that_answered_once_may_refuse_as_often_as_it_likes() -> None:
+    live = Watching(Babbling(n_valid=1), rates=ONLY_SERVED)
+    live.serve(*[make_context(POOL, 4, request_id=f"r{n}") for n in range(30)])
+    live.writer.flush()
+    while live.monitor.step():
+        pass
+    assert State.PENDING not in live.store.states() or not live.store.states()[State.PENDING]

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.types import Passage
+from ctxguard.errors import JudgeError
 from ctxguard.monitor.estimation.reduce import judged_request
 from ctxguard.monitor.estimation.terms import JudgedRequest
-from ctxguard.monitor.judges import Judge, Judgment
+from ctxguard.monitor.judges import Judge, Judgment, Ledger
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
 from ctxguard.monitor.redaction import Redactor, is_hash, redact
 from ctxguard.monitor.sampling.privacy import redacted_once
@@ -19,6 +20,9 @@ from ctxguard.monitor.sampling.record import SampleRecord, as_written
 
 PassageLookup = Callable[[str], Passage]
 """The passage of an id; raises where there is none."""
+
+CALLS_IN_VAIN = 20
+"""Calls without any valid verdict after which a judge is asked no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ class SampleJudge:
     Attributes:
         n_judged: Passages that the judge has given a verdict of, or was asked for one in vain,
             also those of samples on which it failed later.
+        is_proven: Whether it has given a valid verdict; always of a judge that asks no endpoint.
     """
 
     def __init__(self, settings: JudgingSettings) -> None:
@@ -83,6 +88,8 @@ class SampleJudge:
         self._reads_text = getattr(judge, "reads_text", True)
         self._judges_pools = bool(getattr(judge, "judges_pools", False))
         self.n_judged = 0
+        self._ledger: Ledger | None = getattr(judge, "ledger", None)
+        self.is_proven = self._ledger is None
 
     def most_passages(self, record: SampleRecord) -> int:
         """Return the most passages of a sample that are given to the judge."""
@@ -172,7 +179,7 @@ class SampleJudge:
         if len(verdicts) != len(passages):
             return {}
         highest = self.judge.max_grade
-        return {
+        found = {
             passage.passage_id: verdict
             for verdict, passage in zip(verdicts, passages, strict=True)
             if verdict is not None
@@ -180,3 +187,26 @@ class SampleJudge:
             and isinstance(verdict.grade, int)
             and 0 <= verdict.grade <= highest
         }
+        self.is_proven = self.is_proven or bool(found)
+        if not self.is_proven and self._ledger is not None:
+            _check_replies(self.judge, self._ledger)
+        return found
+
+
+def _check_replies(judge: Judge, ledger: Ledger) -> None:
+    """Refuse a judge that has given no valid verdict.
+
+    Raises:
+        JudgeError: ``CALLS_IN_VAIN`` calls or more were made.
+    """
+    accounts = ledger.accounts()
+    calls = accounts.calls - accounts.retries
+    if calls < CALLS_IN_VAIN:
+        return
+    last = ledger.rejected()[-1:]
+    said = "".join([f"; it said, {one.reason.value}: {one.reply[:200]!r}" for one in last])
+    raise JudgeError(
+        f"the judge {judge.name} {judge.version} gave no valid verdict in {calls:,} calls{said}. "
+        "The samples wait. Name another model, one that keeps to a JSON schema (--model), or "
+        "allow longer replies"
+    )

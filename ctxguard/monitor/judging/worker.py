@@ -17,7 +17,7 @@ from typing import TypeVar
 from ctxguard._support.error_text import describe_error
 from ctxguard.core.metrics import udcg
 from ctxguard.core.types import Route
-from ctxguard.errors import DataError, StoreError
+from ctxguard.errors import DataError, JudgeError, StoreError
 from ctxguard.monitor.alarms import AlarmKind
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
 from ctxguard.monitor.estimation.terms import JudgedRequest
@@ -137,6 +137,9 @@ class JudgingWorker:
         Returns:
             How many were finished, skipped ones included; 0 when none waited, the budget is used
             up, or the judge could not be called.
+
+        Raises:
+            JudgeError: the judge has given no valid verdict so far; the samples wait again.
         """
         # What an outage of the store, or another error, left in hand in the last step: its samples
         # would otherwise wait until their leases end, and be judged and paid for again.
@@ -176,7 +179,7 @@ class JudgingWorker:
             try:
                 with self._paid("again"):
                     found = self._again.judge(sample_id, record, is_canary=is_canary)
-            except StoreError:
+            except (JudgeError, StoreError):
                 raise
             except Exception as error:
                 self._judge_failed(error, record.route)
@@ -212,6 +215,12 @@ class JudgingWorker:
                 failed = []
                 if time.monotonic() - began >= _IN_HAND_SECONDS:
                     break
+        except JudgeError:
+            # Nothing that such a judge left without a verdict counts as judged.
+            self._in_hand.update([result.finished.sample_id for result in self._held])
+            self._held = []
+            self._give_back()
+            raise
         finally:
             # Whatever stopped it, what was judged is written.
             self._write()
@@ -263,7 +272,7 @@ class JudgingWorker:
             self._held_since = now
         self._held.append(result)
         is_late = max(now - began - _SLOW_SECONDS, now - self._held_since - HELD_SECONDS) >= 0.0
-        if is_late or len(self._held) >= MAX_HELD:
+        if self._judge.is_proven and (is_late or len(self._held) >= MAX_HELD):
             self._write()
         return result.outcome
 
@@ -280,6 +289,8 @@ class JudgingWorker:
         try:
             with self._paid("fresh"):
                 return self._judged(sample, record, probability)
+        except JudgeError:
+            raise
         except Exception as error:
             return self._judge_failed(error, record.route)
 
