@@ -40,11 +40,11 @@ from benchmarks._load_system import (
     stub_ranking,
 )
 from benchmarks._timing import environment
-from ctxguard import testing
 from ctxguard.core.types import Ranking, Route
 from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.resilience import Deadlines
 from ctxguard.retrieval.protocols import AnyRetriever
+from tests import doubles
 
 SUMMARY = "The guard in a server: many clients, dead and hung stages, a burst of requests."
 PACKAGES = ("ctxguard-rag", "numpy", "faiss-cpu", "prometheus-client")
@@ -148,7 +148,7 @@ def faults(system: System, clients: Sequence[int], seconds: float) -> dict[str, 
 
 def wrapped_fault(fault: str, clients: int, seconds: float) -> Fault:
     """A retriever of which the guard knows nothing, under the guard's own deadline."""
-    ranking, part = stub_ranking(), testing.Fault()
+    ranking, part = stub_ranking(), doubles.Fault()
 
     def engine(query: str, depth: int) -> Ranking:  # noqa: ARG001
         answer: Ranking = part.run(lambda: ranking)

@@ -83,14 +83,6 @@ class QueryMetrics:
     values: Mapping[str, FloatArray]
     weights: FloatArray | None = None
 
-    def rows(self, places: Sequence[int]) -> "QueryMetrics":
-        """Some of the queries, by their places."""
-        return QueryMetrics(
-            tuple(self.query_ids[place] for place in places),
-            {name: column[places] for name, column in self.values.items()},
-            None if self.weights is None else self.weights[places],
-        )
-
     def evidence(self, seed: int = 0, metrics: Iterable[str] | None = None) -> Evidence:
         """Means with bootstrap intervals over the queries that define a metric.
 

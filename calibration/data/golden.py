@@ -21,6 +21,7 @@ DEFAULT_SPLIT = "train"
 """The split that `ctxguard calibrate` prefers too."""
 
 _MAX_SNAPSHOT_BYTES = 16 * 2**20
+_WITHOUT_KEYWORDS = ("keywords are left out: a BEIR folder has no place for them",)
 _KINDS = ("relevant", "irrelevant", "hard_negative", "distractor")
 
 
@@ -73,7 +74,7 @@ def freeze(dataset: Dataset, folder: Path | str, split: str = DEFAULT_SPLIT) -> 
     """
     if not split or Path(split).name != split or split != split.strip():
         raise ConfigurationError(f"split {split!r} cannot be the name of a file")
-    dataset = _sorted(dataset)
+    has_keywords, dataset = bool(dataset.keywords), _sorted(dataset)
     with new_folder(Path(folder)) as staged:
         _write_beir(dataset, staged, split)
         snapshot = Snapshot(
@@ -82,7 +83,7 @@ def freeze(dataset: Dataset, folder: Path | str, split: str = DEFAULT_SPLIT) -> 
             dataset_digest=dataset.digest(),
             counts=_counts(dataset),
             files=_digests(staged),
-            notes=dataset.notes,
+            notes=dataset.notes + (_WITHOUT_KEYWORDS if has_keywords else ()),
         )
         snapshot = snapshot.model_copy(update={"digest": snapshot.own_digest()})
         text = json.dumps(snapshot.model_dump(mode="json"), indent=2, ensure_ascii=False)

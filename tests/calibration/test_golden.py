@@ -125,6 +125,10 @@ class TestFrozenSets:
         other = replace(GOLDEN, qrels={**GOLDEN.qrels, "q2": {"p": 2}})
         assert freeze(other, tmp_path / "third").digest != first.digest
 
+    def test_keywords_that_are_left_out_are_named(self, tmp_path: Path) -> None:
+        snapshot = freeze(replace(GOLDEN, keywords={"q1": ("key",)}), tmp_path / "frozen")
+        assert snapshot.notes == ("keywords are left out: a BEIR folder has no place for them",)
+
     def test_what_was_changed_is_named(self, tmp_path: Path) -> None:
         folder = tmp_path / "frozen"
         freeze(GOLDEN, folder)
