@@ -78,7 +78,7 @@ def bounded_connector(library: Any, **settings: Any) -> Any:
         **settings: As ``TCPConnector``'s.
     """
 
-    class BoundedConnector(library.TCPConnector):  # type: ignore[name-defined, misc]
+    class BoundedConnector(library.TCPConnector):  # type: ignore[misc]
         async def connect(self, *arguments: Any, **options: Any) -> Any:
             """Connect, or take a connection that is open, for one request."""
             connection = await super().connect(*arguments, **options)
