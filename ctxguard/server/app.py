@@ -44,7 +44,7 @@ def create_app(
     registry: CollectorRegistry = REGISTRY,
     tracing: Tracing | None = None,
 ) -> Gate:
-    """The application that the settings describe.
+    """Build the application that the settings describe.
 
     Args:
         settings: The system to serve, and the limits.
@@ -77,7 +77,7 @@ def create_app(
 
 
 def _operations(service: Service, registry: CollectorRegistry) -> list[Operation]:
-    """The operations that this service answers."""
+    """List the operations that this service answers."""
     operations = [
         Operation(
             "/v1/filter",
@@ -138,7 +138,7 @@ def _operations(service: Service, registry: CollectorRegistry) -> list[Operation
 
 
 def _console(service: Service) -> list[BaseRoute]:
-    """The console, where there is a store and nobody else can reach it without a token."""
+    """Mount the console where there is a store and nobody else can reach it without a token."""
     token, store = service.settings.secrets.console_token, service.samples
     if store is None or not (token or is_loopback(service.settings.host)):
         return []
@@ -149,13 +149,13 @@ def _console(service: Service) -> list[BaseRoute]:
 
 
 async def _health(service: Service, _: Request) -> HttpAnswer:
-    """Whether the process serves, and whether its reranker is left out at present."""
+    """Answer that the process serves, and whether its reranker is left out at present."""
     is_open = None if service.scorer is None else service.scorer.is_open
     return answer({"status": "ok", "reranker": _HEALTH_WORDS[is_open]})
 
 
 def _metrics(registry: CollectorRegistry, _: Request) -> Response:
-    """Metrics of this process, or of all workers; on a thread, because there may be many files."""
+    """Write the metrics of this process, or of all workers; on a thread, for their many files."""
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     if folder and registry is REGISTRY:
         from ctxguard.monitor.export.multiprocess import registry_for_scrape
@@ -166,7 +166,7 @@ def _metrics(registry: CollectorRegistry, _: Request) -> Response:
 
 
 def _told(content: object) -> Callable[[Request], Awaitable[HttpAnswer]]:
-    """An endpoint that always gives the same answer."""
+    """Make an endpoint that always gives the same answer."""
 
     async def tell(_: Request) -> HttpAnswer:
         return answer(content)
@@ -175,7 +175,7 @@ def _told(content: object) -> Callable[[Request], Awaitable[HttpAnswer]]:
 
 
 async def _http_problem(request: Request, error: Exception) -> Any:
-    """The framework's own refusals, such as of an unknown path, as problem documents."""
+    """Answer the framework's own refusals, as of an unknown path, with problem documents."""
     assert isinstance(error, HTTPException)  # noqa: S101 - it handles no other
     problem = of_status(error.status_code)
     problem.headers = error.headers

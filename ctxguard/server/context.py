@@ -108,7 +108,7 @@ async def answer_context(
 
 
 async def where_of(conditions: dict[str, Allowed]) -> Where:
-    """The filter of these conditions.
+    """Build the filter of these conditions.
 
     Raises:
         Problem: it has more conditions or values than a filter may, or none.

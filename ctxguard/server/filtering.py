@@ -144,7 +144,7 @@ async def decide(service: Service, given: FilterRequest, scope: Scope) -> tuple[
 
 
 def ranking_of(given: FilterRequest, kind: ScoreKind) -> Ranking:
-    """The candidates of a request as a ranking.
+    """Build a ranking of a request's candidates.
 
     Args:
         given: The request.
@@ -213,7 +213,7 @@ class _Columns(Mapping[str, FloatArray]):
 
 
 def decision_of(context: Context) -> dict[str, object]:
-    """A `FilterAnswer`."""
+    """Write a `FilterAnswer`."""
     return {
         "request_id": context.request_id,
         "policy": context.profile_id,

@@ -119,7 +119,7 @@ class Gate:
     def _refusal(
         self, error: Exception, endpoint: Endpoint, request_id: str
     ) -> tuple[Outcome, HttpAnswer]:
-        """How a request ends that raised an error, and its answer."""
+        """Tell how a request ends that raised an error, and make its answer."""
         if isinstance(error, LateError):
             seconds = self._receive_seconds
             error = Problem(ProblemKind.TOO_SLOW, f"the body was not whole after {seconds:g} s")
@@ -133,7 +133,7 @@ class Gate:
 
 
 def _replaying(body: bytes, receive: Receive) -> Receive:
-    """Hands on a body that was read already, then what comes after it."""
+    """Hand on a body that was read already, then what comes after it."""
     unread = [body]
 
     async def replay() -> Message:
@@ -152,7 +152,7 @@ def _check_repeated(headers: Iterable[tuple[bytes, bytes]]) -> None:
 
 
 def _labelled(label: bytes, own: str) -> str:
-    """A request id of the service's own, which begins with the caller's if that can be a label.
+    """Return our request id, prefixed with the caller's ``X-Request-ID`` if that is valid.
 
     Samples are drawn, judged and labelled by hashes of their request ids, so that a caller who
     chose the whole id could choose the samples, and the passages to judge.

@@ -161,7 +161,7 @@ class EndpointRule:
 
 
 def rules_of(settings: ServiceSettings) -> dict[Endpoint, EndpointRule]:
-    """The rule of each endpoint.
+    """Make the rule of each endpoint.
 
     Requests that need no token, those to the console, have a budget of their own.
     """
@@ -198,7 +198,7 @@ def _check_token(authorization: bytes, token: bytes) -> None:
 
 @lru_cache(maxsize=64)
 def _is_own(host: bytes) -> bool:
-    """Whether a Host header, with or without a port, names this machine.
+    """Tell whether a Host header, with or without a port, names this machine.
 
     >>> _is_own(b"localhost:80"), _is_own(b"[::1]:80"), _is_own(b"a.example")
     (True, True, False)

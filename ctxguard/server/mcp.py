@@ -122,7 +122,7 @@ class GuardedIndex:
 
 
 def create_server(guard: ContextGuard, where: Where | None = None) -> Any:
-    """The MCP server of a guarded index; ``run`` serves it.
+    """Make the MCP server of a guarded index; ``run`` serves it.
 
     Args:
         guard: Retrieves and decides.

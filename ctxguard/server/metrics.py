@@ -43,7 +43,7 @@ ENDPOINTS = {
 
 
 def endpoint_of(path: str) -> Endpoint:
-    """The endpoint of a path, as a metric label.
+    """Find the endpoint of a path, as a metric label.
 
     >>> endpoint_of("/v2/rerank").value, endpoint_of("/favicon.ico").value
     ('rerank', 'other')

@@ -43,7 +43,7 @@ class ProblemDocument(TypedDict, total=False):
 
 
 def openapi(operations: Sequence[Operation], version: str, *, needs_token: bool) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of these operations.
+    """Write the OpenAPI 3.1 document of these operations.
 
     Args:
         operations: All that the service answers.

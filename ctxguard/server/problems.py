@@ -123,7 +123,7 @@ class Problem(Exception):  # noqa: N818 - RFC 9457 calls it a problem
         self.headers = headers
 
     def answer(self, request_id: str | None = None, *, retry_after: bool = False) -> HttpAnswer:
-        """The problem document.
+        """Write the problem document.
 
         Args:
             request_id: The request's id; None if it has none.
@@ -149,12 +149,12 @@ class Problem(Exception):  # noqa: N818 - RFC 9457 calls it a problem
 
 
 def invalid(detail: str) -> Problem:
-    """The problem of a request that cannot be answered as it is, and the mend in words."""
+    """Make the problem of a request that cannot be answered as it is, with the mend in words."""
     return Problem(ProblemKind.INVALID_REQUEST, detail)
 
 
 def invalid_body(error: ValidationError) -> Problem:
-    """The problem of a body that is not JSON, or not the JSON that was asked for."""
+    """Make the problem of a body that is not JSON, or not the JSON that was asked for."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     if found[0]["type"] == "json_invalid":
         return Problem(ProblemKind.INVALID_JSON, found[0]["msg"])
@@ -168,7 +168,7 @@ def invalid_body(error: ValidationError) -> Problem:
 
 
 def problem_of(error: Exception) -> Problem:
-    """The problem that an error is answered with.
+    """Choose the problem that an error is answered with.
 
     Only a caller's query can be at fault by then: an endpoint builds the filter, and checks all
     else, before it asks the guard. Other errors, such as of a damaged index, are the service's
@@ -190,7 +190,7 @@ def problem_of(error: Exception) -> Problem:
 
 
 def of_status(status: int) -> Problem:
-    """The problem of a status that the framework answers with by itself."""
+    """Make the problem of a status that the framework answers with by itself."""
     kinds = {kind.status: kind for kind in reversed(ProblemKind)}
     kind = kinds.get(status, ProblemKind.INVALID_REQUEST)
     return Problem(kind, HTTPStatus(status).phrase)

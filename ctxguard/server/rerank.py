@@ -136,7 +136,7 @@ class GuardMeta(TypedDict):
 
 
 def answer_type(name: str, form: RerankForm) -> Any:
-    """The type of a form's answers, for the OpenAPI document."""
+    """Make the type of a form's answers, for the OpenAPI document."""
     result: dict[str, Any] = {
         **{key: (Literal[value], ...) for key, value in form.each.items()},
         "index": (int, Field(description="Its position in the request, from 0.")),
@@ -181,7 +181,7 @@ Pairs = list[tuple[int, float]]
 
 @lru_cache(maxsize=4)
 def _places(most: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Ids and ranks of so many documents: of equal scores the first in the request is better."""
+    """Number so many documents: of equal scores the first in the request is better."""
     return tuple(map(str, range(most))), tuple(range(1, most + 1))
 
 
@@ -242,7 +242,7 @@ async def rerank(
 
 
 def _asked_of(service: Service, given: Mapping[str, Any]) -> tuple[RerankForm, str, list[str]]:
-    """The form, the query and the texts of a request.
+    """Find the form, the query and the texts of a request.
 
     Raises:
         Problem: not one of the fields for documents is there, or something is too long.
@@ -280,7 +280,7 @@ async def _scored(
     *,
     copies: dict[int, int],
 ) -> Ranking:
-    """The documents with the reranker's scores, or with the reason why there are none."""
+    """Rank the documents by the reranker's scores, or say why there are none."""
     settings, n, model = service.settings, len(texts), given.get("model")
     # A profile is of one model, whatever a request names.
     if model and (
@@ -319,7 +319,7 @@ async def _scored(
 
 
 def ranked_of(context: Context) -> tuple[Pairs, int, dict[str, int]]:
-    """Every document in the order of the answer with its score, and how many are kept and dropped.
+    """Order all documents as the answer does, with scores, and count the kept and dropped ones.
 
     Copies of others are not counted as kept; drops are counted by their reason.
 
@@ -360,7 +360,7 @@ def ranked_of(context: Context) -> tuple[Pairs, int, dict[str, int]]:
 
 
 def _plain(context: Context) -> tuple[Pairs, int, dict[str, int]]:
-    """The reranker's own order and scores; documents without a valid one last, with the least."""
+    """Keep the reranker's order and scores; documents without a valid one are last."""
     decision, ranking = context.decision, context.decision.ranking
     order, set_aside = decision.order, decision.set_aside
     is_by_score = isinstance(decision.policy, RatioPolicy) and context.mode is not Mode.OFF
@@ -377,7 +377,7 @@ def _plain(context: Context) -> tuple[Pairs, int, dict[str, int]]:
 def _fewer(
     pairs: Pairs, kept: int, copies: Mapping[int, int], top_n: int | None, asked: str | None
 ) -> Pairs:
-    """The results that are asked for, best first; copies where there is room for them."""
+    """Cut to the results that are asked for, best first; copies where there is room for them."""
     n = len(pairs)
     omits = asked == OMIT or (top_n and top_n < n and asked != FULL)
     most = min(kept if omits else n, top_n or n)
@@ -389,7 +389,7 @@ def _fewer(
 
 
 def clients_documents(settings: ServiceSettings) -> dict[str, tuple[str, object]]:
-    """A summary and the answer of each path at which clients ask before they rerank."""
+    """Describe and answer each path at which clients ask before they rerank."""
     name = settings.rerank_model or settings.reranker or DEFAULT_MODEL
     models = [
         {"id": each, "object": "model", "created": 0, "owned_by": DEFAULT_MODEL}

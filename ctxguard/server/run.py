@@ -70,7 +70,7 @@ def serve(
 
 
 def app_from_environment() -> ASGIApp:
-    """The application of a worker process; ends the process if it cannot be made."""
+    """Make the application of a worker process, or end the process."""
     from ctxguard.server.app import create_app
 
     try:
@@ -188,24 +188,24 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Note that a request begins."""
         super().on_message_begin()
         self._head_bytes = self._part_bytes = 0
         if self._late is None:
             self._expect_head()
 
     def on_url(self, url: bytes) -> None:
-        """A part of the URL."""
+        """Count a part of the URL."""
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A whole header."""
+        """Count a whole header."""
         self._count(len(name) + len(value))
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The head of a request is whole: have it answered, or queue it, or close."""
+        """Have a request answered whose head is whole, or queue it, or close."""
         self._late = _cancelled(self._late)
         if len(self.pipeline) >= MOST_PIPELINED:
             self.transport.abort()
@@ -213,12 +213,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def pause_writing(self) -> None:
-        """The client reads too slowly: wait for it, but not for ever."""
+        """Wait for a client that reads too slowly, but not for ever."""
         super().pause_writing()
         self._unread = self.loop.call_later(MOST_UNREAD_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client has read."""
+        """Stop the clock of a client that has read."""
         self._unread = _cancelled(self._unread)
         super().resume_writing()
 

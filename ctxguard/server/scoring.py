@@ -23,7 +23,7 @@ class Scorer(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the scores' meaning; a profile holds for an equal one."""
+        """Identify the scores' meaning; a profile holds for an equal one."""
         ...
 
     async def ascore(
@@ -34,7 +34,7 @@ class Scorer(Protocol):
         model: str | None = None,
         max_tokens_per_doc: int | None = None,
     ) -> FloatArray:
-        """One score per document, shape (n,), higher is better; NaN where there is none.
+        """Score each document, shape (n,), higher is better; NaN where there is none.
 
         Ends when it is cancelled.
 
@@ -109,13 +109,13 @@ class BoundedScorer:
 
     @property
     def is_open(self) -> bool:
-        """Whether the scorer is left out, because it failed repeatedly just before."""
+        """Tell whether the scorer is left out, because it failed repeatedly just before."""
         return self._stage.is_open
 
     async def scores(
         self, query: str, documents: Sequence[str], model: str | None, max_tokens: int | None
     ) -> FloatArray:
-        """One score per document, shape (n,), some of them not finite; see `Scorer.ascore`.
+        """Score each document, shape (n,), some not finite; see `Scorer.ascore`.
 
         Raises:
             UnansweredError: it is late, or was not called because its circuit is open.

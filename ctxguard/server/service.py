@@ -81,14 +81,14 @@ class Service:
             self.scorer = BoundedScorer(self._scorer, seconds, settings.max_scoring, telemetry)
 
     def too_many(self, n: int, what: str) -> Problem:
-        """The problem of a request with more documents or candidates than there may be."""
+        """Make the problem of a request with more documents or candidates than there may be."""
         return invalid(
             f"{n:,} {what}, the limit is {self.settings.max_documents:,}: send fewer, or start the "
             "service with a larger max-documents"
         )
 
     def _fingerprint(self) -> Mapping[str, str] | None:
-        """Identifies the system whose candidates are decided on; None for the index's own."""
+        """Identify the system whose candidates are decided on; None for the index's own."""
         if self._scorer is not None:
             return {"reranker": self._scorer.fingerprint, "score_kind": self.kind.value}
         return self.settings.fingerprint if self._retriever is None else None

@@ -67,14 +67,14 @@ class Secrets:
 
     @classmethod
     def from_environment(cls) -> "Secrets":
-        """The secrets that the environment holds; an empty one is none."""
+        """Read the secrets that the environment holds; an empty one is none."""
         return cls(
             **{each.name: os.environ.get(variable_of(each.name)) or None for each in fields(cls)}
         )
 
 
 def variable_of(secret: str) -> str:
-    """The environment variable that holds a secret.
+    """Name the environment variable that holds a secret.
 
     >>> variable_of("metrics_token")
     'CTXGUARD_METRICS_TOKEN'
@@ -215,7 +215,7 @@ class ServedSystem(IndexSystem):
     def upstream(
         self, url: str, key: str | None, seconds: float, model: str | None
     ) -> "RerankClient":
-        """The client of a server with a reranker, by this system's protocol."""
+        """Make the client of a server with a reranker, by this system's protocol."""
         from ctxguard.retrieval.rerank_client import RerankClient
 
         return RerankClient(
@@ -223,7 +223,7 @@ class ServedSystem(IndexSystem):
         )
 
     def assessor_stage(self, *, patient: bool = False) -> "AssessorStage | None":
-        """The stage that asks the assessor; None without one.
+        """Make the stage that asks the assessor; None without one.
 
         Args:
             patient: Wait a minute for each answer, however many a second, as calibration does.
@@ -399,19 +399,19 @@ class ServiceSettings(ServedSystem):
 
     @property
     def searches(self) -> bool:
-        """Whether there is an index to search, in a folder or in an engine."""
+        """Tell whether there is an index to search, in a folder or in an engine."""
         return self.index is not None or self.engine is not None
 
     @property
     def index_name(self) -> str:
-        """The index's name to clients: its folder's name, or its name in the engine."""
+        """Name the index to clients: by its folder, or as the engine does."""
         if self.engine is not None:
             return self.engine.partition("#")[2] or "index"
         return "index" if self.index is None else self.index.resolve().name
 
     @property
     def kind(self) -> ScoreKind:
-        """The kind of the scores."""
+        """Tell the kind of the scores."""
         if self.score_kind is not None:
             return self.score_kind
         if self.reranker is not None:
@@ -419,12 +419,12 @@ class ServiceSettings(ServedSystem):
         return FORMS[self.rerank_protocol].kind
 
     def to_environment(self) -> dict[str, str]:
-        """The environment variable that tells a worker process these settings, but for secrets."""
+        """Write the environment variable that tells a worker these settings, but for secrets."""
         return {ENVIRONMENT: self.model_dump_json()}
 
     @classmethod
     def from_environment(cls) -> "ServiceSettings":
-        """The settings that the environment holds, the defaults where it says nothing.
+        """Read the settings that the environment holds, the defaults where it says nothing.
 
         Raises:
             ConfigurationError: they cannot be read, or cannot work.
@@ -437,7 +437,7 @@ class ServiceSettings(ServedSystem):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address; the name ``localhost`` is one.
+    """Tell whether only this machine can reach an address; the name ``localhost`` is one.
 
     >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("0.0.0.0")
     (True, True, False)
