@@ -223,9 +223,9 @@ def test_the_way_from_a_sample_to_its_metric_calls_few_functions() -> None:
         exported = [line.split("{")[0] for line in sampled().splitlines() if line[0] != "#"]
     assert "ctxguard_judge_estimate" in exported
     assert len({*exported}) >= 25
-    assert len(calls) <= 2_010, shown(calls)
-    assert len({*calls}) <= 350
-    assert len({file for file, _ in calls}) <= 51
+    assert len(calls) <= 1_430, shown(calls)
+    assert len({*calls}) <= 335
+    assert len({file for file, _ in calls}) <= 50
 
 
 def test_the_way_from_labels_to_a_profile_calls_few_functions(retriever: HybridRetriever) -> None:
