@@ -33,8 +33,8 @@ from ctxguard.core.types import DEFAULT_DEPTH, FloatArray, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.schema import (
     Certificate,
-    Evidence,
     RecallDifference,
+    RouteEvidence,
     RouteProfile,
     RouteVerdict,
     SufficiencyProfile,
@@ -402,7 +402,7 @@ class _Route:
             **self._limits,
         )
 
-    def _evidence(self, metrics: QueryMetrics, *, is_today: bool) -> Evidence:
+    def _evidence(self, metrics: QueryMetrics, *, is_today: bool) -> RouteEvidence:
         found = metrics.evidence(self.settings.seed, PROFILE_METRICS)
         losses, weights = shuffled(metrics, metrics.values["recall_loss"], self.settings.seed)
         most = None

@@ -27,7 +27,7 @@ from ctxguard.core.metrics import (
 from ctxguard.core.metrics.utility import UNDISCOUNTED_PENALTY
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import FloatArray
-from ctxguard.profile.schema import Evidence
+from ctxguard.profile.schema import RouteEvidence
 
 RESAMPLES = 2_000
 _RESAMPLED = 200
@@ -83,7 +83,7 @@ class QueryMetrics:
     values: Mapping[str, FloatArray]
     weights: FloatArray | None = None
 
-    def evidence(self, seed: int = 0, metrics: Iterable[str] | None = None) -> Evidence:
+    def evidence(self, seed: int = 0, metrics: Iterable[str] | None = None) -> RouteEvidence:
         """Means with bootstrap intervals over the queries that define a metric.
 
         Args:
@@ -93,7 +93,9 @@ class QueryMetrics:
         names = tuple(names)
         columns = [self.values[name] for name in names]
         found = bootstrap_intervals(columns, self.weights, seed=seed)
-        return Evidence(queries=len(self.query_ids), metrics=dict(zip(names, found, strict=True)))
+        return RouteEvidence(
+            queries=len(self.query_ids), metrics=dict(zip(names, found, strict=True))
+        )
 
 
 def contexts(pools: Pools, policy: Policy) -> tuple[IntArray, NDArray[np.bool_]]:

@@ -103,7 +103,7 @@ text='Use vinegar.')]
     return found
 
 
-class Documents(Iterator[Passage]):
+class DocumentFolder(Iterator[Passage]):
     """Passages of a folder of documents, or of a single one, read one file at a time.
 
     A passage has the document's path and its heading as ``path`` and ``heading`` in the metadata,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from calibration.data.dataset import Dataset, DistractorKind, Query
-from calibration.data.documents import SUFFIXES, Documents
+from calibration.data.documents import SUFFIXES, DocumentFolder
 from calibration.data.text_files import (
     Record,
     clean,
@@ -129,12 +129,12 @@ class Corpus(Iterator[Passage]):
         return notes_of(self._counts)
 
 
-def read_corpus(path: Path | str) -> Corpus | Documents:
+def read_corpus(path: Path | str) -> Corpus | DocumentFolder:
     """Read passages: of a JSONL file, of a BEIR folder's corpus.jsonl, or of documents.
 
     A folder without ``corpus.jsonl``, and a file that is named like a document, is read as
-    `Documents`. JSONL has ``_id`` (or ``id``, ``passage_id``), ``text``, and optionally ``title``
-    and ``metadata``. Lone surrogates become U+FFFD. A passage with neither title nor text is kept
+    `DocumentFolder`. JSONL has ``_id`` (or ``id``, ``passage_id``), ``text``, and optionally
+    ``title`` and ``metadata``. Lone surrogates become U+FFFD. A passage with neither title nor text is kept
     and counted.
 
     Raises:
@@ -148,7 +148,7 @@ def read_corpus(path: Path | str) -> Corpus | Documents:
     if (path.is_dir() and not lines.exists()) or (
         path.is_file() and path.suffix.lower() in SUFFIXES
     ):
-        return Documents(path)
+        return DocumentFolder(path)
     if not lines.is_file():
         raise DataError(
             "there is no such file; give a folder of documents, a JSONL file, one passage a line "

@@ -64,7 +64,7 @@ class Frozen(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 
 
-class Evidence(Frozen):
+class RouteEvidence(Frozen):
     """The figures of a policy on labelled queries.
 
     Attributes:
@@ -290,7 +290,7 @@ class SufficiencyProfile(Frozen):
         n_equivalent: Where contexts stand for different numbers of requests, shares are of
             requests, and the ``n_sufficient`` contexts weigh as much as so many of the largest
             weight; None where all weigh the same.
-        shown_by: As of ``Evidence``.
+        shown_by: As of ``RouteEvidence``.
     """
 
     threshold: Annotated[float, Field(ge=0, le=1)] | None
@@ -423,7 +423,7 @@ class RouteProfile(Frozen):
     why: str = ""
     verdict: RouteVerdict | None = None
     certificate: Certificate | None = None
-    evidence: Evidence | None = None
+    evidence: RouteEvidence | None = None
     reference: dict[str, Annotated[tuple[float, ...], FailFast()]] = Field(default_factory=dict)
     safe_policy: AnyPolicy | None = None
     sufficiency: SufficiencyProfile | None = None

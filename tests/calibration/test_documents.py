@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from calibration.data import documents
-from calibration.data.documents import Documents, Section, sections
+from calibration.data.documents import DocumentFolder, Section, sections
 from calibration.data.readers import Corpus, read_corpus
 from ctxguard.errors import DataError, MissingExtraError
 from tests.documents import WRITERS, markdown
@@ -95,7 +95,7 @@ def test_the_extra_is_named_before_the_work(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "markitdown", None)
     markdown(tmp_path / "a.md", KETTLE)
-    assert isinstance(read_corpus(tmp_path), Documents)
+    assert isinstance(read_corpus(tmp_path), DocumentFolder)
     (tmp_path / "b.pdf").touch()
     with pytest.raises(MissingExtraError, match=r"\[documents\]"):
         read_corpus(tmp_path)

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated_pools import calibrated, simulate
+from simulated_pools import DEPTH, calibrated, simulate
 
-from benchmarks.sufficiency import simulated_rankings
 from calibration.fit import fit_relevance
+from calibration.pool_labels import PoolLabels, label
+from calibration.replay import Pools, replay
 from calibration.report import report
 from calibration.sufficiency import (
     calibrate_sufficiency,
@@ -24,6 +25,15 @@ from ctxguard.errors import ConfigurationError
 from ctxguard.profile.schema import SufficiencyProfile
 
 ALPHA, DELTA = 0.05, 0.1
+
+
+def simulated_rankings(n: int, seed: int) -> tuple[Pools, PoolLabels]:
+    """Rankings of two noisy scorers; a third of the queries has no relevant passage."""
+    retriever, dataset = simulate(n, seed=seed, noise=0.2, unanswerable=1 / 3)
+    pools = replay(retriever, dataset.queries, depth=DEPTH)
+    return pools, label(pools, dataset)
+
+
 SIMULATED = simulated_rankings(200, seed=0)
 
 

@@ -105,7 +105,9 @@ class TestFigures:
             return None if index is None else grid.settings(index)[1]
 
         even, heavy = chosen(np.ones(300)), chosen(np.append(np.full(299, 0.1), 1.0))
-        assert even > 0.2
+        assert even is not None
+        assert even > 0.1
+        # The answer of the last stands at a fifth of the top score.
         assert heavy is None or heavy <= 0.2
 
 
@@ -185,7 +187,9 @@ class TestCalibrating:
         retriever, dataset = simulate(400, noise=0.2)
         weights = np.where(np.arange(400) % 4 == 0, 1.0, 0.4)
         result = calibrate(
-            retriever, weighed(dataset, weights), Settings(policy="ratio", depth=DEPTH)
+            retriever,
+            weighed(dataset, weights),
+            Settings(policy="ratio", depth=DEPTH, held_out=0.5),
         )
         (route,) = result.profile.routes.values()
         weights = np.array([query.weight for query in result.held_out.queries])

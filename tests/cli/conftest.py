@@ -12,10 +12,10 @@ from running import Run
 @pytest.fixture(scope="session", autouse=True)
 def _open_models_once() -> Iterator[None]:
     """The commands that run in this process share a model: opening it takes seconds each time."""
-    from ctxguard.retrieval.models.graph import Model
+    from ctxguard.retrieval.models.graph import GraphModel
 
     graphs: dict[Any, Any] = {}
-    opened = Model._opened
+    opened = GraphModel._opened
 
     def opened_once(model: Model) -> Any:
         key = (model.folder, model._output, model._requested)

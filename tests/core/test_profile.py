@@ -24,11 +24,11 @@ from ctxguard.core.types import Route, ScoreKind
 from ctxguard.errors import ProfileError, ProfileFormatError
 from ctxguard.profile.schema import (
     Certificate,
-    Evidence,
     Interval,
     Profile,
     Provenance,
     RecallDifference,
+    RouteEvidence,
     RouteProfile,
     fingerprint_differences,
     json_schema,
@@ -76,7 +76,7 @@ PROFILE = Profile(
             score_kind=ScoreKind.RATIO,
             why="two scorers",
             certificate=CERTIFICATE,
-            evidence=Evidence(
+            evidence=RouteEvidence(
                 queries=150,
                 metrics={
                     "recall": Interval(value=0.9, lower=0.85, upper=0.95, n=120),

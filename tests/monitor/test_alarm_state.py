@@ -31,10 +31,10 @@ from ctxguard.monitor.alarms.days import WEEK, Day
 from ctxguard.monitor.alarms.loss_monitor import promises
 from ctxguard.monitor.alarms.reference import Correction
 from ctxguard.monitor.store import LossRow
-from ctxguard.profile.schema import Evidence, Profile, RouteProfile, RouteVerdict
+from ctxguard.profile.schema import Profile, RouteEvidence, RouteProfile, RouteVerdict
 from tests.profiles import CERTIFICATE, profile_with
 
-EVIDENCE = Evidence(
+EVIDENCE = RouteEvidence(
     queries=250,
     metrics={"harm": Interval(value=0.3, lower=0.25, upper=0.36, n=250)},
     most_recall_loss=0.2,
@@ -238,10 +238,7 @@ class TestRaising:
         assert "this profile has no safe policy" in lost.message
         alarms = lose(state_of(), None, 200, harm=1.5)
         assert [alarm.kind for alarm in alarms] == [AlarmKind.HARM]
-        assert (
-            "there is no promise, and the held-out queries of calibration gave at most 0.36"
-            in alarms[0].message
-        )
+        assert "the evidence of calibration is at most 0.36" in alarms[0].message
         assert "no safe policy helps, since more passages do more harm" in alarms[0].message
 
     def test_an_undefined_loss_is_no_loss(self) -> None:

@@ -32,7 +32,7 @@ from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.store import FeedbackRow, LostReason
-from ctxguard.profile.schema import Evidence, RouteProfile, RouteVerdict
+from ctxguard.profile.schema import RouteEvidence, RouteProfile, RouteVerdict
 from ctxguard.request.telemetry import ReloadOutcome, ReloadTarget, Telemetry
 from ctxguard.retrieval.usage import InvalidReason
 from ctxguard.server.metrics import Endpoint, HttpMetrics, Outcome
@@ -65,7 +65,7 @@ PROFILE = profile_with(
             policy=RatioPolicy(k=4),
             score_kind=ScoreKind.COSINE,
             certificate=CERTIFICATE,
-            evidence=Evidence(queries=100, metrics={}),
+            evidence=RouteEvidence(queries=100, metrics={}),
             reference={"top_score": tuple(n / 10 for n in range(11))},
             safe_policy=RatioPolicy(k=6),
             verdict=RouteVerdict(

@@ -9,7 +9,7 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.alarms import AlarmState, Signal, SignalCounts, signals_of
-from ctxguard.profile.schema import Evidence, Profile, RouteProfile
+from ctxguard.profile.schema import Profile, RouteEvidence, RouteProfile
 from tests.profiles import profile_with
 
 LEVELS = np.linspace(0.0, 1.0, 11)
@@ -23,7 +23,7 @@ def profile_of(**reference: tuple[float, ...]) -> Profile:
     route = RouteProfile(
         policy=RatioPolicy(k=3),
         score_kind=ScoreKind.RATIO,
-        evidence=Evidence(queries=400, metrics={}),
+        evidence=RouteEvidence(queries=400, metrics={}),
         reference=reference,
     )
     return profile_with({Route.HYBRID: route})

@@ -27,7 +27,7 @@ from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.store import FeedbackRow
-from ctxguard.profile.schema import Evidence, Profile, RouteProfile
+from ctxguard.profile.schema import Profile, RouteEvidence, RouteProfile
 from ctxguard.request.telemetry import Telemetry
 from ctxguard.server.metrics import HttpMetrics
 from tests.profiles import CERTIFICATE, profile_with
@@ -98,7 +98,7 @@ def _profile() -> Profile:
         policy=RatioPolicy(k=3, min_ratio=0.8),
         score_kind=ScoreKind.RATIO,
         certificate=CERTIFICATE,
-        evidence=Evidence(queries=100, metrics={}),
+        evidence=RouteEvidence(queries=100, metrics={}),
         reference={"top_score": tuple(range(11))},
     )
     return profile_with({Route.HYBRID: calibrated})

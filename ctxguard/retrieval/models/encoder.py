@@ -13,7 +13,7 @@ from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import OfProcess
 from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval.models import files
-from ctxguard.retrieval.models.graph import PROBES, Model
+from ctxguard.retrieval.models.graph import PROBES, GraphModel
 from ctxguard.retrieval.models.window import PassageWindow
 from ctxguard.retrieval.protocols import Float32Array, Progress
 
@@ -41,7 +41,7 @@ class QueryStates(NamedTuple):
     states: Float32Array
 
 
-class Encoder(Model):
+class Encoder(GraphModel):
     """Any sentence-transformers model, with its own prompts. Safe to use from several threads.
 
     A query is encoded on one thread, so that clients scale; passages on all processors, or as

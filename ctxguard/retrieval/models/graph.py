@@ -44,7 +44,7 @@ Tokens = tuple[Sequence[int], Sequence[int]]
 """The ids and the types of a text's tokens."""
 
 
-class Settings(NamedTuple):
+class GraphSettings(NamedTuple):
     """How texts become a model's inputs: ``names`` are some of ``_INPUTS``, in its order."""
 
     tokenizer: str
@@ -54,7 +54,7 @@ class Settings(NamedTuple):
     passage_prompt: str
 
     @classmethod
-    def of(cls, model: Any) -> "Settings":
+    def of(cls, model: Any) -> "GraphSettings":
         """Read those of a model of sentence-transformers.
 
         Raises:
@@ -86,7 +86,7 @@ class Graph:
         run: Computes its outputs for inputs of shape (n, tokens).
     """
 
-    def __init__(self, settings: Settings, run: "_Torch | _OpenVino") -> None:
+    def __init__(self, settings: GraphSettings, run: "_Torch | _OpenVino") -> None:
         self.settings = settings
         self.run: Any = run
         # Never changed from here on: a thread that uses it would raise "Already borrowed".
@@ -141,7 +141,7 @@ class Graph:
             yield from threads.map(self.outputs, batches)
 
 
-class Model(ABC):
+class GraphModel(ABC):
     """A model on the fastest runtime that gives torch's results, opened on first use.
 
     Args:
@@ -211,7 +211,7 @@ class Model(ABC):
         torch()
         with quiet_loading():
             model = self._load(self.folder, device)
-        settings = Settings.of(model)
+        settings = GraphSettings.of(model)
         return Graph(settings, _Torch(model, settings.names, self._output))
 
     def _in_openvino(self) -> Graph:
@@ -219,7 +219,10 @@ class Model(ABC):
         key = files.cache_key(f"openvino-{openvino().__version__}", self.weights, self.folder)
         kept = files.read_kept(self._cache, key)
         export = self._export() if kept is None else kept
-        settings, expected = Settings(*json.loads(export["settings"].tobytes())), export["expected"]
+        settings, expected = (
+            GraphSettings(*json.loads(export["settings"].tobytes())),
+            export["expected"],
+        )
         for precision in self._precisions:
             run = _OpenVino(export["graph"].tobytes(), export["weights"].tobytes(), precision)
             graph = Graph(settings, run)

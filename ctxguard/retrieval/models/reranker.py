@@ -10,10 +10,10 @@ from ctxguard._support.extras import require
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval.models.files import model_name, portable_name
-from ctxguard.retrieval.models.graph import PROBES, Model
+from ctxguard.retrieval.models.graph import PROBES, GraphModel
 
 
-class CrossEncoderReranker(Model):
+class CrossEncoderReranker(GraphModel):
     """Any CrossEncoder with one output, by folder or hub name; threads and forks as `Encoder`.
 
     A model's configuration may apply a sigmoid to its output or not; here the activation is
