@@ -351,7 +351,7 @@ def _print_alarms(alarms: "AlarmReport", output: Output) -> None:
     if ReferenceKind.BASELINE in references:
         output.note(
             "baseline: the judge makes errors, so its losses are compared with its own mean over "
-            "its first requests; that shows a rise, not whether the promise holds"
+            "its first weeks; that shows a rise, not whether the promise holds"
         )
     if not any(monitor.n for monitor in alarms.losses) and not alarms.active:
         output.note(

@@ -194,10 +194,10 @@ class LossMonitor:
     def _with_baseline(self) -> "LossMonitor":
         """With the target of its baseline, where that is due and nothing speaks for a rise."""
         seen = self.past.plus(self.run)
-        is_due = seen.days >= self.due and seen.n >= FIRST_BASELINE
+        # Days of one kind come back after a week.
+        is_due = seen.days >= self.due and seen.days % WEEK == 0 and seen.n >= FIRST_BASELINE
         if not is_due or (self.e_value or 0.0) >= QUIET_E_VALUE:
             return self
-        # Whole weeks: days of one kind come back after seven.
         due = WEEK * 2 ** math.ceil(math.log2((seen.days + 1) / WEEK))
         if seen.n >= LONGEST_BASELINE and seen.days >= LONGEST_WEEKS * WEEK:
             due = 0
