@@ -134,8 +134,8 @@ def read_corpus(path: Path | str) -> Corpus | DocumentFolder:
 
     A folder without ``corpus.jsonl``, and a file that is named like a document, is read as
     `DocumentFolder`. JSONL has ``_id`` (or ``id``, ``passage_id``), ``text``, and optionally
-    ``title`` and ``metadata``. Lone surrogates become U+FFFD. A passage with neither title nor text is kept
-    and counted.
+    ``title`` and ``metadata``. Lone surrogates become U+FFFD. A passage with neither title nor
+    text is kept and counted.
 
     Raises:
         DataError: no such folder or file, or no document in it. While iterating: broken JSON, a

@@ -17,14 +17,14 @@ def _open_models_once() -> Iterator[None]:
     graphs: dict[Any, Any] = {}
     opened = GraphModel._opened
 
-    def opened_once(model: Model) -> Any:
+    def opened_once(model: GraphModel) -> Any:
         key = (model.folder, model._output, model._requested)
         if key not in graphs:
             graphs[key] = opened(model)
         return graphs[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Model, "_opened", opened_once)
+        patch.setattr(GraphModel, "_opened", opened_once)
         yield
 
 
