@@ -21,10 +21,8 @@ from ctxguard.core.types import FloatArray
 LEGS, OWN = "legs", "own"
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "stems": ("stem_bm25", "stem_coverage"),
-    "coverage": ("coverage", "sentence_coverage"),
-    "position": ("lead_coverage", "length", "bigram_coverage"),
-    "sentences": ("sentence_match", "token_match"),
+    "match": ("match",),
+    "length": ("length",),
     "ranker": ("ranker",),
     "support": (
         "term_support_3",

@@ -48,7 +48,6 @@ REFERENCE = {
             "ctxguard.integrations.opentelemetry",
             "ctxguard.integrations.separate_legs",
             "ctxguard.integrations.engines.retriever",
-            "ctxguard.integrations.engines.elasticsearch",
         ],
     ),
     "monitor": (

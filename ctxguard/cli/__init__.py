@@ -48,7 +48,6 @@ _COMMANDS = {
     "may be relevant.",
     "golden hard-negatives": "Write passages that are ranked high but labelled not relevant, as "
     "training triplets.",
-    "fit ranker": "Fit the ranker that orders an index's candidates to labelled queries.",
     "fit utilities": "Fit the utilities of passages for one reader, from answers marked right or "
     "wrong.",
 }
@@ -63,14 +62,13 @@ _FIELDS: dict[str, dict[str, Collection[str]]] = {
     "serve": {"options": ["rerank_upstream", "rerank_protocol", "rerank_model"]},
     "mcp": {"keys": ["k"]},
     "golden coverage": {"keys": ["route", "profile"]},
-    "fit ranker": {"without": ["reranker", "ranker"]},
 }
 """The fields that are other than elsewhere; see `ctxguard.cli._settings.command_of`."""
 
 _GROUPS = {
     "label": "Export samples for people to label; import their labels, and users' feedback.",
     "golden": "Labels with provenance, frozen by digest; their coverage and hard negatives.",
-    "fit": "Fit a ranker, or the utilities of a reader, to labels.",
+    "fit": "Fit the utilities of a reader to labels.",
 }
 COMMANDS = {name.split()[-1] for name in _COMMANDS}
 """The name of every command, which is that of its table in a settings file too."""

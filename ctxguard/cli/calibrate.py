@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
-import ctxguard
 from calibration.settings import ChoiceSettings
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.extras import require
@@ -27,9 +26,6 @@ from ctxguard.profile.describe import describe_policy, describe_utilities
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
     from calibration.calibrate_route import RouteOutcome, Settings
-
-_TIMED_QUERIES = 20
-"""Whose signals are timed for a report."""
 
 
 class CalibrateCommand(JudgeModel, System, ChoiceSettings):
@@ -273,12 +269,7 @@ def _write_reports(made: "Calibration", retriever: "Source", files: Sequence[Pat
         return
     from calibration.report import report, write_html, write_json
 
-    milliseconds = None
-    if isinstance(retriever, ctxguard.HybridRetriever):  # others cannot tell
-        queries = [query.text for query in made.dataset.queries[:_TIMED_QUERIES]]
-        view = retriever.with_fusion(made.profile.fusion)
-        milliseconds = view.signal_milliseconds(queries, made.settings.depth)
-    evidence = report(made, retriever.passage, milliseconds=milliseconds)
+    evidence = report(made, retriever.passage)
     for file in files:
         (write_html if _is_page(file) else write_json)(evidence, file)
 

@@ -1,4 +1,4 @@
-"""``ctxguard fit``: a ranker from labelled queries, or the utilities of a reader from answers."""
+"""``ctxguard fit``: the utilities of a reader from answers."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,121 +8,12 @@ from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, as_json, interval, number
-from ctxguard.cli._inputs import open_labelled, read_labelled, replayed
-from ctxguard.cli._results import signed_interval
-from ctxguard.core.fusion import Fusion
-from ctxguard.core.types import DEFAULT_DEPTH, Route
-from ctxguard.errors import ConfigurationError
-from ctxguard.server.settings import IndexSystem
+from ctxguard.cli._inputs import read_labelled
 
 if TYPE_CHECKING:
     from calibration.reader.utilities import ReaderEstimate, ReaderFit
-    from calibration.results import Difference
 
-_ORDERS = {
-    "reciprocal_rank": "reciprocal ranks",
-    "shipped": "shipped ranker",
-    "fitted": "fitted ranker",
-}
-_BEFORE = ("reciprocal_rank", "shipped")
-"""Orders that the others are compared with."""
 _SEED = 0
-
-
-class RankerCommand(IndexSystem):
-    data: _options.LabelledQueries
-    out: Path | None = optional(
-        "Write the fitted ranker here, for ranker in --system.",
-        "FILE",
-        default="not written",
-        writes=True,
-    )
-    as_json: _options.AsJson = False
-
-    def __call__(self, output: Output) -> None:
-        """The fit starts from the ranker that ctxguard comes with and moves from it as far as the
-        labels say. Prints nDCG@10 of reciprocal ranks, of the shipped ranker and of fitted ones,
-        each measured on queries that it was not fitted on, and says which is better.
-        """
-        from calibration.evaluate import bootstrap_interval
-        from calibration.pool_labels import label
-        from calibration.ranker import fit, levels
-        from calibration.results import paired_differences
-        from ctxguard.retrieval.signals.ranker import Ranker
-
-        labelled, counts, retriever = open_labelled(self, self.data, "train", output)
-        if not retriever.has_signals:
-            raise ConfigurationError(
-                f"the index {self.index} has no signals, which the ranker reads: build it again "
-                "with `ctxguard index`"
-            )
-        retriever = retriever.with_fusion(Fusion("ranker")).on_route(Route.HYBRID)
-        dataset = labelled.dataset
-        pools = replayed(retriever, dataset, output, depth=DEFAULT_DEPTH)
-        with output.doing("fitting"):
-            labels = label(pools, dataset)
-            ranker, ndcg = fit(Ranker.default(), dataset.name, pools, labels)
-            means = {
-                order: bootstrap_interval(values, labels.weights, seed=_SEED)
-                for order, values in ndcg.items()
-            }
-
-            def less(order: str, other: str) -> "Difference":
-                pair = {"ndcg": (ndcg[order], ndcg[other])}
-                return paired_differences(pair, labels.weights, seed=_SEED)["ndcg"]
-
-            differences = {
-                order: {other: less(order, other) for other in _BEFORE[:position]}
-                for position, order in enumerate(_ORDERS)
-            }
-        if self.out is not None:
-            ranker.save(self.out)
-        verdict = _verdict(differences["fitted"]["shipped"], self.out)
-        document = {
-            "out": self.out,
-            "ranker": ranker.digest(),
-            "levels": levels(pools),
-            **counts,
-            "ndcg_at_10": means,
-            "differences": differences,
-            "verdict": verdict,
-            **labelled.document,
-            "depth": DEFAULT_DEPTH,
-            "seed": _SEED,
-        }
-
-        def show() -> None:
-            measured = "fitted rankers on queries that they were not fitted to"
-            queries = labelled.described(counts)
-            output.facts(
-                ("queries", queries), ("signals", levels(pools)[0]), ("measured", measured)
-            )
-            others = [f"less {_ORDERS[other]}>" for other in _BEFORE]
-            rows = []
-            for order, each in means.items():
-                found = [differences[order].get(other) for other in _BEFORE]
-                cells = ["" if one is None else signed_interval(one) for one in found]
-                row = (_ORDERS[order], number(each.value), interval(each), f"{each.n:,}")
-                rows.append([*row, *cells])
-            output.table(("order", "nDCG@10>", "95% interval>", "n>", *others), rows)
-            output.facts(("verdict", verdict))
-
-        output.result(document, show, [*labelled.notes, *(f"left out: {x}" for x in pools.skipped)])
-
-
-def _verdict(gain: "Difference", out: Path | None) -> str:
-    """Says which ranker to serve, and how."""
-    if gain.outcome == "better":
-        name = f'name it in a file --system: ranker = "{out}"'
-        use = "write it with --out FILE" if out is None else name
-        return f"the fitted ranker is better than the shipped one: {use}"
-    if gain.outcome == "worse":
-        return "the fitted ranker is worse than the shipped one: keep the shipped one"
-    written = "" if out is None else f"; {out} need not be used"
-    return (
-        "these labels do not show that the fitted ranker is better than the shipped one: keep the "
-        f"shipped one, or label more queries{written}"
-    )
 
 
 class UtilitiesCommand(SettingsModel):

@@ -1,7 +1,4 @@
-"""P(relevant) of a candidate, from a model's plain numbers. Pure.
-
-The compiled module computes it where it is present, numpy otherwise.
-"""
+"""P(relevant) of a candidate, from a model's plain numbers. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,15 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxguard._support import _compiled
-from ctxguard.core.signals import NO_SIGNALS, feature_names, feature_rows, features, signal_of
+from ctxguard.core.signals import NO_SIGNALS, feature_names, features, signal_of
 from ctxguard.core.trees import Trees
 from ctxguard.core.types import FloatArray, Leg, ScoreKind
 from ctxguard.errors import ConfigurationError
-
-_KINDS = dict.fromkeys(ScoreKind, 0) | {ScoreKind.RATIO: 1, ScoreKind.PROBABILITY: 2}
-"""The kinds of a leg that features put on another scale, as rank_by_probability.c numbers them."""
-
 
 class ByProbability(NamedTuple):
     """Candidates ranked by P(relevant).
@@ -102,13 +94,11 @@ class RelevanceModel:
         reach = None if self.clip is None else self.clip * scales
         bounds = None if reach is None else np.stack([means - reach, means + reach])
         offset = float(self.intercept - weights @ means)
-        rows = feature_rows(self.legs, self.features)
         for name, value in (
             ("_signals", signals),
             ("_weights", weights),
             ("_offset", offset),
             ("_bounds", bounds),
-            ("_plan", (rows, weights, offset, bounds, *Trees.plan(self.trees))),
         ):
             object.__setattr__(self, name, value)
 
@@ -149,37 +139,9 @@ class RelevanceModel:
             return None
         if any(leg.kind is ScoreKind.RANK for leg in legs.values()):
             return None
-        columns = [legs[name].scores for name in self.legs]
-        for name in self.signals:
-            if name not in signals or len(signals[name]) != len(columns[0]):
-                return None
-            columns.append(signals[name])
-        n = len(columns[0]) if positions is None else len(positions)
-        if _compiled.kernels is None or n == 0:
-            return self._by_probability(legs, signals, positions, least)
-        chosen = None if positions is None else np.array(positions, dtype=np.int64)
-        probabilities, best_first = np.empty(n), np.empty(n, dtype=np.int64)
-        kinds = bytes([_KINDS[legs[name].kind] for name in self.legs])
-        rank = _compiled.kernels.rank_by_probability
-        plan, out = self.__dict__["_plan"], (chosen, least, probabilities, best_first)
-        try:
-            n_worthwhile = rank(*plan, kinds, tuple(columns), *out)
-        except (BufferError, TypeError, ValueError):
-            # An adapter's arrays may be of another type, or a view.
-            plain = [np.ascontiguousarray(column, dtype=np.float64) for column in columns]
-            n_worthwhile = rank(*plan, kinds, tuple(plain), *out)
-        if n_worthwhile is None:
+        n = len(legs[self.legs[0]].scores)
+        if any(name not in signals or len(signals[name]) != n for name in self.signals):
             return None
-        return ByProbability(probabilities, best_first, n_worthwhile)
-
-    def _by_probability(
-        self,
-        legs: Mapping[str, Leg],
-        signals: Mapping[str, FloatArray],
-        positions: Sequence[int] | None,
-        least: float,
-    ) -> ByProbability | None:
-        """Compute what `by_probability` does, by numpy."""
         if positions is not None:
             rows = list(positions)
             legs = {name: Leg(leg.scores[rows], leg.kind) for name, leg in legs.items()}

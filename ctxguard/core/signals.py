@@ -27,16 +27,8 @@ RANKING = "ranking"
 
 TRANSFORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "stem_bm25": ("raw", "z", "gap"),
-        "stem_coverage": ("raw", "z"),
-        "coverage": ("raw", "z", "gap"),
-        "sentence_coverage": ("raw", "z"),
-        "lead_coverage": ("raw",),
+        "match": ("raw", "z", "gap"),
         "length": ("raw", "z"),
-        "bigram_coverage": ("raw",),
-        "sentence_match": ("raw", "z", "gap"),
-        "token_match": ("raw", "z", "gap"),
-        "sentence_similarity": (),
         "redundancy": (),
         "similarity_3": (),
         "similarity_10": (),
@@ -162,16 +154,6 @@ def _plan(legs: tuple[str, ...], named: tuple[str, ...]) -> _Plan:
             dtype=np.intp,
         ),
     )
-
-
-def feature_rows(legs: tuple[str, ...], named: tuple[str, ...]) -> NDArray[np.int64]:
-    """Return the row of each feature in the block of all transforms, as the compiled module needs.
-
-    Args:
-        legs: Names of legs, sorted.
-        named: Features of named signals.
-    """
-    return _plan(legs, named).rows.astype(np.int64)
 
 
 def features(

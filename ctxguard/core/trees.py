@@ -4,14 +4,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
 
 MAX_LEAVES = 6
-
-IntArray = NDArray[np.int64] | NDArray[np.uint8]
 
 _N_MASKS = 1 << MAX_LEAVES
 
@@ -64,19 +61,6 @@ class Trees:
             ("_first", np.arange(n_trees, dtype=np.intp)[:, None] * _N_MASKS),
         ):
             object.__setattr__(self, name, array)
-
-    @staticmethod
-    def plan(trees: "Trees | None") -> tuple[FloatArray | IntArray | float, ...]:
-        """Return the compiled module's arguments: features, thresholds, masks, leaves, intercept.
-
-        Each leaf array has a value for every mask. Without trees all are empty.
-        """
-        if trees is None:
-            none = np.empty(0)
-            return np.empty(0, np.int64), none, np.empty(0, np.uint8), none, 0.0
-        own: dict[str, np.ndarray] = trees.__dict__
-        arrays = [own[name].ravel() for name in ("_features", "_thresholds", "_masks", "_by_mask")]
-        return arrays[0].astype(np.int64), *arrays[1:], trees.intercept
 
     def _check(self) -> None:
         if not math.isfinite(self.intercept):

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ctxguard.retrieval import HybridRetriever
     from ctxguard.retrieval.protocols import Assessor
     from ctxguard.retrieval.rerank_client import RerankClient
-    from ctxguard.retrieval.signals.ranker import Ranker
 
 ENVIRONMENT = "CTXGUARD_SERVE"
 """The settings but for the secrets, as JSON, for worker processes."""
@@ -92,18 +91,11 @@ class IndexSystem(SettingsModel):
         "this process: a model name, or a folder.",
         "MODEL",
     )
-    ranker: Path | None = optional_key(
-        "Ranker that `ctxguard fit ranker` wrote, for an index with signals.",
-        "FILE",
-        default="the ranker that comes with ctxguard",
-    )
-
     def open_index(self, deadlines: "Deadlines | None" = None) -> "HybridRetriever":
-        """Load the index with its embedder, and the reranker and the ranker's file if named.
+        """Load the index with its embedder, and the reranker if named.
 
         Raises:
             ConfigurationError: no index is named.
-            DataError: the file holds no ranker.
         """
         from ctxguard.retrieval import HybridRetriever
         from ctxguard.retrieval.models.reranker import CrossEncoderReranker
@@ -113,14 +105,8 @@ class IndexSystem(SettingsModel):
         return HybridRetriever.load(
             self.index,
             reranker=None if self.reranker is None else CrossEncoderReranker(self.reranker),
-            ranker=self._loaded_ranker(),
             deadlines=deadlines,
         )
-
-    def _loaded_ranker(self) -> "Ranker | None":
-        from ctxguard.retrieval.signals.ranker import Ranker
-
-        return None if self.ranker is None else Ranker.load(self.ranker)
 
 
 class ServedSystem(IndexSystem):

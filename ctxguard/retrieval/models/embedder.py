@@ -103,7 +103,7 @@ class SentenceTransformerEmbedder:
         """Encode a query as one unit vector, shape (dimension,)."""
         encoder = self._model.encoder
         if encoder is not None:
-            return encoder.query(text)
+            return encoder.query_vector(text)
         with self._model.torch.held() as model:
             vector = model.encode_query(text, normalize_embeddings=True, show_progress_bar=False)
         return np.asarray(vector, np.float32)
@@ -168,7 +168,7 @@ def _load(folder: Path, device: str | None) -> Any:
 
 
 def _run_probes(encoder: Encoder) -> Float32Array:
-    return np.concatenate([[encoder.query(probe) for probe in PROBES], encoder.passages(PROBES)])
+    return np.concatenate([[encoder.query_vector(probe) for probe in PROBES], encoder.passages(PROBES)])
 
 
 def _cosine_loss(expected: Float32Array, computed: Float32Array) -> float:

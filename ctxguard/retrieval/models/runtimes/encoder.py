@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,25 +11,14 @@ from numpy.typing import NDArray
 from ctxguard._support.extras import require
 from ctxguard.retrieval.models.runtimes.exported import Exported
 from ctxguard.retrieval.models.runtimes.tracing import Traceable
-from ctxguard.retrieval.models.sentences import (
-    sentence_lengths,
-    sentences_of,
-    unit_states,
-)
 from ctxguard.retrieval.models.window import PassageWindow
-from ctxguard.retrieval.nibbles import packed, row_bytes
 from ctxguard.retrieval.protocols import (
     Float32Array,
-    NibbleArray,
     Progress,
-    QueryTokens,
-    Sentences,
+    QueryStates,
 )
 
 _CHUNK = 512
-
-_MAX_WINDOWS = 8
-"""A passage's sentences are read up to this multiple of the length that its vector covers."""
 
 _TABLE_BATCH = 256
 """Single word pieces are short: many fit into a core's cache."""
@@ -60,42 +49,6 @@ class Session(Protocol):
         ...
 
 
-class _Read(NamedTuple):
-    """A text as the tokenizer reads it.
-
-    Attributes:
-        windows: The parts that the model computes, each by itself.
-        own: Positions of the text's own word pieces in each window: without the model's marks and
-            its prompt.
-        pieces: Number of each own piece, over all windows.
-        lengths: Own pieces of each sentence, over all windows.
-    """
-
-    windows: Sequence[Any]
-    own: Sequence[NDArray[np.int64]]
-    pieces: NDArray[np.int64]
-    lengths: NDArray[np.uint8]
-
-    @classmethod
-    def of(cls, text: str, encoding: Any, n_prompt: int) -> "_Read":
-        """Divide a text that begins with a prompt of ``n_prompt`` characters."""
-        windows = (encoding, *encoding.overflowing[: _MAX_WINDOWS - 1])
-        own, starts, pieces = [], [], []
-        for window in windows:
-            at = _own_pieces(window, n_prompt)
-            own.append(at)
-            starts.append(np.array(window.offsets, np.int64).reshape(-1, 2)[at, 0])
-            pieces.append(np.array(window.ids, np.int64)[at])
-        lengths = sentence_lengths(text, np.concatenate(starts))
-        return cls(windows, own, np.concatenate(pieces), lengths)
-
-    def sentences(self, window: int) -> NDArray[np.int64]:
-        """Return the sentence of each own piece of a window, ascending."""
-        first = sum(own.size for own in self.own[:window])
-        of_pieces = np.repeat(np.arange(self.lengths.size), self.lengths)
-        return of_pieces[first : first + self.own[window].size]
-
-
 class Encoder:
     """A model in a session. Safe to use from several threads at once.
 
@@ -104,14 +57,14 @@ class Encoder:
     Args:
         model: The model, for its tokenizer and settings.
         session: Computes the model.
-        kept: Returns the result of a function that makes the token table, which it may keep.
+        kept: Returns the result of a function that makes the table of pieces, which it may keep.
     """
 
     def __init__(
         self,
         model: Exported | Traceable,
         session: Session,
-        kept: Callable[[Callable[[], NibbleArray]], NibbleArray] = lambda make: make(),
+        kept: Callable[[Callable[[], Float32Array]], Float32Array] = lambda make: make(),
     ) -> None:
         self._kept = kept
         self._inputs = model.inputs
@@ -146,7 +99,7 @@ class Encoder:
             return None
         return PassageWindow(self._model_tokenizer, tokens, self._inputs.passage_prompt)
 
-    def query(self, text: str) -> Float32Array:
+    def query_vector(self, text: str) -> Float32Array:
         """Compute the row of a query, shape (width,)."""
         encoding = self._tokenizer.encode(self._inputs.query_prompt + text)
         return self._infer([encoding], 1)[0].reshape(-1)
@@ -160,44 +113,35 @@ class Encoder:
         """Compute one row per text together with the query, shape (n, width)."""
         return self._many([(query, text) for text in texts])
 
-    def encode_query(self, text: str) -> QueryTokens:
+    def query(self, text: str) -> QueryStates:
         """Compute a query's row and its word pieces; for a model that gives tokens."""
         prompt = self._inputs.query_prompt
         encoding = self._tokenizer.encode(prompt + text)
         (vector,), (states,) = self._infer([encoding], 2)
         at = _own_pieces(encoding, len(prompt))
-        return QueryTokens(vector, unit_states(states[at]), np.array(encoding.ids, np.int64)[at])
+        return QueryStates(vector, np.array(encoding.ids, np.int64)[at], _unit(states[at]))
 
-    def encode_passages(
-        self, texts: Sequence[str], progress: Progress | None = None
-    ) -> tuple[Float32Array, Sentences]:
-        """Compute one row per passage and its sentences; for a model that gives tokens.
+    def pieces(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        """Return the numbers of each text's word pieces, in and behind the model's window."""
+        found = []
+        for text in texts:
+            encoding = self._tokenizer.encode(text)
+            windows = [encoding, *encoding.overflowing]
+            own = [np.array(each.ids, np.int64)[_own_pieces(each, 0)] for each in windows]
+            found.append(np.concatenate(own))
+        return found
 
-        A text longer than the window is read in up to 8 windows; its row is that of the first.
-        """
-        if not texts:
-            rows, sentences = self.encode_passages([""])
-            return rows[:0], sentences.at(np.zeros(0, np.int64))
-        prompt = self._inputs.passage_prompt
-        rows, found, order = np.zeros((len(texts), self.width), np.float32), [], []
-        for chunk in _chunks(list(map(len, texts)), progress):
-            of_chunk, sentences = self._with_sentences([prompt + texts[at] for at in chunk])
-            rows[chunk] = of_chunk
-            found.append(sentences)
-            order.extend(chunk)
-        return rows, Sentences.of(found).at(np.argsort(order))
+    @property
+    def piece_table(self) -> Float32Array:
+        """The state of each word piece between the model's own marks, shape (n_pieces, d)."""
+        return self._kept(self._make_piece_table)
 
-    def token_table(self) -> NibbleArray:
-        """Return the states of single word pieces; see `make_token_table`."""
-        return self._kept(self.make_token_table)
-
-    def make_token_table(self) -> NibbleArray:
-        """Compute each word piece's state between the model's own marks, as `packed` gives it."""
+    def _make_piece_table(self) -> Float32Array:
         frame = self._tokenizer.encode("a")
         content = [at for at, mark in enumerate(frame.special_tokens_mask) if not mark]
         before, after = frame.ids[: content[0]], frame.ids[content[-1] + 1 :]
         states = self._infer([frame], 2)[1]
-        table = np.zeros((self.n_pieces, row_bytes(states.shape[-1])), np.uint8)
+        table = np.zeros((self.n_pieces, states.shape[-1]), np.float32)
 
         def encode(pieces: Sequence[int]) -> None:
             ids = np.array([[*before, piece, *after] for piece in pieces], np.int64)
@@ -207,7 +151,7 @@ class Encoder:
                 "token_type_ids": np.full_like(ids, frame.type_ids[0]),
             }
             states = self._session.run([columns[name] for name in self._inputs.names], 2)[1]
-            table[pieces] = packed(unit_states(states[:, len(before)]))
+            table[pieces] = _unit(states[:, len(before)])
 
         self._share(encode, range(self.n_pieces), _TABLE_BATCH)
         return table
@@ -222,38 +166,6 @@ class Encoder:
 
             self._compute(encodings, 1, take)
         return rows
-
-    def _with_sentences(self, texts: Sequence[str]) -> tuple[Float32Array, Sentences]:
-        """Compute the rows and the sentences of texts, which begin with the prompt."""
-        n_prompt = len(self._inputs.passage_prompt)
-        encodings = self._tokenized([(text, None) for text in texts])
-        read = [
-            _Read.of(text, encoding, n_prompt)
-            for text, encoding in zip(texts, encodings, strict=True)
-        ]
-        windows = [(at, n) for at, each in enumerate(read) for n in range(len(each.windows))]
-        rows = np.zeros((len(texts), self.width), np.float32)
-        parts: list[Any] = [None] * len(windows)
-
-        def take(which: int, row: Float32Array, states: Float32Array) -> None:
-            at, n = windows[which]
-            if n == 0:
-                rows[at] = row
-            # The states of all windows would take hundreds of megabytes.
-            of_pieces = read[at].sentences(n)
-            firsts = np.flatnonzero(np.diff(of_pieces, prepend=-1))
-            own = states[read[at].own[n]]
-            sums = np.add.reduceat(own, firsts, axis=0) if firsts.size else own
-            parts[which] = of_pieces[firsts], sums
-
-        self._compute([read[at].windows[n] for at, n in windows], 2, take)
-        lengths = [each.lengths for each in read]
-        first = np.cumsum([0, *map(len, lengths)])
-        sums = np.zeros((first[-1], parts[0][1].shape[1]), np.float32)
-        for (at, _), (sentences, part) in zip(windows, parts, strict=True):
-            sums[first[at] + sentences] += part
-        pieces = np.concatenate([each.pieces for each in read])
-        return rows, sentences_of(sums, lengths, pieces, self.n_pieces)
 
     def _tokenized(self, items: Sequence[_Item]) -> list[Any]:
         encodings: list[Any] = [None] * len(items)
@@ -319,6 +231,13 @@ def _own_pieces(encoding: Any, n_prompt: int) -> NDArray[np.int64]:
     ends = np.array(encoding.offsets, np.int64).reshape(-1, 2)[:, 1]
     is_mark = np.array(encoding.special_tokens_mask, np.bool_)
     return np.flatnonzero(~is_mark & ((n_prompt == 0) | (ends > n_prompt)))
+
+
+def _unit(states: Float32Array) -> Float32Array:
+    """Bring states to unit length, same shape; a zero one stays zero."""
+    lengths = np.linalg.norm(states, axis=-1, keepdims=True)
+    unit: Float32Array = states / np.where(lengths > 0.0, lengths, np.float32(1.0))
+    return unit
 
 
 def _chunks(lengths: Sequence[int], progress: Progress | None) -> Iterator[list[int]]:

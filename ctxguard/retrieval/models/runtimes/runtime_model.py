@@ -33,7 +33,7 @@ from ctxguard.retrieval.models.runtimes.tracing import (
     UntraceableModelError,
     to_openvino,
 )
-from ctxguard.retrieval.protocols import Float32Array, NibbleArray
+from ctxguard.retrieval.protocols import Float32Array
 
 _log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class RuntimeModel:
         self._cache = default_cache() if cache is None else cache
         self._given_folder = folder
         self._opened: tuple[Runtime, Encoder | None] | None = None
-        self._table: NibbleArray | None = None
+        self._table: Float32Array | None = None
 
     @cached_property
     def folder(self) -> Path:
@@ -161,11 +161,11 @@ class RuntimeModel:
             return None
         return Encoder(traceable, TorchSession(self.torch, traceable), self._kept_table)
 
-    def _kept_table(self, make: Callable[[], NibbleArray]) -> NibbleArray:
+    def _kept_table(self, make: Callable[[], Float32Array]) -> Float32Array:
         """Return the states of single word pieces, from the cache if it has them."""
         with self._lock:
             if self._table is None:
-                key = cache_key(self.weights, self.folder, "pieces")
+                key = cache_key(self.weights, self.folder, "table")
                 kept = read(self._cache, key)
                 self._table = make() if kept is None else kept["table"]
                 if kept is None:
