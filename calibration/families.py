@@ -21,8 +21,9 @@ from ctxguard.core.types import FloatArray
 LEGS, OWN = "legs", "own"
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "match": ("match",),
+    "match": ("match", "vector_match"),
     "length": ("length",),
+    "likeness": ("redundancy", "similarity_3", "similarity_10", "term_similarity_3"),
     "ranker": ("ranker",),
     "support": (
         "term_support_3",

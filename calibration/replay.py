@@ -204,7 +204,7 @@ class QueryVectors(Mapping[str, Any]):
     """The vectors of queries by query id, with their word pieces, in a temporary file."""
 
     def __init__(self) -> None:
-        self._file = TemporaryFile()
+        self._file = TemporaryFile()  # noqa: SIM115  closed with this object
         self._arrays: dict[str, tuple[Callable[..., Any], list[tuple[np.dtype[Any], Any, int]]]]
         self._arrays = {}
 

@@ -13,6 +13,7 @@ from ctxguard.core.trees import Trees
 from ctxguard.core.types import FloatArray, Leg, ScoreKind
 from ctxguard.errors import ConfigurationError
 
+
 class ByProbability(NamedTuple):
     """Candidates ranked by P(relevant).
 

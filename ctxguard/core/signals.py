@@ -28,11 +28,12 @@ RANKING = "ranking"
 TRANSFORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "match": ("raw", "z", "gap"),
+        "vector_match": ("raw", "z", "gap"),
         "length": ("raw", "z"),
-        "redundancy": (),
-        "similarity_3": (),
-        "similarity_10": (),
-        "term_similarity_3": (),
+        "redundancy": ("raw", "z"),
+        "similarity_3": ("raw", "z"),
+        "similarity_10": ("raw", "z"),
+        "term_similarity_3": ("raw", "z"),
         "ranker": ("raw", "z", "gap", "log_rank"),
         "term_support_3": ("raw", "z"),
         "term_support": ("raw", "z"),
@@ -43,7 +44,7 @@ TRANSFORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "term_redundancy": ("raw",),
     }
 )
-"""Transforms of each signal that a model may use; none for the ranker's."""
+"""Transforms of each signal that a model may use."""
 
 OTHER_TRANSFORMS = ("raw", "z", "gap")
 """Transforms of any other signal, such as a wrapped retriever's own."""

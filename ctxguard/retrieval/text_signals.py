@@ -121,9 +121,7 @@ class TextReader:
         self._max_words = max_words
         self._counts = None if corpus is None else self._counted(corpus)
 
-    def read(
-        self, passages: Sequence[Passage | Hit], vectors: Float32Array | None = None
-    ) -> Read:
+    def read(self, passages: Sequence[Passage | Hit], vectors: Float32Array | None = None) -> Read:
         """Read passages, at least one.
 
         Args:

@@ -91,6 +91,7 @@ class IndexSystem(SettingsModel):
         "this process: a model name, or a folder.",
         "MODEL",
     )
+
     def open_index(self, deadlines: "Deadlines | None" = None) -> "HybridRetriever":
         """Load the index with its embedder, and the reranker if named.
 

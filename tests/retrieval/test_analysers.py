@@ -72,7 +72,8 @@ class TestEnglish:
         built = HybridRetriever.build([Passage("a", "text")], embedder=WordHashEmbedder())
         assert built.analyser is ENGLISH is analyser_for("en")
         assert built.fingerprint()["lexical"] == (
-            BM25S + r"\w\w+, lower-case, identifier and camel-case parts, 33 English stop words, Snowball stems"
+            BM25S
+            + r"\w\w+, lower-case, identifier and camel-case parts, 33 English stop words, Snowball stems"
         )
         assert len(STOP_WORDS) == 33
 
@@ -83,9 +84,7 @@ class TestSnowball:
         query, passage = INFLECTED[language]
         assert hits(lexical((passage, *OTHERS), language), query) == ["p0"]
 
-    def test_it_leaves_out_stop_words_and_joins_forms_of_a_word(
-        self, language: str
-    ) -> None:
+    def test_it_leaves_out_stop_words_and_joins_forms_of_a_word(self, language: str) -> None:
         query, passage, *_ = INFLECTED[language]
 
         def shared(split: Callable[[str], list[str]]) -> int:

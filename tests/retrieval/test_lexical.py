@@ -49,7 +49,9 @@ def test_bm25s_scores_are_the_librarys_own(texts: list[str], query: str) -> None
     engine.index(words, show_progress=False)
     known = [word for word in ENGLISH.analyse(query) if word in engine.vocab_dict]
     expected = engine.get_scores(known) if known else np.zeros(len(texts))
-    assert Bm25sIndex.build(texts, ENGLISH).search(query, 5).all_scores == pytest.approx(expected, abs=1e-5)
+    assert Bm25sIndex.build(texts, ENGLISH).search(query, 5).all_scores == pytest.approx(
+        expected, abs=1e-5
+    )
 
 
 @given(texts=texts, k=st.integers(1, 40))

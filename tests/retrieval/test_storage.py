@@ -91,7 +91,12 @@ def change(file: Path, changed: Callable[[bytes], bytes]) -> None:
         (lambda folder: (folder / "manifest.json").unlink(), r"no manifest\.json"),
         *[
             (lambda folder, name=name: data_file(folder, name).unlink(), f"{name} is missing")
-            for name in ("passages.jsonl", "vectors.npy", "postings.scores.npy", "passages.ids.json")
+            for name in (
+                "passages.jsonl",
+                "vectors.npy",
+                "postings.scores.npy",
+                "passages.ids.json",
+            )
         ],
         (
             lambda folder: change(data_file(folder, "vectors.npy"), lambda whole: whole[:-10]),

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Passage, Ranking, Route
 from ctxguard.errors import DataError

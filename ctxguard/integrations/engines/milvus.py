@@ -330,9 +330,7 @@ class MilvusEngine(Engine):
             if isinstance(answer, CtxguardError):
                 raise answer
 
-    def _call(
-        self, method: str, *given: Any, seconds: float = 0.0, **arguments: Any
-    ) -> Any:
+    def _call(self, method: str, *given: Any, seconds: float = 0.0, **arguments: Any) -> Any:
         """Call a method of the client about this collection.
 
         Args:

@@ -233,9 +233,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         chunks = {first_chunk_id(each): each for each in asked - known}
         return known.union(chunks[each] for each in self.known_ids(chunks))
 
-    def upsert(
-        self, passages: Iterable[Passage], progress: Progress | None = None
-    ) -> Changes:
+    def upsert(self, passages: Iterable[Passage], progress: Progress | None = None) -> Changes:
         """Add passages, and replace those that are there with another text, title or metadata.
 
         Unchanged passages are neither encoded nor written. Every 512 passages are written together;
@@ -352,7 +350,9 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
             QueryError: As for ``retrieve``.
         """
         encoder, text = self._signals.encoder, self._checked(query)
-        return self._settings.embedder.encode_query(text) if encoder is None else encoder.query(text)
+        return (
+            self._settings.embedder.encode_query(text) if encoder is None else encoder.query(text)
+        )
 
     def _search(
         self,

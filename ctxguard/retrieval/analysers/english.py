@@ -20,7 +20,9 @@ class EnglishAnalyser:
     """
 
     name = "en"
-    fingerprint = r"\w\w+, lower-case, identifier and camel-case parts, 33 English stop words, Snowball stems"
+    fingerprint = (
+        r"\w\w+, lower-case, identifier and camel-case parts, 33 English stop words, Snowball stems"
+    )
     scripts = frozenset({"LATIN"})
 
     def analyse(self, text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The dense leg: cosine search over passage vectors by faiss, of all or of those with the best codes.
+"""The dense leg: cosine search over passage vectors by faiss, all or those with the best codes.
 
 Vectors are brought to unit length here, so that an inner product is a cosine whatever the
 embedder returns. A zero vector stays zero: its cosine with everything is 0.
@@ -26,7 +26,9 @@ EXACT_LIMIT = 20_000
 """Up to this many passages every vector is compared; above, codes first."""
 
 _DIMENSIONS_A_CODE = 2
-_RESCORE_FACTOR = 8
+RESCORE_FACTOR = 8
+"""Vectors that are compared after the codes, for each of the best that are asked for."""
+
 _MIN_RESCORED = 400
 _MIN_CODED = 1_000
 _MOST_TRAINED = 2**17
@@ -150,7 +152,7 @@ class DenseIndex:
 
     def _nearest_codes(self, vector: Float32Array, k: int, share: float) -> RowArray:
         """Return the rows with the best codes, enough if a share of them may be returned."""
-        n = math.ceil(max(_RESCORE_FACTOR * k, _MIN_RESCORED) / share)
+        n = math.ceil(max(RESCORE_FACTOR * k, _MIN_RESCORED) / share)
         _, (rows,) = self.codes.search(vector[np.newaxis], min(n, len(self.vectors)))
         return self._found(rows)
 

@@ -40,7 +40,6 @@ from ctxguard.retrieval.protocols import (
     Float32Array,
     LexicalHits,
     Progress,
-    RowArray,
     token_encoder_of,
 )
 from ctxguard.retrieval.signals.likeness import MOST_PIECES

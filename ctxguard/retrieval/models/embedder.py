@@ -168,7 +168,9 @@ def _load(folder: Path, device: str | None) -> Any:
 
 
 def _run_probes(encoder: Encoder) -> Float32Array:
-    return np.concatenate([[encoder.query_vector(probe) for probe in PROBES], encoder.passages(PROBES)])
+    return np.concatenate(
+        [[encoder.query_vector(probe) for probe in PROBES], encoder.passages(PROBES)]
+    )
 
 
 def _cosine_loss(expected: Float32Array, computed: Float32Array) -> float:

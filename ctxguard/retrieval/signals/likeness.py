@@ -5,7 +5,7 @@ All are computed from the candidates' texts and vectors, by one path for every r
 - ``match``: Σ_i w_i · max_j q_i · (e(t_j) + v), with q_i the unit state of the query's word piece
   i, w_i its weight by rarity, e(t) the vector of a piece by itself, t_j the passage's pieces and v
   the passage's vector: a soft match in the manner of MaxSim (Khattab and Zaharia, SIGIR 2020),
-  without a stored vector for every piece.
+  without a stored vector for every piece. ``vector_match`` is its second part, Σ_i w_i · q_i · v.
 - ``length``: ln(1 + terms).
 - List signals, of S and L, the cosines of passages' vectors and of their BM25 term vectors
   (Robertson and Zaragoza, 2009): ``redundancy`` is the highest S to a better candidate;
@@ -40,6 +40,7 @@ from ctxguard.retrieval.signals.sparse import SparseRows, compact
 
 NAMES = (
     "match",
+    "vector_match",
     "length",
     "redundancy",
     "similarity_3",
@@ -141,7 +142,7 @@ def signals(
             np.fill_diagonal(each, 0.0)
     found: dict[str, FloatArray] = {}
     if query is not None and pieces is not None and vectors is not None:
-        found["match"] = soft_match(query, pieces, vectors)
+        found["match"], found["vector_match"] = soft_match(query, pieces, vectors)
     found["length"] = np.log1p(candidates.lengths)
     found |= {name: each[back] for name, each in list_signals(cosines, terms).items()}
     r: FloatArray = ranker.in_order @ ranker_inputs(candidates.legs, found, fused)
@@ -157,8 +158,12 @@ def _fused(legs: Mapping[str, Leg], n: int) -> FloatArray:
     return fuse({name: legs.get(name, unknown) for name in ("lexical", "dense")}, _BY_RANKS)
 
 
-def soft_match(query: QueryPieces, pieces: SparseRows, vectors: Float32Array) -> FloatArray:
-    """Compute ``match``, shape (n,); a passage without a word piece is as far as can be from any.
+def soft_match(
+    query: QueryPieces, pieces: SparseRows, vectors: Float32Array
+) -> tuple[FloatArray, FloatArray]:
+    """Compute ``match`` and ``vector_match``, shape (n,) each.
+
+    A passage without a word piece is as far as can be from any.
 
     Args:
         query: Its word pieces.
@@ -172,8 +177,9 @@ def soft_match(query: QueryPieces, pieces: SparseRows, vectors: Float32Array) ->
     if filled.size and query.weights.size:
         # The rows of pieces lie in one stretch of memory, which a maximum reads once.
         nearest[filled] = np.maximum.reduceat(nearness[place], pieces.starts[filled], axis=0)
-    matches: FloatArray = (nearest + vectors @ query.states.T) @ query.weights.astype(np.float64)
-    return matches
+    weights = query.weights.astype(np.float64)
+    by_vector: FloatArray = (vectors @ query.states.T) @ weights
+    return nearest @ weights + by_vector, by_vector
 
 
 def term_cosines(terms: SparseRows, weights: Float32Array) -> Float32Array:

@@ -35,6 +35,7 @@ _SCORED = (
     "lexical",
     "reciprocal_ranks",
     "match",
+    "vector_match",
     "length",
     "redundancy",
     "similarity_3",

@@ -211,6 +211,8 @@ def plain(pool: Pool, ranker: Ranker) -> Mapping[str, list[float]]:
         "term_similarity_3": [plain_mean(t, order, i, BEST_THREE) for i in range(n)],
     }
     found["match"] = [plain_match(pool, i) for i in range(n)]
+    states, weights, _ = (each.astype(np.float64) for each in pool.query)
+    found["vector_match"] = [float(weights @ (states @ v)) for v in pool.vectors.astype(float)]
     found["length"] = [math.log1p(len(terms)) for terms in pool.terms]
     values = dict(found)
     values["dense"] = pool.legs["dense"].scores.tolist()
@@ -289,7 +291,7 @@ class TestSignals:
         candidates = pool.candidates()._replace(vectors=None)
         found = likeness.signals(candidates, pool.query, Ranker.default())
         assert {name for name in NAMES if name not in found} == {
-            *("match", "redundancy", "similarity_3", "similarity_10"),
+            *("match", "vector_match", "redundancy", "similarity_3", "similarity_10"),
             *("vector_support_3", "smoothed_by_vectors", "vector_redundancy"),
         }
         assert all(np.isfinite(values).all() for values in found.values())
@@ -299,7 +301,7 @@ class TestSignals:
         pool = Pool(12)
         only = pool.candidates()._replace(legs={leg: pool.legs[leg]})
         found = likeness.signals(only, None, Ranker.default())
-        assert set(NAMES) - found.keys() == {"match"}
+        assert set(NAMES) - found.keys() == {"match", "vector_match"}
         assert np.isfinite(found["ranker"]).all()
 
     def test_a_passage_without_word_pieces_matches_least(self) -> None:
