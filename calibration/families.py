@@ -23,7 +23,6 @@ LEGS, OWN = "legs", "own"
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "match": ("match", "vector_match"),
     "length": ("length",),
-    "likeness": ("redundancy", "similarity_3", "similarity_10", "term_similarity_3"),
     "ranker": ("ranker",),
     "support": (
         "term_support_3",

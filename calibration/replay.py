@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import finalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -205,6 +206,7 @@ class QueryVectors(Mapping[str, Any]):
 
     def __init__(self) -> None:
         self._file = TemporaryFile()  # noqa: SIM115  closed with this object
+        finalize(self, self._file.close)
         self._arrays: dict[str, tuple[Callable[..., Any], list[tuple[np.dtype[Any], Any, int]]]]
         self._arrays = {}
 

@@ -30,10 +30,10 @@ TRANSFORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "match": ("raw", "z", "gap"),
         "vector_match": ("raw", "z", "gap"),
         "length": ("raw", "z"),
-        "redundancy": ("raw", "z"),
-        "similarity_3": ("raw", "z"),
-        "similarity_10": ("raw", "z"),
-        "term_similarity_3": ("raw", "z"),
+        "redundancy": (),
+        "similarity_3": (),
+        "similarity_10": (),
+        "term_similarity_3": (),
         "ranker": ("raw", "z", "gap", "log_rank"),
         "term_support_3": ("raw", "z"),
         "term_support": ("raw", "z"),
@@ -44,7 +44,7 @@ TRANSFORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "term_redundancy": ("raw",),
     }
 )
-"""Transforms of each signal that a model may use."""
+"""Transforms of each signal that a model may use; none for the ranker's."""
 
 OTHER_TRANSFORMS = ("raw", "z", "gap")
 """Transforms of any other signal, such as a wrapped retriever's own."""
@@ -64,8 +64,8 @@ def named_features(signals: Iterable[str]) -> tuple[str, ...]:
     the raw value: ``z`` is the z-score in the list, ``gap`` the value minus the list's highest, and
     ``log_rank`` the logarithm of the rank.
 
-    >>> named_features(["lead_coverage", "freshness", "redundancy"])
-    ('freshness', 'freshness.z', 'freshness.gap', 'lead_coverage')
+    >>> named_features(["vector_redundancy", "freshness"])
+    ('freshness', 'freshness.z', 'freshness.gap', 'vector_redundancy')
     """
     return tuple(
         name if transform == "raw" else f"{name}.{transform}"

@@ -216,12 +216,12 @@ class TestPools:
 
 
 class TestFamilies:
-    def test_each_signal_is_in_one_and_inputs_of_the_ranker_are_in_none(self) -> None:
+    def test_each_signal_is_in_one(self) -> None:
         given = with_signals(
-            coverage=[1.0, 2.0, 3.0], price=[0.0, 1.0, 0.0], redundancy=[0.0, 0.0, 1.0]
+            match=[1.0, 2.0, 3.0], price=[0.0, 1.0, 0.0], length=[0.0, 0.0, 1.0]
         )
         pools, _ = labelled([given], [{"p0": 1}])
-        assert families_of(pools) == {"coverage": ("coverage",), "own": ("price",)}
+        assert families_of(pools) == {"match": ("match",), "length": ("length",), "own": ("price",)}
 
     def test_without_named_signals_there_is_nothing_to_show(self) -> None:
         pools, labels = labelled([with_signals()], [{"p0": 1}])

@@ -68,11 +68,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         *("--index", "INDEX", "--data", "DATA", "--out", "NEW/t.jsonl", "--system", "MARGIN"),
     ),
     "fit utilities": ("--answers", "ANSWERS", "--data", "DATA"),
-    "fit ranker": ("--index", "INDEX", "--data", "DATA", "--out", "NEW/ranker.json"),
 }
 WITHOUT_MEASUREMENTS = (
     *("golden freeze", "golden check", "golden hard-negatives", "fit utilities"),
-    "fit ranker",  # each order puts every answer first
 )
 
 

@@ -63,7 +63,6 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     (OWN, "score-kind has no effect with --index", {"index": "i", "score-kind": "rank"}),
     (OWN, "reranker has no effect with --retriever", {"retriever": "a:b", "reranker": "m"}),
     (OWN, "should be a valid dict", {"retriever": "a:b", "fingerprint": "x"}),
-    (f"{OWN} --run own.run", "ranker has no effect with --run", {"ranker": "ranker.json"}),
     (OWN, "name it as candidates", {"rerank-upstream": "http://h"}),
     (OWN, "nothing says where candidates come from", {"candidates": "c.jsonl"}),
     (OWN, "the rerank URL is not", UPSTREAM | {"rerank-upstream": "h"}),
@@ -93,7 +92,6 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
         {},
     ),
     ("query q --index INDEX --text --json", "not both", {}),
-    ("query violin --index INDEX", "is no ranker", {"ranker": "PROFILE"}),
     ("query q --index GONE", "gone", {}),
     ("query q --index FOLDER", "folder", {}),
     ("query q --index FOREIGN", "foreign", {}),
@@ -149,7 +147,6 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
 FINDINGS = [
     ("evaluate --index INDEX --data NOTHING", "none of the 1 queries has a relevant passage"),
     ("compare --index INDEX --data NOTHING", "no passage is labelled relevant"),
-    ("fit ranker --index INDEX --data ONE", "label more queries"),
     ("golden hard-negatives --index INDEX --data ONE --out OUT", "no hard negative was found"),
 ]
 

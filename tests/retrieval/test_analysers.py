@@ -72,8 +72,8 @@ class TestEnglish:
         built = HybridRetriever.build([Passage("a", "text")], embedder=WordHashEmbedder())
         assert built.analyser is ENGLISH is analyser_for("en")
         assert built.fingerprint()["lexical"] == (
-            BM25S
-            + r"\w\w+, lower-case, identifier and camel-case parts, 33 English stop words, Snowball stems"
+            BM25S + r"\w\w+, lower-case, identifier and camel-case parts, 33 English stop words, "
+            "Snowball stems"
         )
         assert len(STOP_WORDS) == 33
 

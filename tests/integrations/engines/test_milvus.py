@@ -27,7 +27,7 @@ from ctxguard.integrations.engines import milvus
 from ctxguard.integrations.engines.address import EngineAddress
 from ctxguard.integrations.engines.engine import LegQuery
 from ctxguard.integrations.engines.retriever import EngineRetriever
-from ctxguard.testing import RetrieverContract, WordHashEmbedder, WordTokenEmbedder
+from ctxguard.testing import RetrieverContract, WordHashEmbedder
 
 _names = count(1)
 
