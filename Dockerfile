@@ -13,14 +13,12 @@ WORKDIR /src
 COPY locks/ locks/
 RUN pip install --require-hashes --no-deps -r locks/torch.txt \
     && pip install --require-hashes --no-deps -r locks/image.txt
-# The compiler of the module in C, which the image does not need.
-RUN pip install --require-hashes --no-deps --target /opt/compiler -r locks/compiler.txt
-COPY pyproject.toml hatch_build.py README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
 COPY ctxguard/ ctxguard/
 COPY calibration/ calibration/
 COPY haystack_integrations/ haystack_integrations/
 # Everything that it needs is there.
-RUN PYTHONPATH=/opt/compiler pip install --no-build-isolation --no-deps .
+RUN pip install --no-build-isolation --no-deps .
 
 # hadolint ignore=DL3006
 FROM ${BASE}

@@ -11,7 +11,7 @@ LOCKED := $(PIP) --require-hashes --no-deps --only-binary :all:
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help demo examples wheels test coverage test-clients test-install test-slow test-portable test-kernels lint format schema dashboard docs figures pictures chaos fuzz lock clean
+.PHONY: help demo examples wheel test coverage test-clients test-install test-slow test-portable test-kernels lint format schema dashboard docs figures pictures chaos fuzz lock clean
 
 help:
 	@echo "make demo          the loop on real text: index, calibrate, guard, watch"
@@ -28,7 +28,7 @@ help:
 	@echo "make docs          the documentation as a site, in build/site"
 	@echo "make chaos         every fault against the real components, with its accounting"
 	@echo "make fuzz          a million odd inputs against every surface: an hour or two"
-	@echo "make wheels        the package for every platform, in dist/"
+	@echo "make wheel         the package, in dist/"
 	@echo "make clean         remove what was made"
 
 # Where the build for processors cannot be fetched: a torch that the Python in use has, or PyPI's.
@@ -38,25 +38,16 @@ ANY_TORCH = { echo "  the CPU build of torch could not be fetched ($$(tail -n 1 
   echo "$$found" > $$($(BIN)/python -c "import site; print(site.getsitepackages()[0])")/torch_of_the_base.pth || \
   { echo "  installing PyPI's instead: on Linux that is several GB" && $(PIP) "torch>=2.6"; }; }
 
-# Before a command that runs only where no C compiler is installed.
-A_COMPILER := { command -v "$(firstword $(CC))" || command -v gcc || command -v clang; } >/dev/null ||
-
 # One environment per set of packages, made when what it is made from changes.
-$(VENV)/.packages: pyproject.toml hatch_build.py locks/torch.txt locks/all.txt
+$(VENV)/.packages: pyproject.toml locks/torch.txt locks/all.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing ctxguard (a minute or two, once) …"
 	@$(LOCKED) -r locks/torch.txt 2>$(VENV)/.torch || $(ANY_TORCH)
 	@$(LOCKED) -r locks/all.txt
-	@$(A_COMPILER) $(LOCKED) -r locks/compiler.txt
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-# The module in C, which every environment of this checkout shares.
-$(VENV)/.run: $(VENV)/.packages $(wildcard ctxguard/_support/_compiled/*.[ch])
-	@$(BIN)/python hatch_build.py
-	@touch $@
-
-$(VENV)/.dev: $(VENV)/.packages locks/dev.txt | $(VENV)/.run
+$(VENV)/.dev: $(VENV)/.packages locks/dev.txt
 	@echo "installing what the tests need …"
 	@$(LOCKED) -r locks/dev.txt
 	@touch $@
@@ -68,7 +59,6 @@ $(VENV)-clients/.made: pyproject.toml locks/clients.txt
 	@test -x $(VENV)-clients/bin/python || $(PYTHON) -m venv $(VENV)-clients
 	@echo "installing frameworks and clients of the rerank service …"
 	@$(CLIENTS) --require-hashes --only-binary :all: -r locks/clients.txt
-	@$(A_COMPILER) $(CLIENTS) --require-hashes --only-binary :all: -r locks/compiler.txt
 	@$(CLIENTS) --no-build-isolation -e .
 	@touch $@
 
@@ -84,10 +74,10 @@ test-clients: $(VENV)-clients/.made
 test-install: $(VENV)/.dev
 	@$(BIN)/python -m pytest -q tests/docs/test_install.py
 
-demo: $(VENV)/.run
+demo: $(VENV)/.packages
 	@$(BIN)/ctxguard demo
 
-examples: $(VENV)/.run
+examples: $(VENV)/.packages
 	@set -e; for script in $(sort $(wildcard examples/*.py)); do \
 	  echo "$$script"; $(BIN)/python "$$script"; \
 	done
@@ -129,28 +119,26 @@ test-slow: $(VENV)/.dev
 	$(call run,,,$(PARTS) doctests)
 
 # The parts that need no model, which CI runs on macOS as well.
-PORTABLE := compiled core guard calibration monitor
+PORTABLE := core guard calibration monitor
 
 test-portable: $(VENV)/.dev
 	$(call run,,-m "not slow and not model and not shared",$(filter $(PORTABLE),$(PARTS)))
 
 # The files whose outcome can depend on the processor's arithmetic, again with a plainer processor's:
-# those that compare, order or choose by what an encoder, BLAS, faiss, scikit-learn or our own module computed.
+# those that compare, order or choose by what an encoder, BLAS, faiss or scikit-learn computed.
 KERNELS_benchmarks := corpus_drift grid index_update ranker search
 KERNELS_calibration := calibrate calibrate_route compare evaluate fit grid named_signals objectives \
-  ranker replay saved_comparison sufficiency
+  replay saved_comparison sufficiency
 KERNELS_core := corpus_sketch expected_utility fusion metrics policy relevance scores signals \
   sufficiency
-KERNELS_retrieval := dense edits filters forward hybrid kernels lexical models retriever_contract \
-  runtimes scifact sentences
+KERNELS_retrieval := dense encoder filters hybrid lexical models retriever_contract scifact update
 
 part-kernels-%: FOLDERS = $(KERNELS_$(*:kernels-%=%):%=tests/$(*:kernels-%=%)/test_%.py)
 part-kernels-signals: FOLDERS = tests/retrieval/signals
-part-kernels-compiled: FOLDERS = tests/compiled
 
 test-kernels: $(VENV)/.dev
 	$(call run,$(BIN)/python -m tests.kernels,-m "not slow",$(addprefix kernels-,retrieval \
-	  calibration benchmarks core signals compiled))
+	  calibration benchmarks core signals))
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -171,7 +159,7 @@ FUZZ_JOBS ?= 2
 fuzz: $(VENV)/.dev
 	@$(BIN)/python -m tests.fuzz --inputs $(FUZZ) --jobs $(FUZZ_JOBS)
 
-chaos: $(VENV)/.run
+chaos: $(VENV)/.packages
 	@$(BIN)/python tests/chaos
 
 # Apart from the others: it needs nothing of ctxguard but its sources. A link or an anchor that leads
@@ -208,28 +196,19 @@ lock: $(VENV)/.dev
 	    --no-emit-package torch --no-annotate --custom-compile-command "make lock" \
 	    --output-file locks/$$extra.txt || exit 1; \
 	done
-	@$(BIN)/uv pip compile --quiet $(UPGRADE) --group compiler --universal --python-version 3.11 \
-	  --default-index https://pypi.org/simple --generate-hashes --no-annotate \
-	  --custom-compile-command "make lock" --output-file locks/compiler.txt
 
-# The package with its module in C for every platform, by ziglang's compiler on any of them; then what
-# an empty environment gets of them.
-WHEEL := $(BIN)/python -m pip --disable-pip-version-check --quiet wheel --no-deps --no-build-isolation
-
-wheels: $(VENV)/.packages
-	@$(LOCKED) -r locks/compiler.txt
+# The package, and what an empty environment gets of it.
+wheel: $(VENV)/.packages
 	@rm -rf dist $(VENV)-wheel && $(PYTHON) -m venv $(VENV)-wheel
-	@set -e; for target in $$($(BIN)/python -c "import hatch_build; print(*hatch_build.TARGETS)"); do \
-	  CTXGUARD_WHEEL_TARGET=$$target $(WHEEL) --wheel-dir dist .; \
-	done; ls -l dist
+	@$(BIN)/python -m pip --disable-pip-version-check --quiet wheel --no-deps --no-build-isolation \
+	  --wheel-dir dist .
 	@$(VENV)-wheel/bin/python -m pip --disable-pip-version-check --quiet install --only-binary :all: \
 	  --find-links dist "ctxguard-rag==$$($(BIN)/python -c 'import ctxguard; print(ctxguard.__version__)')"
-	@cd dist && ../$(VENV)-wheel/bin/ctxguard doctor | tee /dev/stderr | grep -q "computation *compiled"
+	@cd dist && ../$(VENV)-wheel/bin/ctxguard doctor
 
-schema: $(VENV)/.run
+schema: $(VENV)/.packages
 	$(BIN)/python -m ctxguard.profile.schema > ctxguard/profile/profile.schema.json
 
 clean:
 	rm -rf $(VENV) $(VENV)-clients $(VENV)-docs $(VENV)-wheel build dist .demo .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
-	find ctxguard -name '*.so' -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

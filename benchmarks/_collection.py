@@ -199,7 +199,7 @@ def indexed_passages(
     digest = hashlib.sha256()
     for passage in passages:
         digest.update(passage_line(passage))
-    made_by = (embedder.fingerprint(), ENGLISH.fingerprint, storage.SCHEMA_VERSION, "signals")
+    made_by = (embedder.fingerprint(), ENGLISH.fingerprint, storage.SCHEMA_VERSION, "full")
     digest.update("\0".join(map(str, made_by)).encode())
     saved = cache / f"index-{digest.hexdigest()[:16]}"
     if saved.exists():

@@ -20,7 +20,7 @@ CODE_SHARE = 1.0 / 16.0
 """Of the vectors' bytes: the codes that the embedded index adds above 20,000 passages."""
 QDRANT_FACTOR = 1.5
 """Qdrant's documentation, "Capacity planning": memory = vectors · dimension · 4 bytes · 1.5."""
-_LEVELS = ("none", "text", "full")
+_LEVELS = ("none", "full")
 PROMETHEUS_BYTES = 2.0
 """Prometheus' documentation, "Storage": 1 to 2 bytes a sample on disk; the upper one."""
 
@@ -32,9 +32,9 @@ class Index:
     Attributes:
         words: In a passage, on average.
         dimension: Of a vector.
-        vectors, postings, passages: Bytes without signals.
-        forward: Bytes that the level ``text`` adds.
-        sentences: Bytes that the level ``full`` adds to those of ``text``.
+        vectors, postings, passages: Bytes that every search reads.
+        terms: Bytes of the passage's terms, from which an update is made, and signals.
+        pieces: Bytes that signals add.
         encode_ms: Encoding a passage.
         build_ms: Building the index, encoding included, by level of signals.
         query_ms: Encoding a query.
@@ -48,8 +48,8 @@ class Index:
     vectors: float
     postings: float
     passages: float
-    forward: float
-    sentences: float
+    terms: float
+    pieces: float
     encode_ms: float
     build_ms: Mapping[str, float]
     query_ms: float
@@ -59,13 +59,9 @@ class Index:
     signals_ms: float
 
     def bytes_of(self, level: str) -> float:
-        """Bytes of a passage by the level of signals: none, text or full."""
-        found = self.vectors + self.postings + self.passages
-        if level != "none":
-            found += self.forward
-        if level == "full":
-            found += self.sentences
-        return found
+        """Bytes of a passage by the level of signals: none or full."""
+        found = self.vectors + self.postings + self.passages + self.terms
+        return found + self.pieces if level == "full" else found
 
     def search_ms_of(self, passages: float) -> float:
         """A search of so many passages; of fewer than were measured, that of these."""
@@ -488,7 +484,7 @@ def breaks(units: Units, load: Load, machine: Machine, queue: Queue) -> list[Bre
             "GPUs, or more machines",
         ),
         of_machine("encoding queries", "query_encoding_cores", "a GPU service, or a cache"),
-        of_machine("signals, full", "signals_cores", "level text, or more machines"),
+        of_machine("signals, full", "signals_cores", "more machines, or fewer candidates"),
         of_machine("guards as HTTP services", "service_cores", "more machines; in process"),
         of_machine("guards in process", "guard_cores", "nothing"),
         Break("judging", "process", judged["processes"], "more monitors on one store"),

@@ -50,7 +50,7 @@ from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index.passages import searchable_text
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
-from ctxguard.retrieval.protocols import Embedder, Float32Array, Progress, QueryTokens
+from ctxguard.retrieval.protocols import Embedder, Float32Array, Progress, QueryStates
 
 SUMMARY = "Measure what a profile loses on a corpus that changes after its calibration."
 Change = Literal["added", "replaced", "around"]
@@ -124,7 +124,7 @@ class HybridOnly:
         """The retriever's."""
         return self.inner.fingerprint()
 
-    def encode_query(self, query: str) -> Float32Array | QueryTokens:
+    def encode_query(self, query: str) -> Float32Array | QueryStates:
         """The retriever's."""
         return self.inner.encode_query(query)
 

@@ -52,11 +52,10 @@ from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.retrieval.protocols import (
     Embedder,
     Float32Array,
-    NibbleArray,
     Progress,
-    QueryTokens,
+    QueryStates,
     RowArray,
-    Sentences,
+    TokenEncoder,
     token_encoder_of,
 )
 from ctxguard.retrieval.signals.ranker import Ranker
@@ -88,16 +87,16 @@ AnyIndex = HybridRetriever | EngineRetriever
 
 
 class KnownTexts:
-    """An embedder, and its token encoder, that looks texts up among those that a model encoded.
+    """An embedder that looks texts up among those that a model encoded.
 
     Args:
         model: Whose name and weights it bears.
-        index: Holds the passages, with their sentences if the model gives any.
+        index: Holds the passages.
         queries: What the model gives for each query, by text.
     """
 
     def __init__(
-        self, model: Embedder, index: HybridIndex, queries: Mapping[str, Float32Array | QueryTokens]
+        self, model: Embedder, index: HybridIndex, queries: Mapping[str, Float32Array | QueryStates]
     ) -> None:
         self.name, self.dimension = model.name, model.dimension
         self._model, self._index, self._queries = model, index, queries
@@ -113,26 +112,16 @@ class KnownTexts:
         """Shape (n, dimension)."""
         if progress is not None:
             progress(len(texts))
-        return self._index.dense.vectors_at(self._at(texts))
+        return self._index.dense.vectors[self._at(texts)]
 
     def fingerprint(self) -> str:
         """The model's."""
         return self._model.fingerprint()
 
     def token_encoder(self) -> "KnownPieces | None":
-        """Looks sentences and word pieces up; None if the model gives none."""
+        """Looks the word pieces of queries up; None if the model gives none."""
         encoder = token_encoder_of(self._model)
-        return None if encoder is None else KnownPieces(self, encoder.token_table())
-
-    def known_query(self, text: str) -> Any:
-        """What the model gives for a query."""
-        return self._queries[text]
-
-    def known_passages(self, texts: Sequence[str]) -> tuple[Float32Array, Sentences]:
-        """The vectors and sentences of passages."""
-        sentences = self._index.sentences
-        assert sentences is not None
-        return self.encode_passages(texts), sentences.taken(self._at(texts))
+        return None if encoder is None else KnownPieces(self._queries, encoder)
 
     def _at(self, texts: Sequence[str]) -> RowArray:
         return np.array([self._rows[text] for text in texts], np.int64)
@@ -141,25 +130,14 @@ class KnownTexts:
 class KnownPieces:
     """The `TokenEncoder` of `KnownTexts`."""
 
-    def __init__(self, texts: KnownTexts, table: NibbleArray) -> None:
-        self._texts, self._table = texts, table
+    def __init__(self, queries: Mapping[str, Any], encoder: TokenEncoder) -> None:
+        self._queries = queries
+        self.pieces, self.piece_table = encoder.pieces, encoder.piece_table
 
-    def encode_query(self, text: str) -> QueryTokens:
+    def query(self, text: str) -> QueryStates:
         """As the model."""
-        found: QueryTokens = self._texts.known_query(text)
+        found: QueryStates = self._queries[text]
         return found
-
-    def encode_passages(
-        self, texts: Sequence[str], progress: Progress | None = None
-    ) -> tuple[Float32Array, Sentences]:
-        """As the model."""
-        if progress is not None:
-            progress(len(texts))
-        return self._texts.known_passages(texts)
-
-    def token_table(self) -> NibbleArray:
-        """The model's."""
-        return self._table
 
 
 @dataclass(frozen=True)

@@ -39,13 +39,11 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.signals import TRANSFORMS
 from ctxguard.core.types import Leg, Passage, PassagesBy, Ranking, Route, ScoreKind
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
-from ctxguard.retrieval.nibbles import packed
 from ctxguard.retrieval.protocols import (
     Float32Array,
-    NibbleArray,
     Progress,
-    QueryTokens,
-    Sentences,
+    QueryStates,
+    RowArray,
 )
 
 INDEX_BAR, CALIBRATION_BAR, DEPTH_BAR = 400, 1_000, 12.0
@@ -66,7 +64,7 @@ def _unit(rng: np.random.Generator, *shape: int) -> Float32Array:
 
 
 class Drawn:
-    """An embedder whose vectors and sentences are drawn; a passage has one sentence."""
+    """An embedder whose vectors and word pieces are drawn."""
 
     name = "drawn"
     dimension = _DIMENSION
@@ -74,11 +72,11 @@ class Drawn:
     def fingerprint(self) -> str:
         return "drawn"
 
-    def token_encoder(self) -> "DrawnSentences":
-        return DrawnSentences()
+    def token_encoder(self) -> "DrawnPieces":
+        return DrawnPieces()
 
     def encode_query(self, text: str) -> Float32Array:
-        return self.token_encoder().encode_query(text).vector
+        return self.token_encoder().query(text).vector
 
     def encode_passages(
         self, texts: Sequence[str], progress: Progress | None = None
@@ -88,41 +86,27 @@ class Drawn:
         return _unit(np.random.default_rng(len(texts[0])), len(texts), _DIMENSION)
 
 
-class DrawnSentences:
-    """Gives the sentences of `Drawn`."""
+class DrawnPieces:
+    """Gives the word pieces of `Drawn`."""
 
-    def encode_query(self, text: str) -> QueryTokens:
+    def query(self, text: str) -> QueryStates:
         rng = np.random.default_rng(len(text))
         pieces = rng.choice(_PIECES, 12, replace=False)
-        return QueryTokens(_unit(rng, _DIMENSION), _unit(rng, 12, _DIMENSION), pieces)
+        return QueryStates(_unit(rng, _DIMENSION), pieces, _unit(rng, 12, _DIMENSION))
 
-    def encode_passages(
-        self, texts: Sequence[str], progress: Progress | None = None
-    ) -> tuple[Float32Array, Sentences]:
-        vectors = Drawn().encode_passages(texts, progress)
-        n, ends = len(texts), np.arange(len(texts) + 1)
-        rng = np.random.default_rng(n)
-        first = rng.integers(_PIECES - _PIECES_EACH, size=(n, 1))
-        return vectors, Sentences(
-            _packed(vectors),
-            np.full(n, _PIECES_EACH, np.uint8),
-            (first + np.arange(_PIECES_EACH)).astype(np.uint16).reshape(-1),
-            np.stack([ends, ends * _PIECES_EACH], axis=1),
-        )
+    def pieces(self, texts: Sequence[str]) -> list[RowArray]:
+        rng = np.random.default_rng(len(texts))
+        first = rng.integers(_PIECES - _PIECES_EACH, size=(len(texts), 1))
+        return list(first + np.arange(_PIECES_EACH))
 
-    def token_table(self) -> NibbleArray:
-        return _token_table()
+    @property
+    def piece_table(self) -> Float32Array:
+        return _piece_table()
 
 
 @cache
-def _token_table() -> NibbleArray:
-    rng, parts = np.random.default_rng(0), np.array_split(np.arange(_PIECES), 64)
-    return np.concatenate([packed(_unit(rng, part.size, _DIMENSION)) for part in parts])
-
-
-def _packed(vectors: Float32Array) -> NibbleArray:
-    """Pack some vectors at a time, as an encoder does, which takes a multiple of their memory."""
-    return np.concatenate([packed(part) for part in np.array_split(vectors, 64)])
+def _piece_table() -> Float32Array:
+    return _unit(np.random.default_rng(0), _PIECES, _DIMENSION)
 
 
 def passages(n: int) -> Iterator[Passage]:
@@ -157,8 +141,8 @@ class DrawnRoutes:
     def fingerprint(self) -> Mapping[str, str]:
         return {"system": "drawn"}
 
-    def encode_query(self, query: str) -> QueryTokens:
-        return DrawnSentences().encode_query(query)
+    def encode_query(self, query: str) -> QueryStates:
+        return DrawnPieces().query(query)
 
     def retrieve(self, query: str, *, depth: int = 100, query_vector: object = None) -> Ranking:
         del query_vector

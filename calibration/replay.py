@@ -6,6 +6,7 @@ the depth. Later steps read pools, never the retriever.
 
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +14,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import finalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,8 +47,7 @@ from ctxguard.core.types import (
 )
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError, QueryError
 from ctxguard.retrieval.chunks import document_of, is_chunk_id
-from ctxguard.retrieval.index.growing import Growing
-from ctxguard.retrieval.protocols import QueryTokens
+from ctxguard.retrieval.protocols import QueryStates
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever
@@ -200,36 +202,32 @@ def _textless(ids: Sequence[str], position: int) -> Passage:
 
 
 class QueryVectors(Mapping[str, Any]):
-    """The vectors of queries by query id, with their word pieces; of many queries in a file."""
+    """The vectors of queries by query id, with their word pieces, in a temporary file."""
 
     def __init__(self) -> None:
-        self._bytes, self._n_bytes = Growing(np.uint8), 0
+        self._file = TemporaryFile()  # noqa: SIM115  closed with this object
+        finalize(self, self._file.close)
         self._arrays: dict[str, tuple[Callable[..., Any], list[tuple[np.dtype[Any], Any, int]]]]
         self._arrays = {}
 
     def add(self, query_id: str, encoded: Any) -> None:
         """Keep what a retriever's ``encode_query`` returned."""
-        is_tokens = isinstance(encoded, QueryTokens)
+        has_states = isinstance(encoded, QueryStates)
         found = []
-        for each in encoded if is_tokens else (np.asarray(encoded),):
-            found.append((each.dtype, each.shape, self._n_bytes))
-            self._bytes.extend(each.tobytes())
-            self._n_bytes += each.nbytes
-        self._arrays[query_id] = (QueryTokens if is_tokens else np.asarray, found)
-
-    @cached_property
-    def _buffer(self) -> Any:
-        return self._bytes.buffer()
+        for each in encoded if has_states else (np.asarray(encoded),):
+            found.append((each.dtype, each.shape, self._file.seek(0, os.SEEK_END)))
+            self._file.write(each.tobytes())
+        self._arrays[query_id] = (QueryStates if has_states else np.asarray, found)
 
     def __getitem__(self, query_id: str) -> Any:
         make, arrays = self._arrays[query_id]
-        found = [
-            np.ndarray(shape, dtype, self._buffer, at).copy()
-            if np.prod(shape)
-            else np.empty(shape, dtype)
-            for dtype, shape, at in arrays
-        ]
-        return make(*found)
+        return make(*[self._read(*each) for each in arrays])
+
+    def _read(self, dtype: np.dtype[Any], shape: tuple[int, ...], at: int) -> NDArray[Any]:
+        array = np.empty(shape, dtype)
+        self._file.seek(at)
+        self._file.readinto(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+        return array
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)

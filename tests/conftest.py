@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from ctxguard._support import _compiled
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard.errors import ConfigurationError
 from ctxguard.resilience import breaker as breaker_module
@@ -19,7 +18,7 @@ from tests.kernels import NO_BFLOAT16
 from tests.timing import NEVER, Clock
 
 # Nothing is timed in the tests: a busy machine is no failure.
-# A fixture such as `computed_by` sets the same for every example.
+# A fixture of a function gives the same to every example.
 UNCHANGED = [HealthCheck.function_scoped_fixture]
 settings.register_profile("untimed", deadline=None, suppress_health_check=UNCHANGED)
 settings.load_profile("untimed")
@@ -108,16 +107,6 @@ def golden() -> Path:
     if not file.is_file():
         pytest.skip("the worked examples are not beside this checkout")
     return file
-
-
-@pytest.fixture(params=["compiled", "reference"])
-def computed_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Runs a test twice: with the compiled module, and with the numpy reference."""
-    if request.param == "reference":
-        monkeypatch.setattr(_compiled, "kernels", None)
-    elif _compiled.kernels is None:
-        pytest.skip(f"the compiled module is absent: {_compiled.absent}")
-    return str(request.param)
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ NO_BFLOAT16 = "CTXGUARD_TEST_NO_BFLOAT16"
 PLAIN = {
     "OPENBLAS_CORETYPE": {"x86_64": "Nehalem", "aarch64": "ARMV8"}.get(platform.machine(), ""),
     "FAISS_SIMD_LEVEL": "NONE",
-    "CTXGUARD_PROCESSOR": "plain",
     "ATEN_CPU_CAPABILITY": "default",
     NO_BFLOAT16: "1",
 }
@@ -31,13 +30,10 @@ def in_force() -> dict[str, set[str]]:
     import torch
     from threadpoolctl import threadpool_info
 
-    from ctxguard._support._compiled import kernels
-
     libraries = [library for library in threadpool_info() if library["internal_api"] == "openblas"]
     return {
         "OPENBLAS_CORETYPE": {library["architecture"] for library in libraries},
         "FAISS_SIMD_LEVEL": {faiss.SIMDConfig.get_level_name()},
-        "CTXGUARD_PROCESSOR": {"none" if kernels is None else kernels.processor},
         "ATEN_CPU_CAPABILITY": {torch.backends.cpu.get_cpu_capability().lower()},
     }
 

@@ -48,8 +48,6 @@ REFERENCE = {
             "ctxguard.integrations.opentelemetry",
             "ctxguard.integrations.separate_legs",
             "ctxguard.integrations.engines.retriever",
-            "ctxguard.retrieval.models.embedder",
-            "ctxguard.integrations.engines.elasticsearch",
         ],
     ),
     "monitor": (

@@ -20,13 +20,13 @@ import numpy as np
 
 from benchmarks._search_data import DIMENSION, Corpus
 from benchmarks._search_peers.base import DEPTH, K, Legs, SearchPeer, Surroundings
-from benchmarks._search_tokens import GivenTokens, query_tokens
+from benchmarks._search_tokens import GivenTokens, query_states
 from ctxguard.core.types import Passage, Route
 from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
-from ctxguard.retrieval.index.dense import EXACT_LIMIT, build_pq_codes, rescore_factor
+from ctxguard.retrieval.index.dense import EXACT_LIMIT, RESCORE_FACTOR, build_codes
+from ctxguard.retrieval.index.hybrid_index import SignalLevel
 from ctxguard.retrieval.index.lexical import LexicalEngine
-from ctxguard.retrieval.index.segment import SignalLevel
 from ctxguard.retrieval.protocols import Float32Array, Progress
 
 _FEW = 1_100
@@ -51,7 +51,6 @@ class GivenVectors:
     ) -> Float32Array:
         if progress is not None:
             progress(len(texts))
-        # An index is encoded part by part, in the order of its ids.
         self._n_given += len(texts)
         return self._vectors[self._n_given - len(texts) : self._n_given]
 
@@ -59,7 +58,7 @@ class GivenVectors:
         return "given"
 
     def token_encoder(self) -> GivenTokens:
-        return GivenTokens(self.encode_passages)
+        return GivenTokens()
 
 
 def passages_of(corpus: Corpus) -> list[Passage]:
@@ -81,7 +80,7 @@ class Embedded(SearchPeer):
         # Compiled loops are a library's share of the memory, not an index's.
         few = [Passage(f"p{row}", f"word{row} word") for row in range(_FEW)]
         random = np.random.default_rng(0).normal(size=(_FEW, DIMENSION)).astype(np.float32)
-        (given,) = query_tokens(["word"], random[:1])
+        (given,) = query_states(["word"], random[:1])
         for exact_limit in (0, EXACT_LIMIT):
             retriever = HybridRetriever.build(
                 few, embedder=GivenVectors(random), exact_limit=exact_limit, signals=signals
@@ -102,8 +101,8 @@ class Embedded(SearchPeer):
         self._hybrid = HybridRetriever.load(folder, embedder=embedder)
         self._routes = [self._hybrid.on_route(route) for route in (Route.LEXICAL, Route.DENSE)]
         self._queries = corpus.queries
-        self._given = query_tokens(corpus.queries, corpus.query_vectors)
-        files = [*folder.rglob("vectors.npy"), *folder.rglob("lexical.*.npy")]
+        self._given = query_states(corpus.queries, corpus.query_vectors)
+        files = [*folder.rglob("vectors.npy"), *folder.rglob("postings.*.npy")]
         self._floor_bytes = sum(file.stat().st_size for file in files)
         return seconds | {"load": perf_counter() - started}
 
@@ -130,9 +129,9 @@ class DirectDense:
             self._index: Any = faiss.IndexFlatIP(DIMENSION)
             self._index.add(vectors)
         else:
-            self._codes = build_pq_codes(vectors)
+            self._codes = build_codes(vectors)
             self._index = faiss.IndexRefineFlat(self._codes, faiss.swig_ptr(vectors))
-            self._index.k_factor = rescore_factor(self._codes)
+            self._index.k_factor = RESCORE_FACTOR
 
     def search(self, vector: Float32Array) -> list[int]:
         """The nearest rows to one vector."""

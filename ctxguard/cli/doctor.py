@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 import ctxguard
-from ctxguard._support import _compiled
 from ctxguard._support.extras import install_line
 from ctxguard._support.foreign_distribution import foreign_distribution
 from ctxguard._support.settings import SettingsModel, setting
@@ -38,7 +37,6 @@ _EXTRAS = {
     "milvus": "pymilvus",
     "qdrant": "qdrant_client",
     "judge": "openai",
-    "elasticsearch": "httpx2",
     "rerank": "aiohttp",
     "serve": "starlette",
     "mcp": "mcp",
@@ -116,8 +114,6 @@ def _installation() -> Iterator[Finding]:
     if absent:
         texts.append(f"not {', '.join(absent)} ({install_line('NAME')})")
     yield Finding("extras", "ok", "; ".join(texts))
-    status: Status = "note" if _compiled.kernels is None else "ok"
-    yield Finding("computation", status, _compiled.standing())
 
 
 def _parts(places: Sequence[str]) -> dict[str, Any]:

@@ -70,11 +70,10 @@ class IndexCommand(SettingsModel):
         "MODEL",
         default="all-MiniLM-L6-v2",
     )
-    signals: Literal["full", "text", "none"] | None = optional(
-        "Data kept to compute signals of relevance from: full; text, for the words of the "
-        "passages without vectors of their sentences; or none.",
+    signals: Literal["full", "none"] | None = optional(
+        "Signals of relevance by which the candidates are ordered: full or none.",
         "LEVEL",
-        default="full where the model allows, else text",
+        default="full",
     )
     as_json: _options.AsJson = False
 
@@ -152,7 +151,7 @@ class IndexCommand(SettingsModel):
             with output.doing("reading the model's word pieces, once on this machine"):
                 encoder = embedder.token_encoder()
                 if encoder is not None:
-                    encoder.token_table()
+                    encoder.piece_table  # noqa: B018  made, and kept
         changes = None
         with output.passes() as begin:
             is_update = existing is not None
@@ -161,7 +160,7 @@ class IndexCommand(SettingsModel):
                 retriever = self._built(corpus, embedder)
             else:
                 retriever = existing
-                changes = retriever.upsert(corpus, corpus.encoded, delete_others=True)
+                changes = retriever.update(corpus, corpus.encoded)
             corpus.finish()
         build_seconds = perf_counter() - corpus.read_at
         facts, document, notes = self._saved(retriever, embedder.dimension, output)
@@ -202,7 +201,7 @@ class IndexCommand(SettingsModel):
             "embedder": embedder,
             "analyser": self.language or "en",
             "progress": passages.encoded,
-            "signals": self.signals,
+            "signals": self.signals or "full",
         }
         if self.engine is not None:
             return EngineRetriever.build(passages, self.engine, **about)
@@ -254,7 +253,7 @@ class IndexCommand(SettingsModel):
             self._vectors.unlink(missing_ok=True)
         report, signals = retriever.report, retriever.generation.signals
         size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        search = "exact" if retriever.generation.dense.is_exact else "codes"
+        search = "exact" if retriever.generation.dense.codes is None else "codes"
         why = " (neither title nor text)" if report.empty else ""
         facts = [
             ("index", f"{folder}, {decimal(size_bytes)}"),

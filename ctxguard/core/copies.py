@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from operator import itemgetter
 
-from ctxguard._support import _compiled
-
 _END_WINDOW = 40
 _END = 16
 _LAST_WINDOW, _LAST_LETTERS = (itemgetter(slice(-n, None)) for n in (_END_WINDOW, _END))
@@ -50,9 +48,7 @@ def copies_of(texts: Sequence[str]) -> dict[int, int]:
     ends = list(map(_LAST_WINDOW, texts))
     if not "".join(ends).isascii():
         ends = [end if end.isascii() else "".join(_folded(end).split()) for end in ends]
-    coded, kernels = "\0".join(ends).encode(errors="surrogatepass"), _compiled.kernels
-    tell = _ends_differ if kernels is None or not coded.isascii() else kernels.ends_differ
-    if tell(coded, len(ends)):
+    if _ends_differ("\0".join(ends).encode(errors="surrogatepass"), len(ends)):
         return {}
     first_of: dict[str, int] = {}
     for at, text in enumerate(texts):
@@ -77,7 +73,7 @@ def copies_of(texts: Sequence[str]) -> dict[int, int]:
 
 
 def _ends_differ(coded: bytes, n: int) -> bool:
-    """Tell in Python what the kernel of this name does, also of other letters than ASCII's."""
+    """Tell whether n ends, joined by NUL, are of different letters, each of more than `_END`."""
     letters = coded.lower().translate(None, _ASCII_SPACE).decode(errors="surrogatepass").split("\0")
     differ = len(set(map(_LAST_LETTERS, letters))) == len(letters) == n
     return differ and min(map(len, letters)) > _END

@@ -27,16 +27,9 @@ RANKING = "ranking"
 
 TRANSFORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "stem_bm25": ("raw", "z", "gap"),
-        "stem_coverage": ("raw", "z"),
-        "coverage": ("raw", "z", "gap"),
-        "sentence_coverage": ("raw", "z"),
-        "lead_coverage": ("raw",),
+        "match": ("raw", "z", "gap"),
+        "vector_match": ("raw", "z", "gap"),
         "length": ("raw", "z"),
-        "bigram_coverage": ("raw",),
-        "sentence_match": ("raw", "z", "gap"),
-        "token_match": ("raw", "z", "gap"),
-        "sentence_similarity": (),
         "redundancy": (),
         "similarity_3": (),
         "similarity_10": (),
@@ -71,8 +64,8 @@ def named_features(signals: Iterable[str]) -> tuple[str, ...]:
     the raw value: ``z`` is the z-score in the list, ``gap`` the value minus the list's highest, and
     ``log_rank`` the logarithm of the rank.
 
-    >>> named_features(["lead_coverage", "freshness", "redundancy"])
-    ('freshness', 'freshness.z', 'freshness.gap', 'lead_coverage')
+    >>> named_features(["vector_redundancy", "freshness"])
+    ('freshness', 'freshness.z', 'freshness.gap', 'vector_redundancy')
     """
     return tuple(
         name if transform == "raw" else f"{name}.{transform}"

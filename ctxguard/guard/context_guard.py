@@ -9,13 +9,12 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from ctxguard._support import _compiled
 from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.asking import Assessment
 from ctxguard.core.context import Assembly, Context
@@ -195,7 +194,6 @@ class ContextGuard:
         if strict and self.differences:
             raise ProfileMismatchError(self.differences)
         self._say_mode()
-        _say_computation()
 
     @property
     def mode(self) -> Mode:
@@ -601,13 +599,6 @@ class ContextGuard:
             max_corpus_change=self._max_corpus_change,
             lenient=lenient,
         )
-
-
-@cache
-def _say_computation() -> None:
-    """Log once in a process that the compiled module is absent."""
-    if _compiled.kernels is None:
-        _log.warning("%s", _compiled.standing())
 
 
 def _bad_query(query: object, most: int) -> QueryError:

@@ -4,7 +4,6 @@ Any object with these methods will do: nothing needs to be inherited.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -15,10 +14,6 @@ from ctxguard.core.types import FloatArray, Hit, Ranking
 
 Float32Array = NDArray[np.float32]
 RowArray = NDArray[np.int64]
-NibbleArray = NDArray[np.uint8]
-"""Rows of numbers in four bits; see `ctxguard.retrieval.nibbles`."""
-PieceArray = NDArray[np.uint16] | NDArray[np.int32]
-
 Progress = Callable[[int], None]
 """Told how many passages are done so far."""
 
@@ -148,81 +143,37 @@ class Embedder(Protocol):
         ...
 
 
-class QueryTokens(NamedTuple):
+class QueryStates(NamedTuple):
     """A query as a model reads it: its vector, and the state of each of its word pieces.
 
     Attributes:
         vector: What `Embedder.encode_query` gives, shape (dimension,).
-        states: Unit vectors, the model's last hidden state of each word piece, shape (m, d).
-            The model's own marks and its prompt are no word pieces of the query.
-        pieces: The number of each word piece in the model's vocabulary, shape (m,).
+        piece_ids: The number of each word piece in the model's vocabulary, shape (m,). The model's
+            own marks and its prompt are no word pieces of the query.
+        states: Unit vectors, the model's last hidden state of each, shape (m, dimension).
     """
 
     vector: Float32Array
+    piece_ids: NDArray[np.integer]
     states: Float32Array
-    pieces: NDArray[np.int64]
-
-
-class Sentences(NamedTuple):
-    """The sentences of passages, as sets of word pieces and as vectors.
-
-    Attributes:
-        vectors: The unit vector of each sentence, the mean of the model's last hidden states of
-            its word pieces, as `nibbles.packed` gives it.
-        lengths: Distinct word pieces of each sentence, 1 to 64, shape (n_sentences,).
-        pieces: The number of each in the model's vocabulary, of one sentence after the other, shape
-            (n_pieces,).
-        starts: Where each passage's sentences begin, and where its pieces do, with the ends of the
-            last; shape (n_passages + 1, 2).
-    """
-
-    vectors: NibbleArray
-    lengths: NDArray[np.uint8]
-    pieces: PieceArray
-    starts: RowArray
-
-    @classmethod
-    def of(cls, passages: "Sequence[Sentences]") -> "Sentences":
-        """The sentences of several sets of passages, one after the other; at least one set."""
-        sizes = np.array([each.starts[-1] for each in passages])
-        begins = np.cumsum(sizes, axis=0) - sizes
-        starts = [each.starts[1:] + begin for each, begin in zip(passages, begins, strict=True)]
-        return cls(
-            np.concatenate([each.vectors for each in passages]),
-            np.concatenate([each.lengths for each in passages]),
-            np.concatenate([each.pieces for each in passages]),
-            np.concatenate([np.zeros((1, 2), np.int64), *starts]),
-        )
-
-    def at(self, rows: RowArray) -> "Sentences":
-        """Copy the sentences of some passages, in their order."""
-        begin, sizes = self.starts[rows], np.diff(self.starts, axis=0)[rows]
-        starts = np.zeros((rows.size + 1, 2), np.int64)
-        np.cumsum(sizes, axis=0, out=starts[1:])
-        shift = begin - starts[:-1]
-        sentence, piece = (
-            np.repeat(shift[:, at], sizes[:, at]) + np.arange(starts[-1, at]) for at in (0, 1)
-        )
-        return Sentences(self.vectors[sentence], self.lengths[sentence], self.pieces[piece], starts)
 
 
 class TokenEncoder(Protocol):
-    """Gives states of word pieces beside vectors. Safe to call from several threads at once."""
+    """Gives word pieces and their states. Safe to call from several threads at once."""
 
-    def encode_query(self, text: str) -> QueryTokens:
+    def query(self, text: str) -> QueryStates:
         """A query's vector and its word pieces, from one pass through the model."""
         ...
 
-    def encode_passages(
-        self, texts: Sequence[str], progress: Progress | None = None
-    ) -> tuple[Float32Array, Sentences]:
-        """What `Embedder.encode_passages` gives, and each passage's sentences."""
+    def pieces(self, texts: Sequence[str]) -> Sequence[NDArray[np.integer]]:
+        """The numbers of each text's word pieces, without the model's own marks."""
         ...
 
-    def token_table(self) -> NibbleArray:
-        """The unit vector of each word piece by itself, as `nibbles.packed` gives it.
+    @property
+    def piece_table(self) -> Float32Array:
+        """The unit vector of every word piece by itself, shape (n_pieces, dimension).
 
-        Called for every query: keep it once it is computed.
+        Read for every query: keep it once it is computed.
         """
         ...
 
@@ -313,10 +264,6 @@ class LexicalIndex(Protocol):
 
     def search(self, query: str, k: int) -> LexicalHits:
         """The at most ``k`` best rows, and every row's score."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Write the index into a folder as plain files whose names start with ``lexical``."""
         ...
 
 

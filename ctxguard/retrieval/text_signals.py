@@ -1,37 +1,262 @@
-"""The text family of signals for passages that are in no index of ctxguard.
+"""Signals of passages that are in no index of ctxguard, from their texts and vectors.
 
-A wrapped retriever's passages are split when they are first seen, which takes 5 to 46 ms for 100 of
-them, and kept by their ids, as many as fit.
+Texts are read when they are first seen, which takes 5 to 46 ms for 100 of them, and kept by passage
+id, as many as fit.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
+from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ctxguard._support.fork_safety import OfProcess
-from ctxguard.core.types import FloatArray, Hit, Passage
+from ctxguard.core.types import FloatArray, Hit, Leg, Passage, ScoreKind
 from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.retrieval.analysers import as_analyser
-from ctxguard.retrieval.analysers.reading import Reading
-from ctxguard.retrieval.index.forward import named_signals
-from ctxguard.retrieval.index.passages import searchable_text
-from ctxguard.retrieval.index.records import CorpusCounts, Records, weighed_words
-from ctxguard.retrieval.protocols import Analyser
+from ctxguard.retrieval.index.dense import unit_rows
+from ctxguard.retrieval.index.lexical import idf, length_norms
+from ctxguard.retrieval.index.passages import searchable_text, without_surrogates
+from ctxguard.retrieval.protocols import (
+    Analyser,
+    Embedder,
+    Float32Array,
+    QueryStates,
+    TokenEncoder,
+    token_encoder_of,
+)
+from ctxguard.retrieval.signals import likeness
+from ctxguard.retrieval.signals.likeness import MOST_PIECES, Candidates, QueryPieces
+from ctxguard.retrieval.signals.ranker import Ranker
+from ctxguard.retrieval.signals.sparse import SparseRows
 
 MAX_WORDS = 2_000_000
-"""Words that are kept, at 8 bytes each."""
+"""Words and word pieces that are kept, at 4 to 8 bytes each."""
+
+MOST_TERMS = 2_048
+"""Maximum number of a passage's terms that are read: the first."""
+
+_31_BITS = 2**31 - 1
+
+
+class _Text(NamedTuple):
+    """A passage's text: a hash of it, its distinct terms with their counts, and its word pieces."""
+
+    digest: int
+    terms: NDArray[np.int32]
+    counts: NDArray[np.int64]
+    pieces: NDArray[np.int64]
+    vector: Float32Array | None
+
+    @property
+    def size(self) -> int:
+        """How many words it counts as, with what is kept beside them."""
+        vector = 0 if self.vector is None else self.vector.size
+        return self.terms.size + self.pieces.size + vector // 2 + 32
+
+
+class _Counts(NamedTuple):
+    """How many passages of a corpus have each term and word piece."""
+
+    n_passages: int
+    mean_length: float
+    terms: NDArray[np.int32]
+    passages_with: NDArray[np.int64]
+    pieces: Mapping[int, int]
+
+
+class Read(NamedTuple):
+    """Some passages, read.
+
+    Attributes:
+        candidates: Without legs.
+        numbers: The hash of each term, ascending, shape (n_terms,).
+    """
+
+    candidates: Candidates
+    numbers: NDArray[np.int32]
+
+    def bm25(self, terms: Sequence[str]) -> FloatArray:
+        """Compute Lucene's BM25 of the passages for the terms of a query, shape (n,)."""
+        times = np.zeros(self.numbers.size)
+        for number in _hashes(terms).tolist():
+            at = int(np.searchsorted(self.numbers, number))
+            if at < self.numbers.size and self.numbers[at] == number:
+                times[at] += 1.0
+        rows, weights = self.candidates.terms, self.candidates.term_weights
+        n = self.candidates.lengths.size
+        return np.bincount(rows.row_of_each, weights * times[rows.numbers], n)
+
+
+class TextReader:
+    """Reads and keeps passages' texts. Safe to use from several threads at once.
+
+    Args:
+        analyser: Splits passages.
+        encoder: Returns what splits passages into word pieces; None for no pieces.
+        embedder: Encodes passages; None if their vectors are given, or unknown.
+        corpus: What is counted for how rare each term is and how long passages are; read once.
+            None to count the candidates of each query.
+        max_words: How many words of passages are kept, those used last.
+    """
+
+    # By passage id, those used last at the end.
+    _kept = OfProcess[OrderedDict[str, _Text]](OrderedDict)
+    _size = OfProcess(int)
+    _lock = OfProcess(Lock)
+
+    def __init__(
+        self,
+        analyser: Analyser,
+        encoder: Callable[[], TokenEncoder | None] = lambda: None,
+        *,
+        embedder: Embedder | None = None,
+        corpus: Iterable[Passage] | None = None,
+        max_words: int = MAX_WORDS,
+    ) -> None:
+        self._analyser, self.encoder, self._embedder = analyser, encoder, embedder
+        self._max_words = max_words
+        self._counts = None if corpus is None else self._counted(corpus)
+
+    def read(self, passages: Sequence[Passage | Hit], vectors: Float32Array | None = None) -> Read:
+        """Read passages, at least one.
+
+        Args:
+            passages: Any.
+            vectors: Their unit vectors; None for those of the embedder, if there is one.
+        """
+        texts = self._texts(passages)
+        counts = self._counts
+        entries = np.concatenate([text.terms for text in texts])
+        numbers, inverse = np.unique(entries, return_inverse=True)
+        rows = SparseRows(
+            inverse.astype(np.int32),
+            np.concatenate([text.counts for text in texts]).astype(np.uint16),
+            np.cumsum([0, *[text.terms.size for text in texts]]),
+        )
+        lengths = np.array([text.counts.sum() for text in texts], np.float64)
+        if counts is None:
+            weights = idf(np.bincount(inverse, minlength=numbers.size), len(texts))
+            norms = length_norms(lengths)
+        else:
+            weights = idf(_looked_up(counts, numbers), counts.n_passages)
+            norms = length_norms(lengths, counts.mean_length)
+        parts = rows.counts / (rows.counts + norms[rows.row_of_each])
+        own = [text.vector for text in texts if text.vector is not None]
+        pieces = SparseRows.of([text.pieces for text in texts])
+        return Read(
+            Candidates(
+                {},
+                lengths,
+                rows,
+                (weights[rows.numbers] * parts).astype(np.float32),
+                np.stack(own) if len(own) == len(texts) else vectors,
+                pieces if pieces.numbers.size else None,
+            ),
+            numbers,
+        )
+
+    def query_pieces(self, states: QueryStates | None, read: Read) -> QueryPieces | None:
+        """Weigh a query's word pieces by how rare they are in the corpus, or the candidates."""
+        encoder, pieces = self.encoder(), read.candidates.pieces
+        if states is None or encoder is None or pieces is None:
+            return None
+        table, counts = encoder.piece_table, self._counts
+        if counts is None:
+            n = pieces.starts.size - 1
+            found = np.bincount(pieces.numbers, minlength=len(table))[states.piece_ids]
+        else:
+            n = counts.n_passages
+            found = np.array([counts.pieces.get(each, 0) for each in states.piece_ids.tolist()])
+        rarity = np.zeros(len(table))
+        rarity[states.piece_ids] = idf(found, n)
+        return QueryPieces.of(states, rarity, table)
+
+    def _texts(self, passages: Sequence[Passage | Hit]) -> list[_Text]:
+        """Return what is kept of passages; the others are read now."""
+        asked = [
+            (passage.passage_id, without_surrogates(searchable_text(passage)))
+            for passage in passages
+        ]
+        found: list[_Text | None] = []
+        with self._lock:
+            for passage_id, text in asked:
+                kept = self._kept.get(passage_id)
+                is_same = kept is not None and kept.digest == hash(text)
+                found.append(kept if is_same else None)
+                if is_same:
+                    self._kept.move_to_end(passage_id)
+        new = [at for at, text in enumerate(found) if text is None]
+        for at, text in zip(new, self._split([asked[at][1] for at in new]), strict=True):
+            found[at] = text
+            self._keep(asked[at][0], text)
+        return [text for text in found if text is not None]
+
+    def _keep(self, passage_id: str, text: _Text) -> None:
+        with self._lock:
+            old = self._kept.pop(passage_id, None)
+            self._kept[passage_id] = text
+            self._size += text.size - (0 if old is None else old.size)
+            while self._size > self._max_words:
+                _, gone = self._kept.popitem(last=False)
+                self._size -= gone.size
+
+    def _split(self, texts: list[str]) -> list[_Text]:
+        encoder, embedder = self.encoder(), self._embedder
+        vectors: Sequence[Float32Array | None] = [None] * len(texts)
+        if embedder is not None and texts:
+            vectors = list(unit_rows(embedder.encode_passages(texts), texts))
+        none = np.zeros(0, np.int64)
+        pieces = [none] * len(texts) if encoder is None else encoder.pieces(texts)
+        return [
+            _Text(
+                hash(text),
+                *np.unique(_hashes(self._analyser.analyse(text)[:MOST_TERMS]), return_counts=True),
+                np.unique(own[:MOST_PIECES]),
+                vector,
+            )
+            for text, own, vector in zip(texts, pieces, vectors, strict=True)
+        ]
+
+    def _counted(self, corpus: Iterable[Passage]) -> _Counts:
+        n_passages = n_terms = 0
+        terms: dict[int, int] = {}
+        pieces: dict[int, int] = {}
+        encoder = self.encoder()
+        for passage in corpus:
+            text = without_surrogates(searchable_text(passage))
+            hashes = _hashes(self._analyser.analyse(text))
+            n_passages, n_terms = n_passages + 1, n_terms + hashes.size
+            for number in set(hashes.tolist()):
+                terms[number] = terms.get(number, 0) + 1
+            for own in () if encoder is None else encoder.pieces([text]):
+                for piece in set(own.tolist()):
+                    pieces[piece] = pieces.get(piece, 0) + 1
+        if not n_passages:
+            raise DataError("the corpus is empty: there is nothing to count how rare words are in")
+        numbers = np.array(sorted(terms), np.int32)
+        passages_with = np.array([terms[number] for number in numbers.tolist()], np.int64)
+        return _Counts(n_passages, n_terms / n_passages, numbers, passages_with, pieces)
 
 
 class TextSignals:
-    """The text family of passages that are given with each query. Safe for several threads.
+    """The signals of passages that are given with each query. Safe for several threads.
+
+    Without an embedder those alone that need no vectors. Beside `likeness.NAMES` there are
+    ``bm25``, of the texts' stems, and with an embedder ``cosine``: the legs of their own that the
+    ranker reads.
 
     Args:
-        analyser: What splits passages and queries: a language code, or an analyser.
+        analyser: Splits passages and queries: a language code, or an analyser.
+        embedder: Encodes passages and queries, new passages when they are first seen; None for
+            none.
         corpus: What is counted for how rare each word is and how long passages are; read once.
             None to count the candidates of each query: a signal then depends on the others.
         max_words: How many words of passages are kept, those used last.
+        ranker: The weights; None for those of the package.
 
     Raises:
         ConfigurationError: an unknown language, or ``max_words`` below 1.
@@ -39,72 +264,68 @@ class TextSignals:
         MissingExtraError: a library that it needs is not installed.
     """
 
-    # The hash of a text and its record by passage id, those used last at the end.
-    _kept = OfProcess[OrderedDict[str, tuple[int, Records]]](OrderedDict)
-    _size = OfProcess(int)
-    _lock = OfProcess(Lock)
-
     def __init__(
         self,
         analyser: Analyser | str = "en",
         *,
+        embedder: Embedder | None = None,
         corpus: Iterable[Passage] | None = None,
         max_words: int = MAX_WORDS,
+        ranker: Ranker | None = None,
     ) -> None:
         if max_words < 1:
             raise ConfigurationError(f"max_words is {max_words!r}; it must be at least 1")
-        analyser = as_analyser(analyser)
-        self._analyser = analyser.fingerprint
-        self._reading = Reading.of(analyser)
-        self._max_words = max_words
-        self._corpus = None if corpus is None else self._counted(corpus)
+        self._analyser, self._embedder = as_analyser(analyser), embedder
+        self._ranker = Ranker.default() if ranker is None else ranker
+        self._reader = TextReader(
+            self._analyser,
+            lambda: None if embedder is None else token_encoder_of(embedder),
+            embedder=embedder,
+            corpus=corpus,
+            max_words=max_words,
+        )
+        self._counted_in = "its candidates" if corpus is None else "a corpus"
 
     @property
     def fingerprint(self) -> str:
-        """What splits texts, and what rare words are counted in; two of equal ones agree.
+        """What splits and encodes texts, and what rare words are counted in.
 
         The passages of a corpus are counted, not compared: small changes change little.
         """
-        counted_in = "its candidates" if self._corpus is None else "a corpus"
-        return f"{self._analyser}, counted in {counted_in}"
+        model = "no vectors" if self._embedder is None else self._embedder.fingerprint()
+        ranker = self._ranker.digest()
+        return f"{self._analyser.fingerprint}, {model}, {ranker}, counted in {self._counted_in}"
 
-    def text_signals(self, query: str, passages: Sequence[Passage | Hit]) -> dict[str, FloatArray]:
-        """Compute the text family of some passages, shape (n,) each; see `signals.text`."""
-        read = [self._read(passage) for passage in passages]
-        records = Records.of([each.words for each in read], [each.stems for each in read])
-        found = weighed_words(records, query, self._reading, self._corpus)
-        return named_signals(found.passages, found.query, np.arange(len(read)))
-
-    def _read(self, passage: Passage | Hit) -> Records:
-        """Its words, kept or split now."""
-        text = searchable_text(passage)
-        digest = hash(text)
-        with self._lock:
-            kept = self._kept.get(passage.passage_id)
-            if kept is not None and kept[0] == digest:
-                self._kept.move_to_end(passage.passage_id)
-                return kept[1]
-        read = self._split(text)
-        with self._lock:
-            old = self._kept.pop(passage.passage_id, None)
-            self._kept[passage.passage_id] = digest, read
-            self._size += _size(read) - (0 if old is None else _size(old[1]))
-            while self._size > self._max_words:
-                _, (_, gone) = self._kept.popitem(last=False)
-                self._size -= _size(gone)
-        return read
-
-    def _counted(self, corpus: Iterable[Passage]) -> CorpusCounts:
-        texts = map(searchable_text, corpus)
-        counts = CorpusCounts.of(self._split(text) for text in texts)
-        if counts.n_passages == 0:
-            raise DataError("the corpus is empty: there is nothing to count how rare words are in")
-        return counts
-
-    def _split(self, text: str) -> Records:
-        return Records.read(self._reading, [text], most_words=self._max_words)
+    def signals(self, query: str, passages: Sequence[Passage | Hit]) -> dict[str, FloatArray]:
+        """Compute the signals of some passages by name, shape (n,) each."""
+        if not passages:
+            return {}
+        read = self._reader.read(passages)
+        legs = {"lexical": Leg(read.bm25(self._analyser.analyse(query)), ScoreKind.RATIO)}
+        own, states = {"bm25": np.log1p(legs["lexical"].scores)}, None
+        vectors = read.candidates.vectors
+        if self._embedder is not None and vectors is not None:
+            encoder = self._reader.encoder()
+            states = None if encoder is None else encoder.query(query)
+            vector = self._embedder.encode_query(query) if states is None else states.vector
+            own["cosine"] = np.einsum("nd,d->n", vectors, vector).astype(np.float64)
+            legs["dense"] = Leg(own["cosine"], ScoreKind.COSINE)
+        return own | likeness.signals(
+            read.candidates._replace(legs=legs),
+            self._reader.query_pieces(states, read),
+            self._ranker,
+        )
 
 
-def _size(record: Records) -> int:
-    """A passage's words, and as much as what is kept beside them takes."""
-    return record.words.size + 32
+def _hashes(terms: Iterable[str]) -> NDArray[np.int32]:
+    """Number terms by a hash of 31 bits."""
+    # Lone surrogates occur in texts of a user's own retriever.
+    found = [crc32(term.encode("utf-8", "surrogatepass")) & _31_BITS for term in terms]
+    return np.array(found, np.int32)
+
+
+def _looked_up(counts: _Counts, numbers: NDArray[np.int32]) -> NDArray[np.int64]:
+    at = np.searchsorted(counts.terms, numbers).clip(max=max(counts.terms.size - 1, 0))
+    if not counts.terms.size:
+        return np.zeros(numbers.size, np.int64)
+    return np.where(counts.terms[at] == numbers, counts.passages_with[at], 0)

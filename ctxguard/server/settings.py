@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ctxguard.retrieval import HybridRetriever
     from ctxguard.retrieval.protocols import Assessor
     from ctxguard.retrieval.rerank_client import RerankClient
-    from ctxguard.retrieval.signals.ranker import Ranker
 
 ENVIRONMENT = "CTXGUARD_SERVE"
 """The settings but for the secrets, as JSON, for worker processes."""
@@ -94,18 +93,12 @@ class IndexSystem(SettingsModel):
         "this process: a model name, or a folder.",
         "MODEL",
     )
-    ranker: Path | None = optional_key(
-        "Ranker of another training, for an index with signals.",
-        "FILE",
-        default="the ranker that comes with ctxguard",
-    )
 
     def open_index(self, deadlines: "Deadlines | None" = None) -> "HybridRetriever":
-        """Load the index with its embedder, and the reranker and the ranker's file if named.
+        """Load the index with its embedder, and the reranker if named.
 
         Raises:
             ConfigurationError: no index is named.
-            DataError: the file holds no ranker.
         """
         from ctxguard.retrieval import HybridRetriever
         from ctxguard.retrieval.models.reranker import CrossEncoderReranker
@@ -115,14 +108,8 @@ class IndexSystem(SettingsModel):
         return HybridRetriever.load(
             self.index,
             reranker=None if self.reranker is None else CrossEncoderReranker(self.reranker),
-            ranker=self._loaded_ranker(),
             deadlines=deadlines,
         )
-
-    def _loaded_ranker(self) -> "Ranker | None":
-        from ctxguard.retrieval.signals.ranker import Ranker
-
-        return None if self.ranker is None else Ranker.load(self.ranker)
 
 
 class ServedSystem(IndexSystem):
@@ -201,16 +188,15 @@ class ServedSystem(IndexSystem):
     )
 
     def open_engine(self, url: str) -> "EngineRetriever":
-        """Open an index in an engine, with the ranker's file if it is named.
+        """Open an index in an engine.
 
         Raises:
             ConfigurationError: the URL is wrong, or there is no such index.
-            DataError: the file holds no ranker.
             StageUnavailableError: the engine cannot be reached.
         """
         from ctxguard.integrations.engines.retriever import EngineRetriever
 
-        return EngineRetriever.open(url, ranker=self._loaded_ranker())
+        return EngineRetriever.open(url)
 
     def upstream(
         self, url: str, key: str | None, seconds: float, model: str | None

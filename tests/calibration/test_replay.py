@@ -18,8 +18,7 @@ from ctxguard.core.decision import decide
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import FloatArray, Leg, Ranking, Route, ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError
-from ctxguard.retrieval.index import growing
-from ctxguard.retrieval.protocols import QueryTokens
+from ctxguard.retrieval.protocols import QueryStates
 
 QUERIES = (Query("q0", "first"), Query("q1", "second"))
 LEGS = {
@@ -249,24 +248,23 @@ def test_a_cache_that_cannot_be_written_says_so_before_the_work(tmp_path: Path) 
 class TestQueryVectors:
     def test_arrays_and_word_pieces_come_back_as_they_were(self) -> None:
         rng = np.random.default_rng(0)
-        tokens = QueryTokens(
-            rng.random(3, np.float32), rng.random((2, 4), np.float32), np.array([7, 5])
+        tokens = QueryStates(
+            rng.random(3, np.float32), np.array([7, 5]), rng.random((2, 4), np.float32)
         )
-        none = QueryTokens(np.ones(3, np.float32), np.zeros((0, 4), np.float32), np.zeros(0, int))
+        none = QueryStates(np.ones(3, np.float32), np.zeros(0, int), np.zeros((0, 4), np.float32))
         vectors = QueryVectors()
         for query_id, encoded in (("t", tokens), ("v", tokens.vector), ("n", none)):
             vectors.add(query_id, encoded)
         assert list(vectors) == ["t", "v", "n"]
         for expected, found in ((tokens, vectors["t"]), (none, vectors["n"])):
-            assert isinstance(found, QueryTokens)
+            assert isinstance(found, QueryStates)
             for one, other in zip(expected, found, strict=True):
                 np.testing.assert_array_equal(one, other)
                 assert np.asarray(one).dtype == np.asarray(other).dtype
         np.testing.assert_array_equal(vectors["v"], tokens.vector)
         assert vectors.get("unknown") is None
 
-    def test_those_of_many_queries_lie_in_a_file(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(growing, "IN_MEMORY_BYTES", 100)
+    def test_each_query_has_its_own(self) -> None:
         vectors = QueryVectors()
         for number in range(50):
             vectors.add(str(number), np.full(8, number, np.float32))

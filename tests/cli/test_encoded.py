@@ -9,7 +9,7 @@ import pytest
 from ctxguard.cli import _encoded
 from ctxguard.cli._encoded import KeptVectors
 from ctxguard.retrieval.protocols import Float32Array, Progress
-from ctxguard.testing import WordHashEmbedder
+from tests.doubles import WordHashEmbedder
 
 TEXTS = [f"text {n}" for n in range(10)]
 

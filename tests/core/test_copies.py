@@ -33,7 +33,6 @@ def test_unicode_form_case_and_white_space_make_no_other_text(text: str, copy: s
     assert copies_of([text, "another", copy]) == {2: 0}
 
 
-@pytest.mark.usefixtures("computed_by")
 @given(
     st.lists(
         st.text("aB \n\x1c\0zé", min_size=16, max_size=24).map(lambda end: "letter " * 3 + end)

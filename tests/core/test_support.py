@@ -109,7 +109,7 @@ class TestAtomicWrite:
         try:
             retriever = HybridRetriever.build([passage], embedder=WordHashEmbedder())
             retriever.save(tmp_path / "index")
-            retriever.add([Passage("new", "a text")])
+            retriever.update([passage, Passage("new", "a text")])
             retriever.save(tmp_path / "index")
             write_label_file(tmp_path / "labels" / "l.csv", labels)
             write_label_file(tmp_path / "labels" / "l.jsonl", labels)

@@ -127,11 +127,11 @@ class FaultyRetriever:
 
     def __init__(self, passages: Iterable[Passage], embedder: Embedder | None = None) -> None:
         self.embedder, self.reranker = FaultyEmbedder(embedder), FaultyReranker()
-        index = HybridIndex.build(passages, embedder=self.embedder)
+        index = HybridIndex.build(passages, embedder=self.embedder, signals="none")
         self.retriever = HybridRetriever(index, embedder=self.embedder)
         self.faults = {
             # The lookup of a query's words is the first step of every search.
-            "lexical": Fault.of(index.lexical, "words"),
+            "lexical": Fault.of(index.lexical, "numbers"),
             "dense": self.embedder.fault,
             "rerank": self.reranker.fault,
         }

@@ -9,23 +9,9 @@ from functools import cache
 import numpy as np
 
 from ctxguard.retrieval.analysers.english import ENGLISH
-from ctxguard.retrieval.models.sentences import (
-    sentence_lengths,
-    sentences_of,
-    unit_states,
-)
-from ctxguard.retrieval.nibbles import packed
-from ctxguard.retrieval.protocols import (
-    Float32Array,
-    NibbleArray,
-    Progress,
-    QueryTokens,
-    RowArray,
-    Sentences,
-)
+from ctxguard.retrieval.protocols import Float32Array, Progress, QueryStates, RowArray
 
 _N_PIECES = 997
-_STATE_LENGTH = 32
 _WORD = re.compile(r"\w+|[.,;:!?]")
 
 
@@ -71,7 +57,7 @@ class WordHashEmbedder:
 
 
 class WordTokenEmbedder(WordHashEmbedder):
-    """A `WordHashEmbedder` that also gives states of words, so that an index keeps sentences.
+    """A `WordHashEmbedder` that also gives states of words, which a passage's pieces match.
 
     A word's piece is its hash. Its state is its own direction plus half of its text's, which is
     the mean of all.
@@ -88,54 +74,39 @@ class _WordEncoder:
 
     embedder: WordTokenEmbedder
 
-    def encode_query(self, text: str) -> QueryTokens:
+    def query(self, text: str) -> QueryStates:
         """Return a query's vector and its words."""
-        _, pieces, states = self._words(text)
-        return QueryTokens(self.embedder.encode_query(text), unit_states(states), pieces)
-
-    def encode_passages(
-        self, texts: Sequence[str], progress: Progress | None = None
-    ) -> tuple[Float32Array, Sentences]:
-        """Return one unit vector per text, and each text's sentences."""
-        # The empty text has no sentence; without it there might be no text at all.
-        found = [self._words(text) for text in ("", *texts)]
-        lengths = [
-            sentence_lengths(text, starts)
-            for text, (starts, _, _) in zip(("", *texts), found, strict=True)
-        ]
-        sums = [
-            np.add.reduceat(states, np.cumsum(sizes, dtype=np.int64) - sizes, axis=0)
-            for sizes, (_, _, states) in zip(lengths, found, strict=True)
-            if sizes.size
-        ]
-        none = np.zeros((0, _STATE_LENGTH), np.float32)
-        pieces = np.concatenate([each for _, each, _ in found])
-        sentences = sentences_of(np.concatenate([none, *sums]), lengths, pieces, _N_PIECES)
-        return (
-            self.embedder.encode_passages(texts, progress),
-            sentences._replace(starts=sentences.starts[1:]),
-        )
-
-    def token_table(self) -> NibbleArray:
-        """Return the direction of every word."""
-        return _table()
-
-    def _words(self, text: str) -> tuple[list[int], RowArray, Float32Array]:
-        """Return the start of each word, its piece, and its state."""
-        words = list(_WORD.finditer(text))
-        digests = [hashlib.sha256(word[0].lower().encode()).digest() for word in words]
-        pieces = np.array([int.from_bytes(each[:4]) % _N_PIECES for each in digests], np.int64)
-        states = _directions()[pieces]
+        (pieces,) = self.pieces([text])
+        states = self.piece_table[pieces]
         if pieces.size:
             states = states + np.float32(0.5) * states.mean(axis=0)
-        return [word.start() for word in words], pieces, states
+        return QueryStates(self.embedder.encode_query(text), pieces, _unit(states))
+
+    def pieces(self, texts: Sequence[str]) -> list[RowArray]:
+        """Return the piece of each word."""
+        return [
+            np.array(
+                [
+                    int.from_bytes(hashlib.sha256(word.lower().encode()).digest()[:4]) % _N_PIECES
+                    for word in _WORD.findall(text)
+                ],
+                np.int64,
+            )
+            for text in texts
+        ]
+
+    @property
+    def piece_table(self) -> Float32Array:
+        """Return the direction of every word."""
+        return _directions(self.embedder.dimension)
 
 
 @cache
-def _table() -> NibbleArray:
-    return packed(_directions())
-
-
-def _directions() -> Float32Array:
+def _directions(dimension: int) -> Float32Array:
     rng = np.random.default_rng(0)
-    return unit_states(rng.standard_normal((_N_PIECES, _STATE_LENGTH), dtype=np.float32))
+    return _unit(rng.standard_normal((_N_PIECES, dimension), dtype=np.float32))
+
+
+def _unit(vectors: Float32Array) -> Float32Array:
+    unit: Float32Array = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return unit

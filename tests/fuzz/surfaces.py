@@ -152,7 +152,7 @@ QUESTIONS = (
 )
 RANKER = {
     "format": FORMAT,
-    **{level: dict(Ranker.default().weights(level)) for level in ("full", "text")},
+    "weights": dict(Ranker.default().weights),
     "trained_on": ["a"],
 }
 READERS: Mapping[str, tuple[str, bytes, Callable[[Path], object]]] = {
@@ -265,8 +265,7 @@ def _index(folder: Path, closing: ExitStack) -> Make:
     embedder = WordTokenEmbedder()
     passages = [Passage(f"p{n}", f"A text about {n}. One more.", "", {"n": n}) for n in range(6)]
     retriever = HybridRetriever.build(passages[:5], embedder=embedder)
-    retriever.add(passages[5:])
-    retriever.delete(["p1"])
+    retriever.update(passages[2:])
     retriever.save(folder / "index")
     original = (folder / "index" / "manifest.json").read_bytes()
     manifest = json.loads(original)

@@ -12,9 +12,15 @@ from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.errors import ConfigurationError
 from ctxguard.request.with_text_signals import WithTextSignals
 from ctxguard.request.wrapped_retriever import calls_of
-from ctxguard.retrieval.signals.text import NAMES
+from ctxguard.retrieval.signals.likeness import NAMES as ALL
+from tests.doubles import WordTokenEmbedder
 
 pytest.importorskip("Stemmer")
+
+NAMES = (
+    *("bm25", "length", "term_similarity_3", "ranker", "term_support_3", "term_support"),
+    *("smoothed_by_terms", "term_redundancy"),
+)
 
 HITS = [
     Hit("a", 0.9, "A harbour is a place where ships land."),
@@ -55,13 +61,28 @@ def found(retriever: Any) -> Ranking:
     return ranking
 
 
-def test_each_candidate_has_the_text_family_beside_its_own_signals() -> None:
+def test_each_candidate_has_the_signals_of_its_text_beside_its_own() -> None:
     ranking = found(plain)
     assert set(ranking.signals) == {*NAMES, "freshness"}
-    expected = TextSignals().text_signals("lighthouse ships", HITS)
+    expected = TextSignals().signals("lighthouse ships", HITS)
     for name in NAMES:
         assert ranking.signals[name].tolist() == expected[name].tolist()
-    assert ranking.signals["coverage"][1] > ranking.signals["coverage"][0]
+    assert ranking.signals["bm25"][1] > ranking.signals["bm25"][0]
+
+
+def test_with_an_embedder_there_are_all_signals() -> None:
+    ranking = with_signals(plain, embedder=WordTokenEmbedder()).retrieve(
+        "lighthouse ships", depth=9
+    )
+    assert set(ranking.signals) == {*ALL, "bm25", "cosine", "freshness"}
+    assert ranking.signals["cosine"][1] > ranking.signals["cosine"][0]
+
+
+def test_rare_words_are_counted_in_a_corpus_if_one_is_given() -> None:
+    corpus = [Passage(f"p{n}", "ships and harbours") for n in range(9)]
+    counted = TextSignals(corpus=corpus).signals("lighthouse ships", HITS)
+    # In the corpus every passage has ships, so that they hardly tell.
+    assert counted["bm25"][1] > 5.0 * counted["bm25"][0]
 
 
 @pytest.mark.parametrize("retriever", [awaited, Both()])
@@ -69,7 +90,7 @@ def test_asynchronous_calls_stay_asynchronous(retriever: Any) -> None:
     calls = calls_of(with_signals(retriever))
     assert calls.acall is not None
     ranking: Any = asyncio.run(_result(calls.acall))
-    assert "coverage" in ranking.signals
+    assert "bm25" in ranking.signals
 
 
 async def _result(call: Callable[..., Awaitable[Any]]) -> Any:

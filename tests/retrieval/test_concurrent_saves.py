@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,10 +15,7 @@ from types import FrameType
 
 import pytest
 
-from ctxguard.errors import IndexFolderError
 from ctxguard.retrieval.index import storage
-
-DAY = 24 * 60 * 60
 
 
 @pytest.fixture(autouse=True)
@@ -29,15 +25,7 @@ def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def save(folder: Path, text: str) -> None:
-    storage.save(folder, {"saved": text}, parts(text))
-
-
-def parts(text: str) -> dict[str, storage.Part]:
-    """A base that all saves share, and a tail of each one's own."""
-    return {
-        "base": storage.Part("shared", lambda files: written(files, "base")),
-        "tail": storage.Part(text, lambda files: written(files, text)),
-    }
+    storage.save(folder, {"saved": text}, lambda files: written(files, text))
 
 
 def written(files: Path, text: str) -> None:
@@ -46,9 +34,8 @@ def written(files: Path, text: str) -> None:
 
 def loaded(folder: Path) -> str:
     """The text of the saved index, after its size and digest were checked."""
-    manifest, files, *_ = storage.load(folder, verify=True)
-    assert (files / "base" / "vectors.npy").read_text() == "base"
-    assert (files / "tail" / "vectors.npy").read_text() == manifest["saved"]
+    manifest, files = storage.load(folder)
+    assert (files / "vectors.npy").read_text() == manifest["saved"]
     return str(manifest["saved"])
 
 
@@ -122,29 +109,21 @@ def test_a_save_that_is_interrupted_at_any_line_loses_nothing(tmp_path: Path) ->
         gc.collect()
 
 
-def test_the_rest_of_an_interrupted_save_is_deleted_a_day_later(tmp_path: Path) -> None:
+def test_the_rest_of_an_interrupted_save_is_deleted_by_the_next(tmp_path: Path) -> None:
     save(tmp_path, "first")
-    for name, age in (("generation-00000000", 2 * DAY), ("generation-11111111", 60)):
-        (tmp_path / name).mkdir()
-        manifest = tmp_path / f"{name}.partial"
-        manifest.touch()
-        os.utime(manifest, (time.time() - age,) * 2)
+    (tmp_path / "generation-00000000").mkdir()
     save(tmp_path, "second")
-    assert not list(tmp_path.glob("generation-00000000*"))
-    assert len(list(tmp_path.glob("generation-11111111*"))) == 2
+    assert not (tmp_path / "generation-00000000").exists()
     assert loaded(tmp_path) == "second"
 
 
-def test_a_save_that_was_taken_for_interrupted_fails_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_generation_that_is_being_saved_is_left_alone(tmp_path: Path) -> None:
     def slow(files: Path) -> None:
         written(files, "slow")
-        (manifest,) = tmp_path.glob("*.partial")
-        os.utime(manifest, (time.time() - 2 * DAY,) * 2)
-        save(tmp_path, "second")
+        save(tmp_path, "meanwhile")
 
-    with pytest.raises(IndexFolderError, match="an index that was there before is untouched"):
-        storage.save(tmp_path, {"saved": "slow"}, {"tail": storage.Part("slow", slow)})
-    assert loaded(tmp_path) == "second"
+    storage.save(tmp_path, {"saved": "slow"}, slow)
+    assert loaded(tmp_path) == "slow"
     assert len(list(tmp_path.iterdir())) == 2
 
 

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 
 from ctxguard.errors import DataError
-from ctxguard.retrieval.index import dense
-from ctxguard.retrieval.index.dense import CODES, DenseIndex, build_pq_codes, unit_rows
+from ctxguard.retrieval.index.dense import DenseIndex, build_codes, unit_rows
 from ctxguard.retrieval.index.filters import AllowedRows
-from ctxguard.retrieval.index.part_files import PartFiles
 from tests.rankings import assert_best
 
 
@@ -19,26 +17,20 @@ def random_units(n: int, dimension: int = 16, seed: int = 0) -> np.ndarray:
     return unit_rows(vectors, [str(row) for row in range(n)])
 
 
-@pytest.mark.parametrize(
-    ("fine_numbers", "code_bytes", "least"), [(dense._FINE_NUMBERS, 16, 9.8), (1, 8, 9.0)]
-)
-def test_above_the_exact_limit_codes_are_compared_first_and_nearly_the_same_is_found(
-    monkeypatch: pytest.MonkeyPatch, fine_numbers: int, code_bytes: int, least: float
-) -> None:
-    """A code is a sixteenth of its vector; half as long where codes outgrow a cache."""
-    monkeypatch.setattr(dense, "_FINE_NUMBERS", fine_numbers)
+def test_above_the_exact_limit_codes_are_compared_first_and_nearly_the_same_is_found() -> None:
+    """A code is a sixteenth of its vector."""
     vectors, queries = random_units(5000, 64), random_units(50, 64, seed=1)
-    exact, coded = DenseIndex.build(vectors), DenseIndex.build(vectors, exact_limit=1)
-    assert (exact.is_exact, coded.is_exact) == (True, False)
-    assert build_pq_codes(vectors).code_size == code_bytes
+    exact, coded = DenseIndex(vectors), DenseIndex(vectors, exact_limit=1)
+    assert exact.codes is None
+    assert build_codes(vectors).code_size == 16
     shared = [len(set(exact.search(q, 10)[0]) & set(coded.search(q, 10)[0])) for q in queries]
-    assert np.mean(shared) > least
+    assert np.mean(shared) > 9.8
 
 
 def test_cosines_are_those_of_the_vectors_also_where_codes_were_compared_first() -> None:
     vectors = random_units(2000)
     query = random_units(1, seed=1)[0]
-    rows, scores = DenseIndex.build(vectors, exact_limit=1).search(query, 30)
+    rows, scores = DenseIndex(vectors, exact_limit=1).search(query, 30)
     assert scores == pytest.approx(vectors[rows] @ query)
     assert (np.diff(scores) <= 0.0).all()
 
@@ -51,7 +43,7 @@ class TestAllowedRows:
         query = random_units(1, dimension=64, seed=1)[0]
         picked = np.random.default_rng(2).permutation(2000)[:n_allowed]
         allowed = AllowedRows(np.sort(picked), 2000)
-        index = DenseIndex.build(vectors, exact_limit=exact_limit)
+        index = DenseIndex(vectors, exact_limit=exact_limit)
         rows, scores = index.search(query, 20, allowed)
         best = np.sort(vectors[allowed.rows] @ query)[::-1][:20]
         assert rows.size == min(20, n_allowed)
@@ -65,19 +57,19 @@ class TestAllowedRows:
         query = random_units(1, seed=1)[0]
         nearest_first = np.argsort(-(vectors @ query))
         allowed = AllowedRows(np.sort(nearest_first[1000:]), 2000)
-        rows, scores = DenseIndex.build(vectors, exact_limit=20).search(query, 50, allowed)
+        rows, scores = DenseIndex(vectors, exact_limit=20).search(query, 50, allowed)
         assert set(rows.tolist()) <= set(allowed.rows.tolist())
         assert scores == pytest.approx((vectors @ query)[nearest_first[1000:1050]], abs=1e-6)
 
     def test_no_allowed_row_is_an_empty_result(self) -> None:
         none = AllowedRows(np.zeros(0, np.int64), 500)
-        rows, scores = DenseIndex.build(random_units(500)).search(random_units(1)[0], 5, none)
+        rows, scores = DenseIndex(random_units(500)).search(random_units(1)[0], 5, none)
         assert rows.size == scores.size == 0
 
 
 def test_codes_leave_no_gap_where_every_row_is_asked_for() -> None:
     vectors = random_units(1500)
-    rows, scores = DenseIndex.build(vectors, exact_limit=1).search(vectors[0], 9999)
+    rows, scores = DenseIndex(vectors, exact_limit=1).search(vectors[0], 9999)
     assert sorted(rows.tolist()) == list(range(1500))
     assert rows.size == scores.size
 
@@ -86,7 +78,7 @@ def test_building_leaves_the_number_of_threads_as_it_was() -> None:
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(3)
     try:
-        DenseIndex.build(random_units(1600), exact_limit=1)
+        DenseIndex(random_units(1600), exact_limit=1)
         assert faiss.omp_get_max_threads() == 3
     finally:
         faiss.omp_set_num_threads(before)
@@ -94,20 +86,22 @@ def test_building_leaves_the_number_of_threads_as_it_was() -> None:
 
 @pytest.mark.parametrize(("n", "dimension"), [(1000, 16), (2000, 15)])
 def test_few_vectors_and_odd_dimensions_are_searched_exactly(n: int, dimension: int) -> None:
-    assert DenseIndex.build(random_units(n, dimension), exact_limit=1).is_exact
+    assert DenseIndex(random_units(n, dimension), exact_limit=1).codes is None
 
 
 @pytest.mark.parametrize("exact_limit", [1, 1500])
 def test_a_saved_index_answers_as_before(tmp_path: Path, exact_limit: int) -> None:
     vectors = random_units(1500)
-    index = DenseIndex.build(vectors, exact_limit=exact_limit)
-    index.save(tmp_path)
-    loaded = DenseIndex.load(PartFiles(tmp_path))
+    index = DenseIndex(vectors, exact_limit=exact_limit)
+    codes = None
+    if index.codes is not None:
+        index.save_codes(tmp_path / "codes")
+        codes = DenseIndex.read_codes(tmp_path / "codes")
+    loaded = DenseIndex(vectors, exact_limit=exact_limit, codes=codes)
     rows, scores = loaded.search(vectors[3], 20)
     assert len(rows) == 20
     assert_best(rows, vectors @ vectors[3])
     assert scores == pytest.approx(index.search(vectors[3], 20)[1], abs=1e-6)
-    assert (tmp_path / CODES).exists() == (exact_limit == 1)
 
 
 def test_a_vector_that_is_no_number_names_its_passage() -> None:

@@ -37,10 +37,9 @@ from ctxguard.guard import ContextGuard
 from ctxguard.request.telemetry import Telemetry
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.index import filters as filters_module
-from ctxguard.retrieval.index.filters import AllowedRows, MetadataFields, MetadataRows
+from ctxguard.retrieval.index.filters import AllowedRows, MetadataRows
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from ctxguard.retrieval.index.passages import PassageTable, read_passages
-from ctxguard.retrieval.index.rows import Rows
 from tests.doubles import FaultyRetriever, WordHashEmbedder
 from tests.timing import PATIENCE_SECONDS
 
@@ -49,7 +48,7 @@ ROUTES = (Route.HYBRID, Route.LEXICAL, Route.DENSE)
 
 
 def metadata_rows(read: Callable[[], Iterable[object]], n_passages: int) -> MetadataRows:
-    return MetadataRows([MetadataFields(read, n_passages)], Rows.whole(n_passages))
+    return MetadataRows(read, n_passages)
 
 
 def build(corpus: Sequence[Passage], **settings: Any) -> HybridRetriever:
@@ -406,8 +405,7 @@ class TestReadingFields:
 
     def test_a_forked_child_does_not_wait_for_its_parents_pass(self) -> None:
         held = metadata_rows(Readings(self.every), 60)
-        (fields,) = held._segments
-        with fields._reading, fields._lock, held._lock:
+        with held._reading, held._lock:
             fork_safety._reset_all()
             assert held.allowed(Where(t=1)).rows.size == 12
 
@@ -440,22 +438,23 @@ class TestWarmingUp:
         retriever.warm_up()
         assert readings == []
 
-    def test_the_generations_that_follow_read_those_of_new_passages_alone(
+    def test_the_generations_that_follow_read_them_before_they_answer(
         self, retriever: HybridRetriever, readings: list[int]
     ) -> None:
         retriever.warm_up(filter_fields=iter(("tenant", "groups")))
-        retriever.delete(["p1"])
-        retriever.add([Passage("p9", "red fox", metadata={"tenant": 1, "groups": [1]})])
-        assert readings == [6, 1]
+        kept = [retriever.passage(each) for each in retriever.passage_ids if each != "p1"]
+        new = Passage("p9", "red fox", metadata={"tenant": 1, "groups": [1]})
+        retriever.update([*kept, new])
+        assert readings == [6, 6]
         ranking = retriever.retrieve("red", where=Where(tenant=1, groups=[0, 2]))
         assert sorted(ranking.passage_ids) == ["p3", "p5"]
-        assert readings == [6, 1]
+        assert readings == [6, 6]
 
     def test_a_pinned_view_prepares_the_passages_that_it_searches(
         self, retriever: HybridRetriever, readings: list[int]
     ) -> None:
         pinned = retriever.pinned()
-        retriever.delete(["p1"])
+        retriever.update([retriever.passage("p2")])
         pinned.warm_up(filter_fields=["tenant"])
         assert readings == [6]
         assert len(pinned.retrieve("red", where=Where(tenant=1))) == 3
@@ -523,9 +522,7 @@ class TestRowsOfMetadata:
         table = read_passages(corpus)[0]
         assert table.metadata_rows.allowed(Where(t="a")).rows.tolist() == [3]
         lines = [b'{"_id": "p", "metadata":{"t":"a"}}\n', b'{"_id": "q", "metadata": [1}\n']
-        ends = np.cumsum([*map(len, lines)])
-        ids, digests = np.array(["p", "q"], dtype=object), np.zeros(2, np.uint64)
-        odd = PassageTable(b"".join(lines), ends - [*map(len, lines)], ends, ids, digests)
+        odd = PassageTable.of(lines, ["p", "q"], np.zeros(2, np.uint64))
         assert odd.metadata_rows.allowed(Where(t="a")).rows.size == 0
 
     def test_tenants_that_no_encoding_carries_are_not_mixed_up(self, tmp_path: Path) -> None:
@@ -754,10 +751,9 @@ class TestThroughTheGuard:
                 assert passage == known[passage.passage_id]
             if len(known) > 1 and data.draw(st.booleans()):
                 gone = data.draw(st.sampled_from(sorted(known)))
-                retriever.delete([gone])
                 del known[gone]
             else:
                 new = Passage(f"new{turn}", "red fox", metadata=data.draw(metadata))
-                retriever.add([new])
                 known[new.passage_id] = new
+            retriever.update(known.values())
         assert guarded.counted("requests") == len(guarded.sampler.contexts) == 3

@@ -97,7 +97,7 @@ class TestReloading:
 
     def test_a_damaged_generation_leaves_the_one_before(self, retriever: HybridRetriever) -> None:
         built("second").save(retriever.folder)
-        next(retriever.folder.glob("generation-*/segment_0/vectors.npy")).write_bytes(b"")
+        next(retriever.folder.glob("generation-*/vectors.npy")).write_bytes(b"")
         with pytest.raises(IndexFolderError, match=r"vectors\.npy has 0 bytes"):
             retriever.reload()
         assert names(retriever) == {"first"}
@@ -246,13 +246,13 @@ class TestTheProfileFollows:
             assert guard.retrieve("red fox number3").flags == flags
         assert guard.differences
 
-    def test_adding_and_deleting_count_as_swaps(
+    def test_an_update_counts_as_a_swap(
         self, guard: ContextGuard, retriever: HybridRetriever
     ) -> None:
         new = Passage("new", "red fox number3", metadata={"of": "first"})
-        retriever.add([new])
+        retriever.update([*generation("first"), new])
         assert guard.retrieve("red fox").flags == (Flag.PROFILE_MISMATCH,)
-        retriever.delete(["new"])
+        retriever.update(generation("first"))
         assert guard.retrieve("red fox").flags == ()
 
     def test_a_profile_with_a_sketch_stays_in_force_while_passages_come_and_go(
@@ -260,15 +260,15 @@ class TestTheProfileFollows:
     ) -> None:
         profile = profile_for(retriever).model_copy(update={"corpus": retriever.corpus_sketch()})
         guard = ContextGuard(retriever, profile=profile, strict=True)
-        retriever.add([Passage("new", "red fox number3", metadata={"of": "first"})])
-        retriever.delete(["p00"])
+        new = Passage("new", "red fox number3", metadata={"of": "first"})
+        retriever.update([*generation("first")[1:], new])
         assert guard.retrieve("red fox").flags == ()
         assert guard.comparison.corpus_change == pytest.approx(1 / N)
         sketch = retriever.corpus_sketch()
         retriever.save(retriever.folder)
         assert retriever.reload()
         assert retriever.corpus_sketch() == sketch
-        retriever.delete([f"p{n:02}" for n in range(1, N // 2 + 2)])
+        retriever.update([*generation("first")[N // 2 + 2 :], new])
         context = guard.retrieve("red fox")
         assert context.flags == (Flag.CORPUS_CHANGED,)
         assert "has changed since calibration" in context.differences[0]
@@ -303,7 +303,7 @@ def test_a_retriever_that_cannot_be_bound_any_more_is_a_counted_failure(
     registry = CollectorRegistry()
     retriever = built("first")
     guard = ContextGuard(retriever, telemetry=Telemetry(registry))
-    retriever.delete(["p00"])
+    retriever.update(generation("first")[1:])
     monkeypatch.setattr(HybridRetriever, "pinned", broken)
     with pytest.raises(StageUnavailableError, match="OSError"):
         guard.retrieve("red fox")

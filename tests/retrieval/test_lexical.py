@@ -1,7 +1,6 @@
 """Both lexical engines keep one contract; each agrees with its own library."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from ctxguard.retrieval.index.lexical import (
     RankBm25Index,
     lexical_index,
 )
-from ctxguard.retrieval.index.part_files import PartFiles
 from tests.doubles import LexicalContract
 
 words = st.sampled_from(["red", "dog", "fox", "rose", "cat", "sun"])
@@ -26,24 +24,18 @@ texts = st.lists(st.lists(words, max_size=8).map(" ".join), min_size=1, max_size
 
 class TestBm25s(LexicalContract):
     def build(self, texts: Sequence[str]) -> Bm25sIndex:
-        return Bm25sIndex.build(texts)
-
-    def load(self, folder: Path) -> Bm25sIndex:
-        return Bm25sIndex.load(PartFiles(folder))
+        return Bm25sIndex.build(texts, ENGLISH)
 
     def test_words_times_passages_may_exceed_32_bits(self) -> None:
         n = 50_000
-        index = Bm25sIndex.build(f"common word{row}" for row in range(n))
+        index = Bm25sIndex.build((f"common word{row}" for row in range(n)), ENGLISH)
         for row in (0, 43_000, n - 1):
             assert index.search(f"word{row}", 2).rows.tolist() == [row]
 
 
 class TestRankBm25(LexicalContract):
     def build(self, texts: Sequence[str]) -> RankBm25Index:
-        return RankBm25Index.build(texts)
-
-    def load(self, folder: Path) -> RankBm25Index:
-        return RankBm25Index.load(PartFiles(folder))
+        return RankBm25Index.build(texts, ENGLISH)
 
 
 @given(texts=texts, query=st.sampled_from(["red dog", "sun", "red red cat", "fox rose sun"]))
@@ -57,13 +49,15 @@ def test_bm25s_scores_are_the_librarys_own(texts: list[str], query: str) -> None
     engine.index(words, show_progress=False)
     known = [word for word in ENGLISH.analyse(query) if word in engine.vocab_dict]
     expected = engine.get_scores(known) if known else np.zeros(len(texts))
-    assert Bm25sIndex.build(texts).search(query, 5).all_scores == pytest.approx(expected, abs=1e-5)
+    assert Bm25sIndex.build(texts, ENGLISH).search(query, 5).all_scores == pytest.approx(
+        expected, abs=1e-5
+    )
 
 
 @given(texts=texts, k=st.integers(1, 40))
 @settings(max_examples=100, deadline=None)
 def test_the_search_keeps_what_sorting_everything_would_keep(texts: list[str], k: int) -> None:
-    hits = Bm25sIndex.build(texts).search("red fox sun", k)
+    hits = Bm25sIndex.build(texts, ENGLISH).search("red fox sun", k)
     everything = sorted(
         (-score, row) for row, score in enumerate(hits.all_scores.tolist()) if score > 0
     )
@@ -74,34 +68,15 @@ def test_rank_bm25_scores_are_the_librarys_own_where_they_are_positive() -> None
     rank_bm25 = pytest.importorskip("rank_bm25")
     texts = ["red fox", "blue fox sleeps", "green dog", "a red dog runs", "sun"]
     expected = rank_bm25.BM25Okapi([ENGLISH.analyse(text) for text in texts]).get_scores(["red"])
-    scores = RankBm25Index.build(texts).search("red", 5).all_scores
+    scores = RankBm25Index.build(texts, ENGLISH).search("red", 5).all_scores
     assert scores == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_negative_score_of_rank_bm25_is_no_hit() -> None:
     texts = ["fox dog", "fox cat", "fox sun"]
-    assert RankBm25Index.build(texts).search("fox", 3).rows.size == 0
+    assert RankBm25Index.build(texts, ENGLISH).search("fox", 3).rows.size == 0
 
 
 def test_an_unknown_engine_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="'lucene' is unknown; use 'bm25s' or 'rank-bm25'"):
         lexical_index("lucene")  # type: ignore[arg-type]
-
-
-def test_the_counts_of_words_are_read_from_their_scores(tmp_path: Path) -> None:
-    """They are not stored, and an edited index needs them."""
-    rng = np.random.default_rng(0)
-    counts = rng.geometric(0.3, (40, 25)) * (rng.random((40, 25)) < 0.4)
-    counts[0, 0], counts[1, 1], counts[2, 2] = 1_000, 60_000, 70_000
-    texts = [" ".join(f"word{w} " * n for w, n in enumerate(row)) for row in counts.tolist()]
-    built = Bm25sIndex.build(texts)
-    built.save(tmp_path)
-    (segment,) = Bm25sIndex.load(PartFiles(tmp_path))._segments
-    assert not list(tmp_path.glob("*counts*"))
-    found = np.zeros_like(counts)
-    for term, word in segment.vocabulary.items():
-        part = slice(segment.starts[word], segment.starts[word + 1])
-        found[segment.rows[part], int(term.removeprefix("word"))] = segment.counts[part]
-    large = counts > 1_000
-    assert (found[~large] == counts[~large]).all()
-    assert found[large] == pytest.approx(np.minimum(counts[large], 2**16 - 1), rel=0.01)

@@ -45,7 +45,6 @@ def test_every_package_of_the_image_is_installed_by_its_hash() -> None:
     assert locked == [
         "--require-hashes --no-deps -r locks/torch.txt",
         "--require-hashes --no-deps -r locks/image.txt",
-        "--require-hashes --no-deps --target /opt/compiler -r locks/compiler.txt",
     ]
     assert own == "--no-build-isolation --no-deps ."
 

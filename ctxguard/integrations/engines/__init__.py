@@ -1,1 +1,1 @@
-"""Indexes in engines that others run: PostgreSQL, Qdrant, Milvus, Elasticsearch and OpenSearch."""
+"""Indexes in engines that others run: PostgreSQL, Qdrant and Milvus."""

@@ -149,8 +149,8 @@ class Engine(ABC):
     ) -> Iterable[Mapping[str, Any]]:
         """Read stored fields of the passages with these ids that are there; None for all.
 
-        Beside those of `IndexedPassage.stored` the fields ``vector``, the unit vector of shape
-        (dimension,), and ``record``, the bytes from which signals are computed.
+        Beside those of `IndexedPassage.stored` the field ``vector``, the unit vector of shape
+        (dimension,).
         """
 
     @abstractmethod
@@ -160,18 +160,6 @@ class Engine(ABC):
     @abstractmethod
     def smallest_digests(self, n: int) -> Sequence[int]:
         """Return the ``n`` smallest digests of passages, or all if there are fewer; signed."""
-
-    @abstractmethod
-    def statistics(self, known: str | None) -> tuple[str, bytes] | None:
-        """Read the counts of the corpus, with their version.
-
-        Returns:
-            None if there are none, or their version is ``known``.
-        """
-
-    @abstractmethod
-    def keep_statistics(self, version: str, content: bytes) -> None:
-        """Keep counts of the corpus, in place of any others."""
 
     @abstractmethod
     def insert(self, passages: Sequence[IndexedPassage]) -> None:

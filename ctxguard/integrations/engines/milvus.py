@@ -5,7 +5,6 @@ import logging
 import os
 import re
 import threading
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -76,12 +75,6 @@ _LOUD = (
 """Loggers that print a traceback of each error that is raised too, or that nobody can mend."""
 _LOUD_OF_FILE = "grpc._server"
 """The logger of Milvus Lite's server in this process, for each request that it does not know."""
-_PART = 60_000
-"""Characters of the counts in one row: names and values of such fields share 64 KiB."""
-_RECORDS = ("record_1", "record_2", "record_3")
-"""The fields that a passage's record is cut into, as one may hold less."""
-_STATISTICS = "_STATISTICS"
-"""Ends the name of the collection with the counts; names of indexes have no capital letters."""
 _MAKING = ("create_collection", "create_index", "load_collection")
 """The calls that make an index: they send no text, and may take long."""
 _KEPT_TERM = re.compile(r"[a-z0-9]{1,40}")
@@ -103,7 +96,7 @@ class MilvusEngine(Engine):
     """
 
     name = "milvus"
-    # Milvus takes messages of 64 MB; a row is at most 8 texts of `MAX_BYTES` and a vector.
+    # Milvus takes messages of 64 MB; a row is at most 5 texts of `MAX_BYTES` and a vector.
     rows_per_write = 128
     _writing = OfProcess(threading.Lock)
 
@@ -181,9 +174,6 @@ class MilvusEngine(Engine):
         schema.add_field("filter_tokens", types.ARRAY, **tokens)
         schema.add_field("digest", types.INT64)
         schema.add_field("revision", types.INT64)
-        if self.settings.signals != "none":
-            for field in _RECORDS:
-                schema.add_field(field, **text)
         schema.add_field(DENSE, types.FLOAT_VECTOR, dim=self.settings.dimension)
         schema.add_field(LEXICAL, types.SPARSE_FLOAT_VECTOR)
         bm25 = library.Function("bm25", library.FunctionType.BM25, ["terms"], [LEXICAL])
@@ -266,19 +256,14 @@ class MilvusEngine(Engine):
     def rows(
         self, fields: Sequence[str], passage_ids: Sequence[str] | None = None
     ) -> Iterator[Mapping[str, Any]]:
-        stored = {"vector": [DENSE], "record": _RECORDS}
-        names = [name for each in fields for name in stored.get(each, [each])]
+        names = [DENSE if each == "vector" else each for each in fields]
         # For a search, whatever was deleted meanwhile is only left out: it waits for no writes.
         level = "Session" if "vector" in fields else _STRONG
         found: Iterable[Mapping[str, Any]] = self._where("", names)
         if passage_ids is not None:
             found = self._rows(_in(passage_ids), names, level)
         for row in found:
-            yield {
-                **row,
-                **({"vector": np.array(row[DENSE], np.float32)} if DENSE in row else {}),
-                **({"record": _record(row)} if _RECORDS[0] in row else {}),
-            }
+            yield {**row, "vector": np.array(row[DENSE], np.float32)} if DENSE in row else row
 
     def count(self) -> int:
         return int(self._rows("", ["count(*)"])[0]["count(*)"])
@@ -302,10 +287,10 @@ class MilvusEngine(Engine):
         return sorted([row["digest"] for row in self._where(condition, ["digest"])])
 
     def _rows(
-        self, condition: str, fields: Sequence[str], level: str = _STRONG, of: str = ""
+        self, condition: str, fields: Sequence[str], level: str = _STRONG
     ) -> list[Mapping[str, Any]]:
         asked: dict[str, Any] = {"output_fields": list(fields), "consistency_level": level}
-        return list(self._call("query", of=of, filter=condition, **asked))
+        return list(self._call("query", filter=condition, **asked))
 
     def _where(self, condition: str, fields: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         """Read rows page by page."""
@@ -322,42 +307,8 @@ class MilvusEngine(Engine):
         finally:
             pages.close()
 
-    def statistics(self, known: str | None) -> tuple[str, bytes] | None:
-        if not self._call("has_collection", of=_STATISTICS):
-            return None
-        first = self._rows("part == 0", ["version"], of=_STATISTICS)
-        if not first or first[0]["version"] == known:
-            return None
-        found = self._rows("part >= 0", ["part", "version", "content"], of=_STATISTICS)
-        parts = sorted(found, key=lambda row: row["part"])
-        versions = {row["version"] for row in parts}
-        # Several while they are written.
-        if len(versions) != 1:
-            return None
-        return versions.pop(), b64decode("".join([row["content"] for row in parts]))
-
-    def keep_statistics(self, version: str, content: bytes) -> None:
-        """Keep counts in a collection of their own, in parts that a field can hold."""
-        text = b64encode(content).decode()
-        # A collection needs a vector.
-        parts = [
-            {"part": n, "version": version, "content": text[at : at + _PART], DENSE: [0.0, 0.0]}
-            for n, at in enumerate(range(0, len(text), _PART))
-        ]
-
-        call = partial(self._call, of=_STATISTICS, seconds=_WRITE_SECONDS)
-        with self._writing:
-            if not call("has_collection"):
-                call("create_collection", 2, "part", "int", DENSE, "L2", consistency_level=_STRONG)
-            call("delete", filter=f"part >= {len(parts)}")
-            for each in parts:
-                call("upsert", [each])
-            if self._is_file:
-                call("flush")
-
     def insert(self, passages: Sequence[IndexedPassage]) -> None:
-        keeps = self.settings.signals != "none"
-        self._change("upsert", data=[_stored(each, keeps_record=keeps) for each in passages])
+        self._change("upsert", data=list(map(_stored, passages)))
 
     def delete(self, passage_ids: Sequence[str]) -> None:
         if passage_ids:
@@ -379,15 +330,12 @@ class MilvusEngine(Engine):
             if isinstance(answer, CtxguardError):
                 raise answer
 
-    def _call(
-        self, method: str, *given: Any, of: str = "", seconds: float = 0.0, **arguments: Any
-    ) -> Any:
+    def _call(self, method: str, *given: Any, seconds: float = 0.0, **arguments: Any) -> Any:
         """Call a method of the client about this collection.
 
         Args:
             method: Its name.
             given: Its arguments after the collection's name.
-            of: What ends the name of another collection.
             seconds: Its time limit, if that is longer than the URL's.
             arguments: Further arguments.
 
@@ -397,7 +345,7 @@ class MilvusEngine(Engine):
         """
         is_making = method in _MAKING
         seconds = max(self.address.timeout_seconds, _WRITE_SECONDS if is_making else seconds)
-        name = f"{self.address.name}{of}"
+        name = self.address.name
         return self._ask(
             lambda client: getattr(client, method)(name, *given, timeout=seconds, **arguments),
             says_why=is_making,
@@ -509,7 +457,7 @@ def _term(term: str) -> str:
     return "x" + blake2b(term.encode(), digest_size=6).hexdigest()
 
 
-def _stored(indexed: IndexedPassage, *, keeps_record: bool) -> dict[str, Any]:
+def _stored(indexed: IndexedPassage) -> dict[str, Any]:
     """Build the row of a passage.
 
     Raises:
@@ -517,13 +465,8 @@ def _stored(indexed: IndexedPassage, *, keeps_record: bool) -> dict[str, Any]:
     """
     row = indexed.stored()
     row["terms"] = " ".join(map(_term, indexed.terms))
-    if keeps_record:
-        text, size = b64encode(indexed.record).decode(), MAX_BYTES - 3
-        row |= {name: text[at * size : (at + 1) * size] for at, name in enumerate(_RECORDS)}
-        # The last field holds all the rest, which is refused below where it is too long.
-        row[_RECORDS[-1]] = text[(len(_RECORDS) - 1) * size :]
     passage_id = indexed.passage.passage_id
-    for name in (*PASSAGE, "terms", *(_RECORDS if keeps_record else ())):
+    for name in (*PASSAGE, "terms"):
         if (size := len(row[name].encode())) > MAX_BYTES:
             raise DataError(
                 f"passage {passage_id[:80]!r}: its {name.removeprefix('passage_')} takes "
@@ -536,10 +479,6 @@ def _stored(indexed: IndexedPassage, *, keeps_record: bool) -> dict[str, Any]:
         )
     row["filter_tokens"] = list(map(key_of, indexed.filter_tokens))
     return {**row, "key": key_of(passage_id), DENSE: indexed.vector}
-
-
-def _record(row: Mapping[str, Any]) -> bytes:
-    return b64decode("".join([row[name] for name in _RECORDS]))
 
 
 def _bm25(rows: _Rows) -> tuple[_Rows, ScoreKind]:

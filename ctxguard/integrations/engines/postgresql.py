@@ -39,7 +39,7 @@ from ctxguard.retrieval.protocols import Float32Array
 psycopg: Any = require("psycopg", "postgres")
 psycopg_pool: Any = require("psycopg_pool", "postgres")
 
-VERSION = 1
+VERSION = 2
 """Version of the tables; another is refused."""
 
 _WRITE_SECONDS = 300.0
@@ -70,12 +70,9 @@ CREATE TABLE passages (
     digest bigint NOT NULL,
     revision bigint NOT NULL,
     length int NOT NULL,
-    vector {vector}({dimension}) NOT NULL,
-    record bytea NOT NULL
+    vector {vector}({dimension}) NOT NULL
 );
 ALTER TABLE passages ALTER COLUMN vector SET STORAGE {storage};
-ALTER TABLE passages ALTER COLUMN record SET STORAGE EXTERNAL;
-CREATE TABLE statistics (version text NOT NULL, content bytea NOT NULL);
 CREATE INDEX ON passages (digest);
 CREATE INDEX ON passages USING gin (filter_tokens);
 CREATE TABLE postings (
@@ -92,13 +89,13 @@ _INSERT = """
 WITH given AS MATERIALIZED (
     SELECT * FROM json_to_recordset(%s::json) AS one (
         passage_id text, title text, text text, metadata text, filter_tokens text[], digest bigint,
-        revision bigint, length int, vector text, record text, counts json
+        revision bigint, length int, vector text, counts json
     )
 ), stored AS (
     INSERT INTO passages
-    (id, title, text, metadata, filter_tokens, digest, revision, length, vector, record)
+    (id, title, text, metadata, filter_tokens, digest, revision, length, vector)
     SELECT passage_id, title, text, metadata, filter_tokens, digest, revision, length,
-        vector::{vector}, decode(record, 'hex')
+        vector::{vector}
     FROM given
     RETURNING number, id AS passage_id, length
 )
@@ -267,20 +264,6 @@ class PostgresEngine(Engine):
     def smallest_digests(self, n: int) -> Sequence[int]:
         rows = self._query("SELECT digest FROM passages ORDER BY digest LIMIT %(n)s", {"n": n})
         return [row[0] for row in rows]
-
-    def statistics(self, known: str | None) -> tuple[str, bytes] | None:
-        rows = self._query(
-            "SELECT version, content FROM statistics "
-            "WHERE version IS DISTINCT FROM %(known)s::text",
-            {"known": known},
-        )
-        return (rows[0][0], rows[0][1]) if rows else None
-
-    def keep_statistics(self, version: str, content: bytes) -> None:
-        with self._transaction() as run:
-            run("LOCK TABLE statistics IN EXCLUSIVE MODE")
-            run("DELETE FROM statistics")
-            run("INSERT INTO statistics VALUES (%s, %s)", [version, content])
 
     def insert(self, passages: Sequence[IndexedPassage]) -> None:
         """Insert passages in one transaction.
@@ -534,7 +517,6 @@ def _stored(one: IndexedPassage) -> dict[str, Any]:
         "text": _without_nul(stored["text"]),
         "length": len(one.terms),
         "vector": _vector_text(one.vector),
-        "record": one.record.hex(),
         "counts": {each: n for each, n in Counter(one.terms).items() if "\0" not in each},
     }
 

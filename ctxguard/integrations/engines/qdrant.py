@@ -3,7 +3,6 @@
 import atexit
 import math
 import threading
-from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -45,9 +44,6 @@ _REFUSED = (401, 403)
 _NOT_FOUND, _TOO_MANY_REQUESTS = 404, 429
 _METADATA_KEY = "ctxguard"
 """The key of the settings in the collection's metadata."""
-_EVIDENCE, _STATISTICS = "evidence", "statistics"
-_POINT_OF_STATISTICS = str(UUID(int=0))
-"""A point without vectors, which no search finds."""
 
 
 class QdrantEngine(Engine):
@@ -192,51 +188,31 @@ class QdrantEngine(Engine):
     def rows(
         self, fields: Sequence[str], passage_ids: Sequence[str] | None = None
     ) -> Iterator[Mapping[str, Any]]:
-        stored = [each for each in fields if each not in ("vector", "record")]
-        has_evidence = len(stored) < len(fields)
-        payload = [*stored, _EVIDENCE] if has_evidence else stored
-        points = None if passage_ids is None else list(map(point_id, passage_ids))
-        for row in self._all(payload) if points is None else self._payloads(points, payload):
-            # An empty record is as good as none.
-            both = _decoded(row, _EVIDENCE) if has_evidence else b""
-            n = 4 * self.settings.dimension
-            if not has_evidence:
-                yield row
-            elif len(both) >= n:
-                yield {**row, "vector": np.frombuffer(both[:n], np.float32), "record": both[n:]}
+        stored = [each for each in fields if each != "vector"]
+        asked = {"with_payload": stored, "with_vectors": [DENSE] if "vector" in fields else False}
+        for record in self._all(asked) if passage_ids is None else self._at(passage_ids, asked):
+            row = record.payload or {}
+            vector = (record.vector or {}).get(DENSE) if "vector" in fields else None
+            yield row if vector is None else {**row, "vector": np.array(vector, np.float32)}
 
-    def _payloads(self, points: list[str], fields: list[str]) -> list[Mapping[str, Any]]:
-        """Read fields of some points that are there."""
-        found = self._call("retrieve", points, with_payload=fields) if points else ()
-        return [record.payload or {} for record in found]
+    def _at(self, passage_ids: Sequence[str], asked: Mapping[str, Any]) -> Sequence[Any]:
+        """Read the points of some passages that are there."""
+        points = list(map(point_id, passage_ids))
+        found: Sequence[Any] = self._call("retrieve", points, **asked) if points else ()
+        return found
 
-    def _all(self, fields: list[str]) -> Iterator[Mapping[str, Any]]:
-        """Read fields of all passages, page by page."""
-        options: dict[str, Any] = {"limit": _PAGE, "with_payload": fields}
+    def _all(self, asked: Mapping[str, Any]) -> Iterator[Any]:
+        """Read all points, page by page."""
+        options: dict[str, Any] = {"limit": _PAGE, **asked}
         while True:
             found, offset = self._call("scroll", **options)
-            yield from [each.payload for each in found if str(each.id) != _POINT_OF_STATISTICS]
+            yield from found
             if offset is None:
                 return
             options["offset"] = offset
 
-    def statistics(self, known: str | None) -> tuple[str, bytes] | None:
-        for row in self._payloads([_POINT_OF_STATISTICS], ["version"]):
-            version = str(row.get("version"))
-            if version != known:
-                for found in self._payloads([_POINT_OF_STATISTICS], [_STATISTICS]):
-                    return version, _decoded(found, _STATISTICS)
-        return None
-
-    def keep_statistics(self, version: str, content: bytes) -> None:
-        payload = {"version": version, _STATISTICS: b64encode(content).decode()}
-        point = self._models.PointStruct(id=_POINT_OF_STATISTICS, vector={}, payload=payload)
-        self._write("upsert", [point])
-
     def count(self) -> int:
-        models = self._models
-        others = models.Filter(must_not=[models.HasIdCondition(has_id=[_POINT_OF_STATISTICS])])
-        return int(self._call("count", others, exact=True).count)
+        return int(self._call("count", exact=True).count)
 
     def smallest_digests(self, n: int) -> Sequence[int]:
         order = self._models.OrderBy(key="digest")
@@ -251,10 +227,6 @@ class QdrantEngine(Engine):
         if indexed.terms:
             vectors[LEXICAL] = self._sparse(bm25_weights(indexed.terms, self.settings.mean_length))
         payload = indexed.stored()
-        if self.settings.signals != "none":
-            # A list of numbers would take far longer to read.
-            both = indexed.vector.tobytes() + indexed.record
-            payload[_EVIDENCE] = b64encode(both).decode()
         identity = point_id(indexed.passage.passage_id)
         return self._models.PointStruct(id=identity, vector=vectors, payload=payload)
 
@@ -334,14 +306,6 @@ def bm25_weights(terms: Sequence[str], mean_length: float) -> dict[int, float]:
     """
     norm = K1 * (1.0 - B + B * len(terms) / mean_length)
     return {at: count / (count + norm) for at, count in Counter(map(term_index, terms)).items()}
-
-
-def _decoded(row: Mapping[str, Any], field: str) -> bytes:
-    """Read bytes from a payload; none if they are not there."""
-    try:
-        return b64decode(row.get(field, ""))
-    except (TypeError, ValueError):
-        return b""
 
 
 _Opened = dict[Path, tuple[Any, set[QdrantEngine]]]

@@ -27,15 +27,11 @@ from ctxguard.integrations.engines.stored import (
     where_tokens,
 )
 from ctxguard.retrieval.analysers import analyser_of_index, as_analyser
-from ctxguard.retrieval.analysers.reading import Reading
 from ctxguard.retrieval.chunks import first_chunk_id
 from ctxguard.retrieval.hybrid.candidates import LEXICAL
 from ctxguard.retrieval.hybrid.pipeline import DEFAULT_MAX_QUERY_CHARS, Hybrid, SearchSettings
-from ctxguard.retrieval.hybrid.retriever import default_signals
-from ctxguard.retrieval.index.hybrid_index import Changes, check_embedder, encode
+from ctxguard.retrieval.index.hybrid_index import Changes, SignalLevel, check_embedder, encode
 from ctxguard.retrieval.index.passages import PassageTable, read_passages, searchable_text
-from ctxguard.retrieval.index.records import Records
-from ctxguard.retrieval.index.segment import SignalLevel
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder, named_embedder
 from ctxguard.retrieval.models.files import portable_name
 from ctxguard.retrieval.protocols import (
@@ -43,7 +39,7 @@ from ctxguard.retrieval.protocols import (
     Embedder,
     Float32Array,
     Progress,
-    QueryTokens,
+    QueryStates,
 )
 from ctxguard.retrieval.signals.ranker import Ranker
 
@@ -90,7 +86,6 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         self.analyser = analyser_of_index(settings.analyser, given)
         _check_models(settings, embedder, self.analyser)
         self._signals = EngineSignals(engine, self.analyser, embedder)
-        self._reading = Reading.of(self.analyser)
         default = Fusion("ranker") if self.has_signals else Fusion()
         self._settings = SearchSettings(
             embedder=embedder,
@@ -109,12 +104,12 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         embedder: Embedder | None = None,
         analyser: Analyser | str = "en",
         progress: Progress | None = None,
-        signals: SignalLevel | None = None,
+        signals: SignalLevel = "full",
         **options: Any,
     ) -> Self:
         """Make an index in an engine.
 
-        A build that was interrupted is finished by ``open`` and ``upsert``.
+        A build that was interrupted is finished by ``open`` and ``update``.
 
         Args:
             passages: In any order, each with an id of its own; those without title and text are
@@ -144,7 +139,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
             analyser=analyser.name,
             analyser_fingerprint=analyser.fingerprint,
             mean_length=fmean(max(len(_terms(analyser, each)), 1) for each in given),
-            signals=default_signals(embedder) if signals is None else signals,
+            signals=signals,
         )
         engine = engine_class(address).open(address, settings)
         built = cls(engine, embedder=embedder, analyser=analyser, **options)
@@ -183,12 +178,12 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
 
     @property
     def has_signals(self) -> bool:
-        """Whether the index holds the data that signals need; see ``Ranking.signals``."""
+        """Whether candidates have signals; see ``Ranking.signals``."""
         return self._engine.settings.signals != "none"
 
     @property
     def signals(self) -> str:
-        """The data kept for signals, a `SignalLevel`."""
+        """Whether candidates have signals, a `SignalLevel`."""
         return self._engine.settings.signals
 
     def _usable(self, fusion: Fusion) -> Fusion:
@@ -238,13 +233,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         chunks = {first_chunk_id(each): each for each in asked - known}
         return known.union(chunks[each] for each in self.known_ids(chunks))
 
-    def upsert(
-        self,
-        passages: Iterable[Passage],
-        progress: Progress | None = None,
-        *,
-        delete_others: bool = False,
-    ) -> Changes:
+    def upsert(self, passages: Iterable[Passage], progress: Progress | None = None) -> Changes:
         """Add passages, and replace those that are there with another text, title or metadata.
 
         Unchanged passages are neither encoded nor written. Every 512 passages are written together;
@@ -253,14 +242,18 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         Args:
             passages: Each with an id of its own; those without title and text are left out.
             progress: Called with the number of passages encoded so far.
-            delete_others: Delete every passage that is not given.
 
         Raises:
             DataError: no passages, a repeated id, or metadata that is no JSON.
             StageUnavailableError: the engine cannot be reached.
         """
         given, _ = read_passages(passages)
-        return self._bring_up(given, progress, delete_others=delete_others)
+        return self._bring_up(given, progress)
+
+    def update(self, passages: Iterable[Passage], progress: Progress | None = None) -> Changes:
+        """Make the index hold these passages and no others; see ``upsert``."""
+        given, _ = read_passages(passages)
+        return self._bring_up(given, progress, delete_others=True)
 
     def _bring_up(
         self, given: PassageTable, progress: Progress | None, *, delete_others: bool = False
@@ -293,7 +286,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
                 progress(encoded)
         self._delete(gone)
         # Also without a change: an interrupted call may have written everything but this.
-        self._finish()
+        self._engine.finish()
         return Changes(
             added=encoded - changed,
             changed=changed,
@@ -311,38 +304,25 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         there = sorted(self.known_ids(passage_ids))
         self._delete(there)
         if there:
-            self._finish()
+            self._engine.finish()
         return len(there)
 
     def _indexed(self, batch: Sequence[tuple[Passage, int]]) -> list[IndexedPassage]:
-        """Encode passages, given with their revisions, and make their records."""
+        """Encode passages, given with their revisions, and split them into terms."""
         passages = [passage for passage, _ in batch]
-        is_full = self.signals == "full"
-        vectors, sentences = encode(self._settings.embedder, passages, None, with_sentences=is_full)
-        terms = [_terms(self.analyser, each) for each in passages]
-        records = [b""] * len(passages)
-        if self.has_signals:
-            texts, lengths = map(searchable_text, passages), list(map(len, terms))
-            records = Records.read(self._reading, texts, lengths, sentences).to_bytes()
+        texts = list(map(searchable_text, passages))
+        vectors = encode(self._settings.embedder, texts, [each.passage_id for each in passages])
         return [
             IndexedPassage(
                 each,
                 vector,
-                its_terms,
+                _terms(self.analyser, each),
                 filter_tokens(each.metadata),
                 passage_digest(each) - SIGN,
                 revision,
-                record,
             )
-            for (each, revision), vector, its_terms, record in zip(
-                batch, vectors, terms, records, strict=True
-            )
+            for (each, revision), vector in zip(batch, vectors, strict=True)
         ]
-
-    def _finish(self) -> None:
-        self._engine.finish()
-        if self.has_signals:
-            self._signals.recount()
 
     def _delete(self, passage_ids: Sequence[str]) -> None:
         for start in range(0, len(passage_ids), BATCH):
@@ -357,26 +337,28 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
     def warm_up(self) -> None:
         """Load the model, so that the first query does not wait."""
         self.encode_query("warm up")
-        if self.has_signals:
-            self._signals.warm_up()
+        if (encoder := self._signals.encoder) is not None:
+            encoder.piece_table  # noqa: B018  computed once
 
-    def encode_query(self, query: str) -> Float32Array | QueryTokens:
+    def encode_query(self, query: str) -> Float32Array | QueryStates:
         """Encode a query, for callers that retrieve it more than once.
 
         Returns:
-            Its vector, shape (dimension,); with its word pieces if the index has sentences.
+            Its vector, shape (dimension,); with its word pieces if there are signals.
 
         Raises:
             QueryError: As for ``retrieve``.
         """
-        encoder = self._signals.encoder or self._settings.embedder
-        return encoder.encode_query(self._checked(query))
+        encoder, text = self._signals.encoder, self._checked(query)
+        return (
+            self._settings.embedder.encode_query(text) if encoder is None else encoder.query(text)
+        )
 
     def _search(
         self,
         query: str,
         depth: int,
-        query_vector: Float32Array | QueryTokens | None,
+        query_vector: Float32Array | QueryStates | None,
         where: Where | None,
     ) -> LegsOfRankings:
         any_of, stages = where_tokens(where), self._settings.stages
@@ -404,7 +386,7 @@ def without_ranker(fusion: Fusion) -> Fusion:
     if fusion.method == "ranker":
         raise ConfigurationError(
             "fusion 'ranker' needs an index with signals: build it by ctxguard with the signals "
-            "'full' or 'text', or fuse by 'reciprocal_rank' or 'convex'"
+            "'full', or fuse by 'reciprocal_rank' or 'convex'"
         )
     return fusion
 

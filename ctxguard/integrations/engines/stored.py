@@ -11,7 +11,7 @@ from ctxguard.core.types import Passage
 from ctxguard.errors import DataError
 from ctxguard.retrieval.protocols import Float32Array
 
-FORMAT = 1
+FORMAT = 2
 """Version of `IndexSettings`; another is refused."""
 
 PASSAGE = ("passage_id", "title", "text", "metadata")
@@ -33,7 +33,7 @@ class IndexSettings:
         analyser: Name of the analyser that splits texts into terms.
         analyser_fingerprint: Its rules.
         mean_length: Mean number of terms of a passage when the index was built, > 0.
-        signals: The data kept for signals, a `SignalLevel`.
+        signals: Whether candidates have signals, a `SignalLevel`.
         format: `FORMAT` of the release that built it.
     """
 
@@ -83,7 +83,6 @@ class IndexedPassage(NamedTuple):
         filter_tokens: See `filter_tokens`.
         digest: Identifies its id, title and text, as a number of 64 bits less `SIGN`.
         revision: Identifies all of it, with its metadata; likewise.
-        record: What its signals are computed from; empty if nothing is kept.
     """
 
     passage: Passage
@@ -92,10 +91,9 @@ class IndexedPassage(NamedTuple):
     filter_tokens: Sequence[str]
     digest: int
     revision: int
-    record: bytes = b""
 
     def stored(self) -> dict[str, Any]:
-        """Return the fields by name, without vector, terms and record."""
+        """Return the fields by name, without vector and terms."""
         passage = self.passage
         return {
             "passage_id": passage.passage_id,

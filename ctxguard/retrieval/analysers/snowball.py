@@ -1,10 +1,10 @@
 """Analysers for other languages with spaces: stop words from bm25s, stems from PyStemmer."""
 
 import hashlib
-import threading
 import unicodedata
 
 from ctxguard._support.extras import require
+from ctxguard.retrieval.analysers.stemmers import Stemmers
 from ctxguard.retrieval.analysers.words import words
 
 _TURKISH_I = str.maketrans({"I": "ı", "İ": "i"})
@@ -51,23 +51,3 @@ class SnowballAnalyser:
 def _lower_turkish(text: str) -> str:
     """Convert to lower case, with ``I`` as the capital of ``ı`` and ``İ`` as that of ``i``."""
     return text.translate(_TURKISH_I).lower()
-
-
-class Stemmers(threading.local):
-    """A stemmer for each thread: several threads cannot share one.
-
-    Args:
-        language: An ISO 639-1 code that PyStemmer knows.
-
-    Raises:
-        MissingExtraError: PyStemmer is not installed.
-    """
-
-    def __init__(self, language: str) -> None:
-        # Without its cache: looking a word up there takes longer than stemming it.
-        self._stemmer = require("Stemmer", "embedded").Stemmer(language, 0)
-
-    def stems(self, of: list[str]) -> list[str]:
-        """Return the stem of each word."""
-        stems: list[str] = self._stemmer.stemWords(of)
-        return stems

@@ -68,14 +68,12 @@ class Candidates:
         answered = (*self.answered, RERANK)
         return replace(self, legs=legs, answered=answered).ordered_by(logits, ScoreKind.LOGIT)
 
-    def ranked(self, rows: RowArray, signals: dict[str, FloatArray]) -> "Candidates":
-        """Take the order of `ranked_signals`, with the legs' scores and the signals in it."""
-        legs = {
-            LEXICAL: Leg(signals.pop(LEXICAL), self.legs[LEXICAL].kind),
-            DENSE: Leg(signals.pop(DENSE), self.legs[DENSE].kind),
-        }
-        scores = signals[RANKER_SIGNAL]
-        return Candidates(rows, scores, ScoreKind.LOGIT, self.answered, legs, signals)
+    def signalled(self, signals: Mapping[str, FloatArray]) -> "Candidates":
+        """Add signals, shape (n,) each, and order those of both legs by the ranker's."""
+        found = replace(self, signals=signals)
+        if not {LEXICAL, DENSE} <= self.legs.keys():
+            return found
+        return found.ordered_by(signals[RANKER_SIGNAL], ScoreKind.LOGIT)
 
     def ordered_by(self, scores: FloatArray, kind: ScoreKind) -> "Candidates":
         """Order by other scores, shape (n,), best first, ties by row."""

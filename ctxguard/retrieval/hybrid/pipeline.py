@@ -37,7 +37,7 @@ from ctxguard.retrieval.hybrid.candidates import (
     check_finite,
 )
 from ctxguard.retrieval.index.passages import PassageTable, searchable_text, without_surrogates
-from ctxguard.retrieval.protocols import Embedder, Float32Array, QueryTokens, Reranker
+from ctxguard.retrieval.protocols import Embedder, Float32Array, QueryStates, Reranker
 from ctxguard.retrieval.signals.ranker import Ranker
 
 DEFAULT_RERANK_DEPTH = 50
@@ -131,7 +131,7 @@ class Hybrid(ABC):
         self,
         query: str,
         depth: int,
-        query_vector: Float32Array | QueryTokens | None,
+        query_vector: Float32Array | QueryStates | None,
         where: Where | None,
     ) -> LegSearch:
         """Begin the search of a checked query; ``depth`` is that of each leg."""
@@ -141,7 +141,7 @@ class Hybrid(ABC):
         query: str,
         *,
         depth: int = DEFAULT_DEPTH,
-        query_vector: Float32Array | QueryTokens | None = None,
+        query_vector: Float32Array | QueryStates | None = None,
         where: Where | None = None,
     ) -> Ranking:
         """Find the best candidates for a query, each with the scores of every stage that answered.

@@ -1,4 +1,4 @@
-"""The embedded hybrid retriever: building, loading and changing its index (DESIGN.md §2 and §5).
+"""The embedded hybrid retriever: building, loading and updating its index (DESIGN.md §2 and §5).
 
 Views of a retriever share the index's changes, the thread pools and the circuit breakers.
 """
@@ -6,7 +6,6 @@ Views of a retriever share the index's changes, the thread pools and the circuit
 import copy
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from statistics import median
 from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
@@ -15,7 +14,7 @@ from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Token, Where
 from ctxguard.core.types import DEFAULT_DEPTH, Passage, Route
-from ctxguard.errors import ConfigurationError, QueryError
+from ctxguard.errors import ConfigurationError
 from ctxguard.resilience import Deadlines, Watcher
 from ctxguard.retrieval.analysers import as_analyser
 from ctxguard.retrieval.chunks import document_of, is_chunk_id
@@ -24,10 +23,9 @@ from ctxguard.retrieval.hybrid.live_index import LiveIndex, open_index
 from ctxguard.retrieval.hybrid.pipeline import Hybrid, SearchSettings
 from ctxguard.retrieval.hybrid.search import Search, vector_of
 from ctxguard.retrieval.index.dense import EXACT_LIMIT
-from ctxguard.retrieval.index.hybrid_index import Changes, HybridIndex
+from ctxguard.retrieval.index.hybrid_index import Changes, HybridIndex, SignalLevel
 from ctxguard.retrieval.index.lexical import LexicalEngine
 from ctxguard.retrieval.index.passages import BuildReport, searchable_text
-from ctxguard.retrieval.index.segment import SignalLevel
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder, named_embedder
 from ctxguard.retrieval.models.files import portable_name
 from ctxguard.retrieval.protocols import (
@@ -35,9 +33,8 @@ from ctxguard.retrieval.protocols import (
     Embedder,
     Float32Array,
     Progress,
-    QueryTokens,
+    QueryStates,
     Reranker,
-    token_encoder_of,
 )
 from ctxguard.retrieval.signals.ranker import Ranker
 
@@ -67,7 +64,7 @@ class HybridOptions(TypedDict, total=False):
 class HybridRetriever(Hybrid):
     """BM25 and vector search over one set of passages, fused, and optionally reranked.
 
-    Safe to use from several threads at once, also while passages are added and deleted.
+    Safe to use from several threads at once, also while the index is updated.
 
     Args:
         index: The index to search.
@@ -99,7 +96,7 @@ class HybridRetriever(Hybrid):
         analyser: Analyser | str = "en",
         exact_limit: int = EXACT_LIMIT,
         progress: Progress | None = None,
-        signals: SignalLevel | None = None,
+        signals: SignalLevel = "full",
         **options: Unpack[HybridOptions],
     ) -> Self:
         """Index passages for both legs.
@@ -117,9 +114,8 @@ class HybridRetriever(Hybrid):
             exact_limit: Up to this many passages the dense leg compares every vector; above, it
                 compares codes first.
             progress: Called with the number of passages encoded so far.
-            signals: The data that is kept for signals: ``full``; ``text`` for the texts' words
-                alone, so that no vectors of sentences are kept; ``none``. None for ``full`` if the
-                embedder gives word pieces, else ``text``.
+            signals: ``full`` for signals of the candidates, which the ranker orders by; ``none``
+                for the legs' scores alone.
             options: See `HybridOptions`.
 
         Raises:
@@ -134,7 +130,7 @@ class HybridRetriever(Hybrid):
             analyser=as_analyser(analyser),
             exact_limit=exact_limit,
             progress=progress,
-            signals=default_signals(embedder) if signals is None else signals,
+            signals=signals,
         )
         return cls(index, embedder=embedder, **options)
 
@@ -145,19 +141,15 @@ class HybridRetriever(Hybrid):
         *,
         embedder: Embedder | None = None,
         analyser: Analyser | str | None = None,
-        verify: bool | None = None,
         **options: Unpack[HybridOptions],
     ) -> Self:
-        """Open a saved index, memory-mapped.
+        """Open a saved index: check every file by its digest, and map the large ones.
 
         Args:
             folder: A folder that ``save`` wrote.
             embedder: None for the sentence-transformers model that the index names.
             analyser: The one that the index was built with, if that was an analyser of your own;
                 None for the language that the index names.
-            verify: Whether to check the digest of every file before this returns; its size and
-                what its arrays point to always are. None for indexes up to 256 MiB: those of a
-                larger one are checked while it answers, and a wrong one ends that.
             options: See `HybridOptions`.
 
         Raises:
@@ -166,22 +158,21 @@ class HybridRetriever(Hybrid):
                 range.
         """
         given = None if analyser is None else as_analyser(analyser)
-        index, version = open_index(Path(folder), given, verify, defer=True)
+        index, version = open_index(Path(folder), given)
         embedder = named_embedder(index.embedder) if embedder is None else embedder
         loaded = cls(index, embedder=embedder, **options)
-        loaded._live.opened_from(Path(folder), version)
+        loaded._live.folder, loaded._live.version = Path(folder), version
         return loaded
 
-    def reload(self, folder: Path | str | None = None, *, verify: bool | None = None) -> bool:
+    def reload(self, folder: Path | str | None = None) -> bool:
         """Replace the index by the one that a folder holds now, for every view at once.
 
         The new index is opened and checked first; meanwhile the old one answers, and it finishes
-        the requests that it began, even if its files are deleted. Passages that were added or
-        deleted since the last ``save`` are lost.
+        the requests that it began, even if its files are deleted. An update since the last
+        ``save`` is lost.
 
         Args:
             folder: None for the folder that this retriever was loaded from.
-            verify: Whether to check digests; None for those of files that were not checked yet.
 
         Returns:
             Whether the folder held another index than the one that was opened last.
@@ -191,9 +182,7 @@ class HybridRetriever(Hybrid):
             IndexFolderError: As for ``load``. After either error the old index stays.
         """
         return self._live.reload(
-            None if folder is None else Path(folder),
-            embedder=self._settings.embedder,
-            verify=verify,
+            None if folder is None else Path(folder), embedder=self._settings.embedder
         )
 
     @property
@@ -203,7 +192,7 @@ class HybridRetriever(Hybrid):
 
     @property
     def generation(self) -> HybridIndex:
-        """The index searched now; another object after every change of the passages."""
+        """The index searched now; another object after every update or reload."""
         return self._pinned or self._live.index
 
     def pinned(self) -> Self:
@@ -216,12 +205,10 @@ class HybridRetriever(Hybrid):
         """Save the index as a folder of plain files, replacing an index that is there.
 
         Raises:
-            IndexFolderError: the folder holds something else, or cannot be written, or the files
-                of this index are damaged; an index that was there before is untouched.
+            IndexFolderError: the folder holds something else, or cannot be written; an index that
+                was there before is untouched.
         """
-        index = self.generation
-        self._live.require_sound(index)
-        index.save(Path(folder))
+        self.generation.save(Path(folder))
 
     def with_deadlines(self, deadlines: Deadlines | None) -> Self:
         """Return a view with other time limits; None disables them."""
@@ -235,8 +222,8 @@ class HybridRetriever(Hybrid):
 
     @property
     def has_signals(self) -> bool:
-        """Whether the index holds the data that signals need; see ``Ranking.signals``."""
-        return self.generation.forward is not None
+        """Whether candidates have signals; see ``Ranking.signals``."""
+        return self.generation.signals != "none"
 
     @property
     def report(self) -> BuildReport:
@@ -276,55 +263,24 @@ class HybridRetriever(Hybrid):
             raise KeyError(passage_id)
         return passages[row]
 
-    def add(self, passages: Iterable[Passage], progress: Progress | None = None) -> Changes:
-        """Add passages, for every view of this retriever at once.
+    def update(self, passages: Iterable[Passage], progress: Progress | None = None) -> Changes:
+        """Make the next generation, which holds these passages and no others, and answer from it.
 
-        Only the new passages are encoded, and searches find what they would find in an index
-        built anew. ``save`` makes the change durable, and writes only what the folder lacks. From
-        2,000 passages that were added or deleted on, a change merges them into the rest, which
-        takes about as long as building it without encoding.
-
-        Raises:
-            DataError: an id that is already there, or passages that cannot be indexed; nothing
-                is added then.
-        """
-        embedder = self._settings.embedder
-        return self._live.change(
-            lambda index: index.upserted(passages, embedder, progress, replaces=False)
-        )
-
-    def delete(self, passage_ids: Iterable[str]) -> Changes:
-        """Delete passages, for every view of this retriever at once; see ``add``.
-
-        Raises:
-            DataError: an id that is not there, or no passage would be left; nothing is deleted
-                then.
-        """
-        return self._live.change(lambda index: index.deleted(passage_ids))
-
-    def upsert(
-        self,
-        passages: Iterable[Passage],
-        progress: Progress | None = None,
-        *,
-        delete_others: bool = False,
-    ) -> Changes:
-        """Add passages or replace those of the same ids, for every view at once; see ``add``.
+        Only texts that are new are encoded. Searches are answered meanwhile, and find what they
+        would find in an index built anew; every view of this retriever changes at once. ``save``
+        makes the generation durable.
 
         Args:
-            passages: Those that are there as given are left as they are; those of which only the
-                metadata changed are not encoded again.
+            passages: The whole corpus, in any order; each with an id of its own.
             progress: Called with the number of passages encoded so far.
-            delete_others: Whether passages of other ids are deleted, so that the index holds
-                these passages alone.
 
         Raises:
             DataError: passages that cannot be indexed; nothing is changed then.
         """
-        embedder = self._settings.embedder
-        return self._live.change(
-            lambda index: index.upserted(passages, embedder, progress, delete_others=delete_others)
-        )
+        with self._live.writing:
+            index, changes = self._live.index.updated(passages, self._settings.embedder, progress)
+            self._live.swap(index)
+        return changes
 
     def fingerprint(self) -> dict[str, str]:
         """Return everything that the scores depend on, by name.
@@ -374,54 +330,27 @@ class HybridRetriever(Hybrid):
         query = searchable_text(index.passages[0])[: settings.max_query_chars]
         self.with_deadlines(None).retrieve(query)
 
-    def encode_query(self, query: str) -> Float32Array | QueryTokens:
+    def encode_query(self, query: str) -> Float32Array | QueryStates:
         """Encode a query, for callers that retrieve it more than once.
 
         Returns:
-            Its vector, shape (dimension,); with its word pieces if the index has sentences.
+            Its vector, shape (dimension,); with its word pieces if the index has them.
 
         Raises:
             QueryError: As for ``retrieve``.
         """
         search = self._search(self._checked(query), DEFAULT_DEPTH)
-        tokens = search.query_tokens()
-        return self._settings.embedder.encode_query(search.query) if tokens is None else tokens
-
-    def signal_milliseconds(
-        self, queries: Iterable[str], depth: int = DEFAULT_DEPTH
-    ) -> dict[str, float]:
-        """Time the signals of a search: the median milliseconds over queries, by family.
-
-        Coverage and position are computed with stems, and support with the ranker: the first of
-        them has the cost of all. Queries that cannot be searched are left out. Empty if the fusion
-        is not ``ranker``.
-
-        Raises:
-            StageUnavailableError: As for ``retrieve``.
-            StageError: The index holds no signals.
-        """
-        taken = dict[str, list[float]]()
-        for query in queries if self.fusion.method == "ranker" else ():
-            try:
-                search = self._search(self._checked(query), depth)
-            except QueryError:
-                continue
-            candidates, _ = search.legs(None)
-            for family, spent in search.signal_milliseconds(candidates).items():
-                taken.setdefault(family, []).append(spent)
-        return {family: median(each) for family, each in taken.items()}
+        states = search.query_states()
+        return self._settings.embedder.encode_query(search.query) if states is None else states
 
     def _search(
         self,
         query: str,
         depth: int,
-        query_vector: Float32Array | QueryTokens | None = None,
+        query_vector: Float32Array | QueryStates | None = None,
         where: Where | None = None,
     ) -> Search:
-        live = self._live
-        index = self._pinned or live.index
-        if index.maps or live.damage is not None:
-            live.require_sound(index)
+        index = self.generation
         if query_vector is not None:
             shape, dimension = np.shape(vector_of(query_vector)), index.dense.dimension
             if shape != (dimension,):
@@ -432,17 +361,11 @@ class HybridRetriever(Hybrid):
         allowed = None if where is None else index.passages.metadata_rows.allowed(where)
         return Search(
             index,
-            index.passages,
             self._settings,
-            live.legs,
+            self._live.legs,
             query,
             min(depth, len(index.passages.ids)),
             query_vector,
             allowed,
             with_signals=self._settings.fusion.method == "ranker",
         )
-
-
-def default_signals(embedder: Embedder) -> SignalLevel:
-    """Return the most that can be kept with an embedder; may load its model."""
-    return "text" if token_encoder_of(embedder) is None else "full"

@@ -1,15 +1,15 @@
-"""The legs and signals of the embedded index: one search of one generation of it.
+"""One search of a hybrid index: both legs, the union of their candidates, and their signals.
 
-A leg that raises, hangs or gives garbage becomes a `StageFailure`; the other answers without it.
+A leg that fails is left out, and the other's candidates are the answer without it.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from time import perf_counter
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from ctxguard.core.fusion import fuse
 from ctxguard.core.types import (
     FailureKind,
     FloatArray,
@@ -33,20 +33,19 @@ from ctxguard.retrieval.hybrid.candidates import (
     check_finite,
 )
 from ctxguard.retrieval.hybrid.pipeline import SearchSettings
-from ctxguard.retrieval.index import kernels
 from ctxguard.retrieval.index.filters import AllowedRows
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
-from ctxguard.retrieval.index.kernels import FusedCandidates
 from ctxguard.retrieval.index.passages import PassageTable
 from ctxguard.retrieval.protocols import (
     Float32Array,
     LexicalHits,
-    QueryTokens,
+    QueryStates,
     RowArray,
     TokenEncoder,
     token_encoder_of,
 )
-from ctxguard.retrieval.signals.pooled import ranked_signals
+from ctxguard.retrieval.signals import likeness
+from ctxguard.retrieval.signals.likeness import QueryPieces
 
 _T = TypeVar("_T")
 
@@ -73,7 +72,6 @@ class Search:
 
     Attributes:
         index: The generation.
-        passages: Its passages.
         settings: The settings of the view that searches.
         stages: The thread pool and circuit breaker of each leg.
         query: The query's text, without lone surrogates.
@@ -86,16 +84,20 @@ class Search:
     """
 
     index: HybridIndex
-    passages: PassageTable
     settings: SearchSettings
     stages: Mapping[str, Stage]
     query: str
     depth: int
-    query_vector: Float32Array | QueryTokens | None = None
+    query_vector: Float32Array | QueryStates | None = None
     allowed: AllowedRows | None = None
     with_signals: bool = False
-    _tokens: list[QueryTokens | None] = field(default_factory=list, init=False)
+    _states: list[QueryStates | None] = field(default_factory=list, init=False)
     _encoders: list[TokenEncoder | None] = field(default_factory=list, init=False)
+
+    @property
+    def passages(self) -> PassageTable:
+        """The generation's passages."""
+        return self.index.passages
 
     def legs(self, budget: Budget | None) -> tuple[Candidates, list[StageFailure]]:
         """Search the legs under their time limits and circuit breakers.
@@ -109,7 +111,7 @@ class Search:
         """
         stages, asked = self.stages, self.settings.stages
         lexical: LexicalHits | StageFailed | None = None
-        dense: DenseHits | Candidates | StageFailed | None = None
+        dense: DenseHits | StageFailed | None = None
         if LEXICAL not in asked:
             dense = attempt(DENSE, stages[DENSE].call, self.dense, _left(budget, DENSE))
         elif DENSE not in asked:
@@ -122,21 +124,14 @@ class Search:
         else:
             # On this thread: side by side would save an eighth of the time over a million passages,
             # and cost a third of the throughput with as many clients as cores.
-            is_plain = self.allowed is None and stages[LEXICAL].breaker.is_closed
-            dense = attempt(DENSE, stages[DENSE].call, self.both if is_plain else self.dense)
-            if not isinstance(dense, Candidates):
-                lexical = attempt(LEXICAL, stages[LEXICAL].call, self.lexical)
-        if not isinstance(lexical, LexicalHits) and not isinstance(dense, DenseHits | Candidates):
+            dense = attempt(DENSE, stages[DENSE].call, self.dense)
+            lexical = attempt(LEXICAL, stages[LEXICAL].call, self.lexical)
+        if not isinstance(lexical, LexicalHits) and not isinstance(dense, DenseHits):
             # An open circuit skips a leg only while the other answers: overload may have opened
             # both.
             lexical = _retried(lexical, stages[LEXICAL], self.lexical, budget)
             if not isinstance(lexical, LexicalHits):
                 dense = _retried(dense, stages[DENSE], self.dense, budget)
-        if isinstance(dense, Candidates):
-            # One call of the dense stage searched both legs.
-            if stages[LEXICAL].breaker.failures:
-                stages[LEXICAL].breaker.succeeded(None)
-            return dense, []
         if isinstance(lexical, LexicalHits) and isinstance(dense, DenseHits):
             fused = attempt(DENSE, self._fused, lexical, dense)
             if isinstance(fused, Candidates):
@@ -170,55 +165,50 @@ class Search:
             ConfigurationError: ``query_vector`` has no direction.
             Exception: whatever the embedder raises.
         """
-        return self._nearest(self.unit_vector())
-
-    def both(self) -> Candidates | DenseHits:
-        """Search both legs in one compiled call, without a filter; errors as for `dense`.
-
-        Returns:
-            The fused candidates. The dense leg's alone if the call failed, or the lexical engine
-            has none: searching the lexical leg by itself shows which.
-        """
         vector = self.unit_vector()
-        try:
-            fused = self.index.search_both(self.query, vector, self.depth, self.settings.leg_fusion)
-        except Exception:
-            fused = None
-        return self._nearest(vector) if fused is None else self._candidates(fused)
+        rows, scores = self.index.dense.search(vector, self.depth, self.allowed)
+        check_finite(DENSE, scores)
+        return DenseHits(rows, scores, vector)
 
     def _fused(self, lexical: LexicalHits, dense: DenseHits) -> Candidates:
-        """Fuse the legs, each searched by itself."""
-        fusion = self.settings.leg_fusion
-        return self._candidates(
-            self.index.fuse(lexical, dense.rows, dense.vector, self.depth, fusion)
-        )
+        """Unite the rows of both legs, score each in both, and keep the best of their fusion."""
+        rows = np.union1d(lexical.rows, dense.rows)
+        cosines = self.index.dense.cosines(dense.vector, rows)
+        check_finite(DENSE, cosines)
+        legs = {
+            LEXICAL: Leg(lexical.all_scores[rows].astype(np.float64), ScoreKind.RATIO),
+            DENSE: Leg(cosines, ScoreKind.COSINE),
+        }
+        fused, kind = fuse(legs, self.settings.leg_fusion), self.settings.leg_kind
+        return Candidates(rows, fused, kind, _BOTH, legs).ordered_by(fused, kind).best(self.depth)
 
-    def query_tokens(self) -> QueryTokens | None:
+    def query_states(self) -> QueryStates | None:
         """Return the query's word pieces, encoded once unless the caller gave them.
 
         Returns:
-            None if the index has no sentences, or the embedder gives no states of word pieces.
+            None if the index has no word pieces, or the embedder gives no states of them.
 
         Raises:
             Exception: whatever the embedder raises.
         """
-        if isinstance(self.query_vector, QueryTokens):
+        if isinstance(self.query_vector, QueryStates):
             return self.query_vector
-        if not self._tokens:
-            encoder = None if self.index.sentences is None else self._token_encoder()
-            self._tokens.append(None if encoder is None else encoder.encode_query(self.query))
-        return self._tokens[0]
+        if not self._states:
+            encoder = self._token_encoder()
+            self._states.append(None if encoder is None else encoder.query(self.query))
+        return self._states[0]
 
     def _token_encoder(self) -> TokenEncoder | None:
         """Return what encodes word pieces, asked for once."""
         if not self._encoders:
-            self._encoders.append(token_encoder_of(self.settings.embedder))
+            has_pieces = self.index.pieces is not None
+            self._encoders.append(token_encoder_of(self.settings.embedder) if has_pieces else None)
         return self._encoders[0]
 
     def unit_vector(self) -> Float32Array:
         """Return the query's vector at unit length, shape (dimension,); errors as for `dense`."""
         given = self.query_vector
-        known = self.query_tokens() if given is None and self.with_signals else given
+        known = self.query_states() if given is None and self.with_signals else given
         vector = (
             self.settings.embedder.encode_query(self.query) if known is None else vector_of(known)
         )
@@ -228,92 +218,47 @@ class Search:
             raise StageError(
                 DENSE, f"the query's vector has shape {vector.shape}, the index has ({dimension},)"
             )
-        unit = kernels.unit_vector(vector)
-        if unit is None:
-            message = f"the query's vector has length {np.linalg.norm(vector)}, so no direction"
+        length = float(np.linalg.norm(vector))
+        if not 0.0 < length < np.inf:
+            message = f"the query's vector has length {length}, so no direction"
             raise StageError(DENSE, message) if given is None else ConfigurationError(message)
-        return unit
-
-    def _nearest(self, vector: Float32Array) -> DenseHits:
-        rows, scores = self.index.dense.search(vector, self.depth, self.allowed)
-        check_finite(DENSE, scores)
-        return DenseHits(rows, scores, vector)
-
-    def _candidates(self, fused: FusedCandidates) -> Candidates:
-        rows, scores, lexical_scores, cosines = fused
-        if not np.isfinite(cosines).all():
-            raise StageError(DENSE, "gave NaN or an infinity for a passage")
-        legs = {
-            LEXICAL: Leg(lexical_scores, ScoreKind.RATIO),
-            DENSE: Leg(cosines, ScoreKind.COSINE),
-        }
-        return Candidates(rows, scores, self.settings.leg_kind, _BOTH, legs)
+        return vector / np.float32(length)
 
     def signalled(self, candidates: Candidates) -> Candidates:
         """Add the candidates' signals, and order those of both legs by the ranker.
 
-        Those of one leg keep its order and have the signals of the text family alone: the others
-        need both legs.
+        Those of one leg keep its order.
 
         Raises:
-            StageError: the index holds nothing to compute signals from.
+            StageError: the index was built without signals.
             Exception: whatever the embedder raises.
         """
-        index, rows, legs = self.index, candidates.rows, candidates.legs
-        forward, sentences, vectors = index.forward, index.sentences, index.dense.vectors
-        if forward is None:
-            raise StageError(
-                SIGNALS, "the index holds nothing to compute signals from; build it again"
-            )
-        if len(legs) < 2:
-            return replace(candidates, signals=forward.text_signals(self.query, rows))
-        encoder = None if sentences is None else self._token_encoder()
-        tokens = None if encoder is None else self.query_tokens()
-        # Where rows do not lie in one segment, those of the candidates are gathered.
-        return candidates.ranked(
-            *ranked_signals(
-                rows,
-                legs,
-                forward.passage_words(rows),
-                forward.query_words(self.query),
-                forward.stem_weights,
-                index.dense.vectors_at(rows) if vectors is None else vectors,
-                None
-                if sentences is None or tokens is None or encoder is None
-                else sentences.inputs(tokens, rows, encoder.token_table()),
+        index, rows = self.index, candidates.rows
+        if index.signals == "none":
+            raise StageError(SIGNALS, "the index was built without signals; build it again")
+        terms, weights = index.lexical.term_vectors(rows)
+        return candidates.signalled(
+            likeness.signals(
+                likeness.Candidates(
+                    candidates.legs,
+                    index.lexical.terms.lengths[rows],
+                    terms,
+                    weights,
+                    index.dense.vectors[rows],
+                    None if index.pieces is None else index.pieces.taken(rows),
+                ),
+                # Without the dense leg the query is not encoded.
+                self._query_pieces() if DENSE in candidates.legs else None,
                 self.settings.ranker,
-                None if index.rows.is_plain else np.arange(rows.size),
             )
         )
 
-    def signal_milliseconds(self, candidates: Candidates) -> dict[str, float]:
-        """Time the steps of `signalled`, by the first family that each computes.
-
-        Coverage and position are computed with stems, the second pass with the ranker, whose time
-        is the rest of the whole. The query's word pieces are encoded before: they come from the
-        pass that gives its vector.
-        """
-        forward, sentences, tokens = self.index.forward, self.index.sentences, self.query_tokens()
-        taken, encoder = {}, None if tokens is None else self._token_encoder()
-        if forward is not None:
-            taken["stems"] = _milliseconds(
-                lambda: forward.text_signals(self.query, candidates.rows)
-            )
-        if len(candidates.legs) == len(_BOTH):
-            if sentences is not None and tokens is not None and encoder is not None:
-                table = encoder.token_table()
-                taken["sentences"] = _milliseconds(
-                    lambda: sentences.signals(tokens, candidates.rows, table)
-                )
-            whole = _milliseconds(lambda: self.signalled(candidates))
-            taken["ranker"] = max(whole - sum(taken.values()), 0.0)
-        return taken
-
-
-def _milliseconds(work: Callable[[], object]) -> float:
-    start = perf_counter()
-    work()
-    return 1e3 * (perf_counter() - start)
+    def _query_pieces(self) -> QueryPieces | None:
+        encoder = self._token_encoder()
+        states = None if encoder is None else self.query_states()
+        if encoder is None or states is None:
+            return None
+        return QueryPieces.of(states, self.index.piece_weights, encoder.piece_table)
 
 
 def _alone(
@@ -354,6 +299,6 @@ def _left(budget: Budget | None, stage: str) -> float | None:
     return None if budget is None else budget(stage)
 
 
-def vector_of(query_vector: Float32Array | QueryTokens) -> Float32Array:
+def vector_of(query_vector: Float32Array | QueryStates) -> Float32Array:
     """Return a query's vector, without its word pieces."""
-    return query_vector.vector if isinstance(query_vector, QueryTokens) else query_vector
+    return query_vector.vector if isinstance(query_vector, QueryStates) else query_vector

@@ -1,8 +1,8 @@
 """Finds the rows of an index that a filter allows.
 
 A filter is applied inside the search, before the best are chosen, so that a search returns as many
-allowed passages as its depth, where there are so many. The values of a field are read once for each
-segment and stay in memory with it.
+allowed passages as its depth, where there are so many. The values of a field are read once and stay
+in memory.
 """
 
 from array import array
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.metadata_filter import Token, Where, tokens
-from ctxguard.retrieval.index.rows import Rows
 from ctxguard.retrieval.protocols import RowArray
 
 MAX_FIELDS = 16
@@ -102,13 +101,12 @@ def _read_fields(
     return fields, frozenset(existing)
 
 
-class MetadataFields:
-    """The values of a segment's metadata fields, by row.
+class MetadataRows:
+    """Finds the rows of one index that a filter on metadata allows. Safe for several threads.
 
-    A field is read on first use; at most ``MAX_FIELDS`` fields stay in memory. Safe to use from
-    several threads at once: while one thread reads a field, only threads that need an unread field
-    wait. A field that no passage has costs nothing after the first filter, so that requests for
-    made-up fields cannot keep a server busy.
+    A field is read on first use; at most ``MAX_FIELDS`` fields stay in memory. While one thread
+    reads a field, only threads that need an unread field wait. A field that no passage has costs
+    nothing after the first filter, so that requests for made-up fields cannot keep a server busy.
 
     Args:
         read: Returns the metadata of every passage, by row.
@@ -117,6 +115,9 @@ class MetadataFields:
 
     _lock = OfProcess(Lock)
     _reading = OfProcess(Lock)
+    # By digest: an access list of thousands of ids would be kept as often as it is written.
+    _cached = OfProcess[OrderedDict[bytes, AllowedRows]](OrderedDict)
+    _cached_rows = OfProcess(int)
 
     def __init__(self, read: Callable[[], Iterable[object]], n_passages: int) -> None:
         self._read = read
@@ -124,12 +125,30 @@ class MetadataFields:
         self._names: frozenset[str] | None = None
         self._fields: OrderedDict[str, _Field] = OrderedDict()
 
-    def allowed(self, where: Where) -> RowArray:
-        """Find the rows that a filter allows, ascending."""
+    def allowed(self, where: Where) -> AllowedRows:
+        """Find the rows that a filter allows."""
+        digest = where.digest
+        with self._lock:
+            cached = self._cached.get(digest)
+            if cached is not None:
+                self._cached.move_to_end(digest)
+                return cached
+        allowed = AllowedRows(self._find(where), self._n_passages)
+        with self._lock:
+            # Another thread may have cached the same filter meanwhile.
+            if digest not in self._cached:
+                self._cached[digest] = allowed
+                self._cached_rows += allowed.rows.size + ROWS_OF_A_FILTER
+            while len(self._cached) > 1 and self._cached_rows > MAX_CACHED_ROWS:
+                _, oldest = self._cached.popitem(last=False)
+                self._cached_rows -= oldest.rows.size + ROWS_OF_A_FILTER
+        return allowed
+
+    def _find(self, where: Where) -> RowArray:
         nothing = np.zeros(0, np.int64)
         if not all(wanted for _, wanted in where.conditions):
             return nothing
-        fields = self.named(where.fields)
+        fields = self._named(where.fields)
         mask: NDArray[np.bool_] | None = None
         for name, wanted in where.conditions:
             field = fields.get(name)
@@ -139,13 +158,26 @@ class MetadataFields:
             mask = holds if mask is None else mask & holds
         return nothing if mask is None else np.flatnonzero(mask)
 
+    def values(self, field: str) -> Collection[Token]:
+        """Return all values of a field."""
+        read = self._named((field,)).get(field)
+        return () if read is None else read.numbers.keys()
+
     @property
-    def names(self) -> tuple[str, ...]:
-        """The fields in memory."""
+    def fields(self) -> tuple[str, ...]:
+        """The fields in memory, which a new generation should read before it answers."""
         with self._lock:
             return tuple(self._fields)
 
-    def named(self, names: Sequence[str]) -> dict[str, _Field]:
+    def prepare(self, fields: Iterable[str]) -> None:
+        """Read fields before the first filter needs them, all in one pass.
+
+        Filters on fields in memory are answered meanwhile. The first ``MAX_FIELDS`` names are
+        read. A field that no passage has is no error.
+        """
+        self._named(tuple(dict.fromkeys(fields))[:MAX_FIELDS])
+
+    def _named(self, names: Sequence[str]) -> dict[str, _Field]:
         """Return the named fields that a passage has; those not read before are read now."""
         fields, unread = self._in_memory(names)
         if not unread:
@@ -176,70 +208,3 @@ class MetadataFields:
                 elif self._names is None or name in self._names:
                     unread.append(name)
         return fields, unread
-
-
-class MetadataRows:
-    """Finds the rows of one index that a filter on metadata allows. Safe for several threads.
-
-    The fields of a segment are read once for all indexes that share it.
-
-    Args:
-        segments: The fields of each segment.
-        rows: Their rows.
-    """
-
-    # By digest: an access list of thousands of ids would be kept as often as it is written.
-    _cached = OfProcess[OrderedDict[bytes, AllowedRows]](OrderedDict)
-    _cached_rows = OfProcess(int)
-    _lock = OfProcess(Lock)
-
-    def __init__(self, segments: Sequence[MetadataFields], rows: Rows) -> None:
-        self._segments = segments
-        self._rows = rows
-
-    def allowed(self, where: Where) -> AllowedRows:
-        """Find the rows that a filter allows."""
-        digest = where.digest
-        with self._lock:
-            cached = self._cached.get(digest)
-            if cached is not None:
-                self._cached.move_to_end(digest)
-                return cached
-        allowed = AllowedRows(self._find(where), len(self._rows))
-        with self._lock:
-            # Another thread may have cached the same filter meanwhile.
-            if digest not in self._cached:
-                self._cached[digest] = allowed
-                self._cached_rows += allowed.rows.size + ROWS_OF_A_FILTER
-            while len(self._cached) > 1 and self._cached_rows > MAX_CACHED_ROWS:
-                _, oldest = self._cached.popitem(last=False)
-                self._cached_rows -= oldest.rows.size + ROWS_OF_A_FILTER
-        return allowed
-
-    def _find(self, where: Where) -> RowArray:
-        found = [fields.allowed(where) for fields in self._segments]
-        if self._rows.is_plain:
-            return found[0]
-        parts = zip(self._rows.of_segments, found, strict=True)
-        rows = np.sort(np.concatenate([of_index[stored] for of_index, stored in parts]))
-        return rows[rows >= 0]
-
-    def values(self, field: str) -> Collection[Token]:
-        """Return all values of a field, deleted passages' among them."""
-        read = [fields.named((field,)).get(field) for fields in self._segments]
-        return {token for each in read if each is not None for token in each.numbers}
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The fields in memory, which a new generation should read before it answers."""
-        return self._segments[0].names
-
-    def prepare(self, fields: Iterable[str]) -> None:
-        """Read fields before the first filter needs them, all in one pass.
-
-        Filters on fields in memory are answered meanwhile. The first ``MAX_FIELDS`` names are
-        read. A field that no passage has is no error.
-        """
-        names = tuple(dict.fromkeys(fields))[:MAX_FIELDS]
-        for each in self._segments:
-            each.named(names)

@@ -8,12 +8,10 @@ row is a tie broken by passage id, and an index does not depend on the order of 
 import hashlib
 import json
 import re
-from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,25 +19,8 @@ from numpy.typing import NDArray
 from ctxguard.core.corpus_sketch import CorpusSketch, DigestArray, passage_digest
 from ctxguard.core.types import Hit, Passage, ReadTogether
 from ctxguard.errors import DataError, IndexFolderError
-from ctxguard.retrieval.index.filters import MetadataFields, MetadataRows
-from ctxguard.retrieval.index.growing import Growing, blocks
-from ctxguard.retrieval.index.part_files import (
-    ALTERED,
-    Lines,
-    PartFiles,
-    check_starts,
-    write_texts,
-)
-from ctxguard.retrieval.index.rows import Rows
+from ctxguard.retrieval.index.filters import MetadataRows
 from ctxguard.retrieval.protocols import RowArray
-
-PASSAGES = "passages.jsonl"
-OFFSETS = "passages.offsets.npy"
-IDS = "passages.ids.json"
-DIGESTS = "passages.digests.npy"
-
-_MOST_ENCODED, _MOST_ENCODED_BYTES = 2**13, 2**24
-"""Passages, and bytes of their lines, that are encoded together."""
 
 _METADATA_KEY = b', "metadata": '
 
@@ -85,7 +66,8 @@ def read_passages(passages: Iterable[Passage]) -> "tuple[PassageTable, BuildRepo
             hold, or no passage with a text or title.
     """
     kept: dict[str, None] = {}
-    lines, ends, digests = Growing(np.uint8), array("q", [0]), array("Q")
+    lines: list[bytes] = []
+    digests: list[int] = []
     repeated: list[str] = []
     empty = repaired = total = 0
     for passage in passages:
@@ -98,9 +80,7 @@ def read_passages(passages: Iterable[Passage]) -> "tuple[PassageTable, BuildRepo
         elif clean.passage_id in kept:
             repeated.append(clean.passage_id)
         else:
-            line = passage_line(clean)
-            lines.extend(line)
-            ends.append(ends[-1] + len(line))
+            lines.append(passage_line(clean))
             digests.append(passage_digest(clean))
             kept[clean.passage_id] = None
     if repeated:
@@ -114,13 +94,11 @@ def read_passages(passages: Iterable[Passage]) -> "tuple[PassageTable, BuildRepo
             if total == 0
             else f"all {total} passages of the corpus have neither text nor title"
         )
-    ids, bounds = np.fromiter(kept, object, len(kept)), np.array(ends, np.int64)
-    order = np.argsort(ids, kind="stable")
-    table = PassageTable(
-        lines.buffer(),
-        bounds[:-1][order],
-        bounds[1:][order],
-        ids[order],
+    ids = list(kept)
+    order = sorted(range(len(ids)), key=ids.__getitem__)
+    table = PassageTable.of(
+        [lines[at] for at in order],
+        [ids[at] for at in order],
         np.array(digests, np.uint64)[order],
     )
     return table, BuildReport(len(ids), empty, repaired)
@@ -155,12 +133,12 @@ class PassageLines(ReadTogether):
     """Passages by position, each read from its line of JSON when it is accessed.
 
     Attributes:
-        _lines: The lines, in one block of bytes.
+        lines: The lines, in one block of bytes, in memory or mapped from a file.
         _starts: Where each passage's line starts, shape (n,).
         _ends: Where it ends, shape (n,).
     """
 
-    _lines: Lines
+    lines: NDArray[np.uint8]
     _starts: NDArray[np.int64]
     _ends: NDArray[np.int64]
 
@@ -173,15 +151,17 @@ class PassageLines(ReadTogether):
         Raises:
             IndexFolderError: the file was altered since it was opened.
         """
-        lines, starts, ends = self._lines, self._starts, self._ends
         passages: list[Passage] = []
         try:
             for at in positions:
-                record = json.loads(lines[starts[at] : ends[at]])
+                record = json.loads(self.line(at))
                 title, metadata = record.get("title", ""), record.get("metadata")
                 passages.append(Passage(record["_id"], record["text"], title, metadata))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise IndexFolderError(f"{PASSAGES} {ALTERED} ({type(error).__name__})") from error
+            raise IndexFolderError(
+                f"a passage cannot be read ({type(error).__name__}): the files of an index in use "
+                "were written into; save it again and reload it"
+            ) from error
         return passages
 
     def __iter__(self) -> Iterator[Passage]:
@@ -189,92 +169,47 @@ class PassageLines(ReadTogether):
 
     def line(self, position: int) -> bytes:
         """Return the line of a passage, as `passage_line` wrote it."""
-        return self._lines[self._starts[position] : self._ends[position]]
+        return self.lines[self._starts[position] : self._ends[position]].tobytes()
 
 
 class PassageTable(PassageLines):
     """The passages of an index, by row.
 
     Args:
-        lines: As for `PassageLines`, in any order.
-        starts: As for `PassageLines`.
-        ends: As for `PassageLines`.
-        ids: The id of each passage, ascending, shape (n,), dtype object.
+        lines: As for `PassageLines`, in the order of their ids.
+        offsets: Where each passage's line starts, and where the last ends, shape (n + 1,).
+        ids: The id of each passage, ascending.
         digests: 64 bits that identify each passage's id, title and text, shape (n,).
-        metadata: The metadata fields of each segment, and their rows; None for one segment, whose
-            fields are read from these passages.
 
     Attributes:
-        ids: The id of each passage, ascending.
+        ids: As given.
+        offsets: As given.
         digests: As given.
         metadata_rows: Finds the rows that a filter on metadata allows.
     """
 
     def __init__(
         self,
-        lines: Lines,
-        starts: NDArray[np.int64],
-        ends: NDArray[np.int64],
-        ids: NDArray[np.object_],
+        lines: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        ids: Sequence[str],
         digests: DigestArray,
-        *,
-        metadata: tuple[Sequence[MetadataFields], Rows] | None = None,
     ) -> None:
-        super().__init__(lines, starts, ends)
-        self._ids_by_row = ids
-        self.ids: tuple[str, ...] = tuple(ids.tolist())
-        self.digests = digests
-        if metadata is None:
-            metadata = [MetadataFields(self._each_metadata, len(self))], Rows.whole(len(self))
-        self._fields, _ = metadata
-        self.metadata_rows = MetadataRows(*metadata)
+        super().__init__(lines, offsets[:-1], offsets[1:])
+        self.ids: tuple[str, ...] = tuple(ids)
+        self.offsets, self.digests = offsets, digests
+        self.metadata_rows = MetadataRows(self._each_metadata, len(self))
 
     @classmethod
-    def over(cls, tables: Sequence["PassageTable"], rows: Rows) -> "PassageTable":
-        """Read segments as one table."""
-        stored, blocks = rows.stored, _Blocks(tables)
-        begins = zip(tables, blocks.starts, strict=True)
-        starts = np.concatenate([each._starts + begin for each, begin in begins])[stored]
-        sizes = np.concatenate([each._ends - each._starts for each in tables])[stored]
-        return cls(
-            blocks,
-            starts,
-            starts + sizes,
-            np.concatenate([each._ids_by_row for each in tables])[stored],
-            np.concatenate([each.digests for each in tables])[stored],
-            metadata=([fields for each in tables for fields in each._fields], rows),
-        )
-
-    def merged(self) -> "PassageTable":
-        """Store the passages as one segment."""
-        return self.taken(np.arange(len(self)))
-
-    def taken(self, rows: RowArray) -> "PassageTable":
-        """Copy some passages, in the order of their ids, as a table of their own."""
-        lines = Growing(np.uint8)
-        for row in rows.tolist():
-            lines.extend(self.line(row))
-        ends = np.cumsum(self._sizes[rows])
-        ids, digests = self._ids_by_row[rows], self.digests[rows]
-        return PassageTable(lines.buffer(), ends - self._sizes[rows], ends, ids, digests)
-
-    @property
-    def _sizes(self) -> NDArray[np.int64]:
-        return self._ends - self._starts
-
-    def blocks(self) -> Iterator[RowArray]:
-        """Yield all rows in order, as many at a time as are encoded together."""
-        return blocks(self._sizes, _MOST_ENCODED_BYTES, _MOST_ENCODED)
-
-    @property
-    def n_bytes(self) -> int:
-        """The length of the block of lines of one segment."""
-        return int(self._ends.max())
+    def of(cls, lines: Sequence[bytes], ids: Sequence[str], digests: DigestArray) -> "PassageTable":
+        """Keep lines of JSON in memory, in the order of their ids."""
+        block = np.frombuffer(b"".join(lines), np.uint8)
+        return cls(block, np.cumsum([0, *map(len, lines)]), ids, digests)
 
     def select(self, rows: RowArray) -> tuple[tuple[str, ...], PassageLines]:
         """Return the ids of rows, in their order, and their passages, read when accessed."""
-        passages = PassageLines(self._lines, self._starts[rows], self._ends[rows])
-        return tuple(self._ids_by_row[rows].tolist()), passages
+        passages = PassageLines(self.lines, self._starts[rows], self._ends[rows])
+        return tuple([self.ids[row] for row in rows.tolist()]), passages
 
     def row_of(self, passage_id: str) -> int | None:
         """Return the row of a passage; None if it is not there."""
@@ -287,7 +222,7 @@ class PassageTable(PassageLines):
         A line that cannot be read, or is not written as `passage_line` does, has none.
         """
         for start, end in zip(self._starts.tolist(), self._ends.tolist(), strict=True):
-            line = self._lines[start:end]
+            line = self.lines[start:end].tobytes()
             # Inside a text the quotes would be escaped, so this can only be the key.
             at = line.find(_METADATA_KEY)
             try:
@@ -304,42 +239,6 @@ class PassageTable(PassageLines):
     def digest(self) -> str:
         """sha256 over every passage's digest; it does not depend on the order given."""
         return hashlib.sha256(self.digests.astype("<u8").tobytes()).hexdigest()
-
-    def save(self, folder: Path) -> None:
-        """Write the lines of one segment, their offsets, the ids and the digests."""
-        with (folder / PASSAGES).open("wb") as stream:
-            stream.writelines(map(self.line, range(len(self))))
-        np.save(folder / OFFSETS, np.cumsum(np.append(0, self._sizes)))
-        write_texts(folder / IDS, self.ids)
-        np.save(folder / DIGESTS, self.digests)
-
-    @classmethod
-    def load(cls, files: PartFiles) -> "PassageTable":
-        """Read the files of ``save``."""
-        lines, n_bytes = files.lines(PASSAGES)
-        offsets, digests = files.array(OFFSETS, "int64"), files.array(DIGESTS, "uint64")
-        ids = np.array(files.texts(IDS), dtype=object)
-        check_starts(f"the lines of {PASSAGES}", offsets, ids.size, n_bytes)
-        if digests.shape != ids.shape:
-            raise ValueError(f"{DIGESTS} and {IDS} do not belong together")
-        return cls(lines, offsets[:-1], offsets[1:], ids, digests)
-
-
-class _Blocks:
-    """The blocks of bytes of several tables as one; a part never crosses a border.
-
-    Attributes:
-        starts: The start of each table's block.
-    """
-
-    def __init__(self, tables: Sequence[PassageTable]) -> None:
-        self._blocks = [each._lines for each in tables]
-        self.starts = np.cumsum([0, *[each.n_bytes for each in tables[:-1]]]).tolist()
-
-    def __getitem__(self, part: slice, /) -> bytes:
-        at = bisect_right(self.starts, part.start) - 1
-        begin = self.starts[at]
-        return self._blocks[at][part.start - begin : part.stop - begin]
 
 
 def _refuse_one_key_twice(value: object) -> None:

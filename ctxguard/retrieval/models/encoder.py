@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval.models import files
 from ctxguard.retrieval.models.graph import PROBES, GraphModel
 from ctxguard.retrieval.models.window import PassageWindow
-from ctxguard.retrieval.protocols import Float32Array, Progress
+from ctxguard.retrieval.protocols import Float32Array, Progress, QueryStates
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DEFAULT_MODEL_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -25,20 +25,6 @@ _WINDOWS = 8
 """The pieces of a passage are read up to this multiple of the length that its vector covers."""
 _TABLE_BATCH = 256
 """Single word pieces are short: many fit into a core's cache."""
-
-
-class QueryStates(NamedTuple):
-    """A query as a model reads it, without the model's own marks and its prompt.
-
-    Attributes:
-        vector: Its unit vector, shape (dimension,).
-        piece_ids: The number of each word piece in the model's vocabulary, shape (m,).
-        states: The model's last hidden state of each, unit vectors, shape (m, d).
-    """
-
-    vector: Float32Array
-    piece_ids: NDArray[np.int32]
-    states: Float32Array
 
 
 class Encoder(GraphModel):

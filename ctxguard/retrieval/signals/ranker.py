@@ -1,10 +1,9 @@
-"""The pooled ranker: orders candidates by weights learned on other collections.
+"""The ranker: orders candidates by weights learned on other collections.
 
 r = Σ a_k · z_k + Σ d_l · ½ · ln(rank_l), where z_k is the z-score of an input in the list, clipped
 to ±4, and rank_l the 1-based rank by an input, equal values sharing the better one. The weights are
-those of the most likely order under a softmax over each list (ListNet; Cao et al., ICML 2007),
-fitted by `calibration.ranker`. Those in ``ranker.json`` were trained by `benchmarks.ranker` on the
-collections that the file names.
+those of the most likely order under a softmax over each list (ListNet; Cao et al., ICML 2007).
+Those in ``ranker.json`` were trained by `benchmarks.ranker` on the collections that it names.
 """
 
 import hashlib
@@ -14,86 +13,75 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from ctxguard._support.atomic_write import SHARED, atomic_write
 from ctxguard._support.regular_file import read_regular
 from ctxguard.core.scores import is_valid
-from ctxguard.core.types import FloatArray
+from ctxguard.core.types import FloatArray, Leg
 from ctxguard.errors import DataError
-
-RankerLevel = Literal["full", "text"]
 
 RANKER_SIGNAL = "ranker"
 """The name of the ranker's score among the signals."""
 
-FORMAT = 1
+FORMAT = 2
 CLIP = 4.0
 """z-scores are clipped to ±this: in a list of 100 one candidate can stand out by 10."""
 
-_TEXT_SCORES = (
+_SCORED = (
     "dense",
     "lexical",
     "reciprocal_ranks",
-    "stem_bm25",
-    "stem_coverage",
-    "coverage",
-    "sentence_coverage",
-    "lead_coverage",
+    "match",
+    "vector_match",
     "length",
-    "bigram_coverage",
     "redundancy",
     "similarity_3",
     "similarity_10",
     "term_similarity_3",
 )
-_SENTENCE_SCORES = ("sentence_match", "token_match", "sentence_similarity")
+_RANKED = ("dense", "lexical", "match")
 
-INPUTS: Mapping[RankerLevel, tuple[str, ...]] = {
-    "full": (
-        *(f"{name}.z" for name in (*_TEXT_SCORES, *_SENTENCE_SCORES)),
-        "dense.log_rank",
-        "lexical.log_rank",
-        "sentence_match.log_rank",
-    ),
-    "text": (*(f"{name}.z" for name in _TEXT_SCORES), "dense.log_rank", "lexical.log_rank"),
-}
-"""The inputs of each level, ``NAME.z`` or ``NAME.log_rank``."""
+INPUTS = (*(f"{name}.z" for name in _SCORED), *(f"{name}.log_rank" for name in _RANKED))
+"""The inputs, ``NAME.z`` or ``NAME.log_rank``."""
 
 _MAX_BYTES = 2**20
-_FIX = "write one with `Ranker.save`"
+_FIX = "take the one that comes with ctxguard, or train one with `python -m benchmarks.ranker`"
 
 
 @dataclass(frozen=True, slots=True)
 class Ranker:
-    """The weights of the pooled ranker, by input.
+    """The weights of the ranker, by input.
 
     Attributes:
-        full: One weight for each of ``INPUTS["full"]``.
-        text: One weight for each of ``INPUTS["text"]``: for candidates without sentence signals.
+        weights: One weight for each of ``INPUTS``.
         trained_on: The collections that the weights were trained on.
-        in_order: The weights of each level in the order of ``INPUTS``.
+        in_order: The weights in the order of ``INPUTS``.
 
     Raises:
         DataError: at construction, if an input lacks a weight, is unknown, or has a weight that
             is not a finite number.
     """
 
-    full: Mapping[str, float]
-    text: Mapping[str, float]
+    weights: Mapping[str, float]
     trained_on: tuple[str, ...] = ()
-    in_order: Mapping[RankerLevel, FloatArray] = field(init=False, repr=False, compare=False)
+    in_order: FloatArray = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for level in INPUTS:
-            _check(level, self.weights(level))
-        in_order = {
-            level: np.array([self.weights(level)[name] for name in names])
-            for level, names in INPUTS.items()
-        }
-        object.__setattr__(self, "in_order", in_order)
+        missing = [name for name in INPUTS if name not in self.weights]
+        unknown = [name for name in self.weights if name not in INPUTS]
+        if missing or unknown:
+            lists = [f"lacks {', '.join(missing)}"] if missing else []
+            lists += [f"has the unknown {', '.join(map(repr, unknown))}"] if unknown else []
+            raise DataError(f"the ranker {' and '.join(lists)}; {_FIX}")
+        for name, weight in self.weights.items():
+            if isinstance(weight, bool) or not is_valid(weight):
+                raise DataError(
+                    f"the ranker's weight of {name}, {weight!r}, is no finite number; {_FIX}"
+                )
+        object.__setattr__(self, "in_order", np.array([self.weights[name] for name in INPUTS]))
 
     @staticmethod
     def default() -> "Ranker":
@@ -123,22 +111,58 @@ class Ranker:
         data: dict[str, object] = {
             "format": FORMAT,
             "trained_on": list(self.trained_on),
-            **{level: dict(self.weights(level)) for level in INPUTS},
+            "weights": dict(self.weights),
         }
         with atomic_write(file, mode=SHARED) as stream:
             stream.write((json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode())
 
-    def weights(self, level: RankerLevel) -> Mapping[str, float]:
-        """Return the weights of one level, by input."""
-        return self.full if level == "full" else self.text
-
     def digest(self) -> str:
         """Hash the weights to 16 hexadecimal digits."""
-        weights = {
-            level: {name: float(weight) for name, weight in self.weights(level).items()}
-            for level in INPUTS
-        }
+        weights = {name: float(weight) for name, weight in self.weights.items()}
         return hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def ranker_inputs(
+    legs: Mapping[str, Leg], signals: Mapping[str, FloatArray], fused: FloatArray
+) -> FloatArray:
+    """Compute the ranker's inputs, shape (number of inputs, n), rows in the order of ``INPUTS``.
+
+    A z-score is 0 if all values are equal; an unknown value (NaN) also has z-score 0, and the
+    rank after all others. A leg that did not answer is unknown throughout.
+
+    Args:
+        legs: ``lexical``, ``dense``, or both, shape (n,) each.
+        signals: The signals that come before the ranker, shape (n,) each; one that is missing is
+            unknown throughout.
+        fused: The reciprocal ranks of the legs, shape (n,).
+    """
+    values = {**signals, "reciprocal_ranks": fused}
+    if "dense" in legs:
+        values["dense"] = legs["dense"].scores
+    if "lexical" in legs:
+        values["lexical"] = np.log1p(np.maximum(legs["lexical"].scores, 0.0))
+    unknown = np.full(fused.size, np.nan)
+    scored, ranked = ([values.get(name, unknown) for name in each] for each in (_SCORED, _RANKED))
+    return np.array([*map(_z_scores, scored), *map(_log_ranks, ranked)])
+
+
+def _z_scores(values: FloatArray) -> FloatArray:
+    known = values[~np.isnan(values)]
+    # Rounding alone would spread equal values.
+    if not known.size or known.max() == known.min():
+        return np.zeros(values.size)
+    z: FloatArray = np.nan_to_num((values - known.mean()) / known.std())
+    return z.clip(-CLIP, CLIP)
+
+
+def _log_ranks(values: FloatArray) -> FloatArray:
+    """Half the logarithm of each 1-based rank, equal values sharing the better, NaN behind all."""
+    ascending = np.sort(values[~np.isnan(values)])
+    better = np.where(
+        np.isnan(values), ascending.size, ascending.size - ascending.searchsorted(values, "right")
+    )
+    logs: FloatArray = 0.5 * np.log(1.0 + better)
+    return logs
 
 
 @cache
@@ -147,36 +171,20 @@ def _default() -> Ranker:
     return _parsed(file.read_text(encoding="utf-8"), Path("ranker.json"))
 
 
-def _check(level: RankerLevel, weights: Mapping[str, float]) -> None:
-    missing = [name for name in INPUTS[level] if name not in weights]
-    unknown = [name for name in weights if name not in INPUTS[level]]
-    if missing or unknown:
-        lists = [f"lacks {', '.join(missing)}"] if missing else []
-        lists += [f"has the unknown {', '.join(map(repr, unknown))}"] if unknown else []
-        raise DataError(f"the ranker's level {level!r} {' and '.join(lists)}; {_FIX}")
-    for name, weight in weights.items():
-        if isinstance(weight, bool) or not is_valid(weight):
-            raise DataError(
-                f"the ranker's weight of {name}, {weight!r}, is no finite number; {_FIX}"
-            )
-
-
 def _parsed(text: str, file: Path) -> Ranker:
     try:
         data: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"is not JSON ({error}); {_FIX}", path=file) from error
-    if not isinstance(data, dict) or data.keys() != {"format", "trained_on", *INPUTS}:
+    if not isinstance(data, dict) or data.keys() != {"format", "trained_on", "weights"}:
         raise DataError(f"is no ranker; {_FIX}", path=file)
     if data["format"] != FORMAT:
         raise DataError(
             f"has format {data['format']!r}; this release reads {FORMAT}; {_FIX}", path=file
         )
-    if not isinstance(data["trained_on"], list) or not all(
-        isinstance(data[level], dict) for level in INPUTS
-    ):
+    if not isinstance(data["trained_on"], list) or not isinstance(data["weights"], dict):
         raise DataError(f"is no ranker; {_FIX}", path=file)
     try:
-        return Ranker(data["full"], data["text"], tuple(map(str, data["trained_on"])))
+        return Ranker(data["weights"], tuple(map(str, data["trained_on"])))
     except DataError as error:
         raise DataError(str(error), path=file) from error

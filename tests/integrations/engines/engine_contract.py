@@ -15,10 +15,10 @@ from ctxguard.errors import ConfigurationError, CtxguardError, DataError
 from ctxguard.integrations.engines.engine import LegQuery
 from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
-from ctxguard.retrieval.signals import sentences, text
+from ctxguard.retrieval.signals.likeness import NAMES
 from tests.doubles import WordHashEmbedder, WordTokenEmbedder
 
-EXACT = {"text": text.NAMES, "full": (*text.NAMES, *sentences.NAMES)}
+EXACT = ("match", "vector_match", "length")
 """The signals that do not depend on a leg's scores."""
 
 _names = count(1)
@@ -107,14 +107,13 @@ class EngineContract(ABC):
         with pytest.raises(ConfigurationError, match="embedder"):
             EngineRetriever.open(url, embedder=WordHashEmbedder(dimension=32))
 
-    @pytest.mark.parametrize("level", ["full", "text"])
-    def test_candidates_have_the_signals_of_a_folder(self, level: Any) -> None:
-        embedder = WordTokenEmbedder()
-        options: Any = {"embedder": embedder, "signals": level}
+    def test_candidates_have_the_signals_of_a_folder(self) -> None:
+        """All passages are candidates, so that words are as rare among them as in the index."""
+        options: Any = {"embedder": WordTokenEmbedder()}
         others = [replace(PASSAGES[0], text="Umbrellas. A fox runs by."), *PASSAGES[2:]]
         with self.built(**options) as built:
             for passages in (PASSAGES, others):
-                built.upsert(passages, delete_others=True)
+                built.update(passages)
                 folder = HybridRetriever.build(passages, **options)
                 for query in ("kettles and ladders", "A passage of rivers. Foxes", "unheard"):
                     own, found = [each.retrieve(query, depth=50) for each in (folder, built)]
@@ -122,13 +121,13 @@ class EngineContract(ABC):
                     assert found.kind is ScoreKind.LOGIT
                     assert list(found.signals) == list(own.signals)
                     same = [own.passage_ids.index(each) for each in found.passage_ids]
-                    for name in own.signals if self.scores_as_a_folder else EXACT[level]:
+                    for name in own.signals if self.scores_as_a_folder else EXACT:
                         values = own.signals[name][same]
                         assert found.signals[name] == pytest.approx(values, abs=1e-5, nan_ok=True)
                     if self.scores_as_a_folder:
                         assert list(found.scores) == pytest.approx(list(own.scores), abs=1e-5)
             alone = built.on_route(Route.LEXICAL).retrieve("kettles and ladders", depth=50)
-            assert set(alone.signals) == set(text.NAMES)
+            assert set(alone.signals) == set(NAMES) - {"match", "vector_match"}
 
     def test_two_indexes_do_not_meet(self) -> None:
         with self.built(PASSAGES[:6]) as first, self.built(PASSAGES[6:]) as second:
@@ -199,7 +198,7 @@ class EngineContract(ABC):
                 Passage("new", "A new passage of umbrellas."),
             ]
             embedder.encoded = 0
-            done = built.upsert(changed, delete_others=True)
+            done = built.update(changed)
             assert (done.added, done.changed, done.deleted) == (1, 2, 1)
             assert embedder.encoded == done.encoded == 3
             found = built.retrieve("umbrellas", depth=2)
@@ -207,7 +206,7 @@ class EngineContract(ABC):
             moved = built.retrieve("foxes", depth=5, where=Where(tenant="moved"))
             assert moved.passage_ids == (PASSAGES[1].passage_id,)
             assert PASSAGES[2].passage_id not in built.retrieve("foxes", depth=50).passage_ids
-            assert built.upsert(changed, delete_others=True).unchanged == len(changed)
+            assert built.update(changed).unchanged == len(changed)
 
     def test_what_is_deleted_is_gone(self) -> None:
         with self.built() as built:

@@ -34,7 +34,6 @@ class MemoryEngine(Engine):
         failing: Legs that raise when they are asked.
         finished: How often ``finish`` was called.
         before_evidence: Called before vectors are read; raises to fail.
-        kept_statistics: The counts of the corpus.
     """
 
     name = "memory"
@@ -46,7 +45,6 @@ class MemoryEngine(Engine):
         self.failing: set[str] = set()
         self.finished = 0
         self.before_evidence: Callable[[], None] = lambda: None
-        self.kept_statistics: tuple[str, bytes] | None = None
 
     def stored_settings(self) -> str:
         return self.settings.to_json()
@@ -93,20 +91,13 @@ class MemoryEngine(Engine):
             self.before_evidence()
         names = self.stored if passage_ids is None else passage_ids
         found = [self.stored[name] for name in names if name in self.stored]
-        return [{**row.stored(), "vector": row.vector, "record": row.record} for row in found]
+        return [{**row.stored(), "vector": row.vector} for row in found]
 
     def count(self) -> int:
         return len(self.stored)
 
     def smallest_digests(self, n: int) -> Sequence[int]:
         return sorted(row.digest for row in self.stored.values())[:n]
-
-    def statistics(self, known: str | None) -> tuple[str, bytes] | None:
-        found = self.kept_statistics
-        return None if found is None or found[0] == known else found
-
-    def keep_statistics(self, version: str, content: bytes) -> None:
-        self.kept_statistics = version, content
 
     def insert(self, passages: Sequence[IndexedPassage]) -> None:
         self.before_write()

@@ -23,20 +23,6 @@ def test_qdrant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines() == ["('fox',)", "('0', '1')"]
 
 
-def test_elasticsearch(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("httpx2")
-    from search_cluster import Cluster, response
-
-    source = {"text": "A fox lives three years.", "metadata": {"tenant": "a"}}
-    cluster = Cluster()
-    cluster.answer = lambda body: response([{"_id": "fox", "_score": 0.9, "_source": source}])
-    try:
-        ran("elasticsearch", SMALL_MODEL, url=cluster.url)
-    finally:
-        cluster.close()
-    assert capsys.readouterr().out == "('fox',)\n"
-
-
 def assert_shown(capsys: pytest.CaptureFixture[str]) -> None:
     """The own index answered with its kettle, and the articles of tenant a were found."""
     shown = capsys.readouterr().out

@@ -1,7 +1,6 @@
 """The retriever over an engine: routes, fusion, failures and signals, on an engine in memory."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from ctxguard import ContextGuard, Flag, Fusion, Passage, Route, ScoreKind, Wher
 from ctxguard.core.fusion import fuse
 from ctxguard.errors import ConfigurationError, QueryError, StageError, StageUnavailableError
 from ctxguard.integrations.engines import retriever as retriever_module
-from ctxguard.integrations.engines import signals as signals_module
 from ctxguard.integrations.engines.address import EngineAddress, already_there, nothing_there
 from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.integrations.engines.stored import IndexSettings
@@ -67,7 +65,7 @@ class TestEngine(EngineContract):
 
 class TestRetriever(RetrieverContract):
     def retriever(self, passages: Sequence[Passage]) -> EngineRetriever:
-        return _built(passages, signals="text")
+        return _built(passages, signals="full")
 
 
 @pytest.mark.parametrize("fusion", [Fusion(), Fusion("convex", weight=0.3)])
@@ -127,7 +125,7 @@ def test_without_the_embedder_the_words_answer_and_the_answer_is_flagged() -> No
 def test_a_leg_that_fails_in_the_engine_is_left_out_and_its_route_answers(
     failing: str, answering: Route
 ) -> None:
-    built = _built(signals="text")
+    built = _built(signals="full")
     expected = built.on_route(answering).retrieve("kettles and ladders")
     _engine().failing = {failing}
     registry = CollectorRegistry()
@@ -151,27 +149,9 @@ def _fails() -> None:
     raise StageError("memory", "out of order")
 
 
-def _spoil_the_records() -> None:
-    stored = _engine().stored
-    stored |= {name: row._replace(record=b"\1\0\0") for name, row in stored.items()}
-
-
-def _lose_the_counts() -> None:
-    _engine().kept_statistics = None
-
-
-@pytest.mark.parametrize(
-    "harm",
-    [
-        lambda: setattr(_engine(), "before_evidence", _fails),
-        _spoil_the_records,
-        _lose_the_counts,
-        lambda: _engine().keep_statistics("odd", b"no counts"),
-    ],
-)
-def test_signals_that_fail_are_reported_and_the_legs_order_stands(harm: Any) -> None:
-    _built(signals="text")
-    harm()
+def test_signals_that_fail_are_reported_and_the_legs_order_stands() -> None:
+    _built(signals="full")
+    _engine().before_evidence = _fails
     built = EngineRetriever(_engine(), embedder=WordHashEmbedder())
     ranking = built.retrieve("kettles", depth=3)
     assert [each.stage for each in ranking.failures] == ["signals"]
@@ -181,17 +161,8 @@ def test_signals_that_fail_are_reported_and_the_legs_order_stands(harm: Any) -> 
     assert not ranking.signals
 
 
-def test_counts_that_cannot_be_read_again_serve_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    built = _built(signals="text")
-    expected = built.retrieve("kettles and ladders", depth=5)
-    monkeypatch.setattr(signals_module, "REFRESHED_SECONDS", 0.0)
-    _engine().keep_statistics("odd", b"no counts")
-    ranking = built.retrieve("kettles and ladders", depth=5)
-    assert (ranking.scores, ranking.failures) == (expected.scores, ())
-
-
 def test_a_passage_that_is_deleted_meanwhile_is_no_candidate() -> None:
-    built = _built(signals="text")
+    built = _built(signals="full")
     best = built.retrieve("kettles and ladders", depth=50).passage_ids[0]
     _engine().before_evidence = lambda: _engine().delete([best])
     ranking = built.retrieve("kettles and ladders", depth=50)
@@ -199,24 +170,10 @@ def test_a_passage_that_is_deleted_meanwhile_is_no_candidate() -> None:
     assert best not in ranking.passage_ids
 
 
-def test_the_corpus_is_counted_anew_once_much_has_changed() -> None:
-    many = [Passage(f"m{n:03}", f"number{n} of many") for n in range(200)]
-    built = _built(many, signals="text")
-    first = _engine().kept_statistics
-    built.upsert([replace(many[0], text="another")])
-    assert _engine().kept_statistics == first
-    built.delete([each.passage_id for each in many[:5]])
-    assert _engine().kept_statistics != first
-    _engine().keep_statistics("odd", b"no counts")
-    built.upsert(many[5:])
-    assert EngineRetriever(_engine(), embedder=WordHashEmbedder()).retrieve("many").signals
-
-
-def test_without_signals_the_ranker_is_refused_and_no_record_is_kept() -> None:
+def test_without_signals_the_ranker_is_refused() -> None:
     built = _built(signals="none")
     assert not built.has_signals
     assert built.fusion == Fusion()
-    assert {each.record for each in _engine().stored.values()} == {b""}
     with pytest.raises(ConfigurationError, match="signals"):
         built.with_fusion(Fusion("ranker"))
 
@@ -249,7 +206,7 @@ def test_a_query_that_cannot_be_searched_is_refused() -> None:
 
 
 def test_calibrated_it_is_guarded_by_every_route_and_the_profile_fits() -> None:
-    built = _built(signals="text")
+    built = _built(signals="full")
     queries = [Query(f"q{n}", each.text) for n, each in enumerate(PASSAGES)]
     qrels = {f"q{n}": {each.passage_id: 1} for n, each in enumerate(PASSAGES)}
     calibration = calibrate(built, Dataset("passages", tuple(queries), qrels))

@@ -27,9 +27,8 @@ from ctxguard.integrations.engines import milvus
 from ctxguard.integrations.engines.address import EngineAddress
 from ctxguard.integrations.engines.engine import LegQuery
 from ctxguard.integrations.engines.retriever import EngineRetriever
-from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.testing import RetrieverContract
-from tests.doubles import WordHashEmbedder, WordTokenEmbedder
+from tests.doubles import WordHashEmbedder
 
 _names = count(1)
 
@@ -202,7 +201,7 @@ def test_a_timeout_in_the_middle_of_reading_all_is_said(
     pages = Pages()
     monkeypatch.setattr(pymilvus.MilvusClient, "query_iterator", lambda *_, **__: pages)
     with pytest.raises(StageError, match="no answer in time"):
-        retriever.upsert(PASSAGES, delete_others=True)
+        retriever.update(PASSAGES)
     assert pages.asked == -1
 
 
@@ -253,24 +252,6 @@ def test_a_collection_that_was_left_without_indexes_is_finished(
         opened.upsert(PASSAGES)
         assert len(opened) == len(PASSAGES)
         assert opened.retrieve("kettles").passage_ids
-
-
-def test_a_record_longer_than_a_field_is_kept_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    long = Passage("long", "Kettles boil water by the ladder. " * 1_500)
-    options: Any = {"embedder": WordTokenEmbedder(), "signals": "full"}
-    folder = HybridRetriever.build([*PASSAGES, long], **options)
-    url = _File().url("long")
-    with EngineRetriever.build([*PASSAGES, long], url, **options) as built:
-        (row,) = built._engine.rows(milvus._RECORDS, ["long"])
-        assert row["record_2"]
-        own, found = [each.retrieve("kettles by ladders") for each in (folder, built)]
-        values = [
-            each.signals["token_match"][each.passage_ids.index("long")] for each in (own, found)
-        ]
-        assert values[0] == pytest.approx(values[1])
-    monkeypatch.setattr(milvus, "_RECORDS", ("record_1",))
-    with pytest.raises(DataError, match="record"):
-        EngineRetriever.build([long], _File().url("longer"), **options)
 
 
 @pytest.mark.parametrize(

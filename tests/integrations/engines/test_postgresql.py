@@ -98,7 +98,7 @@ def test_a_wrong_password_is_refused_and_the_key_is_one(postgresql_process: Any)
 
 def test_bm25_stays_that_of_an_index_built_anew(built: EngineRetriever) -> None:
     changed = [Passage(PASSAGES[1].passage_id, "Foxes, foxes and a ladder."), *PASSAGES[2:]]
-    built.upsert(changed, delete_others=True)
+    built.update(changed)
     anew = HybridRetriever.build(changed, embedder=WordHashEmbedder(), signals="none")
     for query in ("kettles and ladders", "number3 foxes foxes", "passages by rivers"):
         own, found = [

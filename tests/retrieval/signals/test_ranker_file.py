@@ -10,7 +10,7 @@ import pytest
 from ctxguard.errors import DataError
 from ctxguard.retrieval.signals.ranker import INPUTS, Ranker
 
-FLAT = Ranker(dict.fromkeys(INPUTS["full"], 0.5), dict.fromkeys(INPUTS["text"], -2), ("a", "b"))
+FLAT = Ranker(dict.fromkeys(INPUTS, 0.5), ("a", "b"))
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def test_the_shipped_ranker_names_its_collections_and_is_read_once() -> None:
 
 
 def test_the_digest_is_that_of_the_weights_alone() -> None:
-    assert Ranker(FLAT.full, FLAT.text).digest() == FLAT.digest()
-    other = Ranker({**FLAT.full, "dense.z": 0.25}, FLAT.text)
+    assert Ranker(FLAT.weights).digest() == FLAT.digest()
+    other = Ranker({**FLAT.weights, "dense.z": 0.25})
     assert other.digest() != FLAT.digest()
 
 
@@ -59,26 +59,26 @@ def test_another_file_is_refused(tmp_path: Path, content: str | bytes, fault: st
     with pytest.raises(DataError, match=fault) as error:
         Ranker.load(file)
     assert error.value.path == file
-    assert "Ranker.save" in str(error.value)
+    assert "benchmarks.ranker" in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("fields", "fault"),
     [
-        ({"format": 2}, "has format 2; this release reads 1"),
-        ({"full": []}, "is no ranker"),
+        ({"format": 1}, "has format 1; this release reads 2"),
+        ({"weights": []}, "is no ranker"),
         ({"trained_on": "a"}, "is no ranker"),
         ({"more": 1}, "is no ranker"),
-        ({"text": {}}, "level 'text' lacks dense.z, lexical.z"),
-        ({"text": {**FLAT.text, "rank.z": 1.0}}, "has the unknown 'rank.z'"),
+        ({"weights": {}}, "the ranker lacks dense.z, lexical.z"),
+        ({"weights": {**FLAT.weights, "rank.z": 1.0}}, "has the unknown 'rank.z'"),
         *[
             (
-                {"text": {**FLAT.text, "dense.z": weight}},
+                {"weights": {**FLAT.weights, "dense.z": weight}},
                 f"weight of dense.z, {weight!r}, is no fin",
             )
             for weight in ("1", True, None, math.nan, math.inf)
         ],
-        ({"full": {**FLAT.full, "dense.z": 10**400}}, "weight of dense.z"),
+        ({"weights": {**FLAT.weights, "dense.z": 10**400}}, "weight of dense.z"),
     ],
 )
 def test_a_damaged_ranker_is_refused(file: Path, fields: dict[str, Any], fault: str) -> None:

@@ -1,7 +1,4 @@
-"""List signals, the ranker's score and the second pass give what their formulas say, by numpy.
-
-`test_ranked_signals` compares the compiled ones with these.
-"""
+"""The signals of likeness give what their formulas say, whatever the retriever knows."""
 
 import math
 from collections.abc import Mapping
@@ -11,23 +8,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.types import FloatArray, Leg, ScoreKind
-from ctxguard.retrieval.signals.candidates import best_first, list_signals
-from ctxguard.retrieval.signals.pooled import (
-    level_of,
-    rank_candidates,
-    ranker_inputs,
+from ctxguard.retrieval.protocols import QueryStates
+from ctxguard.retrieval.signals import likeness
+from ctxguard.retrieval.signals.likeness import (
+    NAMES,
+    Candidates,
+    QueryPieces,
+    list_signals,
+    second_pass,
+    term_cosines,
 )
-from ctxguard.retrieval.signals.ranker import INPUTS, Ranker
-from ctxguard.retrieval.signals.second_pass import second_pass
+from ctxguard.retrieval.signals.ranker import INPUTS, Ranker, ranker_inputs
+from ctxguard.retrieval.signals.sparse import SparseRows
 
 COSINES = np.array(
-    [[9.0, 0.9, 0.5, 0.1], [0.9, 9.0, 0.4, 0.2], [0.5, 0.4, 9.0, 0.3], [0.1, 0.2, 0.3, 9.0]]
+    [[0.0, 0.9, 0.5, 0.1], [0.9, 0.0, 0.4, 0.2], [0.5, 0.4, 0.0, 0.3], [0.1, 0.2, 0.3, 0.0]]
 )
-"""Of a to d. The diagonal must not be read."""
+"""Of a to d."""
 
-TEXT = ("stem_bm25", "stem_coverage", "coverage", "sentence_coverage", "lead_coverage", "length")
-SENTENCES = ("sentence_match", "token_match", "sentence_similarity")
 BEST_THREE = 3
 
 
@@ -40,31 +40,43 @@ class Pool:
 
     def __init__(self, n: int, seed: int = 0, dimension: int = 24) -> None:
         rng = np.random.default_rng(seed)
-        vectors = rng.normal(size=(n, dimension)) + 0.5
-        self.vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-        terms = np.abs(rng.normal(size=(n, 6)))
-        terms /= np.linalg.norm(terms, axis=1, keepdims=True)
-        self.term_cosines = np.einsum("it,jt->ij", terms, terms)
+        self.vectors = _units(rng, n, dimension)
+        self.terms = [rng.integers(0, 12, rng.integers(1, 9)).astype(np.int32) for _ in range(n)]
+        self.pieces = [rng.integers(0, 20, rng.integers(1, 9)).astype(np.int32) for _ in range(n)]
+        states = QueryStates(self.vectors[0], rng.integers(0, 20, 6), _units(rng, 6, dimension))
+        self.query = QueryPieces.of(states, rng.uniform(size=20), _units(rng, 20, dimension))
         self.legs = legs_of(rng.uniform(size=n), rng.exponential(size=n))
-        names = (*TEXT, "bigram_coverage", *SENTENCES)
-        self.signals = {name: rng.normal(size=n) for name in names}
 
     def agree(self) -> None:
         """Let both legs give one order, so that no two reciprocal ranks are equal."""
         dense = self.legs["dense"].scores
         self.legs = legs_of(dense, np.exp(dense))
 
-    def ranked(self, positions: list[int] | None = None) -> dict[str, FloatArray]:
-        """The pooled signals of the candidates at some positions, in that order."""
+    def candidates(self, positions: list[int] | None = None) -> Candidates:
         at = list(range(len(self.vectors))) if positions is None else positions
-        legs = {name: Leg(leg.scores[at], leg.kind) for name, leg in self.legs.items()}
-        return rank_candidates(
-            legs,
-            {name: values[at] for name, values in self.signals.items()},
+        terms = SparseRows.of([self.terms[i] for i in at])
+        return Candidates(
+            {name: Leg(leg.scores[at], leg.kind) for name, leg in self.legs.items()},
+            np.array([float(self.terms[i].size) for i in at]),
+            terms,
+            terms.counts.astype(np.float32),
             self.vectors[at],
-            self.term_cosines[np.ix_(at, at)],
-            Ranker.default(),
+            SparseRows.of([self.pieces[i] for i in at]),
         )
+
+    def ranked(self, positions: list[int] | None = None) -> dict[str, FloatArray]:
+        """The signals of the candidates at some positions, in that order."""
+        return likeness.signals(self.candidates(positions), self.query, Ranker.default())
+
+
+def _units(rng: np.random.Generator, n: int, dimension: int) -> np.ndarray:
+    vectors = rng.normal(size=(n, dimension)) + 0.5
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def apart(cosine: float) -> FloatArray:
+    """The cosines of two candidates, 0 with itself."""
+    return np.array([[0.0, cosine], [cosine, 0.0]])
 
 
 class TestListSignals:
@@ -79,14 +91,14 @@ class TestListSignals:
         assert found["term_similarity_3"] == pytest.approx(thirds / 2)
 
     def test_one_candidate_resembles_nothing(self) -> None:
-        one = np.ones((1, 1))
+        one = np.zeros((1, 1))
         found = list_signals(one, one)
         assert {name: values.tolist() for name, values in found.items()} == {
             name: [0.0] for name in found
         }
 
     def test_what_no_better_one_resembles_is_not_redundant(self) -> None:
-        found = list_signals(np.full((2, 2), -0.3), np.zeros((2, 2)))
+        found = list_signals(apart(-0.3), np.zeros((2, 2)))
         assert found["redundancy"].tolist() == [0.0, 0.0]
 
 
@@ -105,7 +117,7 @@ class TestSecondPass:
 
     def test_smoothing_worked_by_hand(self) -> None:
         cosine = 1.0 - 0.1 * math.log(2.0)  # so that exp((S − 1) / 0.1) is one half
-        vectors, terms = np.full((2, 2), cosine), np.full((2, 2), 0.5)
+        vectors, terms = apart(cosine), apart(0.5)
         found = second_pass(vectors, terms, np.array([1.0, 0.0]))
         own = math.exp(-10.0)
         expected = np.array([own, 0.5]) / (own + 0.5)
@@ -114,12 +126,12 @@ class TestSecondPass:
         assert found["smoothed_by_terms"] == pytest.approx(expected)
 
     def test_one_candidate_keeps_its_score_and_has_no_support(self) -> None:
-        one = np.ones((1, 1))
+        one = np.zeros((1, 1))
         for name, values in second_pass(one, one, np.ones(1)).items():
             assert values.tolist() == ([1.0] if name.startswith("smoothed") else [0.0])
 
     def test_a_score_that_is_far_higher_leaves_the_others_finite(self) -> None:
-        pair = np.full((2, 2), 0.5)
+        pair = apart(0.5)
         for values in second_pass(pair, pair, np.array([1000.0, -1000.0])).values():
             assert np.isfinite(values).all()
 
@@ -174,12 +186,22 @@ def plain_smoothed(weights: list[list[float]], scores: list[float], i: int) -> f
     return math.fsum(w * r for w, r in zip(weights[i], scores, strict=True)) / math.fsum(weights[i])
 
 
+def plain_match(pool: Pool, i: int) -> float:
+    """Σ w max_j q · (e(t_j) + v)."""
+    states, weights, table = (each.astype(np.float64) for each in pool.query)
+    v = pool.vectors[i].astype(np.float64)
+    best = [max(float(q @ (table[piece] + v)) for piece in pool.pieces[i]) for q in states]
+    return float(sum(w * each for w, each in zip(weights, best, strict=True)))
+
+
 def plain(pool: Pool, ranker: Ranker) -> Mapping[str, list[float]]:
     """All pooled signals again, in loops over lists."""
     n = len(pool.vectors)
     all_s = pool.vectors.astype(np.float64)
     s = [[float(np.dot(all_s[i], all_s[j])) if i != j else 0.0 for j in range(n)] for i in range(n)]
-    t = [[float(pool.term_cosines[i, j]) if i != j else 0.0 for j in range(n)] for i in range(n)]
+    counts = [np.bincount(terms, minlength=12) / 1.0 for terms in pool.terms]
+    unit = [each / np.linalg.norm(each) for each in counts]
+    t = [[float(unit[i] @ unit[j]) if i != j else 0.0 for j in range(n)] for i in range(n)]
     fused = plain_reciprocal_ranks(pool)
     order = plain_best_first(fused)
     found = {
@@ -188,12 +210,16 @@ def plain(pool: Pool, ranker: Ranker) -> Mapping[str, list[float]]:
         "similarity_10": [plain_mean(s, order, i, 10) for i in range(n)],
         "term_similarity_3": [plain_mean(t, order, i, BEST_THREE) for i in range(n)],
     }
-    values = {name: each.tolist() for name, each in pool.signals.items()} | found
+    found["match"] = [plain_match(pool, i) for i in range(n)]
+    states, weights, _ = (each.astype(np.float64) for each in pool.query)
+    found["vector_match"] = [float(weights @ (states @ v)) for v in pool.vectors.astype(float)]
+    found["length"] = [math.log1p(len(terms)) for terms in pool.terms]
+    values = dict(found)
     values["dense"] = pool.legs["dense"].scores.tolist()
     values["lexical"] = [math.log1p(score) for score in pool.legs["lexical"].scores.tolist()]
     values["reciprocal_ranks"] = fused
     scores = [0.0] * n
-    for name, weight in ranker.full.items():
+    for name, weight in ranker.weights.items():
         signal, _, form = name.rpartition(".")
         given = (plain_z if form == "z" else plain_log_ranks)(values[signal])
         scores = [score + weight * value for score, value in zip(scores, given, strict=True)]
@@ -218,7 +244,7 @@ def plain(pool: Pool, ranker: Ranker) -> Mapping[str, list[float]]:
     }
 
 
-class TestRankCandidates:
+class TestSignals:
     @given(st.integers(2, 30), st.integers(0, 10_000))
     @settings(deadline=None, max_examples=40)
     def test_it_is_the_formulas_in_plain_loops(self, n: int, seed: int) -> None:
@@ -241,12 +267,12 @@ class TestRankCandidates:
 
     def test_one_candidate_has_every_signal(self) -> None:
         found = Pool(1).ranked()
+        assert set(found) == set(NAMES)
         assert all(values.shape == (1,) and np.isfinite(values).all() for values in found.values())
         assert found["ranker"].tolist() == [0.0]
 
     def test_of_equal_candidates_the_first_is_the_better_one(self) -> None:
         assert Pool(1).ranked([0, 0, 0])["redundancy"] == pytest.approx(np.array([0.0, 1.0, 1.0]))
-        assert best_first(np.zeros(3)).tolist() == [0, 1, 2]
 
     @given(st.integers(6, 30), st.integers(0, 10_000))
     @settings(deadline=None, max_examples=20)
@@ -260,16 +286,59 @@ class TestRankCandidates:
         for name in ("redundancy", "similarity_3", "term_similarity_3"):
             assert with_last[name][:-1] == pytest.approx(without[name], abs=1e-6)
 
-    def test_without_sentence_signals_the_weights_of_text_hold(self) -> None:
+    def test_what_is_not_known_is_left_out_and_says_nothing(self) -> None:
         pool = Pool(12)
-        for name in SENTENCES:
-            del pool.signals[name]
-        weights = dict.fromkeys(INPUTS["text"], 0.0) | {"dense.log_rank": -2.0}
-        ranker = Ranker(dict.fromkeys(INPUTS["full"], 1.0), weights)
-        found = rank_candidates(pool.legs, pool.signals, pool.vectors, pool.term_cosines, ranker)
-        ranks = 1 + np.argsort(np.argsort(-pool.legs["dense"].scores))
-        assert level_of(pool.signals) == "text"
-        assert found["ranker"] == pytest.approx(-np.log(ranks))
+        candidates = pool.candidates()._replace(vectors=None)
+        found = likeness.signals(candidates, pool.query, Ranker.default())
+        assert {name for name in NAMES if name not in found} == {
+            *("match", "vector_match", "redundancy", "similarity_3", "similarity_10"),
+            *("vector_support_3", "smoothed_by_vectors", "vector_redundancy"),
+        }
+        assert all(np.isfinite(values).all() for values in found.values())
+
+    @pytest.mark.parametrize("leg", ["lexical", "dense"])
+    def test_a_leg_that_did_not_answer_says_nothing(self, leg: str) -> None:
+        pool = Pool(12)
+        only = pool.candidates()._replace(legs={leg: pool.legs[leg]})
+        found = likeness.signals(only, None, Ranker.default())
+        assert set(NAMES) - found.keys() == {"match", "vector_match"}
+        assert np.isfinite(found["ranker"]).all()
+
+    def test_a_passage_without_word_pieces_matches_least(self) -> None:
+        pool = Pool(5)
+        pool.pieces[2] = np.zeros(0, np.int32)
+        pool.vectors[2] = pool.vectors[1]
+        assert pool.ranked()["match"][2] < pool.ranked()["match"][1]
+
+    def test_of_many_query_pieces_the_rarest_count(self) -> None:
+        rng, n = np.random.default_rng(0), likeness.MOST_QUERY_PIECES + 36
+        states = QueryStates(np.ones(4, np.float32), np.arange(n), _units(rng, n, 4))
+        rarity = np.arange(float(n))
+        kept = QueryPieces.of(states, rarity, _units(rng, n, 4))
+        assert kept.weights.size == likeness.MOST_QUERY_PIECES
+        assert kept.weights.sum() == pytest.approx(1.0)
+        assert kept.states[0].tolist() == states.states[-1].tolist()
+
+    def test_a_long_list_is_compared_with_its_first_hundred(self) -> None:
+        pool = Pool(130)
+        pool.agree()
+        order = np.argsort(-pool.legs["dense"].scores).tolist()
+        pool.vectors[order[-1]] = pool.vectors[order[-2]]
+        found = pool.ranked()
+        # They resemble each other, but neither is among those that all are compared with.
+        assert found["redundancy"][order[-1]] < 1.0 - 1e-6
+
+
+class TestTermCosines:
+    def test_they_are_those_of_the_weighted_terms(self) -> None:
+        rows = SparseRows.of([np.array(x, np.int32) for x in ([1, 2, 2], [2, 5], [7], [])])
+        weights = rows.counts.astype(np.float32)
+        expected = np.zeros((4, 4))
+        expected[:2, :2] = 1.0, 2 / math.sqrt(10)
+        expected[1, :2] = 2 / math.sqrt(10), 1.0
+        found = term_cosines(rows, weights)
+        off = ~np.eye(4, dtype=bool)
+        assert found[off] == pytest.approx(expected[off], abs=1e-6)
 
 
 class TestRankerInputs:
@@ -281,10 +350,10 @@ class TestRankerInputs:
         assert inputs["length.z"][0] == pytest.approx(-0.01 / math.sqrt(0.01 * 0.99))
 
     def test_an_unknown_value_is_the_mean_and_ranks_last(self) -> None:
-        inputs = self.inputs(sentence_match=np.array([1.0, math.nan, 3.0]))
-        assert inputs["sentence_match.z"].tolist() == [-1.0, 0.0, 1.0]
+        inputs = self.inputs(match=np.array([1.0, math.nan, 3.0]))
+        assert inputs["match.z"].tolist() == [-1.0, 0.0, 1.0]
         expected = 0.5 * np.log([2.0, 3.0, 1.0])
-        assert inputs["sentence_match.log_rank"] == pytest.approx(expected)
+        assert inputs["match.log_rank"] == pytest.approx(expected)
 
     def test_bm25_counts_by_its_logarithm(self) -> None:
         values = np.log1p(Pool(5).legs["lexical"].scores)
@@ -292,13 +361,12 @@ class TestRankerInputs:
         assert inputs["lexical.z"] == pytest.approx((values - values.mean()) / values.std())
 
     def test_equal_values_say_nothing_and_share_the_first_rank(self) -> None:
-        inputs = self.inputs(sentence_match=np.full(5, 0.1))
-        assert inputs["sentence_match.z"].tolist() == [0.0] * 5
-        assert inputs["sentence_match.log_rank"].tolist() == [0.0] * 5
+        inputs = self.inputs(match=np.full(5, 0.1))
+        assert inputs["match.z"].tolist() == [0.0] * 5
+        assert inputs["match.log_rank"].tolist() == [0.0] * 5
 
     def inputs(self, **signals: FloatArray) -> dict[str, FloatArray]:
         """The inputs by name, of a pool with these signals."""
         pool = Pool(len(next(iter(signals.values()))))
-        pool.signals |= signals
-        inputs = ranker_inputs(pool.legs, pool.signals | pool.ranked(), "full")
-        return dict(zip(INPUTS["full"], inputs, strict=True))
+        inputs = ranker_inputs(pool.legs, pool.ranked() | signals, fuse(pool.legs, Fusion()))
+        return dict(zip(INPUTS, inputs, strict=True))

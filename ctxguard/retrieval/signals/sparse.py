@@ -1,0 +1,82 @@
+"""Rows of numbered terms, as passages have them: word stems, or a model's word pieces."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxguard.retrieval.protocols import RowArray
+
+_MOST_COUNTED = np.iinfo(np.uint16).max
+
+
+class SparseRows(NamedTuple):
+    """The distinct terms of passages, one passage after the other.
+
+    Attributes:
+        numbers: The number of each term, ascending in a passage, shape (n_entries,).
+        counts: How often its passage has it, same shape.
+        starts: Row i is from ``starts[i]`` to ``starts[i + 1]``, shape (n_rows + 1,).
+    """
+
+    numbers: NDArray[np.int32]
+    counts: NDArray[np.uint16]
+    starts: RowArray
+
+    @classmethod
+    def counted(cls, numbers: NDArray[np.int32], lengths: NDArray[np.integer]) -> "SparseRows":
+        """Count terms that are given in order.
+
+        Args:
+            numbers: The terms of one passage after the other, with repetitions.
+            lengths: The number of terms of each passage, shape (n_rows,).
+
+        >>> SparseRows.counted(np.array([5, 2, 5, 7], np.int32), np.array([3, 1])).counts.tolist()
+        [1, 2, 1]
+        """
+        n_terms = int(numbers.max(initial=-1)) + 1
+        row = np.repeat(np.arange(lengths.size), lengths)
+        pairs, counts = np.unique(row * n_terms + numbers, return_counts=True)
+        sizes = np.bincount(pairs // max(n_terms, 1), minlength=lengths.size)
+        return cls(
+            (pairs % max(n_terms, 1)).astype(np.int32),
+            np.minimum(counts, _MOST_COUNTED).astype(np.uint16),
+            np.concatenate(([0], np.cumsum(sizes))),
+        )
+
+    @classmethod
+    def of(cls, rows: Sequence[NDArray[np.int32]]) -> "SparseRows":
+        """Count the terms of each passage."""
+        numbers = np.concatenate([np.zeros(0, np.int32), *rows])
+        return cls.counted(numbers, np.array([len(row) for row in rows], np.int64))
+
+    @property
+    def row_of_each(self) -> RowArray:
+        """The row of each entry."""
+        return np.repeat(np.arange(self.starts.size - 1), np.diff(self.starts))
+
+    def taken(self, rows: RowArray) -> "SparseRows":
+        """Copy some rows, in their order."""
+        sizes = np.diff(self.starts)[rows]
+        starts = np.concatenate(([0], np.cumsum(sizes)))
+        at = np.arange(starts[-1]) + np.repeat(self.starts[rows] - starts[:-1], sizes)
+        return SparseRows(self.numbers[at], self.counts[at], starts)
+
+    def followed_by(self, others: "SparseRows") -> "SparseRows":
+        """Append rows."""
+        return SparseRows(
+            np.concatenate((self.numbers, others.numbers)),
+            np.concatenate((self.counts, others.counts)),
+            np.concatenate((self.starts, self.starts[-1] + others.starts[1:])),
+        )
+
+
+def compact(numbers: NDArray[np.integer]) -> tuple[RowArray, RowArray]:
+    """Return the distinct numbers, ascending, and the place of each number among them."""
+    there = np.zeros(int(numbers.max(initial=-1)) + 1, np.bool_)
+    there[numbers] = True
+    distinct = np.flatnonzero(there)
+    place = np.zeros(there.size, np.int64)
+    place[distinct] = np.arange(distinct.size)
+    return distinct, place[numbers]
