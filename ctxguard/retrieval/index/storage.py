@@ -94,12 +94,12 @@ def _new_generation(folder: Path) -> Iterator[Path]:
     while True:
         generation = folder / f"generation-{token_hex(4)}"
         generation.mkdir(mode=PRIVATE_FOLDER)
-        with suppress(FileNotFoundError), ExitStack() as held:
-            descriptor = held.enter_context(_opened(generation))
+        with suppress(FileNotFoundError), ExitStack() as opened:
+            descriptor = opened.enter_context(_opened(generation))
             is_locked = descriptor is None or lock(descriptor)
             # Another save may have taken it for abandoned before it was locked.
             if is_locked and generation.is_dir():
-                held = held.pop_all()
+                held = opened.pop_all()
                 break
     with held:
         try:
