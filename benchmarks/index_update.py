@@ -2,10 +2,10 @@
 
     python -m benchmarks.index_update --check
 
-An index of generated passages with vectors at hand is built, saved and opened twice; a hundredth of
-the corpus is replaced by ``HybridRetriever.update`` while another thread searches: every answer must
-be of one generation or the other. Then it is saved, followed by a reader, and compared with one that
-was built anew.
+An index of generated passages with vectors at hand is built, saved and opened twice. A hundredth of
+the corpus is replaced by ``HybridRetriever.update``, while another thread searches: every answer
+must be of one generation or the other. Then it is saved, followed by a reader, and compared with
+one that was built anew.
 """
 
 import argparse

@@ -20,7 +20,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -94,16 +94,22 @@ def _new_generation(folder: Path) -> Iterator[Path]:
     while True:
         generation = folder / f"generation-{token_hex(4)}"
         generation.mkdir(mode=PRIVATE_FOLDER)
-        with _opened(generation) as descriptor:
+        with suppress(FileNotFoundError), ExitStack() as opened:
+            descriptor = opened.enter_context(_opened(generation))
+            is_locked = descriptor is None or lock(descriptor)
             # Another save may have taken it for abandoned before it was locked.
-            if not (descriptor is None or (lock(descriptor) and generation.is_dir())):
-                continue
-            try:
-                yield generation
-            except BaseException:
-                shutil.rmtree(generation, ignore_errors=True)
-                raise
-            return
+            if is_locked and generation.is_dir():
+                held = opened.pop_all()
+                break
+    with held:
+        try:
+            yield generation
+        except BaseException:
+            # Unless the manifest names it already; else the next save deletes what is left.
+            with suppress(OSError, IndexFolderError):
+                if _in_force(folder) != generation.name:
+                    shutil.rmtree(generation, ignore_errors=True)
+            raise
 
 
 @contextmanager
@@ -121,9 +127,16 @@ def _delete_unless_in_force(generation: Path) -> None:
     with _opened(generation) as descriptor:
         is_free = descriptor is None or lock(descriptor)
         # Read only now: see the head of this module.
-        in_force = _read_manifest(generation.parent, any_version=True).get("generation")
-        if is_free and in_force != generation.name:
+        if is_free and _in_force(generation.parent) != generation.name:
             shutil.rmtree(generation, ignore_errors=True)
+
+
+def _in_force(folder: Path) -> str | None:
+    """Return the name of the generation that the manifest names; None without a manifest."""
+    if not manifest_file(folder).exists():
+        return None
+    name: str | None = _read_manifest(folder, any_version=True).get("generation")
+    return name
 
 
 def _sync(folder: Path) -> None:

@@ -109,7 +109,7 @@ class EngineContract(ABC):
 
     def test_candidates_have_the_signals_of_a_folder(self) -> None:
         """All passages are candidates, so that words are as rare among them as in the index."""
-        options: Any = {"embedder": WordTokenEmbedder()}
+        options: Any = {"embedder": WordTokenEmbedder(), "signals": "full"}
         others = [replace(PASSAGES[0], text="Umbrellas. A fox runs by."), *PASSAGES[2:]]
         with self.built(**options) as built:
             for passages in (PASSAGES, others):
