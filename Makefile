@@ -126,7 +126,7 @@ test-portable: $(VENV)/.dev
 
 # The files whose outcome can depend on the processor's arithmetic, again with a plainer processor's:
 # those that compare, order or choose by what an encoder, BLAS, faiss or scikit-learn computed.
-KERNELS_benchmarks := corpus_drift grid index_update ranker search
+KERNELS_benchmarks := index_update ranker search
 KERNELS_calibration := calibrate calibrate_route compare evaluate fit grid named_signals objectives \
   replay saved_comparison sufficiency
 KERNELS_core := corpus_sketch expected_utility fusion metrics policy relevance scores signals \

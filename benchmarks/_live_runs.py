@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks._live_scenarios import Change, Scenario
 from benchmarks._live_service import START, Figure, Service, check_together, figures, label_some
 from benchmarks._live_traffic import JudgeErrors, SimulatedJudge, draw_traffic
-from benchmarks.store import postgresql
+from benchmarks._processes import postgresql
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.store import Limits

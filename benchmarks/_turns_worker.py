@@ -1,17 +1,14 @@
-"""Times one checkout's cases on request: run by `benchmarks.turns` and `benchmarks.search_turns`.
+"""Times one checkout's cases on request: run by `benchmarks.turns`.
 
-    python _turns_worker.py                      # in the checkout's folder
-    python _turns_worker.py DIR [PASSAGES...]    # the searches of a BEIR folder
+    python _turns_worker.py [DIR…]    # in the checkout's folder; DIR: BEIR folders to search too
 
 Reads lines ``CASE SECONDS`` and answers each with the median nanoseconds of the processor time of
 its calls. Imports `ctxguard` and `benchmarks` from the current folder, so that each checkout builds
 its cases by its own code.
 """
 
-import asyncio
 import gc
 import json
-import os
 import random
 import statistics
 import sys
@@ -19,26 +16,21 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from itertools import cycle
+from itertools import count, cycle
 from pathlib import Path
-from typing import get_type_hints
 
 sys.path.insert(0, str(Path.cwd()))
 
 from benchmarks import overhead
-from benchmarks import store as store_benchmark
 from benchmarks._collection import default_cache, indexed
-from benchmarks._serve_app import ScoresAtHand, profile
-from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import Passage
-from ctxguard.monitor.store import SampleStore, WorkerCounts
+from ctxguard.monitor.store import Entry, SampleStore, WorkerCounts
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
-from ctxguard.server.app import create_app
 
 PASSAGES = 300
 QUERIES = 200
-DOCUMENTS = 50
+BATCH = 100
 
 
 def cases(folder: Path) -> dict[str, Callable[[], object]]:
@@ -61,7 +53,6 @@ def cases(folder: Path) -> dict[str, Callable[[], object]]:
         "guard, P of legs": drained(ours[overhead.GUARD_UTILITY].call),
     }
     found |= searches()
-    found["/rerank in process"] = rerank(folder)
     found["store, append a batch"] = append(folder)
     return found
 
@@ -96,119 +87,35 @@ def searches() -> dict[str, Callable[[], object]]:
     return found
 
 
-def collection_searches(folder: Path, sizes: list[int]) -> dict[str, Callable[[], object]]:
-    """Searches of a collection, and of larger ones made of it; query vectors are given."""
-    embedder, cache = SentenceTransformerEmbedder(), default_cache()
-    retriever = indexed(folder, cache, embedder)
+def collection_searches(folder: Path) -> dict[str, Callable[[], object]]:
+    """Searches of a collection at depth 100, with the encoding of the query and without."""
+    retriever = indexed(folder, default_cache(), SentenceTransformerEmbedder())
     lines = (folder / "queries.jsonl").read_text(encoding="utf-8").splitlines()
     texts = [json.loads(line)["text"] for line in lines[:QUERIES]]
     queries = [(text, retriever.encode_query(text)) for text in texts]
-    found: dict[str, Callable[[], object]] = {}
+    encoded, given = cycle(texts), cycle(queries)
 
-    def add(name: str, retriever: HybridRetriever, depth: int = 100) -> None:
-        turns = cycle(queries)
+    def search() -> None:
+        query, vector = next(given)
+        retriever.retrieve(query, depth=100, query_vector=vector)
 
-        def search() -> None:
-            query, vector = next(turns)
-            retriever.retrieve(query, depth=depth, query_vector=vector)
-
-        for _ in queries:
-            search()
-        found[name] = search
-
-    add("default", retriever)
-    add("none", retriever.with_fusion(Fusion()))
-    for size in sizes:
-        # Former checkouts have no larger collections.
-        from benchmarks._recycled import recycled
-
-        add("default, depth 1,000", retriever, 1_000)
-        add(f"default, {size:,} passages", recycled(retriever, embedder, size, cache))
-    return found
-
-
-def rerank(folder: Path) -> Callable[[], object]:
-    """One request of the rerank protocol through the whole application, without a socket."""
-    file = folder / "profile.json"
-    profile().save(file)
-    # The class has another name in former checkouts.
-    settings = get_type_hints(create_app)["settings"](port=0, profile=file)
-    app = create_app(settings, scorer=ScoresAtHand())
-    body = json.dumps(
-        {"query": "a question", "documents": [f"document {n} " * 20 for n in range(DOCUMENTS)]}
-    ).encode()
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": "/rerank",
-        "raw_path": b"/rerank",
-        "query_string": b"",
-        "root_path": "",
-        "headers": [
-            (b"host", b"127.0.0.1"),
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-        ],
-        "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 80),
+    return {
+        f"{folder.name}, encoding included": lambda: retriever.retrieve(next(encoded), depth=100),
+        f"{folder.name}, vector given": search,
     }
-    loop = asyncio.new_event_loop()
-    started = asyncio.Event()
-
-    async def lifespan() -> None:
-        sent = [{"type": "lifespan.startup"}]
-
-        async def receive() -> dict[str, str]:
-            if sent:
-                return sent.pop()
-            await asyncio.Event().wait()
-            raise AssertionError
-
-        async def send(message: dict[str, object]) -> None:
-            if message["type"] == "lifespan.startup.complete":
-                started.set()
-
-        await app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)  # type: ignore[arg-type]
-
-    async def ready() -> asyncio.Task[None]:
-        task = asyncio.ensure_future(lifespan())
-        await started.wait()
-        return task
-
-    kept_alive = loop.run_until_complete(ready())
-    statuses: list[int] = []
-
-    async def receive() -> dict[str, object]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(message: dict[str, object]) -> None:
-        if message["type"] == "http.response.start":
-            statuses.append(message["status"])  # type: ignore[arg-type]
-
-    async def one() -> None:
-        await app(dict(scope), receive, send)  # type: ignore[arg-type]
-
-    def call(_: object = kept_alive) -> None:
-        statuses.clear()
-        loop.run_until_complete(one())
-        if statuses != [200]:
-            raise RuntimeError(f"/rerank answered {statuses}")
-
-    return call
 
 
 def append(folder: Path) -> Callable[[], object]:
-    """A batch of 100 samples into SQLite."""
+    """A batch of 100 samples of 11.5 KB into SQLite."""
     store = SampleStore.open(f"sqlite:///{folder}/samples.db")
-    bodies, chance = store_benchmark.payloads(100, 0), random.Random(0)
+    body, chance, names = json.dumps(["word"] * 1_440).encode(), random.Random(0), count()
 
-    def call(turn: list[int] = [0]) -> None:  # noqa: B006
-        turn[0] += store_benchmark.BATCH
-        batch = store_benchmark.entries(bodies, turn[0], chance)
-        store.append("worker", batch, WorkerCounts(store_benchmark.BATCH))
+    def call() -> None:
+        batch = [
+            Entry(f"{next(names):032x}", time.time(), 0.05, None, chance.random(), body)
+            for _ in range(BATCH)
+        ]
+        store.append("worker", batch, WorkerCounts(BATCH))
 
     return call
 
@@ -216,12 +123,9 @@ def append(folder: Path) -> Callable[[], object]:
 def main() -> None:
     """Announce the names of the cases, then answer requests until the input ends."""
     with tempfile.TemporaryDirectory() as folder:
-        given = sys.argv[1:]
-        calls = (
-            collection_searches(Path(given[0]), list(map(int, given[1:])))
-            if given
-            else cases(Path(folder))
-        )
+        calls = cases(Path(folder))
+        for collection in sys.argv[1:]:
+            calls |= collection_searches(Path(collection))
         for call in calls.values():
             for _ in range(5):
                 call()
@@ -236,8 +140,6 @@ def main() -> None:
                 call()
                 taken.append(time.process_time_ns() - before)
             print(json.dumps(statistics.median(taken)), flush=True)  # noqa: T201
-        # The application's tasks run until their loop is gone: nothing of them is of use any more.
-        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Fill measured figures into the pages that quote them.
 
-    python -m benchmarks.figures            # rewrite README.md, docs/ and benchmarks/README.md
+    python -m benchmarks.figures            # rewrite README.md, docs/ and benchmarks/
     python -m benchmarks.figures --check    # exit with 1 where a page quotes something else
 
 Every benchmark writes its report with ``--json``; the reports that the project publishes are in
@@ -102,6 +102,7 @@ def pages() -> list[Path]:
     return [
         ROOT / "README.md",
         ROOT / "benchmarks" / "README.md",
+        *sorted(ROOT.glob("benchmarks/tables/*.md")),
         *sorted(ROOT.glob("docs/**/*.md")),
     ]
 

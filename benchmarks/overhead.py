@@ -29,16 +29,14 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks._filter_peers import Case, Pool, Results, haystack, langchain, llama_index
+from benchmarks._filter_peers import Case, Pool, Results, langchain, llama_index
 from benchmarks._timing import Timing, environment, interleaved
-from ctxguard.core.context import Context
 from ctxguard.core.decision import decide
-from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import TRANSFORMS, feature_names, named_features
-from ctxguard.core.types import Hit, Leg, Passage, Ranking, Route, ScoreKind
-from ctxguard.guard import ContextGuard, Tracing
+from ctxguard.core.types import Hit, Leg, Ranking, Route, ScoreKind
+from ctxguard.guard import ContextGuard
 from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.request.telemetry import Telemetry
 
@@ -57,7 +55,6 @@ PACKAGES = (
     "langchain-core",
     "langchain-classic",
     "llama-index-core",
-    "haystack-ai",
 )
 NOT_INSTALLED = "not installed (pip install -r benchmarks/requirements.txt)"
 
@@ -69,17 +66,10 @@ GUARD = "guard, ratio, Ranking"
 GUARD_HITS = "guard, ratio, hits"
 GUARD_UTILITY = "guard, expected_utility"
 GUARD_SIGNALS = "guard, expected_utility, signals"
-GUARD_FUSING = "union and fusion of two lists, guard, ratio"
 COMPRESSION = "LangChain ContextualCompressionRetriever, scores given"
 CUT = "LlamaIndex SimilarityPostprocessor"
-FUSION_AND_FILTER = "LlamaIndex QueryFusionRetriever, SimilarityPostprocessor"
-ENSEMBLE = "LangChain EnsembleRetriever"
-PIPELINE = "Haystack pipeline: joiner, ranker"
 
-FIRST = (
-    *(GUARD_SIGNALS, GUARD_UTILITY, GUARD, GUARD_HITS, CUT, COMPRESSION),
-    *(GUARD_FUSING, ENSEMBLE, FUSION_AND_FILTER, PIPELINE),
-)
+FIRST = (GUARD_SIGNALS, GUARD_UTILITY, GUARD, GUARD_HITS, CUT, COMPRESSION)
 """The order of the table: the default, then each peer beside what does its work."""
 
 
@@ -160,8 +150,6 @@ def our_cases(pool: Pool, seed: int) -> tuple[dict[str, Case], list[Sampler]]:
     def guarded(
         results: Callable[[], Ranking | list[Hit]],
         policy: Policy = ratio,
-        then: Callable[[Context], object] = lambda context: context,
-        tracing: Tracing | None = None,
     ) -> Case:
         def stub(query: str, *, depth: int) -> Ranking | list[Hit]:  # noqa: ARG001
             return results()
@@ -173,14 +161,9 @@ def our_cases(pool: Pool, seed: int) -> tuple[dict[str, Case], list[Sampler]]:
             score_kind=ScoreKind.RATIO,
             sampler=samplers[-1],
             telemetry=Telemetry(CollectorRegistry()),
-            tracing=tracing,
         )
-        return Case(lambda: then(guard.retrieve("query")), lambda: stub("query", depth=guard.depth))
+        return Case(lambda: guard.retrieve("query"), lambda: stub("query", depth=guard.depth))
 
-    traced = {
-        f"guard, ratio, Ranking, traced, {name}": guarded(lambda: ranking, tracing=tracing)
-        for name, tracing in tracings().items()
-    }
     best = [pool.ids[pool.lexical.rows[at]] for at in keep(pool.lexical.scores)]
     for each in (ranking, shuffled):
         assert list(decide(each, ratio).kept_ids) == best
@@ -189,70 +172,12 @@ def our_cases(pool: Pool, seed: int) -> tuple[dict[str, Case], list[Sampler]]:
         FLOOR_SHUFFLED: Case(partial(keep, [pool.lexical.scores[at] for at in shuffle])),
         DECIDE: Case(lambda: decide(ranking, ratio)),
         DECIDE_SHUFFLED: Case(lambda: decide(shuffled, ratio)),
-        "decide, ratio, every verdict read": Case(lambda: decide(ranking, ratio).verdicts),
         "decide, expected_utility": Case(lambda: decide(both_legs, utility)),
         GUARD: guarded(lambda: ranking),
         GUARD_HITS: guarded(lambda: list(hits)),
-        "guard, ratio, hits shuffled": guarded(lambda: list(shuffled_hits)),
-        "guard, ratio, Ranking, text rendered": guarded(
-            lambda: ranking, then=lambda context: context.text
-        ),
         GUARD_UTILITY: guarded(lambda: both_legs, utility),
         GUARD_SIGNALS: guarded(lambda: everything, ExpectedUtilityPolicy(pooled, k=K)),
-        GUARD_FUSING: guarded(partial(fused, pool)),
-        **traced,
     }, samplers
-
-
-def tracings() -> dict[str, Tracing]:
-    """Tracing whose spans are recorded and end nowhere, and whose spans are not sampled."""
-    try:
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
-
-        from ctxguard.integrations.opentelemetry import OpenTelemetryTracing
-    except ImportError:
-        return {}
-    return {
-        name: OpenTelemetryTracing(tracer_provider=TracerProvider(sampler=sampler))
-        for name, sampler in (("recorded", ALWAYS_ON), ("not sampled", ALWAYS_OFF))
-    }
-
-
-def fused(pool: Pool) -> Ranking:
-    """Two lists united and fused: what the peers' ensembles and joiners do in their rows."""
-    rows = np.union1d(pool.lexical.rows, pool.dense.rows)
-    legs = {}
-    for name, results, kind in (
-        ("lexical", pool.lexical, ScoreKind.RATIO),
-        ("dense", pool.dense, ScoreKind.COSINE),
-    ):
-        scores = np.full(rows.size, np.nan)
-        scores[np.searchsorted(rows, results.rows)] = results.scores
-        legs[name] = Leg(scores, kind)
-    fusion = Fusion("convex", weight=0.5)
-    scores = fuse(legs, fusion)
-    order = np.argsort(-scores, kind="stable")
-    best = rows[order].tolist()
-    return Ranking(
-        passage_ids=tuple([pool.ids[row] for row in best]),
-        scores=tuple(scores[order].tolist()),
-        kind=fusion.kind,
-        passages=_Rows(pool, best),
-        route=Route.HYBRID,
-    )
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Passages by their position in a fused list."""
-
-    pool: Pool
-    rows: Sequence[int]
-
-    def __getitem__(self, position: int, /) -> Passage:
-        row = self.rows[position]
-        return Passage(self.pool.ids[row], self.pool.texts[row])
 
 
 def peer_cases(pool: Pool) -> tuple[dict[str, Case], list[str]]:
@@ -262,7 +187,6 @@ def peer_cases(pool: Pool) -> tuple[dict[str, Case], list[str]]:
     for package, build in (
         ("langchain-classic", partial(langchain, pool, keep)),
         ("llama-index-core", partial(llama_index, pool)),
-        ("haystack-ai", partial(haystack, pool, keep)),
     ):
         try:
             cases |= build()
@@ -399,11 +323,6 @@ def bars(rows: Mapping[str, Row]) -> dict[str, Bar]:
             share_of(CUT, GUARD_SIGNALS),
             2.2,
         ),
-        "llamaindex": Bar(
-            "union, fusion and guard, ratio, to LlamaIndex's fusion and postprocessor at p50",
-            share_of(FUSION_AND_FILTER, GUARD_FUSING),
-            0.25,
-        ),
     }
 
 
@@ -416,7 +335,6 @@ BARS = (
     "langchain",
     "ratio",
     "signals",
-    "llamaindex",
 )
 
 

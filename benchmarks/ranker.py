@@ -40,7 +40,7 @@ from rich.table import Table
 
 import ctxguard.retrieval.signals.ranker
 from benchmarks._collection import RANKERS, Collection, default_cache
-from benchmarks.policies import Gain, environment, gain
+from benchmarks._gains import Gain, environment, gain
 from calibration.pool_labels import PoolLabels, label
 from calibration.replay import Pools, replay
 from calibration.weights import significant

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._search_data import DEPTH, DIMENSION, Corpus, prepare
-from benchmarks._search_peers import OURS, PEERS, SERVERS
+from benchmarks._search_peers import OURS, PEERS
 from benchmarks._search_run import Limits, run
 from benchmarks._timing import environment
 from ctxguard.core.types import Passage, Route
@@ -226,7 +226,7 @@ def bars(figures: dict[str, dict[str, Any]]) -> dict[str, Any]:
     rivals = {
         name: each["clients_1"]
         for name, each in figures.items()
-        if name not in (*OURS, *SERVERS, "direct") and "clients_1" in each
+        if name not in (*OURS, "direct") and "clients_1" in each
     }
     nearest = min(rivals, key=lambda name: rivals[name]["p50_ms"]) if rivals else None
     served = ours.get("served", {})

@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks._collection import default_cache, indexed_passages
-from benchmarks.policies import environment
+from benchmarks._gains import environment
 from calibration.calibrate_route import Settings, calibrate_route
 from calibration.data.dataset import Dataset, DistractorKind, Query
 from calibration.replay import Pools, replay

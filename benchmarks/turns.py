@@ -1,4 +1,6 @@
-"""Time two checkouts in turns: python -m benchmarks.turns --former FOLDER [--check] [--json FILE]
+"""Time guard, search and store of two checkouts in turns.
+
+    python -m benchmarks.turns --former FOLDER --data DIR… --check
 
 Each checkout answers from a process of its own, with its own environment (``.venv`` in its folder)
 and its own code. In each turn every case runs in both, one directly after the other, in an order
@@ -8,11 +10,10 @@ the lower 95% bound of the median ratio (order statistics; exact whatever the di
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ from benchmarks._timing import environment
 WORKER = Path(__file__).with_name("_turns_worker.py")
 HERE = Path(__file__).parent.parent
 BAR = 1.03
-_NONE: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,13 @@ class Checkout:
 
     Args:
         folder: The checkout.
-        arguments: Of the worker.
-        environment: Variables to set.
+        collections: BEIR folders whose searches are timed too.
     """
 
-    def __init__(
-        self, folder: Path, arguments: Sequence[str] = (), environment: Mapping[str, str] = _NONE
-    ) -> None:
+    def __init__(self, folder: Path, collections: Sequence[Path]) -> None:
         self._process = subprocess.Popen(  # noqa: S603  the checkout is the caller's
-            [folder / ".venv/bin/python", "-P", WORKER, *arguments],
+            [folder / ".venv/bin/python", "-P", WORKER, *map(Path.resolve, collections)],
             cwd=folder,
-            env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -111,12 +107,15 @@ def main() -> int:
     """Measure, print, and say whether the bar holds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--former", type=Path, required=True, help="the other checkout")
+    parser.add_argument(
+        "--data", type=Path, nargs="+", default=[], metavar="DIR", help="BEIR folders to search"
+    )
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.5, help="of a case in a turn")
     parser.add_argument("--check", action="store_true", help="exit with 1 if the bar is missed")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    former, here = Checkout(given.former), Checkout(HERE)
+    former, here = (Checkout(one, given.data) for one in (given.former, HERE))
     taken: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in here.cases}
     for turn in range(given.turns):
         for name, (ours, theirs) in taken.items():

@@ -104,6 +104,8 @@ def site_pages() -> dict[str, str]:
         "CONTRIBUTING.md": "project/contributing.md",
         "SECURITY.md": "project/security.md",
     }
+    for path in sorted((ROOT / "benchmarks" / "tables").glob("*.md")):
+        sources[str(path.relative_to(ROOT))] = f"project/{path.name}"
     for path in sorted((ROOT / "docs").glob("**/*.md")):
         sources[str(path.relative_to(ROOT))] = str(path.relative_to(ROOT / "docs"))
     pages = {page: _of_the_site(source, page, sources) for source, page in sources.items()}

@@ -8,16 +8,21 @@ Records what the pictures were made from (``picture_sources.py``).
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import uvicorn
 from rich.console import Console
 from rich.text import Text
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
-from benchmarks.console import served
 from calibration.report import report, write_html
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard.cli.demonstration.corpus import passages
@@ -32,6 +37,7 @@ from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import SampleStore
+from ctxguard.server.console.routes import console_routes
 from tools.picture_sources import PICTURES, record
 
 COLUMNS = 100
@@ -86,8 +92,24 @@ def label_page() -> None:
         monitor.step()
         writer.stop()
         to_label(store, monitor.series, 60)
-        with served(store) as address:
+        with _served(store) as address:
             _photograph(f"http://{address}/console/label?annotator=Ann", "console.png", height=760)
+
+
+@contextmanager
+def _served(store: SampleStore) -> Iterator[str]:
+    """The console's address, while a server answers there."""
+    app = Starlette(routes=[Mount("/console", routes=console_routes(store, None))])
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()
 
 
 def _words(text: str) -> list[str]:

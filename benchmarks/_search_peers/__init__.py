@@ -9,31 +9,15 @@ system is not installed.
 from benchmarks._search_peers.base import SearchPeer
 from ctxguard.retrieval.index.lexical import LexicalEngine
 
-PEERS = (
-    "ctxguard",
-    "ctxguard-none",
-    "ctxguard-rank-bm25",
-    "direct",
-    "langchain",
-    "llama-index",
-    "haystack",
-    "txtai",
-    "lancedb",
-    "lancedb-flat",
-    "milvus-lite",
-    "qdrant",
-    "postgres",
-    "postgres-strict",
-)
-"""Every system, by the name that the command knows it by; the first four are not peers. The first
-is the search that a new user gets, with all signals; the second and third are without signals."""
+PEERS = ("ctxguard", "ctxguard-none", "ctxguard-rank-bm25", "direct", "txtai")
+"""Every system, by the name that the command knows it by: the search that a new user gets, with all
+signals; the same without signals over either lexical engine; bm25s and faiss put together by hand;
+and the nearest embedded peer."""
 
 OURS = ("ctxguard", "ctxguard-none", "ctxguard-rank-bm25")
-SERVERS = ("postgres", "postgres-strict")
-"""Peers that are servers of their own, not embedded in the process that asks."""
 
 
-def open_peer(name: str) -> SearchPeer:  # noqa: PLR0911  one line for each system
+def open_peer(name: str) -> SearchPeer:
     """The adapter of one system.
 
     Raises:
@@ -50,37 +34,9 @@ def open_peer(name: str) -> SearchPeer:  # noqa: PLR0911  one line for each syst
             from benchmarks._search_peers.embedded import Direct
 
             return Direct()
-        case "langchain":
-            from benchmarks._search_peers.langchain import LangChain
-
-            return LangChain()
-        case "llama-index":
-            from benchmarks._search_peers.llama_index import LlamaIndex
-
-            return LlamaIndex()
-        case "haystack":
-            from benchmarks._search_peers.haystack import Haystack
-
-            return Haystack()
         case "txtai":
             from benchmarks._search_peers.txtai import Txtai
 
             return Txtai()
-        case "lancedb" | "lancedb-flat":
-            from benchmarks._search_peers.lancedb import LanceDB
-
-            return LanceDB(indexed=name == "lancedb")
-        case "milvus-lite":
-            from benchmarks._search_peers.milvus import MilvusLite
-
-            return MilvusLite()
-        case "qdrant":
-            from benchmarks._search_peers.qdrant import Qdrant
-
-            return Qdrant()
-        case "postgres" | "postgres-strict":
-            from benchmarks._search_peers.postgres import Postgres
-
-            return Postgres(strict=name == "postgres-strict")
         case _:
             raise ValueError(f"unknown system {name!r}; one of {', '.join(PEERS)}")

@@ -20,8 +20,8 @@ FINGERPRINT_KEY = "reranker_scores"
 MOST_DIFFERENCE = 0.1
 """How far a score may move, as a share of the scores' standard deviation.
 
-In ``benchmarks.reranker_probe`` bfloat16 moves one by 0.05 at most, other batches and threads by
-nothing that shows, and the nearest of twenty other rerankers, cut at 192 tokens for 256, by 0.19.
+As measured, bfloat16 moves one by 0.05 at most, other batches and threads by nothing that shows,
+and the nearest of twenty other rerankers, cut at 192 tokens for 256, by 0.19.
 """
 
 _DIGITS = 7

@@ -26,8 +26,7 @@ class PoolJudge:
 
     One call has up to ``most_at_once`` passages, so it costs a fraction of a call for each. In a
     list a verdict depends on the others and on its place: the order is drawn at random for each
-    call. People correct what that does to verdicts, as any error of a judge (``python -m
-    benchmarks.pool_judge`` measures it).
+    call. People's grades correct what that does to verdicts, as any error of a judge.
 
     Args:
         assessor: The model and how it is asked, with the question ``relevant``.

