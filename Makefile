@@ -174,9 +174,10 @@ docs: $(VENV)-docs/.made
 	@$(VENV)-docs/bin/python -m tools.docs build
 	@$(VENV)-docs/bin/zensical build --strict --clean -f build/mkdocs.yml
 
-# The committed dashboard, after a change of what builds it.
+# The committed dashboards, after a change of what builds them.
 dashboard: $(VENV)/.dev
 	$(BIN)/python -m tools.dashboard.dashboard > ctxguard/monitor/export/dashboard.json
+	$(BIN)/python -m tools.dashboard.dashboard details > ctxguard/monitor/export/details.json
 
 # The figures that pages quote, from benchmarks/results/; the README's pictures, with Chromium.
 figures: $(VENV)/.dev

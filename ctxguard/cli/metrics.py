@@ -9,9 +9,10 @@ from ctxguard.cli._console import Output
 
 
 class MetricsCommand(SettingsModel):
-    what: Literal["rules", "dashboard"] = setting(
-        "File to print: rules (YAML for Prometheus) or dashboard (JSON for Grafana).",
-        "rules|dashboard",
+    what: Literal["rules", "dashboard", "details"] = setting(
+        "File to print: rules (YAML for Prometheus), dashboard (JSON for Grafana) or details "
+        "(the dashboard of all other panels).",
+        "rules|dashboard|details",
         argument=True,
     )
 
@@ -21,6 +22,7 @@ class MetricsCommand(SettingsModel):
         docs/alertmanager.yml in the project's repository is an example of an
         Alertmanager that sends these alerts to people.
         """
-        from ctxguard.monitor.export import dashboard_json, rules
+        from ctxguard.monitor.export import dashboard_json, details_json, rules
 
-        typer.echo(rules() if self.what == "rules" else dashboard_json(), nl=False)
+        files = {"rules": rules, "dashboard": dashboard_json, "details": details_json}
+        typer.echo(files[self.what](), nl=False)

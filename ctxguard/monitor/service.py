@@ -404,7 +404,7 @@ class Monitor:
             interval_seconds: How long to wait when no sample waits.
             refresh_seconds: How often ``maintain`` is called.
         """
-        refresh_at, failures, limit = 0.0, 0, _FIRST_LIMIT
+        refresh_at, failures, limit, is_failing = 0.0, 0, _FIRST_LIMIT, False
         while not stopping.is_set():
             n_finished, began = 0, time.monotonic()
             try:
@@ -414,6 +414,9 @@ class Monitor:
                     self.maintain()
                     refresh_at = time.monotonic() + refresh_seconds
                     self.store_fault = None
+                    if is_failing:
+                        _log.warning("the steps of the monitor succeed again")
+                    is_failing = False
             except JudgeError as error:
                 _log.error("%s", error)
                 self.judge_fault = str(error)
@@ -421,7 +424,10 @@ class Monitor:
             except Exception as error:
                 if isinstance(error, StoreError):
                     self.store_fault = type(error).__name__
-                _log.warning("a step of the monitor failed: %s", describe_error(error))
+                # Logged once until it works again: it is tried again every second.
+                if not is_failing:
+                    _log.warning("a step of the monitor failed: %s", describe_error(error))
+                is_failing = True
                 self._counters.add_error()
             failures = failures + 1 if self._worker.failing and not n_finished else 0
             if not n_finished:

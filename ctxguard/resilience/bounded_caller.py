@@ -118,7 +118,9 @@ class BoundedCaller:
             returned = await self._stage.submit(work, self._seconds, is_only_stage=True).aresult()
             if not inspect.isawaitable(returned):
                 return returned
-            return await self._await_call(lambda: returned)
+            # A probe may repeat the call, and an awaitable can be awaited only once.
+            first = iter((returned,))
+            return await self._await_call(lambda: next(first, None) or work())
 
     async def _await_call(self, start: Callable[[], Awaitable[Any]]) -> Any:
         return await (

@@ -38,13 +38,14 @@ class Breaker:
         opens: False for a breaker that stays closed whatever happens.
 
     Attributes:
+        opens: Whether repeated failures open it.
         is_closed: Whether the stage may be called as usual.
         failures: Number of consecutive failures while it is closed.
     """
 
     def __init__(self, stage: str, *, opens: bool = True) -> None:
         self._stage = stage
-        self._opens = opens
+        self.opens = opens
         self._watchers: list[Watcher] = []
         self._reset_after_fork()
 
@@ -82,6 +83,13 @@ class Breaker:
         with self._lock:
             return self._admit_one(MAX_RETRY_SECONDS if seconds is None else seconds)
 
+    @property
+    def seconds_to_idle_probe(self) -> float:
+        """Seconds until a probe of no request may be due; a request's own comes first."""
+        # A probe under way may end long before it is late.
+        refused = 0.0 if self._probe else max(0.0, self._refused_until - monotonic())
+        return refused + self._retry_seconds
+
     def succeeded(self, probe: Probe | None) -> None:
         """Note that a call answered; ``probe`` is None for a call admitted while closed."""
         if probe is None and self.failures == 0:
@@ -98,7 +106,7 @@ class Breaker:
             if probe is not None:
                 if probe is self._probe:
                     self._fail_probe()
-            elif self.is_closed and self._opens:
+            elif self.is_closed and self.opens:
                 # Once it is open, the outcome of an earlier call adds nothing new.
                 self.failures += 1
                 if self.failures == FAILURES:

@@ -1,6 +1,7 @@
 """A stage: work that may fail, hang or return garbage, behind a pool and a circuit breaker."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
@@ -13,7 +14,15 @@ from ctxguard._support.error_text import describe_error, drop_tracebacks
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.types import FailureKind, StageFailure
 from ctxguard.errors import CtxguardError, OverloadedError, StageError, StageUnavailableError
-from ctxguard.resilience.breaker import REFUSED, Breaker, Probe, Watcher
+from ctxguard.resilience.breaker import (
+    FAILURES,
+    MAX_RETRY_SECONDS,
+    REFUSED,
+    Breaker,
+    Probe,
+    Watcher,
+)
+from ctxguard.resilience.idle_probes import IdleProbes
 from ctxguard.resilience.pool import DaemonPool, PoolFullError
 from ctxguard.resilience.within import LateError, within
 
@@ -23,6 +32,11 @@ _T = TypeVar("_T")
 WORKERS = 8
 WAITING = 1024
 """Calls of one stage that may wait for a thread; each waits no longer than its time limit."""
+
+_LOG_SECONDS = 60.0
+"""Shortest time between two log lines that say that a stage fails: it may fail now and then."""
+
+_log = logging.getLogger(__name__)
 
 _ALLOCATION_FAILURES = ("can't allocate memory", "out of memory", "bad_alloc")
 
@@ -101,6 +115,20 @@ def attempt(
         return failed
 
 
+class Repeatable(NamedTuple):
+    """A call of a stage that can be made again.
+
+    Attributes:
+        work: The call; returns an awaitable if there is a loop.
+        seconds: Its time limit; None disables it.
+        loop: The event loop that awaits it; None for a plain call.
+    """
+
+    work: Callable[[], Any]
+    seconds: float | None
+    loop: asyncio.AbstractEventLoop | None = None
+
+
 class Stage:
     """Calls one stage of a search under a time limit and a circuit breaker.
 
@@ -108,7 +136,9 @@ class Stage:
     the stage's pool; a call that is late is abandoned. Errors of the call are raised unchanged.
 
     While the circuit is open, calls are refused at once. When a retry is due, one request's call
-    runs in the pool as a probe, and that request goes on without the stage.
+    runs in the pool as a probe, and that request goes on without the stage. While nobody asks, the
+    call that failed last is repeated as a probe. A stage that begins to fail, is left out, or has
+    recovered says so in the log.
 
     Args:
         name: The stage's name in answers and metrics.
@@ -127,12 +157,20 @@ class Stage:
         self.breaker = Breaker(name, opens=breaks)
         self._pool = DaemonPool(name, workers=workers, waiting=waiting)
         self._last_probe: Future[Any] | None = None
+        self._last_failed: Repeatable | None = None
+        self._last_cause = ""
+        self._fails_quietly_until = 0.0
+        self._idle_probes = IdleProbes()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.breaker.watch(self._note_change)
         reset_in_children(self)
 
     def _reset_after_fork(self) -> None:
         """Forget threads, work, failures and held locks; for a forked child."""
         self._pool._reset_after_fork()
-        self._last_probe = None
+        self._last_probe = self._last_failed = None
+        self._idle_probes = IdleProbes()
+        self._tasks = set()
         self.breaker._reset_after_fork()
 
     @property
@@ -164,7 +202,7 @@ class Stage:
         try:
             result = work()
         except Exception as error:
-            self._note_error(error, None)
+            self._note_error(error, None, Repeatable(work, seconds))
             raise
         if self.breaker.failures:
             self.breaker.succeeded(None)
@@ -179,11 +217,7 @@ class Stage:
         probe = self._admit(seconds)
         if probe is None:
             return self._submit(work, seconds, None)
-        if self._last_probe is not None:
-            # A finished call would be settled: it hangs, and another thread may replace its own.
-            self._pool.write_off(self._last_probe)
-        call = self._submit(work, seconds, probe)
-        self._last_probe = call.note_when_done()
+        call = self._start_probe(work, seconds, probe)
         if is_only_stage:
             return call
         raise UnansweredError(
@@ -214,6 +248,7 @@ class Stage:
         probe = None if breaker.is_closed else self._admit(seconds)
         loop = asyncio.get_running_loop()
         task, over = asyncio.ensure_future(start()), loop.create_future()
+        repeatable = Repeatable(start, seconds, loop)
         # As by `asyncio.wait`, which takes twice as long.
         task.add_done_callback(partial(_set, over))
         timer = loop.call_later(seconds, _set, over)
@@ -228,9 +263,10 @@ class Stage:
             timer.cancel()
         if not task.done():
             _cancel(task)
-            breaker.failed(probe)
-            raise self._late(seconds)
-        return self._settle(task, probe)
+            late = self._late(seconds)
+            self._note_failure(late.cause, probe, repeatable)
+            raise late
+        return self._settle(task, probe, repeatable)
 
     async def await_ending(
         self, start: Callable[[], Coroutine[Any, Any, _T]], seconds: float | None
@@ -247,26 +283,34 @@ class Stage:
                 self.breaker.failed(probe)
             raise
         except LateError:
-            self.breaker.failed(probe)
-            raise self._late(cast(float, seconds)) from None
+            late = self._late(cast(float, seconds))
+            self._note_failure(late.cause, probe, self._awaited(start, seconds))
+            raise late from None
         except Exception as error:
-            self._note_error(error, probe)
+            self._note_error(error, probe, self._awaited(start, seconds))
             raise
         if probe is not None or self.breaker.failures:
             self.breaker.succeeded(probe)
         return result
 
-    def _settle(self, future: "Future[_T] | asyncio.Future[_T]", probe: Probe | None) -> _T:
+    def _settle(
+        self,
+        future: "Future[_T] | asyncio.Future[_T]",
+        probe: Probe | None,
+        repeatable: Repeatable,
+    ) -> _T:
         """Note the outcome of a finished call, and return or raise it."""
         error = future.exception()
         if error is not None:
-            self._note_error(error, probe)
+            self._note_error(error, probe, repeatable)
             raise error
         if probe is not None or self.breaker.failures:
             self.breaker.succeeded(probe)
         return future.result()
 
-    def _note_error(self, error: BaseException, probe: Probe | None) -> None:
+    def _note_error(
+        self, error: BaseException, probe: Probe | None, repeatable: Repeatable
+    ) -> None:
         if isinstance(error, OverloadedError) and probe is None:
             return
         # A refused query or setting is the caller's fault: the stage did answer.
@@ -275,7 +319,84 @@ class Stage:
         ):
             self.breaker.succeeded(probe)
         else:
+            self._note_failure(describe_error(error), probe, repeatable)
+
+    def _note_failure(self, cause: str, probe: Probe | None, repeatable: Repeatable) -> None:
+        """Log the first failure after a success, keep the call for a probe, and count it."""
+        breaker, now = self.breaker, monotonic()
+        if breaker.opens and breaker.is_closed:
+            if not breaker.failures and now >= self._fails_quietly_until:
+                self._fails_quietly_until = now + _LOG_SECONDS
+                _log.warning("%s failed: %s", self.name, cause)
+            self._last_failed, self._last_cause = repeatable, cause
+        breaker.failed(probe)
+
+    def _note_change(self, _: str, is_open: bool) -> None:
+        """Log that the circuit opened or closed; try again on a thread while it is open."""
+        if is_open:
+            _log.error(
+                "%s is left out after %d failures in a row, until it answers again: %s",
+                self.name,
+                FAILURES,
+                self._last_cause,
+            )
+            self._idle_probes.begin(self)
+        else:
+            _log.warning("%s has recovered and is in use again", self.name)
+            self._idle_probes.end()
+            self._last_failed = None
+
+    def _probe_again(self) -> None:
+        """Repeat the call that failed last, if a probe is due; do not wait for it."""
+        call = self._last_failed
+        if call is None:
+            return
+        probe = self.breaker.admit(call.seconds)
+        if probe is None or probe is REFUSED:
+            return
+        if call.loop is None:
+            with suppress(UnansweredError):
+                self._start_probe(call.work, call.seconds, probe)
+            return
+        try:
+            call.loop.call_soon_threadsafe(self._start_awaited_probe, call, probe)
+        except RuntimeError:
+            # The loop has ended, and with it whatever its calls were bound to.
             self.breaker.failed(probe)
+
+    def _start_probe(
+        self, work: Callable[[], _T], seconds: float | None, probe: Probe
+    ) -> "StageCall[_T]":
+        if self._last_probe is not None:
+            # A finished call would be settled: it hangs, and another thread may replace its own.
+            self._pool.write_off(self._last_probe)
+        call = self._submit(work, seconds, probe)
+        self._last_probe = call.note_when_done()
+        return call
+
+    def _start_awaited_probe(self, call: Repeatable, probe: Probe) -> None:
+        task = cast(asyncio.AbstractEventLoop, call.loop).create_task(
+            self._await_probe(call, probe)
+        )
+        # The loop itself keeps a weak reference only.
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _await_probe(self, call: Repeatable, probe: Probe) -> None:
+        try:
+            await asyncio.wait_for(
+                call.work(), MAX_RETRY_SECONDS if call.seconds is None else call.seconds
+            )
+        except asyncio.CancelledError:
+            self.breaker.failed(probe)
+            raise
+        except Exception as error:
+            self._note_error(error, probe, call)
+        else:
+            self.breaker.succeeded(probe)
+
+    def _awaited(self, start: Callable[[], Any], seconds: float | None) -> Repeatable:
+        return Repeatable(start, seconds, asyncio.get_running_loop())
 
     def _admit(self, seconds: float | None) -> Probe | None:
         """Return None while the circuit is closed, or a probe when one is due.
@@ -387,6 +508,10 @@ class StageCall(Generic[_T]):
             self._future.add_done_callback(self._note)
         return self._future
 
+    @property
+    def _repeatable(self) -> Repeatable:
+        return Repeatable(self._work, self._seconds)
+
     def _seconds_left(self) -> float | None:
         return None if self._until is None else max(0.0, self._until - monotonic())
 
@@ -395,7 +520,7 @@ class StageCall(Generic[_T]):
         if late or future.cancelled():
             self._stage.breaker.failed(self._probe)
         elif (error := future.exception()) is not None:
-            self._stage._note_error(error, self._probe)
+            self._stage._note_error(error, self._probe, self._repeatable)
         else:
             self._stage.breaker.succeeded(self._probe)
 
@@ -403,13 +528,14 @@ class StageCall(Generic[_T]):
         if not future.done():
             has_begun = self._stage._pool.write_off(future)
             if not future.done():
-                self._stage.breaker.failed(self._probe)
-                raise self._stage._late(cast(float, self._seconds))
+                late = self._stage._late(cast(float, self._seconds))
+                self._stage._note_failure(late.cause, self._probe, self._repeatable)
+                raise late
             if not has_begun:
                 raise self._stage._full("no thread was free in time")
         if future.cancelled():
             raise self._stage._full("abandoned before a thread was free")
-        return self._stage._settle(future, self._probe)
+        return self._stage._settle(future, self._probe, self._repeatable)
 
 
 def _set(done: "asyncio.Future[None]", _: object = None) -> None:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, Router
 
 from ctxguard import __version__
-from ctxguard.guard import Tracing
+from ctxguard.guard import ContextGuard, Tracing
 from ctxguard.request.telemetry import default_telemetry, made_once
 from ctxguard.server import context, filtering, rerank
 from ctxguard.server.gate import Gate
@@ -96,7 +96,7 @@ def _operations(service: Service, registry: CollectorRegistry) -> list[Operation
             None,
         ),
     ]
-    health = dict[Literal["status", "reranker"], str | None]
+    health = dict[Literal["status", "reranker", "profile"], str | None]
     operations += [
         Operation(
             path, partial(_health, service), Endpoint.HEALTH, summary, health, without_token=True
@@ -149,9 +149,20 @@ def _console(service: Service) -> list[BaseRoute]:
 
 
 async def _health(service: Service, _: Request) -> HttpAnswer:
-    """Answer that the process serves, and whether its reranker is left out at present."""
+    """Answer that the process serves, and whether with its reranker and by its profile."""
     is_open = None if service.scorer is None else service.scorer.is_open
-    return answer({"status": "ok", "reranker": _HEALTH_WORDS[is_open]})
+    profile = _profile_in_words(service.guard)
+    return answer({"status": "ok", "reranker": _HEALTH_WORDS[is_open], "profile": profile})
+
+
+def _profile_in_words(guard: ContextGuard) -> str | None:
+    """Tell whether the profile's thresholds apply, else why not; None without a profile."""
+    if guard.profile is None:
+        return None
+    differences = guard.comparison.mismatches
+    if differences:
+        return f"does not apply, the top k are served: {'; '.join(differences)}"
+    return "applies"
 
 
 def _metrics(registry: CollectorRegistry, _: Request) -> Response:

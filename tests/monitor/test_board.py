@@ -52,7 +52,10 @@ RULES = yaml.safe_load(export.rules())
 ALL_RULES = [rule for group in RULES["groups"] for rule in group["rules"]]
 RECORDED = {rule["record"]: rule["expr"] for rule in ALL_RULES if "record" in rule}
 PANELS = [
-    panel for panel in json.loads(export.dashboard_json())["panels"] if panel["type"] != "row"
+    panel
+    for page in (export.dashboard_json(), export.details_json())
+    for panel in json.loads(page)["panels"]
+    if panel["type"] != "row"
 ]
 NAME = re.compile(r"(?<![\w:])(?:job:)?ctxguard_[\w:]+(?:\{[^}]*\})?")
 OF_PROMETHEUS = "ALERTS{"

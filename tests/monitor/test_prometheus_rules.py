@@ -37,8 +37,8 @@ FOLDER = Path(prometheus.__file__).parent
 RULES = yaml.safe_load(prometheus.rules())
 ALL_RULES = [rule for group in RULES["groups"] for rule in group["rules"]]
 ALERTS = [rule for rule in ALL_RULES if "alert" in rule]
-DASHBOARD = json.loads(prometheus.dashboard_json())
-PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+PAGES = [json.loads(each) for each in (prometheus.dashboard_json(), prometheus.details_json())]
+PANELS = [panel for page in PAGES for panel in page["panels"] if panel["type"] != "row"]
 QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
 EXPRESSIONS = [rule["expr"] for rule in ALL_RULES] + QUERIES
 TYPED = re.compile(r"^# TYPE (\S+) (\S+)$", re.MULTILINE)
@@ -238,21 +238,41 @@ class TestAlertmanagerExample:
         assert named <= {alert["alert"] for alert in ALERTS}
 
 
-def test_the_dashboard_is_what_its_source_makes() -> None:
-    from tools.dashboard.dashboard import dashboard
+def test_the_dashboards_are_what_their_source_makes() -> None:
+    from tools.dashboard.dashboard import dashboard, details
 
     assert dashboard() == prometheus.dashboard_json(), "make dashboard"
+    assert details() == prometheus.details_json(), "make dashboard"
 
 
-def test_grafanas_own_types_know_everything_in_the_dashboard() -> None:
+def test_the_first_page_has_at_most_24_panels_in_four_rows() -> None:
+    kinds = [panel["type"] == "row" for panel in PAGES[0]["panels"]]
+    assert kinds.count(True) == 4
+    assert kinds.count(False) <= 24
+
+
+def test_each_page_links_the_other() -> None:
+    linked = [link["url"] for page in PAGES for link in page["links"]]
+    assert linked == [f"/d/{page['uid']}" for page in reversed(PAGES)]
+
+
+def test_no_panel_is_on_both_pages_or_on_none() -> None:
+    from tools.dashboard.dashboard import ROWS
+
+    titles = [panel["title"] for panel in PANELS]
+    assert sorted(titles) == sorted(panel.title for row in ROWS for panel in row.panels)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page["uid"])
+def test_grafanas_own_types_know_everything_in_a_dashboard(page: dict[str, Any]) -> None:
     models = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
     encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder")
     # Without these, the options of a panel would be read as they are.
     pytest.importorskip("grafana_foundation_sdk.cog.plugins").register_default_plugins()
-    read = models.Dashboard.from_json(DASHBOARD)
+    read = models.Dashboard.from_json(page)
     # What Grafana's types do not know is lost on the way.
     again = json.loads(json.dumps(read, cls=encoder.JSONEncoder))
-    assert set(paths_in(DASHBOARD)) <= set(paths_in(again))
+    assert set(paths_in(page)) <= set(paths_in(again))
 
 
 def paths_in(value: object, place: str = "") -> Iterator[tuple[str, object]]:
@@ -279,10 +299,11 @@ def test_no_data_looks_like_no_data() -> None:
         assert not re.search(r"\bor\b", expression)
 
 
-def test_no_two_panels_lie_over_each_other() -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page["uid"])
+def test_no_two_panels_lie_over_each_other(page: dict[str, Any]) -> None:
     cells = [
         (place["x"] + right, place["y"] + down)
-        for panel in DASHBOARD["panels"]
+        for panel in page["panels"]
         for place in [panel["gridPos"]]
         for right in range(place["w"])
         for down in range(place["h"])
@@ -292,7 +313,8 @@ def test_no_two_panels_lie_over_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "file"), [("rules", "rules.yml"), ("dashboard", "dashboard.json")]
+    ("what", "file"),
+    [("rules", "rules.yml"), ("dashboard", "dashboard.json"), ("details", "details.json")],
 )
 def test_the_command_prints_the_file(what: str, file: str) -> None:
     from ctxguard.cli import app

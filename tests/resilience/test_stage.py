@@ -1,8 +1,10 @@
 """A stage: where its calls run, what becomes of late and failed ones, and how it recovers."""
 
 import asyncio
+import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from contextvars import ContextVar
 
 import pytest
@@ -10,8 +12,9 @@ import pytest
 from ctxguard.core.types import FailureKind
 from ctxguard.errors import OverloadedError, QueryError, StageError, StageUnavailableError
 from ctxguard.resilience import Stage, UnansweredError, failure_of
+from ctxguard.resilience import breaker as breaker_module
 from ctxguard.resilience.breaker import FAILURES, MAX_RETRY_SECONDS, RETRY_SECONDS
-from tests.timing import NEVER, SOON, Clock
+from tests.timing import NEVER, PATIENCE_SECONDS, SOON, Clock, until
 
 
 def fail() -> None:
@@ -193,3 +196,117 @@ def test_giving_up_an_awaited_call_leaves_the_event_loop_free(hang: Callable[[],
             await waiting
 
     asyncio.run(main())
+
+
+def idle_threads(stage: Stage) -> list[threading.Thread]:
+    name = f"ctxguard-{stage.name}-probes"
+    return [thread for thread in threading.enumerate() if thread.name == name]
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make breakers try again soon."""
+    monkeypatch.setattr(breaker_module, "RETRY_SECONDS", SOON)
+    monkeypatch.setattr(breaker_module, "MAX_RETRY_SECONDS", SOON)
+
+
+class Unsteady:
+    """A call that fails until it is mended."""
+
+    def __init__(self) -> None:
+        self.is_down, self.calls = True, 0
+
+    def __call__(self) -> str:
+        self.calls += 1
+        if self.is_down:
+            raise OSError("down")
+        return "up"
+
+    async def awaited(self) -> str:
+        return self()
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("seconds", [None, NEVER])
+def test_a_stage_recovers_while_nobody_asks(seconds: float | None) -> None:
+    stage, work = Stage("idle"), Unsteady()
+    for _ in range(FAILURES):
+        with pytest.raises(OSError, match="down"):
+            stage.call(work, seconds)
+    until(lambda: work.calls > FAILURES + 2, "a probe of no request")
+    assert stage.is_open
+    work.is_down = False
+    until(lambda: not stage.is_open, "the recovery")
+    until(lambda: not idle_threads(stage), "the end of the thread")
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("call", [Stage.await_within, Stage.await_ending])
+def test_an_awaited_stage_recovers_on_its_own_loop_while_nobody_asks(
+    call: Callable[..., Awaitable[str]],
+) -> None:
+    stage, work, loops = Stage("idle"), Unsteady(), set()
+
+    async def on_loop() -> str:
+        loops.add(asyncio.get_running_loop())
+        return work()
+
+    async def serve() -> None:
+        for _ in range(FAILURES):
+            with pytest.raises(OSError, match="down"):
+                await call(stage, on_loop, NEVER)
+        work.is_down = False
+        await asyncio.to_thread(until, lambda: not stage.is_open, "the recovery")
+
+    asyncio.run(serve())
+    assert len(loops) == 1
+
+
+@pytest.mark.usefixtures("hasty")
+def test_the_probes_of_a_stage_end_with_it() -> None:
+    stage, work = Stage("idle"), Unsteady()
+    for _ in range(FAILURES):
+        with pytest.raises(OSError, match="down"):
+            stage.call(work)
+    threads = idle_threads(stage)
+    assert threads
+    del stage
+    gc.collect()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive()
+
+
+def test_a_requests_own_probe_comes_before_one_of_no_request(clock: Clock) -> None:
+    stage = opened_stage()
+    assert stage.breaker.seconds_to_idle_probe > RETRY_SECONDS
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_stage_says_once_that_it_fails_is_left_out_and_has_recovered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stage, work = Stage("idle"), Unsteady()
+    for _ in range(4 * FAILURES):
+        with suppress(OSError, UnansweredError):
+            stage.call(work)
+    until(lambda: work.calls > FAILURES + 2, "a probe of no request")
+    work.is_down = False
+    until(lambda: not stage.is_open, "the recovery")
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.split(":")[0].split(",")[0] for line in lines] == [
+        "idle failed",
+        "idle is left out after 3 failures in a row",
+        "idle has recovered and is in use again",
+    ]
+
+
+def test_a_stage_that_fails_now_and_then_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stage = Stage("idle")
+    for _ in range(10):
+        with pytest.raises(OSError, match="down"):
+            stage.call(fail)
+        stage.call(bool)
+    assert len(caplog.records) == 1

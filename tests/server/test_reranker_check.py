@@ -70,6 +70,31 @@ def test_another_reranker_of_the_same_name_is_a_mismatch(
     assert "its scores of the probe texts differ" in caplog.text
 
 
+def test_readiness_tells_that_the_profile_is_of_another_reranker(
+    serve: Serve, probed: Path, scorer: Reranker
+) -> None:
+    client = serve(profile=probed)
+    assert client.get("/readyz").json()["profile"] == "applies"
+    scorer.scale = 1.5
+    told = serve(profile=probed).get("/readyz").json()["profile"]
+    assert "does not apply" in told
+    assert "its scores of the probe texts differ" in told
+
+
+def test_readiness_tells_that_the_profile_was_made_with_another_rerank_model(
+    serve: Serve, profile: Path, scorer: Reranker
+) -> None:
+    known = Profile.load(profile).fingerprint["reranker"]
+    scorer.fingerprint = "cohere another"
+    told = serve(profile=profile).get("/readyz").json()["profile"]
+    assert known in told
+    assert "cohere another" in told
+
+
+def test_readiness_says_nothing_of_a_profile_where_there_is_none(serve: Serve) -> None:
+    assert serve(profile=None).get("/readyz").json()["profile"] is None
+
+
 def test_the_reranker_is_asked_again_while_serving(
     serve: Serve, probed: Path, scorer: Reranker
 ) -> None:

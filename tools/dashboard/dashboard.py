@@ -1,4 +1,6 @@
-"""Makes the Grafana dashboard: ``make dashboard`` writes it to ctxguard/monitor/export.
+"""Makes the Grafana dashboards: ``make dashboard`` writes them to ctxguard/monitor/export.
+
+One page shows at most 24 panels in four rows; the page of details, which it links, the others.
 
 The rows are plain data in ``rows_of_guard`` and ``rows_of_monitor``; this module lays them out as
 Grafana's JSON. A test reads that with Grafana's own types, and another runs every query.
@@ -14,7 +16,33 @@ from tools.dashboard.rows_of_guard import ASSESSOR, CONTEXT, STAGES, TRAFFIC
 from tools.dashboard.rows_of_monitor import ALARMS, JUDGE, OVERVIEW, QUALITY, SAMPLES, TOKENS
 
 ROWS = (OVERVIEW, QUALITY, TOKENS, ALARMS, CONTEXT, ASSESSOR, TRAFFIC, STAGES, SAMPLES, JUDGE)
-"""The page from top to bottom."""
+"""All panels there are."""
+_FIRST = {
+    "Quality of live traffic": (
+        "UDCG, strict",
+        "Recall of the pool",
+        "MRR",
+        "From shadow to enforce",
+        "Requests and grades still needed",
+        "Active alarms",
+    ),
+    "Requests": (
+        "By outcome",
+        "Kept per request",
+        "Empty and insufficient contexts",
+        "Stages left out",
+        "Open circuits",
+        "Time that the retriever takes",
+    ),
+    "Samples and the judge": (
+        "Sampled, stored, lost",
+        "Oldest that waits",
+        "Stores and metrics files that fail",
+        "Samples claimed for judging, by outcome",
+        "Cost per hour",
+    ),
+}
+"""The panels of the first page below the overview, by row."""
 
 _WIDTH = 24
 _HEIGHT, _FIGURE_HEIGHT = 8, 4
@@ -29,14 +57,34 @@ _BAND: dict[str, dict[str, Any]] = {
 
 
 def dashboard() -> str:
-    """The dashboard as JSON; the same bytes each time."""
+    """The first page as JSON; the same bytes each time."""
+    panels = {panel.title: panel for row in ROWS for panel in row.panels}
+    rows = [Row(title, *(panels[each] for each in titles)) for title, titles in _FIRST.items()]
+    description = (
+        "What the context that language models get is worth: quality of live traffic with "
+        "intervals, alarms, and the request path."
+    )
+    return _page("ctxguard", "Ctxguard", description, (OVERVIEW, *rows), "Ctxguard: details")
+
+
+def details() -> str:
+    """The page of all other panels as JSON; the same bytes each time."""
+    first = {each for titles in _FIRST.values() for each in titles}
+    rows = [
+        Row(row.title, *rest)
+        for row in ROWS[1:]
+        if (rest := [panel for panel in row.panels if panel.title not in first])
+    ]
+    description = "Whatever else serving processes and monitors export."
+    return _page("ctxguard-details", "Ctxguard: details", description, tuple(rows), "Ctxguard")
+
+
+def _page(uid: str, title: str, description: str, rows: tuple[Row, ...], other: str) -> str:
     document: dict[str, Any] = {
-        "uid": "ctxguard",
-        "title": "Ctxguard",
-        "description": (
-            "What the context that language models get is worth: quality of live traffic with "
-            "intervals, alarms, and the request path."
-        ),
+        "uid": uid,
+        "title": title,
+        "description": description,
+        "links": [_link(other)],
         "tags": ["ctxguard", "rag"],
         "timezone": "browser",
         "time": {"from": "now-24h", "to": "now"},
@@ -44,12 +92,28 @@ def dashboard() -> str:
         "editable": True,
         "schemaVersion": 36,
         "templating": {"list": _variables()},
-        "panels": list(_laid_out(ROWS)),
+        "panels": list(_laid_out(rows)),
     }
     # A line for each panel, for who reads a change of it.
     panels = document.pop("panels")
     lines = ",\n".join(json.dumps(panel, sort_keys=True) for panel in panels)
     return json.dumps(document, sort_keys=True)[:-1] + f', "panels": [\n{lines}\n]}}\n'
+
+
+def _link(title: str) -> dict[str, Any]:
+    """Link the other page, of the same time and jobs."""
+    return {
+        "type": "link",
+        "title": title,
+        "url": "/d/ctxguard" + ("-details" if "details" in title else ""),
+        "icon": "dashboard",
+        "tags": [],
+        "tooltip": "",
+        "asDropdown": False,
+        "targetBlank": False,
+        "includeVars": True,
+        "keepTime": True,
+    }
 
 
 def _variables() -> list[dict[str, Any]]:
@@ -168,4 +232,4 @@ def _lines(panel: Panel) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(dashboard())
+    sys.stdout.write(details() if sys.argv[1:] == ["details"] else dashboard())

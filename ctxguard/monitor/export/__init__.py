@@ -1,7 +1,7 @@
-"""The files for Prometheus and Grafana: rules, alerts, and a dashboard.
+"""The files for Prometheus and Grafana: rules, alerts, and dashboards.
 
-``rules.yml`` is written by hand; ``dashboard.json`` is made by the generator in
-``tools/dashboard`` (``make dashboard``).
+``rules.yml`` is written by hand; ``dashboard.json`` and ``details.json``, which it links, are made
+by the generator in ``tools/dashboard`` (``make dashboard``).
 """
 
 from importlib.resources import files
@@ -15,6 +15,11 @@ def rules() -> str:
 def dashboard_json() -> str:
     """The dashboard, as JSON for Grafana's import or provisioning."""
     return _read("dashboard.json")
+
+
+def details_json() -> str:
+    """The dashboard of all other panels, as JSON for Grafana's import or provisioning."""
+    return _read("details.json")
 
 
 def _read(name: str) -> str:

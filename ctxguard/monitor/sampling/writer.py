@@ -116,6 +116,7 @@ class SampleWriter:
         self._stopping = threading.Event()
         self._deadline = math.inf
         self._last_failure = ""
+        self._is_store_failing = False
 
     def _resume_after_fork(self) -> None:
         """Write in a forked child as in its parent, on a thread of the child's own."""
@@ -242,7 +243,7 @@ class SampleWriter:
         with self._writing:
             if self._batch is None and replace(self.accounts(), stored=0) != self._told[0]:
                 self._batch = self._next(())
-                self._send(self._batch)
+                self._append(self._batch, deadline=-math.inf)
 
     def _append(self, batch: _Batch, deadline: float) -> bool:
         """Store a batch, retrying until a deadline; returns whether it was stored."""
@@ -250,13 +251,15 @@ class SampleWriter:
         while True:
             try:
                 self._send(batch)
-                self._last_failure = ""
+                if self._is_store_failing:
+                    _log.warning("the store takes samples again")
+                self._is_store_failing, self._last_failure = False, ""
                 return True
             except Exception as error:
                 # Logged once until it works again: a dead store must not fill the log.
-                if (failure := describe_error(error)) != self._last_failure:
-                    _log.warning("samples wait for the store: %s", failure)
-                self._last_failure = failure
+                if not self._is_store_failing:
+                    _log.warning("samples wait for the store: %s", describe_error(error))
+                self._is_store_failing = True
             left = min(deadline, self._deadline) - time.monotonic()
             if left <= 0.0:
                 return False
