@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from benchmarks._load_clients import Ask, AwaitedAsk, Load, awaited_end_of, end_of
 from benchmarks._load_system import guarded, stub_ranking
 from ctxguard.core.types import Ranking
+from ctxguard.resilience import RequestLimits
 
 BURST_LATENCY_SECONDS = 0.002
 BURST_DEADLINE_SECONDS = 0.25
@@ -98,11 +99,11 @@ class Outcome:
 
 BURSTS: dict[str, dict[str, Any]] = {
     "asyncio": {},
-    "asyncio, at most 1,000 in flight": {"max_in_flight": 1000},
-    "asyncio, 250 ms to answer": {"deadline_seconds": BURST_DEADLINE_SECONDS},
+    "asyncio, at most 1,000 in flight": {"limits": RequestLimits(max_in_flight=1000)},
+    "asyncio, 250 ms to answer": {"limits": RequestLimits(BURST_DEADLINE_SECONDS)},
     "threads": {},
-    "threads, at most 1,000 in flight": {"max_in_flight": 1000},
-    "threads, 250 ms to answer": {"deadline_seconds": BURST_DEADLINE_SECONDS},
+    "threads, at most 1,000 in flight": {"limits": RequestLimits(max_in_flight=1000)},
+    "threads, 250 ms to answer": {"limits": RequestLimits(BURST_DEADLINE_SECONDS)},
 }
 
 

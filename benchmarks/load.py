@@ -42,7 +42,7 @@ from benchmarks._load_system import (
 from benchmarks._timing import environment
 from ctxguard.core.types import Ranking, Route
 from ctxguard.monitor.sampling.sampler import Sampler
-from ctxguard.resilience import Deadlines
+from ctxguard.resilience import Deadlines, RequestLimits
 from ctxguard.retrieval.protocols import AnyRetriever
 from tests import doubles
 
@@ -154,7 +154,7 @@ def wrapped_fault(fault: str, clients: int, seconds: float) -> Fault:
         answer: Ranking = part.run(lambda: ranking)
         return answer
 
-    guard, _ = guarded(engine, deadline_seconds=DEADLINE_SECONDS)
+    guard, _ = guarded(engine, limits=RequestLimits(DEADLINE_SECONDS))
     with faulty(part, fault):
         load = in_threads(guard.retrieve, ["a query"], clients, seconds)
     return Fault(load, None, past_deadline(load))
