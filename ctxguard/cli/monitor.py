@@ -108,6 +108,7 @@ class MonitorCommand(JudgeSettings, IndexSystem):
         from ctxguard.monitor.judging.budget import BudgetLimits
         from ctxguard.monitor.service import Monitor, WatchedProfile
         from ctxguard.monitor.store import Limits
+        from ctxguard.request.assess import Closeable
 
         loaded = None if self.profile is None else ctxguard.Profile.load(self.profile)
         retriever = None
@@ -143,9 +144,8 @@ class MonitorCommand(JudgeSettings, IndexSystem):
             running.restore_alarms()
             (self._once if self.once else self._serve)(running, output)
         finally:
-            close = getattr(judge, "close", None)
-            if close is not None:
-                close()
+            if isinstance(judge, Closeable):
+                judge.close()
             with suppress(StoreError):
                 running.step_down()
             running.store.close()

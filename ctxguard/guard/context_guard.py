@@ -429,16 +429,16 @@ class ContextGuard:
             # Compared there, so that a result that is not a number is the sampler's error.
             probability = self._safely("sampler", lambda: max(0.0, sampler.draw(request_id)), 0.0)
         return Request(
-            query,
-            request_id,
-            session_id,
-            sample,
-            where,
-            bound,
-            mode,
-            given_mode is None,
-            probability,
-            span,
+            query=query,
+            request_id=request_id,
+            session_id=session_id,
+            sample=sample,
+            where=where,
+            bound=bound,
+            mode=mode,
+            follows_verdict=given_mode is None,
+            probability=probability,
+            span=span,
         )
 
     def _filter_options(self, request: Request) -> dict[str, Any]:
