@@ -25,6 +25,7 @@ from calibration.replay import Pools
 from calibration.retrievers import RecordedRankings
 from ctxguard.core.types import DEFAULT_K, FloatArray, ModeName, Passage, PassagesBy
 from ctxguard.guard import ContextGuard
+from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile, RouteProfile
 from ctxguard.request.assess import AssessorStage
 
@@ -163,7 +164,7 @@ class Recorded:
         guard = ContextGuard(
             self._retriever,
             profile=profile,
-            fingerprint=_SYSTEM,
+            check=ProfileCheck(_SYSTEM),
             mode=mode,
             depth=self.pools.scores.shape[1],
             assessor=None if assessor is None else assessor.stage(),

@@ -176,7 +176,7 @@ other metrics."""
 
 def _row(one: dict[str, Any]) -> str:
     """One scenario as a row of the page."""
-    name = one["scenario"] + ", PostgreSQL" * (one["database"] == "postgresql")
+    name = one["scenario"] + (", PostgreSQL" if one["database"] == "postgresql" else "")
     parts = [
         _pooled([figure for figure in one["figures"] if belongs(figure)]) for belongs in _PARTS
     ]

@@ -330,15 +330,15 @@ class _Route:
         if self.held_out and differences.size:
             needed = risk.differences_needed(differences, TIGHT, settings.delta, weights)
         return RouteOutcome(
-            profile,
-            self.choosing,
-            self.measured,
-            self.chances,
-            certification,
-            self.today,
-            replace(chosen, name="chosen"),
-            others,
-            needed,
+            profile=profile,
+            choosing=self.choosing,
+            measured=self.measured,
+            chances=self.chances,
+            certification=certification,
+            today=self.today,
+            chosen=replace(chosen, name="chosen"),
+            others=others,
+            labels_needed=needed,
         )
 
     def _chosen(self, name: str, among: Folded, rule: Choose) -> Option | None:

@@ -184,20 +184,20 @@ def label(
         best_grades[row, : len(relevant)] = relevant[:NDCG_CUTOFF]
     retrieved = ~np.isnan(pools.scores)
     labels = PoolLabels(
-        grades,
-        retrieved,
-        judged,
-        worth,
-        negatives,
-        retrieved,
-        np.zeros((len(pools), 2)),
-        best_grades,
-        np.array(n_relevant, dtype=np.int64),
-        top_grade,
-        utilities,
-        dataset.positives_only,
-        np.array([weights[query_id] for query_id in pools.query_ids], dtype=np.float64),
-        np.array([dataset.groups[query_id] for query_id in pools.query_ids], dtype=np.str_),
+        grades=grades,
+        retrieved=retrieved,
+        judged=judged,
+        utilities=worth,
+        negatives=negatives,
+        in_baseline=retrieved,
+        served=np.zeros((len(pools), 2)),
+        best_grades=best_grades,
+        n_relevant=np.array(n_relevant, dtype=np.int64),
+        top_grade=top_grade,
+        rules=utilities,
+        positives_only=dataset.positives_only,
+        weights=np.array([weights[query_id] for query_id in pools.query_ids], dtype=np.float64),
+        groups=np.array([dataset.groups[query_id] for query_id in pools.query_ids], dtype=np.str_),
     )
     return labels.with_baseline(baseline_k)
 

@@ -48,9 +48,10 @@ if TYPE_CHECKING:
     from ctxguard.monitor.sampling.inclusion import JudgingRates
     from ctxguard.monitor.sampling.privacy import Privacy as Privacy
     from ctxguard.monitor.sampling.writer import sample_to as sample_to
+    from ctxguard.profile.comparison import ProfileCheck
     from ctxguard.profile.schema import Profile
     from ctxguard.request.with_text_signals import WithTextSignals
-    from ctxguard.resilience import Deadlines
+    from ctxguard.resilience import Deadlines, RequestLimits
     from ctxguard.retrieval import (
         AsyncRetriever,
         FilteringRetriever,
@@ -80,9 +81,10 @@ _EXPORTS = {
     "ctxguard.monitor.sampling.inclusion": "JudgingRates",
     "ctxguard.monitor.sampling.privacy": "Privacy",
     "ctxguard.monitor.sampling.writer": "sample_to",
+    "ctxguard.profile.comparison": "ProfileCheck",
     "ctxguard.profile.schema": "Profile",
     "ctxguard.request.with_text_signals": "WithTextSignals",
-    "ctxguard.resilience": "Deadlines",
+    "ctxguard.resilience": "Deadlines RequestLimits",
     "ctxguard.retrieval": "AsyncRetriever FilteringRetriever HybridRetriever "
     "Retriever RetrieverFunction SwappingRetriever",
     "ctxguard.retrieval.text_signals": "TextSignals",
@@ -120,6 +122,7 @@ __all__ = [
     "OverloadedError",
     "Passage",
     "Profile",
+    "ProfileCheck",
     "ProfileError",
     "ProfileFormatError",
     "ProfileMismatchError",
@@ -127,6 +130,7 @@ __all__ = [
     "QueryError",
     "Ranking",
     "RatioPolicy",
+    "RequestLimits",
     "Retriever",
     "RetrieverFunction",
     "Route",

@@ -7,7 +7,7 @@ from handbook import QUESTIONS, search
 
 from calibration.calibrate import calibrate
 from calibration.data.dataset import Dataset, Query
-from ctxguard import ContextGuard, Hit
+from ctxguard import ContextGuard, Hit, ProfileCheck
 
 
 def retrieve(query: str, *, depth: int) -> list[Hit]:
@@ -20,5 +20,5 @@ system = {"engine": "sqlite fts5", "corpus": "shop handbook"}
 profile = calibrate(retrieve, labels, score_kind="ratio", fingerprint=system).profile
 for name in ("recall", "precision", "kept"):
     print(name, profile.routes["external"].chosen_on.metrics[name])
-guard = ContextGuard(retrieve, score_kind="ratio", fingerprint=system, profile=profile)
+guard = ContextGuard(retrieve, score_kind="ratio", check=ProfileCheck(system), profile=profile)
 print(guard.retrieve("how often do I descale the machine").text)

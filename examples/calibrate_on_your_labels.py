@@ -11,7 +11,7 @@ from handbook import QUESTIONS, search
 from calibration.calibrate import calibrate
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query
-from ctxguard import ContextGuard, Hit, Ranking
+from ctxguard import ContextGuard, Hit, ProfileCheck, Ranking
 
 
 class Handbook:
@@ -41,7 +41,7 @@ calibration = calibrate(retriever, labels, Settings(objective="utility", held_ou
 with tempfile.TemporaryDirectory() as folder:
     profile = Path(folder) / "profile.json"
     calibration.profile.save(profile)
-    guard = ContextGuard(retriever, profile=profile, strict=True)
+    guard = ContextGuard(retriever, profile=profile, check=ProfileCheck(strict=True))
 
 context = guard.retrieve("when is the refund paid to my card")
 print(f"kept {len(context.passages)} of {context.candidates} candidates:")

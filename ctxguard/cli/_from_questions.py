@@ -41,6 +41,7 @@ def calibrate_from_questions(
     """Judge the questions, or say what that takes; write the profile and the file to grade."""
     from calibration.from_verdicts import calibrate_from_verdicts
     from calibration.judged_questions import judge_questions, questions_to_judge, write_to_grade
+    from ctxguard.request.assess import Closeable
 
     is_synthetic = settings.queries is None and settings.store is None
     files = {
@@ -52,7 +53,8 @@ def calibrate_from_questions(
         judge = None
         if settings.judge is not None:
             judge = settings.model_judge(settings.judge, settings.reranker)
-            stack.callback(getattr(judge, "close", bool))
+            if isinstance(judge, Closeable):
+                stack.callback(judge.close)
         if settings.queries is None:
             files["questions"] = settings.out.with_suffix(".questions.jsonl")
             _find_questions(settings, files["questions"], judge, output)

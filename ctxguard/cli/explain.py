@@ -95,7 +95,7 @@ class ExplainCommand(SettingsModel):
             for one in shown:
                 output.heading(one.query or one.request_id)
                 lost = f"{one.udcg_loss:.2f} UDCG, {one.recall_loss:.2f} recall"
-                in_shadow = "; in shadow: it would have been" * (one.mode is Mode.SHADOW)
+                in_shadow = "; in shadow: it would have been" if one.mode is Mode.SHADOW else ""
                 output.facts(("request", one.request_id), ("lost", lost + in_shadow))
                 rows = [
                     {

@@ -106,8 +106,9 @@ class MonitorCommand(JudgeSettings, IndexSystem):
         """
         from ctxguard.monitor.alarms import AlarmState
         from ctxguard.monitor.judging.budget import BudgetLimits
-        from ctxguard.monitor.service import Monitor
+        from ctxguard.monitor.service import Monitor, WatchedProfile
         from ctxguard.monitor.store import Limits
+        from ctxguard.request.assess import Closeable
 
         loaded = None if self.profile is None else ctxguard.Profile.load(self.profile)
         retriever = None
@@ -122,11 +123,15 @@ class MonitorCommand(JudgeSettings, IndexSystem):
             budget=BudgetLimits(self.calls_per_hour, self.calls_per_day, self.cost_per_day),
             lookup=None if retriever is None else retriever.passage,
             utilities=DEFAULT_UTILITIES if loaded is None else loaded.utilities,
-            alarms=None if loaded is None else AlarmState(loaded),
-            corpus_sketch=None if retriever is None else partial(_present_corpus, retriever),
-            profile_path=self.profile,
-            switch_to_safe=self.switch_to_safe,
-            switch=self.switch,
+            watched=None
+            if loaded is None
+            else WatchedProfile(
+                AlarmState(loaded),
+                None if retriever is None else partial(_present_corpus, retriever),
+                self.profile,
+                switch_to_safe=self.switch_to_safe,
+                switch=self.switch,
+            ),
         )
         if running.series not in running.store.series():
             output.notes(
@@ -139,9 +144,8 @@ class MonitorCommand(JudgeSettings, IndexSystem):
             running.restore_alarms()
             (self._once if self.once else self._serve)(running, output)
         finally:
-            close = getattr(judge, "close", None)
-            if close is not None:
-                close()
+            if isinstance(judge, Closeable):
+                judge.close()
             with suppress(StoreError):
                 running.step_down()
             running.store.close()

@@ -336,7 +336,7 @@ class Ranking:
             (n,) each, in the ranking's order; NaN if unknown for a candidate.
         timings: Times at which stages ran, for traces; empty if nothing was timed.
         copies: Positions of candidates whose text repeats another's, with that one's position
-            (``ctxguard.core.copies``); empty without copies, or if texts were not compared.
+            (``ctxguard.core.duplicates``); empty without copies, or if texts were not compared.
 
     Raises:
         ConfigurationError: at construction, for an unknown kind, of a leg too, or route. Names

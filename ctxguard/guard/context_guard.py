@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -33,7 +34,7 @@ from ctxguard.errors import (
     ProfileMismatchError,
     QueryError,
 )
-from ctxguard.profile.comparison import DEFAULT_MAX_CORPUS_CHANGE, SystemComparison
+from ctxguard.profile.comparison import DEFAULT_CHECK, ProfileCheck, SystemComparison
 from ctxguard.profile.schema import Profile
 from ctxguard.request.assess import AssessorStage
 from ctxguard.request.bound_profile import BoundProfile, bind_profile
@@ -47,11 +48,15 @@ from ctxguard.request.build_context import (
 from ctxguard.request.observers import RequestSampler, RequestSpan, Tracing
 from ctxguard.request.telemetry import Telemetry, default_telemetry
 from ctxguard.request.wrapped_retriever import describe
-from ctxguard.resilience import DEFAULT_MAX_IN_FLIGHT, BoundedCaller, typed
+from ctxguard.resilience import DEFAULT_REQUEST_LIMITS, BoundedCaller, RequestLimits, typed
 
 if TYPE_CHECKING:
-    from ctxguard.core.corpus_sketch import CorpusSketch
-    from ctxguard.retrieval.protocols import AnyRetriever, AsyncRetrieverFunction, Retrieval
+    from ctxguard.retrieval.protocols import (
+        AnyRetriever,
+        AsyncRetrieverFunction,
+        Retrieval,
+        RetrieverFunction,
+    )
 
 __all__ = ["DEFAULT_MAX_QUERY_CHARS", "ContextGuard", "RequestSampler", "Tracing"]
 
@@ -72,10 +77,9 @@ class ContextGuard:
     Args:
         retriever: A `Retriever`, an `AsyncRetriever`, or a function ``(query, *, depth)``, plain or
             asynchronous. It returns a ``Ranking``, or ``Hit`` objects if ``score_kind`` is given.
-            The index of a `SwappingRetriever` may change while it serves. None for a guard that
-            only filters results already at hand.
-        aretriever: The asynchronous function beside a plain ``retriever``, where they are two
-            objects; ``aretrieve`` awaits it. None if ``retriever`` has both, or only one.
+            The index of a `SwappingRetriever` may change while it serves. A pair of a plain and an
+            asynchronous function, where they are two objects. None for a guard that only filters
+            results already at hand.
         profile: A calibrated ``Profile``, or the path of one. Without a profile the top ``k`` is
             served and every answer is flagged ``uncalibrated``.
         policy: A policy set by hand for every route, in place of a profile.
@@ -87,83 +91,54 @@ class ContextGuard:
         depth: How many candidates the retriever is asked for.
         score_kind: What the scores of plain hits mean; None if the retriever returns rankings, or
             hits without scores. With ``rank``, or without scores, only k applies.
-        fingerprint: Identifies a wrapped system that has no ``fingerprint()`` of its own. It is
-            compared with the profile's.
-        corpus_sketch: Of a wrapped system that has no ``corpus_sketch()`` of its own; None where
-            nothing says how much of its corpus has changed.
-        max_corpus_change: The share of the corpus, in [0, 1], that may have changed since
-            calibration; beyond it the profile still applies and every answer is flagged
-            ``corpus_changed``.
-        strict: Raise if the profile was made for another system, on a corpus that has changed by
-            more than ``max_corpus_change``, or is unverified, instead of flagging every answer.
+        check: Identifies a wrapped system that does not identify itself, and says how far it may
+            differ from the profile's.
         assembly: Order, token budget, duplicates, sanitising and template of a context.
-        max_query_chars: Longer queries are refused before they are searched or sampled. A retriever
-            that has a limit of its own is given this one; None leaves it its own, and is 10,000 for
-            the guard.
+        limits: The longest query, the longest call of the retriever, and the most calls at once.
         sampler: Selects the traffic to be judged.
         telemetry: Where requests are counted; None for that of the process's default registry.
         tracing: Begins a span for each request, such as
             ``ctxguard.integrations.opentelemetry.OpenTelemetryTracing``; None for no spans.
-        deadline_seconds: The longest that the retriever may take; None for no limit. With one, a
-            plain retriever runs on one of 32 threads of the guard's own, which costs 20 to 40 µs,
-            and is not called for a while after it failed repeatedly. The embedded retriever has
-            deadlines for each stage instead (``Deadlines``), and answers without a late one.
-        max_in_flight: The most requests that may wait for the retriever at once; others are
-            refused with an ``OverloadedError``.
         assessor: Asked about candidates where the profile says that it pays; None where nobody is.
 
     Raises:
         ConfigurationError: a setting is out of range, or two contradict each other.
         ProfileFormatError: ``profile`` is the path of a file that is no profile.
-        ProfileMismatchError: ``strict`` is set, and anything differs or cannot be compared.
+        ProfileMismatchError: the check is strict, and anything differs or cannot be compared.
     """
 
     _rebinding = OfProcess(Lock)
 
     def __init__(
         self,
-        retriever: "AnyRetriever | None" = None,
+        retriever: "AnyRetriever | tuple[RetrieverFunction, AsyncRetrieverFunction] | None" = None,
         *,
-        aretriever: "AsyncRetrieverFunction | None" = None,
         profile: Profile | Path | str | None = None,
         policy: Policy | None = None,
         k: int | None = None,
         mode: Mode | ModeName | None = None,
         depth: int = DEFAULT_DEPTH,
         score_kind: ScoreKind | ScoreKindName | None = None,
-        fingerprint: Mapping[str, str] | None = None,
-        corpus_sketch: "CorpusSketch | None" = None,
-        max_corpus_change: float = DEFAULT_MAX_CORPUS_CHANGE,
-        strict: bool = False,
+        check: ProfileCheck = DEFAULT_CHECK,
         assembly: Assembly | None = None,
-        max_query_chars: int | None = None,
+        limits: RequestLimits = DEFAULT_REQUEST_LIMITS,
         sampler: RequestSampler | None = None,
         telemetry: Telemetry | None = None,
         tracing: Tracing | None = None,
-        deadline_seconds: float | None = None,
-        max_in_flight: int = DEFAULT_MAX_IN_FLIGHT,
         assessor: AssessorStage | None = None,
     ) -> None:
         if profile is not None and policy is not None:
             raise ConfigurationError("give a profile or a policy, not both: they would compete")
         if depth < 1:
             raise ConfigurationError(f"depth {depth!r} must be at least 1")
-        if max_query_chars is not None and max_query_chars < 1:
-            raise ConfigurationError(f"max_query_chars {max_query_chars!r} must be at least 1")
-        if not 0.0 <= max_corpus_change <= 1.0:
-            raise ConfigurationError(
-                f"max_corpus_change {max_corpus_change!r} must lie in [0, 1]: a share"
-            )
         self._mode = None if mode is None else member_of(Mode, mode, "mode")
         self._depth = depth
         self._score_kind = (
             None if score_kind is None else member_of(ScoreKind, score_kind, "score_kind")
         )
-        if max_query_chars is not None and hasattr(retriever, "with_max_query_chars"):
-            retriever = cast(Any, retriever).with_max_query_chars(max_query_chars)
-        self._max_query_chars = (
-            DEFAULT_MAX_QUERY_CHARS if max_query_chars is None else max_query_chars
-        )
+        if limits.max_query_chars is not None and hasattr(retriever, "with_max_query_chars"):
+            retriever = cast(Any, retriever).with_max_query_chars(limits.max_query_chars)
+        self._max_query_chars = limits.max_query_chars or DEFAULT_MAX_QUERY_CHARS
         if policy is not None and self._score_kind is ScoreKind.RANK and policy.compares_scores:
             raise ConfigurationError(
                 "min_ratio compares scores, and score_kind 'rank' says that they carry order "
@@ -173,7 +148,7 @@ class ContextGuard:
         telemetry = default_telemetry() if telemetry is None else telemetry
         self._telemetry, self._sampler = telemetry, sampler
         self._begin_span = None if tracing is None else tracing.begin
-        self._caller = BoundedCaller(deadline_seconds, max_in_flight)
+        self._caller = BoundedCaller(limits)
         self._caller.watch(telemetry.circuit_changed)
         self._assessor = assessor
         if assessor is not None:
@@ -181,17 +156,13 @@ class ContextGuard:
         if hasattr(retriever, "watch_stages"):
             cast(Any, retriever).watch_stages(telemetry.circuit_changed)
         self._wrapped = retriever
-        self._aretriever = aretriever
-        self._fingerprint = fingerprint
-        self._corpus_sketch = corpus_sketch
-        self._max_corpus_change = max_corpus_change
-        self._strict = strict
+        self._check = check
         self._policy = policy
         self._k = k
         self._bound = self._bind(
             Profile.load(profile) if isinstance(profile, str | Path) else profile
         )
-        if strict and self.differences:
+        if check.strict and self.differences:
             raise ProfileMismatchError(self.differences)
         self._say_mode()
 
@@ -277,7 +248,7 @@ class ContextGuard:
         with self._rebinding:
             bound = self._bind(loaded)
             comparison = bound.comparison
-            refused = comparison.differences if self._strict else comparison.mismatches
+            refused = comparison.differences if self._check.strict else comparison.mismatches
             if refused:
                 raise ProfileMismatchError(refused)
             self._bound = bound
@@ -300,7 +271,7 @@ class ContextGuard:
             fingerprint: Identifies the system, in place of the one that the guard was given.
         """
         with self._rebinding:
-            self._fingerprint = fingerprint
+            self._check = replace(self._check, fingerprint=fingerprint)
             self._bound = self._bind(self._bound.profile, lenient=True)
 
     def retrieve(
@@ -458,16 +429,16 @@ class ContextGuard:
             # Compared there, so that a result that is not a number is the sampler's error.
             probability = self._safely("sampler", lambda: max(0.0, sampler.draw(request_id)), 0.0)
         return Request(
-            query,
-            request_id,
-            session_id,
-            sample,
-            where,
-            bound,
-            mode,
-            given_mode is None,
-            probability,
-            span,
+            query=query,
+            request_id=request_id,
+            session_id=session_id,
+            sample=sample,
+            where=where,
+            bound=bound,
+            mode=mode,
+            follows_verdict=given_mode is None,
+            probability=probability,
+            span=span,
         )
 
     def _filter_options(self, request: Request) -> dict[str, Any]:
@@ -593,10 +564,7 @@ class ContextGuard:
             profile,
             policy=self._policy,
             k=self._k,
-            fingerprint=self._fingerprint,
-            aretriever=self._aretriever,
-            corpus_sketch=self._corpus_sketch,
-            max_corpus_change=self._max_corpus_change,
+            check=self._check,
             lenient=lenient,
         )
 

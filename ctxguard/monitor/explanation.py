@@ -152,15 +152,15 @@ def explain_sample(
     labels = [label for _, label in standing(store.labels([sample_id]))]
     decision, notes = (None, []) if record is None else decided(record, profile)
     return Explanation(
-        stored,
-        record,
-        () if record is None else tuple(_candidates(record, decision, judge, labels)),
-        store.rejected([sample_id]).get(sample_id, ()),
-        picked,
-        dict(store.label_queue()).get(sample_id),
-        tuple([reaction.kind for _, reaction in store.feedback([sample_id])]),
-        decision,
-        tuple(notes),
+        stored=stored,
+        record=record,
+        candidates=() if record is None else tuple(_candidates(record, decision, judge, labels)),
+        rejected=store.rejected([sample_id]).get(sample_id, ()),
+        picked=picked,
+        alarm=dict(store.label_queue()).get(sample_id),
+        reactions=tuple([reaction.kind for _, reaction in store.feedback([sample_id])]),
+        decision=decision,
+        notes=tuple(notes),
     )
 
 

@@ -50,7 +50,7 @@ from ctxguard.monitor.redaction import Redactor, redact
 from ctxguard.monitor.store import Accounts, SampleStore, State
 from ctxguard.profile.schema import Profile
 
-__all__ = ["DEFAULT_WINDOW_SECONDS", "JudgedAs", "Monitor", "Report"]
+__all__ = ["DEFAULT_WINDOW_SECONDS", "JudgedAs", "Monitor", "Report", "WatchedProfile"]
 
 _log = logging.getLogger(__name__)
 
@@ -112,6 +112,30 @@ class Report:
         return self.live.estimates
 
 
+@dataclass(frozen=True, slots=True)
+class WatchedProfile:
+    """The profile whose promises a monitor watches, and what may change its file.
+
+    Attributes:
+        alarms: The alarms of the profile. They compare what all monitors that were given the
+            profile have judged. ``restore_alarms`` restores what was saved.
+        corpus_sketch: Returns the sketch of what the guard searches now, which is compared with
+            that of the profile; None compares nothing.
+        path: The file of the profile, which the alarms follow when another takes its place; None
+            for a profile that stays.
+        switch_to_safe: Whether to replace that file by its safe policy when recall loss breaks its
+            promise.
+        switch: Whether to raise the verdict in that file from shadow to enforce once judged
+            requests let it rise.
+    """
+
+    alarms: AlarmState
+    corpus_sketch: Callable[[], CorpusSketch] | None = None
+    path: Path | None = None
+    switch_to_safe: bool = False
+    switch: bool = False
+
+
 class Monitor:
     """Judges stored samples and estimates the quality of live traffic.
 
@@ -119,16 +143,7 @@ class Monitor:
         judge, utilities, budget, lookup, redactor: See ``JudgingSettings``.
         window_seconds: Length of the recent window, > 0.
         precision: What an estimate needs in order to be shown.
-        alarms: The alarms of one profile; None for none. They compare what all monitors that were
-            given the profile have judged. ``restore_alarms`` restores what was saved.
-        corpus_sketch: Returns the sketch of what the guard searches now, which is compared with
-            that of the alarms' profile; None compares nothing.
-        profile_path: The file of the alarms' profile, which the alarms follow when another takes
-            its place; None for a profile that stays.
-        switch_to_safe: Whether to replace that file by its safe policy when recall loss breaks its
-            promise.
-        switch: Whether to raise the verdict in that file from shadow to enforce once judged
-            requests let it rise.
+        watched: The profile that is watched; None for none.
         clock: Seconds since the epoch.
 
     Attributes:
@@ -152,11 +167,7 @@ class Monitor:
         budget: BudgetLimits = NO_LIMITS,
         lookup: PassageLookup | None = None,
         redactor: Redactor | None = redact,
-        alarms: AlarmState | None = None,
-        corpus_sketch: Callable[[], CorpusSketch] | None = None,
-        profile_path: Path | None = None,
-        switch_to_safe: bool = False,
-        switch: bool = False,
+        watched: WatchedProfile | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         if not 0.0 < window_seconds < float("inf"):
@@ -172,19 +183,13 @@ class Monitor:
         self._update_graded = partial(
             update_graded, store, self.series, utilities=utilities, max_grade=judge.max_grade
         )
-        self._corpus_sketch = corpus_sketch
         self._clock = clock
-        if alarms is not None:
-            alarms.set_judge(exact=self.exact)
-        self._alarms = (
-            None
-            if alarms is None
-            else AlarmMonitor(
-                alarms, store, self.series, clock, profile_path if switch_to_safe else None
-            )
-        )
-        self._profile_path = profile_path
-        self._switch = switch
+        self._watched = watched
+        self._alarms: AlarmMonitor | None = None
+        if watched is not None:
+            watched.alarms.set_judge(exact=self.exact)
+            safe = watched.path if watched.switch_to_safe else None
+            self._alarms = AlarmMonitor(watched.alarms, store, self.series, clock, safe)
         self._reset_after_fork()
         reset_in_children(self)
 
@@ -218,6 +223,10 @@ class Monitor:
     def alarms(self) -> AlarmState | None:
         """The alarms and which of them are active; None without alarms."""
         return None if self._alarms is None else self._alarms.state
+
+    @property
+    def _profile_path(self) -> Path | None:
+        return None if self._watched is None else self._watched.path
 
     def _watch_shadow(self) -> ShadowedTraffic | None:
         if self.alarms is None:
@@ -308,15 +317,15 @@ class Monitor:
             self._update_graded()
             self.store.clean()
         if self._alarms is not None:
-            if self._corpus_sketch is not None:
-                self._alarms.check_corpus(self._corpus_sketch())
+            if self._watched is not None and self._watched.corpus_sketch is not None:
+                self._alarms.check_corpus(self._watched.corpus_sketch())
             if not self.exact:
                 self._alarms.correct_judge()
             self._alarms.evaluate()
             self._alarms.save()
         self._follow_profile()
         report = self.report()
-        if self._switch:
+        if self._watched is not None and self._watched.switch:
             self._raise_verdict(report)
         return report
 

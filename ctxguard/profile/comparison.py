@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.types import Flag
+from ctxguard.errors import ConfigurationError
 from ctxguard.profile import reranker_probe
 from ctxguard.profile.schema import Profile, fingerprint_differences
 
@@ -20,6 +21,39 @@ than the first 5, so it still applies beyond this share, flagged.
 _CORPUS_DIGEST = "corpus_digest"
 _OF_THE_CORPUS = {"corpus_size", _CORPUS_DIGEST}
 """Entries of a fingerprint that any change of the corpus changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileCheck:
+    """How a guard compares its profile with the system that it wraps.
+
+    Attributes:
+        fingerprint: Identifies a system that has no ``fingerprint()`` of its own; None for its own.
+        corpus_sketch: Of a system that has no ``corpus_sketch()`` of its own; None where nothing
+            says how much of its corpus has changed.
+        max_corpus_change: The share of the corpus, in [0, 1], that may have changed since
+            calibration; beyond it the profile still applies and every answer is flagged
+            ``corpus_changed``.
+        strict: Raise if the profile was made for another system, on a corpus that has changed by
+            more than ``max_corpus_change``, or is unverified, instead of flagging every answer.
+
+    Raises:
+        ConfigurationError: ``max_corpus_change`` is no share.
+    """
+
+    fingerprint: Mapping[str, str] | None = None
+    corpus_sketch: CorpusSketch | None = None
+    max_corpus_change: float = DEFAULT_MAX_CORPUS_CHANGE
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.max_corpus_change <= 1.0:
+            raise ConfigurationError(
+                f"max_corpus_change {self.max_corpus_change!r} must lie in [0, 1]: a share"
+            )
+
+
+DEFAULT_CHECK = ProfileCheck()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import DEFAULT_K, Flag, Mode, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
-from ctxguard.profile.comparison import SystemComparison, compare_systems
+from ctxguard.profile.comparison import ProfileCheck, SystemComparison, compare_systems
 from ctxguard.profile.schema import (
     AssessorProfile,
     Profile,
@@ -24,8 +24,12 @@ from ctxguard.profile.schema import (
 from ctxguard.request.wrapped_retriever import calls_of, told_by
 
 if TYPE_CHECKING:
-    from ctxguard.core.corpus_sketch import CorpusSketch
-    from ctxguard.retrieval.protocols import AnyRetriever, Retrieval
+    from ctxguard.retrieval.protocols import (
+        AnyRetriever,
+        AsyncRetrieverFunction,
+        Retrieval,
+        RetrieverFunction,
+    )
 
 _ABSENT = object()
 
@@ -91,15 +95,12 @@ class BoundProfile:
 
 
 def bind_profile(
-    wrapped: "AnyRetriever | None",
+    wrapped: "AnyRetriever | tuple[RetrieverFunction, AsyncRetrieverFunction] | None",
     profile: Profile | None,
     *,
     policy: Policy | None,
     k: int | None,
-    fingerprint: Mapping[str, str] | None,
-    corpus_sketch: "CorpusSketch | None",
-    max_corpus_change: float,
-    aretriever: object = None,
+    check: ProfileCheck,
     lenient: bool = False,
 ) -> BoundProfile:
     """Bind a profile to the index generation that a retriever searches now.
@@ -110,10 +111,7 @@ def bind_profile(
         policy: The policy set by hand for every route; None without one.
         k: Number of passages that the bare retriever serves; None for as many as the profile was
             compared with.
-        fingerprint: Identifies a system without a ``fingerprint()`` of its own.
-        corpus_sketch: The corpus sketch, if the system has no ``corpus_sketch()`` of its own.
-        max_corpus_change: The share of the corpus that may have changed since calibration.
-        aretriever: The retriever's asynchronous function, if that is another object.
+        check: How the profile is compared with the system.
         lenient: Treat an unreadable fingerprint or sketch as that of another system, instead of
             raising.
 
@@ -126,14 +124,14 @@ def bind_profile(
     swaps = _declares(retriever, "pinned") and _declares(retriever, "generation")
     pinned: Any = retriever.pinned() if swaps else retriever
     try:
-        comparison = _compared(profile, pinned, fingerprint, corpus_sketch, max_corpus_change)
+        comparison = _compared(profile, pinned, check)
     except Exception as error:
         if not lenient:
             raise
         line = f"the fingerprint cannot be read ({type(error).__name__})"
         comparison = SystemComparison((line,), (), (Flag.PROFILE_MISMATCH,))
     verdict = None if profile is None else profile.verdict
-    calls = calls_of(_no_retriever if pinned is None else pinned, aretriever)
+    calls = calls_of(_no_retriever if pinned is None else pinned)
     return BoundProfile(
         profile=profile,
         profile_id=None if profile is None else profile.profile_id,
@@ -213,17 +211,12 @@ def _declares(retriever: object, name: str) -> bool:
     return inspect.getattr_static(retriever, name, _ABSENT) is not _ABSENT
 
 
-def _compared(
-    profile: Profile | None,
-    retriever: object,
-    fingerprint: Mapping[str, str] | None,
-    corpus_sketch: "CorpusSketch | None",
-    max_corpus_change: float,
-) -> SystemComparison:
+def _compared(profile: Profile | None, retriever: object, check: ProfileCheck) -> SystemComparison:
     if profile is None:
         return SystemComparison()
+    fingerprint, corpus_sketch = check.fingerprint, check.corpus_sketch
     if fingerprint is None:
         fingerprint = told_by(retriever, "fingerprint") or {}
     if corpus_sketch is None and profile.corpus is not None:
         corpus_sketch = told_by(retriever, "corpus_sketch")
-    return compare_systems(profile, fingerprint, corpus_sketch, max_corpus_change)
+    return compare_systems(profile, fingerprint, corpus_sketch, check.max_corpus_change)

@@ -17,8 +17,8 @@ from ctxguard.core.context import (
     bare_passages,
     read_passages,
 )
-from ctxguard.core.copies import copies_of
 from ctxguard.core.decision import Decision, decide, with_answers
+from ctxguard.core.duplicates import copies_of
 from ctxguard.core.metadata_filter import Where, verified
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.signals import RANKING

@@ -87,21 +87,23 @@ def told_by(retriever: object, name: str) -> Any:
     return method() if callable(method) else None
 
 
-def calls_of(retriever: object, aretriever: object = None) -> Calls:
+def calls_of(retriever: object) -> Calls:
     """Find the calls of anything that a guard can wrap.
 
     Args:
-        retriever: An object with ``retrieve`` or ``aretrieve``, or a function.
-        aretriever: The asynchronous function beside it, if that is another object; else None.
+        retriever: An object with ``retrieve`` or ``aretrieve``, a function, or a pair of a plain
+            and an asynchronous one.
 
     Raises:
         ConfigurationError: it is not a retriever, or cannot be called with (query, depth=…).
     """
-    call = _call_of(retriever)
-    acall = _acall_of(retriever if aretriever is None else aretriever)
-    if acall is None and aretriever is not None:
+    plain, later = retriever if isinstance(retriever, tuple) else (retriever, None)
+    call = _call_of(plain)
+    acall = _acall_of(plain if later is None else later)
+    if acall is None and later is not None:
         raise ConfigurationError(
-            f"aretriever is {describe(aretriever)} that is not asynchronous: give an async function"
+            f"the second of the pair is {describe(later)} that is not asynchronous: give an async "
+            "function"
         )
     return Calls(call, acall, takes_where(call) and (acall is None or takes_where(acall)))
 

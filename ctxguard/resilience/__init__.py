@@ -4,7 +4,13 @@ The guard uses one stage for a wrapped retriever; the embedded retriever uses on
 one for its reranker. See DESIGN.md §7.
 """
 
-from ctxguard.resilience.bounded_caller import DEFAULT_MAX_IN_FLIGHT, BoundedCaller, cause_of, typed
+from ctxguard.resilience.bounded_caller import (
+    DEFAULT_REQUEST_LIMITS,
+    BoundedCaller,
+    RequestLimits,
+    cause_of,
+    typed,
+)
 from ctxguard.resilience.breaker import Watcher
 from ctxguard.resilience.deadlines import Budget, Deadlines
 from ctxguard.resilience.stage import (
@@ -17,10 +23,11 @@ from ctxguard.resilience.stage import (
 )
 
 __all__ = [
-    "DEFAULT_MAX_IN_FLIGHT",
+    "DEFAULT_REQUEST_LIMITS",
     "BoundedCaller",
     "Budget",
     "Deadlines",
+    "RequestLimits",
     "Stage",
     "StageCall",
     "StageFailed",

@@ -68,7 +68,7 @@ def create_app(
         )
         for each in operations
     ]
-    routes.append(Route("/openapi.json", _told(document), methods=["GET"]))
+    routes.append(Route("/openapi.json", _always(document), methods=["GET"]))
     routes += _console(service)
     router = Router(routes, lifespan=service.running)
     app = ExceptionMiddleware(router, {HTTPException: _http_problem})
@@ -117,7 +117,7 @@ def _operations(service: Service, registry: CollectorRegistry) -> list[Operation
             for path in paths
         ]
         operations += [
-            Operation(path, _told(content), Endpoint.OTHER, summary, _OBJECT)
+            Operation(path, _always(content), Endpoint.OTHER, summary, _OBJECT)
             for path, (summary, content) in rerank.clients_documents(service.settings).items()
         ]
     if service.guard.retriever is None:
@@ -176,7 +176,7 @@ def _metrics(registry: CollectorRegistry, _: Request) -> Response:
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
-def _told(content: object) -> Callable[[Request], Awaitable[HttpAnswer]]:
+def _always(content: object) -> Callable[[Request], Awaitable[HttpAnswer]]:
     """Make an endpoint that always gives the same answer."""
 
     async def tell(_: Request) -> HttpAnswer:

@@ -17,8 +17,8 @@ from typing_extensions import TypedDict
 
 from ctxguard import __version__
 from ctxguard.core.context import Context
-from ctxguard.core.copies import copies_of
 from ctxguard.core.decision import candidate_order
+from ctxguard.core.duplicates import copies_of
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.scores import relative_scores
 from ctxguard.core.types import (

@@ -9,9 +9,10 @@ from ctxguard.core.assembly import DEFAULT_ASSEMBLY, Assembly
 from ctxguard.core.types import DEFAULT_DEPTH
 from ctxguard.guard import ContextGuard, Tracing
 from ctxguard.guard.reload import IndexWatcher, ProfileWatcher
+from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile
 from ctxguard.request.telemetry import Telemetry
-from ctxguard.resilience import Deadlines
+from ctxguard.resilience import Deadlines, RequestLimits
 from ctxguard.server.problems import Problem, invalid
 from ctxguard.server.reranker_check import keep_comparing, log_differences
 from ctxguard.server.scoring import BoundedScorer, LocalScorer, Scorer
@@ -64,12 +65,12 @@ class Service:
             k=settings.k,
             depth=DEFAULT_DEPTH if profile is None else profile.provenance.depth,
             score_kind=self.kind,
-            fingerprint=self._fingerprint(),
+            check=ProfileCheck(self._fingerprint()),
             assembly=_NO_DROPS if self._retriever is None else DEFAULT_ASSEMBLY,
             sampler=None if self.samples is None else self.samples.sampler,
             telemetry=telemetry,
             # An index in a folder has deadlines of its own, by which it answers in part.
-            deadline_seconds=None if settings.engine is None else settings.deadline_seconds,
+            limits=RequestLimits(None if settings.engine is None else settings.deadline_seconds),
             tracing=_tracing(settings) if tracing is None else tracing,
             assessor=self._assessor,
         )

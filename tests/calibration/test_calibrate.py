@@ -22,6 +22,7 @@ from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.types import Leg, Ranking, Route, ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError, QueryError
 from ctxguard.guard import ContextGuard
+from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile
 
 
@@ -256,7 +257,9 @@ class TestRoutes:
         self, result: Calibration, tmp_path: Path
     ) -> None:
         result.profile.save(tmp_path / "profile.json")
-        guard = ContextGuard(Switchable({}), profile=tmp_path / "profile.json", strict=True)
+        guard = ContextGuard(
+            Switchable({}), profile=tmp_path / "profile.json", check=ProfileCheck(strict=True)
+        )
         assert guard.differences == ()
         assert isinstance(guard.retriever, Switchable)
         assert guard.retriever.fusion == result.profile.fusion

@@ -140,11 +140,11 @@ def test_calibration_runs_beside_a_running_loop_as_in_a_notebook() -> None:
 
 
 def test_a_sync_and_an_async_function_serve_one_guard() -> None:
-    guard = ContextGuard(search, aretriever=asearch, score_kind="ratio", k=2)
+    guard = ContextGuard((search, asearch), score_kind="ratio", k=2)
     assert guard.retrieve("question 1").kept_ids == ("1-1", "1-2")
     assert asyncio.run(guard.aretrieve("question 1")).kept_ids == ("1-1", "1-2")
     with pytest.raises(ConfigurationError, match="give an async function"):
-        ContextGuard(search, aretriever=search, score_kind="ratio")  # type: ignore[arg-type]
+        ContextGuard((search, search), score_kind="ratio")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["rank", ScoreKind.RANK, None])

@@ -17,7 +17,7 @@ from ctxguard.core.context import Context
 from ctxguard.core.types import Route
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.service import JudgedAs, Monitor
-from ctxguard.resilience import Deadlines
+from ctxguard.resilience import Deadlines, RequestLimits
 from ctxguard.retrieval import HybridRetriever
 
 _DAY_SECONDS = 86_400.0
@@ -154,7 +154,9 @@ _MOST_MEBIBYTES = 1_024.0
 
 
 def _bounded(folder: Path, size: Size) -> ServingProcess:
-    serving = ServingProcess(folder, size, guard_settings={"max_in_flight": _IN_FLIGHT[size]})
+    serving = ServingProcess(
+        folder, size, guard_settings={"limits": RequestLimits(max_in_flight=_IN_FLIGHT[size])}
+    )
     # A search takes a fifth of a millisecond here: slow enough that requests pile up.
     seconds = _SEARCH_SECONDS[size]
 

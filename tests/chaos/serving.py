@@ -29,6 +29,7 @@ from ctxguard.monitor.sampling.privacy import DEFAULT_PRIVACY, Privacy
 from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.store import SampleStore
+from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile, Provenance, RouteProfile
 from ctxguard.request.telemetry import Telemetry
 from ctxguard.resilience import Deadlines
@@ -188,7 +189,11 @@ class ServingProcess:
         )
         self.writer.start()
         self.telemetry = Telemetry(self.registry)
-        settings = {"profile": self.profile, "strict": True, **self.guard_settings}
+        settings = {
+            "profile": self.profile,
+            "check": ProfileCheck(strict=True),
+            **self.guard_settings,
+        }
         self.guard = ContextGuard(
             self.retriever, sampler=self.sampler, telemetry=self.telemetry, **settings
         )

@@ -10,6 +10,7 @@ from household import write_collection
 from running import Run, figures
 
 from ctxguard.guard import ContextGuard
+from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile
 
 ENGINE = '''
@@ -102,7 +103,10 @@ def test_a_function_is_calibrated_evaluated_and_guarded(
 
     module = sys.modules[engine]
     guard = ContextGuard(
-        module.search, score_kind="ratio", fingerprint={"v": "1"}, profile="p.json", strict=True
+        module.search,
+        score_kind="ratio",
+        profile="p.json",
+        check=ProfileCheck({"v": "1"}, strict=True),
     )
     context = guard.retrieve("what is the right way to clean my kettle")
     assert context.kept_ids[0] == "clean-kettle"

@@ -15,7 +15,7 @@ from ctxguard.guard.reload import ProfileWatcher
 from ctxguard.monitor.alarms import AlarmState
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.service import Monitor
+from ctxguard.monitor.service import Monitor, WatchedProfile
 from ctxguard.monitor.store import SampleStore
 from ctxguard.profile.schema import Profile, RouteVerdict
 from ctxguard.request.telemetry import Telemetry
@@ -131,9 +131,7 @@ def test_a_profile_that_was_replaced_meanwhile_is_not_overwritten(watched: Watch
         monitor = Monitor(
             store,
             LabelJudge({f"which shelf holds tool {n}": {f"d{n}-4": 1} for n in range(80)}),
-            alarms=AlarmState(KEEPS_ALL),
-            profile_path=watched.file,
-            switch=True,
+            watched=WatchedProfile(AlarmState(KEEPS_ALL), path=watched.file, switch=True),
         )
         while monitor.step():
             pass
@@ -158,7 +156,9 @@ def test_a_scrape_says_what_is_missing_until_it_rises(watched: Watched) -> None:
 
     with SampleStore.open(watched.url) as store:
         monitor = Monitor(
-            store, judge, alarms=AlarmState(KEEPS_ALL), profile_path=watched.file, switch=True
+            store,
+            judge,
+            watched=WatchedProfile(AlarmState(KEEPS_ALL), path=watched.file, switch=True),
         )
         MonitorCollector(monitor, registry)
         while monitor.step():

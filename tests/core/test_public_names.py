@@ -1,5 +1,7 @@
 """The names that ``ctxguard`` exports: adding or removing one is a decision, made here too."""
 
+import importlib
+import inspect
 import re
 import subprocess
 import sys
@@ -40,6 +42,7 @@ NAMES = [
     "OverloadedError",
     "Passage",
     "Profile",
+    "ProfileCheck",
     "ProfileError",
     "ProfileFormatError",
     "ProfileMismatchError",
@@ -47,6 +50,7 @@ NAMES = [
     "QueryError",
     "Ranking",
     "RatioPolicy",
+    "RequestLimits",
     "Retriever",
     "RetrieverFunction",
     "Route",
@@ -126,3 +130,12 @@ def test_a_bare_install_imports_and_says_which_extra_a_name_needs() -> None:
         "else:\n"
         "    raise AssertionError('sample_to needs sqlalchemy')\n"
     )
+
+
+@pytest.mark.parametrize(
+    "taking", ["ctxguard.guard:ContextGuard", "ctxguard.monitor.service:Monitor"]
+)
+def test_what_a_user_builds_takes_at_most_14_arguments(taking: str) -> None:
+    module, name = taking.split(":")
+    kind = getattr(importlib.import_module(module), name)
+    assert len(inspect.signature(kind).parameters) <= 14

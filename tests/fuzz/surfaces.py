@@ -64,7 +64,7 @@ from ctxguard.monitor.sampling.inclusion import InclusionDesign
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import Sample, Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
-from ctxguard.monitor.service import Monitor
+from ctxguard.monitor.service import Monitor, WatchedProfile
 from ctxguard.monitor.store import FeedbackRow, LabelRow, SampleStore, schema
 from ctxguard.profile.schema import Profile, RouteProfile
 from ctxguard.retrieval import HybridRetriever
@@ -366,7 +366,9 @@ def filled_store(url: str) -> tuple[SampleStore, Monitor]:
     sampler = Sampler(1.0)
     guard = ContextGuard(lambda query, depth: HITS, score_kind=ScoreKind.RATIO, k=1)
     writer = SampleWriter(sampler, store)
-    monitor = Monitor(store, Judge(), alarms=AlarmState(WATCHED), clock=lambda: NOW)
+    monitor = Monitor(
+        store, Judge(), watched=WatchedProfile(AlarmState(WATCHED)), clock=lambda: NOW
+    )
     for n in range(4):
         sampler.offer(guard.retrieve("q", request_id=f"r{n}"), 0.5, NOW)
     writer.flush()

@@ -25,6 +25,7 @@ from ctxguard import (
 )
 from ctxguard.errors import ConfigurationError
 from ctxguard.guard.reload import ProfileWatcher
+from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import RouteProfile
 from ctxguard.request.telemetry import Telemetry
 from tests.profiles import profile_with
@@ -106,7 +107,7 @@ class TestWithinTheShare:
     def test_strict_mode_serves_by_it_too(self, engine: Engine) -> None:
         profile = profile_of(engine)
         engine.swap(corpus(range(1, 101)))
-        assert guard_of(engine, profile, strict=True).retrieve("q?").flags == ()
+        assert guard_of(engine, profile, check=ProfileCheck(strict=True)).retrieve("q?").flags == ()
 
 
 class TestBeyondTheShare:
@@ -134,7 +135,9 @@ class TestBeyondTheShare:
 
     def test_the_answer_says_how_much_has_changed(self, engine: Engine, profile: Profile) -> None:
         engine.swap(corpus(range(250)))
-        context = guard_of(engine, profile, max_corpus_change=0.5).retrieve("q?")
+        context = guard_of(engine, profile, check=ProfileCheck(max_corpus_change=0.5)).retrieve(
+            "q?"
+        )
         line = (
             "corpus: 60% has changed since calibration, a profile holds up to 50% "
             "(250 passages, were 100)"
@@ -144,17 +147,22 @@ class TestBeyondTheShare:
 
     def test_the_share_is_a_setting(self, engine: Engine, profile: Profile) -> None:
         engine.swap(corpus(range(250)))
-        assert guard_of(engine, profile, max_corpus_change=0.6).retrieve("q?").flags == ()
+        assert (
+            guard_of(engine, profile, check=ProfileCheck(max_corpus_change=0.6))
+            .retrieve("q?")
+            .flags
+            == ()
+        )
         with pytest.raises(ConfigurationError, match="max_corpus_change 60 must lie in"):
-            guard_of(engine, profile, max_corpus_change=60)
+            ProfileCheck(max_corpus_change=60)
 
     def test_strict_mode_refuses_at_the_start_and_on_reload(
         self, engine: Engine, profile: Profile
     ) -> None:
-        strict = guard_of(engine, profile, strict=True)
+        strict = guard_of(engine, profile, check=ProfileCheck(strict=True))
         engine.swap(corpus(range(250)))
         for refused in (
-            lambda: guard_of(engine, profile, strict=True),
+            lambda: guard_of(engine, profile, check=ProfileCheck(strict=True)),
             lambda: strict.use_profile(profile),
         ):
             with pytest.raises(ProfileMismatchError, match="60% has changed"):
@@ -199,7 +207,7 @@ class TestAnotherSystem:
 
     def test_a_profile_without_a_sketch_holds_for_exactly_its_corpus(self, engine: Engine) -> None:
         profile = profile_of(engine, sketch=False)
-        assert guard_of(engine, profile, strict=True).retrieve("q?").flags == ()
+        assert guard_of(engine, profile, check=ProfileCheck(strict=True)).retrieve("q?").flags == ()
         engine.swap(corpus(range(101)))
         context = guard_of(engine, profile).retrieve("q?")
         assert context.flags == (Flag.PROFILE_MISMATCH,)
@@ -221,7 +229,7 @@ class TestUnverified:
         assert context.decision.policy == SEVENTY
         assert "calibrated without a fingerprint" in context.differences[0]
         with pytest.raises(ProfileMismatchError, match="calibrated without a fingerprint"):
-            guard_of(search, profile, strict=True)
+            guard_of(search, profile, check=ProfileCheck(strict=True))
 
     def test_a_corpus_that_cannot_be_compared_is_said(self) -> None:
         routes = {Route.EXTERNAL: RouteProfile(policy=SEVENTY, score_kind=ScoreKind.RATIO)}
@@ -229,7 +237,8 @@ class TestUnverified:
         profile = profile_with(routes, fingerprint={"index": "v3"}).model_copy(
             update={"corpus": sketch}
         )
-        given = {"fingerprint": {"index": "v3"}}
-        assert guard_of(search, profile, **given).retrieve("q?").flags == (Flag.UNVERIFIED,)
-        verified = guard_of(search, profile, corpus_sketch=sketch, strict=True, **given)
+        check = ProfileCheck({"index": "v3"})
+        assert guard_of(search, profile, check=check).retrieve("q?").flags == (Flag.UNVERIFIED,)
+        known = replace(check, corpus_sketch=sketch, strict=True)
+        verified = guard_of(search, profile, check=known)
         assert verified.retrieve("q?").flags == ()

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from ctxguard.errors import (
 )
 from ctxguard.guard import ContextGuard
 from ctxguard.request.telemetry import FAILED_CAUSES
+from ctxguard.resilience import RequestLimits
 from ctxguard.resilience.breaker import FAILURES, RETRY_SECONDS
 from ctxguard.retrieval import HybridRetriever
 from tests.counted import Counted
@@ -64,7 +66,7 @@ class TestDeadline:
             over.wait(NEVER)
             return RANKING
 
-        guard = guard_of(search, counts, deadline_seconds=SOON)
+        guard = guard_of(search, counts, limits=RequestLimits(deadline_seconds=SOON))
         with pytest.raises(StageUnavailableError, match="retriever: no answer within 50 ms"):
             asked(guard, awaited)
         assert counts.failed == {"timeout": 1}
@@ -80,7 +82,7 @@ class TestDeadline:
                 raise
             return RANKING
 
-        guard = guard_of(search, counts, deadline_seconds=SOON)
+        guard = guard_of(search, counts, limits=RequestLimits(deadline_seconds=SOON))
         with pytest.raises(StageUnavailableError, match="no answer within"):
             asyncio.run(guard.aretrieve("q?"))
         assert cancelled == ["q?"]
@@ -98,7 +100,7 @@ class TestDeadline:
                         continue
                 raise OSError("nobody reads this")
 
-            guard = guard_of(search, counts, deadline_seconds=SOON)
+            guard = guard_of(search, counts, limits=RequestLimits(deadline_seconds=SOON))
             with pytest.raises(StageUnavailableError, match="no answer within"):
                 await guard.aretrieve("q?")
             end.set()
@@ -113,7 +115,9 @@ class TestDeadline:
             yield Hit("a", 2.0, "first")
             over.wait(NEVER)
 
-        guard = guard_of(search, counts, deadline_seconds=SOON, score_kind="ratio")
+        guard = guard_of(
+            search, counts, limits=RequestLimits(deadline_seconds=SOON), score_kind="ratio"
+        )
         with pytest.raises(StageUnavailableError, match="no answer within"):
             asked(guard, awaited)
 
@@ -124,7 +128,7 @@ class TestDeadline:
                 raise QueryError("this query is refused")
             raise OSError("down")
 
-        guard = guard_of(search, counts, deadline_seconds=NEVER)
+        guard = guard_of(search, counts, limits=RequestLimits(deadline_seconds=NEVER))
         with pytest.raises(QueryError, match="this query is refused"):
             asked(guard, awaited, "refused")
         with pytest.raises(StageUnavailableError, match="retriever: OSError"):
@@ -140,7 +144,7 @@ class TestDeadline:
             def retrieve(self, query: str, *, depth: int) -> object:
                 return search(query, depth)
 
-        guard = guard_of(Deferred(), counts, deadline_seconds=0.5)
+        guard = guard_of(Deferred(), counts, limits=RequestLimits(deadline_seconds=0.5))
         assert len(asyncio.run(guard.aretrieve("quick"))) == 2
         with pytest.raises(StageUnavailableError, match="no answer within"):
             asyncio.run(guard.aretrieve("slow"))
@@ -148,18 +152,16 @@ class TestDeadline:
     @pytest.mark.parametrize(
         "settings", [{"deadline_seconds": 0.0}, {"deadline_seconds": -1}, {"max_in_flight": 0}]
     )
-    def test_what_cannot_be_is_refused_at_start(
-        self, settings: dict[str, float], counts: Counted
-    ) -> None:
+    def test_what_cannot_be_is_refused_at_start(self, settings: dict[str, Any]) -> None:
         with pytest.raises(ConfigurationError, match=next(iter(settings))):
-            guard_of(lambda query, depth: RANKING, counts, **settings)
+            RequestLimits(**settings)
 
     def test_a_process_ends_with_a_retriever_that_hangs(self) -> None:
         script = """
 import asyncio, time
-from ctxguard import ContextGuard, CtxguardError
+from ctxguard import ContextGuard, CtxguardError, RequestLimits
 
-guard = ContextGuard(lambda query, depth: time.sleep(600), deadline_seconds=0.05)
+guard = ContextGuard(lambda query, depth: time.sleep(600), limits=RequestLimits(0.05))
 
 async def main():
     asks = [guard.aretrieve("q?") for _ in range(40)]
@@ -185,7 +187,7 @@ class TestCircuit:
                 raise OSError("down")
             return RANKING
 
-        guard = guard_of(search, counts, deadline_seconds=NEVER)
+        guard = guard_of(search, counts, limits=RequestLimits(deadline_seconds=NEVER))
         for _ in range(FAILURES + 3):
             with pytest.raises(StageUnavailableError):
                 asked(guard, awaited)
@@ -251,7 +253,7 @@ class TestOverload:
             over.wait(NEVER)
             return RANKING
 
-        guard = guard_of(search, counts, max_in_flight=1)
+        guard = guard_of(search, counts, limits=RequestLimits(max_in_flight=1))
         with ThreadPoolExecutor(1) as one:
             waiting = one.submit(guard.retrieve, "q?")
             assert begun.wait(NEVER)
@@ -269,7 +271,7 @@ class TestOverload:
         def search(query: str, depth: int) -> Ranking:
             raise KeyboardInterrupt if query == "stop" else OSError("down")
 
-        guard = guard_of(search, counts, max_in_flight=1)
+        guard = guard_of(search, counts, limits=RequestLimits(max_in_flight=1))
         for _ in range(3):
             with pytest.raises(StageUnavailableError):
                 guard.retrieve("q?")
@@ -279,7 +281,9 @@ class TestOverload:
         assert counts.add_up()
 
     def test_a_burst_is_answered_or_refused_with_a_typed_error(self, counts: Counted) -> None:
-        guard = guard_of(lambda query, depth: RANKING, counts, max_in_flight=300)
+        guard = guard_of(
+            lambda query, depth: RANKING, counts, limits=RequestLimits(max_in_flight=300)
+        )
 
         async def main() -> list[object]:
             burst = [guard.aretrieve("q?") for _ in range(1000)]
@@ -317,7 +321,7 @@ class TestCancellation:
             await asyncio.sleep(NEVER)
             return RANKING
 
-        async def main(**settings: float) -> None:
+        async def main(**settings: RequestLimits) -> None:
             guard = guard_of(search, counts, **settings)
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(guard.aretrieve("q?"), SOON)
@@ -325,7 +329,7 @@ class TestCancellation:
             assert len(asyncio.all_tasks()) == 1
 
         asyncio.run(main())
-        asyncio.run(main(deadline_seconds=NEVER))
+        asyncio.run(main(limits=RequestLimits(deadline_seconds=NEVER)))
         assert counts.failed == {"cancelled": 2}
         assert counts.add_up()
 
@@ -351,7 +355,9 @@ class TestAccounting:
                 over.wait(NEVER)
             return RANKING
 
-        guard = guard_of(search, counts, deadline_seconds=0.5, max_in_flight=40)
+        guard = guard_of(
+            search, counts, limits=RequestLimits(deadline_seconds=0.5, max_in_flight=40)
+        )
 
         def in_thread(number: int) -> str:
             try:
@@ -390,7 +396,9 @@ class TestAccounting:
     def test_requests_refused_before_they_are_searched_are_counted_too(
         self, counts: Counted
     ) -> None:
-        guard = guard_of(lambda query, depth: RANKING, counts, max_query_chars=3)
+        guard = guard_of(
+            lambda query, depth: RANKING, counts, limits=RequestLimits(max_query_chars=3)
+        )
         with pytest.raises(QueryError):
             guard.retrieve("too long")
         with pytest.raises(ConfigurationError, match="no retriever"):

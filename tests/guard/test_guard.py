@@ -39,8 +39,10 @@ from ctxguard.errors import (
     StageUnavailableError,
 )
 from ctxguard.guard import ContextGuard
+from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile, RouteProfile
 from ctxguard.request.telemetry import Telemetry, default_telemetry
+from ctxguard.resilience import RequestLimits
 from tests.counted import Counted
 from tests.doubles import Fault, FaultyRetriever
 from tests.profiles import profile_with
@@ -71,6 +73,7 @@ class Answering:
 
 
 OWN = {"embedder": "mini", "corpus_size": "6"}
+STRICT = ProfileCheck(strict=True)
 
 
 class Identified(Answering):
@@ -199,7 +202,11 @@ class TestWhatItWraps:
 
         for retriever in (search, AsynchronousOnly()):
             for seconds in (None, NEVER):
-                guard = guard_of(retriever, telemetry=counted.telemetry, deadline_seconds=seconds)
+                guard = guard_of(
+                    retriever,
+                    telemetry=counted.telemetry,
+                    limits=RequestLimits(deadline_seconds=seconds),
+                )
                 with pytest.raises(ConfigurationError, match="await aretrieve"):
                     guard.retrieve("q?")
         assert counted["failed_requests"] == 4
@@ -457,10 +464,10 @@ class TestCalibration:
         [
             (Answering, {"k": 3}, (Flag.UNCALIBRATED,)),
             (Answering, {"policy": SEVENTY}, (Flag.UNCALIBRATED,)),
-            (Identified, {"profile": profile_of(fingerprint=OWN), "strict": True}, ()),
+            (Identified, {"profile": profile_of(fingerprint=OWN), "check": STRICT}, ()),
             (
                 Answering,
-                {"profile": profile_of(fingerprint=OWN), "fingerprint": OWN, "strict": True},
+                {"profile": profile_of(fingerprint=OWN), "check": replace(STRICT, fingerprint=OWN)},
                 (),
             ),
         ],
@@ -476,7 +483,7 @@ class TestCalibration:
     def test_strict_mode_refuses_a_profile_of_another_system(self) -> None:
         profile = profile_of(fingerprint={"embedder": "large", "corpus_size": "6"})
         with pytest.raises(ProfileMismatchError, match="embedder is 'mini', was 'large'") as caught:
-            guard_of(Identified(), profile=profile, strict=True)
+            guard_of(Identified(), profile=profile, check=STRICT)
         assert caught.value.differences == ("embedder is 'mini', was 'large'",)
 
     def test_otherwise_its_k_is_kept_without_its_thresholds_and_every_answer_says_so(

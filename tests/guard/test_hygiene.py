@@ -36,6 +36,7 @@ from ctxguard.errors import (
 )
 from ctxguard.guard import ContextGuard
 from ctxguard.request.telemetry import Telemetry
+from ctxguard.resilience import RequestLimits
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.index.storage import manifest_file
 from tests.doubles import WordHashEmbedder
@@ -162,14 +163,23 @@ class TestLimits:
 
     def test_results_at_hand_keep_to_it_too(self) -> None:
         with pytest.raises(QueryError, match="max_query_chars"):
-            guard_of(None, max_query_chars=3).filter("four", Ranking.from_hits([], ScoreKind.RATIO))
+            guard_of(None, limits=RequestLimits(max_query_chars=3)).filter(
+                "four", Ranking.from_hits([], ScoreKind.RATIO)
+            )
 
     def test_the_limit_is_a_setting(self) -> None:
         answer = Ranking.from_hits(hits(), ScoreKind.RATIO)
-        assert len(guard_of(answer, max_query_chars=4).retrieve("four")) == 4
-        assert len(guard_of(answer, max_query_chars=200_000).retrieve("x" * 150_000)) == 4
+        assert len(guard_of(answer, limits=RequestLimits(max_query_chars=4)).retrieve("four")) == 4
+        assert (
+            len(
+                guard_of(answer, limits=RequestLimits(max_query_chars=200_000)).retrieve(
+                    "x" * 150_000
+                )
+            )
+            == 4
+        )
         with pytest.raises(ConfigurationError, match="max_query_chars 0"):
-            guard_of(answer, max_query_chars=0)
+            guard_of(answer, limits=RequestLimits(max_query_chars=0))
 
     def test_the_retrievers_own_limit_is_told_from_the_guards(self) -> None:
         corpus = [Passage("p", "a text")]
@@ -185,7 +195,9 @@ class TestLimits:
         HybridRetriever.build([Passage("p", "a text")], embedder=WordHashEmbedder()).save(tmp_path)
         loaded = HybridRetriever.load(tmp_path, embedder=WordHashEmbedder())
         telemetry = Telemetry(CollectorRegistry())
-        guard = ContextGuard(loaded, max_query_chars=50_000, telemetry=telemetry)
+        guard = ContextGuard(
+            loaded, limits=RequestLimits(max_query_chars=50_000), telemetry=telemetry
+        )
         assert guard.retrieve("text " * 9_000).kept_ids == ("p",)
 
     @pytest.mark.parametrize("query", [None, 7, b"q?", ["q?"]])

@@ -18,6 +18,7 @@ from ctxguard import (
     Route,
     ScoreKind,
 )
+from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import RouteProfile, RouteVerdict
 from ctxguard.request.telemetry import Telemetry
 from tests.profiles import profile_with
@@ -104,7 +105,7 @@ class TestTheVerdictDecides:
             lambda query, depth: HITS,
             profile=profile,
             score_kind="ratio",
-            fingerprint={"embedder": "b"},
+            check=ProfileCheck(fingerprint={"embedder": "b"}),
             telemetry=Telemetry(CollectorRegistry()),
         )
         assert served(asked(guard)) == 6

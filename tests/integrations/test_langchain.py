@@ -33,7 +33,9 @@ from ctxguard.integrations.langchain import (
     WrappedVectorStore,
 )
 from ctxguard.integrations.separate_legs import SeparateLegs
+from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.request.telemetry import Telemetry
+from ctxguard.resilience import RequestLimits
 from ctxguard.testing import RetrieverContract
 from tests.doubles import WordHashEmbedder
 
@@ -178,7 +180,8 @@ def test_a_store_that_hangs_is_given_up_by_the_deadline() -> None:
 
     guarded = GuardedRetriever(
         guard=guard_of(
-            WrappedVectorStore(Hangs(WordHashes()), score_kind="cosine"), deadline_seconds=0.05
+            WrappedVectorStore(Hangs(WordHashes()), score_kind="cosine"),
+            limits=RequestLimits(deadline_seconds=0.05),
         )
     )
     with pytest.raises(StageUnavailableError, match="no answer within"):
@@ -217,7 +220,9 @@ def test_the_run_is_the_request_and_the_parent_of_the_wrapped_run(
 ) -> None:
     recorder = Recorder()
     wrapped = WrappedRetriever(store_of(RetrieverContract.PASSAGES).as_retriever())
-    guarded = GuardedRetriever(guard=guard_of(wrapped, deadline_seconds=limit))
+    guarded = GuardedRetriever(
+        guard=guard_of(wrapped, limits=RequestLimits(deadline_seconds=limit))
+    )
     config: Any = {"callbacks": [recorder]}
     documents = (
         asyncio.run(guarded.ainvoke("a red fox", config))
@@ -355,7 +360,9 @@ def test_calibrated_on_the_store_it_abides_by_the_profile() -> None:
         {topic: {f"{topic}-0": 1, f"{topic}-1": 0, f"{topic}-2": 0} for topic in topics},
     )
     calibration = calibrate(legs, dataset, fingerprint={"store": "topics"})
-    guard = guard_of(legs, profile=calibration.profile, fingerprint={"store": "topics"})
+    guard = guard_of(
+        legs, profile=calibration.profile, check=ProfileCheck(fingerprint={"store": "topics"})
+    )
     guarded = GuardedRetriever(guard=guard)
     documents = guarded.invoke("topic7")
     assert documents[0].id == "topic7-0"

@@ -17,6 +17,7 @@ from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.judging.counters import JudgedAs
 from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.service import WatchedProfile
 from ctxguard.profile.schema import RouteProfile
 from tests.profiles import CERTIFICATE, profile_with
 
@@ -41,7 +42,7 @@ def watching(*, rates: JudgingRates | None = None, **settings: Any) -> Watching:
     return Watching(
         LabelJudge(LOST | FOUND),
         rates=JudgingRates(baseline_rate=1.0) if rates is None else rates,
-        alarms=AlarmState(PROFILE),
+        watched=WatchedProfile(AlarmState(PROFILE)),
         **settings,
     )
 
@@ -95,7 +96,9 @@ def test_the_first_hours_of_a_day_alone_raise_no_alarm() -> None:
 def test_what_other_monitors_judged_counts() -> None:
     one = watching()
     one.watch(*served(30))
-    other = Watching(LabelJudge(LOST | FOUND), store=one.store, alarms=AlarmState(PROFILE))
+    other = Watching(
+        LabelJudge(LOST | FOUND), store=one.store, watched=WatchedProfile(AlarmState(PROFILE))
+    )
     other.end_day()
     assert kinds(other) == [AlarmKind.RECALL_LOSS]
 
@@ -183,8 +186,9 @@ def test_a_changed_corpus_warns_once_until_it_is_the_former_again() -> None:
     former, present = CorpusSketch.of(range(100)), [CorpusSketch.of(range(200))]
     live = Watching(
         LabelJudge(LOST | FOUND),
-        alarms=AlarmState(PROFILE.model_copy(update={"corpus": former})),
-        corpus_sketch=lambda: present[-1],
+        watched=WatchedProfile(
+            AlarmState(PROFILE.model_copy(update={"corpus": former})), lambda: present[-1]
+        ),
     )
     for _ in range(2):
         live.monitor.maintain()

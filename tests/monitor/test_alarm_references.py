@@ -21,6 +21,7 @@ from ctxguard.monitor.alarms.reference import corrected, upper_limit
 from ctxguard.monitor.estimation.plan import to_label
 from ctxguard.monitor.estimation.terms import table_of
 from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.service import WatchedProfile
 from ctxguard.profile.schema import Profile, RouteProfile
 from tests.profiles import CERTIFICATE, profile_with
 
@@ -50,9 +51,7 @@ class Traffic:
         self.live = Watching(
             ErringJudge(is_named, (0.85, 0.8)),
             rates=rates,
-            alarms=AlarmState(PROFILE),
-            profile_path=path,
-            switch_to_safe=True,
+            watched=WatchedProfile(AlarmState(PROFILE), path=path, switch_to_safe=True),
         )
         self.registry = self.live.registry
 
@@ -176,7 +175,9 @@ def test_samples_that_never_show_what_is_promised_are_a_warning_with_its_mend(
 def resumed(traffic: Traffic) -> Watching:
     """Another monitor that goes on from what the first one saved."""
     judge = ErringJudge(is_named, (0.85, 0.8))
-    found = Watching(judge, rates=RATES, store=traffic.live.store, alarms=AlarmState(PROFILE))
+    found = Watching(
+        judge, rates=RATES, store=traffic.live.store, watched=WatchedProfile(AlarmState(PROFILE))
+    )
     found.monitor.restore_alarms()
     return found
 

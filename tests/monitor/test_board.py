@@ -31,6 +31,7 @@ from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.service import WatchedProfile
 from ctxguard.monitor.store import FeedbackRow, LostReason
 from ctxguard.profile.schema import RouteEvidence, RouteProfile, RouteVerdict
 from ctxguard.request.telemetry import ReloadOutcome, ReloadTarget, Telemetry
@@ -89,7 +90,9 @@ class Service:
         SafeMultiProcessCollector(folder, self.registries["g"])
         rates = JudgingRates(dropped_rate=1.0, baseline_rate=1.0, baseline_k=5, full_pool_rate=1.0)
         given = {"rates": rates, "lookup": lambda name: Passage(name, "text")}
-        self.live = Watching(LabelJudge(QRELS), alarms=AlarmState(PROFILE), **given)
+        self.live = Watching(
+            LabelJudge(QRELS), watched=WatchedProfile(AlarmState(PROFILE)), **given
+        )
         self.errs = Watching(PaidOpinion(QRELS), **given)
         for name, each in (("m exact", self.live), ("m errs", self.errs)):
             MonitorCollector(each.monitor, self.registries[name], price_per_million=2.5)

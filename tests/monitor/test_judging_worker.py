@@ -23,7 +23,7 @@ from ctxguard.monitor.judging import worker
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.record import MOST_BYTES
-from ctxguard.monitor.service import JudgedAs, Monitor
+from ctxguard.monitor.service import JudgedAs, Monitor, WatchedProfile
 from ctxguard.monitor.store import (
     Claimed,
     Finished,
@@ -321,7 +321,7 @@ class TestPoison:
                 raise ZeroDivisionError
 
         monkeypatch.setattr(AlarmMonitor, "loss_row", fail)
-        live = watching(5, alarms=AlarmState(PROFILE))
+        live = watching(5, watched=WatchedProfile(AlarmState(PROFILE)))
         assert live.monitor.step() == 5
         assert live.monitor.errors == 1
 

@@ -26,6 +26,7 @@ from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.judges import LabelJudge
+from ctxguard.monitor.service import WatchedProfile
 from ctxguard.monitor.store import FeedbackRow
 from ctxguard.profile.schema import Profile, RouteEvidence, RouteProfile
 from ctxguard.request.telemetry import Telemetry
@@ -68,7 +69,7 @@ def scrapes(tmp_path: Path) -> list[str]:
     for registry, judge in zip(
         registries[1:], (LabelJudge(qrels), PaidOpinion(qrels)), strict=True
     ):
-        live = Watching(judge, alarms=state, registry=registry)
+        live = Watching(judge, watched=WatchedProfile(state), registry=registry)
         live.watch(*[make_context(["p0", "p1"], 1) for _ in range(3)])
         live.serve(make_context(["p0"], 1))
         live.store.add_feedback([FeedbackRow("r", "thumb_up", (), live.now)])

@@ -19,6 +19,7 @@ from ctxguard.core.types import Flag, Passage, Route, ScoreKind
 from ctxguard.errors import ConfigurationError, IndexFolderError, StageUnavailableError
 from ctxguard.guard import ContextGuard
 from ctxguard.guard.reload import IndexWatcher
+from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile, Provenance, RouteProfile
 from ctxguard.request.telemetry import ReloadOutcome, Telemetry
 from ctxguard.retrieval import HybridRetriever
@@ -206,7 +207,7 @@ class TestTheProfileFollows:
         return ContextGuard(
             retriever,
             profile=profile_for(retriever),
-            strict=True,
+            check=ProfileCheck(strict=True),
             telemetry=Telemetry(registry),
         )
 
@@ -259,7 +260,7 @@ class TestTheProfileFollows:
         self, retriever: HybridRetriever
     ) -> None:
         profile = profile_for(retriever).model_copy(update={"corpus": retriever.corpus_sketch()})
-        guard = ContextGuard(retriever, profile=profile, strict=True)
+        guard = ContextGuard(retriever, profile=profile, check=ProfileCheck(strict=True))
         new = Passage("new", "red fox number3", metadata={"of": "first"})
         retriever.update([*generation("first")[1:], new])
         assert guard.retrieve("red fox").flags == ()

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol as Structure
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from ctxguard.core.types import FloatArray, Passage, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.judges.protocol import Judgment
 from ctxguard.monitor.redaction import redact
+from ctxguard.profile.schema import Profile
 from ctxguard.retrieval.chat import Pacer
 from ctxguard.retrieval.index.passages import searchable_text
 from ctxguard.retrieval.models.files import model_folder, portable_name, weights_digest
@@ -22,8 +23,17 @@ from ctxguard.retrieval.rerank_client import RerankClient
 from ctxguard.retrieval.rerank_forms import FORMS, Protocol
 from ctxguard.retrieval.usage import InvalidReason, Ledger
 
-if TYPE_CHECKING:
-    from ctxguard.guard import ContextGuard
+
+class GuardedModels(Structure):
+    """A guard, as far as it says which models it uses; a `ContextGuard` is one."""
+
+    @property
+    def retriever(self) -> object:
+        """What it searches; None without a retriever."""
+
+    @property
+    def profile(self) -> Profile | None:
+        """The profile in force; None without one."""
 
 
 class ScoreJudge(ABC):
@@ -152,7 +162,7 @@ class CrossEncoderJudge(ScoreJudge):
         *,
         min_score: float = 0.0,
         reranker: Reranker | None = None,
-        guard: "ContextGuard | None" = None,
+        guard: GuardedModels | None = None,
     ) -> None:
         super().__init__(min_score)
         self._model = CrossEncoderReranker(name_or_path)
@@ -170,7 +180,7 @@ class CrossEncoderJudge(ScoreJudge):
         return self._model.score(query, texts)
 
 
-def _fingerprints(reranker: Reranker | None, guard: "ContextGuard | None") -> list[str]:
+def _fingerprints(reranker: Reranker | None, guard: GuardedModels | None) -> list[str]:
     """Return the fingerprints of the models that the guard uses, as far as they are known."""
     fingerprints = [] if reranker is None else [reranker.fingerprint]
     if guard is not None:

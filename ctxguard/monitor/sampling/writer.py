@@ -47,10 +47,10 @@ class _Batch:
     number: int
     entries: tuple[Entry, ...]
     counts: WorkerCounts
-    told: "_Told"
+    told: "_Reported"
 
 
-_Told = tuple[Accounts, dict[int, int]]
+_Reported = tuple[Accounts, dict[int, int]]
 """All that a store knows of a process once it has a batch, but for what it stored, which it counts
 itself; and how many samples of each hour."""
 
@@ -111,7 +111,7 @@ class SampleWriter:
         """Number of the batch sent last."""
         self._in_hand = 0
         """How many were taken from the queue and are neither stored nor lost."""
-        self._told: _Told = Accounts(0, 0, 0, dict.fromkeys(LostReason, 0)), {}
+        self._reported: _Reported = Accounts(0, 0, 0, dict.fromkeys(LostReason, 0)), {}
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._deadline = math.inf
@@ -241,7 +241,7 @@ class SampleWriter:
     def _tell(self) -> None:
         """Store the counts, where they have changed."""
         with self._writing:
-            if self._batch is None and replace(self.accounts(), stored=0) != self._told[0]:
+            if self._batch is None and replace(self.accounts(), stored=0) != self._reported[0]:
                 self._batch = self._next(())
                 self._append(self._batch, deadline=-math.inf)
 
@@ -274,7 +274,7 @@ class SampleWriter:
         self._in_hand = len(samples)
         entries = tuple([entry for sample in samples if (entry := self._entry(sample))])
         self._number += 1
-        found, (told, told_hours) = self.accounts(), self._told
+        found, (told, told_hours) = self.accounts(), self._reported
         hour = math.floor(time.time() / HOUR_SECONDS) if hour is None else hour
         earlier = {
             each: new
@@ -302,7 +302,7 @@ class SampleWriter:
 
     def _learn(self, batch: _Batch) -> None:
         """The store knows the counts of a batch."""
-        self._told, self._batch = batch.told, None
+        self._reported, self._batch = batch.told, None
 
     def _entry(self, sample: Sample) -> Entry | None:
         reason = LostReason.UNREADABLE

@@ -2,17 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
 
 from ctxguard.monitor.store import schema
-from ctxguard.monitor.store.transactions import Transaction, reads, record
+from ctxguard.monitor.store.transactions import Store, Transaction, reads, record
 from ctxguard.monitor.store.types import NO_PICK, JudgedRows, LossRow, State, StoredSample
-
-if TYPE_CHECKING:
-    from ctxguard.monitor.store.sample_store import SampleStore
 
 PAGE_ROWS = 5_000
 _samples = schema.samples.c
@@ -54,7 +51,7 @@ def judged_counts(db: Transaction) -> dict[str, tuple[int, int]]:
 
 
 def judged(
-    store: "SampleStore", series: str, *, since: float | None = None, until: float | None = None
+    store: Store, series: str, *, since: float | None = None, until: float | None = None
 ) -> JudgedRows:
     """The judged requests of a series with since ≤ time < until, ordered by time.
 
@@ -67,7 +64,7 @@ def judged(
 
 
 def judged_pages(
-    store: "SampleStore", series: str, *, since: float | None = None, until: float | None = None
+    store: Store, series: str, *, since: float | None = None, until: float | None = None
 ) -> Iterator[JudgedRows]:
     """The rows of ``judged`` page by page, each read in a transaction of its own.
 

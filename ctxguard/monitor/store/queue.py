@@ -5,18 +5,15 @@ Samples wait in the order of their ids, so that no change of a clock puts one be
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sqlalchemy as sa
 
 from ctxguard.errors import ConfigurationError, StoreError
 from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.database import AHEAD_SECONDS
-from ctxguard.monitor.store.transactions import Transaction, chunks, reads, writes
+from ctxguard.monitor.store.transactions import Store, Transaction, chunks, reads, writes
 from ctxguard.monitor.store.types import Claimed, Finished, FinishResult, State
-
-if TYPE_CHECKING:
-    from ctxguard.monitor.store.sample_store import SampleStore
 
 _samples = schema.samples.c
 
@@ -67,7 +64,7 @@ def claim(db: Transaction, claimant: str, limit: int, *, lease_seconds: float) -
     ]
 
 
-def finish(store: "SampleStore", series: str, finished: Sequence[Finished]) -> FinishResult:
+def finish(store: Store, series: str, finished: Sequence[Finished]) -> FinishResult:
     """Store the results of claimed samples, each whatever the others hold.
 
     One transaction for all of them, or one for each where something in them cannot be stored.

@@ -11,16 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import sqlalchemy as sa
 
 from ctxguard.monitor.store import schema
-from ctxguard.monitor.store.transactions import Transaction, reads
+from ctxguard.monitor.store.transactions import Store, Transaction, reads
 from ctxguard.monitor.store.types import FINAL_STATES
-
-if TYPE_CHECKING:
-    from ctxguard.monitor.store.sample_store import SampleStore
 
 T = TypeVar("T")
 _Row = sa.Row[int, str, int]
@@ -46,7 +43,7 @@ def size_bytes(db: Transaction) -> int:
     return int(db.execute(total).scalar_one())
 
 
-def clean(store: "SampleStore") -> tuple[int, int]:
+def clean(store: Store) -> tuple[int, int]:
     """Delete what is over the limits, oldest first, in many short transactions.
 
     By age a sample is deleted whole, with its labels; its graded row stays. By size the
@@ -78,7 +75,7 @@ def clean(store: "SampleStore") -> tuple[int, int]:
     return expired, by_size
 
 
-def _delete(store: "SampleStore", work: Callable[[Transaction], T]) -> T:
+def _delete(store: Store, work: Callable[[Transaction], T]) -> T:
     with store.database.transaction(writes=True) as connection:
         done = work(Transaction(store, connection))
     time.sleep(_PAUSE_SECONDS)

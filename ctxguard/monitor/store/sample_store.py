@@ -8,36 +8,25 @@ never hold a payload.
 import time
 from collections.abc import Callable
 
-from ctxguard.monitor.store import (
-    accounts,
-    graded,
-    judgments,
-    labelling,
-    picks,
-    queue,
-    retention,
-    shared,
-)
+from ctxguard.monitor.store import accounts as writing
+from ctxguard.monitor.store import graded as grading
+from ctxguard.monitor.store import judgments, labelling, picks, queue, retention, shared
 from ctxguard.monitor.store.database import Database
+from ctxguard.monitor.store.transactions import Store
 from ctxguard.monitor.store.types import DEFAULT_LIMITS, Limits
 
 
-class SampleStore:
+class SampleStore(Store):
     """Samples, their judgments, and people's labels of them; opened by ``open``.
 
     On a fault of the database every method raises a ``StoreError`` that says how to mend it. Once
     it is mended the store goes on: there is room again, or a damaged file was moved away.
     """
 
-    def __init__(self, database: Database, limits: Limits, clock: Callable[[], float]) -> None:
-        self.database = database
-        self.limits = limits
-        self.clock = clock
-
-    append = accounts.append
-    stored_shares = accounts.stored_shares
-    fold_accounts = accounts.fold_accounts
-    accounts = accounts.accounts
+    append = writing.append
+    stored_shares = writing.stored_shares
+    fold_accounts = writing.fold_accounts
+    accounts = writing.accounts
 
     claim = queue.claim
     finish = queue.finish
@@ -78,12 +67,12 @@ class SampleStore:
     picked = picks.picked
     picked_samples = picks.picked_samples
 
-    to_grade = graded.to_grade
-    labelled = graded.labelled
-    first_verdicts = graded.first_verdicts
-    judged_samples = graded.judged_samples
-    save_graded = graded.save_graded
-    graded = graded.graded
+    to_grade = grading.to_grade
+    labelled = grading.labelled
+    first_verdicts = grading.first_verdicts
+    judged_samples = grading.judged_samples
+    save_graded = grading.save_graded
+    graded = grading.graded
 
     lead = shared.lead
     add_counts = shared.add_counts

@@ -5,16 +5,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import fields
 from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from ctxguard.errors import CtxguardError, DataError
 from ctxguard.monitor.store import schema
-
-if TYPE_CHECKING:
-    from ctxguard.monitor.store.sample_store import SampleStore
+from ctxguard.monitor.store.database import Database
+from ctxguard.monitor.store.types import Limits
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,6 +25,21 @@ _MOST_VALUES = 1_000
 _PRESERVE = {"preserve_rowcount": True}
 
 
+class Store:
+    """A database of samples, with what is kept in it and the clock; functions act on it.
+
+    Args:
+        database: Holds the tables.
+        limits: What stays when the store is cleaned.
+        clock: Seconds since the epoch.
+    """
+
+    def __init__(self, database: Database, limits: Limits, clock: Callable[[], float]) -> None:
+        self.database = database
+        self.limits = limits
+        self.clock = clock
+
+
 class Transaction:
     """One transaction of a store.
 
@@ -34,7 +48,7 @@ class Transaction:
         execute: ``Connection.execute`` of its connection.
     """
 
-    def __init__(self, store: "SampleStore", connection: sa.Connection) -> None:
+    def __init__(self, store: Store, connection: sa.Connection) -> None:
         self.store = store
         self.is_sqlite = store.database.is_sqlite
         self.execute = connection.execute
@@ -143,23 +157,23 @@ class Transaction:
 
 def reads(
     function: Callable[Concatenate[Transaction, P], T],
-) -> Callable[Concatenate["SampleStore", P], T]:
+) -> Callable[Concatenate[Store, P], T]:
     """Make a function of a transaction one of a store, in a transaction that reads."""
     return _of_store(function, writes=False)
 
 
 def writes(
     function: Callable[Concatenate[Transaction, P], T],
-) -> Callable[Concatenate["SampleStore", P], T]:
+) -> Callable[Concatenate[Store, P], T]:
     """The same in a transaction that writes: all of it is stored, or nothing."""
     return _of_store(function, writes=True)
 
 
 def _of_store(
     function: Callable[Concatenate[Transaction, P], T], *, writes: bool
-) -> Callable[Concatenate["SampleStore", P], T]:
+) -> Callable[Concatenate[Store, P], T]:
     @wraps(function)
-    def in_transaction(store: "SampleStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def in_transaction(store: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             with store.database.transaction(writes=writes) as connection:
                 return function(Transaction(store, connection), *args, **kwargs)

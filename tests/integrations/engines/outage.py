@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from ctxguard import ContextGuard, CtxguardError, Passage
 from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.request.telemetry import Telemetry
+from ctxguard.resilience import RequestLimits
 from tests.doubles import WordHashEmbedder
 
 _WORDS = ("fox", "kettle", "violin", "lantern", "ladder", "camera", "river", "piano")
@@ -89,7 +90,7 @@ def outage(
     stop = threading.Event()
     with EngineRetriever.build(passages, url, embedder=WordHashEmbedder()) as retriever:
         guard = ContextGuard(
-            retriever, telemetry=Telemetry(registry), deadline_seconds=deadline_seconds
+            retriever, telemetry=Telemetry(registry), limits=RequestLimits(deadline_seconds)
         )
 
         def ask(client: int) -> None:

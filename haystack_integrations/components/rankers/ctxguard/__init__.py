@@ -7,6 +7,7 @@ from ctxguard import ConfigurationError, ContextGuard, Where
 from ctxguard._support.extras import require
 from ctxguard.core.types import ModeName, ScoreKindName
 from ctxguard.integrations.haystack import documents_of, ranking_of
+from ctxguard.profile.comparison import ProfileCheck
 
 require("haystack", "haystack")
 
@@ -64,7 +65,13 @@ class ContextGuardRanker:
         if guard is not None and any(self._settings.values()):
             raise ConfigurationError("give a guard or settings of one, not both")
         self._is_given = guard is not None
-        self._guard = ContextGuard(**self._settings) if guard is None else guard
+        self._guard = guard or ContextGuard(
+            profile=profile,
+            score_kind=score_kind,
+            k=k,
+            mode=mode,
+            check=ProfileCheck(fingerprint, strict=strict),
+        )
 
     @component.output_types(documents=list[Document], text=str, flags=list[str])  # type: ignore[untyped-decorator]
     def run(

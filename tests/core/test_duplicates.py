@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxguard.core import copies
-from ctxguard.core.copies import copies_of
 from ctxguard.core.decision import Decision, decide
+from ctxguard.core.duplicates import copies_of
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import DropReason, Hit, Ranking, ScoreKind, Threshold
 
