@@ -231,8 +231,8 @@ def asking_figures(
         ``gain`` is strict UDCG less that of the same calibration without an assessor, ``net`` less
         the price of every candidate whose answer counts, ``over_today`` the net gain over today's
         first 5. ``share`` is that of the first 20 candidates, asked for the record alone too;
-        ``forecast`` and ``folded`` are the profile's two figures of the gain, NaN where it has
-        none. ``unlike`` counts the queries which are served something else than without an
+        ``forecast`` is the profile's figure of the net gain, NaN where nobody is asked.
+        ``unlike`` counts the queries which are served something else than without an
         assessor where it is down.
     """
     rows = recorded.others(labelled)
@@ -241,7 +241,7 @@ def asking_figures(
     having = recorded.served(profile, rows, assessor=assessor)
     failing = recorded.served(profile, rows, assessor=Broken(assessor.fingerprint, {}))
     part = only_route(profile).assessor
-    at = None if part is None else part.evidence[0]
+    forecast = None if part is None or part.gain is None else part.gain.value
     gain = float((having.udcg - without.udcg).mean())
     price = DEFAULT_PRICE * float(having.paid.mean())
     today = recorded.first(rows)
@@ -252,8 +252,7 @@ def asking_figures(
         "recall": float(np.nanmean(having.recall - today.recall)),
         "kept": float(having.kept.mean()),
         "share": float(having.asked.sum() / np.minimum(recorded.pools.lengths[rows], FIRST).sum()),
-        "forecast": np.nan if at is None else at.forecast,
-        "folded": np.nan if at is None or at.gain.value is None else at.gain.value,
+        "forecast": np.nan if forecast is None else forecast,
         "enforced": float(part is not None and part.decision == "enforce"),
         "unlike": float((failing.udcg != without.udcg).sum()),
     }
@@ -262,8 +261,8 @@ def asking_figures(
 def mean_figures(runs: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
     """Means over runs of `asking_figures`, each over those that have it.
 
-    ``asking`` is the share of runs that asked at all; ``enforced_gain`` and ``enforced_folded`` are
-    means over the ``n_enforced`` runs whose answers are applied.
+    ``asking`` is the share of runs that asked at all; ``enforced_net`` and ``enforced_forecast``
+    are means over the ``n_enforced`` runs whose answers are applied.
     """
 
     def mean(name: str, own: Sequence[Mapping[str, float]]) -> float | None:
@@ -276,7 +275,7 @@ def mean_figures(runs: Sequence[Mapping[str, float]]) -> dict[str, float | None]
         **{name: mean(name, runs) for name in runs[0]},
         "asking": float(np.mean([run["share"] > 0.0 for run in runs])),
         "n_enforced": len(enforced),
-        **{f"enforced_{name}": mean(name, enforced) for name in ("gain", "folded", "forecast")},
+        **{f"enforced_{name}": mean(name, enforced) for name in ("net", "forecast")},
     }
 
 
@@ -294,13 +293,13 @@ def asking_table(title: str, rows: Mapping[str, Mapping[str, Mapping[str, Any]]]
     """A row for each assessor and set, of `mean_figures`.
 
     ``today`` is the net gain over today's first 5, ``on`` the share of runs that apply the answers;
-    of these are the truth and the two forecasts of calibration.
+    of these are the net gain in truth and by the forecast of calibration.
     """
-    columns = ("net", "today", "asked", "on", "truth", "folded", "sum")
+    columns = ("net", "today", "asked", "on", "truth", "forecast")
     found = plain_table(title, ("assessor", "set"), columns)
     for assessor, by_set in rows.items():
         for name, own in by_set.items():
-            gains = [own[f"enforced_{which}"] for which in ("gain", "folded", "forecast")]
+            gains = [own[f"enforced_{which}"] for which in ("net", "forecast")]
             found.add_row(
                 assessor,
                 name,
@@ -312,18 +311,18 @@ def asking_table(title: str, rows: Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
 def asking_bars(rows: Sequence[Mapping[str, Any]]) -> Bars:
-    """The folded gain against the truth, where answers are applied; and what a failure serves."""
+    """The forecast against the truth, where answers are applied; and what a failure serves."""
     own = [row for row in rows if row["n_enforced"]]
     n = sum(row["n_enforced"] for row in own)
-    truth, folded = (
+    truth, forecast = (
         sum(row["n_enforced"] * row[f"enforced_{name}"] for row in own) / max(n, 1)
-        for name in ("gain", "folded")
+        for name in ("net", "forecast")
     )
     unlike = sum(row["runs"] * row["unlike"] for row in rows)
     return {
         f"asking: forecast within {MOST_OFF:.0%} of the truth on the mean": (
-            f"{folded:+.3f}, truth {truth:+.3f}, {n} enforced",
-            n > 0 and abs(folded - truth) <= MOST_OFF * abs(truth),
+            f"{forecast:+.3f}, truth {truth:+.3f}, {n} enforced",
+            n > 0 and abs(forecast - truth) <= MOST_OFF * abs(truth),
         ),
         "asking: a failure serves what there is without": (
             f"{unlike:.0f} queries are served something else",

@@ -13,8 +13,8 @@ by a standard normal times 0.7. *Refusing*: a fifth of the candidates has no ans
 twentieth has a huge number of either sign.
 
 Net is the gain in strict UDCG over the same calibration without an assessor, less 0.002 for every
-candidate asked about. *Truth* is the gain where answers are applied, *folded* what calibration
-measured there, and *sum* the values that it adds up.
+candidate asked about. *Truth* is the net gain where answers are applied, and *forecast* what
+calibration measured there.
 """
 
 import argparse

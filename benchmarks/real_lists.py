@@ -13,8 +13,8 @@ people set need no labels, but for P > .5 (logistic in the score) and the best f
 20 passages at most.
 
 An assessor answers by recorded verdicts, as ``calibrate --price`` asks it. Net is the gain in
-strict UDCG over the same calibration without it, less 0.002 for every candidate asked about.
-*Folded* is the gain that calibration measures, and *sum* the values that it adds up.
+strict UDCG over the same calibration without it, less 0.002 for every candidate asked about;
+*truth* is the same where answers are applied, and *forecast* what calibration measured there.
 """
 
 import argparse

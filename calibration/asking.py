@@ -1,41 +1,42 @@
-"""Fit what an assessor's answers are worth, and measure what asking gains at several prices.
+"""Choose with an assessor's answers: when it is asked, the policy that they serve, its verdict.
 
-All choosing queries and held-out ones are asked about their first candidates by P, once. P of the
-choosing queries is out of fold. k and the threshold stay those of the route's policy.
+All labelled queries are asked about their first candidates by P, once. Then, twice: the candidates
+whose value exceeds the price at the current (k, t) count as asked, P of the choosing queries is
+updated by models of the other folds, and (k, t) is chosen again as the route's policy is. What the
+answers gain is measured where they had no part in the choice, net of their price.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.data.dataset import Dataset
-from calibration.evaluate import bootstrap_interval
-from calibration.fit import folds, out_of_fold, probabilities
-from calibration.pool_labels import PoolLabels, discounts, labelled_part
+from calibration.calibrate_route import Fitted, LabelledRoute, RouteOutcome
+from calibration.fit import folds, probabilities
+from calibration.folded import Folded
+from calibration.grid import GridIndex
+from calibration.objectives import highest_utility
+from calibration.pool_labels import IntArray, PoolLabels
 from calibration.replay import Pools, Progress
-from calibration.weights import significant
-from ctxguard.core.asking import ANSWER, AnswerModel, Assessment, to_ask
-from ctxguard.core.metrics import Utilities
-from ctxguard.core.policies import ExpectedUtilityPolicy, Policy
+from calibration.verdict import mean_interval
+from calibration.weights import significant, weighted_mean
+from ctxguard.core.asking import ANSWER, FEWEST_RELEVANT, AnswerModel, Assessment, to_ask
+from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.types import FailureKind, FloatArray, Passage, PassagesBy, Ranking
 from ctxguard.errors import CalibrationError
-from ctxguard.profile.schema import AssessorProfile, PriceEvidence
+from ctxguard.profile.schema import AssessorProfile
 from ctxguard.request.assess import AssessorStage, Question
 
 FIRST = 20
 """Candidates by P that an assessor is asked about at most."""
 
-PRICES = (0.001, 0.002, 0.005)
-"""Of one candidate, in strict UDCG: what is reported beside the chosen price."""
-
 DEFAULT_PRICE = 0.002
 
-FEWEST_TO_ENFORCE = 20
-"""Held-out queries whose answers may show that they may be applied."""
+ROUNDS = 2
+"""How often (k, t) is chosen again with the answers that are worth asking for at the former."""
 
 _PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """After which an assessor that refuses for its rate limit is asked again."""
@@ -93,8 +94,13 @@ class RecordedAnswers:
 
 
 @dataclass(frozen=True)
-class _AnsweredPools:
-    """Queries with P and answers, as columns; candidates as in the pools."""
+class _Answered:
+    """Queries with P and answers, as columns; candidates as in the pools.
+
+    Attributes:
+        answers: By name, shape (n_q, depth).
+        name: The answer that counts.
+    """
 
     pools: Pools
     labels: PoolLabels
@@ -103,83 +109,219 @@ class _AnsweredPools:
     places: FloatArray
     n_asked: int
     cost: float | None
+    name: str
 
-    def rows(self, rows: NDArray[np.int64]) -> "_AnsweredPools":
-        return replace(
-            self,
-            pools=self.pools.rows(rows),
-            labels=self.labels.rows(rows),
-            chances=self.chances[rows],
-            answers={name: values[rows] for name, values in self.answers.items()},
-            places=self.places[rows],
-        )
-
-    def fitted(self, name: str) -> AnswerModel | None:
-        asked = ~np.isnan(self.places)
-        groups = np.broadcast_to(np.arange(len(self.pools))[:, None], asked.shape)
+    def fitted(self, rows: IntArray | None = None) -> AnswerModel | None:
+        """What the answer says by these queries, or by some of them."""
+        own = np.arange(len(self.pools)) if rows is None else rows
+        asked = ~np.isnan(self.places[own])
+        groups = np.broadcast_to(own[:, None], asked.shape)
         return AnswerModel.fit(
-            self.answers[name][asked],
-            self.chances[asked],
-            self.labels.relevant[asked],
+            self.answers[self.name][own][asked],
+            self.chances[own][asked],
+            self.labels.relevant[own][asked],
             groups[asked],
-            self.places[asked],
+            self.places[own][asked],
         )
+
+
+@dataclass(frozen=True)
+class _Updated:
+    """What asking by value at one (k, t) gives some queries.
+
+    Attributes:
+        chances: Shape (n_q, depth), P after the answers.
+        n_asked: Shape (n_q,), how many candidates are asked about.
+        answered: Shape (n_q,), whether any of these has an answer.
+    """
+
+    chances: FloatArray
+    n_asked: FloatArray
+    answered: NDArray[np.bool_]
 
 
 def calibrate_asking(
-    pools: Pools,
-    dataset: Dataset,
-    chosen_on: Dataset,
-    held_out: Dataset | None,
+    outcome: RouteOutcome,
     *,
-    policy: Policy,
-    utilities: Utilities,
+    texts: Mapping[str, str],
     asking: Asking,
     progress: Progress,
-) -> AssessorProfile | None:
-    """Ask about every labelled query, fit the answers, and measure them at several prices.
+) -> RouteOutcome:
+    """Ask about every labelled query of a route, and choose the policy that the answers serve.
+
+    Args:
+        outcome: The route without an assessor: its model of P is taken, and what it serves stands
+            where nothing is answered.
+        texts: The queries by their ids.
 
     Returns:
-        None for a policy without probabilities, which no answer can update.
+        The route, whose profile says when the assessor is asked, or why nobody is.
 
     Raises:
         CalibrationError: more than a fifth of the queries got no answer.
     """
-    if not isinstance(policy, ExpectedUtilityPolicy):
-        return None
-    chosen = labelled_part(pools, dataset, chosen_on, utilities)
-    tables = [(*chosen, out_of_fold(*chosen))]
-    if held_out is not None:
-        own = labelled_part(pools, dataset, held_out, utilities)
-        tables.append((*own, probabilities(policy.model, own[0])))
-    texts = {query.query_id: query.text for query in dataset.queries}
+
+    def unasked(why: str) -> RouteOutcome:
+        own = {"unasked": f"the assessor is not asked: {why}"}
+        return replace(outcome, profile=outcome.profile.model_copy(update=own))
+
+    route = outcome.route
+    try:
+        fitted = route.by_probability()
+    except CalibrationError as error:
+        return unasked(str(error))
+    if fitted.model is None or fitted.out_of_fold is None:
+        return unasked("there is no probability that answers could change")
+    tables = [(*route.own, fitted.out_of_fold)]
+    if route.held_out:
+        tables.append((*route.measured, probabilities(fitted.model, route.measured[0])))
     parts = [_asked(*part, texts=texts, asking=asking, progress=progress) for part in tables]
-    models = {name: parts[0].fitted(name) for name in asking.stage.assessor.names}
+    names = asking.stage.assessor.names
+    models = {name: replace(parts[0], name=name).fitted() for name in names}
     name, model = max(
         models.items(), key=lambda each: -1.0 if each[1] is None else each[1].distance
     )
     if model is None:
-        return None
-    asked = sum(part.n_asked for part in parts)
-    spent = [part.cost for part in parts if part.cost is not None]
-    cost = sum(spent) / asked if spent and asked else None
-    prices = dict.fromkeys((asking.price, *PRICES))
-    evidence = tuple(
-        _at_price(parts, name, model, policy, price=price, cost=cost) for price in prices
-    )
-    gain = evidence[0].gain
-    shown = gain.lower is not None and gain.lower > 0.0 and gain.n >= FEWEST_TO_ENFORCE
+        return unasked(
+            f"its answers cannot be told apart: there must be {FEWEST_RELEVANT} about relevant "
+            f"candidates and as many about others, among the first {FIRST} of the labelled queries"
+        )
+    if model.effect == 0.0:
+        n = len(parts[0].pools)
+        return unasked(f"{' nor '.join(names)} is not shown to add anything to P on {n} queries")
     figures: dict[str, Any] = {each: significant(getattr(model, each), 8) for each in _FIGURES}
-    return AssessorProfile(
+    model = replace(model, **figures)
+    parts = [replace(part, name=name) for part in parts]
+    found = _choose(route, fitted, parts[0], asking.price)
+    if route.held_out:
+        found = _on_held_out(found, fitted, parts[1], model, asking.price)
+    return _with_verdict(outcome, asking, parts, model, found)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The policy that is chosen with the answers, and the contexts by which it is measured.
+
+    Attributes:
+        index: Its place in the grid.
+        policy: The policy; that of highest utility where none is accepted.
+        accepted: Whether the route's rule takes it.
+        asked: What asking gives the queries that measure.
+        order: Shape (n_q, depth), columns of their pools, best first.
+        n_kept: Shape (n_q,).
+    """
+
+    index: GridIndex
+    policy: ExpectedUtilityPolicy
+    accepted: bool
+    asked: _Updated
+    order: IntArray
+    n_kept: IntArray
+
+
+def _choose(route: LabelledRoute, fitted: Fitted, own: _Answered, price: float) -> _Choice:
+    """Choose (k, t) with the answers that are worth asking for at the former, twice."""
+    rule = route.rule(route.asked)
+    by_fold = [(inside, own.fitted(others)) for inside, others in folds(own.labels.groups)]
+
+    def chosen(chances: FloatArray) -> tuple[Folded, GridIndex, bool]:
+        among = route.among(fitted.grid(own.pools, own.labels, chances))
+        index = among.chosen(rule)
+        best = among.chosen(highest_utility) if index is None else index
+        return among, (0, 0) if best is None else best, index is not None
+
+    asked = _Updated(own.chances, *np.zeros((2, len(own.pools))))
+    among, index, accepted = chosen(asked.chances)
+    for _ in range(ROUNDS):
+        asked = _updated(own, by_fold, among.grid.settings(index), price)
+        among, index, accepted = chosen(asked.chances)
+    policy = cast(ExpectedUtilityPolicy, among.grid.policy(index))
+    return _Choice(index, policy, accepted, asked, *among.contexts(rule, route.settings.serving_k))
+
+
+def _on_held_out(
+    found: _Choice, fitted: Fitted, own: _Answered, model: AnswerModel, price: float
+) -> _Choice:
+    """The same choice, measured on the held-out queries."""
+    policy = found.policy
+    every = [(np.arange(len(own.pools)), model)]
+    asked = _updated(own, every, (policy.k, policy.min_probability), price)
+    grid = fitted.grid(own.pools, own.labels, asked.chances)
+    order = np.argsort(-asked.chances, axis=1, kind="stable")
+    n_kept = grid.kept([found.index])[:, 0]
+    return replace(found, asked=asked, order=order, n_kept=n_kept)
+
+
+def _updated(
+    own: _Answered,
+    models: Iterable[tuple[IntArray, AnswerModel | None]],
+    settings: tuple[int, float],
+    price: float,
+) -> _Updated:
+    """Ask by value at one (k, t), each group of queries by its model."""
+    k, threshold = settings
+    after, answered = own.chances.copy(), np.zeros(len(own.pools), dtype=bool)
+    n_asked = np.zeros(len(own.pools))
+    for rows, model in models:
+        if model is None:
+            continue
+        for row in rows.tolist():
+            n = int(own.pools.lengths[row])
+            chances = own.chances[row, :n]
+            # Of equal P the first is asked first, as a request does.
+            order = np.argsort(-chances, kind="stable")
+            values = model.values(chances[order], k, threshold, FIRST)
+            chosen = order[to_ask(values, price, FIRST)]
+            answers = np.full(n, np.nan)
+            answers[chosen] = own.answers[own.name][row, chosen]
+            after[row, :n] = model.updated(chances, answers, own.places[row, :n])
+            n_asked[row], answered[row] = chosen.size, np.isfinite(answers).any()
+    return _Updated(after, n_asked, answered)
+
+
+def _with_verdict(
+    outcome: RouteOutcome,
+    asking: Asking,
+    parts: Sequence[_Answered],
+    model: AnswerModel,
+    found: _Choice,
+) -> RouteOutcome:
+    """The route with the assessor in its profile: what it gains over what is served without."""
+    route, without, asked = outcome.route, outcome.served, found.asked
+    # Where nothing is answered, what is served without stands.
+    answered = asked.answered[:, None]
+    ranks = np.arange(found.order.shape[1])
+    with_answers = route.option(
+        "with answers",
+        found.policy,
+        np.where(answered, found.order, without.order),
+        np.where(answered, ranks < found.n_kept[:, None], without.kept),
+    )
+    verdict = route.judged(with_answers.metrics)
+    weights = parts[-1].labels.weights
+    gains = with_answers.metrics.values["udcg_strict"] - without.metrics.values["udcg_strict"]
+    gain = mean_interval(gains - asking.price * asked.n_asked, weights)
+    enforced = found.accepted and verdict.decision == "enforce"
+    enforced = enforced and gain.lower is not None and gain.lower > 0.0
+    n_asked = float(weighted_mean(asked.n_asked, weights))
+    possible = float(weighted_mean(np.minimum(parts[-1].pools.lengths, FIRST), weights))
+    spent = [part.cost for part in parts if part.cost is not None]
+    cost = sum(spent) / max(sum(part.n_asked for part in parts), 1) if spent else None
+    assessor = AssessorProfile(
         fingerprint=asking.stage.fingerprint,
-        name=name,
-        model=replace(model, **figures),
+        name=parts[0].name,
+        model=model,
+        policy=found.policy,
         price=asking.price,
         first=FIRST,
-        decision="enforce" if shown and held_out is not None else "shadow",
-        evidence=evidence,
-        cost=cost,
+        decision="enforce" if enforced else "shadow",
+        verdict=verdict,
+        gain=gain,
+        share=min(significant(n_asked / max(possible, 1.0)), 1.0),
+        calls=significant(1e3 * float(weighted_mean(np.minimum(asked.n_asked, 1.0), weights))),
+        cost=None if cost is None else significant(1e3 * cost * n_asked),
     )
+    return replace(outcome, profile=outcome.profile.model_copy(update={"assessor": assessor}))
 
 
 def _asked(
@@ -190,7 +332,7 @@ def _asked(
     texts: Mapping[str, str],
     asking: Asking,
     progress: Progress,
-) -> _AnsweredPools:
+) -> _Answered:
     """Ask about the first candidates by P of every query."""
     names = asking.stage.assessor.names
     answers = {name: np.full(chances.shape, np.nan) for name in names}
@@ -215,7 +357,7 @@ def _asked(
             f"the assessor gave no answer about {failed} of {len(pools)} queries; see whether it "
             "can be reached, and that it answers in time"
         )
-    return _AnsweredPools(pools, labels, chances, answers, places, n_asked, cost or None)
+    return _Answered(pools, labels, chances, answers, places, n_asked, cost or None, names[0])
 
 
 def _patiently(asking: Asking, question: Question) -> Assessment:
@@ -226,68 +368,3 @@ def _patiently(asking: Asking, question: Question) -> Assessment:
         asking.sleep(pause_seconds)
         found = asking.stage.ask(question)
     return found
-
-
-def _at_price(
-    parts: list[_AnsweredPools],
-    name: str,
-    model: AnswerModel,
-    policy: ExpectedUtilityPolicy,
-    *,
-    price: float,
-    cost: float | None,
-) -> PriceEvidence:
-    """What asking gains on held-out queries; without any, cross-fitted on the choosing ones."""
-    if len(parts) > 1:
-        found = [_replayed(parts[1], name, model, policy, price)]
-    else:
-        own = parts[0]
-        found = [
-            _replayed(own.rows(inside), name, own.rows(outside).fitted(name), policy, price)
-            for inside, outside in folds(own.pools.query_ids)
-        ]
-    gains, asked, forecasts, possible, weights = np.concatenate(found, axis=1)
-    counts = weights / weights.sum()
-    return PriceEvidence(
-        price=price,
-        share=float(min(asked.sum() / max(possible.sum(), 1.0), 1.0)),
-        gain=bootstrap_interval(gains, weights),
-        forecast=float(counts @ forecasts),
-        cost=None if cost is None else float(1e3 * cost * (counts @ asked)),
-    )
-
-
-def _replayed(
-    asked: _AnsweredPools,
-    name: str,
-    model: AnswerModel | None,
-    policy: ExpectedUtilityPolicy,
-    price: float,
-) -> FloatArray:
-    """Gain, number asked, forecast, number that could be asked and weight, shape (5, n_q)."""
-    n_queries = len(asked.pools)
-    gains, n_asked, forecasts, possible = np.zeros((4, n_queries))
-    for row, n in enumerate(asked.pools.lengths.tolist()):
-        chances = asked.chances[row, :n]
-        order = np.argsort(-chances, kind="stable")
-        possible[row] = min(n, FIRST)
-        if model is None or n == 0:
-            continue
-        values = model.values(chances[order], policy.k, policy.min_probability, FIRST)
-        chosen = to_ask(values, price, FIRST)
-        answers = np.full(n, np.nan)
-        answers[order[chosen]] = asked.answers[name][row, order[chosen]]
-        after = model.updated(chances, answers, asked.places[row, :n])
-        worth = asked.labels.utilities[row, :n]
-        before = _strict_udcg(chances[order], worth[order], policy)
-        gains[row] = _strict_udcg(after[order], worth[order], policy) - before
-        n_asked[row], forecasts[row] = chosen.size, values[chosen].sum()
-    return np.stack([gains, n_asked, forecasts, possible, asked.labels.weights])
-
-
-def _strict_udcg(chances: FloatArray, worth: FloatArray, policy: ExpectedUtilityPolicy) -> float:
-    """Strict UDCG of what the policy keeps; ties stay in their order."""
-    order = np.argsort(-chances, kind="stable")[: policy.k]
-    kept = chances[order] >= policy.min_probability
-    kept[: min(policy.min_keep, kept.size)] = True
-    return float((worth[order] * kept) @ discounts(order.size))

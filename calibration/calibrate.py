@@ -134,19 +134,16 @@ def calibrate(
         for route, pools in system.pools.items()
     }
     if asking is not None:
-        for route, outcome in outcomes.items():
-            assessor = calibrate_asking(
-                system.pools[route],
-                dataset,
-                chosen_on,
-                held_out,
-                policy=outcome.profile.policy,
-                utilities=settings.utilities,
+        texts = {query.query_id: query.text for query in dataset.queries}
+        outcomes = {
+            route: calibrate_asking(
+                outcome,
+                texts=texts,
                 asking=asking,
                 progress=passes(f"asking the assessor, {route.value}", len(dataset)),
             )
-            own = outcome.profile.model_copy(update={"assessor": assessor})
-            outcomes[route] = replace(outcome, profile=own)
+            for route, outcome in outcomes.items()
+        }
     by_route = {route: outcome.profile for route, outcome in outcomes.items()}
     sketch = sketch_of(retriever) if corpus_sketch is None else corpus_sketch
     profile = system.profile(by_route, sketch, dataset, settings, why)

@@ -30,7 +30,7 @@ from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import named_features, signal_of
 from ctxguard.core.types import DEFAULT_DEPTH, FloatArray, ScoreKind
-from ctxguard.errors import ConfigurationError
+from ctxguard.errors import CalibrationError, ConfigurationError
 from ctxguard.profile.schema import (
     Certificate,
     RecallDifference,
@@ -149,6 +149,7 @@ class RouteOutcome:
             is the first k.
         labels_needed: How many held-out queries like these would show that the choice loses at
             most ``TIGHT`` of mean recall; None where no number would, or nothing is held out.
+        route: What all of this was chosen and measured on.
     """
 
     profile: RouteProfile
@@ -160,6 +161,13 @@ class RouteOutcome:
     chosen: Option
     others: Mapping[Context, Option]
     labels_needed: int | None
+    route: "LabelledRoute"
+
+    @property
+    def served(self) -> Option:
+        """What the verdict has served: the choice, or today's first k while it is in shadow."""
+        verdict = self.chosen.verdict
+        return self.today if verdict is not None and verdict.decision == "shadow" else self.chosen
 
     @property
     def options(self) -> tuple[Option, ...]:
@@ -183,11 +191,11 @@ def calibrate_route(
     Raises:
         CalibrationError: the labels do not support a choice.
     """
-    route = _Route.of(pools, dataset, chosen_on, held_out, settings)
+    route = LabelledRoute.of(pools, dataset, chosen_on, held_out, settings)
     if settings.promise is not None:
         chosen, certification = route.promised(chosen_on, settings.promise)
         return route.outcome(chosen, {}, certification)
-    asked = settings.context if settings.objective == "context" else "utility"
+    asked = route.asked
     chosen = route.offer(asked)
     sizes_offered = {size: route.offer(size) for size in SIZES if size != asked}
     today = route.today.policy
@@ -196,15 +204,16 @@ def calibrate_route(
 
 
 @dataclass(frozen=True)
-class _Route:
+class LabelledRoute:
     """One route's candidates and labels, and the policies among which to choose.
 
     Attributes:
         part: The pools and labels of a part of the queries.
+        own: Those of the queries that choose.
         why: Why the family of policies was taken, in words.
+        fitted: What the family was fitted to.
         choosing: The family's policies.
         extending: Policies that go on in today's order.
-        model: P(relevant); None without.
         chances: Shape (n_q, depth), P(relevant) of the candidates of the queries that measure, from
             a model that did not see their labels; None without.
         measured: The pools and labels of the queries that measure.
@@ -213,11 +222,12 @@ class _Route:
 
     settings: Settings
     part: Callable[[Dataset], tuple[Pools, PoolLabels]]
+    own: tuple[Pools, PoolLabels]
     family: Family
     why: str
+    fitted: "Fitted"
     choosing: Folded
     extending: Folded
-    model: RelevanceModel | None
     chances: FloatArray | None
     measured: tuple[Pools, PoolLabels]
     held_out: bool
@@ -238,9 +248,6 @@ class _Route:
         fitted = _fit(family, *own, settings)
         grid = fitted.grid(*own, fitted.out_of_fold)
         longer = ratio_grid(*own, temperature=fitted.temperature, ks=grid.ks, min_keep=k)
-        indices = tried(grid, k)
-        if settings.objective == "utility":
-            indices = tuple(np.ndindex(len(grid.ks), grid.thresholds.size))
         measured, chances = own, fitted.out_of_fold
         if held_out is not None:
             measured = part(held_out)
@@ -248,11 +255,12 @@ class _Route:
         return cls(
             settings,
             part,
+            own,
             family,
             why,
-            Folded.of(grid, indices, k),
+            fitted,
+            _among(grid, settings),
             Folded.of(longer, tried(longer, k), k),
-            fitted.model,
             chances,
             measured,
             held_out is not None,
@@ -265,13 +273,22 @@ class _Route:
         policy = RatioPolicy(k=k)
         return self._measured_option(f"first {k}, as today", policy)
 
+    @property
+    def asked(self) -> Context | Literal["utility"]:
+        """What contexts were asked for."""
+        return self.settings.context if self.settings.objective == "context" else "utility"
+
+    def rule(self, asked: Context | Literal["utility"]) -> Choose:
+        """How a policy is chosen for such contexts."""
+        if asked == "utility":
+            return highest_utility
+        k, tolerance = self.settings.serving_k, self.settings.tolerance
+        return partial(choose, serving_k=k, context=asked, tolerance=tolerance)
+
     def offer(self, asked: Context | Literal["utility"]) -> Option:
         """What would be served for such contexts, with its verdict."""
-        k, settings = self.settings.serving_k, self.settings
-        rule: Choose = highest_utility
-        if asked != "utility":
-            rule = partial(choose, serving_k=k, context=asked, tolerance=settings.tolerance)
-        first = self._chosen(asked, self.choosing, rule)
+        k = self.settings.serving_k
+        first = self._chosen(asked, self.choosing, self.rule(asked))
         if asked == "utility" or _is(first, "enforce"):
             return self._as_today() if first is None else first
         longer = self._chosen(asked, self.extending, partial(extend, serving_k=k, context=asked))
@@ -281,6 +298,25 @@ class _Route:
         if first is None or _is(first, "keep"):
             return self._as_today(None if first is None else first.verdict)
         return first
+
+    def by_probability(self) -> "Fitted":
+        """P(relevant) and the policies by it, whatever the family of this route is.
+
+        Raises:
+            CalibrationError: the labels do not support a probability.
+        """
+        if self.fitted.model is not None:
+            return self.fitted
+        n = self.own[1].n_answerable
+        if n < FEWEST_LABELS:
+            raise CalibrationError(
+                f"{n} answerable queries to choose on, and a probability needs {FEWEST_LABELS}"
+            )
+        return _fit("expected_utility", *self.own, self.settings)
+
+    def among(self, grid: Grid) -> Folded:
+        """The policies of a grid over the choosing queries, to choose among."""
+        return _among(grid, self.settings)
 
     def promised(self, chosen_on: Dataset, promise: Promise) -> tuple[Option, Certification]:
         """The policy that keeps a promise, with its verdict, and how it was tested."""
@@ -295,7 +331,7 @@ class _Route:
         if index is None:
             return self._as_today(), certification
         option = self._measured_option("promised", other.policy(index))
-        return replace(option, verdict=self._judged(option.metrics)), certification
+        return replace(option, verdict=self.judged(option.metrics)), certification
 
     def outcome(
         self,
@@ -339,6 +375,7 @@ class _Route:
             chosen=replace(chosen, name="chosen"),
             others=others,
             labels_needed=needed,
+            route=self,
         )
 
     def _chosen(self, name: str, among: Folded, rule: Choose) -> Option | None:
@@ -351,16 +388,15 @@ class _Route:
             option = self._measured_option(name, policy)
         else:
             order, n_kept = among.contexts(rule, self.settings.serving_k)
-            option = self._option(name, policy, order, np.arange(order.shape[1]) < n_kept[:, None])
-        return replace(option, verdict=self._judged(option.metrics))
+            option = self.option(name, policy, order, np.arange(order.shape[1]) < n_kept[:, None])
+        return replace(option, verdict=self.judged(option.metrics))
 
     def _measured_option(self, name: str, policy: Policy) -> Option:
         """A policy on the queries that measure, in which they had no part."""
-        return self._option(name, policy, *contexts(self.measured[0], policy))
+        return self.option(name, policy, *contexts(self.measured[0], policy))
 
-    def _option(
-        self, name: str, policy: Policy, order: IntArray, kept: NDArray[np.bool_]
-    ) -> Option:
+    def option(self, name: str, policy: Policy, order: IntArray, kept: NDArray[np.bool_]) -> Option:
+        """A policy with the contexts that it gives the queries that measure."""
         pools, labels = self.measured
         metrics = of_contexts(pools, labels, order, kept, fit_temperature(pools))
         return Option(name, policy, order, kept, metrics)
@@ -391,7 +427,8 @@ class _Route:
         recall = metrics.values["recall"] - self.today.metrics.values["recall"]
         return shuffled(metrics, recall, self.settings.seed)
 
-    def _judged(self, metrics: QueryMetrics) -> RouteVerdict:
+    def judged(self, metrics: QueryMetrics) -> RouteVerdict:
+        """Whether contexts with these metrics may be served."""
         settings, weights = self.settings, self.measured[1].weights
         gains = metrics.values["udcg_strict"] - self.today.metrics.values["udcg_strict"]
         return verdict(
@@ -422,7 +459,7 @@ class _Route:
             np.where(np.isfinite(best), best, np.nan),
             holds,
             labels.weights,
-            model=None if isinstance(chosen.policy, ExpectedUtilityPolicy) else self.model,
+            model=None if isinstance(chosen.policy, ExpectedUtilityPolicy) else self.fitted.model,
             shown_by=self._shown_by,
             false_alarms=self.settings.false_alarms,
             delta=self.settings.delta if promise is None else promise.delta,
@@ -445,12 +482,19 @@ class _Route:
         return f"{self.why}; the first {k} as today, since no other policy {shown}"
 
 
+def _among(grid: Grid, settings: Settings) -> Folded:
+    indices = tried(grid, settings.serving_k)
+    if settings.objective == "utility":
+        indices = tuple(np.ndindex(len(grid.ks), grid.thresholds.size))
+    return Folded.of(grid, indices, settings.serving_k)
+
+
 def _is(option: Option | None, decision: str) -> bool:
     return option is not None and option.verdict is not None and option.verdict.decision == decision
 
 
 @dataclass(frozen=True)
-class _Fitted:
+class Fitted:
     """What a family of policies was fitted to on some queries.
 
     Attributes:
@@ -514,7 +558,7 @@ def _family(pools: Pools, chosen_on: Dataset, settings: Settings) -> tuple[Famil
     )
 
 
-def _fit(family: Family, pools: Pools, labels: PoolLabels, settings: Settings) -> _Fitted:
+def _fit(family: Family, pools: Pools, labels: PoolLabels, settings: Settings) -> Fitted:
     """Fit a family of policies, with the sizes of context that the depth and a budget allow."""
     largest = pools.scores.shape[1]
     if settings.max_tokens is not None and pools.tokens is not None:
@@ -523,7 +567,7 @@ def _fit(family: Family, pools: Pools, labels: PoolLabels, settings: Settings) -
         within = int(np.searchsorted(tokens, settings.max_tokens, side="right"))
         largest = min(largest, max(within, settings.serving_k))
     ks = tuple(sorted({*sizes(largest), min(settings.serving_k, largest)}))
-    fitted = partial(_Fitted, temperature=fit_temperature(pools), ks=ks, min_keep=settings.min_keep)
+    fitted = partial(Fitted, temperature=fit_temperature(pools), ks=ks, min_keep=settings.min_keep)
     if family == "ratio":
         return fitted(None, None)
     return fitted(fit_relevance(pools, labels), out_of_fold(pools, labels))

@@ -83,6 +83,7 @@ def needed(
     policies = [route.policy for route in routes.values()]
     models = [
         *[each.model for each in policies if isinstance(each, ExpectedUtilityPolicy)],
+        *[one.assessor.policy.model for one in routes.values() if one.assessor is not None],
         *[one.sufficiency.model for one in routes.values() if one.sufficiency is not None],
     ]
     taken = {name for model in models if model is not None for name in model.signals}

@@ -14,6 +14,7 @@ import numpy as np
 from calibration.objectives import LOST_QUERIES
 from calibration.settings import MAX_LOSS
 from calibration.weights import counted, significant, weighted_mean, with_lost_queries
+from ctxguard.core.interval import Interval
 from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation.ratio import t_quantile
 from ctxguard.profile.schema import RouteVerdict
@@ -90,6 +91,30 @@ def verdict(
     if decision == "shadow":
         figures["n_needed"] = _needed(differences, weights, tolerance, max_loss)
     return unproven.model_copy(update={"decision": decision, **figures})
+
+
+def mean_interval(values: FloatArray, weights: FloatArray) -> Interval:
+    """The mean with its two bounds by Student's t, 90% each; no bounds of fewer than two values.
+
+    Args:
+        weights: Shape (n,), how much each value counts.
+
+    >>> found = mean_interval(np.array([0.0, 1.0, 2.0]), np.ones(3))
+    >>> found.value, round(found.lower, 2), found.n
+    (1.0, -0.09, 3)
+    """
+    counts = counted(weights)
+    n = float(counts.sum())
+    if n < 1.0:
+        return Interval.undefined()
+    mean = float(weighted_mean(values, counts))
+    if n < 2.0:
+        return Interval(significant(mean), None, None, values.size)
+    variance = float(weighted_mean((values - mean) ** 2, counts)) * n / (n - 1.0)
+    half = t_quantile(CONFIDENCE, n - 1.0) * sqrt(variance / n)
+    return Interval(
+        significant(mean), significant(mean - half), significant(mean + half), values.size
+    )
 
 
 def lower_bound(differences: FloatArray, weights: FloatArray) -> float:

@@ -119,7 +119,8 @@ class RouteReport:
         why: Why this kind of policy was chosen.
         certificate_words: The certificate in words, or why there is none.
         sufficiency: Whether contexts can be called insufficient, and on what evidence, in words.
-        assessor: What asking an assessor gains at several prices; None without one.
+        asking: What an assessor adds, or why nobody is asked; empty without one.
+        assessor: The same in figures; None where nobody is asked.
         answerable: Number of measured queries with a relevant passage.
         today: The retriever's first passages at every k.
         reliability: The calibration of P(relevant), or why it is not shown.
@@ -137,6 +138,7 @@ class RouteReport:
     certificate: Certificate | None
     certificate_words: str
     sufficiency: str
+    asking: str
     assessor: AssessorProfile | None
     answerable: int
     today: Curve

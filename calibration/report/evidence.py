@@ -142,6 +142,7 @@ def _route(
         certificate=chosen.certificate,
         certificate_words=certificate_words(outcome, settings),
         sufficiency=sufficiency_words(chosen.sufficiency),
+        asking=chosen.asking,
         assessor=chosen.assessor,
         answerable=labels.n_answerable,
         today=curve(pools, labels, RatioPolicy(k=max(policy.k, settings.serving_k)), seed=seed),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from calibration.report.summary import Summary
     from calibration.results import Difference, Results
     from ctxguard.core.interval import Interval
-    from ctxguard.profile.schema import AssessorProfile
+    from ctxguard.profile.schema import RouteProfile
 
 _CURVE_KS = (1, 2, 3, 4, 5, 7, 10, 15, 20)
 _OPTION_METRICS = {
@@ -227,24 +227,17 @@ def _print_options(summary: "Summary", output: Output) -> None:
     output.note("--context leaner or --context richer chooses so")
 
 
-def print_asking(assessor: "AssessorProfile | None", output: Output) -> None:
-    """What asking an assessor gains and costs at several prices; nothing without one."""
-    if assessor is None:
+def print_asking(route: "RouteProfile", output: Output) -> None:
+    """What an assessor adds and costs, or why nobody is asked; nothing if none was given."""
+    if not route.asking:
         return
+    assessor = route.assessor
     output.heading("what the assessor adds")
-    output.facts(("verdict", assessor.statement))
-    if assessor.model.effect == 0.0:
+    output.facts(("verdict", route.asking))
+    if assessor is None or assessor.gain is None:
         return
-    rows = [
-        (
-            f"{at.price:g}",
-            f"{at.share:.0%}",
-            signed_interval(at.gain),
-            f"{at.forecast:+.3f}",
-            f"{(at.gain.value or 0.0) - at.price * at.share * assessor.first:+.3f}",
-            NO_DATA if at.cost is None else f"{at.cost:.3g}",
-        )
-        for at in assessor.evidence
-    ]
-    columns = ("price", "asked>", "strict UDCG>", "forecast>", "net of the price>")
-    output.table((*columns, "cost of 1,000>"), rows)
+    cost = "" if assessor.cost is None else f", which cost {assessor.cost:.3g}"
+    output.facts(
+        ("1,000 requests", f"{assessor.calls:,.0f} calls{cost}"),
+        ("keeps", describe_policy(assessor.policy)),
+    )

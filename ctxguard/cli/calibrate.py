@@ -204,7 +204,7 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
                     "promise": certificate_words(outcome, made.settings),
                     "summary": summarise(outcome, made.settings),
                     **picked(outcome.profile, "why", "verdict", "certificate", "sufficiency"),
-                    **picked(outcome.profile, "assessor", "evidence"),
+                    **picked(outcome.profile, "asking", "assessor", "evidence"),
                 }
                 for route, outcome in made.outcomes.items()
             },
@@ -225,7 +225,7 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
         )
         first, *others = made.outcomes
         print_summary(first, made, output, show_all=show_all)
-        print_asking(made.outcomes[first].profile.assessor, output)
+        print_asking(made.outcomes[first].profile, output)
         if show_all:
             sufficiency = made.outcomes[first].profile.sufficiency
             output.facts(("sufficiency", sufficiency_words(sufficiency)))

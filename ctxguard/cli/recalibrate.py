@@ -109,7 +109,7 @@ class RecalibrateCommand(SettingsModel):
             "questions": n_questions,
             **picked(traffic, "requests", "effective_requests", "effective_questions", "left_out"),
             **policies,
-            **picked(after, "verdict", "certificate", "assessor"),
+            **picked(after, "verdict", "certificate", "asking", "assessor"),
             **picked(made, "held_out", "results"),
             "in_shadow": rises,
             "raised": None if raised is None else raised.profile_id,
@@ -128,7 +128,7 @@ class RecalibrateCommand(SettingsModel):
             held_out = f"{made.held_out:,} questions that took no part in the choice"
             output.heading(f"In shadow, on {held_out}")
             output.out.print(by_metric(made.results))
-            print_asking(after.assessor, output)
+            print_asking(after, output)
             output.facts(("wrote", f"{out} (profile {made.profile.profile_id})"))
             if raised is not None and before is not None:
                 in_force = f"{profile} (profile {raised.profile_id}) is enforced now"

@@ -292,21 +292,31 @@ def with_probabilities(decision: Decision, probabilities: FloatArray) -> Decisio
     )
 
 
-def with_answers(decision: Decision, name: str, model: AnswerModel) -> Decision:
-    """Decide again by P after an assessor's answers; those without one keep theirs.
+def decide_with_answers(
+    ranking: Ranking, policy: ExpectedUtilityPolicy, name: str, model: AnswerModel
+) -> Decision | None:
+    """Decide by P after an assessor's answers; candidates without one keep their P.
 
     Args:
-        decision: The answers stand among its ranking's signals, as the guard and samples keep them.
+        ranking: The answers stand among its signals, as the guard and samples keep them.
+        policy: The policy that was chosen with the answers.
         name: The answer that counts.
         model: What it says.
+
+    Returns:
+        None if nothing is answered, or P cannot be computed.
     """
-    signals = decision.ranking.signals
-    chances, answers = decision.probabilities, signals.get(ANSWER + name)
-    if chances is None or answers is None:
-        return decision
-    order, places = list(decision.order), signals.get(f"{ANSWER}place")
+    answers, places = ranking.signals.get(ANSWER + name), ranking.signals.get(f"{ANSWER}place")
+    if answers is None or not np.isfinite(answers).any():
+        return None
+    decision = decide(ranking, policy)
+    if decision.probabilities is None:
+        return None
+    order = list(decision.order)
     after = model.updated(
-        np.asarray(chances), answers[order], None if places is None else places[order]
+        np.asarray(decision.probabilities),
+        answers[order],
+        None if places is None else places[order],
     )
     return with_probabilities(decision, after)
 

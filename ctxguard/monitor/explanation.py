@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from ctxguard.core.decision import Decision, decide, with_answers
+from ctxguard.core.decision import Decision, decide, decide_with_answers
 from ctxguard.core.types import Flag, Verdict
 from ctxguard.errors import DataError
 from ctxguard.monitor.judges import Judgment
@@ -227,9 +227,11 @@ def decided(record: SampleRecord, profile: Profile | None) -> tuple[Decision | N
     route = profile.routes.get(record.route)
     if route is None:
         return None, [f"the profile has no policy for the route {record.route.value}"]
-    decision = decide(record.ranking(), route.policy)
-    if route.applied_answers is not None:
-        decision = with_answers(decision, *route.applied_answers)
+    ranking, asked, decision = record.ranking(), route.assessor, None
+    if asked is not None and asked.decision == "enforce":
+        decision = decide_with_answers(ranking, asked.policy, asked.name, asked.model)
+    if decision is None:
+        decision = decide(ranking, route.policy)
     notes = []
     if profile.profile_id != record.profile_id:
         then = record.profile_id or "none"

@@ -328,60 +328,59 @@ class SufficiencyProfile(Frozen):
         )
 
 
-class PriceEvidence(Frozen):
-    """What asking at one price gains, over queries that took no part in the fit.
-
-    Attributes:
-        price: Strict UDCG that asking about one candidate must be worth.
-        share: Share of the first candidates that was asked about.
-        gain: Mean strict UDCG with the answers less that without.
-        forecast: The gain that the values of asking promised.
-        cost: Of 1,000 requests, in the currency of the assessor's prices; None without prices.
-    """
-
-    price: float
-    share: Annotated[float, Field(ge=0, le=1)]
-    gain: Interval
-    forecast: float
-    cost: float | None = None
-
-
 class AssessorProfile(Frozen):
-    """An assessor of one route: what its answers are worth, and when it is asked.
+    """An assessor of one route: when it is asked, and what its answers serve.
+
+    The figures are of queries that had no part in what they measure, as of the verdict.
 
     Attributes:
         fingerprint: Of the assessor; another one is not asked.
         name: Which of its answers counts: the one that tells most beside P.
         model: What the answers say.
+        policy: Applied to P after the answers; k and threshold were chosen with them. Where nothing
+            is answered, what the route serves without an assessor stands.
         price: What asking about one candidate must be worth, in strict UDCG.
         first: Only the first so many by P are asked about.
         decision: ``enforce`` applies the answers; ``shadow`` only asks and records them.
-        evidence: By price, the chosen one first.
-        cost: Of an answer, in the currency of the assessor's prices; None without prices.
+        verdict: On the policy with the answers; None where nobody judged it.
+        gain: Strict UDCG of a request with the answers, less that of what is served without and
+            less the price of what is asked; bounds by Student's t, 90% each. None without a
+            verdict.
+        share: Share of the first candidates that is asked about.
+        calls: Requests of 1,000 that ask.
+        cost: Of 1,000 requests, in the currency of the assessor's prices; None without prices.
     """
 
     fingerprint: str
     name: str
     model: AnswerModel
+    policy: ExpectedUtilityPolicy
     price: Annotated[float, Field(ge=0)]
     first: Annotated[int, Field(ge=1, le=100)]
     decision: Literal["enforce", "shadow"]
-    evidence: Annotated[tuple[PriceEvidence, ...], FailFast()] = ()
+    verdict: RouteVerdict | None = None
+    gain: Interval | None = None
+    share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    calls: Annotated[float, Field(ge=0, le=1_000)] = 0.0
     cost: float | None = None
 
     @property
     def statement(self) -> str:
-        """What asking gains, in words."""
-        if self.model.effect == 0.0:
-            return f"{self.name}: not shown to add anything, so nothing is asked"
+        """What asking gains, and why the answers are not applied where they are not."""
         words = f"{self.decision}: {self.name} has d′ {self.model.distance:.2f} beside P"
-        if not self.evidence or self.evidence[0].gain.bounds is None:
+        gain, verdict = self.gain, self.verdict
+        if gain is None or gain.value is None or gain.lower is None or verdict is None:
             return words
-        at, (lower, upper) = self.evidence[0], self.evidence[0].gain.bounds
-        return (
-            f"{words}; at the price {at.price:g} it is asked about {at.share:.0%} of the first "
-            f"{self.first}, for {at.gain.value:+.3f} strict UDCG [{lower:.3f}, {upper:.3f}]"
+        recall = "" if verdict.value is None else f", recall by {verdict.value:+.3f} from today's"
+        words += (
+            f"; asked about {self.share:.0%} of the first {self.first}, its answers change strict "
+            f"UDCG by {gain.value:+.3f} net of the price {self.price:g} ({gain.lower:+.3f} at "
+            f"least, 90%){recall}"
         )
+        if self.decision == "enforce":
+            return words
+        lacking = "recall is" if gain.lower > 0.0 else "the gain is"
+        return f"{words}. They are recorded, not applied: {lacking} not shown to hold"
 
 
 class RecallPromise(NamedTuple):
@@ -416,6 +415,7 @@ class RouteProfile(Frozen):
         sufficiency: How to tell that the policy kept nothing relevant; None where that could not
             be fitted.
         assessor: Who is asked about candidates once the policy has decided; None for nobody.
+        unasked: Why that is nobody although an assessor was calibrated, in words.
     """
 
     policy: AnyPolicy
@@ -428,6 +428,7 @@ class RouteProfile(Frozen):
     safe_policy: AnyPolicy | None = None
     sufficiency: SufficiencyProfile | None = None
     assessor: AssessorProfile | None = None
+    unasked: str = ""
 
     @property
     def recall_promise(self) -> RecallPromise | None:
@@ -440,11 +441,9 @@ class RouteProfile(Frozen):
         return RecallPromise(self.evidence.most_recall_loss, baseline, "evidence of calibration")
 
     @property
-    def applied_answers(self) -> tuple[str, AnswerModel] | None:
-        """The answer that counts in a decision, and what it says; None if none does."""
-        if self.assessor is None or self.assessor.decision != "enforce":
-            return None
-        return self.assessor.name, self.assessor.model
+    def asking(self) -> str:
+        """What an assessor adds, or why nobody is asked, in words; empty if none was given."""
+        return self.unasked if self.assessor is None else self.assessor.statement
 
 
 class Provenance(Frozen):

@@ -2,7 +2,7 @@
 
 It has what every stage has (deadline, bounded threads, circuit breaker), a cache of calls, and a
 budget: candidates whose value exceeds the price, at most so many of a request and of a second, all
-in one call. Without it, or where it fails, the policy that was calibrated decides alone.
+in one call. Without it, or where it fails, what the route serves without an assessor stands.
 
 A model reads all texts of a call, and one of them may be an order to rate the others. So an answer
 is that of its whole call, and is taken again for a call of the same query, texts and filter alone.
@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from random import Random
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -28,7 +28,6 @@ from ctxguard.core.asking import ASSESS, DEFAULT_PER_SECOND, Assessment, to_ask
 from ctxguard.core.assembly import read_passages
 from ctxguard.core.decision import Decision
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.types import FloatArray, Passage, PassageSource
 from ctxguard.errors import ConfigurationError, StageError, StageUnavailableError
 from ctxguard.profile.schema import AssessorProfile
@@ -166,12 +165,12 @@ class AssessorStage:
     ) -> Question | None:
         """Choose the candidates that are worth asking about; None if none is.
 
-        Their order in the call is drawn by the request's id: a model may favour a place.
+        ``decision`` is by the policy of the assessor's profile, before anything is answered. Their
+        order in the call is drawn by the request's id: a model may favour a place.
         """
-        chances = decision.probabilities
-        if chances is None or profile.model.effect == 0.0:
+        chances, policy = decision.probabilities, profile.policy
+        if chances is None:
             return None
-        policy = cast(ExpectedUtilityPolicy, decision.policy)
         # They are best first: those beyond k and `first` only count as what may move up.
         values = profile.model.values(
             np.asarray(chances), policy.k, policy.min_probability, profile.first

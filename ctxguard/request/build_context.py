@@ -4,7 +4,7 @@ No clock, no counters and no locks: the guard has those, and also counts the err
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from ctxguard.core.asking import ANSWER, ASSESS, Assessment
 from ctxguard.core.assembly import first_readable, nothing_readable
@@ -17,7 +17,7 @@ from ctxguard.core.context import (
     bare_passages,
     read_passages,
 )
-from ctxguard.core.decision import Decision, decide, with_answers
+from ctxguard.core.decision import Decision, decide, decide_with_answers
 from ctxguard.core.duplicates import copies_of
 from ctxguard.core.metadata_filter import Where, verified
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
@@ -31,7 +31,7 @@ from ctxguard.core.types import (
     ScoreKind,
     StageFailure,
 )
-from ctxguard.profile.schema import AssessorProfile, SufficiencyProfile
+from ctxguard.profile.schema import SufficiencyProfile
 from ctxguard.request.assess import AssessorStage, Question
 from ctxguard.request.bound_profile import BoundProfile, RoutePolicy
 from ctxguard.request.observers import RequestSpan
@@ -120,20 +120,19 @@ def decide_request(
         ranking = with_columns(ranking, bound.signal_columns, request.query)
     policy, flags, differences = applies.policy, applies.flags, applies.differences
     sufficiency = applies.sufficiency
-    if applies.score_kind is not None and applies.score_kind is not ranking.kind:
+    calibrated = applies.score_kind
+    if calibrated is not None and calibrated is not ranking.kind:
         # The profile knows this route, but its scores have another meaning here.
+        applies = replace(applies, assessor=None)
         policy, flags = RatioPolicy(k=policy.k), (*flags, Flag.PROFILE_MISMATCH)
         sufficiency = None
-        kinds = f"{ranking.kind.value!r}, was {applies.score_kind.value!r}"
+        kinds = f"{ranking.kind.value!r}, was {calibrated.value!r}"
         differences = (*differences, f"score kind of the route {route.value} is {kinds}")
     elif ranking.kind is ScoreKind.RANK and policy.compares_scores:
         policy, flags = RatioPolicy(k=policy.k), (*flags, Flag.RANK_ONLY)
         sufficiency = None
         differences = (*differences, f"scores of the route {route.value} carry rank only")
-    if policy.min_keep == 0 and ranking.failures:
-        # If a stage is missing, finding nothing relevant is no ground to abstain.
-        policy = replace(policy, min_keep=1)
-    decision = decide(ranking, policy)
+    decision = decide(ranking, _serving(policy, ranking))
     if Flag.MISSING_SIGNALS in decision.flags:
         differences = (*differences, _missing_signals(ranking, policy))
     return Decided(applies, mode, decision, (*flags, *decision.flags), differences, sufficiency)
@@ -144,23 +143,42 @@ def question_of(
 ) -> tuple[Decided, Question | None]:
     """What to ask the assessor about a decided request; None if nothing is worth it.
 
-    An assessor that the profile counts on, and that is absent or another one, is a missing stage.
+    An assessor that the profile counts on, and that is absent or another one, is a missing stage;
+    so are signals that P needs.
     """
     profile = decided.applies.assessor
     if profile is None or decided.mode is Mode.OFF:
         return decided, None
-    if stage is not None and stage.fingerprint == profile.fingerprint:
-        question = stage.question(
-            request.request_id, request.query, decided.decision, profile, where=request.where
-        )
-        return decided, question
-    now = "absent" if stage is None else repr(stage.fingerprint)
-    difference = f"the assessor is {now}, was {profile.fingerprint!r}"
-    decided = decided._replace(differences=(*decided.differences, difference))
+    if stage is None or stage.fingerprint != profile.fingerprint:
+        now = "absent" if stage is None else repr(stage.fingerprint)
+        difference = f"the assessor is {now}, was {profile.fingerprint!r}"
+        cause = "not the assessor of the profile"
+    else:
+        ranking = decided.decision.ranking
+        unasked = decide(ranking, _serving(profile.policy, ranking))
+        if Flag.MISSING_SIGNALS not in unasked.flags:
+            question = stage.question(
+                request.request_id, request.query, unasked, profile, where=request.where
+            )
+            return decided, question
+        difference = f"the assessor is not asked: {_missing_signals(ranking, profile.policy)}"
+        cause = "P cannot be computed"
+    if difference not in decided.differences:
+        decided = decided._replace(differences=(*decided.differences, difference))
     if profile.decision == "enforce":
-        failure = StageFailure(ASSESS, "not the assessor of the profile")
+        failure = StageFailure(ASSESS, cause)
         decided = decided._replace(decision=_lacking(decided.decision, failure))
     return decided, None
+
+
+_P = TypeVar("_P", bound=Policy)
+
+
+def _serving(policy: _P, ranking: Ranking) -> _P:
+    """If a stage is missing, finding nothing relevant is no ground to abstain."""
+    if policy.min_keep == 0 and ranking.failures:
+        return replace(policy, min_keep=1)
+    return policy
 
 
 def _lacking(decision: Decision, failure: StageFailure) -> Decision:
@@ -169,9 +187,10 @@ def _lacking(decision: Decision, failure: StageFailure) -> Decision:
 
 
 def _assessed(
-    decision: Decision, assessment: Assessment, profile: AssessorProfile | None
+    decision: Decision, assessment: Assessment, applies: RoutePolicy, mode: Mode
 ) -> tuple[Decision, Assessment]:
     """Decide again with the answers, and keep them among the signals, as samples do."""
+    profile = applies.assessor
     if profile is None:
         return decision, assessment
     signals = {f"{ANSWER}{name}": values for name, values in assessment.answers.items()}
@@ -179,13 +198,14 @@ def _assessed(
     ranking = decision.ranking
     ranking = replace(ranking, signals={**ranking.signals, **signals})
     decision, enforced = replace(decision, ranking=ranking), profile.decision == "enforce"
-    if assessment.failure is not None:
-        if enforced and assessment.failure not in ranking.failures:
-            decision = _lacking(decision, assessment.failure)
+    if assessment.failure is not None and enforced and assessment.failure not in ranking.failures:
+        decision = _lacking(decision, assessment.failure)
+    policy = _serving(profile.policy, ranking)
+    after = decide_with_answers(ranking, policy, profile.name, profile.model)
+    if after is None:
         return decision, assessment
-    after = with_answers(decision, profile.name, profile.model)
-    changed = set(after.kept) != set(decision.kept)
-    assessment = replace(assessment, applied=enforced, changed=changed)
+    served = decision.kept if mode is Mode.ENFORCE else range(min(applies.today.k, len(ranking)))
+    assessment = replace(assessment, applied=enforced, changed={*after.kept} != {*served})
     return after if enforced else decision, assessment
 
 
@@ -207,20 +227,24 @@ def build_context(
         StageUnavailableError: there are candidates, but none can be read.
     """
     applies, mode, decision, flags, differences, sufficiency = decided
+    alone = decision
     if assessment is not None:
-        decision, assessment = _assessed(decision, assessment, applies.assessor)
+        decision, assessment = _assessed(alone, assessment, applies, mode)
     source, most = decision.ranking.passages, assembly.max_passage_chars
     read = None
     if mode is not Mode.OFF:
         read = read_passages(source, decision.order[: decision.n_kept], most)
         if assembly.drop_duplicates and copies_of(read.texts):
-            decision = _without_copies(decision)
+            decision = alone = _without_copies(alone)
             if assessment is not None:
-                decision, assessment = _assessed(decision, assessment, applies.assessor)
+                decision, assessment = _assessed(alone, assessment, applies, mode)
             read = read_passages(source, decision.order[: decision.n_kept], most)
     ranking = decision.ranking
     # The threshold was certified for P without answers.
     uncertified = assessment is not None and assessment.applied
+    if uncertified and request.follows_verdict:
+        # The answers have a verdict of their own, whatever that on the route alone is.
+        mode = Mode.ENFORCE
     p_relevant, sufficient = (
         (None, None) if sufficiency is None or uncertified else _sufficiency(decision, sufficiency)
     )
@@ -246,7 +270,7 @@ def build_context(
     if mode is not Mode.ENFORCE:
         # In shadow mode assembly runs for the record alone.
         passages = bare_passages(ranking, applies.today.k)
-    elif applies.mode is not Mode.ENFORCE:
+    elif applies.mode is not Mode.ENFORCE and not uncertified:
         differences = (*differences, _BY_HAND)
     if ranking.failures or not decision.order or sufficient is False:
         flags += _flags_of(decision, sufficient)

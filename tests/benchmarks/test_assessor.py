@@ -50,7 +50,7 @@ def test_one_that_refuses_leaves_answers_out(collection: Any) -> None:
 
 
 def test_each_bar_can_be_met_and_missed() -> None:
-    run = {"net": 0.5, "gain": 0.5, "folded": 0.5, "forecast": 0.5, "share": 0.4, "enforced": 1.0}
+    run = {"net": 0.5, "gain": 0.5, "forecast": 0.5, "share": 0.4, "enforced": 1.0}
     run |= {"over_today": 0.5, "unlike": 0.0}
     silent = {**run, "net": 0.0, "gain": 0.0, "share": 0.0, "enforced": 0.0}
     poor = {**run, "net": -0.1, "gain": -0.1, "unlike": 1.0}

@@ -75,8 +75,7 @@ def test_each_bar_can_be_met_and_missed() -> None:
         "net": 0.6,
         "over_today": 0.6,
         "share": 0.5,
-        "forecast": 0.3,
-        "folded": 0.6,
+        "forecast": 0.6,
         "enforced": 1.0,
         "unlike": 0.0,
     }

@@ -92,7 +92,7 @@ def test_an_assessor_that_is_down_serves_what_there_is_without_one(recorded: Rec
 
 
 def test_forecasts_are_compared_where_answers_are_applied() -> None:
-    run = {"share": 0.5, "gain": 0.3, "folded": 0.2, "forecast": np.nan, "enforced": 1.0}
-    found = mean_figures([run, {**run, "share": 0.0, "gain": 0.0, "enforced": 0.0}])
-    assert (found["asking"], found["n_enforced"], found["enforced_gain"]) == (0.5, 1, 0.3)
+    run = {"share": 0.5, "net": 0.3, "forecast": np.nan, "enforced": 1.0}
+    found = mean_figures([run, {**run, "share": 0.0, "net": 0.0, "enforced": 0.0}])
+    assert (found["asking"], found["n_enforced"], found["enforced_net"]) == (0.5, 1, 0.3)
     assert found["forecast"] is None

@@ -1,22 +1,26 @@
-"""Calibrating an assessor on labelled queries: what it is worth, and when it is asked."""
+"""Calibrating an assessor on labelled queries: when it is asked, and what its answers serve."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
-from simulated_pools import DEPTH, Recorded, simulate
+from simulated_pools import DEPTH, Recorded, indistinct, outcome_of, simulate
 
-from calibration.asking import Asking, RecordedAnswers
-from calibration.calibrate import calibrate
+from calibration.asking import FIRST, Asking, RecordedAnswers
+from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset
-from ctxguard.core.policies import ExpectedUtilityPolicy
-from ctxguard.core.types import FloatArray, Passage
+from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
+from ctxguard.core.types import FloatArray, Passage, Ranking
 from ctxguard.errors import CalibrationError, OverloadedError
 from ctxguard.guard import ContextGuard
-from ctxguard.profile.schema import AssessorProfile, Profile
+from ctxguard.profile.schema import AssessorProfile, Profile, RouteProfile
 from ctxguard.request.assess import AssessorStage
+
+PRICE = 0.002
 
 
 class Simulated:
@@ -26,7 +30,10 @@ class Simulated:
     names = ("noise", "relevant")
 
     def __init__(self, dataset: Dataset, d: float, faults: int = 0) -> None:
-        self.relevant = {each for grades in dataset.qrels.values() for each in grades}
+        self.relevant = {
+            query.text: {key for key, grade in dataset.qrels[query.query_id].items() if grade}
+            for query in dataset.queries
+        }
         self.d, self.faults, self.calls = d, faults, 0
         self.rng = np.random.default_rng(5)
 
@@ -35,93 +42,212 @@ class Simulated:
         if self.faults:
             self.faults -= 1
             raise OverloadedError("assess", "later")
-        known = np.array([text in self.relevant for text in texts], dtype=float)
+        known = np.array([text in self.relevant[query] for text in texts], dtype=float)
         noise, other = self.rng.standard_normal((2, len(texts)))
         return {"noise": noise, "relevant": self.d * known + other}
 
 
-def asked(
-    n: int, d: float, *, faults: int = 0, held_out: float | None = None
-) -> tuple[Profile, Simulated, list[float], Recorded]:
-    retriever, dataset = simulate(n, noise=0.25)
-    assessor = Simulated(dataset, d, faults)
-    pauses: list[float] = []
-    asking = Asking(
+def asking_of(assessor: Simulated, pauses: list[float] | None = None) -> Asking:
+    return Asking(
         AssessorStage(assessor, max_per_second=1e9),
         lambda passage_id: Passage(passage_id, passage_id),
-        0.002,
-        pauses.append,
+        PRICE,
+        [].append if pauses is None else pauses.append,
     )
-    settings = Settings(depth=DEPTH, objective="utility", held_out=held_out)
-    profile = calibrate(retriever, dataset, settings, asking=asking).profile
-    return profile, assessor, pauses, retriever
 
 
-def only(profile: Profile) -> AssessorProfile:
-    found = next(iter(profile.routes.values())).assessor
+@cache
+def asked(n: int, d: float, noise: float = 0.25, **settings: Any) -> Calibration:
+    """A calibration of simulated queries with an assessor; made once for the same question."""
+    retriever, dataset = simulate(n, noise=noise)
+    given = Settings(depth=DEPTH, **settings)
+    return calibrate(retriever, dataset, given, asking=asking_of(Simulated(dataset, d)))
+
+
+def route_of(made: Calibration | Profile) -> RouteProfile:
+    profile = made.profile if isinstance(made, Calibration) else made
+    return next(iter(profile.routes.values()))
+
+
+def assessor_of(made: Calibration | Profile) -> AssessorProfile:
+    found = route_of(made).assessor
     assert found is not None
     return found
 
 
 def test_a_good_answer_is_found_by_name_and_enforced() -> None:
-    profile, assessor, _, _ = asked(300, 1.5)
-    found = only(profile)
+    found = assessor_of(asked(150, 1.5))
     assert (found.name, found.decision, found.fingerprint) == ("relevant", "enforce", "simulated")
     assert 1.0 < found.model.distance < 1.8
-    assert assessor.calls == 300
-    chosen, *others = found.evidence
-    assert [chosen.price, *(each.price for each in others)] == [0.002, 0.001, 0.005]
-    assert chosen.gain.lower > 0.0
-    assert 0.0 < others[1].share < chosen.share < others[0].share < 1.0
-    assert chosen.gain.value == pytest.approx(chosen.forecast, rel=0.5)
-    assert "relevant has d′" in found.statement
+    assert found.verdict is not None
+    assert (found.verdict.decision, found.verdict.shown_by) == ("enforce", "folds")
+    assert found.gain is not None
+    assert found.gain.lower is not None
+    assert found.gain.lower > 0.0
+    assert 0.0 < found.share < 1.0
+    assert 0.0 < found.calls <= 1_000.0
+    assert found.statement.startswith("enforce: relevant has d′")
 
 
-def test_an_answer_of_no_worth_is_never_asked_for() -> None:
-    profile, *_ = asked(300, 0.0)
-    found = only(profile)
+def test_all_labelled_queries_are_asked_about_once() -> None:
+    retriever, dataset = simulate(30, noise=0.25)
+    assessor = Simulated(dataset, 1.5)
+    calibrate(retriever, dataset, Settings(depth=DEPTH), asking=asking_of(assessor))
+    assert assessor.calls == 30
+
+
+def test_size_and_threshold_are_chosen_with_the_answers() -> None:
+    made = asked(150, 1.5, 0.2)
+    own, alone = assessor_of(made).policy, route_of(made).policy
+    assert isinstance(alone, ExpectedUtilityPolicy)
+    assert own.model == alone.model
+    assert (own.k, own.cost) != (alone.k, alone.cost)
+
+
+def test_the_route_without_an_assessor_is_as_if_none_was_given() -> None:
+    retriever, dataset = simulate(150, noise=0.25)
+    alone = route_of(calibrate(retriever, dataset, Settings(depth=DEPTH)))
+    assert route_of(asked(150, 1.5)).model_copy(update={"assessor": None}) == alone
+
+
+@pytest.mark.parametrize("d", [0.0, -1.0])
+def test_an_answer_of_no_worth_is_not_asked_for_and_a_line_says_so(d: float) -> None:
+    own = route_of(asked(150, d))
+    assert own.assessor is None
+    assert own.asking == (
+        "the assessor is not asked: noise nor relevant is not shown to add anything to P on 150 "
+        "queries"
+    )
+
+
+def test_below_twenty_labels_nobody_is_asked_and_a_line_says_so() -> None:
+    retriever, dataset = simulate(15, noise=0.25)
+    assessor = Simulated(dataset, 1.5)
+    own = route_of(calibrate(retriever, dataset, Settings(depth=DEPTH), asking=asking_of(assessor)))
+    assert (own.assessor, assessor.calls) == (None, 0)
+    assert "a probability needs 20" in own.asking
+
+
+def test_where_the_first_k_stay_an_assessor_may_still_be_enforced() -> None:
+    retriever, dataset = indistinct(60)
+    made = calibrate(
+        retriever, dataset, Settings(depth=DEPTH), asking=asking_of(Simulated(dataset, 6.0))
+    )
+    assert isinstance(route_of(made).policy, RatioPolicy)
+    found = assessor_of(made)
+    assert found.decision == "enforce"
+    assert isinstance(found.policy, ExpectedUtilityPolicy)
+
+
+def test_a_ratio_asked_for_by_hand_has_a_probability_for_the_assessor() -> None:
+    made = asked(60, 2.5, policy="ratio")
+    assert isinstance(route_of(made).policy, RatioPolicy)
+    assert assessor_of(made).model.effect > 0.0
+
+
+def test_a_single_score_is_enough() -> None:
+    retriever, dataset = simulate(100, noise=0.25)
+    bare = {query: replace(each, legs={}) for query, each in retriever.rankings.items()}
+    made = calibrate(
+        Recorded(bare, retriever.identity),
+        dataset,
+        Settings(depth=DEPTH),
+        asking=asking_of(Simulated(dataset, 2.0)),
+    )
+    assert assessor_of(made).decision == "enforce"
+
+
+def test_held_out_queries_measure_what_the_others_choose() -> None:
+    made = asked(150, 1.5, held_out=0.4)
+    found = assessor_of(made)
+    assert made.held_out is not None
+    assert found.gain is not None
+    assert found.verdict is not None
+    assert found.gain.n == len(made.held_out)
+    assert found.verdict.shown_by == "held_out"
+
+
+def test_a_gain_that_costs_recall_stays_in_shadow_and_the_line_says_why() -> None:
+    found = assessor_of(asked(150, 1.5, objective="utility"))
     assert found.decision == "shadow"
-    assert all(each.share < 0.01 for each in found.evidence)
-
-
-def test_with_few_labels_the_evidence_is_cross_fitted_and_nothing_is_applied() -> None:
-    found = only(asked(40, 1.5, held_out=0.0)[0])
-    assert found.decision == "shadow"
-    assert found.evidence[0].gain.n == 40
+    assert found.statement.endswith("recorded, not applied: recall is not shown to hold")
 
 
 def test_a_busy_assessor_is_waited_for() -> None:
-    profile, _, pauses, _ = asked(60, 1.5, faults=3)
+    retriever, dataset = simulate(30, noise=0.25)
+    pauses: list[float] = []
+    asking = asking_of(Simulated(dataset, 2.5, faults=3), pauses)
+    calibrate(retriever, dataset, Settings(depth=DEPTH), asking=asking)
     assert pauses == [1.0, 2.0, 4.0]
-    assert only(profile).model.effect > 0.0
 
 
 def test_an_assessor_that_answers_nothing_is_an_error() -> None:
+    retriever, dataset = simulate(30, noise=0.25)
+    asking = asking_of(Simulated(dataset, 1.5, faults=10_000))
     with pytest.raises(CalibrationError, match="no answer about"):
-        asked(60, 1.5, faults=10_000)
+        calibrate(retriever, dataset, Settings(depth=DEPTH), asking=asking)
+
+
+def with_texts(rankings: Mapping[str, Ranking]) -> dict[str, Ranking]:
+    return {
+        query: replace(ranking, passages=[Passage(each, each) for each in ranking.passage_ids])
+        for query, ranking in rankings.items()
+    }
 
 
 def test_the_profile_carries_it_to_a_guard() -> None:
-    profile, assessor, _, retriever = asked(300, 1.5)
-    loaded = Profile.model_validate_json(profile.to_json(), strict=True)
-    assert only(loaded) == only(profile)
-    rankings = {
-        query: replace(ranking, passages=[Passage(each, each) for each in ranking.passage_ids])
-        for query, ranking in retriever.rankings.items()
+    made = asked(150, 1.5)
+    loaded = Profile.model_validate_json(made.profile.to_json(), strict=True)
+    assert assessor_of(loaded) == assessor_of(made)
+
+
+def test_the_forecast_is_what_other_queries_gain() -> None:
+    gains = []
+    retriever, dataset = simulate(400, seed=9, noise=0.25)
+    rankings = with_texts(retriever.rankings)
+    for d in (1.0, 1.5):
+        profile = asked(150, d).profile
+        stage = AssessorStage(Simulated(dataset, d), max_per_second=1e9)
+        having, alone = (
+            ContextGuard(
+                Recorded(rankings, {"simulated": "0"}), profile=own, assessor=stage_or_none
+            )
+            for own, stage_or_none in (
+                (profile, stage),
+                (without_assessor(profile), None),
+            )
+        )
+        found = []
+        for query in dataset.queries:
+            answered = having.retrieve(query.text, request_id=query.query_id)
+            price = 0 if answered.assessment is None else PRICE * answered.assessment.asked
+            relevant = {key for key, grade in dataset.qrels[query.query_id].items() if grade}
+            utilities = [
+                sum(
+                    (1.0 if each.passage_id in relevant else -0.5) / np.log2(rank + 2)
+                    for rank, each in enumerate(passages)
+                )
+                for passages in (answered.passages, alone.retrieve(query.text).passages)
+            ]
+            found.append(utilities[0] - utilities[1] - price)
+        forecast = assessor_of(profile).gain
+        assert forecast is not None
+        gains.append((forecast.value, float(np.mean(found))))
+    forecast_of, truth_of = np.array(gains, dtype=float).T
+    assert truth_of.min() > 0.0
+    assert forecast_of.mean() == pytest.approx(truth_of.mean(), rel=0.3)
+
+
+def without_assessor(profile: Profile) -> Profile:
+    routes = {
+        route: own.model_copy(update={"assessor": None}) for route, own in profile.routes.items()
     }
-    guard = ContextGuard(
-        Recorded(rankings, retriever.identity),
-        profile=loaded,
-        mode="enforce",
-        assessor=AssessorStage(assessor, max_per_second=1e9),
-    )
-    found = [guard.retrieve(query) for query in list(rankings)[:20]]
-    assert any(each.assessment is not None and each.assessment.applied for each in found)
+    return profile.model_copy(update={"routes": routes})
 
 
 def test_answers_that_samples_keep_are_fitted_again_and_no_model_sees_them() -> None:
-    profile, _, _, retriever = asked(300, 1.5)
-    _, dataset = simulate(300, noise=0.25)
+    made = asked(150, 1.5)
+    retriever, dataset = simulate(150, noise=0.25)
     relevant = {each for grades in dataset.qrels.values() for each in grades}
     rng = np.random.default_rng(6)
     kept = {}
@@ -134,12 +260,35 @@ def test_answers_that_samples_keep_are_fitted_again_and_no_model_sees_them() -> 
     again = calibrate(
         Recorded(kept, retriever.identity),
         dataset,
-        Settings(depth=DEPTH, objective="utility"),
-        asking=RecordedAnswers(kept, only(profile)).asking(0.002),
-    ).profile
-    found = only(again)
+        Settings(depth=DEPTH),
+        asking=RecordedAnswers(kept, assessor_of(made)).asking(PRICE),
+    )
+    found = assessor_of(again)
     assert (found.name, found.fingerprint) == ("relevant", "simulated")
-    assert found.model.distance == pytest.approx(only(profile).model.distance, abs=0.5)
-    policy = next(iter(again.routes.values())).policy
-    assert isinstance(policy, ExpectedUtilityPolicy)
-    assert policy.model.signals == ()
+    assert found.model.distance == pytest.approx(assessor_of(made).model.distance, abs=0.5)
+    assert found.policy.model.signals == ()
+
+
+def test_the_cost_is_that_of_what_is_asked() -> None:
+    retriever, dataset = simulate(60, noise=0.25)
+
+    class Priced(Simulated):
+        """Has a ledger, as models at endpoints have."""
+
+        class ledger:  # noqa: N801
+            cost = 0.0
+
+            @classmethod
+            def accounts(cls) -> Any:
+                return cls
+
+        def assess(self, query: str, texts: Sequence[str]) -> Mapping[str, FloatArray]:
+            self.ledger.cost += 0.01 * len(texts)
+            return super().assess(query, texts)
+
+    made = calibrate(
+        retriever, dataset, Settings(depth=DEPTH), asking=asking_of(Priced(dataset, 2.0))
+    )
+    found = assessor_of(made)
+    assert found.cost == pytest.approx(1_000 * 0.01 * found.share * FIRST, rel=1e-3)
+    assert outcome_of(made).profile.assessor == found

@@ -16,7 +16,8 @@ from simulated_pools import Recorded, calibrated, simulate
 from ctxguard.core.asking import DEFAULT_PER_SECOND, AnswerModel
 from ctxguard.core.context import Context
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.types import FailureKind, Flag, FloatArray, Passage, PassagesBy
+from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
+from ctxguard.core.types import FailureKind, Flag, FloatArray, Mode, Passage, PassagesBy
 from ctxguard.errors import RedactionError, StageUnavailableError
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.explanation import decided
@@ -85,37 +86,46 @@ class World:
         self.queries = list(self.retriever.rankings)
 
     def guard(
-        self, stage: AssessorStage | None = None, *, decision: str = "enforce", price: float = 0.001
+        self,
+        stage: AssessorStage | None = None,
+        *,
+        decision: str = "enforce",
+        price: float = 0.001,
+        mode: str | None = "enforce",
+        alone: Policy | None = None,
+        **policy: Any,
     ) -> ContextGuard:
+        """A guard that asks; other policies of the assessor, or of the route, replace the own."""
+        (own,) = {id(each): each for each in self.profile.routes.values()}.values()
+        assert isinstance(own.policy, ExpectedUtilityPolicy)
         assessor = AssessorProfile.model_validate(
             {
                 "fingerprint": self.oracle.fingerprint,
                 "name": "relevant",
                 "model": MODEL,
+                "policy": replace(own.policy, **policy),
                 "price": price,
                 "first": 20,
                 "decision": decision,
             }
         )
-        routes = {
-            route: own.model_copy(update={"assessor": assessor})
-            for route, own in self.profile.routes.items()
-        }
+        update = {"assessor": assessor, "policy": own.policy if alone is None else alone}
+        routes = dict.fromkeys(self.profile.routes, own.model_copy(update=update))
         return ContextGuard(
             self.retriever,
             profile=self.profile.model_copy(update={"routes": routes}),
             telemetry=default_telemetry(self.registry),
-            mode="enforce",
+            mode=mode,
             assessor=stage,
         )
 
-    def alone(self) -> ContextGuard:
+    def alone(self, mode: str | None = "enforce") -> ContextGuard:
         """The guard of the same profile without an assessor."""
         return ContextGuard(
             self.retriever,
             profile=self.profile,
             telemetry=default_telemetry(CollectorRegistry()),
-            mode="enforce",
+            mode=mode,
         )
 
     def contexts(self, guard: ContextGuard) -> Iterator[Context]:
@@ -188,6 +198,76 @@ def test_in_shadow_the_answers_are_recorded_and_change_nothing(world: World) -> 
     assert world.counted("changed_decisions", answers="applied") == 0
 
 
+def test_the_answers_are_decided_on_by_the_policy_that_was_chosen_with_them(
+    world: World,
+) -> None:
+    stage = stage_of(world.oracle)
+    found = list(world.contexts(world.guard(stage, k=2, cost=4.0)))
+    applied = [each for each in found if each.assessment is not None and each.assessment.applied]
+    assert applied
+    for each in applied:
+        assert (each.decision.policy.k, each.decision.policy.cost) == (2, 4.0)
+        assert len(each.kept_ids) <= 2
+    alone = world.kept(world.alone())
+    same = [each.kept_ids for each in found if each not in applied]
+    assert same == [kept for kept, each in zip(alone, found, strict=True) if each not in applied]
+
+
+def test_where_the_first_k_stay_the_answers_still_count(world: World) -> None:
+    guard = world.guard(stage_of(world.oracle), alone=RatioPolicy(k=5))
+    found = next(
+        each
+        for each in world.contexts(guard)
+        if each.assessment is not None and each.assessment.changed
+    )
+    assert isinstance(found.decision.policy, ExpectedUtilityPolicy)
+    assert world.counted("changed_decisions", answers="applied") > 0
+
+
+def test_answers_of_a_verdict_of_their_own_are_served_while_the_route_is_in_shadow(
+    world: World,
+) -> None:
+    assert world.alone(None).mode is Mode.SHADOW
+    guard = world.guard(stage_of(world.oracle), mode=None)
+    found = list(world.contexts(guard))
+    enforced = list(world.contexts(world.guard(stage_of(world.oracle))))
+    for own, other in zip(found, enforced, strict=True):
+        if own.assessment is not None:
+            assert own.mode is Mode.ENFORCE
+            assert own.passages == other.passages
+        else:
+            assert own.mode is Mode.SHADOW
+    assert any(each.mode is Mode.ENFORCE for each in found)
+    assert not any("by hand" in line for each in found for line in each.differences)
+
+
+def test_a_failing_assessor_leaves_today_while_the_route_is_in_shadow(world: World) -> None:
+    world.oracle.fails = broken
+    found = list(world.contexts(world.guard(stage_of(world.oracle), mode=None)))
+    alone = list(world.contexts(world.alone(None)))
+    assert [each.passages for each in found] == [each.passages for each in alone]
+    assert {each.mode for each in found} == {Mode.SHADOW}
+    assert any(Flag.DEGRADED in each.flags for each in found)
+
+
+def test_a_shadow_that_was_set_by_hand_serves_no_answers(world: World) -> None:
+    found = list(world.contexts(world.guard(stage_of(world.oracle), mode="shadow")))
+    alone = list(world.contexts(world.alone("shadow")))
+    assert [each.passages for each in found] == [each.passages for each in alone]
+    pairs = zip(found, alone, strict=True)
+    assert any(each.decision.kept_ids != own.decision.kept_ids for each, own in pairs)
+
+
+def test_without_the_signals_of_p_nobody_is_asked(world: World) -> None:
+    query = world.queries[0]
+    ranking = world.retriever.rankings[query]
+    guard = world.guard(stage_of(world.oracle), alone=RatioPolicy(k=5))
+    context = guard.filter(query, replace(ranking, legs={}))
+    assert world.oracle.calls == []
+    assert [failure.stage for failure in context.failures] == ["assess"]
+    assert any("the assessor is not asked" in line for line in context.differences)
+
+
 def broken() -> None:
     raise StageUnavailableError("assess", "no route to host")
 
@@ -206,7 +286,7 @@ def test_a_faulty_assessor_costs_the_answers_alone(
     seconds = SOON if fault == "hung" else 60.0
     stage = None if fault == "none given" else stage_of(world.oracle, deadline_seconds=seconds)
     alone = world.alone()
-    guard = world.guard(stage)
+    guard = world.guard(stage, k=1)
     query = world.queries[0]
     with caplog.at_level(logging.DEBUG):
         found = guard.retrieve(query)
@@ -229,7 +309,7 @@ def test_refusals_keep_p_and_are_counted(world: World) -> None:
         def assess(self, query: str, texts: Sequence[str]) -> Mapping[str, FloatArray]:
             return {"relevant": np.full(len(texts), np.nan)}
 
-    guard = world.guard(stage_of(Refusing(set())))
+    guard = world.guard(stage_of(Refusing(set())), k=1)
     found = list(world.contexts(guard))
     alone = world.alone()
     assert [each.kept_ids for each in found] == [each.kept_ids for each in world.contexts(alone)]

@@ -63,6 +63,7 @@ def settings(endpoint: ModelEndpoint, tmp_path: Path) -> Settings:
             fingerprint=stage.fingerprint,
             name="relevant",
             model=AnswerModel((0.0, 1.0), (-1.0, 1.0), -1.0, 0.0, 2.0, 1.0),
+            policy=ExpectedUtilityPolicy(model, k=3, cost=1.0),
             price=0.001,
             first=20,
             decision="enforce",
