@@ -30,8 +30,6 @@ def test_a_query_is_answered_with_a_context(client: TestClient) -> None:
     assert answer["kept"] + sum(answer["dropped"].values()) == answer["candidates"]
 
 
-
-
 def test_a_filter_on_metadata_holds(client: TestClient) -> None:
     body = {"query": "red fox", "where": {"tenant": ["b", "c"]}}
     answer = client.post("/v1/context", json=body).json()
