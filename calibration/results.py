@@ -59,8 +59,7 @@ class ResultRow:
         metric: A name in ``calibration.evaluate.DESCRIPTIONS``.
         mean: The mean over the queries that define the metric.
         difference: Less the same metric of the reference policy, paired by query; None for the
-            reference itself. Without a value on queries that chose the policy, where a gain is the
-            luck of the choice.
+            reference itself.
     """
 
     policy: str
@@ -121,7 +120,6 @@ def tabulate(
     metrics: Iterable[str] | None = None,
     *,
     reference: str | None = None,
-    proven: bool = True,
     seed: int = 0,
 ) -> Results:
     """Put policies that were measured on the same queries side by side.
@@ -130,7 +128,6 @@ def tabulate(
         measured: By name of the policy.
         metrics: Which ones, as far as all policies have them; all unless given.
         reference: The policy that differences are taken from; the first unless given.
-        proven: Whether the queries took no part in any choice; otherwise differences have no value.
 
     >>> of = lambda values: QueryMetrics(("a", "b"), {"recall": np.array(values)})
     >>> table = tabulate({"today": of([0.0, 0.5]), "chosen": of([0.5, 1.0])})
@@ -147,8 +144,6 @@ def tabulate(
         less: Mapping[str, Difference | None] = dict.fromkeys(names)
         if policy != reference:
             less = differences(own, measured[reference], names, seed=seed)
-            if not proven:
-                less = {name: unproven(less[name]) for name in names}
         rows += [ResultRow(policy, name, means[name], less[name]) for name in names]
     return Results(reference, tuple(rows))
 
@@ -201,8 +196,3 @@ def as_difference(metric: str, found: Interval) -> Difference:
     else:
         outcome = "better" if (side == "lower") == (metric in LOWER_IS_BETTER) else "worse"
     return Difference(found.value, found.lower, found.upper, found.n, outcome)
-
-
-def unproven(difference: Interval | None) -> Difference | None:
-    """Take the value from a difference that proves nothing, and keep its n."""
-    return None if difference is None else Difference(None, None, None, difference.n, "no data")

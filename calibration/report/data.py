@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from calibration.curve import Curve
+from calibration.report.dial import Dial
 from calibration.report.summary import Summary
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.interval import Interval
@@ -157,6 +158,8 @@ class ReportData:
         serving_k: How many passages are served today; recall loss is relative to them.
         confidence: Confidence level of every interval, in (0, 1).
         routes: The first answers while every stage works.
+        dial: Contexts of the first route from the leanest to the richest; None where there is only
+            today's.
         labels: Numbers of queries: all, those with a relevant passage (``answerable``) and those
             without one, for which every passage kept is harm; queries and answerable ones that
             were chosen on and held out; judged passages by grade; misleading ones by kind.
@@ -169,6 +172,7 @@ class ReportData:
     serving_k: int
     confidence: float
     routes: tuple[RouteReport, ...]
+    dial: Dial | None
     labels: Mapping[str, Any]
     utilities: Utilities
     fusion: Fusion

@@ -3,9 +3,6 @@
 Pure, except that it looks up the passages shown as examples.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
-
 import numpy as np
 
 from calibration.calibrate_route import RouteOutcome
@@ -13,14 +10,10 @@ from calibration.data.dataset import Dataset
 from calibration.evaluate import bootstrap_ratio
 from calibration.pool_labels import PoolLabels
 from calibration.report.data import Example, Examples
-from ctxguard.core.render import sanitise
-from ctxguard.core.types import FloatArray, Passage
+from calibration.report.passages import PassageOf, one_line, passage_or_none, snippet
+from ctxguard.core.types import FloatArray
 
 SHOWN = 6
-_SNIPPET = 240
-
-PassageOf = Callable[[str], Passage]
-
 
 Candidate = tuple[int, int, int]
 """The row of a query, a position in its pool, and the candidate's rank in the policy's order."""
@@ -91,17 +84,14 @@ def _example(
     row, position, rank = candidate
     pools, labels = outcome.measured
     query_id, passage_id = pools.query_ids[row], pools.passage_ids[row][position]
-    passage = None
-    if passage_of is not None:
-        with suppress(KeyError):
-            passage = passage_of(passage_id)
+    passage = passage_or_none(passage_id, passage_of)
     text = next(query.text for query in dataset.queries if query.query_id == query_id)
     return Example(
-        query_id=_line(query_id),
-        query=_line(text),
-        passage_id=_line(passage_id),
-        title="" if passage is None else _line(passage.title),
-        snippet=None if passage is None else _snippet(passage.text),
+        query_id=one_line(query_id),
+        query=one_line(text),
+        passage_id=one_line(passage_id),
+        title="" if passage is None else one_line(passage.title),
+        snippet=None if passage is None else snippet(passage.text),
         label=_label(labels, row, position),
         retrieved_rank=position + 1,
         rank=rank,
@@ -116,13 +106,3 @@ def _label(labels: PoolLabels, row: int, position: int) -> str:
     if negative is not None:
         return f"labelled {negative.value.replace('_', ' ')}"
     return "judged irrelevant" if labels.judged[row, position] else "not judged"
-
-
-def _line(text: str) -> str:
-    """Text as one line without control characters and lone surrogates."""
-    return " ".join(sanitise(text).split())
-
-
-def _snippet(text: str) -> str:
-    line = _line(text)
-    return line if len(line) <= _SNIPPET else line[:_SNIPPET].rsplit(" ", 1)[0] + " …"

@@ -22,7 +22,9 @@ from calibration.evaluate import (
 from calibration.fit import fit_temperature
 from calibration.pool_labels import judged_share, label
 from calibration.report.data import Reliability, ReportData, RouteReport, ShownPolicy
-from calibration.report.dropped import PassageOf, dropped_passages
+from calibration.report.dial import dial
+from calibration.report.dropped import dropped_passages
+from calibration.report.passages import PassageOf
 from calibration.report.reliability import expected_calibration_error, reliability_bins
 from calibration.report.summary import summarise
 from calibration.results import COMPARED
@@ -54,14 +56,23 @@ def report(
     Returns:
         The data for ``write_html`` and ``write_json``; equal calibrations give equal data.
     """
-    profile = calibration.profile
+    profile, settings = calibration.profile, calibration.settings
+    routes = tuple(
+        _route(calibration, route, passages) for route in Route if route in calibration.outcomes
+    )
+    first = routes[0]
     return ReportData(
         profile_id=profile.profile_id,
         dataset=calibration.dataset.name,
-        serving_k=calibration.settings.serving_k,
+        serving_k=settings.serving_k,
         confidence=CONFIDENCE,
-        routes=tuple(
-            _route(calibration, route, passages) for route in Route if route in calibration.outcomes
+        routes=routes,
+        dial=dial(
+            calibration.outcomes[first.route],
+            first.summary.by_size,
+            calibration.dataset,
+            passages,
+            serving_k=settings.serving_k,
         ),
         labels=_label_counts(calibration),
         utilities=profile.utilities,

@@ -1,10 +1,13 @@
 """The report as an HTML page, from ``ReportData`` and the templates beside this file, or as JSON.
 
-Everything that comes from labels, passages or settings is escaped, and the page makes no request
-and runs no script.
+Everything that comes from labels, passages or settings is escaped, and the page makes no request.
+Its one script turns the dial; the policy of the page names its digest, so that no other runs.
 """
 
+import base64
+import hashlib
 import json
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +52,16 @@ def page(data: ReportData) -> str:
         "markup": markup,
         "number": number,
     }
+    script = files(__package__).joinpath("templates", "dial.js").read_text("utf-8").strip()
     text: str = templates.get_template("page.html.j2").render(
         data=data,
         bare_k=data.serving_k,
         charts=charts,
         answers=_ANSWERS,
         descriptions=DESCRIPTIONS,
+        script=script,
+        script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        dial=json.dumps(_rounded(to_jsonable_python(data.dial)), separators=(",", ":")),
     )
     return text
 

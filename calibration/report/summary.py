@@ -34,6 +34,8 @@ class Summary:
             measured by what the others choose.
         results: Today, the choice, and what leaner and richer contexts would give.
         missing: Sizes of context for which nothing but today's is shown to be better.
+        by_size: Names of the policies of ``results`` by what they cost: today's, then each size of
+            context that is at hand, from the least.
         keeps: What each of these policies keeps, in words.
         judged: Share of the first ``serving_k`` that has a label.
         warnings: What to beware of, one line each.
@@ -45,6 +47,7 @@ class Summary:
     shown_by: str
     results: Results
     missing: tuple[str, ...]
+    by_size: Mapping[str, str]
     keeps: Mapping[str, str]
     judged: Interval
     warnings: tuple[str, ...]
@@ -81,6 +84,7 @@ def summarise(
         shown_by=shown_by,
         results=tabulate(measured, metrics, seed=seed),
         missing=_missing(outcome, settings),
+        by_size=_by_size(outcome, settings),
         keeps={name: words for name, (words, _) in options.items()},
         judged=judged,
         warnings=tuple(_warnings(outcome, recall, judged, settings)),
@@ -96,6 +100,16 @@ def _missing(outcome: RouteOutcome, settings: Settings) -> tuple[str, ...]:
         for size in SIZES
         if size not in outcome.others and not (size == settings.context and asked)
     )
+
+
+def _by_size(outcome: RouteOutcome, settings: Settings) -> dict[str, str]:
+    named = {size: option.name for size, option in outcome.others.items()}
+    if outcome.chosen.policy != outcome.today.policy:
+        by_context = settings.promise is None and settings.objective == "context"
+        named[settings.context if by_context else "chosen"] = outcome.chosen.name
+    order = ("chosen", *SIZES)
+    found = {size: named[size] for size in order if size in named}
+    return {"today": outcome.today.name, **found}
 
 
 def _warnings(

@@ -212,19 +212,40 @@ def print_summary(
 
 
 def _print_options(summary: "Summary", output: Output) -> None:
-    """Leaner and richer contexts beside today's and the choice."""
-    output.heading("leaner or richer")
-    names = [name for name in summary.results.policies if name != "chosen"]
-    rows = []
-    for name in (names[0], "chosen", *names[1:]):
-        found = [summary.results.of(name, metric).mean for metric in _OPTION_METRICS]
-        pairs = zip(found, _OPTION_METRICS, strict=True)
-        rows.append((name, *(_figure(each.value, metric) for each, metric in pairs)))
+    """Leaner and richer contexts beside today's, each with its paired differences."""
+    chosen = next((size for size, name in summary.by_size.items() if name == "chosen"), "today")
+    output.heading(f"leaner or richer (chosen: {chosen})")
+    rows: list[Sequence[str | Text]] = []
+    for size, name in summary.by_size.items():
+        found = {metric: summary.results.of(name, metric) for metric in _OPTION_METRICS}
+        own = [_brief(each.mean.value, metric) for metric, each in found.items()]
+        rows.append((Text(size, style="bold" if size == chosen else ""), *own))
+        less = [_brief_bounds(each.difference, metric) for metric, each in found.items()]
+        if any(less):
+            rows.append(("", *(Text(words, style="dim") for words in less)))
     output.table(("context", *(f"{name}>" for name in _OPTION_METRICS.values())), rows)
     if summary.missing:
         missing = " and ".join(summary.missing)
         output.note(f"{missing}: no policy is shown to keep today's recall and be better")
-    output.note("--context leaner or --context richer chooses so")
+    output.note(
+        "below each figure: the interval of its difference from today's, paired by query; "
+        "--context leaner or --context richer chooses so"
+    )
+
+
+def _brief(value: float | None, metric: str, *, signed: bool = False) -> str:
+    """A figure of the table of contexts, which has five columns with intervals."""
+    if value is None:
+        return NO_DATA
+    digits = {"tokens": 0, "kept": 1}.get(metric, 2)
+    # Rounded twice, so that no zero has a sign.
+    return f"{round(value, digits) or 0.0:{'+' if signed else ''}.{digits}f}"
+
+
+def _brief_bounds(found: "Difference | None", metric: str) -> str:
+    if found is None or found.bounds is None:
+        return ""
+    return "{} … {}".format(*(_brief(bound, metric, signed=True) for bound in found.bounds))
 
 
 def print_asking(route: "RouteProfile", output: Output) -> None:

@@ -16,16 +16,15 @@ from ctxguard.cli import _options
 from ctxguard.cli._console import Output, interval, number, one_line, picked
 from ctxguard.cli._results import print_differences
 from ctxguard.cli._store import tokens_in_words
-from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import Route
 
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
-    from ctxguard.cli.demonstration.loop import BeforeAfter, MonitoredTraffic
+    from ctxguard.cli.demonstration.loop import MonitoredTraffic, Question, Questions
     from ctxguard.core.types import Passage
 
 _SCRAPED = re.compile(r'ctxguard_estimate\{.*metric="udcg",window="recent"|ctxguard_requests_total')
-_METRICS = ("recall", "harm", "udcg_strict", "kept", "tokens")
+_METRICS = ("recall", "udcg_strict", "kept", "tokens")
 _MARKS = {2: ("✓", "green"), 1: ("✓", "green"), 0: ("", "dim"), -1: ("✗", "red")}
 """Mark and style of a passage by its label: answers, helps, irrelevant, distractor."""
 
@@ -52,17 +51,17 @@ class DemoCommand(SettingsModel):
         with output.passes() as passes:
             retriever, built = loop.open_index(folder, passes)
             calibration = loop.calibrate_demo(retriever, labelled, passes)
-            pairs = loop.before_and_after(retriever, calibration)
+            questions_shown = loop.before_and_after(retriever, calibration)
             traffic = loop.monitor_traffic(retriever, calibration, passes)
 
         def show() -> None:
             how = "built" if built else "opened"
             _show_setup(output, calibration, f"{len(retriever):,} passages ({how})")
-            _show_questions(output, pairs)
+            _show_questions(output, questions_shown)
             _show_traffic(output, traffic)
             _show_next(output, folder)
 
-        output.result(_document(calibration, pairs, traffic), show)
+        output.result(_document(calibration, questions_shown, traffic), show)
         if self.serve:
             server, _ = start_http_server(0, addr="127.0.0.1", registry=traffic.registry)
             url = f"http://127.0.0.1:{server.server_port}/metrics"
@@ -73,41 +72,49 @@ class DemoCommand(SettingsModel):
 def _show_setup(output: Output, calibration: "Calibration", corpus: str) -> None:
     dataset, verdict = calibration.dataset, calibration.profile.verdict
     questions = f"{len(dataset)} labelled questions, {len(dataset.answerable)} answerable"
+    k = calibration.settings.serving_k
     output.facts(
         ("verdict", "" if verdict is None else verdict.statement),
         ("corpus", f"the documentation of Python {platform.python_version()}: {corpus}"),
         ("", questions),
+        ("today", f"the first {k} of BM25 and of vectors, fused by rank"),
     )
     print_differences(Route.HYBRID, calibration, output, _METRICS)
 
 
-def _show_questions(output: Output, pairs: "Sequence[BeforeAfter]") -> None:
-    from ctxguard.cli.demonstration.loop import typical
-
-    better = sum(pair.gain > 0 for pair in pairs)
-    worse = sum(pair.gain < 0 for pair in pairs)
-    output.heading(
-        f"Questions: {better} better, {worse} worse, {len(pairs) - better - worse} equal "
-        "(✓ relevant, ✗ distractor)"
+def _show_questions(output: Output, questions: "Questions") -> None:
+    counted = questions.counted
+    answers, misleading, irrelevant = counted.answers, counted.misleading, counted.irrelevant
+    output.heading("Before and after, over all questions (✓ relevant, ✗ misleads)")
+    output.facts(
+        ("the answer", "{kept} keep it, {gained} gain it, {lost} lose it".format(**answers)),
+        ("misleading", "{:,} before, {:,} after".format(*(each.sum() for each in misleading))),
+        ("not relevant", "{:,} before, {:,} after".format(*(each.sum() for each in irrelevant))),
     )
-    for title, pair in (("best", pairs[-1]), ("median", typical(pairs)), ("worst", pairs[0])):
-        output.out.print(Text(f"{title}: {one_line(pair.query.text)}"), no_wrap=True)
+    for name, question in questions.shown.items():
+        output.out.print()
+        said = {"best": "gains", "typical": "typical", "worst": "loses"}[name]
+        output.out.print(
+            Text(f"{said}: {one_line(question.query.text)}"), no_wrap=True, overflow="ellipsis"
+        )
         rows = Table.grid(padding=(0, 2))
-        for name, passages in (("first 5", pair.bare), ("guard", pair.guarded)):
-            tokens = sum(estimate_tokens(passage.text) for passage in passages)
-            udcg = f"UDCG {pair.udcg(passages):+.2f}, {tokens:,} tokens"
-            rows.add_row(f"  {name}", udcg, _passages(pair, passages))
+        for when, passages in (("today", question.before), ("guard", question.after)):
+            rows.add_row(f"  {when}", str(len(passages)), _passages(question, passages))
         output.out.print(rows)
 
 
-def _passages(pair: "BeforeAfter", passages: "Sequence[Passage]") -> Text:
-    """The names of a context's passages, each with the mark of its label."""
+def _passages(question: "Question", passages: "Sequence[Passage]") -> Text:
+    """The marked passages of a context by name, and how many others there are."""
     names = []
     for passage in passages:
-        mark, style = _MARKS[pair.labels.get(passage.passage_id, 0)]
-        # ``http.client.HTTPConnection.request (method)`` is too long for a list.
-        name = one_line(passage.title).partition(" (")[0]
-        names.append(Text(mark + ".".join(name.split(".")[-2:]), style=style))
+        mark, style = _MARKS[question.labels.get(passage.passage_id, 0)]
+        if mark:
+            # ``http.client.HTTPConnection.request (method)`` is too long for a list.
+            name = one_line(passage.title).partition(" (")[0]
+            names.append(Text(f"{mark} {'.'.join(name.split('.')[-2:])}", style=style))
+    if len(names) < len(passages):
+        others = len(passages) - len(names)
+        names.append(Text(f"{others} other{'s' * (others > 1)}", style="dim"))
     return Text(", ").join(names)
 
 
@@ -140,22 +147,28 @@ def _show_next(output: Output, folder: Path) -> None:
 
 
 def _document(
-    calibration: "Calibration", pairs: "Sequence[BeforeAfter]", traffic: "MonitoredTraffic"
+    calibration: "Calibration", questions: "Questions", traffic: "MonitoredTraffic"
 ) -> dict[str, object]:
     from calibration.report import summarise
     from ctxguard.monitor.judging.counters import tokens_by_mode
 
+    counted = questions.counted
     return {
         "profile": calibration.profile.model_dump(mode="json"),
         "summary": summarise(calibration.outcomes[Route.HYBRID], calibration.settings),
+        "answers": counted.answers,
+        "misleading": [int(each.sum()) for each in counted.misleading],
+        "irrelevant": [int(each.sum()) for each in counted.irrelevant],
+        "shown": {name: each.query.query_id for name, each in questions.shown.items()},
         "questions": [
             {
-                "text": pair.query.text,
-                "gain": pair.gain,
-                "before": [passage.passage_id for passage in pair.bare],
-                "after": [passage.passage_id for passage in pair.guarded],
+                "query_id": each.query.query_id,
+                "text": each.query.text,
+                "gain": each.gain,
+                "before": [passage.passage_id for passage in each.before],
+                "after": [passage.passage_id for passage in each.after],
             }
-            for pair in pairs
+            for each in questions.all
         ],
         "traffic": {
             **picked(traffic, "requests", "sampled"),

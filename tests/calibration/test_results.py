@@ -94,13 +94,6 @@ class TestTable:
         table = tabulate(self.MEASURED, ("harm",), reference="chosen")
         assert table.of("today", "harm").difference == Difference(1.0, 1.0, 1.0, 4, "worse")
 
-    def test_figures_of_the_queries_that_chose_have_no_difference(self) -> None:
-        table = tabulate(self.MEASURED, proven=False)
-        for metric in table.metrics:
-            difference = table.of("chosen", metric).difference
-            assert (difference.value, difference.outcome) == (None, "no data")
-            assert difference.n > 0
-
     def test_a_part_of_the_table_keeps_its_rows(self) -> None:
         table = tabulate(self.MEASURED)
         part = table.only(["chosen"], ["harm", "nothing"])

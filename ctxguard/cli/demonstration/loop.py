@@ -14,8 +14,10 @@ from prometheus_client import CollectorRegistry
 from calibration.calibrate import Calibration, Passes, calibrate
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query
+from calibration.report.before_after import BeforeAfter
 from ctxguard.cli.demonstration.corpus import passages
 from ctxguard.core.context import Context
+from ctxguard.core.fusion import Fusion
 from ctxguard.core.metrics import (
     Negative,
     mean,
@@ -40,6 +42,8 @@ from ctxguard.monitor.store import SampleStore
 from ctxguard.request.telemetry import Telemetry
 from ctxguard.retrieval import HybridRetriever
 
+SERVING_K = 10
+FUSION = Fusion("reciprocal_rank")
 SAMPLING_RATE = 0.5
 REQUESTS = 300
 SEED = 7
@@ -87,61 +91,63 @@ def _total(passes: Passes, n_passages: int) -> Callable[[int], None]:
 
 
 def calibrate_demo(retriever: HybridRetriever, questions: Dataset, passes: Passes) -> Calibration:
-    """Calibrate every route; each question is measured by what the others choose."""
-    return calibrate(retriever, questions, Settings(seed=SEED), passes=passes)
+    """Calibrate every route; each question is measured by what the others choose.
+
+    What is served today is plain hybrid search, as most people have it: the first 10 of BM25 and
+    of vectors, fused by rank.
+    """
+    settings = Settings(seed=SEED, serving_k=SERVING_K)
+    return calibrate(retriever, questions, settings, fusion=FUSION, passes=passes)
 
 
-class BeforeAfter(NamedTuple):
+class Question(NamedTuple):
     """One question without and with the guard, by a choice that it had no part in.
 
     Attributes:
         query: The question.
-        bare: The passages of the retriever's top k.
-        guarded: The passages that the chosen policy keeps, whether or not it is served.
+        before: The passages served today.
+        after: The passages that the chosen policy keeps, whether or not it is served.
         labels: Grade by passage id, and −1 for a known distractor.
+        gain: Strict UDCG after less that before.
     """
 
     query: Query
-    bare: tuple[Passage, ...]
-    guarded: tuple[Passage, ...]
+    before: tuple[Passage, ...]
+    after: tuple[Passage, ...]
     labels: Mapping[str, int]
-
-    @property
-    def gain(self) -> float:
-        """Strict UDCG with the guard minus that without."""
-        return self.udcg(self.guarded) - self.udcg(self.bare)
-
-    def udcg(self, passages: Sequence[Passage]) -> float:
-        """Compute strict UDCG of the passages of a context."""
-        return _strict_udcg([passage.passage_id for passage in passages], self.labels)
+    gain: float
 
 
-def before_and_after(retriever: HybridRetriever, calibration: Calibration) -> list[BeforeAfter]:
-    """Show every question without and with the guard, in ascending order of the gain."""
+class Questions(NamedTuple):
+    """Every question before and after, in the order of the labels.
+
+    Attributes:
+        counted: Answers and misleading passages.
+        all: Every question.
+        shown: Those that a person should see, by why: the best, a typical one, the worst.
+    """
+
+    counted: BeforeAfter
+    all: Sequence[Question]
+    shown: Mapping[str, Question]
+
+
+def before_and_after(retriever: HybridRetriever, calibration: Calibration) -> Questions:
+    """Show every question without and with the guard."""
     outcome = calibration.outcomes[Route.HYBRID]
     pools, _ = outcome.measured
+    counted = BeforeAfter.of(outcome)
     queries = {query.query_id: query for query in calibration.dataset.queries}
-    pairs = []
+    found = []
     for row, query_id in enumerate(pools.query_ids):
         ids = pools.passage_ids[row]
         before, after = (
             tuple([retriever.passage(ids[at]) for at in option.order[row][option.kept[row]]])
             for option in (outcome.today, outcome.chosen)
         )
-        labels = _labels(calibration.dataset, query_id)
-        pairs.append(BeforeAfter(queries[query_id], before, after, labels))
-    return sorted(pairs, key=lambda pair: (pair.gain, pair.query.query_id))
-
-
-def typical(pairs: Sequence[BeforeAfter]) -> BeforeAfter:
-    """Choose the question of median gain among those whose context holds an answer, or of all."""
-    answered = [
-        pair
-        for pair in pairs
-        if any(pair.labels.get(each.passage_id, 0) > 0 for each in (*pair.bare, *pair.guarded))
-    ]
-    found = answered or list(pairs)
-    return found[len(found) // 2]
+        labels, gain = _labels(calibration.dataset, query_id), float(counted.gain[row])
+        found.append(Question(queries[query_id], before, after, labels, gain))
+    return Questions(counted, found, {name: found[row] for name, row in counted.shown().items()})
 
 
 def _ids(context: Context) -> list[str]:

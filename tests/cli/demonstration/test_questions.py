@@ -1,16 +1,18 @@
 """The questions that the demonstration shows: one that gains, a typical one, one that loses."""
 
+import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
 from calibration.data.dataset import Dataset, Query
+from calibration.report.before_after import BeforeAfter
 from ctxguard.cli import demo
 from ctxguard.cli._console import Output
 from ctxguard.cli.demonstration import loop
-from ctxguard.cli.demonstration.loop import BeforeAfter, typical
+from ctxguard.cli.demonstration.loop import Question, Questions
 from ctxguard.core.context import Context
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import Hit, ScoreKind
+from ctxguard.core.types import Hit, Passage, ScoreKind
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.request.telemetry import Telemetry
@@ -29,30 +31,32 @@ def context(*passage_ids: str) -> Context:
     return guard.retrieve("a question")
 
 
-def pair(name: str, before: list[str], after: list[str]) -> BeforeAfter:
-    return BeforeAfter(Query(name, f"question {name}"), context(*before), context(*after), LABELS)
+def question(name: str, before: list[str], after: list[str], gain: float) -> Question:
+    passages = [tuple([Passage(name, name, name) for name in names]) for names in (before, after)]
+    return Question(Query(name, f"question {name}"), *passages, LABELS, gain)
 
 
-GAINS = pair("gains", ["lure", "answer"], ["answer"])
-LOSES = pair("loses", ["answer", "lure"], ["lure", "answer"])
-SAME = pair("same", ["answer"], ["answer"])
+def test_answers_and_what_misleads_are_counted_and_a_question_that_lost_is_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gains = question("gains", ["lure", "answer", "more"], ["answer"], 1.0)
+    loses = question("loses", ["answer", "lure"], ["lure", "answer"], -0.2)
+    counted = BeforeAfter(
+        answered=(np.array([True, True, False]), np.array([True, False, True])),
+        misleading=(np.array([2, 1, 0]), np.array([0, 1, 0])),
+        irrelevant=(np.array([3, 1, 0]), np.array([1, 1, 0])),
+        gain=np.array([1.0, -0.2, 0.1]),
+    )
+    shown = {"best": gains, "worst": loses}
 
+    demo._show_questions(Output(), Questions(counted, [gains, loses], shown))
 
-def test_the_typical_question_is_one_that_the_guard_changed() -> None:
-    assert typical([LOSES, SAME, SAME, GAINS]) is GAINS
-    assert typical([SAME]) is SAME
-
-
-def test_a_question_that_the_guard_harmed_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    demo._show_questions(Output(), [LOSES, SAME, GAINS], refuted=True)
-
-    shown = capsys.readouterr().out
-    assert "1 better, 1 worse, 1 equal" in shown
-    assert "best: question gains" in shown
-    assert "worst: question loses" in shown
-    assert "which these questions refute: it is not served" in " ".join(shown.split())
-    assert "✗lure" in shown
-    assert "✓answer" in shown
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the answer 1 keep it, 1 gain it, 1 lose it" in said
+    assert "misleading 3 before, 1 after" in said
+    assert "not relevant 4 before, 2 after" in said
+    assert "gains: question gains today 3 ✗ lure, ✓ answer, 1 other guard 1 ✓ answer" in said
+    assert "loses: question loses today 2 ✓ answer, ✗ lure guard 2 ✗ lure, ✓ answer" in said
 
 
 def test_the_true_mrr_is_over_all_requests_as_the_estimate_is() -> None:

@@ -1,0 +1,114 @@
+"""Each question's context before and after: whether it holds the answer, and what misleads.
+
+Pure. The contexts after are those of a choice in which the question had no part.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.calibrate_route import Option, RouteOutcome
+from calibration.pool_labels import IntArray, PoolLabels
+from ctxguard.core.types import FloatArray
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What a reader would make of each candidate, by its label alone; shape (n_q, depth) each.
+
+    Attributes:
+        answers: Whether it has the highest grade that its question has.
+        relevant: Whether it has a positive grade.
+        misleading: Whether it is labelled as misleading; where no passage is, whether it counts as
+            not relevant.
+        labelled: Whether any passage is labelled as misleading.
+    """
+
+    answers: NDArray[np.bool_]
+    relevant: NDArray[np.bool_]
+    misleading: NDArray[np.bool_]
+    labelled: bool
+
+    @classmethod
+    def of(cls, labels: PoolLabels) -> "Marks":
+        """Reads them off the labels, in the order of the pools."""
+        negative = np.not_equal(labels.negatives, None).astype(bool)
+        labelled = bool(negative.any())
+        known = labels.judged | labels.positives_only
+        wrong = negative if labelled else known & labels.retrieved
+        best = np.maximum(labels.best_grades[:, :1], 1)
+        return cls(labels.grades == best, labels.relevant, wrong & ~labels.relevant, labelled)
+
+
+@dataclass(frozen=True)
+class BeforeAfter:
+    """Two options on the same questions; shape (n_q,) each.
+
+    Attributes:
+        answered: Before and after, whether the context holds an answer.
+        misleading: Before and after, how many passages mislead.
+        irrelevant: Before and after, how many passages are not labelled relevant.
+        gain: Strict UDCG after less that before.
+    """
+
+    answered: tuple[NDArray[np.bool_], NDArray[np.bool_]]
+    misleading: tuple[IntArray, IntArray]
+    irrelevant: tuple[IntArray, IntArray]
+    gain: FloatArray
+
+    @classmethod
+    def of(cls, outcome: RouteOutcome) -> "BeforeAfter":
+        """Puts the choice beside what is served today."""
+        marks = Marks.of(outcome.measured[1])
+
+        def in_context(marked: NDArray[np.bool_], option: Option) -> IntArray:
+            counts: IntArray = (np.take_along_axis(marked, option.order, 1) & option.kept).sum(1)
+            return counts
+
+        def both(marked: NDArray[np.bool_]) -> tuple[IntArray, IntArray]:
+            return in_context(marked, outcome.today), in_context(marked, outcome.chosen)
+
+        before, after = both(marks.answers)
+        values = [each.metrics.values["udcg_strict"] for each in (outcome.chosen, outcome.today)]
+        return cls(
+            (before > 0, after > 0),
+            both(marks.misleading),
+            both(~marks.relevant),
+            np.round(values[0] - values[1], 12),
+        )
+
+    @property
+    def answers(self) -> dict[str, int]:
+        """How many questions keep their answer, gain one and lose it."""
+        before, after = self.answered
+        return {
+            "kept": int((before & after).sum()),
+            "gained": int((~before & after).sum()),
+            "lost": int((before & ~after).sum()),
+        }
+
+    def shown(self) -> dict[str, int]:
+        """Rows of the questions that a person should see, each question once.
+
+        - ``best``: it has an answer, and most of what misleads is gone; the one of the highest
+          gain if none has an answer.
+        - ``typical``: of median gain among those that have an answer, before or after.
+        - ``worst``: of the lowest gain.
+        """
+        before, after = self.answered
+        rows = np.arange(self.gain.size)
+        gone = self.misleading[0] - self.misleading[1]
+        # Later keys come first: a context free of what misleads, then how much of it is gone.
+        order = np.lexsort((self.gain, gone, self.misleading[1] == 0, after))
+        some = rows[before | after] if (before | after).any() else rows
+        typical = some[np.argsort(self.gain[some], kind="stable")][some.size // 2]
+        found = {
+            "best": int(order[-1]) if after.any() else int(self.gain.argmax()),
+            "typical": int(typical),
+            "worst": int(self.gain.argmin()),
+        }
+        names: dict[int, str] = {}
+        for name, row in found.items():
+            names.setdefault(row, name)
+        return {name: row for row, name in names.items()}

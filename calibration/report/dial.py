@@ -1,0 +1,265 @@
+"""The report's dial: contexts from the leanest to the richest, with some questions that follow.
+
+Pure, except that it looks up the passages shown. At each stop every question's context is by a
+policy in whose choice the question had no part.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.calibrate_route import RouteOutcome
+from calibration.data.dataset import Dataset
+from calibration.evaluate import contexts, of_contexts
+from calibration.fit import fit_temperature
+from calibration.objectives import PolicySums
+from calibration.pool_labels import IntArray
+from calibration.report.before_after import BeforeAfter, Marks
+from calibration.report.passages import PassageOf, one_line, passage_or_none, snippet
+from calibration.weights import weighted_mean
+from ctxguard.core.types import FloatArray
+
+STOPS = 16
+"""Sizes of context between the named ones; some may coincide."""
+
+_MOST = 3.0
+"""Multiples of the passages served today up to which the dial goes."""
+
+_NEAR = 0.1
+"""A policy is of a size if it keeps so many passages, up to this share more or less."""
+
+_APART = 0.03
+"""Share of passages by which two stops differ at least."""
+
+_SNIPPET = 110
+
+
+@dataclass(frozen=True)
+class DialStop:
+    """One position of the dial; means over the measured queries.
+
+    Attributes:
+        names: Of ``today``, ``leaner``, ``balanced``, ``richer`` and ``chosen``; mostly none.
+        kept: Passages per question.
+        recall: None where no query has a relevant passage.
+        misleading: Misleading passages per question, as `Marks` has them.
+        tokens: Per question; None where the texts are not known.
+        contexts: For each question shown, its passages by their places, best first.
+    """
+
+    names: tuple[str, ...]
+    kept: float
+    recall: float | None
+    misleading: float
+    tokens: float | None
+    contexts: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class DialPassage:
+    """A passage of a question shown.
+
+    Attributes:
+        mark: ``relevant``, ``misleading`` or ``other``.
+    """
+
+    title: str
+    snippet: str
+    mark: str
+
+
+@dataclass(frozen=True)
+class DialQuestion:
+    """A question shown; ``which`` says why: the best, a typical one, or the worst."""
+
+    which: str
+    text: str
+    passages: tuple[DialPassage, ...]
+
+
+@dataclass(frozen=True)
+class Dial:
+    """All positions, ascending by passages kept.
+
+    Attributes:
+        today: The place of today's contexts.
+        start: The place of the chosen ones.
+        labelled: Whether any passage is labelled as misleading; otherwise the marks and counts
+            are of passages that are not relevant.
+    """
+
+    stops: tuple[DialStop, ...]
+    today: int
+    start: int
+    labelled: bool
+    questions: tuple[DialQuestion, ...]
+
+
+_Contexts = tuple[IntArray, NDArray[np.bool_]]
+
+
+def dial(
+    outcome: RouteOutcome,
+    by_size: Mapping[str, str],
+    dataset: Dataset,
+    passage_of: PassageOf | None,
+    *,
+    serving_k: int,
+) -> Dial | None:
+    """Gather what the dial shows.
+
+    Args:
+        outcome: One route's choice.
+        by_size: The names of its options by what they cost, as `Summary` has them.
+        dataset: The queries, with their texts.
+        passage_of: Returns a passage by its id, or raises KeyError; None shows ids only.
+
+    Returns:
+        None where nothing but today's contexts is at hand.
+    """
+    marks, rows = Marks.of(outcome.measured[1]), BeforeAfter.of(outcome).shown()
+    options = {each.name: each for each in outcome.options}
+    found: list[tuple[DialStop, _Contexts]] = []
+    for size, name in by_size.items():
+        own = options[name].order, options[name].kept
+        alike = [at for at, (_, each) in enumerate(found) if _alike(each, own)]
+        if alike:
+            stop, _ = found[alike[0]]
+            found[alike[0]] = replace(stop, names=(*stop.names, size)), own
+        else:
+            found.append((_stop((size,), own, outcome, marks), own))
+    for own in _between(outcome, serving_k):
+        stop = _stop((), own, outcome, marks)
+        if all(abs(each.kept - stop.kept) >= _APART * stop.kept for each, _ in found):
+            found.append((stop, own))
+    if len(found) < 2:
+        return None
+    found.sort(key=lambda each: each[0].kept)
+    ranked = {
+        row: [order[row][kept[row]].tolist() for _, (order, kept) in found] for row in rows.values()
+    }
+    places = {
+        row: list(dict.fromkeys(column for own in contexts_of for column in own))
+        for row, contexts_of in ranked.items()
+    }
+    stops = tuple(
+        replace(
+            stop,
+            contexts=tuple(
+                tuple(places[row].index(column) for column in contexts_of[at])
+                for row, contexts_of in ranked.items()
+            ),
+        )
+        for at, (stop, _) in enumerate(found)
+    )
+    chosen = next((size for size, name in by_size.items() if name == outcome.chosen.name), "today")
+
+    def place(name: str) -> int:
+        return next(at for at, stop in enumerate(stops) if name in stop.names)
+
+    return Dial(
+        stops=stops,
+        today=place("today"),
+        start=place(chosen),
+        labelled=marks.labelled,
+        questions=tuple(
+            _question(
+                which,
+                row,
+                places[row],
+                outcome=outcome,
+                marks=marks,
+                dataset=dataset,
+                passage_of=passage_of,
+            )
+            for which, row in rows.items()
+        ),
+    )
+
+
+def _alike(one: _Contexts, other: _Contexts) -> bool:
+    """Whether every context holds the same passages in the same order."""
+    (order, kept), (others, also) = one, other
+    return bool(np.array_equal(kept, also) and np.array_equal(order[kept], others[also]))
+
+
+def _between(outcome: RouteOutcome, serving_k: int) -> list[_Contexts]:
+    """Contexts of sizes between the leanest and the richest policy, each chosen out of fold."""
+    choosing, pools = outcome.choosing, outcome.measured[0]
+    kept = choosing.sums.mean_kept
+    low, high = max(float(kept.min()), 0.5), min(float(kept.max()), _MOST * serving_k)
+    evidence = outcome.profile.evidence
+    held_out = evidence is not None and evidence.shown_by == "held_out"
+    found = []
+    for size in np.geomspace(low, max(low, high), STOPS).tolist():
+        rule = partial(_of_size, size=size)
+        index = choosing.chosen(rule)
+        if held_out and index is not None:
+            found.append(contexts(pools, choosing.grid.policy(index)))
+            continue
+        order, n_kept = choosing.contexts(rule, serving_k)
+        found.append((order, np.arange(order.shape[1]) < n_kept[:, None]))
+    return found
+
+
+def _of_size(sums: PolicySums, size: float) -> int:
+    """The policy of highest strict UDCG among those that keep about so many passages."""
+    away = np.abs(sums.mean_kept - size)
+    near = away <= max(_NEAR * size, float(away.min()))
+    return int(np.where(near, sums.mean_gain, -np.inf).argmax())
+
+
+def _stop(names: tuple[str, ...], own: _Contexts, outcome: RouteOutcome, marks: Marks) -> DialStop:
+    (pools, labels), (order, kept) = outcome.measured, own
+    values = of_contexts(pools, labels, order, kept, fit_temperature(pools)).values
+    misleading = (np.take_along_axis(marks.misleading, order, axis=1) & kept).sum(axis=1)
+
+    def mean(column: FloatArray) -> float | None:
+        known = ~np.isnan(column)
+        return float(weighted_mean(column[known], labels.weights[known])) if known.any() else None
+
+    return DialStop(
+        names=names,
+        kept=mean(values["kept"]) or 0.0,
+        recall=mean(values["recall"]),
+        misleading=mean(misleading.astype(float)) or 0.0,
+        tokens=mean(values["tokens"]),
+        contexts=(),
+    )
+
+
+def _question(
+    which: str,
+    row: int,
+    places: list[int],
+    *,
+    outcome: RouteOutcome,
+    marks: Marks,
+    dataset: Dataset,
+    passage_of: PassageOf | None,
+) -> DialQuestion:
+    pools, _ = outcome.measured
+    query_id = pools.query_ids[row]
+    text = next(query.text for query in dataset.queries if query.query_id == query_id)
+
+    def shown(column: int) -> DialPassage:
+        passage_id = pools.passage_ids[row][column]
+        passage = passage_or_none(passage_id, passage_of)
+        mark = "misleading" if marks.misleading[row, column] else "other"
+        known: dict[str, Any] = {"title": "", "snippet": ""}
+        if passage is not None:
+            known = {
+                "title": one_line(passage.title),
+                "snippet": snippet(passage.text, _SNIPPET),
+            }
+        return DialPassage(
+            title=known["title"] or one_line(passage_id),
+            snippet=known["snippet"],
+            mark="relevant" if marks.relevant[row, column] else mark,
+        )
+
+    return DialQuestion(which, one_line(text), tuple(map(shown, places)))

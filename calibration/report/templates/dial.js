@@ -1,0 +1,77 @@
+"use strict";
+(() => {
+  const root = document.getElementById("dial");
+  const data = JSON.parse(root.dataset.dial);
+  const input = document.getElementById("passages");
+  const output = document.getElementById("at");
+  const bad = data.labelled ? "misleading" : "not relevant";
+  const signs = { relevant: ["✓", "relevant"], misleading: ["✗", bad], other: ["·", ""] };
+  const titles = { best: "The best", typical: "A typical one", worst: "The worst" };
+  const make = (tag, name, text, ...children) => {
+    const made = document.createElement(tag);
+    if (name) made.className = name;
+    if (text) made.textContent = text;
+    made.append(...children);
+    return made;
+  };
+  const figure = (value, digits) => value === null ? "no data" : value.toFixed(digits);
+  const percent = (value) => value === null ? "no data" : `${Math.round(100 * value)}%`;
+  const tiles = [
+    ["of the relevant passages", "recall", percent, 1],
+    [`${bad} passages a question`, "misleading", (value) => figure(value, 2), -1],
+    ["passages a question", "kept", (value) => figure(value, 1), 0],
+    ["tokens a question", "tokens", (value) => figure(value, 0), 0],
+  ];
+
+  const side = (title, places, question, state) => {
+    const list = make("ol");
+    for (const place of places) {
+      const passage = question.passages[place], [sign, word] = signs[passage.mark];
+      const how = state(place), row = make("li", `${passage.mark} ${how}`);
+      const mark = make("span", "sign", sign);
+      mark.setAttribute("aria-hidden", "true");
+      const name = make(how === "dropped" ? "s" : "span", "name", passage.title);
+      name.title = passage.snippet;
+      const said = make("span", "said", [word, how].filter(Boolean).join(", "));
+      row.append(mark, name, said);
+      list.append(row);
+    }
+    if (!places.length) list.append(make("li", "other", "nothing"));
+    return make("div", "side", "", make("h5", "", title), list);
+  };
+
+  const show = () => {
+    const at = Number(input.value), stop = data.stops[at], today = data.stops[data.today];
+    const names = stop.names.length ? `: ${stop.names.join(", ")}` : "";
+    output.textContent = `${figure(stop.kept, 1)} passages${names}`;
+    input.setAttribute("aria-valuetext", output.textContent);
+    root.querySelector(".tiles").replaceChildren(...tiles.map(([name, key, words, better]) => {
+      const change = Math.sign(Number((stop[key] - today[key]).toFixed(3))) * better;
+      const tone = change > 0 ? "better" : change < 0 ? "worse" : "";
+      return make("div", "tile", "", make("strong", tone, words(stop[key])),
+        make("span", "", name), make("span", "soft", `today ${words(today[key])}`));
+    }));
+    root.querySelector(".questions").replaceChildren(...data.questions.map((question, number) => {
+      const before = today.contexts[number], after = stop.contexts[number];
+      return make("article", "", "",
+        make("h4", "", "", make("span", "soft", titles[question.which]), question.text),
+        make("div", "sides", "",
+          side(`Today: ${before.length}`, before, question,
+            (place) => after.includes(place) ? "" : "dropped"),
+          side(`At this stop: ${after.length}`, after, question,
+            (place) => before.includes(place) ? "" : "new")));
+    }));
+  };
+
+  const last = data.stops.length - 1;
+  data.stops.forEach((stop, place) => {
+    if (!stop.names.length) return;
+    const mark = make("span", place === data.today ? "orange" : "blue", stop.names.join(", "));
+    mark.style.setProperty("--at", place / last);
+    root.querySelector(".stops").append(mark);
+  });
+  input.value = data.start;
+  input.addEventListener("input", show);
+  show();
+  root.hidden = false;
+})();

@@ -1,0 +1,74 @@
+"""Questions before and after: answers kept, gained and lost, and the questions that are shown."""
+
+import numpy as np
+from simulated_pools import calibrated, labelled, ranking_of
+
+from calibration.report.before_after import BeforeAfter, Marks
+
+
+def before_after(
+    before: list[bool], after: list[bool], misleading: list[tuple[int, int]], gain: list[float]
+) -> BeforeAfter:
+    counts = np.array(misleading).T
+    return BeforeAfter(
+        (np.array(before), np.array(after)),
+        (counts[0], counts[1]),
+        (counts[0], counts[1]),
+        np.array(gain),
+    )
+
+
+def test_answers_are_kept_gained_and_lost() -> None:
+    found = before_after(
+        [True, True, False, False], [True, False, True, False], [(0, 0)] * 4, [0] * 4
+    )
+    assert found.answers == {"kept": 1, "gained": 1, "lost": 1}
+
+
+def test_the_best_question_has_its_answer_and_nothing_that_misleads() -> None:
+    found = before_after(
+        [True, True, True, False],
+        [True, True, False, False],
+        [(2, 1), (2, 0), (4, 0), (5, 0)],
+        [0.9, 0.5, 0.2, 2.0],
+    )
+    assert found.shown()["best"] == 1
+
+
+def test_the_typical_question_is_the_median_of_those_with_an_answer() -> None:
+    found = before_after(
+        [True, True, False, False, True],
+        [True, True, True, False, False],
+        [(0, 0)] * 5,
+        [0.3, 0.1, 0.2, 9.0, -3.0],
+    )
+    shown = found.shown()
+    # Gains of those with an answer: -3, 0.1, 0.2, 0.3.
+    assert (shown["typical"], shown["worst"]) == (2, 4)
+
+
+def test_a_question_is_shown_once() -> None:
+    found = before_after([True], [True], [(1, 0)], [0.5])
+    assert found.shown() == {"best": 0}
+
+
+def test_marks_are_by_labels_alone() -> None:
+    rankings = [ranking_of([0.9, 0.8, 0.7, 0.6])]
+    grades = [{"p0": 1, "p1": 2, "p2": 0}]
+    _, labels = labelled(rankings, grades, depth=4, distractors=[{"p3": "distractor"}])
+    marks = Marks.of(labels)
+    assert marks.labelled
+    assert marks.answers[0, :4].tolist() == [False, True, False, False]
+    assert marks.relevant[0, :4].tolist() == [True, True, False, False]
+    assert marks.misleading[0, :4].tolist() == [False, False, False, True]
+    _, without = labelled(rankings, grades, depth=4)
+    assert Marks.of(without).misleading[0, :4].tolist() == [False, False, True, False]
+
+
+def test_what_is_counted_is_what_the_contexts_hold() -> None:
+    outcome = next(iter(calibrated(120, noise=0.25, unanswerable=0.1).outcomes.values()))
+    found = BeforeAfter.of(outcome)
+    assert found.irrelevant[0].sum() < 5 * 120
+    recall = outcome.today.metrics.values["recall"]
+    assert int((np.nan_to_num(recall) > 0).sum()) == int(found.answered[0].sum())
+    assert found.answers["kept"] + found.answers["lost"] == int(found.answered[0].sum())
