@@ -183,8 +183,9 @@ def calibrate_asking(
     )
     if model is None:
         return unasked(
-            f"its answers cannot be told apart: there must be {FEWEST_RELEVANT} about relevant "
-            f"candidates and as many about others, among the first {FIRST} of the labelled queries"
+            f"nothing can be fitted to its answers: there must be {FEWEST_RELEVANT} about relevant "
+            f"candidates and as many about others, not all alike, among the first {FIRST} of the "
+            "labelled queries"
         )
     if model.effect == 0.0:
         n = len(parts[0].pools)
