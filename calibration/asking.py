@@ -18,7 +18,7 @@ from calibration.calibrate_route import Fitted, LabelledRoute, RouteOutcome
 from calibration.fit import folds, probabilities
 from calibration.folded import Folded
 from calibration.grid import GridIndex
-from calibration.objectives import highest_utility
+from calibration.objectives import PolicySums, choose, highest_utility
 from calibration.pool_labels import IntArray, PoolLabels
 from calibration.replay import Pools, Progress
 from calibration.verdict import mean_interval
@@ -183,8 +183,9 @@ def calibrate_asking(
     )
     if model is None:
         return unasked(
-            f"its answers cannot be told apart: there must be {FEWEST_RELEVANT} about relevant "
-            f"candidates and as many about others, among the first {FIRST} of the labelled queries"
+            f"nothing can be fitted to its answers: there must be {FEWEST_RELEVANT} about relevant "
+            f"candidates and as many about others, not all alike, among the first {FIRST} of the "
+            "labelled queries"
         )
     if model.effect == 0.0:
         n = len(parts[0].pools)
@@ -205,7 +206,7 @@ class _Choice:
     Attributes:
         index: Its place in the grid.
         policy: The policy; that of highest utility where none is accepted.
-        accepted: Whether the route's rule takes it.
+        accepted: Whether it keeps today's recall.
         asked: What asking gives the queries that measure.
         order: Shape (n_q, depth), columns of their pools, best first.
         n_kept: Shape (n_q,).
@@ -221,8 +222,15 @@ class _Choice:
 
 def _choose(route: LabelledRoute, fitted: Fitted, own: _Answered, price: float) -> _Choice:
     """Choose (k, t) with the answers that are worth asking for at the former, twice."""
-    rule = route.rule(route.asked)
     by_fold = [(inside, own.fitted(others)) for inside, others in folds(own.labels.groups)]
+
+    def rule(sums: PolicySums) -> int | None:
+        careful = route.rule(route.asked)(sums)
+        if careful is None and route.asked != "utility":
+            # Few labels support no careful choice. Whether this one holds is for the verdict.
+            k, tolerance = route.settings.serving_k, route.settings.tolerance
+            return choose(sums, k, route.asked, tolerance=tolerance, caution=0.0, lost=0.0)
+        return careful
 
     def chosen(chances: FloatArray) -> tuple[Folded, GridIndex, bool]:
         among = route.among(fitted.grid(own.pools, own.labels, chances))

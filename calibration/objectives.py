@@ -140,7 +140,7 @@ class PolicySums:
         error: FloatArray = np.sqrt(np.maximum(variance, 0.0) / max(n - 1.0, 1.0))
         return error
 
-    def least_recall(self, caution: float) -> FloatArray:
+    def least_recall(self, caution: float, lost: float = LOST_QUERIES) -> FloatArray:
         """Mean recall less today's, with lost queries added and standard errors taken off.
 
         Weights count as shares of their effective number (Kish).
@@ -153,9 +153,9 @@ class PolicySums:
             return np.full(self.kept.shape[1], -1.0)
         unit = total / squared
         first, second = unit * self.recall.sum(axis=1)
-        n = unit * total + LOST_QUERIES
-        mean = (first - LOST_QUERIES) / n
-        squares = second + LOST_QUERIES - n * mean**2
+        n = unit * total + lost
+        mean = (first - lost) / n
+        squares = second + lost - n * mean**2
         least: FloatArray = mean - caution * np.sqrt(np.maximum(squares, 0.0)) / n
         return least
 
@@ -179,12 +179,13 @@ def choose(
     *,
     tolerance: float,
     caution: float = CAUTION,
+    lost: float = LOST_QUERIES,
 ) -> int | None:
     """Choose a policy that keeps the recall of the first k served today.
 
     For each size thresholds are tried from the lowest up, until one loses recall: its mean is
-    below today's by more than ``tolerance`` when half a lost query is added and ``caution``
-    standard errors are taken off. No policy of less strict UDCG than today's is taken.
+    below today's by more than ``tolerance`` when ``lost`` queries are added as lost and
+    ``caution`` standard errors are taken off. No policy of less strict UDCG than today's is taken.
 
     - ``balanced``: the highest strict UDCG with at most twice the serving k passages on the mean.
     - ``richer``: the same without this bound.
@@ -197,12 +198,13 @@ def choose(
         serving_k: How many passages are served today.
         tolerance: How much mean recall may be lost, ≥ 0.
         caution: How many standard errors the mean must be clear of that, ≥ 0.
+        lost: How many queries are added as lost, ≥ 0.
 
     Returns:
         The place of the policy among those tried; None where none is accepted: serve the first k
         as today.
     """
-    kept_recall = sums.least_recall(caution) >= -tolerance - _TIE
+    kept_recall = sums.least_recall(caution, lost) >= -tolerance - _TIE
     by_size = np.logical_and.accumulate(kept_recall.reshape(sums.n_k, -1), axis=1)
     gain, kept = sums.mean_gain, sums.mean_kept
     today_kept = float(sums.today_kept.sum() / sums.all_queries[:, 0].sum())

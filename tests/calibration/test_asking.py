@@ -52,7 +52,7 @@ def asking_of(assessor: Simulated, pauses: list[float] | None = None) -> Asking:
         AssessorStage(assessor, max_per_second=1e9),
         lambda passage_id: Passage(passage_id, passage_id),
         PRICE,
-        [].append if pauses is None else pauses.append,
+        (lambda _seconds: None) if pauses is None else pauses.append,
     )
 
 

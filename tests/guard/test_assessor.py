@@ -17,7 +17,7 @@ from ctxguard.core.asking import DEFAULT_PER_SECOND, AnswerModel
 from ctxguard.core.context import Context
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
-from ctxguard.core.types import FailureKind, Flag, FloatArray, Mode, Passage, PassagesBy
+from ctxguard.core.types import FailureKind, Flag, FloatArray, Mode, ModeName, Passage, PassagesBy
 from ctxguard.errors import RedactionError, StageUnavailableError
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.explanation import decided
@@ -91,7 +91,7 @@ class World:
         *,
         decision: str = "enforce",
         price: float = 0.001,
-        mode: str | None = "enforce",
+        mode: ModeName | None = "enforce",
         alone: Policy | None = None,
         **policy: Any,
     ) -> ContextGuard:
@@ -119,7 +119,7 @@ class World:
             assessor=stage,
         )
 
-    def alone(self, mode: str | None = "enforce") -> ContextGuard:
+    def alone(self, mode: ModeName | None = "enforce") -> ContextGuard:
         """The guard of the same profile without an assessor."""
         return ContextGuard(
             self.retriever,
@@ -206,6 +206,7 @@ def test_the_answers_are_decided_on_by_the_policy_that_was_chosen_with_them(
     applied = [each for each in found if each.assessment is not None and each.assessment.applied]
     assert applied
     for each in applied:
+        assert isinstance(each.decision.policy, ExpectedUtilityPolicy)
         assert (each.decision.policy.k, each.decision.policy.cost) == (2, 4.0)
         assert len(each.kept_ids) <= 2
     alone = world.kept(world.alone())
@@ -494,7 +495,7 @@ def test_awaited_requests_ask_without_blocking_the_loop(world: World) -> None:
 
 
 def test_accounts_are_exact(world: World) -> None:
-    faults = itertools.cycle([broken, lambda: None])
+    faults: Iterator[Callable[[], None]] = itertools.cycle([broken, lambda: None])
 
     def alternate() -> None:
         next(faults)()
