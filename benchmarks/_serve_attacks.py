@@ -26,8 +26,7 @@ def head_of(path: str, headers: str, method: str = "POST") -> bytes:
 
 def request_of(path: str, body: object) -> bytes:
     """An authorised request with a body in JSON, which bytes are already."""
-    is_json = isinstance(body, bytes)
-    text = body if is_json else json.dumps(body, separators=(",", ":")).encode()
+    text = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode()
     return head_of(path, _AUTHORISED) + b"Content-Length: %d\r\n\r\n" % len(text) + text
 
 

@@ -1,7 +1,6 @@
 """Count which forms of secrets the redactor catches, and how many ordinary lines it changes.
 
     python -m benchmarks.redaction --json redaction.json --check
-    pip install -r benchmarks/requirements.txt && python -m benchmarks.redaction --peers
 
 A form is a line with secrets in it; it is caught if no six characters in a row of any of them are
 left. An ordinary line holds none, and must stay as it is. The tables were committed before the
@@ -28,7 +27,6 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks._redaction_forms import SEED, Form, Half, halves, later
-from benchmarks._redaction_peers import PEERS, versions
 from ctxguard.monitor.redaction import redact
 
 LEAST_CAUGHT = 0.90
@@ -141,7 +139,6 @@ def microseconds_per_kilobyte(redactor: Callable[[str], str], lines: Sequence[st
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--text", type=Path, nargs="*", default=(), help="files of ordinary lines")
-    parser.add_argument("--peers", action="store_true", help="measure other libraries too")
     parser.add_argument("--json", type=Path, help="where to write the counts")
     parser.add_argument("--check", action="store_true", help="fail if a bar is not held")
     arguments = parser.parse_args()
@@ -152,29 +149,21 @@ def main() -> int:
         "counted": counted,
         "later": later(),
     }
-    redactors: dict[str, tuple[Callable[[str], str], str]] = {"ctxguard": (redact, "")}
-    if arguments.peers:
-        for name, (make, packages) in PEERS.items():
-            redactors[name] = (make(), versions(packages))
     console = Console()
-    table = Table("redactor", "half", "forms", "by vendors", "by people", "ordinary", "µs per KB")
-    report: dict[str, Any] = {"seed": SEED, "first_look": FIRST_LOOK, "redactors": {}}
-    for name, (redactor, version) in redactors.items():
-        cost = microseconds_per_kilobyte(redactor, read.ordinary)
-        result: dict[str, Any] = {"version": version, "microseconds_per_kilobyte": cost}
-        for title, half in tables.items():
-            result[title] = part = measure(half, redactor).report()
-            shares = (part, part["by_vendors"], part["by_people"])
-            table.add_row(
-                *(name, title),
-                *(
-                    f"{row['caught']} of {row['forms']}: {row['caught_share']:.1%}"
-                    for row in shares
-                ),
-                f"{part['changed']} of {part['ordinary']} changed: {part['changed_share']:.1%}",
-                f"{cost:.0f}",
-            )
-        report["redactors"][name] = result
+    table = Table("lines", "forms", "by vendors", "by people", "ordinary")
+    cost = microseconds_per_kilobyte(redact, read.ordinary)
+    result: dict[str, Any] = {"microseconds_per_kilobyte": cost}
+    for title, half in tables.items():
+        result[title] = part = measure(half).report()
+        table.add_row(
+            title,
+            *(
+                f"{row['caught']} of {row['forms']}: {row['caught_share']:.1%}"
+                for row in (part, part["by_vendors"], part["by_people"])
+            ),
+            f"{part['changed']} of {part['ordinary']} changed: {part['changed_share']:.1%}",
+        )
+    report = {"seed": SEED, "first_look": FIRST_LOOK, "redactors": {"ctxguard": result}}
     ours = [measure(half) for half in tables.values()]
     for form in (form for counts in ours for form in counts.missed):
         console.print(

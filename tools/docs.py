@@ -48,6 +48,7 @@ REFERENCE = {
             "ctxguard.integrations.opentelemetry",
             "ctxguard.integrations.separate_legs",
             "ctxguard.integrations.engines.retriever",
+            "ctxguard.retrieval.models.embedder",
         ],
     ),
     "monitor": (

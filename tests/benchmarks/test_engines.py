@@ -5,26 +5,26 @@ import pytest
 
 pytest.importorskip("faiss")
 
-from benchmarks.engines import EMBEDDED, Work, encoded, measure, missed, table
+from benchmarks.engines import EMBEDDED, measure, missed, table
 from calibration.data.dataset import Dataset, Query
-from ctxguard import Passage
+from ctxguard import HybridRetriever, Passage
 from ctxguard.core.interval import Interval
+from ctxguard.integrations.engines.retriever import EngineRetriever
 from tests.doubles import WordHashEmbedder
 
 
-def test_an_engine_that_is_absent_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_is_absent_is_left_out_and_said() -> None:
     words = [f"word{n}" for n in range(60)]
     passages = [Passage(f"p{n}", f"About {word} and others.") for n, word in enumerate(words)]
     queries = tuple(Query(f"q{n}", f"about others: {word}") for n, word in enumerate(words))
     dataset = Dataset("small", queries, {f"q{n}": {f"p{n}": 1} for n in range(60)})
-    work = Work(passages, dataset, encoded(passages, dataset, WordHashEmbedder(), None), 1)
+    embedded = HybridRetriever.build(passages, embedder=WordHashEmbedder())
 
-    def absent(*_: object) -> None:
+    def absent(_url: str) -> EngineRetriever:
         raise ImportError("no server")
 
-    monkeypatch.setattr("benchmarks.engines.in_engine", absent)
     said: list[str] = []
-    found = measure(work, ["qdrant"], rounds=1, tell=said.append)
+    found = measure(embedded, dataset, ["qdrant"], absent, rounds=1, tell=said.append)
     assert said == ["qdrant is left out: ImportError: no server"]
     assert found["left_out"] == {"qdrant": "ImportError: no server"}
     own = found["engines"][EMBEDDED]
