@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from itertools import cycle
 from pathlib import Path
 from statistics import median
@@ -93,18 +92,21 @@ class KnownTexts:
         model: Whose name and weights it bears.
         index: Holds the passages.
         queries: What the model gives for each query, by text.
+
+    Attributes:
+        queries: As given.
     """
 
     def __init__(
         self, model: Embedder, index: HybridIndex, queries: Mapping[str, Float32Array | QueryStates]
     ) -> None:
         self.name, self.dimension = model.name, model.dimension
-        self._model, self._index, self._queries = model, index, queries
+        self._model, self._index, self.queries = model, index, queries
         self._rows = {searchable_text(each): row for row, each in enumerate(index.passages)}
 
     def encode_query(self, text: str) -> Float32Array:
         """Shape (dimension,)."""
-        return vector_of(self._queries[text])
+        return vector_of(self.queries[text])
 
     def encode_passages(
         self, texts: Sequence[str], progress: Progress | None = None
@@ -121,7 +123,7 @@ class KnownTexts:
     def token_encoder(self) -> "KnownPieces | None":
         """Looks the word pieces of queries up; None if the model gives none."""
         encoder = token_encoder_of(self._model)
-        return None if encoder is None else KnownPieces(self._queries, encoder)
+        return None if encoder is None else KnownPieces(self.queries, encoder)
 
     def _at(self, texts: Sequence[str]) -> RowArray:
         return np.array([self._rows[text] for text in texts], np.int64)
@@ -187,13 +189,15 @@ def encoded(
         index = HybridRetriever.build(passages, embedder=model)
     else:
         index = indexed_passages(passages, cache, cast(SentenceTransformerEmbedder, model))
-    encoder = token_encoder_of(model) or model
-    queries = {query.text: encoder.encode_query(query.text) for query in dataset.queries}
+    encoder = token_encoder_of(model)
+    encode: Callable[[str], Float32Array | QueryStates]
+    encode = model.encode_query if encoder is None else encoder.query
+    queries = {query.text: encode(query.text) for query in dataset.queries}
     return KnownTexts(model, index.generation, queries)
 
 
 def loop(
-    retriever: AnyIndex, work: Work, *, load_seconds: float, store: Callable[[], object]
+    retriever: AnyIndex, work: Work, *, load_seconds: float, add: Callable[[list[Passage]], object]
 ) -> Outcome:
     """Calibrate, evaluate, and change single passages.
 
@@ -201,7 +205,7 @@ def loop(
         retriever: Over the work's passages.
         work: What it is measured on.
         load_seconds: How long it took to load.
-        store: Makes a change outlast the process, where the upsert alone does not.
+        add: Makes the index hold the work's passages and these, and outlast the process.
     """
     start = time.perf_counter()
     calibration = calibrate(retriever, work.dataset, Settings(depth=DEPTH))
@@ -213,7 +217,7 @@ def loop(
     return Outcome(
         load_seconds=load_seconds,
         calibrate_seconds=seconds,
-        upsert_milliseconds=1e3 * median(_upserts(retriever, work, store)),
+        upsert_milliseconds=1e3 * median(_upserts(work, add)),
         ndcg={
             name: per_query(each, label(each, work.dataset), RatioPolicy(k=5)).values["ndcg_at_10"]
             for name, each in pools.items()
@@ -222,16 +226,15 @@ def loop(
     )
 
 
-def _upserts(retriever: AnyIndex, work: Work, store: Callable[[], object]) -> list[float]:
+def _upserts(work: Work, add: Callable[[list[Passage]], object]) -> list[float]:
     """Seconds of each upsert of a passage with a new id and a text whose vector is known."""
     seconds = []
     for at in range(work.changes):
         one = replace(work.passages[at % len(work.passages)], passage_id=NEW_ID)
         start = time.perf_counter()
-        retriever.upsert([one])
-        store()
+        add([one])
         seconds.append(time.perf_counter() - start)
-    retriever.delete([NEW_ID])
+    add([])
     return seconds
 
 
@@ -242,9 +245,12 @@ def embedded(work: Work, folder: Path) -> tuple[HybridRetriever, Outcome]:
     saved = folder / EMBEDDED
     retriever.save(saved)
     seconds = time.perf_counter() - start
-    return retriever, loop(
-        retriever, work, load_seconds=seconds, store=partial(retriever.save, saved)
-    )
+
+    def add(more: list[Passage]) -> None:
+        retriever.update([*work.passages, *more])
+        retriever.save(saved)
+
+    return retriever, loop(retriever, work, load_seconds=seconds, add=add)
 
 
 def in_engine(url: str, work: Work) -> tuple[EngineRetriever, Outcome]:
@@ -254,7 +260,14 @@ def in_engine(url: str, work: Work) -> tuple[EngineRetriever, Outcome]:
         work.passages, url, embedder=work.embedder, ranker=work.ranker
     )
     seconds = time.perf_counter() - start
-    return retriever, loop(retriever, work, load_seconds=seconds, store=lambda: None)
+
+    def add(more: list[Passage]) -> None:
+        if more:
+            retriever.upsert(more)
+        else:
+            retriever.delete([NEW_ID])
+
+    return retriever, loop(retriever, work, load_seconds=seconds, add=add)
 
 
 def url_of(engine: str, folder: Path, stack: ExitStack) -> str:
@@ -285,7 +298,7 @@ def milliseconds(retrievers: Mapping[str, AnyIndex], work: Work, rounds: int) ->
 
         def one() -> object:
             text = next(queries)
-            known = work.embedder.known_query(text)
+            known = work.embedder.queries[text]
             return retriever.retrieve(text, depth=DEPTH, query_vector=known)
 
         return one
