@@ -48,7 +48,9 @@ def copies_of(texts: Sequence[str]) -> dict[int, int]:
     ends = list(map(_LAST_WINDOW, texts))
     if not "".join(ends).isascii():
         ends = [end if end.isascii() else "".join(_folded(end).split()) for end in ends]
-    if _ends_differ("\0".join(ends).encode(errors="surrogatepass"), len(ends)):
+    are_whole = max(map(len, texts), default=0) <= _END_WINDOW
+    coded = "\0".join(ends).encode(errors="surrogatepass")
+    if _ends_differ(coded, len(ends), 0 if are_whole else _END):
         return {}
     first_of: dict[str, int] = {}
     for at, text in enumerate(texts):
@@ -72,11 +74,11 @@ def copies_of(texts: Sequence[str]) -> dict[int, int]:
     }
 
 
-def _ends_differ(coded: bytes, n: int) -> bool:
-    """Tell whether n ends, joined by NUL, are of different letters, each of more than `_END`."""
+def _ends_differ(coded: bytes, n: int, above: int) -> bool:
+    """Tell whether n ends, joined by NUL, are of different letters, each of more than ``above``."""
     letters = coded.lower().translate(None, _ASCII_SPACE).decode(errors="surrogatepass").split("\0")
     differ = len(set(map(_LAST_LETTERS, letters))) == len(letters) == n
-    return differ and min(map(len, letters)) > _END
+    return differ and min(map(len, letters)) > above
 
 
 def _end(text: str) -> str:

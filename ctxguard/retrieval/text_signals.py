@@ -29,7 +29,7 @@ from ctxguard.retrieval.protocols import (
     token_encoder_of,
 )
 from ctxguard.retrieval.signals import likeness
-from ctxguard.retrieval.signals.likeness import MOST_PIECES, Candidates, QueryPieces
+from ctxguard.retrieval.signals.likeness import MOST_PIECES, CandidateFeatures, QueryPieces
 from ctxguard.retrieval.signals.ranker import Ranker
 from ctxguard.retrieval.signals.sparse import SparseRows
 
@@ -48,7 +48,7 @@ class _Text(NamedTuple):
     digest: int
     terms: NDArray[np.int32]
     counts: NDArray[np.int64]
-    pieces: NDArray[np.int64]
+    pieces: NDArray[np.int32]
     vector: Float32Array | None
 
     @property
@@ -76,7 +76,7 @@ class Read(NamedTuple):
         numbers: The hash of each term, ascending, shape (n_terms,).
     """
 
-    candidates: Candidates
+    candidates: CandidateFeatures
     numbers: NDArray[np.int32]
 
     def bm25(self, terms: Sequence[str]) -> FloatArray:
@@ -88,7 +88,8 @@ class Read(NamedTuple):
                 times[at] += 1.0
         rows, weights = self.candidates.terms, self.candidates.term_weights
         n = self.candidates.lengths.size
-        return np.bincount(rows.row_of_each, weights * times[rows.numbers], n)
+        scores = np.bincount(rows.row_of_each, weights * times[rows.numbers], n)
+        return scores.astype(np.float64, copy=False)
 
 
 class TextReader:
@@ -148,7 +149,7 @@ class TextReader:
         own = [text.vector for text in texts if text.vector is not None]
         pieces = SparseRows.of([text.pieces for text in texts])
         return Read(
-            Candidates(
+            CandidateFeatures(
                 {},
                 lengths,
                 rows,
@@ -190,10 +191,10 @@ class TextReader:
                 if is_same:
                     self._kept.move_to_end(passage_id)
         new = [at for at, text in enumerate(found) if text is None]
-        for at, text in zip(new, self._split([asked[at][1] for at in new]), strict=True):
-            found[at] = text
-            self._keep(asked[at][0], text)
-        return [text for text in found if text is not None]
+        for at, own in zip(new, self._split([asked[at][1] for at in new]), strict=True):
+            found[at] = own
+            self._keep(asked[at][0], own)
+        return [each for each in found if each is not None]
 
     def _keep(self, passage_id: str, text: _Text) -> None:
         with self._lock:
@@ -209,13 +210,13 @@ class TextReader:
         vectors: Sequence[Float32Array | None] = [None] * len(texts)
         if embedder is not None and texts:
             vectors = list(unit_rows(embedder.encode_passages(texts), texts))
-        none = np.zeros(0, np.int64)
+        none = np.zeros(0, np.int32)
         pieces = [none] * len(texts) if encoder is None else encoder.pieces(texts)
         return [
             _Text(
                 hash(text),
                 *np.unique(_hashes(self._analyser.analyse(text)[:MOST_TERMS]), return_counts=True),
-                np.unique(own[:MOST_PIECES]),
+                np.unique(np.asarray(own[:MOST_PIECES], np.int32)),
                 vector,
             )
             for text, own, vector in zip(texts, pieces, vectors, strict=True)

@@ -296,7 +296,7 @@ def test_an_unreadable_passage_is_left_out_alone() -> None:
 def test_of_passages_read_together_one_that_was_altered_costs_itself_alone(line: bytes) -> None:
     lines = [b'{"_id": "a", "text": "one"}', line, b'{"_id": "c", "text": "three"}']
     ends = np.cumsum([len(each) for each in lines])
-    source = PassageLines(b"".join(lines), np.append(0, ends[:-1]), ends)
+    source = PassageLines(np.frombuffer(b"".join(lines), np.uint8), np.append(0, ends[:-1]), ends)
     read = read_passages(source, [2, 1, 0])
     assert (read.positions, read.texts) == ([2, 0], ["three", "one"])
     assert [(drop.position, drop.reason) for drop in read.dropped] == [(1, DropReason.UNREADABLE)]

@@ -116,7 +116,7 @@ def test_in_a_folder_named_like_the_other_project_the_line_installs_this_one(
     folder = tmp_path / "ctxguard"
     for name in ("ctxguard", "calibration", "haystack_integrations"):
         shutil.copytree(ROOT / name, folder / name)
-    for name in ("pyproject.toml", "README.md", "LICENSE", "constraints.txt", "hatch_build.py"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "constraints.txt"):
         if (ROOT / name).exists():
             shutil.copy(ROOT / name, folder)
     for extra in ("all", "serve"):

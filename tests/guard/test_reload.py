@@ -490,15 +490,15 @@ class TestIndexMeanwhile:
         self, index: Index, times: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         later = [built(f"later{n}") for n in range(times)]
-        check_digest = storage.check_digest
+        check_file = storage._check_file
 
-        def save_another_first(file: Path, expected: str) -> None:
+        def save_another_first(file: Path, size: int, digest: str) -> None:
             if later:
                 later.pop(0).save(index.folder)
-            check_digest(file, expected)
+            check_file(file, size, digest)
 
         built("second").save(index.folder)
-        monkeypatch.setattr(storage, "check_digest", save_another_first)
+        monkeypatch.setattr(storage, "_check_file", save_another_first)
         assert index.watcher.check() is ReloadOutcome.RELOADED
         assert not later
         assert index.counted() == {"reloaded": 1}

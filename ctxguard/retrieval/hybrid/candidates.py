@@ -75,10 +75,10 @@ class Candidates:
             return found
         return found.ordered_by(signals[RANKER_SIGNAL], ScoreKind.LOGIT)
 
-    def ordered_by(self, scores: FloatArray, kind: ScoreKind) -> "Candidates":
-        """Order by other scores, shape (n,), best first, ties by row."""
+    def ordered_by(self, scores: FloatArray, kind: ScoreKind, n: int | None = None) -> "Candidates":
+        """Order by other scores, best first, ties by row; keep the at most ``n`` best."""
         ordered = replace(self, scores=scores, kind=kind)
-        return ordered.at(np.lexsort((self.rows, -scores)))
+        return ordered.at(np.lexsort((self.rows, -scores))[:n])
 
     def at(self, positions: RowArray | slice) -> "Candidates":
         """Return the candidates at some positions, in their order."""
@@ -161,7 +161,7 @@ def united(
         fused, kind = fuse(legs, fusion) if ids else fused, fusion.kind
     candidates = Candidates(np.arange(len(ids)), fused, kind, tuple(rankings), legs)
     pool = Pool(ids, [place_of[passage_id] for passage_id in ids])
-    return pool, candidates.ordered_by(fused, kind).best(depth)
+    return pool, candidates.ordered_by(fused, kind, depth)
 
 
 def alone(leg: str, ranking: Ranking, depth: int) -> tuple[Pool, Candidates]:

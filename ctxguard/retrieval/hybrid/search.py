@@ -180,7 +180,7 @@ class Search:
             DENSE: Leg(cosines, ScoreKind.COSINE),
         }
         fused, kind = fuse(legs, self.settings.leg_fusion), self.settings.leg_kind
-        return Candidates(rows, fused, kind, _BOTH, legs).ordered_by(fused, kind).best(self.depth)
+        return Candidates(rows, fused, kind, _BOTH, legs).ordered_by(fused, kind, self.depth)
 
     def query_states(self) -> QueryStates | None:
         """Return the query's word pieces, encoded once unless the caller gave them.
@@ -239,9 +239,9 @@ class Search:
         terms, weights = index.lexical.term_vectors(rows)
         return candidates.signalled(
             likeness.signals(
-                likeness.Candidates(
+                likeness.CandidateFeatures(
                     candidates.legs,
-                    index.lexical.terms.lengths[rows],
+                    index.lexical.terms.lengths[rows].astype(np.float64),
                     terms,
                     weights,
                     index.dense.vectors[rows],

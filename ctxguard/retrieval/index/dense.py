@@ -102,7 +102,7 @@ class DenseIndex:
     @property
     def dimension(self) -> int:
         """Length of a vector."""
-        return self.vectors.shape[1]
+        return int(self.vectors.shape[1])
 
     def search(
         self, vector: Float32Array, k: int, allowed: AllowedRows | None = None
@@ -125,7 +125,9 @@ class DenseIndex:
     def cosines(self, vector: Float32Array, rows: RowArray) -> FloatArray:
         """Compute the cosines of rows with a unit vector, shape (n_rows,)."""
         # Not a matrix product, in which equal vectors may have unequal cosines.
-        return np.einsum("nd,d->n", self.vectors[rows], vector).astype(np.float64)
+        found = np.einsum("nd,d->n", self.vectors[rows], vector)
+        cosines: FloatArray = found.astype(np.float64)
+        return cosines
 
     def _compared(self, vector: Float32Array, k: int, allowed: AllowedRows | None) -> RowArray:
         """Find the rows among which the ``k`` nearest are.

@@ -358,7 +358,8 @@ class HybridIndex:
         report = dict(manifest["report"])
         letters = report.pop("letters")
         vectors, rows = array("vectors"), [terms.rows.starts, *([pieces.starts] if pieces else [])]
-        sizes = [*map(len, (table.digests, table, terms.lengths, vectors)), manifest["passages"]]
+        sizes = [table.digests.size, len(table), terms.lengths.size, len(vectors)]
+        sizes += [manifest["passages"]]
         sizes += [starts.size - 1 for starts in rows]
         ends = [table.offsets[-1] - lines.size, own.postings.starts.size - 1 - len(names)]
         ends += [own.postings.starts[-1] - own.postings.rows.size]

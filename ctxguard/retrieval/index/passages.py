@@ -152,9 +152,10 @@ class PassageLines(ReadTogether):
             IndexFolderError: the file was altered since it was opened.
         """
         passages: list[Passage] = []
+        starts, ends = self._starts, self._ends
         try:
             for at in positions:
-                record = json.loads(self.line(at))
+                record = json.loads(self.lines[starts[at] : ends[at]].tobytes())
                 title, metadata = record.get("title", ""), record.get("metadata")
                 passages.append(Passage(record["_id"], record["text"], title, metadata))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -71,7 +71,7 @@ _FLOOR = 1e-6
 _BY_RANKS = Fusion()
 
 
-class Candidates(NamedTuple):
+class CandidateFeatures(NamedTuple):
     """One query's candidates as signals read them; row i is the same candidate in all of it.
 
     Attributes:
@@ -120,7 +120,7 @@ class QueryPieces(NamedTuple):
 
 
 def signals(
-    candidates: Candidates, query: QueryPieces | None, ranker: Ranker
+    candidates: CandidateFeatures, query: QueryPieces | None, ranker: Ranker
 ) -> dict[str, FloatArray]:
     """Compute the signals by name, shape (n,) each, in the order of `NAMES`.
 
@@ -273,10 +273,11 @@ def _highest_to_better(cosines: Float32Array, ranks: RowArray) -> FloatArray:
     """Compute each candidate's highest cosine to a better one; 0 if none is above 0."""
     is_better = ranks[np.newaxis, : cosines.shape[1]] < ranks[:, np.newaxis]
     highest = np.where(is_better, cosines, np.float32(0.0)).max(axis=1, initial=0.0)
-    return highest.astype(np.float64)
+    found: FloatArray = highest.astype(np.float64)
+    return found
 
 
-def _smoothed(weights: Float32Array, own: float, scores: FloatArray) -> FloatArray:
+def _smoothed(weights: FloatArray | Float32Array, own: float, scores: FloatArray) -> FloatArray:
     """Average scores by the weights of the first m; a candidate behind them also weighs ``own``."""
     n, m = weights.shape
     own_weights = np.where(np.arange(n) < m, 0.0, own)

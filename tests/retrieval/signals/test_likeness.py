@@ -14,7 +14,7 @@ from ctxguard.retrieval.protocols import QueryStates
 from ctxguard.retrieval.signals import likeness
 from ctxguard.retrieval.signals.likeness import (
     NAMES,
-    Candidates,
+    CandidateFeatures,
     QueryPieces,
     list_signals,
     second_pass,
@@ -52,10 +52,10 @@ class Pool:
         dense = self.legs["dense"].scores
         self.legs = legs_of(dense, np.exp(dense))
 
-    def candidates(self, positions: list[int] | None = None) -> Candidates:
+    def candidates(self, positions: list[int] | None = None) -> CandidateFeatures:
         at = list(range(len(self.vectors))) if positions is None else positions
         terms = SparseRows.of([self.terms[i] for i in at])
-        return Candidates(
+        return CandidateFeatures(
             {name: Leg(leg.scores[at], leg.kind) for name, leg in self.legs.items()},
             np.array([float(self.terms[i].size) for i in at]),
             terms,
