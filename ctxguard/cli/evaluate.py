@@ -58,7 +58,7 @@ class EvaluateCommand(System):
         (--run) or lists that a server reranks (rerank-upstream in --system).
 
         Prints the mean of each metric with its bootstrap interval; with --profile and --k, both and
-        their difference, paired by query. A profile that was calibrated on another system
+        their difference, paired by query, unless these queries chose it. A profile that was calibrated on another system
         is refused.
         """
         from calibration.data.readers import write_trec_run
@@ -97,6 +97,7 @@ class EvaluateCommand(System):
         if calibrated not in {None, pools.kind}:
             was = f"score_kind is {pools.kind.value!r}, was {calibrated.value!r}"
             raise ProfileMismatchError((was,))
+        seen = () if loaded is None else seen_in_calibration(labelled, loaded)
         with output.doing("measuring"):
             measured = {
                 each: measure(
@@ -109,10 +110,11 @@ class EvaluateCommand(System):
                 )
                 for each, by in policies.items()
             }
-            results = tabulate(measured, seed=self.seed)
-        notes = [*labelled.notes, *notes_on_pools(pools, route, self.run)]
+            results = tabulate(measured, proven=not seen, seed=self.seed)
+        notes = [*labelled.notes, *notes_on_pools(pools, route, self.run), *seen]
+        if seen and len(policies) > 1:
+            notes.append("no data for differences on queries that chose the policy: use others")
         if loaded is not None:
-            notes += seen_in_calibration(labelled, loaded)
             notes += compared(loaded, source).reservations
         if dataset.answerable and results.of(name, "recall_at_depth").mean.value == 0.0:
             notes.append(
