@@ -22,7 +22,12 @@ from calibration.pool_labels import IntArray, PoolLabels, labelled_part
 from calibration.replay import Pools
 from calibration.settings import ChoiceSettings, Context, Family
 from calibration.sufficiency import calibrate_sufficiency
-from calibration.verdict import FEWEST_MEASURED, lower_bound, verdict
+from calibration.verdict import (
+    FEWEST_MEASURED,
+    fewest_to_enforce,
+    lower_bound,
+    verdict,
+)
 from calibration.weights import counted, deciles, n_equivalent, significant, weighted_mean
 from ctxguard._support.settings import optional, setting
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
@@ -404,7 +409,14 @@ class LabelledRoute:
     def _as_today(self, refuted: RouteVerdict | None = None) -> Option:
         """Today's first k, where nothing was accepted, or where what was chosen is refuted."""
         n = int((self.measured[1].n_relevant > 0).sum())
-        kept = RouteVerdict(decision="keep", n=n, shown_by=self._shown_by, **self._limits)
+        fewest = fewest_to_enforce(self._limits["tolerance"], self._limits["max_loss"])
+        kept = RouteVerdict(
+            decision="keep",
+            n=n,
+            shown_by=self._shown_by,
+            n_needed=fewest if fewest is not None and n < fewest else None,
+            **self._limits,
+        )
         return replace(self.today, verdict=kept if refuted is None else refuted)
 
     @property

@@ -71,7 +71,7 @@ def verdict(
         shown_by=shown_by,
     )
     if n < FEWEST_MEASURED:
-        needed = _needed(np.zeros(1), np.ones(1), tolerance, max_loss)
+        needed = fewest_to_enforce(tolerance, max_loss)
         return unproven.model_copy(update={"n_needed": needed})
     quantile = t_quantile(CONFIDENCE, n - 1.0)
     mean = float(weighted_mean(differences, weights))
@@ -115,6 +115,15 @@ def mean_interval(values: FloatArray, weights: FloatArray) -> Interval:
     return Interval(
         significant(mean), significant(mean - half), significant(mean + half), values.size
     )
+
+
+def fewest_to_enforce(tolerance: float, max_loss: float) -> int | None:
+    """How many queries would enforce a policy that loses nothing in any; None if over 5,000.
+
+    >>> fewest_to_enforce(0.01, 0.05)
+    28
+    """
+    return _needed(np.zeros(1), np.ones(1), tolerance, max_loss)
 
 
 def lower_bound(differences: FloatArray, weights: FloatArray) -> float:

@@ -1,5 +1,6 @@
 """``ctxguard evaluate``: what a profile, or a fixed k, achieves on labelled queries."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,8 +59,8 @@ class EvaluateCommand(System):
         (--run) or lists that a server reranks (rerank-upstream in --system).
 
         Prints the mean of each metric with its bootstrap interval; with --profile and --k, both and
-        their difference, paired by query. A profile that was calibrated on another system
-        is refused.
+        their difference, paired by query, unless the profile was calibrated on these queries. A
+        profile that was calibrated on another system is refused.
         """
         from calibration.data.readers import write_trec_run
         from calibration.evaluate import measure
@@ -97,6 +98,7 @@ class EvaluateCommand(System):
         if calibrated not in {None, pools.kind}:
             was = f"score_kind is {pools.kind.value!r}, was {calibrated.value!r}"
             raise ProfileMismatchError((was,))
+        seen = () if loaded is None else seen_in_calibration(labelled, loaded)
         with output.doing("measuring"):
             measured = {
                 each: measure(
@@ -110,9 +112,11 @@ class EvaluateCommand(System):
                 for each, by in policies.items()
             }
             results = tabulate(measured, seed=self.seed)
-        notes = [*labelled.notes, *notes_on_pools(pools, route, self.run)]
+            results = _without_luck(results) if seen else results
+        notes = [*labelled.notes, *notes_on_pools(pools, route, self.run), *seen]
+        if seen and len(policies) > 1:
+            notes.append("no data for differences on queries that chose the policy: use others")
         if loaded is not None:
-            notes += seen_in_calibration(labelled, loaded)
             notes += compared(loaded, source).reservations
         if dataset.answerable and results.of(name, "recall_at_depth").mean.value == 0.0:
             notes.append(
@@ -159,6 +163,19 @@ class EvaluateCommand(System):
             _print(results, output, show_all=show_all)
 
         output.result(document, show, notes)
+
+
+def _without_luck(results: "Results") -> "Results":
+    """Leave out the differences: on queries that chose the policy, a gain is luck."""
+    rows = [
+        replace(
+            row,
+            difference=row.difference
+            and replace(row.difference, value=None, lower=None, upper=None, outcome="no data"),
+        )
+        for row in results.rows
+    ]
+    return replace(results, rows=tuple(rows))
 
 
 def _print(results: "Results", output: Output, *, show_all: bool) -> None:

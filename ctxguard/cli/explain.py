@@ -1,10 +1,12 @@
 """``ctxguard explain``: shows one sampled request, or the requests of a day that lost passages."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
 
 import ctxguard
 from ctxguard._support.settings import SettingsModel, optional, setting
@@ -21,8 +23,11 @@ if TYPE_CHECKING:
     from ctxguard.monitor.explanation import ExplainedCandidate, Explanation
     from ctxguard.monitor.mistakes import DayOfMistakes, DroppedPassage
 
-_DROPPED_SHOWN = 10
+_SERVED_SHOWN = _DROPPED_SHOWN = 6
 _MISTAKES_SHOWN = 5
+_REPLY_CHARS = 240
+_MOST_LINES = 40
+"""Lines that are printed without --all."""
 
 
 class ExplainCommand(SettingsModel):
@@ -67,11 +72,16 @@ class ExplainCommand(SettingsModel):
         samples = [{**_document(one), "notes": _notes(one, loaded)} for one in explanations]
 
         def show() -> None:
-            for explanation in explanations:
+            shown = explanations if self.show_all else explanations[-1:]
+            for explanation in shown:
                 _print(explanation, output, show_all=self.show_all)
                 output.notes(_notes(explanation, loaded))
+            if len(shown) < len(explanations):
+                earlier = count(len(explanations) - len(shown), "earlier sample")
+                output.note(f"{earlier} of this request; --all shows it")
 
-        output.result({"request_id": self.request_id, "samples": samples}, show)
+        document = {"request_id": self.request_id, "samples": samples}
+        output.result(document, lambda: self._bounded(show, output))
 
     def _day(self, found: "DayOfMistakes", output: Output) -> None:
         shown = found.mistakes if self.show_all else found.mistakes[:_MISTAKES_SHOWN]
@@ -115,7 +125,19 @@ class ExplainCommand(SettingsModel):
                     f"{len(found.mistakes) - len(shown):,} more lost less; --all shows them"
                 )
 
-        output.result(asdict(found), show, notes)
+        output.result(asdict(found), lambda: self._bounded(show, output, len(notes)), notes)
+
+    def _bounded(self, show: Callable[[], None], output: Output, n_notes: int = 0) -> None:
+        """Print at most so many lines, unless all were asked for."""
+        if self.show_all:
+            show()
+            return
+        with output.out.capture() as captured:
+            show()
+        lines, most = captured.get().splitlines(), _MOST_LINES - 3 * n_notes
+        output.out.print(Text.from_ansi("\n".join(lines[: most - (len(lines) > most)])))
+        if len(lines) > most:
+            output.note("there is more; --all shows it")
 
 
 def _notes(explanation: "Explanation", profile: "Profile | None") -> list[str]:
@@ -152,17 +174,29 @@ def _print(explanation: "Explanation", output: Output, *, show_all: bool) -> Non
     served = [one for one in explanation.candidates if one.outcome == "served"]
     dropped = [one for one in explanation.candidates if one.outcome != "served"]
     # Those that somebody has judged or graded say most.
-    shown = [
-        one
-        for place, one in enumerate(dropped)
-        if show_all or place < _DROPPED_SHOWN or one.judge or one.labels
-    ]
-    _print_candidates("Served, best first", served, output)
+    first = sorted(dropped, key=lambda one: not (one.judge or one.labels))[:_DROPPED_SHOWN]
+    shown = dropped if show_all else [one for one in dropped if one in first]
+    rejected = explanation.rejected
+    if rejected and not show_all:
+        rejected = tuple([(name, why, reply[:_REPLY_CHARS]) for name, why, reply in rejected[:2]])
+    if rejected:
+        output.table(("passage", "why", "reply"), rejected, "Why there is no verdict")
+    if len(rejected) < len(explanation.rejected):
+        n = len(explanation.rejected) - len(rejected)
+        output.note(f"{n:,} more without a verdict; --all shows them")
+    in_shadow = explanation.is_in_shadow
+    if in_shadow:
+        would = count(explanation.would_drop, "served passage")
+        output.note(f"in shadow: {would} would be dropped under enforce")
+    # In shadow those that would be dropped matter most.
+    worst = sorted(served, key=lambda one: one.enforced != "dropped") if in_shadow else served
+    kept = served if show_all else [one for one in served if one in worst[:_SERVED_SHOWN]]
+    _print_candidates("Served, best first", kept, output)
+    if len(kept) < len(served):
+        output.note(f"{len(served) - len(kept):,} more served; --all shows them")
     _print_candidates("Dropped, best first", shown, output)
     if len(shown) < len(dropped):
         output.note(f"{len(dropped) - len(shown):,} more dropped; --all shows them")
-    if explanation.rejected:
-        output.table(("passage", "why", "reply"), explanation.rejected, "Why there is no verdict")
 
 
 def _print_candidates(
@@ -175,6 +209,8 @@ def _print_candidates(
             "passage": one.passage_id,
             "rank>": str(one.rank),
             "score>": number(one.score),
+            "P>": _figure(one.probability),
+            "enforced": one.enforced or "",
             "stages": ", ".join(
                 f"{leg} {score:.4g}" for leg, score in one.legs.items() if score is not None
             ),

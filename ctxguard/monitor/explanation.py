@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from ctxguard.core.decision import Decision, decide, decide_with_answers
-from ctxguard.core.types import Flag, Verdict
+from ctxguard.core.types import Flag, Mode, Verdict
 from ctxguard.errors import DataError
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.verdict_text import verdicts_from_json
@@ -39,7 +39,10 @@ class ExplainedCandidate:
         legs: The score of each stage, by its name.
         signals: The stored signals, by name.
         outcome: ``served``, ``dropped``, or ``unusable`` without a score that can be compared.
-        reason: Why it was dropped; None where it was not, or that is not known.
+        enforced: In shadow, what the policy would do: ``kept`` or ``dropped``; else None.
+        probability: P(relevant) by the profile; None without a model or a profile.
+        reason: Why it was dropped, or in shadow would be; None where it was not, or that is not
+            known.
         kept_if: The settings at which it would have been kept.
         judge: The judge's verdict; None without one.
         labels: Those of people that were not taken back, in the order in which they were given.
@@ -52,6 +55,8 @@ class ExplainedCandidate:
     legs: Mapping[str, float | None]
     signals: Mapping[str, float | None]
     outcome: str
+    enforced: str | None
+    probability: float | None
     reason: str | None
     kept_if: tuple[str, ...]
     judge: Judgment | None
@@ -89,6 +94,16 @@ class Explanation:
         """How far it came, in words."""
         return state_in_words(self.stored, is_readable=self.record is not None)
 
+    @property
+    def is_in_shadow(self) -> bool:
+        """Whether it was served in shadow, and what the policy would do is known."""
+        return any(one.enforced for one in self.candidates)
+
+    @property
+    def would_drop(self) -> int:
+        """Count the served passages that the policy would drop, in shadow."""
+        return sum(one.outcome == "served" and one.enforced == "dropped" for one in self.candidates)
+
     def facts(self) -> list[tuple[str, str]]:
         """Names and values of what is known of the request as a whole."""
         stored, record = self.stored, self.record
@@ -105,6 +120,7 @@ class Explanation:
             facts.append(("text", "deleted to bound the store's size, or not readable"))
         else:
             n = len(record.passage_ids)
+            keeps = "would keep" if record.mode is Mode.SHADOW else "kept"
             facts[1:1] = [("query", record.query or "not stored")]
             facts += [
                 ("route", record.route.value),
@@ -112,7 +128,7 @@ class Explanation:
                 ("profile", record.profile_id or "none"),
                 (
                     "policy",
-                    f"kept {record.kept} of {n} candidates; {len(record.served)} were served",
+                    f"{keeps} {record.kept} of {n} candidates; {len(record.served)} were served",
                 ),
                 ("tokens", record.tokens.in_words),
                 *[("flag", f"{flag}: {FLAGS[Flag(flag)]}") for flag in record.flags],
@@ -249,12 +265,16 @@ def _candidates(
 ) -> list[ExplainedCandidate]:
     verdicts = by_position(decision)
     served, pool = set(record.served), {*record.served, *record.dropped}
+    in_shadow = decision is not None and record.mode is Mode.SHADOW
+    kept = set(decision.kept) if decision is not None else set()
     unusable = [place for place in range(len(record.passage_ids)) if place not in pool]
     found = []
     for place in (*record.served, *record.dropped, *unusable):
         name = record.passage_ids[place]
         is_served = place in served
-        why, kept_if = (None, ()) if is_served else reason(verdicts.get(place))
+        verdict = verdicts.get(place)
+        is_kept = place in kept if in_shadow else is_served
+        why, kept_if = (None, ()) if is_kept else reason(verdict)
         outcome = "served" if is_served else "dropped" if place in pool else "unusable"
         found.append(
             ExplainedCandidate(
@@ -265,6 +285,8 @@ def _candidates(
                 legs={leg: _finite(own.scores[place]) for leg, own in record.legs.items()},
                 signals={each: _finite(own[place]) for each, own in record.signals.items()},
                 outcome=outcome,
+                enforced=("kept" if is_kept else "dropped") if in_shadow else None,
+                probability=None if verdict is None else verdict.probability,
                 reason=why,
                 kept_if=kept_if,
                 judge=judge.get(name),

@@ -195,7 +195,7 @@ class RouteVerdict(Frozen):
         extends: Whether the policy serves the first ``serving_k`` in their order and goes on from
             there, so that recall cannot fall; it is enforced for its gain.
         n_needed: About how many queries with a relevant passage would decide, if they are like
-            these; None where the verdict is ``enforce`` or no number would.
+            these; None where the verdict is ``enforce``, or no number would as far as is known.
     """
 
     decision: Literal["enforce", "shadow", "keep"]
@@ -221,7 +221,13 @@ class RouteVerdict(Frozen):
         """The verdict in words."""
         first = f"the first {self.serving_k}"
         if self.value is None and self.decision == "keep":
-            return f"keep: no other policy is shown to be better than {first}, which stay"
+            stays = f"keep: no other policy is shown to be better than {first}, which stay"
+            if self.n_needed is None:
+                return stays
+            return (
+                f"{stays}; {self.n} labelled queries with a relevant passage are few, about "
+                f"{self.n_needed} would probably decide"
+            )
         if self.value is None:
             return (
                 f"shadow: {self.n} labelled queries with a relevant passage are too few to show "
@@ -262,9 +268,12 @@ class RouteVerdict(Frozen):
 
     @property
     def _needed(self) -> str:
-        if self.n_needed is None:
-            return ""
-        return f"; about {self.n_needed} such queries would decide"
+        if self.n_needed is not None:
+            return (
+                f"; about {self.n_needed} such queries would probably decide, or judged requests "
+                "(`ctxguard monitor` says how many)"
+            )
+        return "; more queries like these would not enforce it, but judged requests may"
 
 
 class SufficiencyProfile(Frozen):

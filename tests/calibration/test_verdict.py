@@ -63,7 +63,7 @@ def test_a_shadow_verdict_puts_a_guard_in_shadow_and_no_other_does() -> None:
         (np.zeros(40), "enforce: mean recall differs by +0.000 from that of the first 5, on 40"),
         (np.zeros(20), "shadow: mean recall differs by +0.000"),
         (np.full(40, -0.5), "by -0.5 at most (90%), so the first 5 stay"),
-        (np.zeros(20), "about 28 such queries would decide"),
+        (np.zeros(20), "about 28 such queries would probably decide"),
     ],
 )
 def test_the_words_say_what_was_seen_and_what_follows(differences: object, words: str) -> None:
@@ -77,6 +77,20 @@ def test_it_says_how_many_queries_would_decide_and_nothing_where_none_would() ->
     more = np.tile([*np.zeros(38), -0.1, -0.1], -(-found.n_needed // 40))[: found.n_needed]
     assert judged(more, max_loss=0.03).decision == "enforce"
     assert judged([*np.zeros(38), -0.4, -0.4]).n_needed is None
+
+
+def test_keep_says_how_many_queries_would_decide_where_they_are_few() -> None:
+    kept = judged(np.zeros(20)).model_copy(update={"decision": "keep", "value": None})
+    assert "20 labelled queries" in kept.statement
+    assert "about 28 would probably decide" in kept.statement
+    many = kept.model_copy(update={"n_needed": None})
+    assert many.statement.endswith("which stay")
+
+
+def test_shadow_that_no_number_of_queries_ends_says_that_judged_requests_may() -> None:
+    found = judged([*np.zeros(38), -0.4, -0.4])
+    assert (found.decision, found.n_needed) == ("shadow", None)
+    assert "more queries like these would not enforce it" in found.statement
 
 
 def _shares(losses: float, share: float, gains: float = 0.0) -> Draw:

@@ -102,6 +102,26 @@ def test_queries_that_the_profile_was_calibrated_on_are_told(
     assert unseen == []
 
 
+def test_a_difference_on_queries_that_chose_the_policy_is_no_data(
+    evaluate: Evaluate, profile: Path, collection: Path
+) -> None:
+    outcomes = {}
+    for split in ("train", "test"):
+        data = collection / f"qrels/{split}.tsv"
+        found = evaluate("--profile", profile, "-k", "3", data=data, evaluate=LEXICAL)
+        rows = [row for row in found["results"]["rows"] if row["difference"] is not None]
+        outcomes[split] = {
+            (row["difference"]["value"] is None, row["difference"]["outcome"])
+            for row in rows
+            if row["metric"] == "recall"
+        }
+        assert any("no data for differences" in note for note in found["notes"]) == (
+            split == "train"
+        )
+    assert outcomes["train"] == {(True, "no data")}
+    assert not any(is_absent for is_absent, _ in outcomes["test"])
+
+
 @pytest.mark.parametrize(("added", "notes"), [(1, []), (40, ["corpus: 53% has changed"])])
 def test_a_profile_holds_for_a_corpus_that_has_changed_a_little(
     run: Run, evaluate: Evaluate, profile: Path, tmp_path: Path, *, added: int, notes: list[str]

@@ -10,6 +10,7 @@ from live_traffic import EVERYTHING, Traffic, judge, profile_of, read_rows, serv
 from running import Run
 
 from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Mode
 from ctxguard.monitor.store import Limits, SampleStore
 
 REQUEST = "which-shelf-holds-tool-{}".format
@@ -154,3 +155,37 @@ def test_what_the_judge_could_not_do_is_said(run: Run, tmp_path: Path) -> None:
             store.give_back([one.sample_id], max_attempts=2)
     (found,) = explained(run, made, 1)
     assert found["state_in_words"] == "left out; judging it failed 2 times"
+
+
+def test_a_request_in_shadow_shows_what_would_be_dropped(run: Run, tmp_path: Path) -> None:
+    profile = profile_of(RatioPolicy(k=5, min_ratio=0.85))
+    profile.save(tmp_path / "profile.json")
+    made = serve(tmp_path, 1, profile=profile, mode=Mode.SHADOW, relevant_ranks=[1])
+    options = ("--profile", tmp_path / "profile.json")
+    (found,) = explained(run, made, 0, *options)
+    by_outcome = {
+        (one["outcome"], one["enforced"], one["reason"] is None) for one in found["candidates"]
+    }
+    assert ("served", "kept", True) in by_outcome
+    assert ("served", "dropped", False) in by_outcome
+    shown = run("explain", REQUEST(0), "--store", made.url, *options).stdout
+    n = sum(
+        one["outcome"] == "served" and one["enforced"] == "dropped" for one in found["candidates"]
+    )
+    assert f"{n} served passages would be dropped" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("columns", ["80", "50"])
+@pytest.mark.parametrize("mode", [Mode.ENFORCE, Mode.SHADOW])
+def test_a_request_is_explained_in_at_most_40_lines(
+    run: Run, tmp_path: Path, mode: Mode, columns: str
+) -> None:
+    profile = profile_of(RatioPolicy(k=5, min_ratio=0.85))
+    profile.save(tmp_path / "profile.json")
+    made = serve(tmp_path, 1, profile=profile, mode=mode, ids=("a/long/path/" * 9 + "{}-{}").format)
+    options = ("--profile", tmp_path / "profile.json")
+    command = ("explain", REQUEST(0), "--store", made.url, *options)
+    shown = run.ok(*command, columns=columns).stdout
+    assert len(shown.splitlines()) <= 40
+    assert "--all" in shown
+    assert len(run.ok(*command, "--all", columns=columns).stdout.splitlines()) > 40

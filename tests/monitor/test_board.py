@@ -162,8 +162,8 @@ class Service:
             self.telemetry.reload_attempted(target, ReloadOutcome.MALFORMED)
             self.telemetry.reload_failing(target, is_failing=True)
         for outcome in Outcome:
-            self.http.note((Endpoint.RERANK, None, 0.0))
-            self.http.note((Endpoint.RERANK, outcome, 0.01))
+            self.http.received(Endpoint.RERANK)
+            self.http.ended(Endpoint.RERANK, outcome, 0.01)
         ledger = self.errs.monitor.judge.ledger
         ledger.add(calls=3, retries=1, input_tokens=1_000, output_tokens=10)
         ledger.add_invalid("p", InvalidReason.REFUSED, "no")

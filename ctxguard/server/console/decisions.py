@@ -10,7 +10,7 @@ from ctxguard.monitor.mistakes import day_named, mistakes_of
 from ctxguard.server.console.pages import Form, Pages, RefusedPage, base, go_to, whole_number
 
 PAGE_ROWS = 25
-MOST_SHOWN = 50
+MISTAKES_SHOWN = 20
 
 
 def home(_pages: Pages, request: Request, _form: Form) -> Response:
@@ -59,18 +59,22 @@ def one_request(pages: Pages, request: Request, _form: Form) -> Response:
 def wrong_drops(pages: Pages, request: Request, _form: Form) -> Response:
     """The requests of a day whose relevant passages were dropped, of one tenant or all.
 
-    The day is yesterday unless another is named.
+    They are shown a page at a time, those that lost most first. The day is yesterday unless another
+    is named.
     """
     day = day_named(request.query_params.get("day") or "yesterday", pages.clock())
     if day is None:
         raise RefusedPage(400, "Which day?", "Enter a date such as 2026-11-05.")
     tenant = request.query_params.get("tenant", "").strip()
+    first = whole_number(request, "first") or 0
     found = mistakes_of(pages.store, day, pages.profile, tenant=tenant or None)
     return pages.page(
         request,
         "mistakes.html",
         found=found,
-        shown=found.mistakes[:MOST_SHOWN],
+        shown=found.mistakes[first : first + MISTAKES_SHOWN],
+        first=first,
+        page_size=MISTAKES_SHOWN,
         tenant=tenant,
         before=day - timedelta(days=1) if day > date.min else None,
         after=day + timedelta(days=1) if day < date.max else None,

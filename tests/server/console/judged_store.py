@@ -13,10 +13,11 @@ from starlette.testclient import TestClient
 
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import Passage
+from ctxguard.core.types import Mode, Passage
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import SampleStore
+from ctxguard.profile.schema import Profile
 from ctxguard.server.console.routes import console_routes
 
 PROFILE = profile_of(RatioPolicy(k=5, min_ratio=0.85))
@@ -51,6 +52,7 @@ def filled(
     misleading: float = 0.0,
     ids: Callable[[int, int], str] = "d{}-{}".format,
     filters: Sequence[Where | None] = (None,),
+    mode: Mode | None = None,
 ) -> str:
     """The URL of a store with ``n`` requests, of each of which one passage is relevant."""
     traffic = serve(
@@ -62,6 +64,7 @@ def filled(
         misleading=misleading,
         ids=ids,
         filters=filters,
+        mode=mode,
     )
     if judge:
         with SampleStore.open(traffic.url) as store:
@@ -72,18 +75,27 @@ def filled(
 
 
 def application(
-    store: SampleStore, *, token: str | None = None, clock: Callable[[], float] = time.time
+    store: SampleStore,
+    *,
+    token: str | None = None,
+    clock: Callable[[], float] = time.time,
+    profile: Profile = PROFILE,
 ) -> Starlette:
     """One with nothing but the console."""
-    routes = console_routes(store, PROFILE, token=token, clock=clock)
+    routes = console_routes(store, profile, token=token, clock=clock)
     return Starlette(routes=[Mount("/console", routes=routes)])
 
 
 def visitor(
-    store: SampleStore, *, token: str | None = None, clock: Callable[[], float] = time.time
+    store: SampleStore,
+    *,
+    token: str | None = None,
+    clock: Callable[[], float] = time.time,
+    profile: Profile = PROFILE,
 ) -> TestClient:
     """A client of the console that says, as browsers do, that it is on the site."""
-    return TestClient(application(store, token=token, clock=clock), headers=SAME_SITE)
+    app = application(store, token=token, clock=clock, profile=profile)
+    return TestClient(app, headers=SAME_SITE)
 
 
 @contextmanager

@@ -5,10 +5,23 @@ from pathlib import Path
 
 import pytest
 from judged_store import HOSTILE, REQUEST, SHOWN, filled, visitor
+from live_traffic import profile_of
 from starlette.testclient import TestClient
 
+from ctxguard.core.policies import ExpectedUtilityPolicy
+from ctxguard.core.relevance import RelevanceModel
+from ctxguard.core.signals import RANKING, feature_names
+from ctxguard.core.types import Mode
 from ctxguard.monitor.store import Limits, SampleStore
 from ctxguard.server.console import decisions
+
+_N = len(feature_names((RANKING,)))
+WITH_P = profile_of(
+    ExpectedUtilityPolicy(
+        RelevanceModel((RANKING,), (1.0, *[0.0] * (_N - 1)), (0.0,) * _N, (1.0,) * _N, 0.0), k=3
+    )
+)
+"""Gives each passage P(relevant) by its score."""
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +52,25 @@ def test_one_request_is_shown_with_reasons_and_thresholds(client: TestClient) ->
     assert "which shelf holds tool 2 is d2-1" in page
     assert "judge: 3" in page
     assert "at most 5 passages, each with at least 0.85 of the top score" in page
+
+
+def test_in_shadow_it_shows_what_would_be_dropped(tmp_path: Path) -> None:
+    with SampleStore.open(filled(tmp_path, 1, mode=Mode.SHADOW)) as store:
+        client = visitor(store)
+        page = client.get("/console/request", params={"id": REQUEST(0)}).text
+        listed = client.get("/console/decisions").text
+    n = page.count("would be dropped</span>")
+    assert n > 0
+    assert f"In shadow: {n} served passages would be dropped under enforce." in page
+    assert "shadow: would keep 4" in listed
+
+
+def test_each_passage_has_its_p(tmp_path: Path) -> None:
+    url = filled(tmp_path, 1, mode=Mode.SHADOW)
+    with SampleStore.open(url) as store:
+        client = visitor(store, profile=WITH_P)
+        page = client.get("/console/request", params={"id": REQUEST(0)}).text
+    assert page.count("P(relevant)</span>") == 12
 
 
 @pytest.mark.parametrize("request_id", ["", "never", "\ud800\0", "x" * 2_000])

@@ -8,6 +8,7 @@ from judged_store import HOSTILE, REQUEST, SHOWN, filled, visitor
 
 from ctxguard.core.metadata_filter import Where
 from ctxguard.monitor.store import SampleStore
+from ctxguard.server.console import decisions
 
 
 def day_of(store: SampleStore) -> str:
@@ -54,6 +55,22 @@ def test_of_a_tenant_nothing_of_another_is_shown(tmp_path: Path) -> None:
         assert "&amp;tenant=b" in page or "&tenant=b" in page
         none = client.get("/console/mistakes", params={"day": day, "tenant": "acme"}).text
         assert "None is known of this tenant" in none
+
+
+def test_the_worst_are_first_and_the_others_a_page_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decisions, "MISTAKES_SHOWN", 2)
+    with SampleStore.open(filled(tmp_path, 5, relevant=4)) as store:
+        client = visitor(store)
+        address, seen = f"/console/mistakes?day={day_of(store)}", []
+        while address:
+            page = client.get(address).text
+            seen.append([n for n in range(5) if REQUEST(n) in page])
+            address = page.partition('rel="next" href="')[2].partition('"')[0]
+            address = address if "first=" in address else ""
+    assert list(map(len, seen)) == [2, 2, 1]
+    assert sorted(n for page in seen for n in page) == list(range(5))
 
 
 @pytest.mark.parametrize("day", ["never", "2026-13-01", "²", "x" * 2_000])
