@@ -118,7 +118,7 @@ def mean_interval(values: FloatArray, weights: FloatArray) -> Interval:
 
 
 def lower_bound(differences: FloatArray, weights: FloatArray) -> float:
-    """The lower bound on a mean difference, with half a lost query added.
+    """Return the lower bound on a mean difference, with half a lost query added.
 
     Args:
         weights: Shape (n,), as of `calibration.weights.counted`; they sum to more than 1.
@@ -130,7 +130,7 @@ def lower_bound(differences: FloatArray, weights: FloatArray) -> float:
 def _needed(
     differences: FloatArray, weights: FloatArray, tolerance: float, max_loss: float
 ) -> int | None:
-    """How many queries like these would enforce the policy; None if over 5,000."""
+    """Count the queries like these that would enforce the policy; None if over 5,000."""
     if float(weighted_mean(differences, weights)) < -tolerance:
         return None
     share, sizes = weights / weights.sum(), range(FEWEST_MEASURED, _MOST_NEEDED + 1)

@@ -236,7 +236,7 @@ class RouteVerdict(Frozen):
         return self._measured(first)
 
     def _measured(self, first: str) -> str:
-        """The verdict by labelled queries, in words."""
+        """Put the verdict by labelled queries in words."""
         on = f"{self.n} held-out queries"
         if self.shown_by == "folds":
             on = f"{self.n} labelled queries, each measured by what the others choose"
@@ -507,12 +507,12 @@ class Profile(Frozen):
         return not self.fingerprint
 
     def to_json(self) -> str:
-        """Canonical JSON: the same profile gives the same bytes."""
+        """Write canonical JSON: the same profile gives the same bytes."""
         data = self.model_dump(mode="json")
         return json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     def safe(self) -> "Profile":
-        """The same system served by each route's safe policy, for when a certificate fails.
+        """Serve the same system by each route's safe policy, for when a certificate fails.
 
         Nothing is certified, and evidence that belongs to the former policies is left out.
 
@@ -550,7 +550,7 @@ class Profile(Frozen):
             stream.write(self.to_json().encode())
 
     def risen(self, route: Route, *, n: int, value: float, why: str) -> "Profile":
-        """The same policies, with the verdict of one route raised from shadow to enforce.
+        """Raise the verdict of one route from shadow to enforce, with the same policies.
 
         Args:
             route: One that is in shadow.
@@ -625,7 +625,7 @@ class Profile(Frozen):
 
 
 def _first(error: ValidationError) -> str:
-    """The first field that does not match, and why."""
+    """Return the first field that does not match, and why."""
     first = error.errors(include_url=False, include_input=False)[0]
     field = ".".join(str(part) for part in first["loc"]) or "the file"
     return f"{field}: {reason_of(first['msg'])}"
@@ -653,7 +653,7 @@ class _Distinct:
 def fingerprint_differences(
     expected: Mapping[str, str], actual: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Lists the differences of two systems, one readable line each.
+    """List the differences of two systems, one readable line each.
 
     >>> fingerprint_differences({"embedder": "a", "corpus_size": "3"}, {"embedder": "b"})
     ("corpus_size is absent here, was '3'", "embedder is 'b', was 'a'")
@@ -685,7 +685,7 @@ def _whole_number(digits: str) -> int:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a profile, as committed."""
+    """Return the JSON Schema of a profile, as committed."""
     return Profile.model_json_schema()
 
 

@@ -141,7 +141,7 @@ def decide_request(
 def question_of(
     request: Request, decided: Decided, stage: AssessorStage | None
 ) -> tuple[Decided, Question | None]:
-    """What to ask the assessor about a decided request; None if nothing is worth it.
+    """Find what to ask the assessor about a decided request; None if nothing is worth it.
 
     An assessor that the profile counts on, and that is absent or another one, is a missing stage;
     so are signals that P needs.
