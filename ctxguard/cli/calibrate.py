@@ -79,7 +79,6 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
         "LOSS",
     )
     show_all: _options.ShowRest = False
-    as_json: _options.AsJson = False
     beta: float | None = optional_key(
         "Certify a mean harm of at most this as well; needs --alpha.", "HARM"
     )

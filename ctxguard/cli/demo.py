@@ -12,7 +12,6 @@ from rich.text import Text
 
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.settings import SettingsModel, optional, setting
-from ctxguard.cli import _options
 from ctxguard.cli._console import Output, interval, number, one_line, picked
 from ctxguard.cli._results import print_differences
 from ctxguard.cli._store import tokens_in_words
@@ -36,7 +35,6 @@ class DemoCommand(SettingsModel):
         default="ctxguard/demo-index in the user's cache folder",
     )
     serve: bool = setting("Serve the metrics over HTTP until Ctrl-C.", value=False)
-    as_json: _options.AsJson = False
 
     def __call__(self, output: Output) -> None:
         """The text is the documentation of the Python that runs this command; the questions were

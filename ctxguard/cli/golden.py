@@ -28,7 +28,6 @@ class FreezeCommand(SettingsModel):
         "NAME",
         default="train, or the only one of a folder",
     )
-    as_json: _options.AsJson = False
 
     def __call__(self, output: Output) -> None:
         """The set is a BEIR folder, which every command with --data reads."""
@@ -45,7 +44,6 @@ class FreezeCommand(SettingsModel):
 
 class CheckCommand(SettingsModel):
     folder: Path = setting("A frozen set.", "DIR", argument=True)
-    as_json: _options.AsJson = False
 
     def __call__(self, output: Output) -> None:
         """The output says what the set holds."""
@@ -67,7 +65,6 @@ class HardNegativesCommand(IndexSystem):
         ge=0,
         le=0.99,
     )
-    as_json: _options.AsJson = False
     depth: _options.Depth = None
     per_query: int = key("Most negatives of one query.", "N", ge=1, value=4)
     near: int = key(
