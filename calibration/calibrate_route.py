@@ -279,14 +279,14 @@ class LabelledRoute:
         return self.settings.context if self.settings.objective == "context" else "utility"
 
     def rule(self, asked: Context | Literal["utility"]) -> Choose:
-        """How a policy is chosen for such contexts."""
+        """Return the rule by which a policy is chosen for such contexts."""
         if asked == "utility":
             return highest_utility
         k, tolerance = self.settings.serving_k, self.settings.tolerance
         return partial(choose, serving_k=k, context=asked, tolerance=tolerance)
 
     def offer(self, asked: Context | Literal["utility"]) -> Option:
-        """What would be served for such contexts, with its verdict."""
+        """Find what would be served for such contexts, with its verdict."""
         k = self.settings.serving_k
         first = self._chosen(asked, self.choosing, self.rule(asked))
         if asked == "utility" or _is(first, "enforce"):
@@ -300,7 +300,7 @@ class LabelledRoute:
         return first
 
     def by_probability(self) -> "Fitted":
-        """P(relevant) and the policies by it, whatever the family of this route is.
+        """Return P(relevant) and the policies by it, whatever the family of this route is.
 
         Raises:
             CalibrationError: the labels do not support a probability.
@@ -315,7 +315,7 @@ class LabelledRoute:
         return _fit("expected_utility", *self.own, self.settings)
 
     def among(self, grid: Grid) -> Folded:
-        """The policies of a grid over the choosing queries, to choose among."""
+        """Return the policies of a grid over the choosing queries, to choose among."""
         return _among(grid, self.settings)
 
     def promised(self, chosen_on: Dataset, promise: Promise) -> tuple[Option, Certification]:
@@ -392,11 +392,11 @@ class LabelledRoute:
         return replace(option, verdict=self.judged(option.metrics))
 
     def _measured_option(self, name: str, policy: Policy) -> Option:
-        """A policy on the queries that measure, in which they had no part."""
+        """Measure a policy on the queries that measure, in which they had no part."""
         return self.option(name, policy, *contexts(self.measured[0], policy))
 
     def option(self, name: str, policy: Policy, order: IntArray, kept: NDArray[np.bool_]) -> Option:
-        """A policy with the contexts that it gives the queries that measure."""
+        """Pair a policy with the contexts that it gives the queries that measure."""
         pools, labels = self.measured
         metrics = of_contexts(pools, labels, order, kept, fit_temperature(pools))
         return Option(name, policy, order, kept, metrics)
@@ -428,7 +428,7 @@ class LabelledRoute:
         return shuffled(metrics, recall, self.settings.seed)
 
     def judged(self, metrics: QueryMetrics) -> RouteVerdict:
-        """Whether contexts with these metrics may be served."""
+        """Judge whether contexts with these metrics may be served."""
         settings, weights = self.settings, self.measured[1].weights
         gains = metrics.values["udcg_strict"] - self.today.metrics.values["udcg_strict"]
         return verdict(

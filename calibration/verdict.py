@@ -94,7 +94,7 @@ def verdict(
 
 
 def mean_interval(values: FloatArray, weights: FloatArray) -> Interval:
-    """The mean with its two bounds by Student's t, 90% each; no bounds of fewer than two values.
+    """Return the mean with its two bounds by Student's t, 90% each; none of under two values.
 
     Args:
         weights: Shape (n,), how much each value counts.

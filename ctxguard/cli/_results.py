@@ -212,7 +212,7 @@ def print_summary(
 
 
 def _print_options(summary: "Summary", output: Output) -> None:
-    """Leaner and richer contexts beside today's, each with its paired differences."""
+    """Print leaner and richer contexts beside today's, each with its paired differences."""
     chosen = next((size for size, name in summary.by_size.items() if name == "chosen"), "today")
     output.heading(f"leaner or richer (chosen: {chosen})")
     rows: list[Sequence[str | Text]] = []
@@ -234,7 +234,7 @@ def _print_options(summary: "Summary", output: Output) -> None:
 
 
 def _brief(value: float | None, metric: str, *, signed: bool = False) -> str:
-    """A figure of the table of contexts, which has five columns with intervals."""
+    """Write a figure of the table of contexts, which has five columns with intervals."""
     if value is None:
         return NO_DATA
     digits = {"tokens": 0, "kept": 1}.get(metric, 2)
@@ -249,7 +249,7 @@ def _brief_bounds(found: "Difference | None", metric: str) -> str:
 
 
 def print_asking(route: "RouteProfile", output: Output) -> None:
-    """What an assessor adds and costs, or why nobody is asked; nothing if none was given."""
+    """Print what an assessor adds and costs, or why nobody is asked."""
     if not route.asking:
         return
     assessor = route.assessor

@@ -102,7 +102,7 @@ def _show_questions(output: Output, questions: "Questions") -> None:
 
 
 def _passages(question: "Question", passages: "Sequence[Passage]") -> Text:
-    """The marked passages of a context by name, and how many others there are."""
+    """Print the marked passages of a context by name, and how many others there are."""
     names = []
     for passage in passages:
         mark, style = _MARKS[question.labels.get(passage.passage_id, 0)]

@@ -285,7 +285,7 @@ class AssessorStage:
         return granted
 
     def _is_answered(self, key: bytes) -> bool:
-        """Whether a call was answered lately, or is under way."""
+        """Tell whether a call was answered lately, or is under way."""
         with self._lock:
             return key in self._under_way or self._known(key) is not None
 
@@ -386,7 +386,7 @@ class AssessorStage:
         )
 
     def _spent(self) -> float:
-        """Cost since the last call of this: of all requests together it is exact."""
+        """Return the cost since the last call of this: of all requests together it is exact."""
         ledger = getattr(self.assessor, "ledger", None)
         cost = None if ledger is None else ledger.accounts().cost
         if cost is None:

@@ -18,7 +18,7 @@ def dashboard_json() -> str:
 
 
 def details_json() -> str:
-    """The dashboard of all other panels, as JSON for Grafana's import or provisioning."""
+    """Write the dashboard of all other panels, as JSON for Grafana."""
     return _read("details.json")
 
 
