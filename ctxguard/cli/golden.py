@@ -76,7 +76,7 @@ class HardNegativesCommand(IndexSystem):
         labelled passages are taken unless the key unjudged-margin is given: an unlabelled passage
         may be relevant.
         """
-        from calibration.data.hard_negatives import mine, triplets, write_triplets
+        from calibration.hard_negatives import mine, triplets, write_triplets
         from ctxguard.core.fusion import Fusion
         from ctxguard.retrieval.index.passages import searchable_text
 

@@ -346,7 +346,7 @@ class Stage:
             self._idle_probes.end()
             self._last_failed = None
 
-    def _probe_again(self) -> None:
+    def probe_again(self) -> None:
         """Repeat the call that failed last, if a probe is due; do not wait for it."""
         call = self._last_failed
         if call is None:
