@@ -23,9 +23,15 @@ from calibration.pool_labels import IntArray, PoolLabels
 from calibration.replay import Pools, Progress
 from calibration.verdict import mean_interval
 from calibration.weights import significant, weighted_mean
-from ctxguard.core.asking import ANSWER, FEWEST_RELEVANT, AnswerModel, Assessment, to_ask
 from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.types import FailureKind, FloatArray, Passage, PassagesBy, Ranking
+from ctxguard.core.value_of_information import (
+    ANSWER,
+    FEWEST_RELEVANT,
+    AnswerModel,
+    Assessment,
+    to_ask,
+)
 from ctxguard.errors import CalibrationError
 from ctxguard.profile.schema import AssessorProfile
 from ctxguard.request.assess import AssessorStage, Question

@@ -26,7 +26,6 @@ from calibration.retrievers import MultiRoute, RankingSource, wrapped
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.extras import require
 from ctxguard._support.regular_file import open_regular
-from ctxguard.core.asking import ANSWER
 from ctxguard.core.columns import SignalColumn, with_columns
 from ctxguard.core.decision import candidate_order
 from ctxguard.core.scores import INVALID_MAGNITUDE
@@ -45,6 +44,7 @@ from ctxguard.core.types import (
     ScoreKind,
     ScoreKindName,
 )
+from ctxguard.core.value_of_information import ANSWER
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError, QueryError
 from ctxguard.retrieval.chunks import document_of, is_chunk_id
 from ctxguard.retrieval.protocols import QueryStates

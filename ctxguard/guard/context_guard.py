@@ -17,7 +17,6 @@ from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ctxguard._support.fork_safety import OfProcess
-from ctxguard.core.asking import Assessment
 from ctxguard.core.context import Assembly, Context
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import Policy
@@ -29,6 +28,7 @@ from ctxguard.core.types import (
     ScoreKindName,
     member_of,
 )
+from ctxguard.core.value_of_information import Assessment
 from ctxguard.errors import (
     ConfigurationError,
     ProfileMismatchError,

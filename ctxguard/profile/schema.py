@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, wi
 from ctxguard._support.atomic_write import SHARED, atomic_write
 from ctxguard._support.error_text import reason_of
 from ctxguard._support.regular_file import read_regular
-from ctxguard.core.asking import AnswerModel
 from ctxguard.core.columns import MOST_COLUMNS, SignalColumn
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
@@ -24,6 +23,7 @@ from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.types import Mode, Route, ScoreKind
+from ctxguard.core.value_of_information import AnswerModel
 from ctxguard.errors import ProfileError, ProfileFormatError
 
 SCHEMA_VERSION = 1

@@ -24,11 +24,11 @@ import numpy as np
 
 from ctxguard._support.error_text import drop_tracebacks
 from ctxguard._support.fork_safety import reset_in_children
-from ctxguard.core.asking import ASSESS, DEFAULT_PER_SECOND, Assessment, to_ask
 from ctxguard.core.assembly import read_passages
 from ctxguard.core.decision import Decision
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import FloatArray, Passage, PassageSource
+from ctxguard.core.value_of_information import ASSESS, DEFAULT_PER_SECOND, Assessment, to_ask
 from ctxguard.errors import ConfigurationError, StageError, StageUnavailableError
 from ctxguard.profile.schema import AssessorProfile
 from ctxguard.resilience import Stage, failure_of

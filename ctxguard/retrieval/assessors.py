@@ -1,8 +1,9 @@
 """Models that answer questions about several candidates of a query in one call.
 
 Their numbers are never probabilities of relevance: calibration says what each is worth beside our
-own (``ctxguard.core.asking``). Passages are sent as data, with hidden characters removed and
-delimiters escaped. What a model says is neither logged nor quoted in errors: it may quote them.
+own (``ctxguard.core.value_of_information``). Passages are sent as data, with hidden characters
+removed and delimiters escaped. What a model says is neither logged nor quoted in errors: it may
+quote them.
 
 ========== =================================================================================
 form       spoken by
@@ -24,9 +25,9 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from ctxguard._support.extras import require
-from ctxguard.core.asking import ASSESS, DEFAULT_QUESTIONS
 from ctxguard.core.render import Template, sanitise
 from ctxguard.core.types import FailureKind, FloatArray, Passage
+from ctxguard.core.value_of_information import ASSESS, DEFAULT_QUESTIONS
 from ctxguard.errors import ConfigurationError, OverloadedError, StageError, StageUnavailableError
 from ctxguard.resilience import UnansweredError
 from ctxguard.retrieval.chat import (
