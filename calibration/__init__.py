@@ -13,6 +13,7 @@
       evaluate         metrics by query, means with intervals
       calibrate_route  these steps for one route
     from_traffic     the same from judged live traffic
+    hard_negatives   passages ranked high but labelled not relevant
     compare          ways to rank and to cut side by side
     reader           what passages are worth to one reader
     report           the evidence as one HTML page

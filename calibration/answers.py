@@ -279,7 +279,7 @@ def _texts(value: object) -> tuple[str, ...]:
 
 
 def normalised(text: str) -> str:
-    """Lower case without punctuation and articles, as SQuAD compares answers.
+    """Write in lower case without punctuation and articles, as SQuAD compares answers.
 
     Source: Rajpurkar et al., "SQuAD: 100,000+ Questions for Machine Comprehension of Text", 2016.
 

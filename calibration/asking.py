@@ -23,9 +23,15 @@ from calibration.pool_labels import IntArray, PoolLabels
 from calibration.replay import Pools, Progress
 from calibration.verdict import mean_interval
 from calibration.weights import significant, weighted_mean
-from ctxguard.core.asking import ANSWER, FEWEST_RELEVANT, AnswerModel, Assessment, to_ask
 from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.types import FailureKind, FloatArray, Passage, PassagesBy, Ranking
+from ctxguard.core.value_of_information import (
+    ANSWER,
+    FEWEST_RELEVANT,
+    AnswerModel,
+    Assessment,
+    to_ask,
+)
 from ctxguard.errors import CalibrationError
 from ctxguard.profile.schema import AssessorProfile
 from ctxguard.request.assess import AssessorStage, Question
@@ -83,7 +89,7 @@ class RecordedAnswers:
         }
 
     def assess(self, query: str, texts: Sequence[str]) -> dict[str, FloatArray]:
-        """The answers about passages by their ids; NaN where none was asked about."""
+        """Return the answers about passages by their ids; NaN where none was asked about."""
         known = self._answers.get(query, {})
         return {self.names[0]: np.array([known.get(each, np.nan) for each in texts])}
 
@@ -112,7 +118,7 @@ class _Answered:
     name: str
 
     def fitted(self, rows: IntArray | None = None) -> AnswerModel | None:
-        """What the answer says by these queries, or by some of them."""
+        """Fit what the answer says by these queries, or by some of them."""
         own = np.arange(len(self.pools)) if rows is None else rows
         asked = ~np.isnan(self.places[own])
         groups = np.broadcast_to(own[:, None], asked.shape)
@@ -250,7 +256,7 @@ def _choose(route: LabelledRoute, fitted: Fitted, own: _Answered, price: float) 
 def _on_held_out(
     found: _Choice, fitted: Fitted, own: _Answered, model: AnswerModel, price: float
 ) -> _Choice:
-    """The same choice, measured on the held-out queries."""
+    """Measure the same choice on the held-out queries."""
     policy = found.policy
     every = [(np.arange(len(own.pools)), model)]
     asked = _updated(own, every, (policy.k, policy.min_probability), price)
@@ -294,7 +300,7 @@ def _with_verdict(
     model: AnswerModel,
     found: _Choice,
 ) -> RouteOutcome:
-    """The route with the assessor in its profile: what it gains over what is served without."""
+    """Add the assessor to the route's profile: what it gains over what is served without."""
     route, without, asked = outcome.route, outcome.served, found.asked
     # Where nothing is answered, what is served without stands.
     answered = asked.answered[:, None]

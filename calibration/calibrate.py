@@ -191,7 +191,7 @@ class ReplayedSystem:
         settings: Settings,
         notes: Sequence[str],
     ) -> Profile:
-        """The profile of these routes, with how it was made."""
+        """Make the profile of these routes, with how it was made."""
         # Asked last: a reranker that is another by now refuses.
         identity = self.source.fingerprint()
         return Profile(
@@ -259,13 +259,13 @@ def replay_system(
 
 
 def default_fusion(retriever: MultiRoute) -> Fusion:
-    """The fusion that needs no labels: the pooled ranker where the index has signals."""
+    """Return the fusion that needs no labels: the pooled ranker where the index has signals."""
     has_signals = Route.HYBRID in retriever.routes and getattr(retriever, "has_signals", False)
     return Fusion("ranker") if has_signals else Fusion()
 
 
 def sketch_of(retriever: object) -> CorpusSketch | None:
-    """The retriever's own sketch of its corpus; None if it gives none."""
+    """Return the retriever's own sketch of its corpus; None if it gives none."""
     own = getattr(retriever, "corpus_sketch", None)
     return cast(CorpusSketch, own()) if callable(own) else None
 
@@ -297,7 +297,7 @@ def _fit_fusion(
     passes: Passes,
     cache: Path | None,
 ) -> tuple[Fusion, tuple[str, ...]]:
-    """The fusion, and why where it is not the default.
+    """Fit the fusion, and say why where it is not the default.
 
     The pooled ranker where there are signals, unless another is shown to be better; else convex
     fusion with the weight that ranks best. The queries that may say so are all the choosing
@@ -335,7 +335,7 @@ def provenance(
     identity: Mapping[str, str],
     notes: Sequence[str] = (),
 ) -> Provenance:
-    """How a profile was made, with the notes of the data and of each route."""
+    """Record how a profile was made, with the notes of the data and of each route."""
     versions = {}
     for name in VERSIONED:
         try:

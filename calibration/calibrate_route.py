@@ -97,14 +97,14 @@ class Settings(ChoiceSettings):
         return f"k={self.serving_k}"
 
     def held_out_share(self, answerable: int) -> float:
-        """The share of the queries to hold out: what is asked for, or what a promise needs."""
+        """Return the share of the queries to hold out: as asked for, or as a promise needs."""
         if self.held_out is not None:
             return self.held_out
         return 0.0 if self.promise is None else spare_share(answerable)
 
 
 def spare_share(answerable: int) -> float:
-    """The share of the queries that may be held out where others choose.
+    """Return the share of the queries that may be held out where others choose.
 
     >>> [round(spare_share(n), 2) for n in (20, 49, 50, 60, 400)]
     [0.0, 0.0, 0.4, 0.5, 0.5]
@@ -284,14 +284,14 @@ class LabelledRoute:
         return self.settings.context if self.settings.objective == "context" else "utility"
 
     def rule(self, asked: Context | Literal["utility"]) -> Choose:
-        """How a policy is chosen for such contexts."""
+        """Return the rule by which a policy is chosen for such contexts."""
         if asked == "utility":
             return highest_utility
         k, tolerance = self.settings.serving_k, self.settings.tolerance
         return partial(choose, serving_k=k, context=asked, tolerance=tolerance)
 
     def offer(self, asked: Context | Literal["utility"]) -> Option:
-        """What would be served for such contexts, with its verdict."""
+        """Find what would be served for such contexts, with its verdict."""
         k = self.settings.serving_k
         first = self._chosen(asked, self.choosing, self.rule(asked))
         if asked == "utility" or _is(first, "enforce"):
@@ -305,7 +305,7 @@ class LabelledRoute:
         return first
 
     def by_probability(self) -> "Fitted":
-        """P(relevant) and the policies by it, whatever the family of this route is.
+        """Return P(relevant) and the policies by it, whatever the family of this route is.
 
         Raises:
             CalibrationError: the labels do not support a probability.
@@ -320,11 +320,11 @@ class LabelledRoute:
         return _fit("expected_utility", *self.own, self.settings)
 
     def among(self, grid: Grid) -> Folded:
-        """The policies of a grid over the choosing queries, to choose among."""
+        """Return the policies of a grid over the choosing queries, to choose among."""
         return _among(grid, self.settings)
 
     def promised(self, chosen_on: Dataset, promise: Promise) -> tuple[Option, Certification]:
-        """The policy that keeps a promise, with its verdict, and how it was tested."""
+        """Choose the policy that keeps a promise, with its verdict, and how it was tested."""
         settings = self.settings
         fit_part, test_part = ordering_and_test_parts(chosen_on, settings.seed)
         ordering, testing = self.part(fit_part), self.part(test_part)
@@ -344,7 +344,7 @@ class LabelledRoute:
         others: Mapping[Context, Option],
         certification: Certification | None,
     ) -> RouteOutcome:
-        """The route's part of the profile, with all that it was chosen among."""
+        """Return the route's part of the profile, with all that it was chosen among."""
         settings, promise = self.settings, self.settings.promise
         pools, labels = self.measured
         is_today = chosen.policy == self.today.policy
@@ -384,7 +384,7 @@ class LabelledRoute:
         )
 
     def _chosen(self, name: str, among: Folded, rule: Choose) -> Option | None:
-        """The policy that a rule takes, with its verdict; None where it takes none."""
+        """Return the policy that a rule takes, with its verdict; None where it takes none."""
         index = among.chosen(rule)
         if index is None:
             return None
@@ -397,17 +397,17 @@ class LabelledRoute:
         return replace(option, verdict=self.judged(option.metrics))
 
     def _measured_option(self, name: str, policy: Policy) -> Option:
-        """A policy on the queries that measure, in which they had no part."""
+        """Measure a policy on the queries that measure, in which they had no part."""
         return self.option(name, policy, *contexts(self.measured[0], policy))
 
     def option(self, name: str, policy: Policy, order: IntArray, kept: NDArray[np.bool_]) -> Option:
-        """A policy with the contexts that it gives the queries that measure."""
+        """Pair a policy with the contexts that it gives the queries that measure."""
         pools, labels = self.measured
         metrics = of_contexts(pools, labels, order, kept, fit_temperature(pools))
         return Option(name, policy, order, kept, metrics)
 
     def _as_today(self, refuted: RouteVerdict | None = None) -> Option:
-        """Today's first k, where nothing was accepted, or where what was chosen is refuted."""
+        """Keep today's first k, where nothing was accepted, or what was chosen is refuted."""
         n = int((self.measured[1].n_relevant > 0).sum())
         fewest = fewest_to_enforce(self._limits["tolerance"], self._limits["max_loss"])
         kept = RouteVerdict(
@@ -435,12 +435,12 @@ class LabelledRoute:
         }
 
     def _differences(self, metrics: QueryMetrics) -> tuple[FloatArray, FloatArray]:
-        """Recall less today's where it is defined, and the weights of the queries."""
+        """Return recall less today's where it is defined, and the weights of the queries."""
         recall = metrics.values["recall"] - self.today.metrics.values["recall"]
         return shuffled(metrics, recall, self.settings.seed)
 
     def judged(self, metrics: QueryMetrics) -> RouteVerdict:
-        """Whether contexts with these metrics may be served."""
+        """Judge whether contexts with these metrics may be served."""
         settings, weights = self.settings, self.measured[1].weights
         gains = metrics.values["udcg_strict"] - self.today.metrics.values["udcg_strict"]
         return verdict(
@@ -524,7 +524,7 @@ class Fitted:
     min_keep: int
 
     def grid(self, pools: Pools, labels: PoolLabels, chances: FloatArray | None) -> Grid:
-        """The policies over some queries, with P(relevant) of their candidates."""
+        """Return the policies over some queries, with P(relevant) of their candidates."""
         tried: dict[str, Any] = {"ks": self.ks, "min_keep": self.min_keep}
         if self.model is None or chances is None:
             return ratio_grid(pools, labels, temperature=self.temperature, **tried)
@@ -532,7 +532,7 @@ class Fitted:
 
 
 def shuffled(metrics: QueryMetrics, values: FloatArray, seed: int) -> tuple[FloatArray, FloatArray]:
-    """The values that are defined and their queries' weights, in an order fixed beforehand.
+    """Return the values that are defined and their queries' weights, in an order fixed beforehand.
 
     Betting needs one, and a file may be sorted by topic.
     """
@@ -543,7 +543,7 @@ def shuffled(metrics: QueryMetrics, values: FloatArray, seed: int) -> tuple[Floa
 
 
 def ordering_and_test_parts(chosen_on: Dataset, seed: int) -> tuple[Dataset, Dataset]:
-    """With a promise: the queries that fit and order the policies, and those that test them."""
+    """Split, with a promise, the queries that fit and order policies from those that test."""
     ordering, testing = split_by_query(
         chosen_on, (ORDERING_SHARE, 1.0 - ORDERING_SHARE), seed=seed + 1
     )
@@ -551,7 +551,7 @@ def ordering_and_test_parts(chosen_on: Dataset, seed: int) -> tuple[Dataset, Dat
 
 
 def _family(pools: Pools, chosen_on: Dataset, settings: Settings) -> tuple[Family, str]:
-    """The family of policies, and why, in words."""
+    """Choose the family of policies, and say why."""
     labelled, legs = len(chosen_on.answerable), len(pools.legs)
     if settings.policy != "auto":
         return settings.policy, f"{settings.policy} was asked for"
@@ -586,7 +586,7 @@ def _fit(family: Family, pools: Pools, labels: PoolLabels, settings: Settings) -
 
 
 def _certificate(certification: Certification, promise: Promise, settings: Settings) -> Certificate:
-    """The certificate of a promise, of the chosen policy or of the first k as today."""
+    """Return the certificate of a promise, of the chosen policy or of the first k as today."""
     tested = certification.grid_index is not None
     return Certificate(
         alpha=promise.alpha,
@@ -609,7 +609,7 @@ def _cost_certificate(
     weights: FloatArray,
     settings: Settings,
 ) -> Certificate | None:
-    """Bounds the recall that the chosen policy costs, by held-out queries."""
+    """Bound the recall that the chosen policy costs, by held-out queries."""
     losses, loss_weights = shuffled(chosen, chosen.values["recall_loss"], settings.seed)
     harm, harm_weights = shuffled(chosen, chosen.values["harm"], settings.seed)
     if losses.size == 0:
@@ -639,7 +639,7 @@ def _cost_certificate(
 def reference_deciles(
     pools: Pools, kept: FloatArray, weights: FloatArray
 ) -> dict[str, tuple[float, ...]]:
-    """Deciles of label-free signals, for drift: top score, its gap to the second, kept count."""
+    """Return deciles of label-free signals, for drift: top score, its gap, kept count."""
     signals = {"top_score": np.where(pools.lengths > 0, pools.scores[:, 0], np.nan)}
     if pools.scores.shape[1] > 1:
         signals["score_gap"] = signals["top_score"] - pools.scores[:, 1]

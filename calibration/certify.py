@@ -158,7 +158,7 @@ def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -
 
 
 def _sequence(grid: Grid, promise: Promise) -> list[GridIndex]:
-    """The policies worth testing, safest first, by the ordering queries alone.
+    """Return the policies worth testing, safest first, by the ordering queries alone.
 
     Large contexts lose least recall, but one of more harm than gain is worth no test, and a test
     that failed on it would end the sequence.
@@ -178,7 +178,7 @@ def _sequence(grid: Grid, promise: Promise) -> list[GridIndex]:
 
 
 def _largest_harm(grid: Grid, indices: list[GridIndex]) -> float:
-    """The most harm that a context of these policies could do, whatever the labels say."""
+    """Return the most harm that a context of these policies could do, whatever the labels say."""
     worst = max(-grid.labels.rules.worst, 1e-9)
     largest = max(grid.settings(index)[0] for index in indices)
     return worst * float(discounts(largest).sum())

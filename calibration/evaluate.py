@@ -84,7 +84,7 @@ class QueryMetrics:
     weights: FloatArray | None = None
 
     def evidence(self, seed: int = 0, metrics: Iterable[str] | None = None) -> RouteEvidence:
-        """Means with bootstrap intervals over the queries that define a metric.
+        """Return means with bootstrap intervals over the queries that define a metric.
 
         Args:
             metrics: Which ones; all unless given.
@@ -225,7 +225,7 @@ def measure(
     baseline_k: int | None,
     text_of: Callable[[str], str],
 ) -> QueryMetrics:
-    """Every metric that the labels of a data set allow: of passages, of keywords, or of both.
+    """Measure every metric that the labels allow: of passages, of keywords, or of both.
 
     Args:
         baseline_k: What recall loss is relative to, as in ``label``.
@@ -313,7 +313,7 @@ def bootstrap_ratio(parts: FloatArray, wholes: FloatArray, *, seed: int = 0) -> 
 
 
 def interval_bounds(samples: FloatArray) -> FloatArray:
-    """The ends of the percentile interval of bootstrap samples, along the first axis."""
+    """Return the ends of the percentile interval of bootstrap samples, along the first axis."""
     tail = (1.0 - CONFIDENCE) / 2.0
     bounds: FloatArray = np.quantile(samples, [tail, 1.0 - tail], axis=0)
     return bounds
@@ -326,7 +326,7 @@ def resampled_means(
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> FloatArray:
-    """Means of columns over resampled rows, shape (resamples, n_columns).
+    """Return the means of columns over resampled rows, shape (resamples, n_columns).
 
     The columns of a row are resampled together, so that differences between columns are paired,
     and so is its weight.

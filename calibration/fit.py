@@ -26,7 +26,7 @@ _TEMPERATURE_SHARE = 0.1
 
 
 def fit_fusion(pools: Pools, labels: PoolLabels, weights: Sequence[float] = WEIGHTS) -> Fusion:
-    """The convex fusion whose order has the highest mean nDCG@10 on these queries.
+    """Fit the convex fusion whose order has the highest mean nDCG@10 on these queries.
 
     Args:
         pools: A hybrid replay, whose candidates have both legs' scores.
@@ -46,7 +46,7 @@ def fit_fusion(pools: Pools, labels: PoolLabels, weights: Sequence[float] = WEIG
 def better_fusion(
     pools: Pools, labels: PoolLabels, weights: Sequence[float] = WEIGHTS
 ) -> tuple[Fusion, str] | None:
-    """A fusion of the legs that is shown to rank better than the pools are ranked.
+    """Find a fusion of the legs that is shown to rank better than the pools are ranked.
 
     Reciprocal ranks and convex fusion, with the weight of the other folds, are compared with the
     order of the pools by nDCG@10. One is taken where the paired difference is above 0 by Student's
@@ -110,7 +110,7 @@ def _best_weight(ndcg: FloatArray, labelled: FloatArray, weights: Sequence[float
 
 
 def _by_weight(pools: Pools, labels: PoolLabels, weights: Sequence[float]) -> FloatArray:
-    """nDCG@10 of every query by the weight of convex fusion, shape (n_q, n_weights).
+    """Return nDCG@10 of every query by the weight of convex fusion, shape (n_q, n_weights).
 
     Raises:
         CalibrationError: no query has a relevant passage.
@@ -124,7 +124,7 @@ def _by_weight(pools: Pools, labels: PoolLabels, weights: Sequence[float]) -> Fl
 
 
 def _ndcg(pools: Pools, labels: PoolLabels, fusion: Fusion | None) -> FloatArray:
-    """nDCG@10 of every query under a fusion, or None for the order of the pools, shape (n_q,).
+    """Return nDCG@10 of every query under a fusion, or None for the pools' order, (n_q,).
 
     NaN for a query without a relevant passage.
     """
@@ -141,7 +141,7 @@ def _ndcg(pools: Pools, labels: PoolLabels, fusion: Fusion | None) -> FloatArray
 
 
 def fit_temperature(pools: Pools) -> float:
-    """The temperature that spreads the relative scores of a route over (0, 1].
+    """Fit the temperature that spreads the relative scores of a route over (0, 1].
 
     On a ratio scale it is 1, so that a relative score is a share of the top score. On other
     scales the tenth candidate of the median query has r = 0.1, rounded to three digits; scaling
@@ -182,7 +182,7 @@ _COLUMNS = 8
 
 
 def pool_features(pools: Pools, rows: Sequence[int] | IntArray | None = None) -> FloatArray:
-    """The features of every candidate of some queries, one query after the other.
+    """Return the features of every candidate of some queries, one query after the other.
 
     The guard computes them by the same function.
 
@@ -202,7 +202,7 @@ def pool_features(pools: Pools, rows: Sequence[int] | IntArray | None = None) ->
 
 
 def _features(pools: Pools, rows: Sequence[int] | IntArray) -> Iterator[FloatArray]:
-    """The features of the candidates of each query, shape (n, n_features)."""
+    """Return the features of the candidates of each query, shape (n, n_features)."""
     named = named_features(pools.signals)
     for ranking in pools.rankings(rows):
         found = features(legs_of(ranking, range(len(ranking))), ranking.signals, named)
@@ -289,7 +289,7 @@ def standardised(inputs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray
 def probabilities(
     model: RelevanceModel, pools: Pools, rows: Sequence[int] | IntArray | None = None
 ) -> FloatArray:
-    """P(relevant) of every candidate of some queries, as the guard computes it.
+    """Compute P(relevant) of every candidate of some queries, as the guard does.
 
     Args:
         model: Over the features of these pools.
@@ -307,7 +307,7 @@ def probabilities(
 
 
 def out_of_fold(pools: Pools, labels: PoolLabels) -> FloatArray:
-    """P(relevant) of every candidate, from a model that was not fitted to its query.
+    """Compute P(relevant) of every candidate, by a model that was not fitted to its query.
 
     A threshold tuned on a model's own training queries is too high. Questions that are nearly the
     same share a fold. If the other folds leave nothing to fit on, the model of all queries is used.

@@ -42,12 +42,12 @@ class Folded:
         return cls(grid, tried, fold, PolicySums.of(grid, tried, fold, serving_k))
 
     def chosen(self, choose: Choose) -> GridIndex | None:
-        """The choice of all queries; None for what is served today."""
+        """Return the choice of all queries; None for what is served today."""
         place = choose(self.sums)
         return None if place is None else self.tried[place]
 
     def contexts(self, choose: Choose, serving_k: int) -> tuple[IntArray, IntArray]:
-        """What every query's context would be by the choice of the other folds.
+        """Return what every query's context would be by the choice of the other folds.
 
         Where those choose nothing, and where there are no other folds, it is today's.
 

@@ -181,7 +181,7 @@ def _dataset(
 
 
 def _question(asked: list[JudgedPool]) -> JudgedPool:
-    """One of the requests that ask a question, newest first, with the weight of all.
+    """Return one of the requests that ask a question, newest first, with the weight of all.
 
     It is drawn by weight (Efraimidis and Spirakis, Information Processing Letters 97(5), 2006).
     The latest would not do: where verdicts on one question differ, those on requests that were
@@ -200,7 +200,7 @@ def _question(asked: list[JudgedPool]) -> JudgedPool:
 
 
 def _more_whole_pools(in_part: list[SampleRecord]) -> Iterable[str]:
-    """What to set so that pools like these are judged in full, and what it gives and costs."""
+    """Say what to set so that more pools are judged in full, and what it gives and costs."""
     if in_part:
         highest = max(record.rates.full_pool_rate for record in in_part)
         rate = _MORE_WHOLE_POOLS if highest < _MORE_WHOLE_POOLS else 1.0
@@ -213,7 +213,7 @@ def _more_whole_pools(in_part: list[SampleRecord]) -> Iterable[str]:
 
 
 def _dominance(weights: FloatArray) -> Iterable[str]:
-    """What it means that few questions make up much of the traffic, where they do."""
+    """Say what it means that few questions make up much of the traffic, where they do."""
     shares = np.sort(weights)[::-1].cumsum() / weights.sum()
     few = int(np.searchsorted(shares, 0.5)) + 1
     if few < _FEW_QUESTIONS * weights.size:
@@ -231,7 +231,7 @@ def served_today(
     fingerprint: Mapping[str, str],
     corpus_sketch: CorpusSketch | None = None,
 ) -> Profile:
-    """The profile of what is served where there is none yet: the first k, for ``recalibrate``.
+    """Make the profile of what is served where there is none: the first k, to recalibrate.
 
     Args:
         traffic: From ``judged_traffic``.

@@ -42,7 +42,7 @@ def thresholds_reached(
     min_keep: int = 1,
     always: NDArray[np.bool_] | None = None,
 ) -> IntArray:
-    """How many thresholds keep each candidate, shape (n_q, depth), −1 beyond the pool.
+    """Count the thresholds that keep each candidate, shape (n_q, depth), −1 beyond the pool.
 
     Args:
         values: Shape (n_q, depth), compared with the thresholds (a relative score, a probability),
@@ -112,21 +112,21 @@ class Grid:
     order: IntArray | None = None
 
     def settings(self, index: GridIndex) -> tuple[int, float]:
-        """The k and the threshold of a policy."""
+        """Return the k and the threshold of a policy."""
         return self.ks[index[0]], float(self.thresholds[index[1]])
 
     def policy(self, index: GridIndex) -> Policy:
-        """The policy at a place of the grid."""
+        """Return the policy at a place of the grid."""
         return self.make(*self.settings(index))
 
     def rows(self, rows: IntArray) -> "Grid":
-        """The same policies over some of the queries."""
+        """Return the same policies over some of the queries."""
         order = None if self.order is None else self.order[rows]
         labels = self.labels.rows(rows)
         return replace(self, labels=labels, reached=self.reached[rows], order=order)
 
     def kept(self, indices: Sequence[GridIndex]) -> IntArray:
-        """How many passages of each query some policies keep, shape (n_q, n_indices)."""
+        """Count the passages of each query that some policies keep, shape (n_q, n_indices)."""
         sizes, thresholds = np.array(indices, dtype=np.int64).reshape(-1, 2).T
         counts: IntArray = np.minimum(self._above[:, thresholds], np.array(self.ks)[sizes])
         return counts
@@ -186,7 +186,7 @@ class Grid:
         )
 
     def at(self, indices: Sequence[GridIndex]) -> GridValues:
-        """Every query's figures for some policies, shape (n_q, n_indices)."""
+        """Return every query's figures for some policies, shape (n_q, n_indices)."""
         kept = self.kept(indices)
         _, defined, today = self._added
         utility, harm, recall, of_all = np.take_along_axis(self._running, kept[None], axis=2)
@@ -227,7 +227,7 @@ def ratio_grid(
     ratios: FloatArray = RATIOS,
     min_keep: int = 1,
 ) -> Grid:
-    """Every (k, min_ratio); min_ratio is always 0 where scores carry rank only.
+    """Make every (k, min_ratio); min_ratio is always 0 where scores carry rank only.
 
     Args:
         temperature: The relative score's; fitted to these pools unless given.
@@ -250,12 +250,12 @@ def ratio_grid(
 
 
 def plain_grid(pools: Pools, labels: PoolLabels, k: int) -> Grid:
-    """The retriever's first k as the one policy of a grid."""
+    """Return the retriever's first k as the one policy of a grid."""
     return ratio_grid(pools, labels, temperature=1.0, ks=(k,), ratios=np.zeros(1))
 
 
 def relative_values(pools: Pools, temperature: float) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Relative scores of every pool, and which pools have scores outside their kind's domain.
+    """Return relative scores of every pool, and which have scores outside their domain.
 
     Returns:
         Shape (n_q, depth), NaN beyond each pool's end; and shape (n_q,), true where ``decide``
@@ -284,7 +284,7 @@ def utility_grid(
     thresholds: FloatArray = PROBABILITIES,
     min_keep: int = 1,
 ) -> Grid:
-    """Every (k, cost) of expected-utility policies with one model.
+    """Make every (k, cost) of expected-utility policies with one model.
 
     Args:
         labels: Their labels, in the order of the pools.
@@ -315,7 +315,7 @@ def utility_grid(
 
 
 def sizes(largest: int) -> list[int]:
-    """Sizes of context to choose among: each one to 16, then each a tenth larger.
+    """Return the sizes of context to choose among: each one to 16, then each a tenth larger.
 
     Among many that differ little, the best on few labels is the luckiest.
 

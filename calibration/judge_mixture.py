@@ -49,7 +49,7 @@ class JudgeRates:
     n_irrelevant: int = 0
 
     def of_irrelevant(self, nearness: FloatArray) -> FloatArray:
-        """P(yes | not relevant) of passages by their standardised log-odds of relevance."""
+        """Return P(yes | not relevant) of passages by their standardised log-odds of relevance."""
         rates = _sigmoid(_logit(self.false_yes) + self.slope * nearness)
         capped: FloatArray = np.minimum(rates, self.sensitivity - _LEAST_GAP)
         return capped
@@ -99,7 +99,7 @@ def _standardised_log_odds(
     query_ids: Sequence[str],
     rates: JudgeRates,
 ) -> FloatArray:
-    """Log-odds of relevance out of fold under constant rates, at mean 0 and deviation 1."""
+    """Standardise log-odds of relevance out of fold, at mean 0 and deviation 1."""
     values = np.zeros(len(x))
     flat = np.zeros(len(x))
     for inside, outside in folds(query_ids):
@@ -117,7 +117,7 @@ def _standardised_log_odds(
 def _learned(
     assumed: JudgeRates, verdicts: NDArray[np.bool_], grades: NDArray[np.int8], nearness: FloatArray
 ) -> JudgeRates:
-    """Rates from graded candidates, shrunk towards those assumed."""
+    """Learn rates from graded candidates, shrunk towards those assumed."""
     of_relevant, of_others = verdicts[grades == 1], verdicts[grades == 0]
     sensitivity = _shrunk(of_relevant, assumed.sensitivity)
     false_yes = min(_shrunk(of_others, assumed.false_yes), sensitivity - _LEAST_GAP)
@@ -149,7 +149,7 @@ def _expectation_maximisation(
     rates: JudgeRates,
     nearness: FloatArray,
 ) -> tuple[FloatArray, FloatArray]:
-    """The regression's weights, and P(relevant) of each candidate given all that is known."""
+    """Fit the regression's weights, and P(relevant) of each candidate given all that is known."""
     of_irrelevant = rates.of_irrelevant(nearness)
     likelihood_ratio = np.where(
         verdicts,
@@ -183,7 +183,7 @@ def _newton_step(
     penalty: FloatArray,
     offset: float = 0.0,
 ) -> FloatArray:
-    """One step of the ridge-penalised logistic regression of soft targets."""
+    """Take one step of the ridge-penalised logistic regression of soft targets."""
     fitted = _sigmoid(x @ weights + offset)
     gradient = x.T @ (targets - fitted) - penalty * weights
     curvature = (x * (fitted * (1.0 - fitted))[:, None]).T @ x

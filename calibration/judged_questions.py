@@ -205,7 +205,7 @@ def _relevant(grades: Mapping[str, int | None]) -> dict[str, bool]:
 
 
 def _shown_as_text(cell: str) -> str:
-    """A cell that no spreadsheet takes for a formula; nobody reads it back."""
+    """Write a cell that no spreadsheet takes for a formula; nobody reads it back."""
     return f"'{cell}" if cell.lstrip()[:1] in ("=", "+", "-", "@") else cell
 
 

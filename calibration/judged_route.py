@@ -256,7 +256,7 @@ def _gains(
 
 
 def _predicted(inside: _JudgedPairs, outside: _JudgedPairs, rates: JudgeRates) -> FloatArray:
-    """P(relevant) of some candidates, by a model of others."""
+    """Predict P(relevant) of some candidates, by a model of others."""
     model = _model(outside, _mixture(outside, rates)[0])
     found = model.from_features(inside.inputs.T)
     return np.full(len(inside.inputs), np.nan) if found is None else found
@@ -265,7 +265,7 @@ def _predicted(inside: _JudgedPairs, outside: _JudgedPairs, rates: JudgeRates) -
 def _given_verdicts(
     prior: FloatArray, verdicts: NDArray[np.bool_], rates: JudgeRates
 ) -> FloatArray:
-    """P(relevant) of candidates given their verdicts too, by Bayes' rule."""
+    """Update P(relevant) of candidates by their verdicts, by Bayes' rule."""
     log_odds = np.log(prior / (1.0 - prior))
     spread = log_odds.std()
     nearness = (log_odds - log_odds.mean()) / (spread if spread > 1e-12 else 1.0)

@@ -107,7 +107,7 @@ class PolicySums:
         )
 
     def without(self, fold: int) -> "PolicySums":
-        """The sums over the queries of all other folds."""
+        """Return the sums over the queries of all other folds."""
         others = np.arange(len(self.all_queries)) != fold
         return PolicySums(
             self.n_k,
@@ -141,7 +141,7 @@ class PolicySums:
         return error
 
     def least_recall(self, caution: float, lost: float = LOST_QUERIES) -> FloatArray:
-        """Mean recall less today's, with lost queries added and standard errors taken off.
+        """Bound mean recall less today's, with lost queries added and standard errors taken off.
 
         Weights count as shares of their effective number (Kish).
 
@@ -161,7 +161,7 @@ class PolicySums:
 
 
 def tried(grid: Grid, serving_k: int) -> tuple[GridIndex, ...]:
-    """The policies among which a choice is made, by size and then by threshold, ascending.
+    """Return the policies among which a choice is made, by size and then by threshold, ascending.
 
     Contexts of the serving k and larger ones: sizes between would only add luck.
     """
@@ -252,7 +252,7 @@ def highest_utility(sums: PolicySums) -> int | None:
 
 
 def _best(accepted: np.ndarray, first: FloatArray, then: FloatArray) -> int | None:
-    """The accepted place of the highest value; among equals the highest other value."""
+    """Find the accepted place of the highest value; among equals the highest other value."""
     if not accepted.any():
         return None
     highest = accepted & (first >= first[accepted].max() - _TIE)

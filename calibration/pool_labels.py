@@ -77,19 +77,19 @@ class PoolLabels:
         return int((self.n_relevant > 0).sum())
 
     def rows(self, rows: IntArray) -> "PoolLabels":
-        """The labels of these queries."""
+        """Return the labels of these queries."""
         tables: dict[str, Any] = {name: getattr(self, name)[rows] for name in _BY_QUERY}
         return replace(self, **tables)
 
     def reordered(self, order: IntArray) -> "PoolLabels":
-        """The labels with candidates in another order: shape (n_q, depth), of columns."""
+        """Return the labels with candidates in another order: shape (n_q, depth), of columns."""
         tables: dict[str, Any] = {
             name: np.take_along_axis(getattr(self, name), order, axis=1) for name in _BY_CANDIDATE
         }
         return replace(self, **tables)
 
     def ndcg(self, grades: IntArray | None = None, gain: Gain = "linear") -> FloatArray:
-        """nDCG@10 of each query, shape (n_q,); NaN for one without a relevant passage.
+        """Return nDCG@10 of each query, (n_q,); NaN for one without a relevant passage.
 
         Args:
             grades: Shape (n_q, n), in rank order; None for the order of the pools.
@@ -100,7 +100,7 @@ class PoolLabels:
         return dcg / np.where(ideal > 0.0, ideal, np.nan)
 
     def recall_shares(self) -> tuple[FloatArray, NDArray[np.bool_]]:
-        """Shares of the recall loss of a query that dropping each candidate adds.
+        """Return the shares of the recall loss of a query that dropping each candidate adds.
 
         Returns:
             Shape (n_q, depth), rows summing to 1 if the baseline serves a relevant passage; and
@@ -111,7 +111,7 @@ class PoolLabels:
         return counted / np.maximum(totals, 1)[:, None], totals > 0
 
     def recall_of_all(self) -> tuple[FloatArray, FloatArray]:
-        """Shares of the recall of a query that each candidate adds, over all its relevant passages.
+        """Return the share of a query's recall that each candidate adds, over all relevant ones.
 
         Returns:
             Shape (n_q, depth), 0 for queries without a relevant passage; and shape (n_q,), the
@@ -123,7 +123,7 @@ class PoolLabels:
         return shares, np.where(totals > 0, served, np.nan)
 
     def with_baseline(self, k: int | None) -> "PoolLabels":
-        """The same with the first ``k`` columns as the baseline; in the retriever's own order."""
+        """Make the first ``k`` columns the baseline; in the retriever's own order."""
         in_baseline = self.retrieved.copy()
         in_baseline[:, k:] &= k is None
         utility = np.where(in_baseline, self.utilities, 0.0) * discounts(in_baseline.shape[1])
@@ -210,7 +210,7 @@ def labelled_part(
     *,
     baseline_k: int | None = None,
 ) -> tuple[Pools, PoolLabels]:
-    """The pools of a part of the data set's queries, and their labels as by `label`."""
+    """Return the pools of a part of the data set's queries, and their labels as by `label`."""
     own = pools.subset([query.query_id for query in queries.queries])
     return own, label(own, dataset, utilities, baseline_k=baseline_k)
 
@@ -231,7 +231,7 @@ def unlabelled_note(dataset: Dataset, utilities: Utilities) -> str:
 
 
 def judged_share(labels: PoolLabels, k: int) -> FloatArray:
-    """Share of each query's first ``k`` candidates that has a label (``Judged@k``).
+    """Return the share of each query's first ``k`` candidates that has a label (``Judged@k``).
 
     A pool shorter than ``k`` is measured as a whole. Where labels hold relevant passages only,
     this is the share that is known to be relevant.
@@ -249,7 +249,7 @@ def judged_share(labels: PoolLabels, k: int) -> FloatArray:
 
 
 def discounts(depth: int) -> FloatArray:
-    """The rank discounts of UDCG: 1 / log2(rank + 1) for ranks 1 … depth."""
+    """Return the rank discounts of UDCG: 1 / log2(rank + 1) for ranks 1 … depth."""
     return 1.0 / np.log2(np.arange(2, depth + 2))
 
 
@@ -258,10 +258,10 @@ def _dcg(grades: IntArray, gain: Gain) -> FloatArray:
 
 
 def row_sums(values: FloatArray) -> FloatArray:
-    """The sum of each row, rounded once."""
+    """Sum each row, rounded once."""
     return np.array([*map(math.fsum, values.tolist())])
 
 
 def discounted_sums(values: NDArray[Any]) -> FloatArray:
-    """Σ value_i / log2(i + 1) of each row over the 1-based ranks i, rounded once."""
+    """Return Σ value_i / log2(i + 1) of each row over the 1-based ranks i, rounded once."""
     return row_sums(values / np.array([*map(math.log2, range(2, values.shape[1] + 2))]))

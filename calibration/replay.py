@@ -26,7 +26,6 @@ from calibration.retrievers import MultiRoute, RankingSource, wrapped
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.extras import require
 from ctxguard._support.regular_file import open_regular
-from ctxguard.core.asking import ANSWER
 from ctxguard.core.columns import SignalColumn, with_columns
 from ctxguard.core.decision import candidate_order
 from ctxguard.core.scores import INVALID_MAGNITUDE
@@ -45,6 +44,7 @@ from ctxguard.core.types import (
     ScoreKind,
     ScoreKindName,
 )
+from ctxguard.core.value_of_information import ANSWER
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError, QueryError
 from ctxguard.retrieval.chunks import document_of, is_chunk_id
 from ctxguard.retrieval.protocols import QueryStates
@@ -113,7 +113,7 @@ class Pools:
         return np.fromiter(map(len, self.passage_ids), np.int64, len(self))
 
     def labelled_ids(self, row: int, labelled: Container[str]) -> tuple[str, ...]:
-        """The ids by which labels may know a query's candidates, same length.
+        """Return the ids by which labels may know a query's candidates, same length.
 
         A label of a document is one of its best-ranked chunk, so that a document counts once. Its
         other chunks have no label, unless they are labelled by their own ids.
@@ -129,12 +129,12 @@ class Pools:
         return tuple([own if own in labelled else document for own, document in pairs])
 
     def subset(self, query_ids: Sequence[str]) -> "Pools":
-        """The pools of these queries, in this order, without those that were skipped."""
+        """Return the pools of these queries, in this order, without those that were skipped."""
         where = {query_id: row for row, query_id in enumerate(self.query_ids)}
         return self.rows([where[query_id] for query_id in query_ids if query_id in where])
 
     def rows(self, rows: Sequence[int] | NDArray[np.int64]) -> "Pools":
-        """The pools of the queries at these places."""
+        """Return the pools of the queries at these places."""
         return replace(
             self,
             query_ids=tuple(map(self.query_ids.__getitem__, rows)),
@@ -147,7 +147,7 @@ class Pools:
         )
 
     def rankings(self, rows: Iterable[int] | None = None) -> Iterator[Ranking]:
-        """Each pool as the ranking that was recorded, without its texts.
+        """Return each pool as the ranking that was recorded, without its texts.
 
         Ranks are those of the pool, so that ties keep the recorded order.
 
@@ -172,7 +172,7 @@ class Pools:
             )
 
     def run(self) -> dict[str, tuple[Hit, ...]]:
-        """The pools as a TREC run: candidates by query id, best first."""
+        """Write the pools as a TREC run: candidates by query id, best first."""
         columns = zip(self.query_ids, self.passage_ids, self.scores.tolist(), strict=True)
         return {
             query_id: tuple([Hit(ids[at], scores[at], rank=at + 1) for at in range(len(ids))])
@@ -239,7 +239,7 @@ class QueryVectors(Mapping[str, Any]):
 def encode_queries(
     retriever: MultiRoute, queries: Sequence[Query], progress: Progress
 ) -> QueryVectors:
-    """Each query's vector by query id, encoded once, on one thread.
+    """Encode each query once, on one thread; return the vectors by query id.
 
     The last bits of a vector depend on the number of threads; a profile must not.
     """
@@ -411,7 +411,7 @@ def _answer(query_id: str, ranking: Ranking, order: list[int]) -> _Replayed:
 def _whole_signals(
     signals: Mapping[str, FloatArray], beyond: NDArray[np.bool_]
 ) -> tuple[dict[str, FloatArray], tuple[str, ...]]:
-    """The signals that every candidate has, and a line about each of the others.
+    """Return the signals that every candidate has, and a line about each of the others.
 
     Args:
         signals: Shape (n_q, depth) each.
@@ -439,7 +439,7 @@ def _whole_signals(
 
 
 def _tokens(passages: PassageSource, position: int) -> float:
-    """An estimate of a text's tokens; NaN if there is no text: anyone's code may be behind it."""
+    """Estimate a text's tokens; NaN if there is no text: anyone's code may be behind it."""
     try:
         text = passages[position].text
         return float(estimate_tokens(text)) if text else np.nan
@@ -448,7 +448,7 @@ def _tokens(passages: PassageSource, position: int) -> float:
 
 
 def _documents(ranking: Ranking, order: Sequence[int]) -> tuple[str, ...]:
-    """The ids in an order, with a document's instead of that of its first chunk."""
+    """Return the ids in an order, with a document's instead of that of its first chunk."""
     ids: list[str] = []
     seen: set[str] = set()
     for position in order:
@@ -499,7 +499,7 @@ def _save(pools: Pools, file: Path) -> None:
 
 
 def _load(file: Path) -> Pools | None:
-    """The cached pools; None if there are none, or if they are damaged."""
+    """Load the cached pools; None if there are none, or if they are damaged."""
     try:
         # Opened here, since a damaged archive would leave numpy's own handle open.
         with (

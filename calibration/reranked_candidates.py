@@ -103,7 +103,7 @@ class RerankedCandidates:
         }
 
     def retrieve(self, query: str, *, depth: int = DEFAULT_DEPTH) -> Ranking:
-        """All candidates of a query with their scores; of equal scores the first is the better.
+        """Return all candidates of a query with their scores; the first of equals is better.
 
         Raises:
             QueryError: the query is not among the recorded ones.
@@ -126,7 +126,7 @@ class RerankedCandidates:
         )
 
     def _probe(self) -> str:
-        """The reranker's first scores of the probes, once it gives the same ones again."""
+        """Return the reranker's first scores of the probes, once it gives the same ones again."""
         now = reranker_probe.probe_scores(self._scores)
         if self._probed is None:
             self._probed = now

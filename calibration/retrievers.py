@@ -147,7 +147,7 @@ def wrapped(
 
 @cache
 def _event_loop() -> asyncio.AbstractEventLoop:
-    """An event loop that runs on a thread until the process ends."""
+    """Start an event loop that runs on a thread until the process ends."""
     loop = asyncio.new_event_loop()
     thread = Thread(target=loop.run_forever, name="ctxguard-replay", daemon=True)
     thread.start()

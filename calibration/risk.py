@@ -48,7 +48,7 @@ def betting_p_value(
     *,
     target_delta: float = DEFAULT_DELTA,
 ) -> FloatArray:
-    """P-value of "the mean loss is at least alpha", by betting against it query by query.
+    """Test "the mean loss is at least alpha" by betting against it query by query.
 
     A gambler with wealth 1 stakes ν_s, chosen from the earlier queries alone, on the next loss
     being below alpha: W_t = Π_{s≤t} (1 − ν_s c_s (L_s − alpha)), where c_s is the weight. If the
@@ -104,7 +104,7 @@ def betting_p_value(
 def betting_upper_bound(
     losses: ArrayLike, delta: float = DEFAULT_DELTA, weights: ArrayLike | None = None
 ) -> float:
-    """An upper confidence bound of the mean loss: true with probability at least 1 − delta.
+    """Bound the mean loss from above, right with probability at least 1 − delta.
 
     The least alpha that ``betting_p_value`` rejects at level delta. The test is valid for every
     alpha and its p-value never rises with alpha, so the true mean is among the alphas that are
@@ -144,7 +144,7 @@ def betting_upper_bound(
 def betting_lower_bound(
     differences: ArrayLike, delta: float = DEFAULT_DELTA, weights: ArrayLike | None = None
 ) -> float:
-    """A lower confidence bound of a mean difference: true with probability at least 1 − delta.
+    """Bound a mean difference from below, right with probability at least 1 − delta.
 
     A difference D in [−1, 1] is a loss of (1 − D) / 2 in [0, 1], whose mean
     ``betting_upper_bound`` bounds from above; gains on some queries then count against losses on
@@ -173,7 +173,7 @@ def differences_needed(
     delta: float = DEFAULT_DELTA,
     weights: ArrayLike | None = None,
 ) -> int | None:
-    """How many labelled queries would show that a mean difference is at least ``−limit``.
+    """Count the labelled queries that would show a mean difference of at least ``−limit``.
 
     ``labels_needed`` of the losses that ``betting_lower_bound`` makes of the differences.
 
@@ -195,7 +195,7 @@ def _as_losses(differences: ArrayLike) -> FloatArray:
 
 
 def joint_p_value(*p_values: ArrayLike) -> FloatArray:
-    """P-value of "at least one of several promises fails": the largest of theirs.
+    """Test "at least one of several promises fails": the largest of their p-values.
 
     The null hypothesis of a candidate with two promises (recall loss ≤ alpha and harm ≤ beta)
     is the union of two nulls. Whichever is true, the largest p-value is at least that one's, so
@@ -225,7 +225,7 @@ def joint_p_value(*p_values: ArrayLike) -> FloatArray:
 
 
 def pareto_order(risk: ArrayLike, benefit: ArrayLike) -> IntArray:
-    """The candidates worth testing, safest first.
+    """Return the candidates worth testing, safest first.
 
     A candidate is left out if another has less risk and no less benefit. The others are sorted
     by risk, and so by benefit as well. Fixed-sequence testing then spends no step on a candidate
@@ -270,7 +270,7 @@ def pareto_order(risk: ArrayLike, benefit: ArrayLike) -> IntArray:
 
 
 def fixed_sequence(p_values_in_order: ArrayLike, delta: float) -> int:
-    """How many candidates are certified when they are tested in order, each at level delta.
+    """Count the candidates certified when they are tested in order, each at level delta.
 
     Testing stops at the first that fails. The family-wise error is delta without any correction,
     because a false certificate requires the first true null hypothesis of the sequence to pass.
@@ -302,7 +302,7 @@ def labels_needed(
     *,
     power: float = 0.8,
 ) -> int | None:
-    """How many labelled queries would certify one candidate by betting, if these are typical.
+    """Count the labelled queries that would certify one candidate by betting, if typical.
 
     An approximation, not a guarantee: the log wealth after n queries is taken as normal, with
     the growth and spread that the stakes would have on losses like those given; the answer is

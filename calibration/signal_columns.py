@@ -69,7 +69,7 @@ def read_columns(
 
 
 def without(pools: Pools, columns: Sequence[SignalColumn]) -> Pools:
-    """The pools without the signals of some columns."""
+    """Return the pools without the signals of some columns."""
     out = {name for column in columns for name in of_column(pools.signals, column)}
     return replace(pools, signals={k: v for k, v in pools.signals.items() if k not in out})
 
@@ -77,7 +77,7 @@ def without(pools: Pools, columns: Sequence[SignalColumn]) -> Pools:
 def needed(
     columns: Sequence[SignalColumn], routes: Mapping[Route, RouteProfile]
 ) -> tuple[SignalColumn, ...]:
-    """The columns whose signals some model of a profile takes."""
+    """Return the columns whose signals some model of a profile takes."""
     if not columns:
         return ()
     policies = [route.policy for route in routes.values()]
@@ -91,13 +91,13 @@ def needed(
 
 
 def of_column(signals: Iterable[str], column: SignalColumn) -> list[str]:
-    """The names of a column's signals, sorted."""
+    """Return the names of a column's signals, sorted."""
     prefix = f"{column.name}:".replace(".", "_")
     return sorted(name for name in signals if name.startswith(prefix))
 
 
 def leaks(pools: Pools, labels: PoolLabels, column: SignalColumn) -> float | None:
-    """AUROC of a column that tells the labels by itself; None for one that does not.
+    """Return AUROC of a column that tells the labels by itself; None for one that does not.
 
     Of every query's pairs of a relevant and another candidate, the share that a regression on the
     column's signals alone puts in the right order, fitted to the queries of other folds.

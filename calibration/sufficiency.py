@@ -78,7 +78,7 @@ def calibrate_sufficiency(
 
 
 def sufficiency_words(certified: SufficiencyProfile | None) -> str:
-    """Whether contexts can be called insufficient, and on what evidence, in words."""
+    """Say whether contexts can be called insufficient, and on what evidence."""
     if certified is None:
         return "Not certified: no probabilities were fitted."
     if certified.auroc is None:
@@ -89,7 +89,7 @@ def sufficiency_words(certified: SufficiencyProfile | None) -> str:
 def certified_threshold(
     probabilities: ArrayLike, alpha: float, delta: float, weights: ArrayLike | None = None
 ) -> float | None:
-    """The highest threshold that calls at most a share ``alpha`` of such contexts insufficient.
+    """Return the highest threshold that calls at most ``alpha`` of such contexts insufficient.
 
     It is the r-th smallest of n independent probabilities. The share of the population strictly
     below it exceeds alpha with probability at most P(Binomial(n, alpha) < r), in any distribution;
@@ -141,7 +141,7 @@ def _weighted_threshold(
 
 
 def fewest_for_threshold(alpha: float, delta: float) -> int:
-    """How many held-out contexts with a relevant passage a threshold needs at least.
+    """Count the held-out contexts with a relevant passage that a threshold needs at least.
 
     Raises:
         ConfigurationError: a share outside (0, 1).
@@ -156,6 +156,6 @@ def fewest_for_threshold(alpha: float, delta: float) -> int:
 
 
 def _binomial(n: int, count: int, share: float) -> float:
-    """P(Binomial(n, share) = count)."""
+    """Return P(Binomial(n, share) = count)."""
     ways = math.lgamma(n + 1) - math.lgamma(count + 1) - math.lgamma(n - count + 1)
     return math.exp(ways + count * math.log(share) + (n - count) * math.log1p(-share))

@@ -94,7 +94,7 @@ def verdict(
 
 
 def mean_interval(values: FloatArray, weights: FloatArray) -> Interval:
-    """The mean with its two bounds by Student's t, 90% each; no bounds of fewer than two values.
+    """Return the mean with its two bounds by Student's t, 90% each; none of under two values.
 
     Args:
         weights: Shape (n,), how much each value counts.
@@ -127,7 +127,7 @@ def fewest_to_enforce(tolerance: float, max_loss: float) -> int | None:
 
 
 def lower_bound(differences: FloatArray, weights: FloatArray) -> float:
-    """The lower bound on a mean difference, with half a lost query added.
+    """Return the lower bound on a mean difference, with half a lost query added.
 
     Args:
         weights: Shape (n,), as of `calibration.weights.counted`; they sum to more than 1.
@@ -139,7 +139,7 @@ def lower_bound(differences: FloatArray, weights: FloatArray) -> float:
 def _needed(
     differences: FloatArray, weights: FloatArray, tolerance: float, max_loss: float
 ) -> int | None:
-    """How many queries like these would enforce the policy; None if over 5,000."""
+    """Count the queries like these that would enforce the policy; None if over 5,000."""
     if float(weighted_mean(differences, weights)) < -tolerance:
         return None
     share, sizes = weights / weights.sum(), range(FEWEST_MEASURED, _MOST_NEEDED + 1)

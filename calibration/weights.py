@@ -10,7 +10,7 @@ from ctxguard.core.types import FloatArray
 
 
 def weighted_mean(values: FloatArray, weights: FloatArray) -> FloatArray:
-    """The mean along the first axis, of shape (n,) or (n, n_columns), with n weights, n ≥ 1.
+    """Average along the first axis, of shape (n,) or (n, n_columns), with n ≥ 1 weights.
 
     >>> float(weighted_mean(np.array([0.0, 1.0]), np.array([1.0, 0.5])))
     0.3333333333333333
@@ -30,7 +30,7 @@ def significant(value: float, digits: int = 6) -> float:
 
 
 def pair_share(above: FloatArray, below: FloatArray) -> float:
-    """The share of pairs in which a value of the first is higher, ties half; at least one pair.
+    """Return the share of pairs in which a value of the first is higher, ties half.
 
     >>> pair_share(np.array([2.0, 1.0]), np.array([1.0]))
     0.75
@@ -40,7 +40,7 @@ def pair_share(above: FloatArray, below: FloatArray) -> float:
 
 
 def effective_number(weights: FloatArray) -> float:
-    """How many of equal weight would give as precise a mean: (Σ w)² / Σ w².
+    """Count how many of equal weight would give as precise a mean: (Σ w)² / Σ w².
 
     Source: Kish, Survey Sampling, 1965, §8.2.
 
@@ -51,7 +51,7 @@ def effective_number(weights: FloatArray) -> float:
 
 
 def n_equivalent(weights: FloatArray) -> float | None:
-    """How many queries of the largest weight these weigh together; None where all weigh the same.
+    """Count queries of the largest weight that these weigh together; None for equal weights.
 
     A bound by betting is about as wide as one from so many queries of equal weight.
     """
@@ -59,7 +59,7 @@ def n_equivalent(weights: FloatArray) -> float | None:
 
 
 def counted(weights: FloatArray) -> FloatArray:
-    """Weights that sum to their effective number: each query's share of it."""
+    """Scale weights to sum to their effective number: each query's share of it."""
     if not weights.size:
         return weights
     shares: FloatArray = weights * (weights.sum() / (weights**2).sum())
@@ -69,7 +69,7 @@ def counted(weights: FloatArray) -> FloatArray:
 def with_lost_queries(
     differences: FloatArray, weights: FloatArray, lost: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Mean and standard error along the first axis, with ``lost`` queries of difference −1 added.
+    """Return mean and standard error, with ``lost`` queries of difference −1 added.
 
     Where nothing was lost on any query, a plain standard error of 0 would say that nothing ever is.
 
@@ -85,7 +85,7 @@ def with_lost_queries(
 
 
 def deciles(values: FloatArray, weights: FloatArray) -> FloatArray:
-    """The 0, 10, …, 100% quantiles of the values that are defined; at least one is.
+    """Return the 0, 10, …, 100% quantiles of the values that are defined; at least one is.
 
     Of unequal weights each is the least value that such a share of the weight does not exceed.
     """

@@ -96,7 +96,7 @@ class RetrieverContract(ABC):
             assert ranking.passage_ids[0] == expected
 
     def test_every_candidate_has_a_score_and_higher_is_better(self) -> None:
-        """Distances are turned round: a score of kind ``distance`` is zero or below.
+        """Expect distances turned round: a score of kind ``distance`` is zero or below.
 
         Kind ``rank`` needs no scores.
         """
@@ -137,7 +137,7 @@ class RetrieverContract(ABC):
         assert len(ranking) <= len(self.PASSAGES)
 
     def test_an_odd_query_is_answered_or_refused_with_a_query_error(self) -> None:
-        """An outage instead would be retried, and open the circuit for everybody's queries."""
+        """Expect no outage, which would be retried, and open the circuit for everybody."""
         ids = {passage.passage_id for passage in self.PASSAGES}
         for query in self.ODD_QUERIES:
             try:

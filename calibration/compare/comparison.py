@@ -273,7 +273,7 @@ def check_candidates(
 def _timed(
     source: RankingSource, seconds: list[float], clock: Callable[[], float]
 ) -> Callable[..., Ranking]:
-    """The retriever as a function that adds the time of every answer."""
+    """Make of the retriever a function that adds the time of every answer."""
 
     def retrieve(query: str, *, depth: int = DEFAULT_DEPTH, query_vector: object = None) -> Ranking:
         begun = clock()

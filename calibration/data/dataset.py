@@ -145,7 +145,7 @@ class Dataset:
         )
 
     def digest(self) -> str:
-        """SHA-256 of the content in hexadecimal, without name, notes and the order of lines."""
+        """Hash the content by SHA-256 in hexadecimal, without name, notes and order of lines."""
         content = {
             "queries": {
                 q.query_id: [q.text, q.metadata, *([] if q.weight == 1.0 else [q.weight])]
@@ -251,7 +251,7 @@ _NEARLY_EQUAL = 0.8
 
 
 def _nearly_equal(questions: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """The first id of each question's group.
+    """Return the first id of each question's group.
 
     Two sets with this similarity share one of their rarest words, so few pairs are compared
     (prefix filtering; Bayardo, Ma and Srikant, Scaling up all pairs similarity search, WWW 2007).

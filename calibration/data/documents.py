@@ -203,7 +203,7 @@ def _passages(name: str, found: Iterable[Section]) -> Iterator[Passage]:
 
 
 def _files(path: Path, counts: Counter[str]) -> list[Path]:
-    """The documents, by name; hidden files and folders and links to elsewhere are left out."""
+    """List the documents by name; not hidden files and folders and links to elsewhere."""
     if path.is_file():
         return [path]
     found = []

@@ -89,7 +89,7 @@ class BeforeAfter:
         }
 
     def shown(self) -> dict[str, int]:
-        """Rows of the questions that a person should see, each question once.
+        """Choose the questions that a person should see, each question once.
 
         - ``best``: it has an answer, and most of what misleads is gone; the one of the highest
           gain if none has an answer.

@@ -7,7 +7,7 @@ from ctxguard.core.interval import Interval
 
 
 def recall_by_kept(route: RouteReport) -> str:
-    """Recall against passages kept: the first k, what is served today, and the choice."""
+    """Draw recall against passages kept: the first k, what is served today, and the choice."""
     results, names = route.summary.results, route.summary.results.policies
     marked = {name: [results.of(name, m).mean for m in ("kept", "recall")] for name in names}
     line = [(float(at.k), at.recall.value) for at in route.today.points]
@@ -35,7 +35,7 @@ def recall_by_kept(route: RouteReport) -> str:
 
 
 def utility_by_k(route: RouteReport) -> str:
-    """Strict UDCG by k of the first k passages, with the gain and the harm."""
+    """Draw strict UDCG by k of the first k passages, with the gain and the harm."""
     today = route.today.points
     values = [at.gain.value for at in today] + [-(at.harm.value or 0.0) for at in today]
     chart = Chart(
@@ -59,7 +59,7 @@ def _curve(chart: Chart, curve: Curve, colour: str, name: str) -> None:
 
 
 def reliability(data: Reliability) -> str:
-    """Share relevant against P(relevant)."""
+    """Draw the share relevant against P(relevant)."""
     chart = Chart(
         Axis("P(relevant)", 0.0, 1.0),
         Axis("share relevant", 0.0, 1.0),
@@ -73,7 +73,7 @@ def reliability(data: Reliability) -> str:
 
 
 def _around(label: str, found: list[Interval]) -> Axis:
-    """An axis of a share that leaves out the empty part below, as far as it is large."""
+    """Make an axis of a share that leaves out the empty part below, as far as it is large."""
     known = [end for each in found for end in (each.value, *(each.bounds or ())) if end is not None]
     low = min(known, default=0.0)
     return Axis(label, max(round(low - 0.15, 1), 0.0) if low > 0.3 else 0.0, 1.0)

@@ -182,7 +182,7 @@ def dial(
 
 
 def _alike(one: _Contexts, other: _Contexts) -> bool:
-    """Whether every context holds the same passages in the same order."""
+    """Tell whether every context holds the same passages in the same order."""
     (order, kept), (others, also) = one, other
     return bool(np.array_equal(kept, also) and np.array_equal(order[kept], others[also]))
 
@@ -207,7 +207,7 @@ def _between(outcome: RouteOutcome, serving_k: int) -> list[_Contexts]:
 
 
 def _of_size(sums: PolicySums, size: float) -> int:
-    """The policy of highest strict UDCG among those that keep about so many passages."""
+    """Find the policy of highest strict UDCG among those that keep about so many passages."""
     away = np.abs(sums.mean_kept - size)
     near = away <= max(_NEAR * size, float(away.min()))
     return int(np.where(near, sums.mean_gain, -np.inf).argmax())

@@ -83,7 +83,7 @@ def report(
 
 
 def certificate_words(outcome: RouteOutcome, settings: Settings) -> str:
-    """The certificate of a route in words, or why it has none and what would give it one."""
+    """Put a route's certificate in words, or why it has none and what would give it one."""
     certificate, test, promise = (
         outcome.profile.certificate,
         outcome.certification,
@@ -184,7 +184,7 @@ def _reliability(outcome: RouteOutcome, *, seed: int) -> Reliability | str:
 
 
 def _retrieved(calibration: Calibration, route: Route) -> dict[str, Any]:
-    """Shares judged and recall of the retriever's own order, over all queries."""
+    """Measure shares judged and recall of the retriever's own order, over all queries."""
     utilities, seed = calibration.profile.utilities, calibration.settings.seed
     pools = calibration.pools[route]
     labels = label(pools, calibration.dataset, utilities)

@@ -32,7 +32,7 @@ _ANSWERS = {
 
 
 def page(data: ReportData) -> str:
-    """The whole report as one HTML document; the same data gives the same text.
+    """Write the report as one HTML document; the same data gives the same text.
 
     Raises:
         MissingExtraError: Jinja2 is not installed.
@@ -67,7 +67,7 @@ def page(data: ReportData) -> str:
 
 
 def number(value: float | None, digits: int = 3, *, signed: bool = False) -> str:
-    """A value with some decimals, or ``no data``.
+    """Write a value with some decimals, or ``no data``.
 
     >>> number(0.12345), number(-0.0001, signed=True), number(None)
     ('0.123', '0.000', 'no data')

@@ -12,18 +12,18 @@ PassageOf = Callable[[str], Passage]
 
 
 def one_line(text: str) -> str:
-    """Text as one line without control characters and lone surrogates."""
+    """Write a text as one line without control characters and lone surrogates."""
     return " ".join(sanitise(text).split())
 
 
 def snippet(text: str, most: int = SNIPPET) -> str:
-    """The beginning of a text as one line of at most so many characters."""
+    """Cut the beginning of a text to one line of at most so many characters."""
     line = one_line(text)
     return line if len(line) <= most else line[:most].rsplit(" ", 1)[0] + " …"
 
 
 def passage_or_none(passage_id: str, passage_of: PassageOf | None) -> Passage | None:
-    """The passage; None if it cannot be looked up."""
+    """Look up the passage; None if it cannot be looked up."""
     if passage_of is not None:
         with suppress(KeyError):
             return passage_of(passage_id)

@@ -23,7 +23,7 @@ EDGES: tuple[float, ...] = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 
 def reliability_bins(
     probabilities: FloatArray, relevant: NDArray[np.bool_]
 ) -> tuple[ReliabilityBin, ...]:
-    """Predicted and labelled shares of relevant candidates, by bin of P.
+    """Compare predicted and labelled shares of relevant candidates, by bin of P.
 
     Args:
         probabilities: Shape (n_q, depth), NaN beyond each query's candidates.
@@ -55,7 +55,7 @@ def _bin_of(probabilities: FloatArray) -> IntArray:
 
 
 def clustered_share(successes: IntArray, counts: IntArray) -> Interval:
-    """A share over candidates, with an interval that treats each query as one cluster.
+    """Estimate a share over candidates, with each query as one cluster.
 
     Wilson's score interval at the effective sample size n / design effect, where the design
     effect is the variance of the ratio over clusters divided by that of independent candidates
@@ -99,7 +99,7 @@ def clustered_share(successes: IntArray, counts: IntArray) -> Interval:
 def expected_calibration_error(
     probabilities: FloatArray, relevant: NDArray[np.bool_], *, seed: int = 0
 ) -> Interval:
-    """Mean distance of P from the share relevant over the bins, weighted by candidates.
+    """Average the distance of P from the share relevant over bins, weighted by candidates.
 
     Noise makes it positive: a perfect model does not reach 0 on few queries. The interval is a
     percentile bootstrap over queries.

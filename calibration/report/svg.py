@@ -50,12 +50,12 @@ class Axis:
         return tuple(round(n * step, 10) for n in range(first, last + 1))
 
     def share(self, value: float) -> float:
-        """Where a value lies between the ends, clipped to them."""
+        """Place a value between the ends, clipped to them."""
         return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
 
 
 def spanning(label: str, values: Iterable[float | None]) -> Axis:
-    """An axis that holds 0 and all values, with a little room beyond them."""
+    """Make an axis that holds 0 and all values, with a little room beyond them."""
     known = [0.0, *[value for value in values if value is not None]]
     low, high = min(known), max(known)
     room = 0.06 * (high - low) or 0.5
@@ -130,7 +130,7 @@ class Chart:
         self._add("grey", f'<path class="level" d="M{path}"/>', "line", "")
 
     def render(self) -> str:
-        """The chart with its legend, as HTML."""
+        """Write the chart with its legend, as HTML."""
         label = f'role="img" aria-label="{escape(self._description)}"'
         keys = "".join(
             f'<span><svg class="{colour}" viewBox="0 0 16 16" aria-hidden="true"><path '

@@ -23,8 +23,7 @@ _COMMANDS = {
     "monitor": "Judge sampled requests, and serve live estimates to Prometheus.",
     "label export": "Write a file of passages for people to grade, of judged requests picked at "
     "random.",
-    "label import": "Import the labels of one annotator.",
-    "label feedback": "Import users' reactions. They are counted by kind, and enter no estimate.",
+    "label import": "Import the labels of one annotator, or users' reactions.",
     "demo": "Index, calibrate, guard and monitor on real text, in a minute or two.",
     "doctor": "Say for each part of a deployment whether it works, and how to mend it.",
     "evaluate": "Measure a profile, or the first k passages, on labelled queries.",
@@ -51,11 +50,16 @@ _COMMANDS = {
 
 _FIELDS: dict[str, dict[str, Collection[str]]] = {
     "calibrate": {"options": ["score_kind"], "keys": ["serving_k"]},
-    "evaluate": {"options": ["gain", "score_kind"], "keys": ["route", "write_run"]},
-    "query": {"keys": ["retriever", "route"], "without": ["run", "preset", "utility", "gain"]},
+    "evaluate": {"keys": ["route", "write_run"]},
+    "query": {
+        "keys": ["mode", "retriever", "route"],
+        "without": ["run", "preset", "utility", "gain"],
+    },
     "answers": {"keys": ["engine", "retriever"], "without": ["run", "preset", "utility", "gain"]},
-    "serve": {"options": ["rerank_upstream", "rerank_protocol", "rerank_model"]},
-    "mcp": {"keys": ["k"]},
+    "serve": {"options": ["rerank_upstream", "rerank_model"], "keys": ["workers"]},
+    "mcp": {"keys": ["k", "where"]},
+    "index": {"keys": ["lexical", "signals"]},
+    "recalibrate": {"keys": ["judge", "route"]},
 }
 """The fields that are other than elsewhere; see `ctxguard.cli._settings.command_of`."""
 
@@ -69,6 +73,8 @@ _GROUPS = {
 COMMANDS = {name.split()[-1] for name in _COMMANDS}
 """The name of every command, which is that of its table in a settings file too."""
 
+
+_JSON = "--json"
 
 _LOADERS: dict[str, Any] = {}
 """Functions that import a command each, by its words."""
@@ -91,6 +97,17 @@ class _Group(TyperGroup):
                     formatter.write_dl(list(some))
 
 
+class _Application(_Group):
+    """The commands, and the options that may stand before or after any of them."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read ``--json`` wherever it stands, but not after ``--``."""
+        end = args.index("--") if "--" in args else len(args)
+        if _JSON in args[:end]:
+            args = [_JSON, *(one for one in args[:end] if one != _JSON), *args[end:]]
+        return super().parse_args(ctx, args)
+
+
 class _Later(TyperCommand):
     """The place of a command that is not imported yet."""
 
@@ -99,7 +116,7 @@ class _Later(TyperCommand):
 
 app = typer.Typer(
     name="ctxguard",
-    cls=_Group,
+    cls=_Application,
     help="Clean, calibrated and certified context between a retriever and a language model.",
     epilog="Exit codes: 0 for success, 1 for a finding, 2 for wrong usage or bad input.",
     no_args_is_help=True,
@@ -123,6 +140,9 @@ def _application(
         typer.Option(
             "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option(_JSON, help="Print the result of a command as one JSON document.")
     ] = False,
 ) -> None:
     pass

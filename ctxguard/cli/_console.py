@@ -57,6 +57,11 @@ _QUIET = {
 }
 
 
+def wants_json(context: Any) -> bool:
+    """Tell whether a command of this context was asked for one JSON document."""
+    return bool(context.find_root().params.get("as_json"))
+
+
 class Command(TyperCommand):
     """A command whose errors end in an exit code and one message, not in a traceback.
 
@@ -96,7 +101,7 @@ class Command(TyperCommand):
             if os.environ.get(DEBUG):
                 raise
             about = _described(error)
-            if ctx.params.get("as_json"):
+            if wants_json(ctx):
                 print_json({"error": about})
             finding = isinstance(error, CalibrationError | ProfileMismatchError)
             label, style = ("finding", "bold yellow") if finding else ("error", "bold red")
@@ -190,6 +195,7 @@ class Output:
             otherwise to standard output.
 
     Attributes:
+        as_json: As given.
         out: Standard output.
         err: Standard error.
     """
@@ -197,7 +203,7 @@ class Output:
     def __init__(self, *, as_json: bool = False) -> None:
         self.out = _Terminal()
         self.err = _Terminal(stderr=True)
-        self._as_json = as_json
+        self.as_json = as_json
         self._notes = self.err if as_json else self.out
 
     def result(
@@ -216,7 +222,7 @@ class Output:
             notes: Lines that a reader should know besides it; None for a document without any.
             found: Whether the command ends with a finding.
         """
-        if self._as_json:
+        if self.as_json:
             print_json(document if notes is None else {**document, "notes": notes})
         else:
             show()
@@ -346,7 +352,7 @@ class _Rate(ProgressColumn):
 
 
 def as_json(document: Mapping[str, object], indent: int | None = None) -> str:
-    """One JSON document; records and enumerations become plain values."""
+    """Write one JSON document; records and enumerations become plain values."""
     return json.dumps(to_jsonable_python(document), indent=indent, allow_nan=False)
 
 
@@ -356,12 +362,12 @@ def print_json(document: Mapping[str, object]) -> None:
 
 
 def picked(record: object, *names: str) -> dict[str, Any]:
-    """Attributes that a JSON document has under their own names."""
+    """Pick the attributes that a JSON document has under their own names."""
     return {name: getattr(record, name) for name in names}
 
 
 def number(value: float | None) -> str:
-    """A value with three decimals, or ``no data``.
+    """Write a value with three decimals, or ``no data``.
 
     >>> number(0.12345), number(None)
     ('0.123', 'no data')
@@ -370,19 +376,19 @@ def number(value: float | None) -> str:
 
 
 def interval(estimate: Interval) -> str:
-    """The bounds of an estimate; empty if it has none."""
+    """Write the bounds of an estimate; empty if it has none."""
     return "" if estimate.bounds is None else "[{:.3f}, {:.3f}]".format(*estimate.bounds)
 
 
 def short_interval(estimate: Interval) -> str:
-    """A value and its bounds with two decimals, or ``no data``."""
+    """Write a value and its bounds with two decimals, or ``no data``."""
     if estimate.value is None or estimate.bounds is None:
         return number(estimate.value)
     return f"{estimate.value:.2f} " + "[{:.2f}, {:.2f}]".format(*estimate.bounds)
 
 
 def one_line(text: str) -> str:
-    """Text for a terminal: without control characters, white space as one space.
+    """Strip control characters from a text for a terminal, and join its lines by spaces.
 
     >>> one_line("a\\x1b[31mb\\n  c")
     'a[31mb c'

@@ -46,7 +46,7 @@ class Labelled:
         return {"data": dataset.name, "split": self.split, "dataset_digest": dataset.digest()}
 
     def described(self, counts: Mapping[str, int]) -> str:
-        """The counts of ``against`` in words."""
+        """Put the counts of ``against`` in words."""
         return (
             f"{counts['queries']:,} of {self.dataset.name}: {counts['answerable']:,} answerable, "
             f"{counts['without_relevant']:,} without a relevant passage"
@@ -83,7 +83,7 @@ class Labelled:
 def label_notes(
     dataset: "Dataset", corpus: Path | None, retriever: "HybridRetriever | EngineRetriever"
 ) -> tuple[str, ...]:
-    """Notes on labelled passages that the index lacks, or has with another text.
+    """Note which labelled passages the index lacks, or has with another text.
 
     Args:
         dataset: The labels.
@@ -110,7 +110,7 @@ def label_notes(
 def _labelled_ids(
     dataset: "Dataset", retriever: "HybridRetriever | EngineRetriever"
 ) -> frozenset[str]:
-    """The ids that labels may name; of an engine, whose ids may be billions, those that they do."""
+    """Return the ids that labels may name; of an engine, which may have billions, those used."""
     from calibration.data.dataset import named_passages
 
     if isinstance(retriever, ctxguard.HybridRetriever):
@@ -180,12 +180,12 @@ def read_labelled(data: Path, preferred: str) -> Labelled:
 
 
 def is_split(data: Path) -> bool:
-    """Whether a path is the file of one split of a BEIR folder."""
+    """Tell whether a path is the file of one split of a BEIR folder."""
     return data.suffix == ".tsv" and data.parent.name == "qrels"
 
 
 def shared_questions(labelled: Labelled) -> tuple[str, ...]:
-    """A line for each other split that contains questions of this one."""
+    """Write a line for each other split that contains questions of this one."""
     from calibration.data.dataset import same_text
 
     lines = []
@@ -202,7 +202,7 @@ def shared_questions(labelled: Labelled) -> tuple[str, ...]:
 
 
 def seen_in_calibration(labelled: Labelled, profile: "Profile") -> tuple[str, ...]:
-    """A line if the profile is known to have been calibrated on some of these questions."""
+    """Write a line if the profile was calibrated on some of these questions."""
     from calibration.data.dataset import same_text
 
     made_on = profile.provenance.dataset_digest
@@ -221,7 +221,7 @@ def seen_in_calibration(labelled: Labelled, profile: "Profile") -> tuple[str, ..
 
 
 def compared(profile: "Profile", retriever: "Source") -> "SystemComparison":
-    """The profile's system compared with this retriever under the profile's fusion."""
+    """Compare the profile's system with this retriever under the profile's fusion."""
     from ctxguard.profile.comparison import compare_systems
 
     fused = retriever.with_fusion(profile.fusion)
@@ -229,7 +229,7 @@ def compared(profile: "Profile", retriever: "Source") -> "SystemComparison":
 
 
 def fitted(profile: "Profile", retriever: "Source") -> "Source":
-    """The retriever with the profile's fusion.
+    """Return the retriever with the profile's fusion.
 
     Raises:
         ProfileMismatchError: the profile was calibrated on another system.
@@ -241,13 +241,13 @@ def fitted(profile: "Profile", retriever: "Source") -> "Source":
 
 
 def on_route(retriever: "Source", route: Route) -> "Source":
-    """An index with these stages; a wrapped retriever as it is, since it has none to choose."""
+    """Return an index with these stages; a wrapped retriever as it is, without a choice."""
     view: Source = retriever.on_route(route) if hasattr(retriever, "on_route") else retriever
     return view
 
 
 def served_route(retriever: "Source", profile: "Profile | None") -> Route:
-    """The stages that answer; of a wrapped retriever, those that the profile was made for."""
+    """Return the stages that answer; of a wrapped retriever, those of the profile."""
     if profile is None or retriever.route is not Route.EXTERNAL or len(profile.routes) != 1:
         return retriever.route
     return next(iter(profile.routes))
@@ -271,7 +271,7 @@ def replayed(
 
 
 def served_depth(depth: int | None, k: int, profile: "Profile | None") -> int:
-    """Candidates to retrieve: as many as were asked for, else as many as a guard retrieves.
+    """Return the depth: as many as were asked for, else as many as a guard retrieves.
 
     The candidates are scored relative to one another, so another depth is another order: to look at
     the first k that are served, retrieve as many as are served from.
@@ -287,19 +287,19 @@ def served_depth(depth: int | None, k: int, profile: "Profile | None") -> int:
 
 
 def fusion_of(retriever: "Source") -> dict[str, object] | None:
-    """How an index fuses its legs, as JSON; None for a wrapped retriever."""
+    """Describe as JSON how an index fuses its legs; None for a wrapped retriever."""
     fusion = getattr(retriever, "fusion", None)
     return None if fusion is None else asdict(fusion)
 
 
 def beyond_index(retriever: "Source", k: int) -> list[str]:
-    """A note if k is more than the passages of an index; a wrapped retriever's are not known."""
+    """Note that k is more than the passages of an index; a wrapped one's are not known."""
     n = len(retriever) if hasattr(retriever, "__len__") else k
     return [f"k = {k} is more than the index's {n} passages"] if k > n else []
 
 
 def notes_on_pools(pools: "Pools", route: Route, run: Path | None) -> list[str]:
-    """Notes on queries that were left out or not in the run, and on stages that answered instead.
+    """Note queries that were left out or not in the run, and stages that answered instead.
 
     Args:
         pools: The retrieved candidates.

@@ -61,7 +61,6 @@ NamedJudge = Annotated[
         "Judge whose verdicts are used, as the store names it.", "NAME", default="the only one"
     ),
 ]
-AsJson = Annotated[bool, setting("Print the result as one JSON document.", None, "--json")]
 
 
 class PassageWorth(SettingsModel):
@@ -89,7 +88,7 @@ class PassageWorth(SettingsModel):
     )
 
     def worth(self, base: Utilities) -> Utilities:
-        """Utilities with those replaced that were set by hand.
+        """Replace utilities by those that were set by hand.
 
         Raises:
             ConfigurationError: another name, or a value that the name cannot have.

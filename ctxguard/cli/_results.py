@@ -40,7 +40,7 @@ _DIFFERENCE = ("difference>", "n>", "outcome")
 
 
 def by_metric(results: "Results", meanings: Mapping[str, str] | None = None) -> TextTable:
-    """A row for each metric.
+    """Make a row for each metric.
 
     The means of two policies stand beside their paired difference. Without one, each mean stands
     with its own interval.
@@ -68,7 +68,7 @@ def by_metric(results: "Results", meanings: Mapping[str, str] | None = None) -> 
 
 
 def _figure(value: float | None, metric: str, *, signed: bool = False) -> str:
-    """A value as precise as a reader can use it."""
+    """Write a value as precisely as a reader can use it."""
     if value is None:
         return NO_DATA
     return f"{value:{'+' if signed else ''}{'.0f' if metric == 'tokens' else '.3f'}}"
@@ -81,13 +81,13 @@ def _estimate(found: "Interval", metric: str) -> str:
 
 
 def _difference(found: "Difference", metric: str) -> list[Text | str]:
-    """The cells of ``_DIFFERENCE``."""
+    """Make the cells of ``_DIFFERENCE``."""
     words = signed_interval(found, metric)
     return [words, f"{found.n:,}", _styled(found.outcome)]
 
 
 def signed_interval(found: "Interval", metric: str = "") -> Text:
-    """A difference with its interval, in the colour of its outcome."""
+    """Write a difference with its interval, in the colour of its outcome."""
     words = _figure(found.value, metric, signed=True)
     if found.bounds is not None:
         lower, upper = (_figure(bound, metric, signed=True) for bound in found.bounds)
@@ -110,7 +110,7 @@ def print_comparison(
     *,
     show_all: bool,
 ) -> None:
-    """One row for each candidate with its verdict, and on request all that was measured."""
+    """Print one row for each candidate with its verdict, and on request all else."""
     results = comparison.results
     output.facts(*facts)
     output.heading("What each candidate is worth to the reader")
@@ -161,7 +161,7 @@ def _print_sizes(comparison: "Comparison", output: Output) -> None:
 
 
 def print_checks(checks: "Sequence[RegressionCheck]", output: Output) -> None:
-    """The candidates against those of a saved comparison, if there is one."""
+    """Print the candidates against those of a saved comparison, if there is one."""
     if not checks:
         return
     output.heading("Against the saved comparison, paired by query")
@@ -194,7 +194,7 @@ def print_differences(
 def print_summary(
     route: Route, calibration: "Calibration", output: Output, *, show_all: bool
 ) -> None:
-    """Today beside the choice and leaner and richer contexts, and what to beware of."""
+    """Print today beside the choice and leaner and richer contexts, and what to beware of."""
     from calibration.report import certificate_words
 
     outcome, settings = calibration.outcomes[route], calibration.settings
@@ -212,7 +212,7 @@ def print_summary(
 
 
 def _print_options(summary: "Summary", output: Output) -> None:
-    """Leaner and richer contexts beside today's, each with its paired differences."""
+    """Print leaner and richer contexts beside today's, each with its paired differences."""
     chosen = next((size for size, name in summary.by_size.items() if name == "chosen"), "today")
     output.heading(f"leaner or richer (chosen: {chosen})")
     rows: list[Sequence[str | Text]] = []
@@ -234,7 +234,7 @@ def _print_options(summary: "Summary", output: Output) -> None:
 
 
 def _brief(value: float | None, metric: str, *, signed: bool = False) -> str:
-    """A figure of the table of contexts, which has five columns with intervals."""
+    """Write a figure of the table of contexts, which has five columns with intervals."""
     if value is None:
         return NO_DATA
     digits = {"tokens": 0, "kept": 1}.get(metric, 2)
@@ -249,7 +249,7 @@ def _brief_bounds(found: "Difference | None", metric: str) -> str:
 
 
 def print_asking(route: "RouteProfile", output: Output) -> None:
-    """What an assessor adds and costs, or why nobody is asked; nothing if none was given."""
+    """Print what an assessor adds and costs, or why nobody is asked."""
     if not route.asking:
         return
     assessor = route.assessor

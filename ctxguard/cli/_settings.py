@@ -26,7 +26,7 @@ from ctxguard._support.settings import (
     optional,
 )
 from ctxguard.cli import COMMANDS, options_of_all
-from ctxguard.cli._console import Command, Output, check_writable, print_labelled
+from ctxguard.cli._console import Command, Output, check_writable, print_labelled, wants_json
 from ctxguard.cli._system import SOURCES, System
 from ctxguard.errors import ConfigurationError, DataError
 
@@ -112,7 +112,7 @@ def command_of(
                 shown = about(field)["metavar"] if about(field)["argument"] else flag
                 for file in files if isinstance(files, list) else [files]:
                     check_writable(file, shown)
-        settings(Output(as_json=getattr(settings, "as_json", False)))
+        settings(Output(as_json=wants_json(context)))
 
     context = Parameter(_CLICK, Parameter.KEYWORD_ONLY, annotation=typer.Context)
     parameters.insert(0, context)
@@ -131,7 +131,7 @@ def command_of(
 
 
 def _option(name: str, field: FieldInfo, *, in_file: bool = False) -> Parameter:
-    """A field as a parameter that typer makes an option or an argument of.
+    """Make a field a parameter that typer makes an option or an argument of.
 
     Args:
         name: The field's name.
@@ -168,7 +168,7 @@ def _default(field: FieldInfo, *, in_file: bool) -> Any:
 
 
 def _sections(keys: Fields, command: str) -> dict[str, list[tuple[str, str]]]:
-    """The keys that a command reads, with their help, by table; the system's stand in none."""
+    """List the keys that a command reads, with their help, by table; the system's in none."""
     sections: dict[str, list[tuple[str, str]]] = {}
     for name, field in sorted(keys.items(), key=lambda item: item[0] not in System.model_fields):
         table = "" if name in System.model_fields else command
@@ -177,7 +177,7 @@ def _sections(keys: Fields, command: str) -> dict[str, list[tuple[str, str]]]:
 
 
 def _settings_in(file: Path, command: str, fields: Fields) -> dict[str, Any]:
-    """The settings of a command that a file holds.
+    """Read the settings of a command that a file holds.
 
     At its top level stands what several commands share: the system, and options but for those that
     name files to write. What another command alone knows is left to it.
@@ -210,7 +210,7 @@ def _note_unused_source(system: Mapping[str, Any], command: str, fields: Fields)
 
 
 def _known(document: Mapping[str, Any]) -> dict[str, FieldInfo]:
-    """The keys that may stand at the top of a file: the system's, and options of any command."""
+    """List the keys at the top of a file: the system's, and options of any command."""
     known = dict(System.model_fields)
     if not document.keys() <= {key_of(name, field) for name, field in known.items()}:
         known = options_of_all() | known
@@ -218,7 +218,7 @@ def _known(document: Mapping[str, Any]) -> dict[str, FieldInfo]:
 
 
 def read_system(file: Path) -> dict[str, Any]:
-    """The settings of the system that a file describes.
+    """Read the settings of the system that a file describes.
 
     Raises:
         DataError: the file cannot be read, or it has a key that no command knows.
@@ -229,7 +229,7 @@ def read_system(file: Path) -> dict[str, Any]:
 
 
 def _tables_of(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A file without its tables for single commands, and those."""
+    """Read a file without its tables for single commands, and those."""
     document = read_toml(file)
     tables = {
         name: document.pop(name)
@@ -261,7 +261,7 @@ def named(
     where: str = "",
     others: Fields = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The values of a table by the names of fields; paths start from the file's folder.
+    """Return the values of a table by the names of fields; paths start from the file's folder.
 
     Args:
         table: The table.

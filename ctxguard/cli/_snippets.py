@@ -22,7 +22,7 @@ Match = tuple[int, int, str]
 
 
 def snippet(text: str, query: str, analyse: Callable[[str], Sequence[str]], width: int) -> Text:
-    """The stretch of a text with most of a query's terms, which are printed bold.
+    """Cut the stretch of a text with most of a query's terms, which are printed bold.
 
     Args:
         text: A passage's; control characters are removed, and white space becomes one space. Only
@@ -52,7 +52,7 @@ def snippet(text: str, query: str, analyse: Callable[[str], Sequence[str]], widt
 def _matches(
     line: str, terms: frozenset[str], analyse: Callable[[str], Sequence[str]]
 ) -> list[Match]:
-    """Where the terms are: the words that give one, or in a script without spaces the terms."""
+    """Find the terms: the words that give one, or in a script without spaces the terms."""
     found = []
     for word in _WORD.finditer(line):
         given = terms.intersection(analyse(word[0]))
@@ -67,7 +67,7 @@ def _matches(
 
 
 def _stretch(line: str, matches: Sequence[Match], width: int) -> tuple[int, int]:
-    """The bounds of the stretch: at the first match from which most terms fit, after some words."""
+    """Bound the stretch: at the first match from which most terms fit, after some words."""
     if len(line) <= width:
         return 0, len(line)
 

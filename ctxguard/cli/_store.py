@@ -174,7 +174,7 @@ class JudgeSettings(JudgeModel):
     )
 
     def make_judge(self, reranker: str | None, output: Output) -> "Judge":
-        """The judge that the settings describe.
+        """Make the judge that the settings describe.
 
         Args:
             reranker: The guard's, which a cross-encoder that judges must not be.
@@ -221,7 +221,7 @@ def open_store(url: str, limits: "Limits | None" = None) -> "SampleStore":
 
 
 def named_series(store: "SampleStore", named: str | None) -> str:
-    """The series of judgments to use: the one named, or the only one.
+    """Return the series of judgments to use: the one named, or the only one.
 
     Raises:
         DataError: there is none, or several and none is named.
@@ -239,7 +239,7 @@ def named_series(store: "SampleStore", named: str | None) -> str:
     problem = (
         "the store holds several judges" if named is None else f"the store has no judge {named!r}"
     )
-    raise DataError(f"{problem}; name one with --judge: {', '.join(map(repr, all_series))}")
+    raise DataError(f"{problem}; name one as judge: {', '.join(map(repr, all_series))}")
 
 
 def _label_judge(labels: Path, output: Output) -> "Judge":

@@ -74,7 +74,7 @@ class System(PassageWorth, ServedSystem):
         return [name for name in SOURCES if getattr(self, name) is not None]
 
     def completed(self, others: "Iterable[System]") -> "System":
-        """This system with the settings of others that it does not have and that go with it."""
+        """Add the settings of others that this system lacks and that go with it."""
         values = {name: getattr(self, name) for name in self.model_fields_set}
         for other in others:
             for name in other.model_fields_set.difference(values, _HAVE_NO_EFFECT[self.sources[0]]):
@@ -82,7 +82,7 @@ class System(PassageWorth, ServedSystem):
         return System(**values)
 
     def open(self, queries: "Sequence[Query]" = ()) -> Source:
-        """The retriever that the settings name.
+        """Open the retriever that the settings name.
 
         Args:
             queries: The queries of a run, or of lists of candidates.
@@ -153,13 +153,13 @@ class System(PassageWorth, ServedSystem):
 def open_assessor(
     system: ServedSystem, *, patient: bool = False
 ) -> "AbstractContextManager[AssessorStage | None]":
-    """The stage that asks the system's assessor, closed at the end; None without one."""
+    """Open the stage that asks the system's assessor, and close it at the end."""
     stage = system.assessor_stage(patient=patient)
     return nullcontext() if stage is None else closing(stage)
 
 
 def _shown(name: str) -> str:
-    """A setting as its user writes it."""
+    """Write a setting as its user writes it."""
     field = System.model_fields[name]
     return key_of(name, field) if about(field)["key"] else f"--{key_of(name, field)}"
 

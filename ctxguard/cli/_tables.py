@@ -58,7 +58,7 @@ class TextTable:
 
 
 def _fitting(columns: Sequence[str], rows: Sequence[Row], width: int) -> Iterator[RenderableType]:
-    """The first form that fits: the table, or a block for each record.
+    """Choose the first form that fits: the table, or a block for each record.
 
     Columns begin at their least width, and what is left is given to them in their order.
     """
@@ -86,7 +86,7 @@ def _fitting(columns: Sequence[str], rows: Sequence[Row], width: int) -> Iterato
 
 
 def _block(columns: Sequence[str], record: Sequence[Row], width: int) -> Iterator[RenderableType]:
-    """A record under its first cell: its other fields, or its rows in the form that fits."""
+    """Lay out a record under its first cell: its fields, or its rows in the form that fits."""
     head = (Text(columns[0].removesuffix(">"), "dim"), record[0][0])
     yield Text(" ").join([part for part in head if part.plain])
     if len(record) > 1:
@@ -115,7 +115,7 @@ def _table(columns: Sequence[str], rows: Sequence[Row], widths: Sequence[int], g
 
 
 def _least_width(name: str, cells: Sequence[Text]) -> int:
-    """The width below which a figure, or a word, would be broken, or a text hard to read."""
+    """Return the width below which a figure or a word breaks, or a text is hard to read."""
     words = name.removesuffix(">").split()
     longest = max((cell.cell_len for cell in cells), default=0)
     if not name.endswith(">"):

@@ -46,7 +46,6 @@ class AnswersCommand(System):
         "URL",
     )
     model: str = setting("Dated name of the reader, as its endpoint names it.", "MODEL")
-    as_json: _options.AsJson = False
     mark_by: Literal["contains", "exact", "judge"] = key(
         "How answers are marked: contains or exact compare with the known answers in a question's "
         "metadata (answers, and wrong_answers); judge asks a model, which is given the known "

@@ -79,7 +79,6 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
         "LOSS",
     )
     show_all: _options.ShowRest = False
-    as_json: _options.AsJson = False
     beta: float | None = optional_key(
         "Certify a mean harm of at most this as well; needs --alpha.", "HARM"
     )
@@ -162,7 +161,7 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
         )
 
     def _chosen(self) -> "Settings":
-        """The settings as calibration takes them."""
+        """Make the settings as calibration takes them."""
         from calibration.calibrate_route import Settings
         from calibration.certify import Promise
 
@@ -254,7 +253,7 @@ def _write_reports(made: "Calibration", retriever: "Source", files: Sequence[Pat
 
 
 def _in_short(outcome: "RouteOutcome") -> str:
-    """A fallback route in one line."""
+    """Put a fallback route in one line."""
     profile = outcome.profile
     words, certificate = describe_policy(profile.policy), profile.certificate
     if profile.verdict is not None and profile.verdict.decision == "shadow":

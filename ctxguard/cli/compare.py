@@ -70,7 +70,6 @@ class CompareCommand(_options.PassageWorth):
         "FILE",
     )
     show_all: _options.ShowRest = False
-    as_json: _options.AsJson = False
     depth: _options.Depth = None
     baseline: str | None = optional_key(
         "Candidate that differences are taken from.", "NAME", default="the first"
@@ -181,7 +180,7 @@ class CompareCommand(_options.PassageWorth):
         )
 
     def _systems(self) -> tuple[System | None, dict[str, System]]:
-        """The index, and the others by the names of their candidates.
+        """Return the index, and the others by the names of their candidates.
 
         Raises:
             ConfigurationError: there are none, two indexes, or two of one name.
@@ -212,7 +211,7 @@ class CompareCommand(_options.PassageWorth):
         sources: tuple[str, ...],
         index: System | None,
     ) -> "list[Candidate]":
-        """Ways to cut the rankings of an index, else of the first source; and all sources."""
+        """Find the ways to cut rankings of an index, else of the first source; and all sources."""
         from calibration.compare.candidates import (
             at_each_k,
             default_candidates,
@@ -232,7 +231,7 @@ class CompareCommand(_options.PassageWorth):
 
 
 def _document(comparison: "Comparison", checks: "Sequence[RegressionCheck]") -> dict[str, object]:
-    """A comparison as JSON; ``SavedComparison`` reads a part of it back."""
+    """Write a comparison as JSON; ``SavedComparison`` reads a part of it back."""
     from calibration.compare.saved_comparison import values_as_json
 
     return {
@@ -259,13 +258,13 @@ def _document(comparison: "Comparison", checks: "Sequence[RegressionCheck]") -> 
 
 
 def _by_name(paths: Sequence[Path]) -> dict[str, Path]:
-    """Profiles by the stem of their file name, or by their path if two share it."""
+    """Name profiles by the stem of their file, or by their path if two share it."""
     stems = Counter(path.stem for path in paths)
     return {path.stem if stems[path.stem] == 1 else str(path): path for path in paths}
 
 
 def _utilities(profiles: "dict[str, Profile]") -> "Utilities":
-    """The utilities of the profiles, which must be the same: one table has one unit."""
+    """Return the utilities of the profiles, which must be the same: one table has one unit."""
     from ctxguard.core.metrics import DEFAULT_UTILITIES
 
     utilities = [loaded.utilities for loaded in profiles.values()]
@@ -321,7 +320,7 @@ def _viewer(
 def _notes(
     comparison: "Comparison", labelled: "Labelled", profiles: "dict[str, Profile]"
 ) -> list[str]:
-    """What a reader of the figures should know."""
+    """Note what a reader of the figures should know."""
     from ctxguard.core.scores import is_relative
 
     notes = [*labelled.notes, *(f"left out: {line}" for line in comparison.skipped)]

@@ -12,7 +12,6 @@ from rich.text import Text
 
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.settings import SettingsModel, optional, setting
-from ctxguard.cli import _options
 from ctxguard.cli._console import Output, interval, number, one_line, picked
 from ctxguard.cli._results import print_differences
 from ctxguard.cli._store import tokens_in_words
@@ -36,7 +35,6 @@ class DemoCommand(SettingsModel):
         default="ctxguard/demo-index in the user's cache folder",
     )
     serve: bool = setting("Serve the metrics over HTTP until Ctrl-C.", value=False)
-    as_json: _options.AsJson = False
 
     def __call__(self, output: Output) -> None:
         """The text is the documentation of the Python that runs this command; the questions were
@@ -104,7 +102,7 @@ def _show_questions(output: Output, questions: "Questions") -> None:
 
 
 def _passages(question: "Question", passages: "Sequence[Passage]") -> Text:
-    """The marked passages of a context by name, and how many others there are."""
+    """Print the marked passages of a context by name, and how many others there are."""
     names = []
     for passage in passages:
         mark, style = _MARKS[question.labels.get(passage.passage_id, 0)]

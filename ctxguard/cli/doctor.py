@@ -15,7 +15,6 @@ import ctxguard
 from ctxguard._support.extras import install_line
 from ctxguard._support.foreign_distribution import foreign_distribution
 from ctxguard._support.settings import SettingsModel, setting
-from ctxguard.cli import _options
 from ctxguard.cli._console import Output, one_line
 from ctxguard.cli._settings import read_system, read_toml
 from ctxguard.cli._store import open_store
@@ -80,7 +79,6 @@ class DoctorCommand(SettingsModel):
         argument=True,
         factory=list,
     )
-    as_json: _options.AsJson = False
 
     def __call__(self, output: Output) -> None:
         """The installation is looked at in any case. For example:
@@ -117,7 +115,7 @@ def _installation() -> Iterator[Finding]:
 
 
 def _parts(places: Sequence[str]) -> dict[str, Any]:
-    """What the places name: ``profile``, ``store``, ``metrics``, and settings of the system.
+    """Tell places apart: ``profile``, ``store``, ``metrics``, and settings of the system.
 
     Raises:
         ConfigurationError: a place is none of the known kinds.
@@ -146,7 +144,7 @@ def _parts(places: Sequence[str]) -> dict[str, Any]:
 
 
 def _system_file(file: Path) -> dict[str, Any]:
-    """The system that a file describes, and the profile and the store that a table of it names."""
+    """Read the system that a file describes, and the profile and store that a table names."""
     document = read_toml(file)
     tables = [each for each in document.values() if isinstance(each, dict)]
     parts: dict[str, Any] = {}
@@ -230,7 +228,7 @@ def _store(url: str) -> Iterator[Finding]:
 
 
 def _metrics(url: str) -> Finding:
-    """Whether a URL serves metrics of a guard or a monitor."""
+    """Tell whether a URL serves metrics of a guard or a monitor."""
     try:
         with urllib.request.urlopen(url, timeout=_SCRAPE_SECONDS) as answer:  # noqa: S310  http(s)
             lines = answer.read(_MAX_METRICS_BYTES).decode(errors="replace").splitlines()

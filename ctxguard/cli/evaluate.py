@@ -52,7 +52,6 @@ class EvaluateCommand(System):
     )
     all_metrics: bool = key("Show every metric, not the first few.", "SWITCH", value=False)
     seed: _options.Seed = 0
-    as_json: _options.AsJson = False
 
     def __call__(self, output: Output) -> None:
         """The candidates come from an index, a retriever of your own (--retriever), a TREC run
@@ -192,7 +191,7 @@ def _print(results: "Results", output: Output, *, show_all: bool) -> None:
 def _policies(
     profile: "Profile | None", route: Route, k: int | None
 ) -> "tuple[dict[str, Policy], str]":
-    """The policies to measure, the profile's last, and what recall loss is relative to.
+    """Return the policies to measure, the profile's last, and what recall loss is relative to.
 
     Raises:
         ConfigurationError: the profile has no policy for the route.

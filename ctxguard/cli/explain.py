@@ -42,7 +42,6 @@ class ExplainCommand(SettingsModel):
         "Profile that decided then: decide again by it, and show the reason of each drop.", "FILE"
     )
     show_all: _options.ShowAll = False
-    as_json: _options.AsJson = False
 
     def __call__(self, output: Output) -> None:
         """A request is shown as it was stored: the query, the candidates with their scores, the

@@ -28,7 +28,6 @@ class FreezeCommand(SettingsModel):
         "NAME",
         default="train, or the only one of a folder",
     )
-    as_json: _options.AsJson = False
 
     def __call__(self, output: Output) -> None:
         """The set is a BEIR folder, which every command with --data reads."""
@@ -45,7 +44,6 @@ class FreezeCommand(SettingsModel):
 
 class CheckCommand(SettingsModel):
     folder: Path = setting("A frozen set.", "DIR", argument=True)
-    as_json: _options.AsJson = False
 
     def __call__(self, output: Output) -> None:
         """The output says what the set holds."""
@@ -67,7 +65,6 @@ class HardNegativesCommand(IndexSystem):
         ge=0,
         le=0.99,
     )
-    as_json: _options.AsJson = False
     depth: _options.Depth = None
     per_query: int = key("Most negatives of one query.", "N", ge=1, value=4)
     near: int = key(
@@ -79,7 +76,7 @@ class HardNegativesCommand(IndexSystem):
         labelled passages are taken unless the key unjudged-margin is given: an unlabelled passage
         may be relevant.
         """
-        from calibration.data.hard_negatives import mine, triplets, write_triplets
+        from calibration.hard_negatives import mine, triplets, write_triplets
         from ctxguard.core.fusion import Fusion
         from ctxguard.retrieval.index.passages import searchable_text
 

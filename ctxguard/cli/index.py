@@ -12,7 +12,6 @@ from rich.filesize import decimal
 
 import ctxguard
 from ctxguard._support.settings import SettingsModel, optional, setting
-from ctxguard.cli import _options
 from ctxguard.cli._console import Output, Passes, picked, print_labelled
 from ctxguard.errors import ConfigurationError
 
@@ -75,7 +74,6 @@ class IndexCommand(SettingsModel):
         "LEVEL",
         default="full",
     )
-    as_json: _options.AsJson = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -89,7 +87,7 @@ class IndexCommand(SettingsModel):
                     "build the index anew without --update"
                 )
             if given and self.engine is not None and name == "lexical":
-                raise ConfigurationError("--lexical has no effect with --engine: leave it out")
+                raise ConfigurationError("lexical has no effect with --engine: leave it out")
         return self
 
     def __call__(self, output: Output) -> None:

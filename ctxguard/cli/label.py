@@ -51,7 +51,6 @@ class ExportCommand(SettingsModel):
         "[FIELD=]VALUE",
     )
     max_grade: MaxGrade = 3
-    as_json: _options.AsJson = False
 
     def __call__(self, output: Output) -> None:
         """Each row is one passage, with an empty grade to fill in. A page beside
@@ -144,24 +143,37 @@ class ExportCommand(SettingsModel):
 
 class ImportCommand(SettingsModel):
     file: Path = setting(
-        "File written by `ctxguard label export`, with grades filled in.", "FILE", argument=True
+        "File written by `ctxguard label export`, with grades filled in; or users' reactions, as "
+        "JSONL: request_id, kind (thumb_up, thumb_down, cited), passage_ids, time.",
+        "FILE",
+        argument=True,
     )
     store: _options.StoreUrl
-    annotator: str = setting("Name of the person who graded; labels are kept by name.", "NAME")
+    annotator: str | None = optional(
+        "Name of the person who graded; labels are kept by name.", "NAME", default="none: reactions"
+    )
     max_grade: MaxGrade = 3
-    as_json: _options.AsJson = False
 
     def __call__(self, output: Output) -> None:
         """All labels are kept. Of several labels of a passage by one annotator the
         last counts, and of several annotators' the lower median.
 
         The output says how many of the file's grades count.
+
+        Reactions are counted by kind and enter no estimate: users see only what
+        was served, so reactions say nothing about recall.
         """
+        if self.annotator is None:
+            self._take_reactions(output)
+        else:
+            self._take_labels(self.annotator, output)
+
+    def _take_labels(self, annotator: str, output: Output) -> None:
         from ctxguard.monitor.estimation.plan import usable_labels
         from ctxguard.monitor.labels.files import read_label_file
         from ctxguard.monitor.labels.repeats import repeats
 
-        rows, ungraded = read_label_file(self.file, self.annotator, time.time(), self.max_grade)
+        rows, ungraded = read_label_file(self.file, annotator, time.time(), self.max_grade)
         with open_store(self.store) as opened:
             added = opened.add_labels(rows, self.max_grade)
             repeated = opened.add_labels(repeats(opened, rows), self.max_grade)
@@ -191,21 +203,10 @@ class ImportCommand(SettingsModel):
             "blank": sum(request_id not in unknown for request_id in ungraded),
             "usable": usable,
         }
-        words = f"{added.added:,} labels imported from {self.annotator}"
+        words = f"{added.added:,} labels imported from {annotator}"
         output.result(document, lambda: output.out.print(words), notes)
 
-
-class FeedbackCommand(SettingsModel):
-    file: Path = setting(
-        "JSONL file: request_id, kind (thumb_up, thumb_down, cited), passage_ids, time.",
-        "FILE",
-        argument=True,
-    )
-    store: _options.StoreUrl
-    as_json: _options.AsJson = False
-
-    def __call__(self, output: Output) -> None:
-        """Users see only what was served, so their reactions say nothing about recall."""
+    def _take_reactions(self, output: Output) -> None:
         from ctxguard.monitor.labels.files import read_feedback_file
 
         reactions = read_feedback_file(self.file, time.time())

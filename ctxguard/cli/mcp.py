@@ -27,7 +27,7 @@ class McpCommand(IndexSystem):
     )
     where: list[str] = setting(
         "Find only passages whose metadata has this text, such as tenant=a; of a field that is "
-        "named again, any of its texts. Repeatable.",
+        "named again, any of its texts.",
         "FIELD=VALUE",
         factory=list,
     )
@@ -72,7 +72,7 @@ def _where(conditions: Sequence[str]) -> Where | None:
         field, equals, value = condition.partition("=")
         if not field or not equals:
             raise typer.BadParameter(
-                f"{condition!r} is not FIELD=VALUE, such as tenant=a", param_hint="--where"
+                f"{condition!r} is not FIELD=VALUE, such as tenant=a", param_hint="where"
             )
         allowed.setdefault(field, []).append(value)
     return Where(allowed) if allowed else None

@@ -54,12 +54,11 @@ class MonitorCommand(JudgeSettings, IndexSystem):
         value=False,
     )
     calls_per_day: float | None = optional("Most passages judged per UTC day.", "N", gt=0)
-    price_per_million: float | None = optional(
+    price_per_million: float | None = optional_key(
         "Price of a million tokens of context, to show what is saved.", "PRICE", gt=0
     )
     host: str = setting("Address on which /metrics is served.", "ADDRESS", value="127.0.0.1")
     once: bool = setting("Judge the waiting samples, print the estimates, and exit.", value=False)
-    as_json: bool = setting("Print the estimates of --once as JSON.", None, "--json", value=False)
     port: int = key(
         "Port on which /metrics is served; 0 for any free.", "N", ge=0, le=65535, value=9108
     )
@@ -78,8 +77,6 @@ class MonitorCommand(JudgeSettings, IndexSystem):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.as_json and not self.once:
-            raise ConfigurationError("--json prints what --once found: give --once")
         for name in ("switch", "switch_to_safe"):
             if getattr(self, name) and self.profile is None:
                 raise ConfigurationError(
@@ -104,6 +101,8 @@ class MonitorCommand(JudgeSettings, IndexSystem):
         cannot be reached. A judge whose first 20 calls give no valid verdict is
         asked no more: the command ends with 1, and the samples wait.
         """
+        if output.as_json and not self.once:
+            raise ConfigurationError("--json prints what --once found: give --once")
         from ctxguard.monitor.alarms import AlarmState
         from ctxguard.monitor.judging.budget import BudgetLimits
         from ctxguard.monitor.service import Monitor, WatchedProfile
@@ -248,7 +247,7 @@ class MonitorCommand(JudgeSettings, IndexSystem):
 
 
 def _present_corpus(retriever: "HybridRetriever") -> "CorpusSketch":
-    """The sketch of the index as its folder holds it now, or last held one that could be opened."""
+    """Sketch the index as its folder holds it now, or last held one that could be opened."""
     with suppress(CtxguardError):
         retriever.reload()
     return retriever.corpus_sketch()
@@ -315,7 +314,7 @@ def _verdicts(report: "Report") -> str | None:
 
 
 def _in_shadow(report: "Report") -> list[str]:
-    """What judged requests say of each route in shadow."""
+    """Report what judged requests say of each route in shadow."""
     several = len(report.rises) > 1
     return [
         f"{route.value}: {rise.statement}" if several else rise.statement
@@ -398,7 +397,7 @@ def _print_estimates(report: "Report", output: Output) -> None:
 
 
 def _next_step(report: "Report") -> str:
-    """What people grade next, with its size; until every metric has an estimate."""
+    """Say which passages people grade next, until every metric has an estimate."""
     from ctxguard.monitor.labels.samples import minutes_to_grade
 
     live = report.live
@@ -430,7 +429,7 @@ def _print_figures(
     output: Output,
     windows: "Mapping[Metric, str] | None" = None,
 ) -> None:
-    """One row for each metric, with the window and the effective requests of the first column."""
+    """Print one row for each metric, with the window and the effective requests first."""
     rows = []
     for metric, first in next(iter(columns.values())).items():
         cells = [_figure(estimates[metric]) for estimates in columns.values()]
@@ -443,7 +442,7 @@ def _print_figures(
 
 
 def _figure(estimate: "Estimate") -> str:
-    """An estimate with its interval; where there is none, about how much it needs."""
+    """Write an estimate with its interval; without one, about how much it needs."""
     if estimate.value is None and estimate.n_needed is not None:
         unit = "request" if estimate.grades is None else "grade"
         return f"needs {count(estimate.n_needed, unit)}"

@@ -45,7 +45,6 @@ class QueryCommand(System):
     as_text: bool = setting(
         "Print only the context, as the model would get it.", None, "--text", value=False
     )
-    as_json: _options.AsJson = False
 
     def __call__(self, output: Output) -> None:
         """Each candidate stands with its score, its score relative to the best (r) where scores
@@ -54,7 +53,7 @@ class QueryCommand(System):
 
         Without a profile it keeps the retriever's first k passages.
         """
-        if self.as_text and self.as_json:
+        if self.as_text and output.as_json:
             raise typer.BadParameter("give --text or --json, not both", param_hint="--text")
 
         output = Output(as_json=True) if self.as_text else output  # notes to standard error
@@ -121,7 +120,7 @@ class QueryCommand(System):
 def _candidate(
     verdict: Verdict, context: "Context", retriever: "Source", width: int, lines: int
 ) -> Table:
-    """One candidate: rank, id and title; its figures, and the reason of its drop; text."""
+    """Lay out one candidate: rank, id and title; figures, and the reason of its drop; text."""
     from ctxguard.retrieval.analysers.words import words
 
     passage = retriever.passage(verdict.passage_id)

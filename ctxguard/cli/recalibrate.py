@@ -54,7 +54,6 @@ class RecalibrateCommand(SettingsModel):
         "FOLDER",
         default="that of the profile in force",
     )
-    as_json: _options.AsJson = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -141,7 +140,7 @@ class RecalibrateCommand(SettingsModel):
 
 
 def _rises(store: "SampleStore", series: str, profile: "Profile") -> "dict[Route, Rise]":
-    """What judged requests say of the routes of a profile that are in shadow."""
+    """Report what judged requests say of the routes of a profile that are in shadow."""
     from ctxguard.monitor.estimation.whole_pools import ShadowedTraffic
     from ctxguard.monitor.judges import LabelJudge
 
@@ -150,7 +149,7 @@ def _rises(store: "SampleStore", series: str, profile: "Profile") -> "dict[Route
 
 
 def _today(traffic: "JudgedTraffic", index: Path | None) -> "Profile":
-    """What is served without a profile, by the system that answered.
+    """Describe as a profile what is served without one, by the system that answered.
 
     Raises:
         ConfigurationError: nothing names that system.
@@ -175,7 +174,7 @@ def _today(traffic: "JudgedTraffic", index: Path | None) -> "Profile":
 
 
 def _certificate(after: "RouteProfile") -> str:
-    """The promise of the new profile for the route, in words."""
+    """Put the promise of the new profile for the route in words."""
     if after.certificate is None:
         return "none: the first k are kept, or no held-out question has a relevant passage"
     wide = " This bound is too wide to rely on." if after.certificate.promises_nothing else ""

@@ -94,7 +94,7 @@ class Prior:
 
 
 def planned_stakes(variance: FloatArray, n: int, delta: float, largest: float) -> FloatArray:
-    """√(2 log(1/delta) / (n · variance)), at most ``largest``: decides n gains at level delta."""
+    """Return √(2 log(1/delta) / (n · variance)), at most ``largest``."""
     return np.minimum(np.sqrt(-2.0 * log(delta) / (n * variance)), largest)
 
 

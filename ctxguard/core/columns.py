@@ -257,7 +257,7 @@ def _spaced(text: str) -> str:
 
 
 def _is_within(version: tuple[int, ...], asked: tuple[int, ...]) -> bool:
-    """Whether 2.1.3 is meant by 2.1, or 2.1 by 2.1.0."""
+    """Tell whether 2.1.3 is meant by 2.1, or 2.1 by 2.1.0."""
     shorter = min(len(version), len(asked))
     return version[:shorter] == asked[:shorter] and not any(asked[shorter:])
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ctxguard.core.asking import Assessment
 from ctxguard.core.assembly import (
     DEFAULT_ASSEMBLY,
     Assembled,
@@ -33,6 +32,7 @@ from ctxguard.core.types import (
     Verdict,
     listed,
 )
+from ctxguard.core.value_of_information import Assessment
 
 __all__ = [
     "Assembled",

@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from ctxguard.core.asking import ANSWER, AnswerModel
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import ByProbability, RelevanceModel
 from ctxguard.core.scores import (
@@ -38,6 +37,7 @@ from ctxguard.core.types import (
     Verdict,
     listed,
 )
+from ctxguard.core.value_of_information import ANSWER, AnswerModel
 from ctxguard.errors import ConfigurationError
 
 _UNKNOWN_RANK = 2**62

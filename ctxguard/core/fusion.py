@@ -106,7 +106,7 @@ def _ranked(leg: Leg, constant: int) -> FloatArray:
 
 
 def _unit_interval(leg: Leg) -> FloatArray:
-    """Theoretical min-max: (s − minimum of the scorer) / (top − minimum), NaN as 0."""
+    """Scale scores: (s − minimum of the scorer) / (top − minimum), NaN as 0."""
     minimum = _THEORETICAL_MINIMUM.get(leg.kind)
     if minimum is None:
         raise ConfigurationError(

@@ -17,7 +17,6 @@ from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ctxguard._support.fork_safety import OfProcess
-from ctxguard.core.asking import Assessment
 from ctxguard.core.context import Assembly, Context
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import Policy
@@ -29,6 +28,7 @@ from ctxguard.core.types import (
     ScoreKindName,
     member_of,
 )
+from ctxguard.core.value_of_information import Assessment
 from ctxguard.errors import (
     ConfigurationError,
     ProfileMismatchError,
@@ -442,7 +442,7 @@ class ContextGuard:
         )
 
     def _filter_options(self, request: Request) -> dict[str, Any]:
-        """The keyword arguments of the retriever's call for a request with a filter.
+        """Make the keyword arguments of the retriever's call for a request with a filter.
 
         Raises:
             ConfigurationError: the retriever takes no filter.
@@ -455,7 +455,7 @@ class ContextGuard:
         return {"depth": self._depth, "where": request.where}
 
     def _current(self) -> BoundProfile:
-        """What answers the next request, over the retriever's present generation."""
+        """Return the profile that answers next, bound to the retriever's present generation."""
         bound = self._bound
         if not bound.swaps or bound.generation is bound.retriever.generation:
             return bound
@@ -474,7 +474,7 @@ class ContextGuard:
     async def _afinish(
         self, request: Request, retrieved: "Retrieval", start: float | None
     ) -> Context:
-        """`_finish` without blocking the event loop while the assessor is asked."""
+        """Finish as `_finish` does, without blocking the event loop while the assessor is asked."""
         if self._assessor is None:
             return self._finish(request, retrieved, start)
         try:
@@ -579,7 +579,7 @@ def _bad_query(query: object, most: int) -> QueryError:
 
 
 def _standing(comparison: SystemComparison) -> str:
-    """Whether a profile applies to the index that is searched now, for the log."""
+    """Say for the log whether a profile applies to the index that is searched now."""
     if comparison.mismatches:
         return "is not for this one, top k is served"
     return "applies, but calibrate again" if comparison.reservations else "holds again"

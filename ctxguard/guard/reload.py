@@ -183,14 +183,14 @@ class _Watcher(ABC):
         """Load the file and serve by it; return whether it held anything new."""
 
     def _outcome(self, error: Exception) -> ReloadOutcome:
-        """The outcome that an error of `_load` stands for."""
+        """Return the outcome that an error of `_load` stands for."""
         if isinstance(error, OSError) or isinstance(error.__cause__, OSError):
             return ReloadOutcome.UNREADABLE
         is_malformed = isinstance(error, self.malformed)
         return ReloadOutcome.MALFORMED if is_malformed else ReloadOutcome.MISMATCHED
 
     def _in_force(self) -> str:
-        """What serves while the file cannot, for the log."""
+        """Say for the log what serves while the file cannot."""
         return "the one before stays in force"
 
     def _load_stable(self) -> tuple[FileVersion | None, bool | Exception]:
@@ -343,7 +343,7 @@ class IndexWatcher(_Watcher):
 
 
 def _reason(error: Exception) -> str:
-    """Why a load failed, without anything that the file holds: this is logged."""
+    """Say why a load failed, without anything that the file holds: this is logged."""
     cause = error.__cause__ if error.__cause__ is not None else error
     if isinstance(cause, json.JSONDecodeError):
         return f"not JSON, line {cause.lineno}"

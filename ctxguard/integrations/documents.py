@@ -41,7 +41,7 @@ def ranking_of_documents(
     score_kind: ScoreKind | None,
     read: Read,
 ) -> Ranking:
-    """The ranking of a framework's documents, best first.
+    """Make the ranking of a framework's documents, best first.
 
     Args:
         documents: As the framework gave them.
@@ -74,7 +74,7 @@ def ranking_of_documents(
 
 
 def _known_ids(documents: Sequence[Any], ids: Sequence[str | None], read: Read) -> Sequence[str]:
-    """The ids, with a digest of its text for each document that has none.
+    """Return the ids, with a digest of its text for each document that has none.
 
     Of such documents with one text, those after the first get a number: nothing says that they are
     one document.
@@ -94,7 +94,7 @@ def _known_ids(documents: Sequence[Any], ids: Sequence[str | None], read: Read) 
 
 
 def text_digest(text: object) -> str:
-    """128 bits of a text as hexadecimal digits, the same in every process.
+    """Hash a text to 128 bits as hexadecimal digits, the same in every process.
 
     >>> text_digest("The kettle boils water.")
     'be478882465f5c73753b82fd5bdffac4'
@@ -125,7 +125,7 @@ Served = tuple[Passage, int, dict[str, Any]]
 
 
 def served(context: Context) -> list[Served]:
-    """The passages that a context serves, each with its verdict, ready for JSON.
+    """Return the passages that a context serves, each with its verdict, ready for JSON.
 
     A verdict holds the ``request_id``, the candidate's ``score``, its calibrated ``probability``
     (None without a model), its 1-based ``rank`` in the decision's order (None if it was set aside),
@@ -157,7 +157,7 @@ _Row = tuple[Passage, int, int | None, float | None, str | None]
 
 
 def _kept(context: Context) -> Iterable[_Row]:
-    """What is served was kept, and verdicts on all candidates would take ten times as long."""
+    """Pair what was kept with its verdict; verdicts on all would take ten times as long."""
     decision, passages = context.decision, context.passages
     kept, probabilities = decision.kept, decision.probabilities or repeat(None)
     if context.assembly.order == "rank" and not context.dropped_in_assembly:
@@ -169,7 +169,7 @@ def _kept(context: Context) -> Iterable[_Row]:
 
 
 def _candidates(context: Context) -> Iterable[_Row]:
-    """What is served may have been kept or dropped, and two of them may have one id."""
+    """Pair what is served with its verdict; it may be kept or dropped, and two have one id."""
     decision = context.decision
     positions = [*decision.order, *[position for position, _ in decision.set_aside]]
     verdicts = dict(zip(positions, context.verdicts, strict=True))

@@ -21,7 +21,7 @@ from haystack import Document
 def ranking_of(
     documents: Sequence[Document], score_kind: ScoreKind | ScoreKindName | None
 ) -> Ranking:
-    """The ranking of documents, for a retriever that ``calibrate`` is to take.
+    """Make the ranking of documents, for a retriever that ``calibrate`` is to take.
 
     As in ``lambda query, *, depth: ranking_of(search.run(query, top_k=depth)["documents"],
     "ratio")``.

@@ -28,7 +28,7 @@ _UNFILTERED = "[This text was not filtered: the tool returned it without separat
 
 
 def retriever_tool(retriever: GuardedRetriever, name: str, description: str) -> Any:
-    """A guarded search as an agent's tool.
+    """Make a guarded search an agent's tool.
 
     The model reads the passages as the guard's ``assembly`` renders them; the tool message's
     ``artifact`` has them as documents with their verdicts.
@@ -101,7 +101,7 @@ class GuardedTools(AgentMiddleware):  # type: ignore[misc]
         return self._filtered(request.tool_call, handler(request))
 
     async def awrap_tool_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
-        """`wrap_tool_call`, awaited."""
+        """Do what `wrap_tool_call` does, awaited."""
         return self._filtered(request.tool_call, await handler(request))
 
     def _filtered(self, call: dict[str, Any], result: Any) -> Any:

@@ -51,7 +51,7 @@ class GuardPostprocessor(BaseNodePostprocessor):  # type: ignore[misc]
 
     @classmethod
     def class_name(cls) -> str:
-        """The name that LlamaIndex registers."""
+        """Return the name that LlamaIndex registers."""
         return "GuardPostprocessor"
 
     @_signed
@@ -80,7 +80,7 @@ class GuardPostprocessor(BaseNodePostprocessor):  # type: ignore[misc]
 def ranking_of_nodes(
     nodes: Sequence[NodeWithScore], score_kind: ScoreKind | ScoreKindName | None
 ) -> Ranking:
-    """The ranking of nodes, for a retriever that ``calibrate`` is to take.
+    """Make the ranking of nodes, for a retriever that ``calibrate`` is to take.
 
     As in ``lambda query, *, depth: ranking_of_nodes(index.as_retriever(similarity_top_k=depth)
     .retrieve(query), "cosine")``.
@@ -118,7 +118,7 @@ def _passage(passage_id: str, found: NodeWithScore) -> Passage:
 
 
 def _with_verdict(found: NodeWithScore, verdict: dict[str, Any], cut: str | None) -> NodeWithScore:
-    """A copy of a node with its verdict, and a text that was cut: it may be the index's own."""
+    """Copy a node, which may be the index's own, with its verdict and a text that was cut."""
     node: Any = found.node
     node = copied(
         node,

@@ -190,7 +190,7 @@ class _RequestSpan:
             )
 
     def _redacted(self, text: str) -> str | None:
-        """A text as it may be written; None where it cannot be redacted."""
+        """Redact a text for writing; None where it cannot be redacted."""
         try:
             redactor = self._tracing.redactor
             return text if redactor is None else redacted(text, redactor)
@@ -199,7 +199,7 @@ class _RequestSpan:
 
 
 def _served(context: Context) -> list[tuple[str, float | None]]:
-    """The id and the score of each passage that is served."""
+    """Return the id and the score of each passage that is served."""
     ranking = context.decision.ranking
     scores = dict(zip(ranking.passage_ids, ranking.scores, strict=True))
     found = [(one.passage_id, scores.get(one.passage_id)) for one in context.passages]

@@ -105,7 +105,7 @@ class Explanation:
         return sum(one.outcome == "served" and one.enforced == "dropped" for one in self.candidates)
 
     def facts(self) -> list[tuple[str, str]]:
-        """Names and values of what is known of the request as a whole."""
+        """List names and values of what is known of the request as a whole."""
         stored, record = self.stored, self.record
         facts = [
             ("request", stored.request_id),
@@ -147,7 +147,7 @@ class Explanation:
 def explain_sample(
     store: SampleStore, stored: StoredSample, profile: Profile | None
 ) -> Explanation:
-    """All that the store knows of one sample.
+    """Gather all that the store knows of one sample.
 
     Args:
         stored: As ``samples_of`` gave it.
@@ -181,7 +181,7 @@ def explain_sample(
 
 
 def readable(payload: bytes | None) -> SampleRecord | None:
-    """The record of a payload; None where there is none, or it cannot be read."""
+    """Read the record of a payload; None where there is none, or it cannot be read."""
     try:
         return None if payload is None else SampleRecord.from_bytes(payload)
     except DataError:
@@ -189,7 +189,7 @@ def readable(payload: bytes | None) -> SampleRecord | None:
 
 
 def state_in_words(stored: StoredSample, *, is_readable: bool) -> str:
-    """How far a sample came.
+    """Say how far a sample came.
 
     Args:
         is_readable: Whether its record could be read.
@@ -203,7 +203,7 @@ def state_in_words(stored: StoredSample, *, is_readable: bool) -> str:
 
 
 def time_in_words(time_seconds: float) -> str:
-    """A time in UTC.
+    """Write a time in UTC.
 
     >>> time_in_words(0.0)
     '1970-01-01 00:00:00 UTC'
@@ -212,7 +212,7 @@ def time_in_words(time_seconds: float) -> str:
 
 
 def verdict_in_words(verdict: Judgment | None) -> str:
-    """A judge's grade; empty without a verdict.
+    """Write a judge's grade; empty without a verdict.
 
     >>> verdict_in_words(Judgment("a", 2, None)), verdict_in_words(None)
     ('2', '')
@@ -225,7 +225,7 @@ def verdict_in_words(verdict: Judgment | None) -> str:
 
 
 def labels_in_words(labels: Sequence[LabelRow]) -> str:
-    """Who gave which grades.
+    """Say who gave which grades.
 
     >>> labels_in_words([LabelRow("r", "a", 0, "distractor", "ann", 1.0)])
     'ann 0 distractor'

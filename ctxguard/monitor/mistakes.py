@@ -230,7 +230,7 @@ def _mistake(
 def _kept_and_dropped(
     record: SampleRecord, decision: Decision | None
 ) -> tuple[Sequence[int], Sequence[int]] | None:
-    """Positions that the policy kept and dropped; None where it decided nothing that is known."""
+    """Find the positions that the policy kept and dropped; None where it decided nothing."""
     if record.mode is Mode.ENFORCE:
         return record.served, record.dropped
     if record.mode is not Mode.SHADOW or decision is None:

@@ -458,7 +458,7 @@ def let_people_grade(store: SampleStore, most: int = MOST_UNJUDGED) -> None:
 
 
 def _next_limit(limit: int, n_finished: int, seconds: float) -> int:
-    """How many to claim next: more at once while the judge is quick, few again once it is not.
+    """Choose how many to claim next: more while the judge is quick, few once it is not.
 
     >>> _next_limit(10, 10, 0.01), _next_limit(80, 80, 0.1), _next_limit(80, 80, 3.0)
     (20, 100, 10)

@@ -132,7 +132,7 @@ def compare_systems(
 def corpus_change_in_words(
     former: CorpusSketch, present: CorpusSketch, max_corpus_change: float
 ) -> str:
-    """How much of a corpus has changed, beside the share that is allowed."""
+    """Say how much of a corpus has changed, beside the share that is allowed."""
     return (
         f"corpus: {former.changed_share(present):.0%} has changed since calibration, a profile "
         f"holds up to {max_corpus_change:.0%} ({present.passages:,} passages, were "
@@ -143,7 +143,7 @@ def corpus_change_in_words(
 def _reranker_probed(
     expected: Mapping[str, str], actual: Mapping[str, str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Why the reranker is another one, and why that cannot be told; a line each, or nothing."""
+    """Say why the reranker is another one, or why that cannot be told; a line each."""
     then = expected.get(reranker_probe.FINGERPRINT_KEY)
     now = actual.get(reranker_probe.FINGERPRINT_KEY)
     if then is None:

@@ -86,7 +86,7 @@ def describe_utilities(utilities: Utilities, source: str | None) -> str:
 
 
 def threshold_in_words(threshold: Threshold) -> str:
-    """The setting at which a passage would have been kept.
+    """Say at which setting a passage would have been kept.
 
     >>> threshold_in_words(Threshold("min_ratio", 0.41279))
     'min_ratio ≤ 0.412'

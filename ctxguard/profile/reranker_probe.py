@@ -30,7 +30,7 @@ _PRECISION = 1e-9
 
 
 def _long(*, sentences: int, last: str) -> str:
-    """A document whose only answer is its last sentence."""
+    """Make a document whose only answer is its last sentence."""
     filler = [
         f"Section {at} of the service log records that pump {at * 7 % 31} was inspected, that its "
         f"seal number {at * 13 % 97} was in order and that the pressure was not changed."
@@ -116,13 +116,13 @@ def probe_scores(score: Callable[[str, Sequence[str]], FloatArray]) -> str:
 
 
 def described(scores: Sequence[FloatArray]) -> str:
-    """The entry of a fingerprint for the scores of each probe's documents, shape (n,) each."""
+    """Write the entry of a fingerprint for the scores of each probe's documents, shape (n,)."""
     values = [float(value) for each in scores for value in each]
     return " ".join([_TEXTS, *(f"{value:.{_DIGITS}g}" for value in values)])
 
 
 def difference(then: str, now: str) -> float | None:
-    """The largest difference between two entries, in standard deviations of the former scores.
+    """Return the largest difference of two entries, in standard deviations of the former.
 
     Infinite where only one of the scores is a number; None where the entries are not of the same
     texts, so that nothing can be said.

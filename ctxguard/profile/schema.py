@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, wi
 from ctxguard._support.atomic_write import SHARED, atomic_write
 from ctxguard._support.error_text import reason_of
 from ctxguard._support.regular_file import read_regular
-from ctxguard.core.asking import AnswerModel
 from ctxguard.core.columns import MOST_COLUMNS, SignalColumn
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
@@ -24,6 +23,7 @@ from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.types import Mode, Route, ScoreKind
+from ctxguard.core.value_of_information import AnswerModel
 from ctxguard.errors import ProfileError, ProfileFormatError
 
 SCHEMA_VERSION = 1
@@ -242,7 +242,7 @@ class RouteVerdict(Frozen):
         return self._measured(first)
 
     def _measured(self, first: str) -> str:
-        """The verdict by labelled queries, in words."""
+        """Put the verdict by labelled queries in words."""
         on = f"{self.n} held-out queries"
         if self.shown_by == "folds":
             on = f"{self.n} labelled queries, each measured by what the others choose"
@@ -516,12 +516,12 @@ class Profile(Frozen):
         return not self.fingerprint
 
     def to_json(self) -> str:
-        """Canonical JSON: the same profile gives the same bytes."""
+        """Write canonical JSON: the same profile gives the same bytes."""
         data = self.model_dump(mode="json")
         return json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     def safe(self) -> "Profile":
-        """The same system served by each route's safe policy, for when a certificate fails.
+        """Serve the same system by each route's safe policy, for when a certificate fails.
 
         Nothing is certified, and evidence that belongs to the former policies is left out.
 
@@ -559,7 +559,7 @@ class Profile(Frozen):
             stream.write(self.to_json().encode())
 
     def risen(self, route: Route, *, n: int, value: float, why: str) -> "Profile":
-        """The same policies, with the verdict of one route raised from shadow to enforce.
+        """Raise the verdict of one route from shadow to enforce, with the same policies.
 
         Args:
             route: One that is in shadow.
@@ -634,7 +634,7 @@ class Profile(Frozen):
 
 
 def _first(error: ValidationError) -> str:
-    """The first field that does not match, and why."""
+    """Return the first field that does not match, and why."""
     first = error.errors(include_url=False, include_input=False)[0]
     field = ".".join(str(part) for part in first["loc"]) or "the file"
     return f"{field}: {reason_of(first['msg'])}"
@@ -662,7 +662,7 @@ class _Distinct:
 def fingerprint_differences(
     expected: Mapping[str, str], actual: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Lists the differences of two systems, one readable line each.
+    """List the differences of two systems, one readable line each.
 
     >>> fingerprint_differences({"embedder": "a", "corpus_size": "3"}, {"embedder": "b"})
     ("corpus_size is absent here, was '3'", "embedder is 'b', was 'a'")
@@ -694,7 +694,7 @@ def _whole_number(digits: str) -> int:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a profile, as committed."""
+    """Return the JSON Schema of a profile, as committed."""
     return Profile.model_json_schema()
 
 

@@ -24,11 +24,11 @@ import numpy as np
 
 from ctxguard._support.error_text import drop_tracebacks
 from ctxguard._support.fork_safety import reset_in_children
-from ctxguard.core.asking import ASSESS, DEFAULT_PER_SECOND, Assessment, to_ask
 from ctxguard.core.assembly import read_passages
 from ctxguard.core.decision import Decision
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import FloatArray, Passage, PassageSource
+from ctxguard.core.value_of_information import ASSESS, DEFAULT_PER_SECOND, Assessment, to_ask
 from ctxguard.errors import ConfigurationError, StageError, StageUnavailableError
 from ctxguard.profile.schema import AssessorProfile
 from ctxguard.resilience import Stage, failure_of
@@ -285,7 +285,7 @@ class AssessorStage:
         return granted
 
     def _is_answered(self, key: bytes) -> bool:
-        """Whether a call was answered lately, or is under way."""
+        """Tell whether a call was answered lately, or is under way."""
         with self._lock:
             return key in self._under_way or self._known(key) is not None
 
@@ -386,7 +386,7 @@ class AssessorStage:
         )
 
     def _spent(self) -> float:
-        """Cost since the last call of this: of all requests together it is exact."""
+        """Return the cost since the last call of this: of all requests together it is exact."""
         ledger = getattr(self.assessor, "ledger", None)
         cost = None if ledger is None else ledger.accounts().cost
         if cost is None:

@@ -6,7 +6,6 @@ No clock, no counters and no locks: the guard has those, and also counts the err
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
-from ctxguard.core.asking import ANSWER, ASSESS, Assessment
 from ctxguard.core.assembly import first_readable, nothing_readable
 from ctxguard.core.columns import with_columns
 from ctxguard.core.context import (
@@ -31,6 +30,7 @@ from ctxguard.core.types import (
     ScoreKind,
     StageFailure,
 )
+from ctxguard.core.value_of_information import ANSWER, ASSESS, Assessment
 from ctxguard.profile.schema import SufficiencyProfile
 from ctxguard.request.assess import AssessorStage, Question
 from ctxguard.request.bound_profile import BoundProfile, RoutePolicy
@@ -141,7 +141,7 @@ def decide_request(
 def question_of(
     request: Request, decided: Decided, stage: AssessorStage | None
 ) -> tuple[Decided, Question | None]:
-    """What to ask the assessor about a decided request; None if nothing is worth it.
+    """Find what to ask the assessor about a decided request; None if nothing is worth it.
 
     An assessor that the profile counts on, and that is absent or another one, is a missing stage;
     so are signals that P needs.

@@ -21,8 +21,8 @@ from ctxguard.errors import CtxguardError, FilterViolationError, OverloadedError
 from ctxguard.resilience import cause_of
 
 if TYPE_CHECKING:
-    from ctxguard.core.asking import Assessment
     from ctxguard.core.context import Context
+    from ctxguard.core.value_of_information import Assessment
 
 _T = TypeVar("_T")
 

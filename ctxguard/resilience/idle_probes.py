@@ -4,10 +4,27 @@ import weakref
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from ctxguard.resilience.stage import Stage
+from ctxguard.resilience.breaker import Breaker
+
+
+class Probed(Protocol):
+    """A stage, as far as it is probed."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def breaker(self) -> Breaker:
+        """Its circuit."""
+        ...
+
+    def probe_again(self) -> None:
+        """Make a probe that is due."""
+        ...
 
 
 class IdleProbes:
@@ -22,7 +39,7 @@ class IdleProbes:
         # Unlike an event, it can be used in a callback of the garbage collector.
         self._ended: SimpleQueue[None] = SimpleQueue()
 
-    def begin(self, stage: "Stage") -> None:
+    def begin(self, stage: Probed) -> None:
         """Start the thread; the circuit has opened."""
         ended = self._ended = SimpleQueue()
         # The thread must not keep the stage.
@@ -39,7 +56,7 @@ class IdleProbes:
         _end(self._ended)
 
 
-def _keep_probing(stage_of: "weakref.ref[Stage]", ended: "SimpleQueue[None]") -> None:
+def _keep_probing(stage_of: "weakref.ref[Probed]", ended: "SimpleQueue[None]") -> None:
     while (stage := stage_of()) is not None:
         pause = stage.breaker.seconds_to_idle_probe
         del stage
@@ -47,7 +64,7 @@ def _keep_probing(stage_of: "weakref.ref[Stage]", ended: "SimpleQueue[None]") ->
             ended.get(timeout=pause)
         except Empty:
             if (stage := stage_of()) is not None:
-                stage._probe_again()
+                stage.probe_again()
                 del stage
         else:
             return

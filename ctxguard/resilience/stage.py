@@ -271,7 +271,7 @@ class Stage:
     async def await_ending(
         self, start: Callable[[], Coroutine[Any, Any, _T]], seconds: float | None
     ) -> _T:
-        """`await_within` for a call that ends when it is cancelled, without a task of its own.
+        """Await a call that ends when it is cancelled, as `await_within`, without its own task.
 
         Without ``seconds`` the call has a time limit of its own.
         """
@@ -346,7 +346,7 @@ class Stage:
             self._idle_probes.end()
             self._last_failed = None
 
-    def _probe_again(self) -> None:
+    def probe_again(self) -> None:
         """Repeat the call that failed last, if a probe is due; do not wait for it."""
         call = self._last_failed
         if call is None:
@@ -475,7 +475,7 @@ class StageCall(Generic[_T]):
         return self._settle(future)
 
     async def aresult(self) -> _T:
-        """`result` without blocking the event loop; cancelling it abandons the call."""
+        """Await the `result` without blocking the event loop; cancelling it abandons the call."""
         future = self._future
         if future is None:
             raise self._stage._full()

@@ -1,8 +1,9 @@
 """Models that answer questions about several candidates of a query in one call.
 
 Their numbers are never probabilities of relevance: calibration says what each is worth beside our
-own (``ctxguard.core.asking``). Passages are sent as data, with hidden characters removed and
-delimiters escaped. What a model says is neither logged nor quoted in errors: it may quote them.
+own (``ctxguard.core.value_of_information``). Passages are sent as data, with hidden characters
+removed and delimiters escaped. What a model says is neither logged nor quoted in errors: it may
+quote them.
 
 ========== =================================================================================
 form       spoken by
@@ -24,9 +25,9 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from ctxguard._support.extras import require
-from ctxguard.core.asking import ASSESS, DEFAULT_QUESTIONS
 from ctxguard.core.render import Template, sanitise
 from ctxguard.core.types import FailureKind, FloatArray, Passage
+from ctxguard.core.value_of_information import ASSESS, DEFAULT_QUESTIONS
 from ctxguard.errors import ConfigurationError, OverloadedError, StageError, StageUnavailableError
 from ctxguard.resilience import UnansweredError
 from ctxguard.retrieval.chat import (
@@ -216,7 +217,7 @@ class NLIAssessor:
         self.ledger = Ledger()
 
     def assess(self, query: str, texts: Sequence[str]) -> Answers:
-        """The log-odds of each class for every text, shape (n,)."""
+        """Return the log-odds of each class for every text, shape (n,)."""
         if not texts:
             return {name: np.zeros(0) for name in self.names}
         self.ledger.add(calls=1)
@@ -235,7 +236,7 @@ def _counted(ledger: Ledger, answers: FloatArray) -> FloatArray:
 
 
 def _error(reason: InvalidReason, model: str) -> StageError:
-    """The error of a reply that is none, without a word of it."""
+    """Make the error of a reply that is none, without a word of it."""
     if reason is InvalidReason.TIMED_OUT:
         return UnansweredError(ASSESS, FailureKind.TIMEOUT, f"no whole answer of {model} in time")
     if reason is InvalidReason.RATE_LIMITED:
@@ -255,7 +256,7 @@ def _ask_chat(client: ChatClient, material: str, n: int, names: Sequence[str]) -
 
 
 def answer_form(names: Sequence[str]) -> dict[str, object]:
-    """Structured output for numbers by name for each passage of a list."""
+    """Make structured output for numbers by name for each passage of a list."""
     number = {"type": ["integer", "null"]}
     properties = {"passage": {"type": "integer"}, **dict.fromkeys(names, number)}
     item = _object(properties)
@@ -301,7 +302,7 @@ def read_list(content: str, n: int, names: Sequence[str]) -> Answers | InvalidRe
 
 
 def _share(value: object, most: float) -> float:
-    """A number as a share of the largest one; NaN for what is none in 0..most."""
+    """Divide a number by the largest one; NaN for what is none in 0..most."""
     if type(value) not in (int, float):
         return math.nan
     return float(value) / most if 0 <= value <= most else math.nan  # type: ignore[arg-type, operator]

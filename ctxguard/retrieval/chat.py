@@ -446,11 +446,11 @@ def _verdict(choices: object, read: Callable[[str], T | InvalidReason]) -> T | I
 
 
 def field_of(document: object, name: str) -> object:
-    """A value of a JSON object; None for another document."""
+    """Return a value of a JSON object; None for another document."""
     return document.get(name) if isinstance(document, dict) else None
 
 
 def tokens_of(usage: object, name: str) -> int | None:
-    """A count of a reply's usage; None if it is not told, or is no count."""
+    """Return a count of a reply's usage; None if it is not told, or is no count."""
     count = field_of(usage, name)
     return count if type(count) is int and count >= 0 else None

@@ -19,7 +19,7 @@ CHUNK_OF = "chunk_of"
 
 
 def chunked(passages: Iterable[Passage], window: PassageWindow) -> Iterator[Passage]:
-    """Passages, those longer than a window in chunks; the others as they are.
+    """Yield passages, those longer than a window in chunks; the others as they are.
 
     Raises:
         MissingExtraError: a passage is longer, and the library that splits is not installed.

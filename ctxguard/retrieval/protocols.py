@@ -103,7 +103,7 @@ class SwappingRetriever(Protocol):
         ...
 
     def pinned(self) -> Retriever:
-        """The same retriever over the generation of this moment, whatever changes later."""
+        """Fix the same retriever to the generation of this moment, whatever changes later."""
         ...
 
     def retrieve(self, query: str, /, *, depth: int) -> Retrieval:
@@ -129,17 +129,17 @@ class Embedder(Protocol):
         ...
 
     def encode_query(self, text: str) -> Float32Array:
-        """One vector, shape (dimension,)."""
+        """Return one vector, shape (dimension,)."""
         ...
 
     def encode_passages(
         self, texts: Sequence[str], progress: Progress | None = None
     ) -> Float32Array:
-        """One vector per text, shape (n, dimension)."""
+        """Return one vector per text, shape (n, dimension)."""
         ...
 
     def fingerprint(self) -> str:
-        """A digest of the weights: two models of one name and size give no error when swapped."""
+        """Digest the weights: two models of one name and size give no error when swapped."""
         ...
 
 
@@ -162,11 +162,11 @@ class TokenEncoder(Protocol):
     """Gives word pieces and their states. Safe to call from several threads at once."""
 
     def query(self, text: str) -> QueryStates:
-        """A query's vector and its word pieces, from one pass through the model."""
+        """Return a query's vector and its word pieces, from one pass through the model."""
         ...
 
     def pieces(self, texts: Sequence[str]) -> Sequence[NDArray[np.integer]]:
-        """The numbers of each text's word pieces, without the model's own marks."""
+        """Return the numbers of each text's word pieces, without the model's own marks."""
         ...
 
     @property
@@ -182,12 +182,12 @@ class TokenEmbedder(Protocol):
     """An `Embedder` that can give states of word pieces too."""
 
     def token_encoder(self) -> TokenEncoder | None:
-        """What gives them; None where this model cannot. May load the model."""
+        """Return what gives them; None where this model cannot. May load the model."""
         ...
 
 
 def token_encoder_of(embedder: Embedder) -> TokenEncoder | None:
-    """What gives an embedder's states of word pieces; None where it has none."""
+    """Find what gives an embedder's states of word pieces; None where it has none."""
     # Asked for every query: isinstance of a protocol takes ten times as long.
     has_one = hasattr(embedder, "token_encoder")
     return cast(TokenEmbedder, embedder).token_encoder() if has_one else None
@@ -222,7 +222,7 @@ class Analyser(Protocol):
         ...
 
     def analyse(self, text: str) -> list[str]:
-        """The terms of a text, each as often as it occurs."""
+        """Return the terms of a text, each as often as it occurs."""
         ...
 
 
@@ -259,11 +259,11 @@ class LexicalIndex(Protocol):
         ...
 
     def __len__(self) -> int:
-        """How many passages it holds."""
+        """Count the passages that it holds."""
         ...
 
     def search(self, query: str, k: int) -> LexicalHits:
-        """The at most ``k`` best rows, and every row's score."""
+        """Return the at most ``k`` best rows, and every row's score."""
         ...
 
 
@@ -303,5 +303,5 @@ class Reranker(Protocol):
         ...
 
     def score(self, query: str, texts: Sequence[str]) -> FloatArray:
-        """One logit per text, shape (n,), higher is better."""
+        """Return one logit per text, shape (n,), higher is better."""
         ...

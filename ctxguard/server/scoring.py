@@ -78,7 +78,7 @@ class LocalScorer:
         return await call.aresult()
 
     async def aclose(self) -> None:
-        """Nothing: the threads end with the process."""
+        """Close nothing: the threads end with the process."""
 
 
 class BoundedScorer:

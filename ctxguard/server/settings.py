@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, cast
 from pydantic import Field, model_validator
 
 from ctxguard._support.settings import SettingsModel, key, optional, optional_key, setting
-from ctxguard.core.asking import DEFAULT_PER_SECOND, DEFAULT_QUESTIONS
 from ctxguard.core.types import Mode, ScoreKind
+from ctxguard.core.value_of_information import DEFAULT_PER_SECOND, DEFAULT_QUESTIONS
 from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval.rerank_forms import FORMS, Protocol
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from simulated_pools import pools_of
 
 from calibration.data.dataset import Dataset, Query
-from calibration.data.hard_negatives import mine, triplets, write_triplets
+from calibration.hard_negatives import mine, triplets, write_triplets
 from calibration.replay import Pools
 from ctxguard.core.types import ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError

@@ -139,7 +139,7 @@ def test_a_profile_holds_for_a_corpus_that_has_changed_a_little(
 def test_a_profile_of_another_index_is_a_finding_that_says_what_differs(
     run: Run, collection: Path, profile: Path, tmp_path: Path
 ) -> None:
-    run("index", collection, "--lexical", "rank-bm25", "--out", tmp_path / "i")
+    run("index", collection, "--out", tmp_path / "i", system={"lexical": "rank-bm25"})
     arguments = ("--index", tmp_path / "i", "--data", collection, "--profile", profile)
     result = run("evaluate", *arguments, "--json")
     assert result.exit_code == 1
@@ -254,11 +254,10 @@ class TestWorth:
         grades = (f"q-clean-lantern-0\t{name}-lantern\t{n}" for name, n in GRADES.items())
         graded = relabelled(collection, tmp_path / "graded", *grades)
         linear = means(evaluate(data=graded))
-        exponential = means(evaluate("--gain", "exponential", data=graded))
-        assert means(evaluate(data=graded, gain="exponential")) == exponential
+        exponential = means(evaluate(data=graded, gain="exponential"))
         differs = {name for name in linear if linear[name] != exponential[name]}
         assert {"ndcg"} <= differs <= {"ndcg", "ndcg_at_10"}
-        printed = show("--gain", "exponential", data=graded)
+        printed = show(data=graded, gain="exponential")
         assert shown_metrics(printed) == METRICS, "who changes a metric is shown it"
         assert "exponential gain in nDCG" in printed
 

@@ -47,8 +47,8 @@ def test_json_is_the_only_thing_on_standard_output(
 
 def test_the_lexical_engine_can_be_chosen(run: Run, collection: Path, tmp_path: Path) -> None:
     pytest.importorskip("rank_bm25")
-    chosen = ("--out", tmp_path / "i", "--lexical", "rank-bm25")
-    document = run.read("index", collection, *chosen, "--json")
+    chosen = ("--out", tmp_path / "i")
+    document = run.read("index", collection, *chosen, "--json", system={"lexical": "rank-bm25"})
     assert document["fingerprint"]["lexical"].startswith("rank-bm25")
     assert document["vectors"]["search"] == "exact"
 
@@ -253,20 +253,20 @@ class TestDocuments:
 def test_what_was_encoded_before_an_interrupt_is_not_encoded_again(
     run: Run, collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build = ("index", collection, "--out", tmp_path / "i", "--signals", "none")
+    build = ("index", collection, "--out", tmp_path / "i")
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
         patched.setattr(HybridRetriever, "save", interrupted)
-        stopped = run(*build)
+        stopped = run(*build, system={"signals": "none"})
     kept = tmp_path / "i.vectors"
     assert stopped.exit_code == 130
     assert f"what was encoded is kept in {kept}" in stopped.stderr
     assert kept.exists()
     with monkeypatch.context() as patched:
         patched.setattr(SentenceTransformerEmbedder, "encode_passages", interrupted)
-        run.ok(*build)
+        run.ok(*build, system={"signals": "none"})
     assert not kept.exists()
     assert HybridRetriever.load(tmp_path / "i").retrieve("clean a violin").passage_ids

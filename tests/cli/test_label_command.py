@@ -387,7 +387,7 @@ BAD_REACTIONS = {
 
 def take(run: Run, traffic: Traffic, file: Path, *rows: object) -> Result:
     file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    return run("label", "feedback", file, "--store", traffic.url, "--json")
+    return run("label", "import", file, "--store", traffic.url, "--json")
 
 
 class TestFeedback:

@@ -28,6 +28,9 @@ Once = Callable[..., Result]
 """Runs `ctxguard monitor --once` on some traffic."""
 
 
+PRICE: dict[str, object] = {"price-per-million": 2.5}
+
+
 @pytest.fixture
 def endpoint() -> Iterator[ChatEndpoint]:
     pytest.importorskip("openai")
@@ -43,8 +46,8 @@ def once(run: Run) -> Once:
 
 def test_tokens_saved_are_shown_with_their_price(once: Once, tmp_path: Path) -> None:
     traffic = serve(tmp_path, 20, profile=profile_of(RatioPolicy(k=2)))
-    said = " ".join(ok(once(traffic, "--price-per-million", "2.5")).stdout.split())
-    found = read(once(traffic, "--price-per-million", "2.5", "--json"))["tokens"]["enforce"]
+    said = " ".join(ok(once(traffic, **PRICE)).stdout.split())
+    found = read(once(traffic, "--json", **PRICE))["tokens"]["enforce"]
     assert 0 < found["kept"] < found["today"]
     saved = (found["today"] - found["kept"]) * 2.5e-6
     assert found["saved_cost"] == pytest.approx(saved)

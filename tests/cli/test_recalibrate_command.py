@@ -35,8 +35,14 @@ def in_force(tmp_path: Path) -> Path:
     return file
 
 
-def recalibrate(run: Run, store: str, profile: Path, out: Path, *options: object) -> Result:
-    return run(*("recalibrate", "--store", store, "--profile", profile, "--out", out), *options)
+def recalibrate(
+    run: Run, store: str, profile: Path, out: Path, *options: object, **system: object
+) -> Result:
+    return run(
+        *("recalibrate", "--store", store, "--profile", profile, "--out", out),
+        *options,
+        system=system or None,
+    )
 
 
 def test_a_better_policy_is_found_and_nothing_is_put_in_force(
@@ -196,6 +202,6 @@ def test_of_several_judges_one_has_to_be_named(run: Run, in_force: Path, tmp_pat
     other.watch(*serve(retriever, [query.text for query in dataset.queries]))
     other.store.close()
     command = (run, url, in_force, tmp_path / "new.json")
-    refused(recalibrate(*command), f"name one with --judge: '{SERIES}', 'labels 2'")
-    refused(recalibrate(*command, "--judge", "nobody"), "the store has no judge 'nobody'")
-    assert recalibrate(*command, "--judge", SERIES).exit_code == 0
+    refused(recalibrate(*command), f"name one as judge: '{SERIES}', 'labels 2'")
+    refused(recalibrate(*command, judge="nobody"), "the store has no judge 'nobody'")
+    assert recalibrate(*command, judge=SERIES).exit_code == 0

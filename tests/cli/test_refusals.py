@@ -94,7 +94,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("query q --index FOLDER", "folder", {}),
     ("query q --index FOREIGN", "foreign", {}),
     ("query q --engine mysql://h/db", "mysql", {}),
-    ("index DATA --engine qdrant:///tmp/x --lexical bm25s", "--lexical", {}),
+    ("index DATA --engine qdrant:///tmp/x ", "lexical has no effect", {"lexical": "bm25s"}),
     ("index DATA", "give one of --out FOLDER and --engine URL", {}),
     ("index GONE --out OUT", "gone", {}),
     ("index FOLDER --out OUT", "folder", {}),
@@ -102,7 +102,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("index GONE --out FOREIGN", "manifest.json", {}),
     ("golden check FOLDER", "ctxguard golden freeze", {}),
     ("mcp --index none", "none", {}),
-    ("mcp --index . --where tenant", "'tenant' is not FIELD=VALUE", {}),
+    ("mcp --index .", "'tenant' is not FIELD=VALUE", {"where": ["tenant"]}),
     ("mcp --index . --http sse", "--http", {}),
     ("mcp --index . --http 0", "--http", {}),
     ("mcp --index . --profile none.json", "none.json", {}),
@@ -132,11 +132,11 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     (f"monitor --store {STORE} --judge labels --labels TRUTH", NO_STORE, {}),
     (f"label export --store {STORE} --out OUT", NO_STORE, {}),
     (f"label import ROWS --annotator ann --store {STORE}", NO_STORE, {}),
-    (f"label feedback ROWS --store {STORE}", NO_STORE, {}),
+    (f"label import ROWS --store {STORE}", NO_STORE, {}),
     (f"recalibrate --profile HANDMADE --out OUT --store {STORE}", NO_STORE, {}),
     (f"explain some-request --store {STORE}", f"{NO_STORE}", {}),
     (f"recalibrate --out OUT --store {STORE} --switch", "give --profile", {}),
-    (f"recalibrate --out OUT --store {STORE} --route magic", "magic", {}),
+    (f"recalibrate --out OUT --store {STORE}", "magic", {"route": "magic"}),
 ]
 
 FINDINGS = [

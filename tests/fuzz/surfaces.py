@@ -920,7 +920,7 @@ _COMMANDS = (
     "label export --store {store} --out {new.csv}",
     "label import {labels.jsonl} --store {store} --annotator me",
     "label import {labels.csv} --store {store} --annotator me",
-    "label feedback {feedback.jsonl} --store {store}",
+    "label import {feedback.jsonl} --store {store}",
     "monitor --store {store} --judge labels --labels {data.jsonl} --once --json",
     "recalibrate --store {store} --profile {profile.json} --out {new.json}",
     "golden check {new}",

@@ -13,11 +13,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from simulated_pools import Recorded, calibrated, simulate
 
-from ctxguard.core.asking import DEFAULT_PER_SECOND, AnswerModel
 from ctxguard.core.context import Context
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.types import FailureKind, Flag, FloatArray, Mode, ModeName, Passage, PassagesBy
+from ctxguard.core.value_of_information import DEFAULT_PER_SECOND, AnswerModel
 from ctxguard.errors import RedactionError, StageUnavailableError
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.explanation import decided

@@ -22,8 +22,8 @@ from stub_judges import PaidOpinion
 from watching import DAY_SECONDS, Watching
 
 from ctxguard import ContextGuard, Hit, Mode, RatioPolicy, Route, ScoreKind
-from ctxguard.core.asking import Assessment
 from ctxguard.core.types import FailureKind, Flag, Passage, StageFailure
+from ctxguard.core.value_of_information import Assessment
 from ctxguard.errors import CtxguardError
 from ctxguard.monitor import export
 from ctxguard.monitor.alarms import Alarm, AlarmKind, AlarmState, ReferenceKind, Severity

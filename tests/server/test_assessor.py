@@ -9,11 +9,11 @@ import pytest
 from http_service import Serve, counted
 from prometheus_client import CollectorRegistry
 
-from ctxguard.core.asking import AnswerModel
 from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import RANKING, feature_names
 from ctxguard.core.types import Route, ScoreKind
+from ctxguard.core.value_of_information import AnswerModel
 from ctxguard.profile.schema import AssessorProfile, RouteProfile
 from ctxguard.server.settings import ServiceSettings
 from tests.profiles import profile_with

@@ -91,10 +91,11 @@ def service(
     folder = tmp_path_factory.mktemp("service")
     store, system = folder / "samples.db", folder / "system.toml"
     system.write_text(
-        f'rerank-upstream = "{upstream.url}"\n[serve]\ndeadline-seconds = 60', encoding="utf-8"
+        f'rerank-upstream = "{upstream.url}"\n[serve]\ndeadline-seconds = 60\nworkers = 2',
+        encoding="utf-8",
     )
     running = Process(
-        *("--system", str(system), "--workers", "2"),
+        *("--system", str(system)),
         *("--store", f"sqlite:///{store}", "--sample-rate", "1"),
     )
     running.store = store

@@ -43,7 +43,7 @@ def share(part: float, whole: int) -> float | None:
 
 
 def discounted_sum(values: Sequence[float]) -> float:
-    """Σ value_i / log2(i + 1) over the 1-based ranks i."""
+    """Return Σ value_i / log2(i + 1) over the 1-based ranks i."""
     return _sum(value / math.log2(rank + 1) for rank, value in enumerate(values, start=1))
 
 

@@ -35,7 +35,7 @@ def keyword_first_ranks(keywords: Sequence[str], texts: Sequence[str]) -> list[i
 
 
 def keyword_reciprocal_rank(first_ranks: Sequence[int | None]) -> float | None:
-    """Mean over the keywords of 1 / first rank, 0 if not found; None without keywords.
+    """Return the mean over the keywords of 1 / first rank, 0 if not found; None without keywords.
 
     >>> keyword_reciprocal_rank([1, 2, None, None])
     0.375
@@ -44,7 +44,7 @@ def keyword_reciprocal_rank(first_ranks: Sequence[int | None]) -> float | None:
 
 
 def keyword_recall_at_k(first_ranks: Sequence[int | None], k: int) -> float | None:
-    """Share of the keywords that the top k holds; None without keywords.
+    """Return the share of the keywords that the top k holds; None without keywords.
 
     >>> keyword_recall_at_k([1, 3, 5, None], k=3)
     0.5

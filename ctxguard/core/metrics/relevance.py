@@ -19,7 +19,7 @@ Gain = Literal["linear", "exponential"]
 def recall_at_k(
     ranked_grades: Sequence[int], judged_grades: Sequence[int], k: int, *, min_grade: int = 1
 ) -> float | None:
-    """Share of the relevant passages that the top k holds.
+    """Return the share of the relevant passages that the top k holds.
 
     Args:
         ranked_grades: Grades in rank order.
@@ -45,7 +45,7 @@ def recall_at_k(
 def context_recall(
     ranked_grades: Sequence[int], judged_grades: Sequence[int], *, min_grade: int = 1
 ) -> float | None:
-    """Share of the relevant passages that the context holds, whatever its size.
+    """Return the share of the relevant passages that the context holds, whatever its size.
 
     Returns:
         A share in [0, 1]; None if no passage is relevant; otherwise 0 for an empty context.
@@ -60,7 +60,7 @@ def context_recall(
 def precision_at_k(
     ranked_grades: Sequence[int], k: int | None = None, *, min_grade: int = 1
 ) -> float | None:
-    """Share of the top k that is relevant.
+    """Return the share of the top k that is relevant.
 
     Args:
         ranked_grades: Grades in rank order.
@@ -81,7 +81,7 @@ def precision_at_k(
 def judged_precision(
     ranked_grades: Sequence[int], judged: Sequence[bool], *, min_grade: int = 1
 ) -> float | None:
-    """Share of the context's judged passages that is relevant, as in ``trec_eval -J``.
+    """Return the share of the context's judged passages that is relevant, as in ``trec_eval -J``.
 
     ``precision_at_k`` counts a passage that was not judged as not relevant. The two are equal if
     all passages are judged. Sakai, "Alternatives to Bpref", SIGIR 2007, on such condensed lists.
@@ -111,7 +111,7 @@ def judged_precision(
 def hit_rate_at_k(
     ranked_grades: Sequence[int], judged_grades: Sequence[int], k: int, *, min_grade: int = 1
 ) -> float | None:
-    """1.0 if the top k holds a relevant passage, else 0.0; None if no passage is relevant.
+    """Return 1.0 if the top k holds a relevant passage, else 0.0; None if none is relevant.
 
     >>> hit_rate_at_k([0, 1], [1], k=2), hit_rate_at_k([0, 1], [1], k=1)
     (1.0, 0.0)
@@ -127,7 +127,7 @@ def reciprocal_rank(
     *,
     min_grade: int = 1,
 ) -> float | None:
-    """1 / rank of the first relevant passage; its mean over queries is the MRR.
+    """Return 1 / rank of the first relevant passage; its mean over queries is the MRR.
 
     Args:
         ranked_grades: Grades in rank order.
@@ -156,7 +156,7 @@ def average_precision(
     *,
     min_grade: int = 1,
 ) -> float | None:
-    """Sum of precision@i over the ranks i of relevant passages, divided by all relevant ones.
+    """Sum precision@i over the ranks i of relevant passages, divided by all relevant ones.
 
     Returns:
         A value in [0, 1]; None if no passage is relevant.
@@ -169,7 +169,7 @@ def average_precision(
 
 
 def context_precision(ranked_grades: Sequence[int], *, min_grade: int = 1) -> float | None:
-    """Mean of precision@i over the ranks i of the context's own relevant passages.
+    """Return the mean of precision@i over the ranks i of the context's own relevant passages.
 
     Depends on the order and ignores relevant passages outside the context, as defined by tools
     that judge RAG contexts; ``average_precision`` divides by all relevant passages instead.
@@ -187,7 +187,7 @@ def context_precision(ranked_grades: Sequence[int], *, min_grade: int = 1) -> fl
 
 
 def dcg(ranked_grades: Sequence[int], k: int | None = None, *, gain: Gain = "linear") -> float:
-    """Discounted cumulative gain: Σ gain(grade_i) / log2(i + 1) over the 1-based ranks i.
+    """Return the discounted cumulative gain: Σ gain(grade_i) / log2(i + 1) over the ranks i.
 
     Järvelin and Kekäläinen, TOIS 2002. ``linear`` gain is the grade itself; ``exponential`` is
     2^grade − 1 (Burges et al., ICML 2005). A grade below 0 gains nothing.
@@ -205,7 +205,7 @@ def ndcg(
     *,
     gain: Gain = "linear",
 ) -> float | None:
-    """DCG divided by that of the best possible order of all judged passages.
+    """Divide DCG by that of the best possible order of all judged passages.
 
     Args:
         ranked_grades: Grades in rank order.

@@ -234,7 +234,7 @@ def udcg(utilities: Sequence[float]) -> Udcg:
 def udcg_reference(
     relevant: Sequence[bool], abstain: Sequence[float], penalty: float = REFERENCE_PENALTY
 ) -> float | None:
-    """UDCG as the paper's authors compute it, without a rank discount.
+    """Compute UDCG as the paper's authors do, without a rank discount.
 
     sigmoid of the mean over all passages of 1 − a for a relevant passage and −penalty·(1 − a)
     for another, where a is the probability that the reader abstains given that passage alone:
@@ -272,7 +272,7 @@ def udcg_reference(
 
 
 def distractor_rate(utilities: Sequence[float]) -> float | None:
-    """Share of the kept passages with a negative utility; None for an empty context.
+    """Return the share of the kept passages with a negative utility; None for an empty context.
 
     >>> distractor_rate([1.0, -0.5, 0.0, -1.0])
     0.5
@@ -281,7 +281,7 @@ def distractor_rate(utilities: Sequence[float]) -> float | None:
 
 
 def harm_undiscounted(utilities: Sequence[float]) -> float:
-    """Kept passages × distractor rate × 0.5: half the number of kept passages that mislead.
+    """Return half the number of kept passages that mislead: kept × distractor rate × 0.5.
 
     Each counts the same at every rank and at any utility, unlike ``Udcg.harm``. 0 for an
     empty context.

@@ -3,19 +3,14 @@
 import os
 import re
 from dataclasses import dataclass, field
-from importlib import import_module
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from ctxguard.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from ctxguard.integrations.engines.engine import Engine
-
 DEFAULT_NAME = "ctxguard"
 KEY_VARIABLE = "CTXGUARD_ENGINE_KEY"
 
-_ENGINES = {
+ENGINES = {
     "postgresql": "ctxguard.integrations.engines.postgresql:PostgresEngine",
     "qdrant": "ctxguard.integrations.engines.qdrant:QdrantEngine",
     "qdrant+https": "ctxguard.integrations.engines.qdrant:QdrantEngine",
@@ -66,10 +61,10 @@ class EngineAddress:
         except ValueError:
             # Its message may quote a part of the password.
             raise _unreadable() from None
-        if parts.scheme not in _ENGINES:
+        if parts.scheme not in ENGINES:
             given = repr(parts.scheme) if parts.scheme else "a URL without a scheme"
             raise ConfigurationError(
-                f"{given} names no engine; write {', '.join(_ENGINES)}, as in "
+                f"{given} names no engine; write {', '.join(ENGINES)}, as in "
                 "postgresql://user@host/database#name"
             )
         name = parts.fragment or DEFAULT_NAME
@@ -128,17 +123,6 @@ def _seconds(given: str) -> float:
     if not 0.0 < seconds < float("inf"):
         raise ConfigurationError(f"the URL's timeout {given!r} must be a number of seconds above 0")
     return seconds
-
-
-def engine_class(address: EngineAddress) -> "type[Engine]":
-    """Return the adapter of the engine that an address names.
-
-    Raises:
-        MissingExtraError: the engine's client is not installed.
-    """
-    module, _, name = _ENGINES[address.scheme].partition(":")
-    found: type[Engine] = getattr(import_module(module), name)
-    return found
 
 
 def nothing_there(address: EngineAddress) -> ConfigurationError:

@@ -7,6 +7,7 @@ shared by threads and left to their process.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import islice
 from threading import Lock
 from typing import Any, ClassVar, Self
@@ -22,7 +23,7 @@ from ctxguard.errors import (
     StageError,
     StageUnavailableError,
 )
-from ctxguard.integrations.engines.address import EngineAddress, already_there
+from ctxguard.integrations.engines.address import ENGINES, EngineAddress, already_there
 from ctxguard.integrations.engines.stored import IndexedPassage, IndexSettings, passage_of
 from ctxguard.resilience import UnansweredError
 from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL
@@ -74,7 +75,6 @@ class Engine(ABC):
 
     Args:
         address: The place of the index.
-        make: Whether the index is being made, so that a missing folder is no error.
 
     Attributes:
         name: The engine's name in errors.
@@ -89,9 +89,16 @@ class Engine(ABC):
     settings: IndexSettings
     _client: "LazyClient"
 
-    def __init__(self, address: EngineAddress, *, make: bool = False) -> None:
-        del make
+    def __init__(self, address: EngineAddress) -> None:
         self.address = address
+
+    @classmethod  # noqa: B027 - an engine on a server tells by itself
+    def check_there(cls, address: EngineAddress) -> None:
+        """Refuse an address where nothing was made; an engine on a server tells by itself.
+
+        Raises:
+            ConfigurationError: the file or folder is not there.
+        """
 
     @classmethod
     def open(cls, address: EngineAddress, settings: IndexSettings | None = None) -> Self:
@@ -103,7 +110,9 @@ class Engine(ABC):
             DataError: this release cannot read it.
             StageUnavailableError: the engine cannot be reached.
         """
-        engine = cls(address, make=settings is not None)
+        if settings is None:
+            cls.check_there(address)
+        engine = cls(address)
         try:
             if settings is None:
                 engine.settings = IndexSettings.from_json(engine.stored_settings())
@@ -334,3 +343,14 @@ def ranking_of_rows(
 def number(score: object) -> float | None:
     """Return a score as a number; None if it is none."""
     return float(score) if is_valid(score) else None  # type: ignore[arg-type]
+
+
+def engine_class(address: EngineAddress) -> type[Engine]:
+    """Return the adapter of the engine that an address names.
+
+    Raises:
+        MissingExtraError: the engine's client is not installed.
+    """
+    module, _, name = ENGINES[address.scheme].partition(":")
+    found: type[Engine] = getattr(import_module(module), name)
+    return found

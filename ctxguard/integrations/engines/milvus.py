@@ -100,7 +100,7 @@ class MilvusEngine(Engine):
     rows_per_write = 128
     _writing = OfProcess(threading.Lock)
 
-    def __init__(self, address: EngineAddress, *, make: bool = False) -> None:
+    def __init__(self, address: EngineAddress) -> None:
         super().__init__(address)
         self._is_file = address.path is not None
         if address.path is not None and not address.path.endswith(".db"):
@@ -108,8 +108,6 @@ class MilvusEngine(Engine):
                 f"{address.shown}: a file of Milvus Lite must end in .db, as in "
                 "milvus:///path/file.db#name"
             )
-        if address.path is not None and not make and not Path(address.path).exists():
-            raise nothing_there(address)
         self._library: Any = require("pymilvus", "milvus")
         for name in (*_LOUD, *([_LOUD_OF_FILE] if self._is_file else [])):
             logger = logging.getLogger(name)
@@ -117,6 +115,12 @@ class MilvusEngine(Engine):
                 logger.setLevel(logging.CRITICAL)
         self._client, self._process = LazyClient(self._connected), os.getpid()
         self._lexical_leg = Stage(f"{self.name} {LEXICAL}", breaks=False)
+
+    @classmethod
+    def check_there(cls, address: EngineAddress) -> None:
+        path = address.path
+        if path is not None and path.endswith(".db") and not Path(path).exists():
+            raise nothing_there(address)
 
     def stored_settings(self) -> str:
         # Not `describe_collection`, whose client logs an error with a traceback if there is none.

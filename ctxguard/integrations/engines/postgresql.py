@@ -168,8 +168,8 @@ class PostgresEngine(Engine):
     name = "postgresql"
     scores_both = True
 
-    def __init__(self, address: EngineAddress, *, make: bool = False) -> None:
-        super().__init__(address, make=make)
+    def __init__(self, address: EngineAddress) -> None:
+        super().__init__(address)
         self._client = LazyClient(self._pool)
 
     @property

@@ -61,7 +61,7 @@ class QdrantEngine(Engine):
     # Qdrant refuses requests over 32 MB by default; 128 vectors of 4,096 numbers are 11 MB of JSON.
     rows_per_write = 128
 
-    def __init__(self, address: EngineAddress, *, make: bool = False) -> None:
+    def __init__(self, address: EngineAddress) -> None:
         super().__init__(address)
         self._library: Any = require("qdrant_client", "qdrant")
         self._models: Any = self._library.models
@@ -69,8 +69,6 @@ class QdrantEngine(Engine):
         # Qdrant wants whole seconds.
         self._seconds = math.ceil(address.timeout_seconds)
         if self._folder is not None:
-            if not make and not (self._folder / "meta.json").is_file():
-                raise nothing_there(address)
             _folders.open(self._folder, self)
             return
         parts = urlsplit(address.url)
@@ -87,6 +85,11 @@ class QdrantEngine(Engine):
                 check_compatibility=False,
             )
         )
+
+    @classmethod
+    def check_there(cls, address: EngineAddress) -> None:
+        if address.path is not None and not (Path(address.path) / "meta.json").is_file():
+            raise nothing_there(address)
 
     def stored_settings(self) -> str:
         stored = (self._call("get_collection").config.metadata or {}).get(_METADATA_KEY)

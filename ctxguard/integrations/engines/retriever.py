@@ -13,8 +13,8 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Passage, Ranking
 from ctxguard.errors import ConfigurationError, CtxguardError
-from ctxguard.integrations.engines.address import EngineAddress, engine_class
-from ctxguard.integrations.engines.engine import KINDS, Engine, LegQuery
+from ctxguard.integrations.engines.address import EngineAddress
+from ctxguard.integrations.engines.engine import KINDS, Engine, LegQuery, engine_class
 from ctxguard.integrations.engines.signals import EngineSignals, LegsOfRankings, sketch_of
 from ctxguard.integrations.engines.stored import (
     PASSAGE,

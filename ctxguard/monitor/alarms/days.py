@@ -107,7 +107,7 @@ def groups(session: NDArray[np.int64], question: NDArray[np.int64]) -> NDArray[n
 
 
 def _most(stands_for: FloatArray) -> float:
-    """How many requests one group may stand for."""
+    """Return the largest number of requests that one group may stand for."""
     caps = np.sort(stands_for)
     total = caps.sum()
     # With each as the cap: the sum of the weights, and by how much a promise is raised.
@@ -151,7 +151,7 @@ class Days:
 
     @classmethod
     def of(cls, day: Day) -> "Days":
-        """Sum up one day of losses in [0, 1]; nothing of a day without losses."""
+        """Sum up one day of losses in [0, 1]; None for a day without losses."""
         if not day.n:
             return cls()
         weight, effective = day.weight, day.effective

@@ -29,7 +29,7 @@ class Signal(StrEnum):
 
 
 def signals_of(scores: Iterable[float | None], kept: int) -> dict[Signal, float]:
-    """The signals of one request; without those that need more candidates than it has.
+    """Return the signals of one request; without those that need more candidates than it has.
 
     Args:
         scores: Those of its ranking, in any order; invalid ones are ignored.
@@ -73,7 +73,7 @@ class SignalCounts:
     above: tuple[int, ...] = (0,) * _DECILES
 
     def after(self, value: float) -> "SignalCounts":
-        """With one more request."""
+        """Add one more request."""
         beyond = zip(self.deciles, self.below, self.above, strict=True)
         counts = [(low + (value < each), high + (value > each)) for each, low, high in beyond]
         below, above = map(tuple, zip(*counts, strict=True))

@@ -72,7 +72,7 @@ class ECusum:
             raise ConfigurationError(f"log_e_values {logs!r} must be a finite number for each bet")
 
     def after(self, day: Day, variance: float, between: float) -> "ECusum":
-        """The state after one more day.
+        """Return the state after one more day.
 
         Args:
             day: Losses in [0, 1].
@@ -110,5 +110,5 @@ class ECusum:
         return Evidence(np.array(self.log_e_values)).e_value if self.log_e_values else 1.0
 
     def alarm(self, threshold: float = DEFAULT_THRESHOLD) -> bool:
-        """Whether the e-value has reached the threshold; to be checked after each day."""
+        """Tell whether the e-value has reached the threshold; to be checked after each day."""
         return self.e_value >= threshold

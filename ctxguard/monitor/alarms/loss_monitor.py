@@ -167,7 +167,7 @@ class LossMonitor:
         return math.ceil(max(FIRST_BASELINE - seen.n, a_day * (self.due - seen.days), 1.0))
 
     def after(self, day: Day) -> "LossMonitor":
-        """The state after one more day; a loss above the bound counts as the bound."""
+        """Return the state after one more day; a loss above the bound counts as the bound."""
         if not day.n:
             return self
         scaled = day._replace(losses=np.minimum(day.losses / self.promise.bound, 1.0))
@@ -192,7 +192,7 @@ class LossMonitor:
         return seen._with_baseline() if seen.due else seen
 
     def _with_baseline(self) -> "LossMonitor":
-        """With the target of its baseline, where that is due and nothing speaks for a rise."""
+        """Set the target of its baseline, where that is due and nothing speaks for a rise."""
         seen = self.past.plus(self.run)
         # Days of one kind come back after a week.
         is_due = seen.days >= self.due and seen.days % WEEK == 0 and seen.n >= FIRST_BASELINE
@@ -230,7 +230,7 @@ class LossMonitor:
         return self.run.mean * self.promise.bound if self.run.n else None
 
     def alarmed(self) -> "LossMonitor":
-        """After an alarm: without evidence of a rise, and looking for the end of it.
+        """Drop the evidence of a rise after an alarm, and look for the end of it.
 
         The baseline is final then: what follows may be the rise. Nor does the rise tell how much
         days differ.
@@ -247,7 +247,7 @@ class LossMonitor:
         )
 
     def to_alarm(self, profile: Profile, profile_id: str, time_seconds: float) -> Alarm:
-        """The alarm that this monitor raises; ``time_seconds`` is the end of the last day."""
+        """Make the alarm that this monitor raises; ``time_seconds`` is the end of the last day."""
         calibrated = profile.routes[self.route]
         if self.quantity is AlarmKind.RECALL_LOSS:
             quantity, advice = _about_recall(calibrated)
@@ -275,7 +275,7 @@ class LossMonitor:
         )
 
     def _comparison(self) -> str:
-        """What the loss was compared with, in words."""
+        """Say what the loss was compared with."""
         promises = (
             "the certificate promises"
             if self.promise.source == "certificate"
@@ -305,7 +305,7 @@ def _within(target: float) -> float:
 
 
 def _about_recall(calibrated: RouteProfile) -> tuple[str, str]:
-    """The quantity and the advice, in words."""
+    """Put the quantity and the advice in words."""
     promise, safe = calibrated.recall_promise, calibrated.safe_policy
     against = ""
     if promise is not None:
@@ -320,7 +320,7 @@ def _about_recall(calibrated: RouteProfile) -> tuple[str, str]:
 
 
 def promises(profile: Profile) -> tuple[PromisedLoss, ...]:
-    """What a profile promises that can be monitored.
+    """List what a profile promises that can be monitored.
 
     Of recall loss it is the certificate's alpha or, without one, the bound of the evidence. Of
     harm it is the certificate's beta or the upper end of the interval of the evidence. A quantity
@@ -343,6 +343,6 @@ def promises(profile: Profile) -> tuple[PromisedLoss, ...]:
 
 
 def _harm_bound(calibrated: RouteProfile, utilities: Utilities) -> float:
-    """The harm of a full context of the worst passages; 0 where no passage can harm."""
+    """Return the harm of a full context of the worst passages; 0 where no passage can harm."""
     ranks = range(1, calibrated.policy.k + 1)
     return -utilities.worst * math.fsum([1.0 / math.log2(rank + 1) for rank in ranks])

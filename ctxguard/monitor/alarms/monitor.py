@@ -89,7 +89,7 @@ class AlarmMonitor:
         harm: float,
         probability: float,
     ) -> LossRow | None:
-        """The losses of a judged sample for the store; None if the profile did not serve it.
+        """Return the losses of a judged sample for the store; None if the profile did not serve it.
 
         Args:
             verdicts: Those on it; every served passage has one.
@@ -128,7 +128,7 @@ class AlarmMonitor:
                 )
 
     def _end_of_next_day(self) -> float | None:
-        """The end of the next day with losses; None while it is not over, or samples of it wait."""
+        """Return the end of the next day with losses; None while it, or a sample of it, waits."""
         begin = self.state.evaluated_until
         first = self._store.first_loss_seconds(self._series, self.state.profile_id, since=begin)
         if first is None:
@@ -218,13 +218,13 @@ class AlarmMonitor:
         self._store.set_state(self._state_key, self.state.to_json())
 
     def _is_of_profile(self, record: SampleRecord) -> bool:
-        """Whether the profile's own policy served the sample."""
+        """Tell whether the profile's own policy served the sample."""
         return record.profile_id == self.state.profile_id and record.mode is Mode.ENFORCE
 
     def _recall_loss(
         self, record: SampleRecord, verdicts: Mapping[str, Judgment]
     ) -> tuple[float | None, float]:
-        """The loss that the route promises to bound, and the probability of judging it."""
+        """Return the loss that the route promises to bound, and the probability of judging it."""
         route = self.state.profile.routes.get(record.route)
         promise = None if route is None else route.recall_promise
         if promise is None:
@@ -265,7 +265,7 @@ class AlarmMonitor:
 
 
 def _samples_to_label(alarm: Alarm, rows: Sequence[LossRow]) -> list[int]:
-    """The samples of the alarm's route with the largest losses, one for each question.
+    """Return the samples of the alarm's route with the largest losses, one for each question.
 
     The alarm rests on these: if the judge is wrong, it is wrong there. Labels of them confirm or
     refute the alarm. They are no random sample, and enter no estimate.
@@ -279,12 +279,12 @@ def _samples_to_label(alarm: Alarm, rows: Sequence[LossRow]) -> list[int]:
 
 
 def _question(record: SampleRecord) -> int:
-    """A number for the question, whatever its case and spaces; that of the request without text."""
+    """Number the question, whatever its case and spaces; without text, the request."""
     text = record.request_id if record.query is None else " ".join(record.query.casefold().split())
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 def _baseline_k(baseline: str) -> int | None:
-    """How many of the retriever's first a promise is relative to; None for the whole pool."""
+    """Return how many of the retriever's first a promise is relative to; None for all."""
     return None if baseline == "pool" else int(baseline.removeprefix("k="))

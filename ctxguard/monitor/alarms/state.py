@@ -64,7 +64,7 @@ class AlarmReport:
     format: int = FORMAT
 
     def to_json(self) -> dict[str, Any]:
-        """All but the signals, as JSON types."""
+        """Return all but the signals, as JSON types."""
         found: dict[str, Any] = _form().dump_python(self, mode="json", exclude={"signals"})
         return found
 
@@ -200,11 +200,11 @@ class AlarmState:
             self._active.pop((kind, route), None)
 
     def active(self) -> tuple[Alarm, ...]:
-        """The active alarms, oldest first."""
+        """Return the active alarms, oldest first."""
         return self.report().active
 
     def report(self) -> AlarmReport:
-        """Counts, active alarms and loss monitors at one moment."""
+        """Return counts, active alarms and loss monitors at one moment."""
         with self._lock:
             return AlarmReport(
                 profile_id=self.profile_id,
@@ -217,7 +217,7 @@ class AlarmState:
             )
 
     def to_json(self) -> str:
-        """Alarms and losses as JSON, for ``restore`` after a restart."""
+        """Return alarms and losses as JSON, for ``restore`` after a restart."""
         return json.dumps(self.report().to_json(), allow_nan=False)
 
     def restore(self, text: str) -> bool:
@@ -285,7 +285,7 @@ class AlarmState:
 
 
 def _day(rows: Sequence[LossRow], stored: StoredShares, route: Route, quantity: AlarmKind) -> Day:
-    """The losses of one route that are defined; what only damage can have written is left out."""
+    """Return the defined losses of one route, without what only damage can have written."""
     is_recall, own = quantity is AlarmKind.RECALL_LOSS, [row for row in rows if row.route == route]
     found = np.array(
         [

@@ -121,7 +121,7 @@ def plan(
     ended = (first + go_on * (1.0 - first)).sum(axis=1)[:, None, None] * population.dropped
 
     def each(coin: float) -> float:
-        """Expected grades of an opened request."""
+        """Return expected grades of an opened request."""
         below = np.sum(reached * np.minimum(coin * m[0], 1.0), axis=1)
         of_size = np.minimum(coin * m[1], population.chance[:, None, None])
         below += np.sum(ended * of_size, axis=(1, 2))

@@ -81,7 +81,7 @@ class Canaries:
             return Evidence(np.log(self.wealth))
 
     def due(self, labelled: Sequence[int], day: int) -> list[int]:
-        """The samples to judge again now, of those labelled, in the order of preference."""
+        """Return the samples to judge again now, of those labelled, in the order of preference."""
         known, waiting = set(labelled), {one for one, _, _ in self.waiting}
         third = [one for one, since, _ in self.waiting if since < day and one in known]
         left = PER_DAY - self.today if day == self.day else PER_DAY
@@ -90,7 +90,7 @@ class Canaries:
     def after(
         self, sample_id: int, first: Sequence[bool], now: Sequence[bool], now_seconds: float
     ) -> "Canaries":
-        """The state after a sample was judged again.
+        """Return the state after a sample was judged again.
 
         Args:
             first: The first verdicts on its passages.
@@ -147,7 +147,7 @@ def _form() -> TypeAdapter[Canaries]:
 def yes_or_no(
     before: Mapping[str, Judgment], now: Mapping[str, Judgment]
 ) -> tuple[list[bool], list[bool]]:
-    """Whether each passage is relevant by two verdicts, in the order of the first.
+    """Pair two verdicts on whether each passage is relevant, in the order of the first.
 
     A passage without a verdict now counts as unchanged.
     """
@@ -158,5 +158,5 @@ def yes_or_no(
 
 
 def canaries_key(series: str) -> str:
-    """The key under which the store keeps the state of a series."""
+    """Return the key under which the store keeps the state of a series."""
     return f"canaries {series}"

@@ -116,7 +116,7 @@ class Model:
 
 
 def _share(passages: JudgedPassages) -> FloatArray:
-    """The share of the request's other served passages that the judge calls relevant, less 1/2."""
+    """Return the share of the other served passages that the judge calls relevant, less 1/2."""
     verdict, group, n_served, n_yes, _ = passages
     is_served = (group < NEAR) * 1.0
     share = (n_yes - (verdict == YES) * is_served + 0.5) / np.maximum(n_served + 1.0 - is_served, 1)

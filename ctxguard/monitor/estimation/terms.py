@@ -109,7 +109,7 @@ class JudgedRequest:
 
 
 def _level(score: float | None) -> int:
-    """The level of a probability's log-odds, from 1 to 255; 0 for none."""
+    """Return the level of a probability's log-odds, from 1 to 255; 0 for none."""
     if score is None:
         return 0
     odds = min(max(score, 1e-6), 1.0 - 1e-6)

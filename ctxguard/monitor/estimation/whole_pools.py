@@ -63,7 +63,7 @@ class JudgedPool:
 def judged_pools(
     store: SampleStore, series: str, *, skip: Collection[int] = (), whole_only: bool = False
 ) -> Iterator[JudgedPool]:
-    """The judged requests of a series whose text is kept, oldest first.
+    """Return the judged requests of a series whose text is kept, oldest first.
 
     Args:
         skip: Samples that are not read.
@@ -89,7 +89,7 @@ def judged_pools(
 
 
 def _whole_pool_chance(record: SampleRecord, row: np.void, *, alone: bool) -> float | None:
-    """The probability with which the whole pool was to be judged; None where it was not.
+    """Return the probability with which the whole pool was to be judged; None where it was not.
 
     Without a judge nothing is known of what was served when pools are chosen.
     """
@@ -101,7 +101,7 @@ def _whole_pool_chance(record: SampleRecord, row: np.void, *, alone: bool) -> fl
 
 
 def _is_whole(rows: Any) -> Any:
-    """Whether the whole pool was to be judged, of a row or of each of a table."""
+    """Tell whether the whole pool was to be judged, of a row or of each of a table."""
     return ~(np.isnan(rows["pool_relevant"]) & np.isnan(rows["partial_pool_relevant"]))
 
 
@@ -146,7 +146,7 @@ class ShadowedTraffic:
         self._seen: dict[int, _Seen] = {}
 
     def look(self) -> dict[Route, Rise]:
-        """What the requests that are judged by now say of each route in shadow."""
+        """Judge what the requests that are judged by now say of each route in shadow."""
         if not self._routes:
             return {}
         people = human_verdicts(self._store.labels())

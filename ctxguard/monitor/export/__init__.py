@@ -8,17 +8,17 @@ from importlib.resources import files
 
 
 def rules() -> str:
-    """Recording and alerting rules, as YAML for ``rule_files``."""
+    """Write the recording and alerting rules, as YAML for ``rule_files``."""
     return _read("rules.yml")
 
 
 def dashboard_json() -> str:
-    """The dashboard, as JSON for Grafana's import or provisioning."""
+    """Write the dashboard, as JSON for Grafana's import or provisioning."""
     return _read("dashboard.json")
 
 
 def details_json() -> str:
-    """The dashboard of all other panels, as JSON for Grafana's import or provisioning."""
+    """Write the dashboard of all other panels, as JSON for Grafana."""
     return _read("details.json")
 
 

@@ -55,7 +55,7 @@ class SafeMultiProcessCollector(Collector):
             registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric once, and the number of bad files; nothing if the folder is unreadable."""
+        """Yield every metric once, and the number of bad files."""
         try:
             # In one order, so that a rounded sum never falls from one scrape to the next:
             # Prometheus would take that for a restart.
@@ -90,7 +90,7 @@ class SafeMultiProcessCollector(Collector):
 
 
 def _merged(files: Sequence[Path]) -> list[Metric]:
-    """The totals over some files.
+    """Add up the totals of some files.
 
     Raises:
         Exception: a file is empty, damaged, not prometheus-client's, or not a regular file.
@@ -120,7 +120,7 @@ def _check(file: Path) -> None:
 
 
 def _printable(sample: Any) -> Any:
-    """The sample with lone surrogates in its labels escaped: one of them would stop the scrape."""
+    """Escape lone surrogates in a sample's labels: one of them would stop the scrape."""
     return sample._replace(
         labels={
             name: value.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -130,7 +130,7 @@ def _printable(sample: Any) -> Any:
 
 
 def registry_for_scrape() -> CollectorRegistry:
-    """The registry that a metrics endpoint should serve.
+    """Return the registry that a metrics endpoint should serve.
 
     Returns:
         A new registry with the totals of all workers where ``PROMETHEUS_MULTIPROC_DIR`` is set;

@@ -184,7 +184,7 @@ class MonitorCollector(Collector):
             registry.register(self)
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Nothing: otherwise a registry would collect once to learn the names."""
+        """Describe nothing: otherwise a registry would collect once to learn the names."""
         return []
 
     def collect(self) -> _Families:

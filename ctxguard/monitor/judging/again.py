@@ -59,7 +59,7 @@ class JudgingAgain:
         self._of_day = HashSampler("canary", self._series)
 
     def due(self, limit: int) -> list[tuple[int, bool]]:
-        """The samples to judge again now, at most ``limit``: ids, and whether each is a canary.
+        """Choose the samples to judge again now, at most ``limit``: ids, and which are canaries.
 
         In random order, so that those that are judged stand for those that are not yet.
         """
@@ -85,7 +85,7 @@ class JudgingAgain:
         return found
 
     def record(self, sample_id: int) -> SampleRecord | None:
-        """The record of a sample; None where it was deleted or cannot be read."""
+        """Read the record of a sample; None where it was deleted or cannot be read."""
         self._retry_at[sample_id] = self._clock() + _RETRY_SECONDS
         try:
             return SampleRecord.from_bytes(self._store.payloads([sample_id]).get(sample_id, b""))
@@ -93,7 +93,7 @@ class JudgingAgain:
             return None
 
     def positions(self, sample_id: int, record: SampleRecord) -> list[int]:
-        """The candidates to judge: those that were judged before, and any that is served."""
+        """Return the candidates to judge: those that were judged before, and any that is served."""
         before = self._before(sample_id) or verdicts_from_json(
             self._store.first_verdicts([sample_id]).get(sample_id, "")
         )

@@ -100,7 +100,7 @@ class JudgingBudget:
         return self.probability
 
     def probability_for(self, waiting: int, arriving_per_second: float) -> float:
-        """The probability with which each of the next samples should be judged, in [0, 1].
+        """Return the probability with which each of the next samples should be judged, in [0, 1].
 
         What is left of each limit, divided by what all samples would take that wait now or will
         arrive until its period ends. 0.0 once a limit is used up, until its period ends: nothing
@@ -185,7 +185,7 @@ class JudgingBudget:
         self._waiting = self._store.states().get(State.PENDING, 0)
 
     def _periods(self) -> list[BudgetPeriod]:
-        """The hour and the day by the clock; the store knows of later ones that have begun."""
+        """Return the hour and the day by the clock; the store knows later ones that have begun."""
         now, limits = self._clock(), self._limits
         most = {
             "hour": (limits.calls_per_hour, None),

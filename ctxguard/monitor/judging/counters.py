@@ -45,7 +45,7 @@ LABELS = {
 
 
 def token_counts(mode: Mode, tokens: TokenAccount, weight: float = 1.0) -> Counts:
-    """The tokens of requests in a mode, as counts."""
+    """Count the tokens of requests in a mode."""
     *fates, (_, today) = tokens._asdict().items()
     counts: dict[tuple[str, ...], float] = {
         ("candidate_tokens", mode.value, fate): weight * n for fate, n in fates
@@ -54,7 +54,7 @@ def token_counts(mode: Mode, tokens: TokenAccount, weight: float = 1.0) -> Count
 
 
 def tokens_by_mode(counts: Counts) -> dict[Mode, TokenAccount]:
-    """The tokens of all requests in each mode, from counts."""
+    """Return the tokens of all requests in each mode, from counts."""
     keys = {mode: token_counts(mode, TokenAccount()) for mode in Mode}
     return {
         mode: TokenAccount(*[round(counts.get(key, 0.0)) for key in of_mode])
@@ -101,12 +101,12 @@ class MonitorCounters:
             self.errors += 1
 
     def counts(self) -> Counts:
-        """All counts now."""
+        """Return all counts now."""
         with self._lock:
             return dict(self._counts)
 
     def outcomes(self) -> dict[JudgedAs, int]:
-        """Samples that this process claimed, by outcome."""
+        """Count the samples that this process claimed, by outcome."""
         found = dict.fromkeys(JudgedAs, 0)
         for (name, *labels), n in self.counts().items():
             if name == "judged_samples":
@@ -114,12 +114,12 @@ class MonitorCounters:
         return found
 
     def total(self, name: str) -> int:
-        """A count over all of its labels."""
+        """Add a count up over all of its labels."""
         return int(sum(n for (each, *_), n in self.counts().items() if each == name))
 
 
 def judge_counts(judge: Judge) -> Counts:
-    """The accounts of a judge as counts; empty for one that keeps none."""
+    """Return the accounts of a judge as counts; empty for one that keeps none."""
     ledger: Ledger | None = getattr(judge, "ledger", None)
     if ledger is None:
         return {}

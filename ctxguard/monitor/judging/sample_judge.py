@@ -141,7 +141,7 @@ class SampleJudge:
         return passage if is_there else self._unstored(record, passage.passage_id)
 
     def _unstored(self, record: SampleRecord, passage_id: str) -> Passage | None:
-        """A passage that the record holds no text of.
+        """Look up a passage that the record holds no text of.
 
         None if the judge needs the text, and it is lost or the request's filter forbids it.
         """
@@ -158,7 +158,7 @@ class SampleJudge:
             return None
 
     def _redacted(self, passage: Passage) -> Passage:
-        """A passage of the index as a sample would hold it: its beginning, redacted."""
+        """Redact a passage of the index as a sample would hold it: its beginning."""
         passage, redactor = as_written(passage), self._settings.redactor
         if redactor is None:
             return passage
@@ -168,7 +168,7 @@ class SampleJudge:
     def _graded(
         self, record: SampleRecord, wanted: Sequence[Passage | None]
     ) -> dict[str, Judgment]:
-        """The valid verdicts by passage id: not those missing, misplaced or out of range."""
+        """Ask for verdicts; return the valid ones by passage id: none missing or out of range."""
         passages = [passage for passage in wanted if passage is not None]
         if not passages or record.query is None:
             return {}

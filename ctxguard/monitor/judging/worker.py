@@ -194,7 +194,7 @@ class JudgingWorker:
         return n
 
     def _process_all(self, claimed: Sequence[Claimed]) -> tuple[int, list[int]]:
-        """How many were finished, and on which the judge failed since it last judged one."""
+        """Judge claimed samples; count the finished, and list those on which the judge failed."""
         n_finished, failed = 0, list[int]()
         began = time.monotonic()
         try:
@@ -279,7 +279,7 @@ class JudgingWorker:
     def _judged_within_budget(
         self, sample: Claimed, record: SampleRecord, probability: float
     ) -> _Result | JudgedAs | None:
-        """The result; None where the budget has no room, ``JUDGE_FAILED`` where the judge failed.
+        """Judge within the budget; None where it has no room, ``JUDGE_FAILED`` on a failure.
 
         Raises:
             StoreError: calls could not be reserved.
@@ -330,7 +330,7 @@ class JudgingWorker:
     def _loss(
         self, sample: Claimed, record: SampleRecord, verdicts: SampleVerdicts
     ) -> LossRow | None:
-        """What the alarms compare; None for a request without all its verdicts."""
+        """Return the losses that alarms compare; None for a request without all its verdicts."""
         if self._alarms is None or verdicts.request is None:
             return None
         return self._alarms.loss_row(
@@ -342,7 +342,7 @@ class JudgingWorker:
         )
 
     def _safely(self, who: str, sample: Claimed | Finished, work: Callable[[], T]) -> T | None:
-        """The result of work that a sample must not depend on; None where it failed."""
+        """Do work that a sample must not depend on; None where it failed."""
         try:
             return work()
         except Exception as error:
@@ -378,7 +378,7 @@ class JudgingWorker:
             )
 
     def _rejected(self, record: SampleRecord) -> tuple[tuple[str, str, str], ...]:
-        """Replies that were no verdict; they may quote a passage whose text is not stored."""
+        """List replies that were no verdict; they may quote a passage whose text is not stored."""
         if self._ledger is None:
             return ()
         stored = {passage.passage_id for passage in record.passages.values() if passage.text}

@@ -127,7 +127,7 @@ def write_label_file(path: Path, rows: Iterable[RowToLabel]) -> None:
 
 
 def _cell(column: str, value: str | None) -> str:
-    """A cell that no spreadsheet takes for a formula; ``_content`` undoes it for ids."""
+    """Write a cell that no spreadsheet takes for a formula; ``_content`` undoes it for ids."""
     text = value or ""
     if column in ("request_id", "passage_id"):
         text = _FORMULA.sub("'", text)
@@ -139,7 +139,7 @@ def _cell(column: str, value: str | None) -> str:
 
 
 def _content(cell: str) -> str:
-    """The id that ``_cell`` wrote."""
+    """Read the id that ``_cell`` wrote."""
     if cell[:1] == "'" and not cell[1:2].isalpha():
         cell = cell[1:]
     return _ESCAPED.sub("", cell)
@@ -237,7 +237,7 @@ def _is_time(value: object) -> TypeGuard[float]:
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
-    """Rows with the line on which each begins: a cell may contain line breaks."""
+    """Yield rows with the line on which each begins: a cell may contain line breaks."""
     with _opened(path) as file:
         try:
             reader = csv.DictReader(file)

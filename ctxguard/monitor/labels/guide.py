@@ -34,7 +34,7 @@ EXAMPLE_QUERY = "How much vacation do new employees get?"
 
 
 def meanings(max_grade: int) -> dict[int, str]:
-    """What each grade means, highest first.
+    """Say what each grade means, highest first.
 
     Args:
         max_grade: The highest grade of the scale, ≥ 1.
@@ -59,7 +59,7 @@ def words(max_grade: int) -> dict[int, str]:
 
 
 def grading_guide(file_name: str, max_grade: int) -> str:
-    """The guide of one file, as Markdown.
+    """Write the guide of one file, as Markdown.
 
     Args:
         file_name: The file that people grade.
@@ -116,6 +116,6 @@ and in UTF-8). Then:
 
 
 def example(meaning: str) -> str:
-    """A passage of that meaning for ``EXAMPLE_QUERY``; empty where there is none."""
+    """Return a passage of that meaning for ``EXAMPLE_QUERY``; empty where there is none."""
     found = [example for text, example in _EXAMPLES.items() if meaning.startswith(text)]
     return found[0] if found else ""

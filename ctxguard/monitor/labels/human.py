@@ -37,7 +37,7 @@ class HumanVerdicts:
 
 
 def human_verdicts(labels: Iterable[tuple[int, LabelRow]]) -> dict[int, HumanVerdicts]:
-    """The verdicts of people by sample.
+    """Return the verdicts of people by sample.
 
     Args:
         labels: Pairs of sample id and label, as ``SampleStore.labels`` gives them. Labels of
@@ -60,7 +60,7 @@ def human_verdicts(labels: Iterable[tuple[int, LabelRow]]) -> dict[int, HumanVer
 
 
 def standing(labels: Iterable[tuple[int, LabelRow]]) -> list[tuple[int, LabelRow]]:
-    """The labels that were not taken back; pairs of sample id and label, in the order given.
+    """Drop labels that were taken back; keep pairs of sample id and label in their order.
 
     >>> ann = LabelRow("r", "a", 3, None, "ann", 1.0)
     >>> standing([(7, ann), (7, LabelRow("r", "a", None, None, "ann", 2.0))])

@@ -46,7 +46,7 @@ class GradedSample:
     picked: tuple[PickedPassage, ...] = ()
 
     def is_of_tenant(self, tenant: str) -> bool:
-        """Whether the request could see passages of this value of a field only.
+        """Tell whether the request could see passages of this value of a field only.
 
         Args:
             tenant: ``FIELD=VALUE``, or a value of the field ``tenant``.

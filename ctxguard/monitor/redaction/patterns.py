@@ -51,7 +51,7 @@ class Rule:
     reach: int | None = None
 
     def redact(self, text: str, lowered: str) -> str:
-        """The text with every match replaced; ``lowered`` is the same text in lower case."""
+        """Replace every match; ``lowered`` is the same text in lower case."""
         if self.reach is None or len(lowered) != len(text):  # İ becomes two characters.
             return self.pattern.sub(self.replace, text)
         # Only near the hints: a search that ignores case is ten times slower.
@@ -87,7 +87,7 @@ class Glance:
         self._many_digits = not text.isascii() or _SIX_NEAR_DIGITS.search(text) is not None
 
     def may_match(self, rule: Rule) -> bool:
-        """False only if the rule certainly matches nowhere in the text."""
+        """Return False only if the rule certainly matches nowhere in the text."""
         if rule.kind in _OF_DIGITS and not self._many_digits:
             return False
         return not rule.hints or any(map(self.lowered.__contains__, rule.hints))
@@ -152,14 +152,14 @@ _LONGEST_CARD = 19
 
 
 def _plain_digits(text: str) -> str:
-    """The decimal digits of any script in a text, as 0 to 9."""
+    """Write the decimal digits of any script in a text as 0 to 9."""
     if text.isascii():
         return text
     return "".join([str(unicodedata.decimal(sign)) for sign in text if sign.isdecimal()])
 
 
 def is_card(digits: str) -> bool:
-    """Whether digits are a payment card's: an issuer's range and length, and the Luhn check.
+    """Tell a payment card's digits: an issuer's range and length, and the Luhn check.
 
     >>> is_card("4111111111111111"), is_card("4111111111111112"), is_card("0000000000000000")
     (True, False, False)
@@ -210,7 +210,7 @@ _IBAN_GROUP = re.compile(r"[A-Za-z0-9]+")
 
 
 def is_iban(text: str) -> bool:
-    """Whether letters and digits have an IBAN's form and pass its check, ISO 7064 mod 97-10.
+    """Tell whether a text has an IBAN's form and passes its check, ISO 7064 mod 97-10.
 
     >>> is_iban("DE89370400440532013000"), is_iban("DE88370400440532013000")
     (True, False)

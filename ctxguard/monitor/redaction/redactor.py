@@ -69,7 +69,7 @@ class PatternRedactor:
         object.__setattr__(self, "kinds", kinds)
 
     def __call__(self, text: str) -> str:
-        """The text with every match replaced by its kind, such as ``[e-mail]``.
+        """Replace every match by its kind, such as ``[e-mail]``.
 
         Rounds are repeated until nothing is found, so that redacting twice changes nothing.
 
@@ -104,7 +104,7 @@ _PLAIN = {ord(sign) + 0xFEE0: sign for sign in ascii_letters + digits + "-_"}
 
 
 def _whole_keys(text: str) -> str:
-    """The text with keys in plain characters, not split by zero-width ones; as it was without."""
+    """Write keys in plain characters, not split by zero-width ones; else keep the text."""
     if text.isascii():
         return text
     whole = _SPLIT.sub("", text).translate(_PLAIN)
@@ -118,7 +118,7 @@ _redact_all = PatternRedactor()
 
 
 def redact(text: str) -> str:
-    """The text with everything replaced that ``PatternRedactor`` finds.
+    """Replace everything that ``PatternRedactor`` finds.
 
     Raises:
         RedactionError: see ``PatternRedactor``.
@@ -130,7 +130,7 @@ def redact(text: str) -> str:
 
 
 def redacted(text: str, redactor: Redactor) -> str:
-    """The result of a redactor on a text; fails closed.
+    """Apply a redactor to a text; fail closed.
 
     Raises:
         RedactionError: ``text`` is not a text, or the redactor raised or returned something else.
@@ -164,7 +164,7 @@ class Text(StrEnum):
 
 
 def hash_text(text: str, key: bytes) -> str:
-    """A keyed BLAKE2b hash of a text: ``hash:`` and 32 hexadecimal digits.
+    """Hash a text by keyed BLAKE2b: ``hash:`` and 32 hexadecimal digits.
 
     Args:
         text: Any text; lone surrogates are allowed.
@@ -186,7 +186,7 @@ def hash_text(text: str, key: bytes) -> str:
 
 
 def is_hash(text: str) -> bool:
-    """Whether a text is what ``hash_text`` returns.
+    """Tell whether a text is one that ``hash_text`` returns.
 
     >>> is_hash("hash:bbaa9d89caab4e8a33f7ab287f7e0fdf"), is_hash("hash:tables")
     (True, False)
@@ -195,7 +195,7 @@ def is_hash(text: str) -> bool:
 
 
 def kept(text: str, how: Text, key: bytes | None = None) -> str | None:
-    """The part of a text that is written: the text itself, its hash, or None.
+    """Return the part of a text that is written: the text itself, its hash, or None.
 
     Args:
         text: A text that is already redacted.

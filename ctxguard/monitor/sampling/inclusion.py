@@ -34,11 +34,11 @@ class HashSampler:
         self._keyed = blake2b(key=key.digest(), digest_size=8)
 
     def uniform(self, text: str) -> float:
-        """The number of ``text``, uniform in [0, 1)."""
+        """Hash ``text`` to a number that is uniform in [0, 1)."""
         return self._number(text) / _WHOLE
 
     def selects(self, text: str, probability: float) -> bool:
-        """Whether ``text`` is selected; if so, every higher probability selects it too."""
+        """Tell whether ``text`` is selected; if so, every higher probability selects it too."""
         return self._number(text) < round(probability * _WHOLE)
 
     def _number(self, text: str) -> int:
@@ -100,7 +100,7 @@ class JudgingRates:
             raise ConfigurationError(f"judging baseline_k {self.baseline_k!r} must be at least 1")
 
     def full_pool_probability(self, *, has_hit: bool) -> float:
-        """The probability with which all dropped passages of a request are judged.
+        """Return the probability with which all dropped passages of a request are judged.
 
         Args:
             has_hit: Whether a relevant passage was served.
@@ -110,7 +110,7 @@ class JudgingRates:
         return self.full_pool_rate if has_hit else self.full_pool_rate_if_no_hit
 
     def first_probability(self, k: int | None) -> float:
-        """The probability with which the retriever's first k are all judged by design.
+        """Return the probability with which the retriever's first k are all judged by design.
 
         A pool that is judged because nothing relevant was served does not count.
 
@@ -123,7 +123,7 @@ class JudgingRates:
         return 1.0 - (1.0 - self.full_pool_rate) * (1.0 - baseline)
 
     def dropped_probability(self, *, has_hit: bool, in_baseline: bool) -> float:
-        """The probability with which a dropped passage is judged, in any of the three ways.
+        """Return the probability with which a dropped passage is judged, in any of the three ways.
 
         Args:
             has_hit: Whether a relevant passage was served.

@@ -50,7 +50,7 @@ class Privacy:
             object.__setattr__(self, name, Text(given))
 
     def apply(self, record: SampleRecord) -> SampleRecord:
-        """The record as it may be stored.
+        """Make of the record what may be stored.
 
         Raises:
             RedactionError: the redactor failed.
@@ -76,7 +76,7 @@ class Privacy:
         )
 
     def _is_secret(self, where: Where) -> bool:
-        """Whether a filter may not be written, or cannot be written unchanged."""
+        """Tell whether a filter may not be written, or cannot be written unchanged."""
         texts = [str(value) for values in where.allowed.values() for value in values]
         return any(
             text != text.encode("utf-8", "replace").decode()
@@ -97,7 +97,7 @@ _redactions: dict[tuple[Redactor, bytes], str | None] = {}
 
 
 def redacted_once(text: str, redactor: Redactor) -> str:
-    """A passage's redacted text, remembered because the same passages recur.
+    """Redact a passage's text, remembered because the same passages recur.
 
     Raises:
         RedactionError: the redactor failed.

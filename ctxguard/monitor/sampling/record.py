@@ -135,16 +135,16 @@ class SampleRecord:
     tokens: TokenAccount = _NO_TOKENS
 
     def passage(self, position: int) -> Passage:
-        """The passage at a position; without title and text where they were not stored."""
+        """Return the passage at a position; without title and text where they were not stored."""
         passage = self.passages.get(position)
         return Passage(self.passage_ids[position], "") if passage is None else passage
 
     def has_full_pool(self, *, has_hit: bool) -> bool:
-        """Whether all of ``dropped`` is judged, given whether a relevant passage was served."""
+        """Tell if all of ``dropped`` is judged, given whether a relevant passage was served."""
         return self.full_pool or (self.full_pool_if_no_hit and not has_hit)
 
     def to_judge(self, *, has_hit: bool) -> tuple[int, ...]:
-        """Positions of the dropped passages that are judged, best first.
+        """Return the positions of the dropped passages that are judged, best first.
 
         Args:
             has_hit: Whether a relevant passage was served.
@@ -162,7 +162,7 @@ class SampleRecord:
         return tuple(sorted((*self.served, *self.dropped)))[: self.rates.baseline_k]
 
     def ranking(self) -> Ranking:
-        """The candidates as the retriever returned them, to decide on again."""
+        """Return the candidates as the retriever returned them, to decide on again."""
         return Ranking(
             passage_ids=self.passage_ids,
             scores=tuple(self.scores.astype(np.float64).tolist()),
@@ -174,7 +174,7 @@ class SampleRecord:
         )
 
     def to_bytes(self) -> bytes:
-        """The record as compressed JSON, for ``from_bytes``.
+        """Write the record as compressed JSON, for ``from_bytes``.
 
         Raises:
             DataError: it is larger than ``MOST_BYTES``.
@@ -205,7 +205,7 @@ class SampleRecord:
 
     @classmethod
     def from_bytes(cls, payload: bytes) -> "SampleRecord":
-        """The record of which ``to_bytes`` returned ``payload``.
+        """Read the record of which ``to_bytes`` returned ``payload``.
 
         Raises:
             DataError: ``payload`` is not a record, or has another format.
@@ -256,7 +256,7 @@ class SampleRecord:
 
 
 def _checked(record: SampleRecord) -> SampleRecord:
-    """The record, if what it says of its candidates can be true.
+    """Check that what the record says of its candidates can be true, and return it.
 
     Raises:
         DataError: it cannot, so that judging it would fail each time.
@@ -284,7 +284,7 @@ def _checked(record: SampleRecord) -> SampleRecord:
 
 
 def record_of(sample: Sample, design: InclusionDesign) -> SampleRecord:
-    """The record of a sample; raises what an unreadable passage or score raises.
+    """Make the record of a sample; raises what an unreadable passage or score raises.
 
     Served passages are kept, whatever they hold. A dropped one that cannot be read is kept without
     its text, and gets no verdict, which is counted.
@@ -360,7 +360,7 @@ def _tokens(passage: Passage) -> int:
 
 
 def _pool(sample: Sample) -> tuple[dict[int, Passage], tuple[int, ...]]:
-    """The served passages best first by position, and the positions of the pool's others.
+    """Return the served passages best first by position, and the positions of the pool's others.
 
     Best first is the decision's order, also where assembly puts the best at both ends; where the
     bare retriever's passages were served (shadow, off) it is the retriever's. Candidates that
@@ -393,7 +393,7 @@ def _pool(sample: Sample) -> tuple[dict[int, Passage], tuple[int, ...]]:
 
 
 def as_written(passage: Passage) -> Passage:
-    """The passage as it is written: id and title as they are rendered, the text's beginning."""
+    """Cut the passage to what is written: id and title as rendered, the text's beginning."""
     return Passage(
         f"{passage.passage_id}",
         passage.text[:MOST_TEXT_CHARS],
@@ -402,7 +402,7 @@ def as_written(passage: Passage) -> Passage:
 
 
 def _finite(scores: Sequence[float | None]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Scores as float32; garbage, and what that type cannot hold, is NaN."""
+    """Convert scores to float32; garbage, and what that type cannot hold, is NaN."""
     with np.errstate(over="ignore"):
         values = np.array(scores, dtype=np.float64).astype(np.float32)
     values[~np.isfinite(values)] = np.nan

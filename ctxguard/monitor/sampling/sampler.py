@@ -55,7 +55,7 @@ class Tally:
         self._looks = 0
 
     def total(self) -> int:
-        """How often ``add`` was called."""
+        """Count the calls of ``add``."""
         with self._lock:
             # Looking adds one as well.
             self._looks += 1
@@ -130,7 +130,7 @@ class Sampler:
         return self.rate if self._cap is None else self._cap.rate
 
     def draw(self, request_id: str, /) -> float:
-        """The probability with which the request was selected; 0.0 if it was not.
+        """Return the probability with which the request was selected; 0.0 if it was not.
 
         To be called before anything is known of its answer.
 
@@ -191,7 +191,7 @@ class Sampler:
         self.lose(len(self.drain(self.capacity * 2)), LostReason.CLOSED)
 
     def lost(self) -> dict[LostReason, int]:
-        """Samples of this process that were lost so far, by reason."""
+        """Count the samples of this process that were lost so far, by reason."""
         with self._lock:
             lost = dict(self._lost)
         lost[LostReason.QUEUE_FULL] += self._refused.total()
@@ -199,11 +199,11 @@ class Sampler:
         return lost
 
     def sampled(self) -> int:
-        """Samples of this process that were offered so far."""
+        """Count the samples of this process that were offered so far."""
         return self._offered.total()
 
     def sampled_by_hour(self) -> dict[int, int]:
-        """The same of the last two days, by hour since the epoch."""
+        """Count those of the last two days, by hour since the epoch."""
         for hour in sorted(self._hours)[:-_HOURS_KEPT]:
             del self._hours[hour]
         return {int(hour): tally.total() for hour, tally in list(self._hours.items())}
@@ -242,7 +242,7 @@ class Cap:
         self._halve_at = self._left / 2.0
 
     def next_rate(self) -> float:
-        """The rate for the next request."""
+        """Return the rate for the next request."""
         second = math.floor(self._clock())
         if second != self._second:
             last = self._seen / max(second - self._second, 1)
@@ -255,7 +255,7 @@ class Cap:
         return self.rate
 
     def selected(self) -> None:
-        """The request was selected."""
+        """Note that the request was selected."""
         self._selected += 1
         if self._selected >= self._halve_at:
             self.rate /= 2.0

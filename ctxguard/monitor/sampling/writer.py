@@ -159,7 +159,7 @@ class SampleWriter:
             self.sampler.close()
 
     def accounts(self) -> Accounts:
-        """The counts of this process's samples."""
+        """Return the counts of this process's samples."""
         for _ in range(_LOOKS):
             lost, pending = self.sampler.lost(), self._in_hand + self.sampler.waiting
             found = Accounts(self.sampler.sampled(), self._stored, pending, lost)
@@ -270,7 +270,7 @@ class SampleWriter:
             wait = min(2.0 * wait, longest)
 
     def _next(self, samples: Sequence[Sample], hour: int | None = None) -> _Batch:
-        """The next batch, of the present hour or another: samples, and what was counted since."""
+        """Make the next batch, of one hour: samples, and what was counted since."""
         self._in_hand = len(samples)
         entries = tuple([entry for sample in samples if (entry := self._entry(sample))])
         self._number += 1
@@ -301,7 +301,7 @@ class SampleWriter:
         return self.store.append(worker_id, batch.entries, batch.counts, batch=batch.number)
 
     def _learn(self, batch: _Batch) -> None:
-        """The store knows the counts of a batch."""
+        """Note that the store knows the counts of a batch."""
         self._reported, self._batch = batch.told, None
 
     def _entry(self, sample: Sample) -> Entry | None:

@@ -89,7 +89,7 @@ def append(
 
 @reads
 def accounts(db: Transaction, *, worker_id: str | None = None) -> Accounts:
-    """The counts of the writing processes, as last reported.
+    """Return the counts of the writing processes, as last reported.
 
     Args:
         worker_id: Only those of one process; None for all. Processes are told apart for two
@@ -106,7 +106,7 @@ def accounts(db: Transaction, *, worker_id: str | None = None) -> Accounts:
 
 @reads
 def stored_shares(db: Transaction) -> StoredShares:
-    """Which share of each hour's samples was stored; what is in memory is left out."""
+    """Return the share of each hour's samples that was stored; not what is in memory."""
     waiting = sa.func.sum(_waiting(db))
     rows = db.execute(
         sa.select(_own.hour, sa.func.sum(_own.sampled), sa.func.sum(_own.stored), waiting)
@@ -144,7 +144,7 @@ def fold_accounts(db: Transaction) -> int:
 
 
 def _waiting(db: Transaction) -> sa.ColumnElement[int]:
-    """The samples in the memory of a process when it reported last, if that is not long ago."""
+    """Count samples in the memory of a process when it reported last, if not long ago."""
     oldest = math.floor(db.store.clock() / HOUR_SECONDS) - _PENDING_HOURS
     later = _table.alias().c
     is_last = ~sa.exists().where(later.worker_id == _own.worker_id, later.hour > _own.hour)

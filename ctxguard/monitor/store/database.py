@@ -112,7 +112,7 @@ class Database:
             self._engine.dispose()
 
     def _current(self) -> sa.Engine:
-        """The engine; a new one if there is none, or if the file is no longer the one it opened.
+        """Return the engine; a new one if there is none, or if its file has been replaced.
 
         Someone may have moved a damaged file away: what is written to that would be lost.
         """
@@ -186,7 +186,7 @@ class Database:
                     connection.execute(sa.insert(schema_version).values(version=SCHEMA_VERSION))
 
     def _has_tables(self, connection: sa.Connection) -> bool:
-        """Whether a whole store is there; False where there is none.
+        """Tell whether a whole store is there; False where there is none.
 
         Raises:
             StoreSchemaError: it is another release's or another program's, or half of one.
@@ -221,7 +221,7 @@ class Database:
 
 
 def _identity(file: Path) -> _Identity | None:
-    """The device and inode of a file; None if there is none."""
+    """Return the device and inode of a file; None if there is none."""
     try:
         status = os.stat(file)  # noqa: PTH116  called before every transaction
     except OSError:
@@ -242,7 +242,7 @@ def _make_private(file: Path) -> None:
 
 
 def sqlite_file(url: str) -> Path | None:
-    """The file of a SQLite store; None for one in memory, or on a server.
+    """Return the file of a SQLite store; None for one in memory, or on a server.
 
     Raises:
         ConfigurationError: the URL cannot be used.

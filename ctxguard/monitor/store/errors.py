@@ -64,7 +64,7 @@ _POSTGRESQL = (
 def store_error(
     error: sa.exc.DBAPIError | sqlite3.Error, name: str, file: Path | None
 ) -> StoreError | None:
-    """The store's error for a database's; None for a fault of the program.
+    """Make the store's error of a database's; None for a fault of the program.
 
     Args:
         error: As SQLAlchemy or the driver raised it.
@@ -78,7 +78,7 @@ def store_error(
 
 
 def is_busy(error: BaseException) -> bool:
-    """Whether SQLite says that others hold the database."""
+    """Tell whether SQLite says that others hold the database."""
     return _code(error) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 

@@ -32,7 +32,7 @@ _targeted = schema.label_queue.c.sample_id
 
 @reads
 def to_grade(db: Transaction, series: str) -> dict[int, int]:
-    """The judged samples with labels that their graded row lacks, or without such a row.
+    """Return the judged samples with labels that their graded row lacks, or without such a row.
 
     Those that another series judged first count once they were judged again.
 
@@ -58,7 +58,7 @@ def to_grade(db: Transaction, series: str) -> dict[int, int]:
 
 @reads
 def labelled(db: Transaction, series: str) -> dict[int, bool]:
-    """The samples that draws asked about, people labelled, and whose text is kept.
+    """Return the samples that draws asked about, people labelled, and whose text is kept.
 
     Returns:
         By sample, whether the series has judged it, first or again.
@@ -79,7 +79,7 @@ def labelled(db: Transaction, series: str) -> dict[int, bool]:
 
 @reads
 def first_verdicts(db: Transaction, sample_ids: Sequence[int]) -> dict[int, str]:
-    """The verdicts of the series that judged each sample first, as ``verdicts``."""
+    """Return the verdicts of the series that judged each sample first, as ``verdicts``."""
     first = sa.and_(
         _verdicts.sample_id == _judged.sample_id, _verdicts.series_id == _judged.series_id
     )
@@ -89,7 +89,7 @@ def first_verdicts(db: Transaction, sample_ids: Sequence[int]) -> dict[int, str]
 
 @reads
 def judged_samples(db: Transaction, sample_ids: Sequence[int]) -> JudgedRows:
-    """The judged rows of some samples, by ascending id, without those that were deleted."""
+    """Return the judged rows of some samples, by ascending id, without those that were deleted."""
     query = sa.select(*JUDGED).order_by(_judged.sample_id)
     wanted = sorted(set(sample_ids))
     return judged_rows(list(db.rows_with(query, _judged.sample_id, wanted)))

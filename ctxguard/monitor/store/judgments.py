@@ -25,7 +25,7 @@ JUDGED = (
 
 @reads
 def series(db: Transaction) -> list[str]:
-    """Every series of judgments, in the order in which they began."""
+    """Return every series of judgments, in the order in which they began."""
     table = schema.series.c
     return db.scalars(sa.select(table.name).order_by(table.series_id))
 
@@ -53,7 +53,7 @@ def judged_counts(db: Transaction) -> dict[str, tuple[int, int]]:
 def judged(
     store: Store, series: str, *, since: float | None = None, until: float | None = None
 ) -> JudgedRows:
-    """The judged requests of a series with since ≤ time < until, ordered by time.
+    """Return the judged requests of a series with since ≤ time < until, ordered by time.
 
     Args:
         series: A series that has not begun has no rows.
@@ -66,7 +66,7 @@ def judged(
 def judged_pages(
     store: Store, series: str, *, since: float | None = None, until: float | None = None
 ) -> Iterator[JudgedRows]:
-    """The rows of ``judged`` page by page, each read in a transaction of its own.
+    """Read the rows of ``judged`` page by page, each in a transaction of its own.
 
     Memory holds one page. Requests that are judged meanwhile may or may not be read.
     """
@@ -88,7 +88,7 @@ def _judged_page(
     until: float | None,
     after: tuple[float, int] | None,
 ) -> JudgedRows:
-    """The first rows after the one with this time and sample id; None for the first of all."""
+    """Read the first rows after the one with this time and sample id; None for the first."""
     query = (
         sa.select(*JUDGED)
         .where(_judged.series_id == db.series_id(series))
@@ -111,7 +111,7 @@ def _judged_page(
 def losses(
     db: Transaction, series: str, profile_id: str, *, since: float, until: float
 ) -> list[LossRow]:
-    """The losses of requests of a profile with since ≤ time < until, in any order."""
+    """Return the losses of requests of a profile with since ≤ time < until, in any order."""
     table = schema.losses.c
     query = sa.select(*[table[each.name] for each in fields(LossRow)]).where(
         *_of_profile(db, series, profile_id),
@@ -125,7 +125,7 @@ def losses(
 def first_loss_seconds(
     db: Transaction, series: str, profile_id: str, *, since: float | None
 ) -> float | None:
-    """When the first request with a loss was answered; None if there is none.
+    """Return the time of the first request with a loss; None if there is none.
 
     Args:
         profile_id: The profile that served it.
@@ -141,7 +141,7 @@ def first_loss_seconds(
 
 @reads
 def verdicts(db: Transaction, series: str, sample_ids: Sequence[int]) -> dict[int, str]:
-    """Verdicts by sample, without those that were deleted or never given."""
+    """Return verdicts by sample, without those that were deleted or never given."""
     table = schema.verdicts.c
     query = sa.select(table.sample_id, table.verdicts).where(
         table.series_id == db.series_id(series)
@@ -165,21 +165,21 @@ def rejected(
 
 @reads
 def find(db: Transaction, request_id: str) -> list[int]:
-    """The samples of a request, oldest first."""
+    """Return the samples of a request, oldest first."""
     query = sa.select(_samples.sample_id).where(_samples.request_id == request_id)
     return db.scalars(query.order_by(_samples.sample_id))
 
 
 @reads
 def samples_of(db: Transaction, request_id: str) -> list[StoredSample]:
-    """The samples of a request, oldest first, and how far each came."""
+    """Return the samples of a request, oldest first, and how far each came."""
     query = _stored().where(_samples.request_id == request_id)
     return list(map(_stored_sample, db.execute(query.order_by(_samples.sample_id))))
 
 
 @reads
 def newest_samples(db: Transaction, n: int, *, before: int | None = None) -> list[StoredSample]:
-    """The samples that were stored last, newest first, and how far each came.
+    """Return the samples stored last, newest first, and how far each came.
 
     Args:
         n: How many at most.
@@ -193,7 +193,7 @@ def newest_samples(db: Transaction, n: int, *, before: int | None = None) -> lis
 
 @reads
 def request_ids(db: Transaction, sample_ids: Sequence[int]) -> dict[int, str]:
-    """The request of each sample, without samples that were deleted."""
+    """Return the request of each sample, without samples that were deleted."""
     query = sa.select(_samples.sample_id, _samples.request_id)
     return db.by_sample(query, sample_ids)
 
@@ -224,7 +224,7 @@ def _stored_sample(row: sa.Row[Any]) -> StoredSample:
 
 
 def judged_rows(rows: Sequence[Any]) -> JudgedRows:
-    """Rows of the columns ``JUDGED``, in their order."""
+    """Make rows of the columns ``JUDGED``, in their order."""
     ids, times, picks, summaries = zip(*rows, strict=True) if rows else ((), (), (), ())
     return JudgedRows(
         np.fromiter(ids, np.int64, len(ids)),

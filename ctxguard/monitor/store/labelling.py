@@ -73,7 +73,7 @@ def add_labels(db: Transaction, rows: Sequence[LabelRow], top_grade: int | None 
 
 
 def _new_labels(former: Sequence[LabelRow], rows: Sequence[LabelRow]) -> tuple[list[LabelRow], int]:
-    """Those of ``rows`` that say something new, and how many of these contradict one before."""
+    """Keep the ``rows`` that say something new, and count how many contradict one before."""
     verdicts: dict[tuple[str, str], set[_Verdict]] = {}
     latest: dict[tuple[str, ...], tuple[float, _Verdict]] = {}
     exact = set[LabelRow]()
@@ -99,7 +99,7 @@ def _new_labels(former: Sequence[LabelRow], rows: Sequence[LabelRow]) -> tuple[l
 
 
 def _top_grade(db: Transaction) -> int | None:
-    """The highest grade of the scale of people's labels; None where none was named."""
+    """Return the highest grade of the scale of people's labels; None where none was named."""
     query = sa.select(schema.state.c.value).where(schema.state.c.key == _SCALE)
     value = db.execute(query).scalar()
     return None if value is None else int(value)
@@ -110,7 +110,7 @@ top_grade = reads(_top_grade)
 
 @reads
 def unknown_requests(db: Transaction, request_ids: Sequence[str]) -> list[str]:
-    """The requests without a sample in the store, each once, in the order given."""
+    """Return the requests without a sample in the store, each once, in the order given."""
     stored = {request_id: storable(request_id) for request_id in request_ids}
     known = _known_requests(db, stored.values())
     return [request_id for request_id, text in stored.items() if text not in known]
@@ -180,7 +180,7 @@ def add_feedback(db: Transaction, rows: Sequence[FeedbackRow]) -> Added:
 
 @reads
 def feedback_counts(db: Transaction) -> dict[str, int]:
-    """How many reactions of each kind there are."""
+    """Count reactions by kind."""
     query = sa.select(_feedback.kind, sa.func.count()).group_by(_feedback.kind)
     return {str(kind): int(count) for kind, count in db.execute(query)}
 
@@ -208,7 +208,7 @@ def _of_samples(
     number: str,
     sample_ids: Sequence[int] | None,
 ) -> list[sa.Row[Any]]:
-    """The rows of some samples, or of all, in the order of the column ``number``."""
+    """Return the rows of some samples, or of all, in the order of the column ``number``."""
     rows: Iterable[sa.Row[Any]] = (
         db.execute(query)
         if sample_ids is None

@@ -212,7 +212,7 @@ def renew(db: Transaction, claimant: str, *, lease_seconds: float) -> int:
 
 @reads
 def states(db: Transaction) -> dict[State, int]:
-    """How many samples are in each state; ``PENDING`` is the judges' queue."""
+    """Count samples by state; ``PENDING`` is the judges' queue."""
     rows = db.execute(
         sa.select(_samples.state, sa.func.count().label("n")).group_by(_samples.state)
     )
@@ -222,7 +222,7 @@ def states(db: Transaction) -> dict[State, int]:
 
 @reads
 def oldest_pending_seconds(db: Transaction) -> float | None:
-    """Age of the first sample in the queue, ≥ 0; None where none waits."""
+    """Return the age of the first sample in the queue, ≥ 0; None where none waits."""
     answered = db.execute(
         sa.select(_samples.time_seconds)
         .where(_samples.state == State.PENDING.value)
@@ -234,7 +234,7 @@ def oldest_pending_seconds(db: Transaction) -> float | None:
 
 @reads
 def is_unfinished(db: Transaction, *, before: float) -> bool:
-    """Whether a sample of a request that was answered before a time waits for its judge.
+    """Tell whether a sample of a request answered before a time waits for its judge.
 
     Samples wait in about the order of their times, so only the first of them are looked at.
     """
@@ -253,7 +253,7 @@ def is_unfinished(db: Transaction, *, before: float) -> bool:
 
 
 def _payloads(db: Transaction, sample_ids: Sequence[int]) -> dict[int, bytes]:
-    """Payloads by sample, without those that were deleted."""
+    """Return payloads by sample, without those that were deleted."""
     table = schema.payloads.c
     return db.by_sample(sa.select(table.sample_id, table.payload), sample_ids)
 
@@ -262,7 +262,7 @@ payloads = reads(_payloads)
 
 
 def _begun(db: Transaction, series: str, summaries: Sequence[bytes]) -> int:
-    """The id of a series, which begins with its first verdicts."""
+    """Return the id of a series, which begins with its first verdicts."""
     table = schema.series
     db.upsert(table, {"name": series}, changes=None)
     row = db.execute(sa.select(table).where(table.c.name == series)).one()
@@ -281,7 +281,7 @@ def _begun(db: Transaction, series: str, summaries: Sequence[bytes]) -> int:
 
 
 def _oldest(db: Transaction, *conditions: sa.ColumnElement[bool], limit: int) -> Sequence[Any]:
-    """The samples of lowest id, locked; those that another transaction holds are skipped."""
+    """Lock the samples of lowest id; skip those that another transaction holds."""
     return db.execute(
         sa.select(
             _samples.sample_id,

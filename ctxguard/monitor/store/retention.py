@@ -38,7 +38,7 @@ _WITHOUT_TEXT = (schema.samples, schema.judged, schema.losses, schema.label_queu
 
 @reads
 def size_bytes(db: Transaction) -> int:
-    """Bytes of payload in the store, which ``Limits.max_bytes`` bounds."""
+    """Count the bytes of payload in the store, which ``Limits.max_bytes`` bounds."""
     total = sa.select(sa.func.coalesce(sa.func.sum(_samples.payload_bytes), 0))
     return int(db.execute(total).scalar_one())
 
@@ -99,7 +99,7 @@ def _shrink(db: Transaction, excess: int) -> tuple[int, int]:
 def _oldest(
     db: Transaction, most_bytes: int, condition: sa.ColumnElement[bool] | None
 ) -> list[_Row]:
-    """The oldest samples of a condition, or with a payload without one, up to so many bytes."""
+    """Find the oldest samples of a condition, or with a payload, up to so many bytes."""
     query = sa.select(_samples.sample_id, _samples.state, _samples.payload_bytes)
     if condition is None:
         query = query.join(schema.payloads, _payloads.sample_id == _samples.sample_id)

@@ -112,7 +112,7 @@ class SampleStore(Store):
     def at(
         cls, url: str, *, limits: Limits = DEFAULT_LIMITS, clock: Callable[[], float] = time.time
     ) -> "SampleStore":
-        """A store that is opened when it is first used; see ``open``."""
+        """Make a store that is opened when it is first used; see ``open``."""
         return cls(Database(url), limits, clock)
 
     @property

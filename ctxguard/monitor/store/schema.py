@@ -19,7 +19,7 @@ _Id = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def storable(text: str) -> str:
-    r"""Text that every database takes: what UTF-8 or PostgreSQL cannot hold is escaped.
+    r"""Escape what UTF-8 or PostgreSQL cannot hold, so that every database takes the text.
 
     >>> storable("a\x00b\ud800")
     'a\\x00b\\ud800'
@@ -41,12 +41,12 @@ class StorableText(sa.TypeDecorator[str]):
 
 
 def _columns(kind: Any, *names: str) -> list[sa.Column[Any]]:
-    """Columns of one type, none of them null."""
+    """Make columns of one type, none of them null."""
     return [sa.Column(name, kind, nullable=False) for name in names]
 
 
 def _key(*names: str, kind: Any = _Id) -> list[sa.Column[Any]]:
-    """The columns of a primary key whose values are given."""
+    """Make the columns of a primary key whose values are given."""
     return [sa.Column(name, kind, primary_key=True, autoincrement=False) for name in names]
 
 

@@ -111,7 +111,7 @@ def _add(db: Transaction, name: str, numbers: Mapping[str, int], calls: float, c
 
 @reads
 def get_state(db: Transaction, key: str) -> str | None:
-    """A value that monitors keep; None where none was set."""
+    """Read a value that monitors keep; None where none was set."""
     state = schema.state.c
     return db.execute(sa.select(state.value).where(state.key == key)).scalar()
 

@@ -61,7 +61,7 @@ class Transaction:
             self.execute(sa.text(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE"))
 
     def lease_now(self) -> float:
-        """The time for leases, in seconds; no change of a host's wall clock moves it.
+        """Return the time for leases, in seconds; no change of a host's wall clock moves it.
 
         PostgreSQL's own clock, which all monitors share; on SQLite the host's monotonic clock,
         which all of its processes share, and which begins anew when the host does.
@@ -72,7 +72,7 @@ class Transaction:
         return float(self.execute(sa.select(sa.cast(now, sa.Double))).scalar_one())
 
     def new_sample_ids(self, n: int) -> list[int]:
-        """The ids of the next n samples, ascending; never used before."""
+        """Return the ids of the next n samples, ascending; never used before."""
         table = schema.samples.name
         if not self.is_sqlite:
             places = sa.func.generate_series(1, n).table_valued("place")
@@ -120,11 +120,11 @@ class Transaction:
         self._connection.exec_driver_sql(statement, list(values))
 
     def scalars(self, query: sa.Select[T]) -> list[T]:
-        """The first column of all rows."""
+        """Return the first column of all rows."""
         return list(self.execute(query).scalars())
 
     def raw_rows(self, query: sa.Select[Any]) -> Sequence[Any]:
-        """The rows as the driver has them: a million take SQLAlchemy longer than the query."""
+        """Return the driver's own rows: a million take SQLAlchemy longer than the query."""
         if self.is_sqlite:
             cursor: Any = self.execute(query).cursor
         else:
@@ -139,17 +139,17 @@ class Transaction:
     def rows_with(
         self, query: sa.Select[Any], column: sa.ColumnElement[Any], values: Sequence[Any]
     ) -> Iterator[sa.Row[Any]]:
-        """The rows of a query in which a column has one of many values."""
+        """Return the rows of a query in which a column has one of many values."""
         for some in chunks(values):
             yield from self.execute(query.where(column.in_(some)))
 
     def by_sample(self, query: sa.Select[tuple[int, T]], sample_ids: Sequence[int]) -> dict[int, T]:
-        """The second column of a query by the first, the sample, which is one of many."""
+        """Return the second column of a query by the first, the sample, which is one of many."""
         rows = self.rows_with(query, query.selected_columns[0], sample_ids)
         return dict(map(tuple, rows))
 
     def series_id(self, series: str) -> int:
-        """The id of a series; -1, which no row has, for one that has not begun."""
+        """Return the id of a series; -1, which no row has, for one that has not begun."""
         table = schema.series.c
         found = self.execute(sa.select(table.series_id).where(table.name == series)).scalar()
         return -1 if found is None else found
@@ -165,7 +165,7 @@ def reads(
 def writes(
     function: Callable[Concatenate[Transaction, P], T],
 ) -> Callable[Concatenate[Store, P], T]:
-    """The same in a transaction that writes: all of it is stored, or nothing."""
+    """Make a function of a transaction that writes: all of it is stored, or nothing."""
     return _of_store(function, writes=True)
 
 
@@ -189,7 +189,7 @@ def _of_store(
 
 
 def insertion(table: sa.Table, *, is_sqlite: bool) -> Any:
-    """An insertion that can say what happens to a row with the same key."""
+    """Make an insertion that can say what happens to a row with the same key."""
     return (sqlite if is_sqlite else postgresql).insert(table)
 
 
@@ -199,13 +199,13 @@ def _insertion_text(table: sa.Table, columns: tuple[str, ...], dialect: sa.Diale
 
 
 def record(kind: type[T], row: sa.Row[Any], /, **other: object) -> T:
-    """A dataclass of a row whose columns are named as its fields, but for those given."""
+    """Make a dataclass of a row whose columns are named as its fields, but for those given."""
     read = {each.name: getattr(row, each.name) for each in fields(kind) if each.name not in other}  # type: ignore[arg-type]
     return kind(**read, **other)
 
 
 def chunks(values: Sequence[T], size: int = _MOST_VALUES) -> list[Sequence[T]]:
-    """Pieces small enough for one statement's parameters.
+    """Cut values into pieces small enough for one statement's parameters.
 
     >>> chunks([1, 2, 3], 2)
     [[1, 2], [3]]

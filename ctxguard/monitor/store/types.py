@@ -142,7 +142,7 @@ class StoredShares:
     by_hour: Mapping[int, float] = field(default_factory=dict)
 
     def at(self, time_seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The share at the times of some requests, of the same shape.
+        """Return the share at the times of some requests, of the same shape.
 
         >>> StoredShares({1: 0.5}).at(np.array([0.0, 3600.0, 7199.0, 7200.0])).tolist()
         [1.0, 0.5, 0.5, 1.0]
@@ -174,7 +174,7 @@ class BudgetPeriod:
     cost: float = 0.0
 
     def fits(self, calls: float) -> bool:
-        """Whether the limits allow some more calls."""
+        """Tell whether the limits allow some more calls."""
         if self.max_calls is not None and self.calls + calls > self.max_calls:
             return False
         return self.max_cost is None or self.cost < self.max_cost
@@ -317,7 +317,7 @@ class JudgedRows:
 
     @classmethod
     def joined(cls, parts: Iterable["JudgedRows"]) -> "JudgedRows":
-        """Several parts as one, in their order."""
+        """Join several parts in their order."""
         parts = list(parts)
         return cls(
             np.concatenate([np.empty(0, np.int64), *(part.sample_ids for part in parts)]),

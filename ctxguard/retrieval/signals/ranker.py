@@ -156,7 +156,7 @@ def _z_scores(values: FloatArray) -> FloatArray:
 
 
 def _log_ranks(values: FloatArray) -> FloatArray:
-    """Half the logarithm of each 1-based rank, equal values sharing the better, NaN behind all."""
+    """Halve the logarithm of each 1-based rank, equals sharing the better, NaN behind all."""
     ascending = np.sort(values[~np.isnan(values)])
     better = np.where(
         np.isnan(values), ascending.size, ascending.size - ascending.searchsorted(values, "right")

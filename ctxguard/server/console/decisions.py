@@ -14,12 +14,12 @@ MISTAKES_SHOWN = 20
 
 
 def home(_pages: Pages, request: Request, _form: Form) -> Response:
-    """The console's own address."""
+    """Answer the console's own address."""
     return go_to(f"{base(request)}/decisions")
 
 
 def newest(pages: Pages, request: Request, _form: Form) -> Response:
-    """One page of samples, newest first."""
+    """Show one page of samples, newest first."""
     before = whole_number(request, "before")
     found = pages.store.newest_samples(PAGE_ROWS + 1, before=before)
     shown = found[:PAGE_ROWS]
@@ -35,7 +35,7 @@ def newest(pages: Pages, request: Request, _form: Form) -> Response:
 
 
 def one_request(pages: Pages, request: Request, _form: Form) -> Response:
-    """One request: every sample of it."""
+    """Show one request: every sample of it."""
     request_id = request.query_params.get("id", "").strip()
     samples = pages.store.samples_of(request_id) if request_id else []
     if not samples:
@@ -57,7 +57,7 @@ def one_request(pages: Pages, request: Request, _form: Form) -> Response:
 
 
 def wrong_drops(pages: Pages, request: Request, _form: Form) -> Response:
-    """The requests of a day whose relevant passages were dropped, of one tenant or all.
+    """Show a day's requests whose relevant passages were dropped, of one tenant or all.
 
     They are shown a page at a time, those that lost most first. The day is yesterday unless another
     is named.

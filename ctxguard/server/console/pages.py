@@ -114,7 +114,7 @@ class Pages:
     def page(
         self, request: Request, template: str, *, status: int = 200, **values: Any
     ) -> HTMLResponse:
-        """A template as an answer."""
+        """Answer with a template."""
         html = self._environment.get_template(template).render(
             base=base(request), needs_token=self.sessions.needs_token, **values
         )
@@ -122,7 +122,7 @@ class Pages:
         return HTMLResponse(html.encode("utf-8", "replace"), status)
 
     def endpoint(self, handler: Handler, *, is_open: bool = False) -> Callable[..., Any]:
-        """An endpoint that answers by a handler, which runs on a thread.
+        """Make an endpoint that answers by a handler, which runs on a thread.
 
         Args:
             handler: Of the request and the fields of its form.
@@ -152,7 +152,7 @@ class Pages:
     def sign_in_form(
         self, request: Request, *, next_page: str, problem: str | None = None
     ) -> Response:
-        """The form that asks for the token."""
+        """Show the form that asks for the token."""
         return self.page(request, "sign_in.html", status=401, next_page=next_page, problem=problem)
 
     def sign_in(self, request: Request, form: Form) -> Response:
@@ -181,7 +181,7 @@ class Pages:
         )
 
     def _refusal(self, request: Request, error: Exception) -> Response:
-        """The page of an error."""
+        """Show the page of an error."""
         status, title, text = 400, "This cannot be shown", str(error)
         if isinstance(error, RefusedPage):
             status, title, text = error.status, error.title, error.text
@@ -196,7 +196,7 @@ class Pages:
 
 
 def base(request: Request) -> str:
-    """The path under which the console is mounted, without a slash at its end."""
+    """Return the path under which the console is mounted, without a slash at its end."""
     return str(request.scope.get("root_path", "")).rstrip("/")
 
 
@@ -206,7 +206,7 @@ def go_to(address: str) -> Response:
 
 
 def whole_number(request: Request, name: str) -> int | None:
-    """A number of the address; None without one."""
+    """Read a number of the address; None without one."""
     text = request.query_params.get(name, "")
     if not text:
         return None
@@ -216,7 +216,7 @@ def whole_number(request: Request, name: str) -> int | None:
 
 
 def _own_address(request: Request) -> str:
-    """The address of a page that was asked for; empty for what is no page."""
+    """Return the address of a page that was asked for; empty for what is no page."""
     query = f"?{request.url.query}" if request.url.query else ""
     return f"{request.scope['path']}{query}" if request.method == "GET" else ""
 

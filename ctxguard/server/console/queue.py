@@ -26,7 +26,7 @@ class Task:
     tenant: str
 
     def fields(self) -> dict[str, str]:
-        """The fields of forms and addresses that name it."""
+        """Name it in the fields of forms and addresses."""
         return {
             "annotator": self.annotator,
             "judge": self.series,
@@ -34,7 +34,7 @@ class Task:
         }
 
     def address(self, page: str, **more: object) -> str:
-        """The address of a page about it."""
+        """Return the address of a page about it."""
         return f"{page}?{urlencode({**self.fields(), **more})}"
 
 
@@ -59,7 +59,7 @@ class LabelQueue:
         self._known: dict[_Key, tuple[int, bool | None]] = {}
 
     def places(self, task: Task, most_read: int | None = _MOST_READ) -> dict[PickedSample, bool]:
-        """The requests of a task, in random order, and whether people have graded all it needs.
+        """Return the requests of a task, in random order, and whether people graded enough.
 
         Args:
             task: What is graded.
@@ -75,11 +75,11 @@ class LabelQueue:
         }
 
     def sample(self, task: Task, sample_id: int) -> GradedSample | None:
-        """A sample with the labels so far; None where its text was deleted."""
+        """Return a sample with the labels so far; None where its text was deleted."""
         return graded_samples(self._store, task.series, [sample_id]).get(sample_id)
 
     def next_open(self, task: Task) -> tuple[int, GradedSample] | None:
-        """The first that lacks grades, and its id; None where all are graded."""
+        """Return the first that lacks grades, and its id; None where all are graded."""
         for most_read in (_MOST_READ, None):
             for one, is_graded in self.places(task, most_read).items():
                 sample = None if is_graded else self.sample(task, one.sample_id)

@@ -23,7 +23,7 @@ def console_routes(
     max_grade: int = 3,
     clock: Callable[[], float] = time.time,
 ) -> Sequence[BaseRoute]:
-    """The routes of the console, to be mounted at one path, such as ``/console``.
+    """Make the routes of the console, to be mounted at one path, such as ``/console``.
 
     Handlers run on threads, and read the store on each request. Nothing is kept between requests
     but which of the picked requests are graded.

@@ -54,7 +54,7 @@ class Sessions:
         return self._token is not None
 
     def allows(self, request: Request) -> bool:
-        """Whether the request has a valid cookie, or needs none; reads the store."""
+        """Tell whether the request has a valid cookie, or needs none; reads the store."""
         if self._token is None:
             return True
         session = self._signed(request)
@@ -80,7 +80,7 @@ class Sessions:
         return True
 
     def may_try(self, request: Request) -> bool:
-        """Whether an address may try to sign in once more, and count that it does."""
+        """Tell whether an address may try to sign in once more, and count that it does."""
         address, now = _address_of(request), self._clock()
         with self._lock:
             tried = self._attempts.pop(address, [])
@@ -104,7 +104,7 @@ class Sessions:
         response.delete_cookie(_COOKIE, path=request.scope.get("root_path") or "/")
 
     def _signed(self, request: Request) -> str | None:
-        """The session of a request's cookie, if it is signed and lasts; None without one."""
+        """Return the session of a request's cookie, if it is signed and lasts; None without one."""
         session, _, signature = request.cookies.get(_COOKIE, "").rpartition(".")
         expires = session.partition(".")[0]
         if not (expires.isascii() and expires.isdecimal() and len(expires) < 20):
@@ -113,7 +113,7 @@ class Sessions:
         return session if is_signed and self._clock() < int(expires) else None
 
     def _ended(self) -> list[str]:
-        """The sessions that were ended and would last otherwise."""
+        """Return the sessions that were ended and would last otherwise."""
         return (self._store.get_state(_ENDED_KEY) or "").split()
 
     def _signature(self, session: str) -> str:
@@ -126,7 +126,7 @@ def _address_of(request: Request) -> str:
 
 
 def is_same_site(request: Request) -> bool:
-    """Whether a page of this server sent the request, as every browser tells.
+    """Tell whether a page of this server sent the request, as every browser tells.
 
     A request that does not say where it comes from is refused too.
     """

@@ -179,7 +179,7 @@ class AnswerModel:
     def updated(
         self, probabilities: FloatArray, answers: FloatArray, places: FloatArray | None = None
     ) -> FloatArray:
-        """P(relevant) after the answers, shape (n,).
+        """Return P(relevant) after the answers, shape (n,).
 
         Args:
             probabilities: Shape (n,), before.
@@ -201,7 +201,7 @@ class AnswerModel:
     def values(
         self, probabilities: FloatArray, k: int, threshold: float, first: int | None = None
     ) -> FloatArray:
-        """What asking about each candidate alone is expected to add to the list's utility.
+        """Return what asking about each candidate alone is expected to add to the utility.
 
         V_i = (E[L(P with P_i → P_i′)] − L(P)) / (1 − t), with L(P) = Σ_r D_r · max(P_(r) − t, 0)
         over the first k of the list sorted again; the first is kept whatever its P. In units of a
@@ -233,7 +233,7 @@ class AnswerModel:
 
 
 def to_ask(values: FloatArray, price: float, most: int) -> NDArray[np.int64]:
-    """Positions worth asking about, by value: those above the price, at most ``most``.
+    """Choose positions worth asking about, by value: those above the price, at most ``most``.
 
     Of equal values the first come first; a value of 0 is never asked, not even for nothing.
 
@@ -246,20 +246,20 @@ def to_ask(values: FloatArray, price: float, most: int) -> NDArray[np.int64]:
 
 
 def log_odds(probabilities: FloatArray) -> FloatArray:
-    """ln(P / (1 − P)), at most 12 in magnitude."""
+    """Return ln(P / (1 − P)), at most 12 in magnitude."""
     with np.errstate(divide="ignore"):
         odds: FloatArray = np.log(probabilities) - np.log1p(-probabilities)
     return odds.clip(-_LOG_ODDS, _LOG_ODDS)
 
 
 def probability(odds: FloatArray) -> FloatArray:
-    """1 / (1 + exp(−log-odds))."""
+    """Return 1 / (1 + exp(−log-odds))."""
     with np.errstate(over="ignore"):
         return 1.0 / (1.0 + np.exp(-odds))
 
 
 def _knots(answers: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Distinct answers with the normal scores of their mid-ranks, thinned evenly by rank."""
+    """Thin distinct answers evenly by rank, with the normal scores of their mid-ranks."""
     distinct, counts = np.unique(answers, return_counts=True)
     ranks = (np.cumsum(counts) - 0.5 * counts) / answers.size
     if distinct.size > KNOTS:
@@ -275,14 +275,14 @@ def _discounts(k: int) -> FloatArray:
 
 
 def _utility(ranked: FloatArray, k: int, threshold: float) -> float:
-    """L(P) of a list in descending order."""
+    """Compute L(P) of a list in descending order."""
     gains = np.maximum(ranked[:k] - threshold, 0.0)
     gains[0] = ranked[0] - threshold
     return float(gains @ _discounts(gains.size))
 
 
 def _utility_after(ranked: FloatArray, after: FloatArray, k: int, threshold: float) -> FloatArray:
-    """L(P) with each candidate's P replaced by each of its new values, sorted again.
+    """Compute L(P) with each candidate's P replaced by its new values, sorted again.
 
     Args:
         ranked: Shape (n,), in descending order.

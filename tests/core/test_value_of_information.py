@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxguard.core.asking import AnswerModel, log_odds, probability, to_ask
 from ctxguard.core.types import FloatArray
+from ctxguard.core.value_of_information import AnswerModel, log_odds, probability, to_ask
 from ctxguard.errors import ConfigurationError
 
 CHANCES = st.lists(
