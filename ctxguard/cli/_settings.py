@@ -33,6 +33,8 @@ from ctxguard.errors import ConfigurationError, DataError
 Fields = Mapping[str, FieldInfo]
 
 _SYSTEM = "system"
+_CONTEXT = "typer_context"
+"""The parameter that typer fills in; a setting may be called `context`."""
 _MAX_TOML_BYTES = 2**20
 
 
@@ -86,7 +88,7 @@ def command_of(
         parameters.append(_option(_SYSTEM, _WithFile.model_fields[_SYSTEM]))
 
     def call(**given: Any) -> None:
-        context = given["context"]
+        context = given[_CONTEXT]
         chosen = {
             each: value
             for each, value in given.items()
@@ -112,7 +114,7 @@ def command_of(
                     check_writable(file, shown)
         settings(Output(as_json=getattr(settings, "as_json", False)))
 
-    context = Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    context = Parameter(_CONTEXT, Parameter.KEYWORD_ONLY, annotation=typer.Context)
     parameters.insert(0, context)
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in parameters}

@@ -121,7 +121,7 @@ def test_whatever_the_guard_takes_is_calibrated_compared_and_reported(name: str)
     calibration = calibrated(retriever)
     route = calibration.profile.routes[Route.EXTERNAL]
     assert route.score_kind is ScoreKind.RATIO
-    assert route.held_out.metrics["recall"].value == 1.0
+    assert route.evidence.metrics["recall"].value == 1.0
     fixed = Candidate("first 2", RatioPolicy(k=2), Route.EXTERNAL)
     comparison = compare(
         [fixed], lambda _: wrapped(retriever, score_kind="ratio"), DATASET, depth=5
@@ -232,7 +232,7 @@ class TestRecordedRankings:
         found = calibrate(recorded, dataset, Settings(depth=10, objective="utility", held_out=0.5))
         route = found.profile.routes[Route.EXTERNAL]
         assert isinstance(route.policy, RatioPolicy)
-        assert route.held_out.metrics["udcg_strict"].value == 1.0
+        assert route.evidence.metrics["udcg_strict"].value == 1.0
 
     def test_a_query_that_the_run_left_out_has_no_candidates(self) -> None:
         recorded = RecordedRankings.of_run({}, (Query("q", "left out"),), ScoreKind.RATIO)

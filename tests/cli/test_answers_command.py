@@ -65,7 +65,7 @@ def profile(
     """A profile that keeps fewer passages than are served today."""
     file = tmp_path_factory.mktemp("calibrated") / "profile.json"
     data = ("--index", index, "--data", collection)
-    run.ok("calibrate", *data, "--out", file, "--objective", "utility")
+    run.ok("calibrate", *data, "--out", file)
     return file
 
 

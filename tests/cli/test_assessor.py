@@ -71,7 +71,7 @@ def system(endpoint: ModelEndpoint) -> dict[str, Any]:
 def calibrated(run: Run, index: Path, many: Path, cache: Path, tmp_path: Path) -> Calibrated:
     """Calibrates the index on the labels, under a system; the command's arguments and its file."""
     out = tmp_path / "p.json"
-    asked = ("calibrate", "--index", index, "--data", many, "--out", out, "--objective", "utility")
+    asked = ("calibrate", "--index", index, "--data", many, "--out", out)
 
     def calibrate(system: dict[str, Any] | None, *others: object) -> tuple[Result, Path]:
         own = {} if system is None else system
