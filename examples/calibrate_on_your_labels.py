@@ -35,8 +35,7 @@ labels = Dataset(
 )
 
 retriever = Handbook()
-# So few labels can show a loss of recall of 0.05 at most. All of them choose; each fifth is measured
-# by what the other four choose.
+# So few labels can show that recall falls by 0.05 at most, and no less.
 calibration = calibrate(retriever, labels, Settings(tolerance=0.05))
 
 with tempfile.TemporaryDirectory() as folder:
