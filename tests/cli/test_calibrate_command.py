@@ -64,7 +64,7 @@ def questions(file: Path, n: int) -> Path:
 
 
 def test_a_certificate_is_stated_in_words(calibrate: Calibrate, many: Path) -> None:
-    words, profile = calibrate("--alpha", "0.3", data=many, held_out=0.3)
+    words, profile = calibrate("--alpha", "0.3", "--all", data=many, held_out=0.3)
     for part in ("chosen", "difference", "udcg_strict", "expected_utility:", "when a stage is"):
         assert part in words
     certificate = profile.routes[Route.HYBRID].certificate
@@ -78,13 +78,13 @@ def test_what_is_served_today_stands_first_beside_the_choice(
 ) -> None:
     words, _ = calibrate("--all", data=many, serving_k=4)
     assert "metric first 4, as today chosen difference" in words
-    assert "leaner or richer (chosen: " in words
+    assert words.index("difference") < words.index("context recall UDCG passages tokens")
     document, _ = calibrate("--json", data=many, serving_k=4)
     summary = document["routes"]["hybrid"]["summary"]
     assert summary["serving_k"] == 4
     assert summary["results"]["reference"] == "first 4, as today"
     today, chosen = (figures(summary, name) for name in ("first 4, as today", "chosen"))
-    assert today["tokens"]["mean"]["value"] > chosen["tokens"]["mean"]["value"] > 0.0
+    assert today["tokens"]["mean"]["value"] >= chosen["tokens"]["mean"]["value"] > 0.0
     assert list(summary["keeps"])[:2] == ["first 4, as today", "chosen"]
     assert next(iter(summary["by_size"])) == "today"
     assert {*summary["by_size"], *summary["missing"]} == {"today", "leaner", "balanced", "richer"}
@@ -109,7 +109,7 @@ def test_sparse_labels_keep_the_recall_of_what_is_served_today(
 ) -> None:
     """About 40 questions with one relevant passage each, as a new user has."""
     document, profile = calibrate("--json", data=questions(tmp_path / "q.jsonl", 42))
-    assert (document["split"], document["chosen_on"], document["held_out"]) == (None, 42, 0)
+    assert (document["split"], document["queries"], document["held_out"]) == (None, 42, 0)
     assert set(document["routes"]) == {"hybrid", "lexical", "dense"}
     for route in document["routes"].values():
         assert route["verdict"]["shown_by"] == route["summary"]["shown_by"] == "folds"
@@ -140,7 +140,7 @@ def test_where_nothing_is_certified_the_first_k_is_kept_and_that_is_said(
     calibrate: Calibrate, tmp_path: Path
 ) -> None:
     page = tmp_path / "report.html"
-    words, profile = calibrate("--report", page, "--alpha", "0.01", beta=0.01)
+    words, profile = calibrate("--report", page, "--alpha", "0.01", "--all", beta=0.01)
     assert "the first 5 as today, since no other policy that gains utility is certified" in words
     assert "mean recall loss ≤ 0.01 and mean harm ≤ 0.01 with probability 0.9" in words
     assert "mean recall loss ≤ 0.01 and mean harm" in page.read_text(encoding="utf-8")
@@ -172,7 +172,7 @@ def test_json_counts_the_queries_and_says_what_the_evidence_is(calibrate: Calibr
     assert document["split"] == "train"
     counts = {"queries": 25, "answerable": 24, "without_relevant": 1, "unknown_passages": 0}
     assert counts.items() <= document.items()
-    assert document["chosen_on"] + document["held_out"] == 25
+    assert 0 < document["held_out"] == document["routes"]["hybrid"]["summary"]["queries"] < 25
     assert document["profile_id"] == profile.profile_id
     route = document["routes"]["hybrid"]
     assert route["kind"] == "ratio"
