@@ -49,7 +49,8 @@ def test_the_newer_edition_is_served_once_its_column_is_named(
     index, file = tmp_path / "index", tmp_path / "profile.json"
     run.ok("index", editions, "--out", index)
     calibrated = ("calibrate", "--index", index, "--data", editions)
-    run.ok(*calibrated, "--out", file, system={"calibrate": {"signal-columns": ["updated_at"]}})
+    keys = {"signal-columns": ["updated_at"], "tolerance": 0.3, "max-loss": 0.5}
+    run.ok(*calibrated, "--out", file, system={"calibrate": keys})
     (column,) = Profile.load(file).signal_columns
     assert (column.name, column.kind) == ("updated_at", "time")
 
