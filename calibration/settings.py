@@ -22,8 +22,8 @@ class ChoiceSettings(SettingsModel):
         "Passages that you serve today; recall is compared with them.", "N", ge=1, value=DEFAULT_K
     )
     context: Context = setting(
-        "What a context may cost: the fewest passages that keep today's recall (leaner), at most "
-        "twice the serving-k (balanced), or as many as pay (richer).",
+        "What a context may cost: the fewest passages at today's recall (leaner), at most twice "
+        "today's (balanced), or as many as pay (richer).",
         "SIZE",
         value="balanced",
     )

@@ -19,6 +19,6 @@ labels = Dataset("handbook", tuple(Query(question, question) for question in QUE
 system = {"engine": "sqlite fts5", "corpus": "shop handbook"}
 profile = calibrate(retrieve, labels, score_kind="ratio", fingerprint=system).profile
 for name in ("recall", "precision", "kept"):
-    print(name, profile.routes["external"].chosen_on.metrics[name])
+    print(name, profile.routes["external"].evidence.metrics[name])
 guard = ContextGuard(retrieve, score_kind="ratio", check=ProfileCheck(system), profile=profile)
 print(guard.retrieve("how often do I descale the machine").text)

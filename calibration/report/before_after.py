@@ -33,7 +33,7 @@ class Marks:
     @classmethod
     def of(cls, labels: PoolLabels) -> "Marks":
         """Reads them off the labels, in the order of the pools."""
-        negative = np.not_equal(labels.negatives, None).astype(bool)
+        negative: NDArray[np.bool_] = labels.negatives != None  # noqa: E711  element by element
         labelled = bool(negative.any())
         known = labels.judged | labels.positives_only
         wrong = negative if labelled else known & labels.retrieved

@@ -103,7 +103,7 @@ def _missing(outcome: RouteOutcome, settings: Settings) -> tuple[str, ...]:
 
 
 def _by_size(outcome: RouteOutcome, settings: Settings) -> dict[str, str]:
-    named = {size: option.name for size, option in outcome.others.items()}
+    named: dict[str, str] = {size: option.name for size, option in outcome.others.items()}
     if outcome.chosen.policy != outcome.today.policy:
         by_context = settings.promise is None and settings.objective == "context"
         named[settings.context if by_context else "chosen"] = outcome.chosen.name

@@ -18,7 +18,7 @@ from ctxguard._support.foreign_distribution import foreign_distribution
 
 _COMMANDS = {
     "index": "Index a corpus for lexical and dense search.",
-    "calibrate": "Choose and certify a policy for each route, and measure it on held-out queries.",
+    "calibrate": "Choose by labelled queries what the guard keeps, and whether to serve it.",
     "serve": "Serve the rerank protocol with calibrated decisions, or decisions alone, over HTTP.",
     "monitor": "Judge sampled requests, and serve live estimates to Prometheus.",
     "label export": "Write a file of passages for people to grade, of judged requests picked at "

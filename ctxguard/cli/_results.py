@@ -180,6 +180,13 @@ def print_differences(
     route: Route, calibration: "Calibration", output: Output, metrics: Iterable[str] | None = None
 ) -> "Summary":
     """Print today beside the choice on one route: these metrics, or all."""
+    summary = _headed(route, calibration, output)
+    output.out.print(by_metric(summary.results.only(summary.results.policies[:2], metrics)))
+    return summary
+
+
+def _headed(route: Route, calibration: "Calibration", output: Output) -> "Summary":
+    """Print on which queries a route was measured."""
     from calibration.report import summarise
 
     summary = summarise(calibration.outcomes[route], calibration.settings)
@@ -187,7 +194,6 @@ def print_differences(
     if summary.shown_by == "folds":
         on = "queries, each left out of the choice that it measures"
     output.heading(f"route {route.value}, on {summary.queries:,} {on}")
-    output.out.print(by_metric(summary.results.only(summary.results.policies[:2], metrics)))
     return summary
 
 
@@ -198,7 +204,8 @@ def print_summary(
     from calibration.report import certificate_words
 
     outcome, settings = calibration.outcomes[route], calibration.settings
-    summary = print_differences(route, calibration, output)
+    summary = (print_differences if show_all else _headed)(route, calibration, output)
+    _print_options(summary, output)
     judged = NO_DATA if summary.judged.value is None else f"{summary.judged.value:.0%}"
     output.facts(
         ("keeps", describe_policy(outcome.profile.policy)),
@@ -206,7 +213,6 @@ def print_summary(
         ("certificate", certificate_words(outcome, settings) if show_all else None),
         ("judged", f"{judged} of the first {summary.serving_k} passages have a label"),
     )
-    _print_options(summary, output)
     for warning in summary.warnings:
         output.warning(warning)
 
@@ -214,23 +220,24 @@ def print_summary(
 def _print_options(summary: "Summary", output: Output) -> None:
     """Print leaner and richer contexts beside today's, each with its paired differences."""
     chosen = next((size for size, name in summary.by_size.items() if name == "chosen"), "today")
-    output.heading(f"leaner or richer (chosen: {chosen})")
     rows: list[Sequence[str | Text]] = []
     for size, name in summary.by_size.items():
         found = {metric: summary.results.of(name, metric) for metric in _OPTION_METRICS}
         own = [_brief(each.mean.value, metric) for metric, each in found.items()]
-        rows.append((Text(size, style="bold" if size == chosen else ""), *own))
+        mark = "→ " if size == chosen else "  "
+        rows.append((Text(mark + size, style="bold" if size == chosen else ""), *own))
         less = [_brief_bounds(each.difference, metric) for metric, each in found.items()]
         if any(less):
             rows.append(("", *(Text(words, style="dim") for words in less)))
-    output.table(("context", *(f"{name}>" for name in _OPTION_METRICS.values())), rows)
+    output.table(("  context", *(f"{name}>" for name in _OPTION_METRICS.values())), rows)
     if summary.missing:
-        missing = " and ".join(summary.missing)
+        missing = ", ".join(summary.missing)
         output.note(f"{missing}: no policy is shown to keep today's recall and be better")
-    output.note(
-        "below each figure: the interval of its difference from today's, paired by query; "
-        "--context leaner or --context richer chooses so"
-    )
+    if len(rows) > 1:
+        output.note(
+            "below each figure: the interval of its difference from today's, paired by query; "
+            "--context leaner or --context richer chooses so"
+        )
 
 
 def _brief(value: float | None, metric: str, *, signed: bool = False) -> str:

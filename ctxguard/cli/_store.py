@@ -48,8 +48,7 @@ class JudgeModel(SettingsModel):
     """The model that judges."""
 
     model: str | None = optional(
-        "Dated name of the language model, folder of the cross-encoder, or name of the reranker at "
-        "its server.",
+        "Dated name of the judging model, or its folder.",
         "MODEL",
     )
     base_url: str | None = optional_key(

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class CalibrateCommand(JudgeModel, System, ChoiceSettings):
     data: _options.LabelledQueriesIfAny = None
     queries: Path | None = optional(
-        "Questions without labels, in place of --data: JSONL or CSV with query_id and query, "
-        "such as a log. Without --judge, the command says what judging them would take.",
+        "Questions without labels, as JSONL or CSV, such as a log. Without --judge, the command "
+        "says what judging them would take.",
         "FILE",
     )
     store: str | None = optional_key(
@@ -44,8 +44,7 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
         "Most questions from store, or written from passages.", "N", ge=1, value=100
     )
     judge: Literal["llm", "cross-encoder", "reranker"] | None = optional(
-        "Grades the first 20 passages of each question: llm (a language model), cross-encoder, or "
-        "reranker (a server, the key base-url).",
+        "Grades the first 20 passages of each question: llm, cross-encoder or reranker.",
         "JUDGE",
     )
     out: Path = setting("Profile to write, as JSON.", "FILE", writes=True)
@@ -63,10 +62,10 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
         default="0.002 with an assessor",
         ge=0,
     )
-    signal_column: list[str] = setting(
-        "Column of the passages' metadata that P(relevant) may use: when a passage was written, "
-        "its version, a number, or where it comes from. Repeatable.",
-        "COLUMN",
+    signal_columns: list[str] = key(
+        "Columns of the passages' metadata that P(relevant) may use: when a passage was written, "
+        "its version, a number, or where it comes from.",
+        "COLUMNS",
         factory=list,
     )
     required: Literal["enforce"] | None = optional(
@@ -74,8 +73,7 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
     )
     alpha: float | None = optional(
         "Certify that at most this share of the relevant passages served today is dropped on "
-        "the mean, in (0, 1), and take the policy of highest strict UDCG that keeps this "
-        "promise; --context is not used then.",
+        "the mean, in place of --context.",
         "LOSS",
     )
     show_all: _options.ShowRest = False
@@ -116,12 +114,8 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
         return self
 
     def __call__(self, output: Output) -> None:
-        """What you serve today, the first serving-k passages, is shown beside the choice. It is
-        kept on a route where the labels show nothing better, or where no promise can be certified.
-
-        Without labels a judge stands in for them, on questions of a file, of a
-        sample store, or that a language model writes from passages. People may
-        grade 20 of the questions.
+        """What you serve today, the first serving-k passages, stays where nothing better is shown.
+        Without labels a judge stands in for them, and people may grade 20 of the questions.
         """
         from calibration.asking import DEFAULT_PRICE, Asking
         from calibration.calibrate import calibrate
@@ -174,7 +168,7 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
             depth=self.depth or DEFAULT_DEPTH,
             utilities=self.worth(DEFAULT_UTILITIES),
             utilities_source=self.by_hand or None,
-            signal_columns=tuple(self.signal_column),
+            signal_columns=tuple(self.signal_columns),
         )
 
     def _document(

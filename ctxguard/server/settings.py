@@ -177,8 +177,7 @@ class ServedSystem(IndexSystem):
         "Meaning of the scores that are no index's: ratio, cosine, inner_product, logit, "
         "distance, probability or rank.",
         "KIND",
-        default="logit of a cross-encoder and tei, probability of other servers and of "
-        "candidates to filter, else rank or what the retriever says",
+        default="what the reranker or retriever gives, else rank",
     )
     fingerprint: dict[str, str] = key(
         "Table that identifies your own system, where it has no fingerprint() of its own; a "

@@ -65,7 +65,8 @@ def profile(
     """A profile that keeps fewer passages than are served today."""
     file = tmp_path_factory.mktemp("calibrated") / "profile.json"
     data = ("--index", index, "--data", collection)
-    run.ok("calibrate", *data, "--out", file, "--objective", "utility")
+    keys = {"tolerance": 0.3, "max-loss": 0.5}
+    run.ok("calibrate", *data, "--out", file, system={"calibrate": keys})
     return file
 
 

@@ -33,7 +33,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     (CALIBRATE, "magic", {"calibrate": {"policy": "magic"}}),
     (CALIBRATE, "has no key 'polcy'", {"calibrate": {"polcy": "ratio"}}),
     (CALIBRATE, "no/such-model", {"reranker": "no/such-model"}),
-    (f"{CALIBRATE} --objective recall", "--objective", {}),
+    (f"{CALIBRATE} --context wide", "--context", {}),
     (f"{CALIBRATE} --report /", "--report", {}),
     ("calibrate --index INDEX --data DATA --out FOLDER", "is a folder; name a file", {}),
     ("calibrate --index INDEX --data DATA --out FILE/p", "is not a folder", {}),

@@ -58,7 +58,6 @@ def test_candidates_are_calibrated_compared_and_guarded(
     }
     made = run.ok(
         *("calibrate", "--data", collection, "--out", profile, "--report", report),
-        *("--objective", "utility"),
         system=described,
     )
     assert {headers["Authorization"] for headers in upstream.headers} == {"Bearer secret-key"}

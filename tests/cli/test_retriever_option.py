@@ -80,7 +80,6 @@ def test_a_function_is_calibrated_evaluated_and_guarded(
     described = {"retriever": f"{engine}:search", "score-kind": "ratio", "fingerprint": {"v": "1"}}
     made = run.ok(
         *("calibrate", "--data", collection, "--out", "p.json", "--report", "r.html"),
-        *("--objective", "utility"),
         system=described,
     )
     assert "route external" in made.stdout

@@ -1,4 +1,4 @@
-"""`--signal-column`: from the metadata of an index through the profile to what is served."""
+"""The key `signal-columns`: from the metadata of an index through the profile to what is served."""
 
 import json
 from pathlib import Path
@@ -48,8 +48,9 @@ def test_the_newer_edition_is_served_once_its_column_is_named(
 ) -> None:
     index, file = tmp_path / "index", tmp_path / "profile.json"
     run.ok("index", editions, "--out", index)
-    calibrated = ("calibrate", "--index", index, "--data", editions, "--objective", "utility")
-    run.ok(*calibrated, "--signal-column", "updated_at", "--out", file)
+    calibrated = ("calibrate", "--index", index, "--data", editions)
+    keys = {"signal-columns": ["updated_at"], "tolerance": 0.3, "max-loss": 0.5}
+    run.ok(*calibrated, "--out", file, system={"calibrate": keys})
     (column,) = Profile.load(file).signal_columns
     assert (column.name, column.kind) == ("updated_at", "time")
 
@@ -72,6 +73,7 @@ def test_a_column_that_no_passage_has_is_refused(run: Run, editions: Path, tmp_p
     run.ok("index", editions, "--out", tmp_path / "index")
     run.refused(
         *("calibrate", "--index", tmp_path / "index", "--data", editions),
-        *("--signal-column", "authors", "--out", tmp_path / "p.json"),
+        *("--out", tmp_path / "p.json"),
+        system={"calibrate": {"signal-columns": ["authors"]}},
         says="no candidate has the signal column 'authors' in its metadata",
     )

@@ -97,7 +97,7 @@ def test_an_empty_table_is_its_header_and_a_row_has_a_cell_for_each_column() -> 
     "words",
     [
         ("calibrate", "--data", "DATA", "--out", "NEW/p.json"),
-        ("calibrate", "--data", "DATA", "--out", "NEW/p.json", "--objective", "utility"),
+        ("calibrate", "--data", "DATA", "--out", "NEW/p.json", "--context", "richer"),
         ("evaluate", "--data", "DATA", "--profile", "PROFILE"),
         ("evaluate", "--data", "DATA", "--profile", "PROFILE", "-k", "5"),
         ("query", "clean a violin", "--profile", "PROFILE"),
