@@ -188,6 +188,7 @@ class Traffic:
         for metric in (Metric.PRECISION, Metric.SERVED_MRR):
             terms[metric][:, 1] = is_served[:, 0]
         return terms | {
+            Metric.RECALL: np.column_stack([kept / np.maximum(pool, 1), pool > 0]),
             Metric.RECALL_LOSS: np.column_stack([loss, first > 0]),
         }
 

@@ -113,8 +113,10 @@ def test_the_truth_of_simulated_traffic_is_what_the_library_says_of_every_reques
         found[Metric.UDCG].append(udcg(worth).value)
         found[Metric.GAIN].append(udcg(worth).gain)
         found[Metric.HARM].append(udcg(worth).harm)
-        kept += sum(grade > 0 for grade in served)
-        in_pool += sum(grade > 0 for grade in grades)
+        own, of_all = sum(grade > 0 for grade in served), sum(grade > 0 for grade in grades)
+        kept, in_pool = kept + own, in_pool + of_all
+        if of_all:
+            found[Metric.RECALL].append(own / of_all)
     truths = traffic.truths(0.0, 10 * DAY_SECONDS)
     for metric, values in found.items():
         if values:
