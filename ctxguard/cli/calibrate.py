@@ -120,9 +120,9 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
         """What you serve today, the first serving-k passages, is shown beside the choice. It is
         kept on a route where the labels show nothing better, or where no promise can be certified.
 
-        Without labels a judge stands in for them, on questions of a file, of a
-        sample store, or that a language model writes from passages. People may
-        grade 20 of the questions.
+        Without labels a judge grades the passages of questions of a file, of a sample store,
+        or that a language model writes from passages. That gives a table of the judge's own
+        view; a profile is written once people have graded some of the questions.
         """
         from calibration.asking import DEFAULT_PRICE, Asking
         from calibration.calibrate import calibrate
