@@ -237,7 +237,8 @@ def test_a_cross_encoder_judges_what_a_function_retrieves(
         *("--judge", "cross-encoder", "--model", model),
     )
     system = {"score-kind": "cosine", "calibrate": {"min-score": -0.5}}
-    assert run(*asked, system=system).exit_code == 1
+    first = run(*asked, system=system)
+    assert first.exit_code == 1, first.stderr
     grade(tmp_path / "p.to-grade.csv")
     run.ok(*asked, system=system)
     profile = Profile.load(out)
