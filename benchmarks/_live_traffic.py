@@ -185,9 +185,10 @@ class Traffic:
         with np.errstate(invalid="ignore", divide="ignore"):
             loss = np.where(first > 0, 1.0 - first_kept / first, 0.0)
         terms = metric_terms(served, utilities, dropped=pool - kept)
-        for metric in (Metric.PRECISION, Metric.MRR):
+        for metric in (Metric.PRECISION, Metric.SERVED_MRR):
             terms[metric][:, 1] = is_served[:, 0]
         return terms | {
+            Metric.RECALL: np.column_stack([kept / np.maximum(pool, 1), pool > 0]),
             Metric.RECALL_LOSS: np.column_stack([loss, first > 0]),
         }
 
@@ -208,7 +209,7 @@ def metric_terms(
     worth = utilities * discounts(served.shape[1])
     return {
         Metric.PRECISION: np.column_stack([kept / served.shape[1], one]),
-        Metric.MRR: np.column_stack(
+        Metric.SERVED_MRR: np.column_stack(
             [
                 np.where(has_hit, 1.0 / (served.argmax(axis=1) + 1), 0.0),
                 one,
@@ -217,7 +218,7 @@ def metric_terms(
         Metric.UDCG: np.column_stack([worth.sum(axis=1), one]),
         Metric.GAIN: np.column_stack([np.maximum(worth, 0.0).sum(axis=1), one]),
         Metric.HARM: np.column_stack([np.maximum(-worth, 0.0).sum(axis=1), one]),
-        Metric.RECALL: np.column_stack([kept, kept + dropped]),
+        Metric.POOLED_RECALL: np.column_stack([kept, kept + dropped]),
     }
 
 

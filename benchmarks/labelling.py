@@ -42,7 +42,7 @@ from ctxguard.monitor.estimation.sums import Sums
 from ctxguard.monitor.estimation.terms import Metric
 
 SUMMARY = "Simulate months of grading, and check what the grades give."
-METRICS = (Metric.PRECISION, Metric.UDCG, Metric.MRR, Metric.RECALL)
+METRICS = (Metric.PRECISION, Metric.UDCG, Metric.SERVED_MRR, Metric.POOLED_RECALL)
 BoolArray = NDArray[np.bool_]
 
 _DEPTH = 20
@@ -133,8 +133,8 @@ def truths(case: Case) -> dict[Metric, float]:
     return {
         Metric.PRECISION: float(served.mean()),
         Metric.UDCG: float(((_GAIN + _HARM) * served - _HARM).mean(axis=0) @ discounts),
-        Metric.MRR: float(_reciprocal_rank(served).mean()),
-        Metric.RECALL: float(served.sum() / relevant.sum()),
+        Metric.SERVED_MRR: float(_reciprocal_rank(served).mean()),
+        Metric.POOLED_RECALL: float(served.sum() / relevant.sum()),
     }
 
 
@@ -352,7 +352,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     console = Console(width=100, highlight=False)
     table = Table(title=f"{options.months} months: half-width (coverage)", title_justify="left")
-    for name in ("case", "grades", "questions", "P@5", "UDCG", "RR", "recall"):
+    for name in ("case", "grades", "questions", "P@5", "UDCG", "served MRR", "pooled recall"):
         table.add_column(name, justify="left" if name == "case" else "right", no_wrap=True)
     start, cases, refuted = time.perf_counter(), {}, 0
     for case in CASES:

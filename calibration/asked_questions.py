@@ -99,9 +99,8 @@ def write_questions(
         StageUnavailableError: the endpoint answered for none of a batch.
         DataError: no question was written.
     """
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    there = {json.loads(line)["note"] for line in lines}
-    waiting = [passage for passage in passages if _note(passage) not in there]
+    lines = _lines(file)
+    waiting = unwritten(passages, file)
     for first in range(0, len(waiting), _BATCH):
         batch = waiting[first : first + _BATCH]
         for passage, question in zip(batch, model.questions(batch), strict=True):
@@ -115,6 +114,16 @@ def write_questions(
         raise DataError(
             f"{model.model} wrote no valid question: see its replies, or give --queries"
         )
+
+
+def unwritten(passages: Sequence[Passage], file: Path) -> list[Passage]:
+    """List the passages from which the file holds no question yet."""
+    there = {json.loads(line)["note"] for line in _lines(file)}
+    return [passage for passage in passages if _note(passage) not in there]
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
 
 def _note(passage: Passage) -> str:

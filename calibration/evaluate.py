@@ -4,7 +4,7 @@ Decisions are made by ``ctxguard.core.decision.decide`` itself: what is evaluate
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,15 +34,17 @@ _RESAMPLED = 200
 CONFIDENCE = 0.95
 PROFILE_METRICS: Mapping[str, str] = {
     "recall": "share of the query's relevant passages that the context holds",
-    "precision": "share of the context that is relevant, an unlabelled passage counted as not",
+    "pooled_recall": "share of all pools' relevant kept, as live",
+    "precision": "share of the context that is labelled relevant",
     "precision_judged": "share of the context's labelled passages that is relevant",
     "mrr": "reciprocal rank of the context's first relevant passage",
+    "served_mrr": "as mrr, 0 where none is relevant, as live",
     "ndcg": "nDCG of the context, ideal cut off at 10",
     "udcg": "utility of the context, suspected distractors negative (heuristic)",
     "udcg_strict": "utility of the context, every passage not known to be relevant negative",
     "harm": "the negative part of udcg_strict, as a positive number",
     "distractor_rate": "share of the context with negative utility (heuristic)",
-    "harm_undiscounted": "kept × distractor rate × 0.5 of each query, the same at every rank",
+    "harm_undiscounted": "kept × distractor rate × 0.5, at any rank alike",
     "kept": "passages in the context",
     "tokens": "tokens of the context's texts, estimated as cl100k counts them",
     "recall_loss": "share of the baseline's relevant passages that the policy drops",
@@ -77,11 +79,14 @@ class QueryMetrics:
         query_ids: Length n_q.
         values: Metric name to shape (n_q,).
         weights: Shape (n_q,), how much each query counts; None where all count the same.
+        sizes: By metric, shape (n_q,), what each query counts besides: of a ratio over all queries
+            its part of the denominator.
     """
 
     query_ids: tuple[str, ...]
     values: Mapping[str, FloatArray]
     weights: FloatArray | None = None
+    sizes: Mapping[str, FloatArray] = field(default_factory=dict)
 
     def evidence(self, seed: int = 0, metrics: Iterable[str] | None = None) -> RouteEvidence:
         """Return means with bootstrap intervals over the queries that define a metric.
@@ -89,12 +94,32 @@ class QueryMetrics:
         Args:
             metrics: Which ones; all unless given.
         """
-        names = self.values if metrics is None else metrics
-        names = tuple(names)
-        columns = [self.values[name] for name in names]
-        found = bootstrap_intervals(columns, self.weights, seed=seed)
-        return RouteEvidence(
-            queries=len(self.query_ids), metrics=dict(zip(names, found, strict=True))
+        names = tuple(self.values if metrics is None else metrics)
+        found = self.intervals({name: self.values[name] for name in names}, seed)
+        return RouteEvidence(queries=len(self.query_ids), metrics=found)
+
+    def intervals(self, columns: Mapping[str, FloatArray], seed: int = 0) -> dict[str, Interval]:
+        """Average columns of these queries by metric, weighted as the metric is.
+
+        Args:
+            columns: By metric, shape (n_q,): its values, or differences in it.
+        """
+        plain = [name for name in columns if name not in self.sizes]
+        means = bootstrap_intervals([columns[name] for name in plain], self.weights, seed=seed)
+        found = dict(zip(plain, means, strict=True))
+        for name in columns.keys() - found.keys():
+            own = self.sizes[name] * (1.0 if self.weights is None else self.weights)
+            found[name] = bootstrap_interval(columns[name], own, seed=seed)
+        return {name: found[name] for name in columns}
+
+    def of_queries(self, rows: Sequence[int]) -> "QueryMetrics":
+        """Return the same of some queries, by their rows."""
+        places = list(rows)
+        return QueryMetrics(
+            tuple([self.query_ids[row] for row in places]),
+            {name: values[places] for name, values in self.values.items()},
+            None if self.weights is None else self.weights[places],
+            {name: sizes[places] for name, sizes in self.sizes.items()},
         )
 
 
@@ -121,7 +146,9 @@ def per_query(pools: Pools, labels: PoolLabels, policy: Policy) -> QueryMetrics:
     nDCG, hit rate and average precision are undefined for a query without relevant passages;
     precision, context precision and the distractor rate for an empty context; precision over
     judged passages for a context without one, and where labels hold relevant passages only; recall
-    loss if the baseline holds nothing relevant.
+    loss if the baseline holds nothing relevant. Pooled recall is the ratio of sums over queries
+    whose candidates hold something relevant; reciprocal ranks of all that was served need only a
+    context.
     """
     temperature = policy.temperature if isinstance(policy, RatioPolicy) else fit_temperature(pools)
     return of_contexts(pools, labels, *contexts(pools, policy), temperature)
@@ -162,6 +189,7 @@ def of_contexts(
     n_found = relevant.sum(axis=1)
     n_relevant = np.where(labels.n_relevant, labels.n_relevant, np.nan)
     size, n_judged = np.where(n_kept, n_kept, np.nan), (own.judged & kept).sum(axis=1)
+    in_pool = labels.relevant.sum(axis=1)
     precisions = row_sums(relevant * (relevant.cumsum(axis=1) / ranks))
     of_baseline = (own.relevant & own.in_baseline).sum(axis=1)
     tokens = np.full(kept.shape, np.nan) if pools.tokens is None else pools.tokens
@@ -169,9 +197,11 @@ def of_contexts(
     with np.errstate(invalid="ignore", divide="ignore"):
         values = {
             "recall": n_found / n_relevant,
+            "pooled_recall": n_found / np.where(in_pool, in_pool, np.nan),
             "precision": n_found / size,
             "precision_judged": n_found / np.where(labels.positives_only, np.nan, n_judged),
             "mrr": first / (n_relevant / n_relevant),
+            "served_mrr": first / (size / size),
             "ndcg": labels.ndcg(np.where(kept, own.grades, 0), rules.gain),
             "udcg": suspected_gain - suspected_harm,
             "udcg_strict": gain - harm,
@@ -181,14 +211,15 @@ def of_contexts(
             "kept": n_kept.astype(np.float64),
             "tokens": np.where(kept, np.take_along_axis(tokens, order, axis=1), 0.0).sum(axis=1),
             "recall_loss": 1.0 - (relevant & own.in_baseline).sum(axis=1) / of_baseline,
-            "recall_at_depth": labels.relevant.sum(axis=1) / n_relevant,
+            "recall_at_depth": in_pool / n_relevant,
             "ndcg_at_10": labels.ndcg(gain=rules.gain),
             "judged": n_judged / size,
             "hit_rate": (n_found > 0) / (n_relevant / n_relevant),
             "average_precision": precisions / n_relevant,
             "context_precision": precisions / (np.maximum(n_found, 1) * (size / size)),
         }
-    return QueryMetrics(pools.query_ids, values, labels.weights)
+    sizes = {"pooled_recall": in_pool.astype(np.float64)}
+    return QueryMetrics(pools.query_ids, values, labels.weights, sizes)
 
 
 def per_query_keywords(
@@ -231,13 +262,14 @@ def measure(
         baseline_k: What recall loss is relative to, as in ``label``.
         text_of: The text of a passage, in which keywords are looked for.
     """
-    values: dict[str, FloatArray] = {}
+    measured = QueryMetrics(pools.query_ids, {})
     if dataset.answerable:
         labels = label(pools, dataset, utilities, baseline_k=baseline_k)
-        values.update(per_query(pools, labels, policy).values)
-    if dataset.keywords:
-        values.update(per_query_keywords(pools, dataset.keywords, policy, text_of).values)
-    return QueryMetrics(pools.query_ids, values)
+        measured = replace(per_query(pools, labels, policy), weights=None)
+    if not dataset.keywords:
+        return measured
+    by_keywords = per_query_keywords(pools, dataset.keywords, policy, text_of).values
+    return replace(measured, values={**measured.values, **by_keywords})
 
 
 def bootstrap_interval(

@@ -10,13 +10,14 @@ from calibration.calibrate import Passes, default_fusion, replay_system, sketch_
 from calibration.calibrate_route import Settings, reference_deciles, spare_share
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.evaluate import contexts, per_query
-from calibration.judge_mixture import DEFAULT_RATES, JudgeRates
 from calibration.judged_questions import graded_by_people, graded_whole
-from calibration.judged_route import ByQuestion, JudgedRoute, judged_route
+from calibration.judged_route import Judged, JudgedRoute, judged_route
+from calibration.judged_table import LEAST_GRADED
 from calibration.pool_labels import labelled_part
 from calibration.replay import Pools
 from calibration.retrievers import MultiRoute, RankingSource
 from calibration.verdict import verdict
+from ctxguard._support.words import count
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import Route
 from ctxguard.errors import CalibrationError
@@ -47,10 +48,9 @@ class JudgedCalibration:
 def calibrate_from_verdicts(
     retriever: "AnyRetriever | MultiRoute | RankingSource",
     dataset: Dataset,
-    verdicts: ByQuestion,
+    verdicts: Judged,
     settings: Settings | None = None,
     *,
-    rates: JudgeRates = DEFAULT_RATES,
     passes: Passes | None = None,
 ) -> JudgedCalibration:
     """Fit a policy of highest expected utility for every route of a retriever.
@@ -63,14 +63,20 @@ def calibrate_from_verdicts(
         verdicts: Of the first candidates of each question (`calibration.judged_questions`).
         settings: ``serving_k``, ``depth``, ``min_keep``, ``utilities``, ``tolerance``,
             ``max_loss``, ``held_out``, ``seed`` and ``signal_columns`` are used.
-        rates: What is assumed of the judge where people graded nothing; by default it finds 0.85 of
-            the relevant passages, and says yes to 0.10 of the others.
 
     Raises:
-        CalibrationError: there are no verdicts on the candidates, or all are alike.
+        CalibrationError: people graded fewer than 10 questions whole, there are no verdicts on the
+            candidates, or all are alike.
     """
     settings = Settings() if settings is None else settings
     dataset = dataset.subset(verdicts.keys() & {query.query_id for query in dataset.queries})
+    grades = graded_by_people(dataset, verdicts)
+    whole = graded_whole(grades, verdicts)
+    if len(whole) < LEAST_GRADED:
+        raise CalibrationError(
+            f"people graded {count(len(whole), 'question')} whole, of {LEAST_GRADED} that it takes "
+            "to see how the judge errs: a policy from its verdicts alone promises what is not there"
+        )
     system = replay_system(
         retriever,
         dataset,
@@ -79,14 +85,12 @@ def calibrate_from_verdicts(
         passes=passes,
         columns=settings.signal_columns,
     )
-    grades = graded_by_people(dataset, verdicts)
-    whole = graded_whole(grades, verdicts)
     tested = _held_out(dataset, whole, settings)
     fitted = {name: said for name, said in verdicts.items() if name not in tested}
     routes: dict[Route, JudgedRoute] = {}
     for route, pools in system.pools.items():
         try:
-            routes[route] = judged_route(pools, fitted, grades, settings, rates)
+            routes[route] = judged_route(pools, fitted, grades, settings)
         except CalibrationError:
             # The judge saw the first candidates of the main route; a fallback may have others.
             if not routes:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from calibration.data.dataset import Dataset, Query
 from calibration.data.text_files import read_records
-from calibration.judged_route import JUDGED_DEPTH, ByQuestion
+from calibration.judged_route import JUDGED_DEPTH, Judged
 from calibration.replay import Progress
 from calibration.retrievers import Replayable
 from ctxguard._support.atomic_write import atomic_write
@@ -72,18 +72,21 @@ def tokens_of(questions: Iterable[ToJudge]) -> int:
     return characters // _CHARACTERS_PER_TOKEN
 
 
-def read_verdicts(file: Path, judge: str) -> dict[str, dict[str, bool]]:
+def read_verdicts(file: Path, judge: str | None) -> dict[str, dict[str, int]]:
     """Read the verdicts that `judge_questions` wrote; none if there is no such file.
+
+    Args:
+        judge: Its name and version; None for those of any.
 
     Raises:
         DataError: the file is of another judge or another version, or cannot be read.
     """
-    found: dict[str, dict[str, bool]] = {}
+    found: dict[str, dict[str, int]] = {}
     if not file.exists():
         return found
     for record in read_records(file, Counter()):
         own = record.text("judge")
-        if own != judge:
+        if judge is not None and own != judge:
             raise DataError(
                 f"the verdicts are of {own!r}, and the judge is {judge!r}: one file, one judge",
                 path=file,
@@ -94,27 +97,27 @@ def read_verdicts(file: Path, judge: str) -> dict[str, dict[str, bool]]:
             grade is None or isinstance(grade, int) for grade in grades.values()
         ):
             raise record.error("grades must be numbers, or null, by passage id")
-        found[record.identifier("query_id")] = _relevant(grades)
+        found[record.identifier("query_id")] = _given(grades)
     return found
 
 
 def judge_questions(
     questions: Sequence[ToJudge], judge: "Judge", file: Path, progress: Progress | None = None
-) -> dict[str, dict[str, bool]]:
+) -> dict[str, dict[str, int]]:
     """Ask the judge about every question that the file lacks, and add its verdicts to the file.
 
     Each question is written when it is judged, so that an interrupted run loses one question.
 
     Returns:
-        Whether each passage is relevant (a grade above 0), by question and passage; passages on
-        which the judge gave no valid verdict are absent.
+        The grade of each passage, by question and passage; passages on which the judge gave no
+        valid verdict are absent.
 
     Raises:
         DataError: the file is of another judge.
         Exception: as ``judge``, if it could not be called at all.
     """
     name = f"{judge.name} {judge.version}"
-    _leave_out_half_a_line(file)
+    leave_out_half_a_line(file)
     found = read_verdicts(file, name)
     with file.open("a", encoding="utf-8") as stream:
         for query, passages in questions:
@@ -127,7 +130,7 @@ def judge_questions(
                 row = {"query_id": query.query_id, "judge": name, "grades": grades}
                 stream.write(json.dumps(row, ensure_ascii=False) + "\n")
                 stream.flush()
-                found[query.query_id] = _relevant(grades)
+                found[query.query_id] = _given(grades)
             if progress is not None:
                 progress(1)
     return found
@@ -183,25 +186,33 @@ def write_to_grade(
     return len(chosen)
 
 
-def graded_by_people(dataset: Dataset, verdicts: ByQuestion) -> dict[str, dict[str, bool]]:
+def rows_to_grade(file: Path) -> int:
+    """Count the passages of `write_to_grade` without a grade."""
+    if not file.exists():
+        return 0
+    with file.open(encoding="utf-8-sig", newline="") as opened:
+        return sum(not (row.get("grade") or "").strip() for row in csv.DictReader(opened))
+
+
+def graded_by_people(dataset: Dataset, verdicts: Judged) -> dict[str, dict[str, int]]:
     """Return what people graded of the passages that the judge was asked about."""
     graded = {}
     for query_id, said in verdicts.items():
         misleading = dict.fromkeys(dataset.distractors.get(query_id, {}), 0)
         grades = misleading | dict(dataset.qrels.get(query_id, {}))
-        known = {name: grades[name] > 0 for name in said if name in grades}
+        known = {name: grades[name] for name in said if name in grades}
         if known:
             graded[query_id] = known
     return graded
 
 
-def graded_whole(grades: ByQuestion, verdicts: ByQuestion) -> list[str]:
+def graded_whole(grades: Judged, verdicts: Judged) -> list[str]:
     """Return the questions of which people graded every passage that the judge was asked about."""
     return [name for name, known in grades.items() if known.keys() == verdicts[name].keys()]
 
 
-def _relevant(grades: Mapping[str, int | None]) -> dict[str, bool]:
-    return {name: grade > 0 for name, grade in grades.items() if grade is not None}
+def _given(grades: Mapping[str, int | None]) -> dict[str, int]:
+    return {name: grade for name, grade in grades.items() if grade is not None}
 
 
 def _shown_as_text(cell: str) -> str:
@@ -209,7 +220,7 @@ def _shown_as_text(cell: str) -> str:
     return f"'{cell}" if cell.lstrip()[:1] in ("=", "+", "-", "@") else cell
 
 
-def _leave_out_half_a_line(file: Path) -> None:
+def leave_out_half_a_line(file: Path) -> None:
     """Cut what a killed run began to write."""
     if file.exists() and (content := file.read_bytes()) and not content.endswith(b"\n"):
         os.truncate(file, content.rfind(b"\n") + 1)

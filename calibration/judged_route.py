@@ -27,8 +27,8 @@ from ctxguard.monitor.estimation.ratio import t_quantile
 JUDGED_DEPTH = 20
 """Passages of each question that are judged. Five are too few, and 30 bring nothing."""
 
-ByQuestion = Mapping[str, Mapping[str, bool]]
-"""Whether a passage is relevant, by question and passage id."""
+Judged = Mapping[str, Mapping[str, int]]
+"""The grade of a passage, relevant above 0, by question and passage id."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,7 @@ class JudgedRoute:
         rates: How the judge errs, learned from graded questions where there are any.
         gain: Strict UDCG of the policy less that of the first ``serving_k``, a mean over all
             questions: the mixture's expectation, corrected by the graded ones
-            (prediction-powered inference; Angelopoulos et al. 2023). None without graded questions.
-        expected_gain: The mixture's expectation alone, which is as good as the rates are.
-        cost_if_less_specific: Gain that another policy would add, if the judge said yes to
-            irrelevant passages more often by 0.10 than is believed.
+            (prediction-powered inference; Angelopoulos et al. 2023). None with fewer than two.
         n_questions: Questions with a verdict.
         n_graded: Of these, questions that people graded whole.
     """
@@ -51,8 +48,6 @@ class JudgedRoute:
     policy: ExpectedUtilityPolicy
     rates: JudgeRates
     gain: Interval | None
-    expected_gain: float
-    cost_if_less_specific: float
     n_questions: int
     n_graded: int
 
@@ -63,13 +58,6 @@ class JudgedRoute:
             f"it finds {self.rates.sensitivity:.2f} of the relevant passages and says yes to "
             f"{self.rates.false_yes:.2f} of the others"
         )
-        if self.n_graded == 0:
-            return (
-                f"from a judge's verdicts on {count(self.n_questions, 'question')}, none graded by "
-                "people: "
-                f"assumed is that {rates}; were it 0.10 more of the others, this policy would be "
-                f"{self.cost_if_less_specific:.2f} UDCG below the best"
-            )
         gain = (
             ""
             if self.gain is None or self.gain.value is None
@@ -120,10 +108,9 @@ class _JudgedPairs:
 
 def judged_route(
     pools: Pools,
-    verdicts: ByQuestion,
-    grades: ByQuestion,
+    verdicts: Judged,
+    grades: Judged,
     settings: Settings | None = None,
-    rates: JudgeRates = DEFAULT_RATES,
 ) -> JudgedRoute:
     """Fit a route's policy, and estimate its gain.
 
@@ -131,42 +118,26 @@ def judged_route(
         verdicts: The judge's, of the first candidates of each question; a missing one is left out.
         grades: People's.
         settings: ``serving_k``, ``min_keep`` and ``utilities`` are used.
-        rates: What is assumed of the judge before people grade.
 
     Raises:
         CalibrationError: no candidate was judged, or all of them alike.
     """
     settings = Settings() if settings is None else settings
     judged = _judged(pools, verdicts, grades)
-    policy, believed = _fitted(judged, settings, rates)
-    serving_k = settings.serving_k
-    expected, corrections = _gains(judged, policy, serving_k, fitted=believed, true=believed)
-    less_specific = replace(
-        believed, false_yes=min(believed.false_yes + 0.1, believed.sensitivity - 0.1)
-    )
-    then, _ = _gains(judged, policy, serving_k, fitted=believed, true=less_specific)
-    best_then, _ = _gains(judged, policy, serving_k, fitted=less_specific, true=less_specific)
+    policy, believed = _fitted(judged, settings)
+    expected, corrections = _gains(judged, policy, settings.serving_k, believed)
     graded = ~np.isnan(corrections)
     return JudgedRoute(
         policy,
         believed,
         _powered(expected, corrections[graded]) if graded.sum() > 1 else None,
-        float(expected.mean()),
-        float((best_then - then).mean()),
         int(expected.size),
         int(graded.sum()),
     )
 
 
-def judged_policy(pools: Pools, verdicts: ByQuestion, grades: ByQuestion) -> ExpectedUtilityPolicy:
-    """Fit the policy of `judged_route` alone, without its evidence."""
-    return _fitted(_judged(pools, verdicts, grades), Settings(), DEFAULT_RATES)[0]
-
-
-def _fitted(
-    judged: _JudgedPairs, settings: Settings, rates: JudgeRates
-) -> tuple[ExpectedUtilityPolicy, JudgeRates]:
-    relevance, rates = _mixture(judged, rates)
+def _fitted(judged: _JudgedPairs, settings: Settings) -> tuple[ExpectedUtilityPolicy, JudgeRates]:
+    relevance, rates = _mixture(judged, DEFAULT_RATES)
     policy = ExpectedUtilityPolicy(
         _model(judged, relevance),
         k=min(JUDGED_DEPTH, int(judged.columns.max()) + 1),
@@ -176,7 +147,7 @@ def _fitted(
     return policy, rates
 
 
-def _judged(pools: Pools, verdicts: ByQuestion, grades: ByQuestion) -> _JudgedPairs:
+def _judged(pools: Pools, verdicts: Judged, grades: Judged) -> _JudgedPairs:
     table = pool_features(pools)
     usable: NDArray[np.bool_] = np.logical_not(np.isnan(table).any(axis=1))
     starts = np.cumsum(pools.lengths) - pools.lengths
@@ -188,8 +159,8 @@ def _judged(pools: Pools, verdicts: ByQuestion, grades: ByQuestion) -> _JudgedPa
             if passage_id in own and usable[starts[row] + column]:
                 rows.append(row)
                 columns.append(column)
-                said.append(own[passage_id])
-                graded.append(int(by_people[passage_id]) if passage_id in by_people else -1)
+                said.append(own[passage_id] > 0)
+                graded.append(int(by_people[passage_id] > 0) if passage_id in by_people else -1)
     if len(set(said)) < 2:
         raise CalibrationError(
             f"the judge gave {count(len(said), 'verdict')} on the candidates of "
@@ -220,17 +191,14 @@ def _gains(
     judged: _JudgedPairs,
     policy: ExpectedUtilityPolicy,
     serving_k: int,
-    *,
-    fitted: JudgeRates,
-    true: JudgeRates,
+    rates: JudgeRates,
 ) -> tuple[FloatArray, FloatArray]:
     """Compute each question's gain in strict UDCG over the first k, by models of other questions.
 
     Args:
         judged: The judged candidates.
         policy: Its threshold and its k.
-        fitted: The rates under which the model that decides is fitted.
-        true: The rates under which the gain is expected.
+        rates: How the judge errs.
 
     Returns:
         Shape (n_questions,) each: the gain expected by the mixture; the graded gain less that, NaN
@@ -241,9 +209,8 @@ def _gains(
         inside, outside = judged.taken(own_fold), judged.taken(others)
         if len(set(outside.verdicts.tolist())) < 2:
             inside = outside = judged
-        decided = _predicted(inside, outside, fitted)
-        prior = decided if true == fitted else _predicted(inside, outside, true)
-        believed = _given_verdicts(prior, inside.verdicts, true)
+        decided = _predicted(inside, outside, rates)
+        believed = _given_verdicts(decided, inside.verdicts, rates)
         for row in np.unique(inside.rows).tolist():
             own = inside.rows == row
             graded = inside.grades[own]

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from calibration.evaluate import QueryMetrics, bootstrap_intervals
+from calibration.evaluate import QueryMetrics
 from ctxguard.core.interval import Interval
 from ctxguard.core.types import FloatArray
 
@@ -152,19 +152,17 @@ def differences(
     these: QueryMetrics, those: QueryMetrics, metrics: Iterable[str], *, seed: int = 0
 ) -> dict[str, Difference]:
     """Subtract the second from the first by metric, over the queries that both have."""
-    names = tuple(metrics)
     place = {query_id: row for row, query_id in enumerate(those.query_ids)}
     first = [row for row, query_id in enumerate(these.query_ids) if query_id in place]
     second = [place[these.query_ids[row]] for row in first]
-    columns = {name: (these.values[name][first], those.values[name][second]) for name in names}
-    return paired_differences(
-        columns, None if these.weights is None else these.weights[first], seed=seed
-    )
+    own = these.of_queries(first)
+    columns = {name: (own.values[name], those.values[name][second]) for name in metrics}
+    return paired_differences(columns, own, seed=seed)
 
 
 def paired_differences(
     columns: Mapping[str, tuple[FloatArray, FloatArray]],
-    weights: FloatArray | None = None,
+    queries: QueryMetrics | None = None,
     *,
     seed: int = 0,
 ) -> dict[str, Difference]:
@@ -172,15 +170,15 @@ def paired_differences(
 
     Args:
         columns: By metric, two columns of shape (n_q,) of the same queries; NaN where undefined.
-        weights: Shape (n_q,), weight of each query; None weighs them equally.
+        queries: Says how much each query counts; None weighs them equally.
 
     >>> paired_differences({"harm": (np.array([2.0, 3.0]), np.array([1.0, 2.0]))})["harm"].outcome
     'worse'
     """
     # Rounded, so that another machine's last digit is no difference.
-    gaps = [np.round(these - those, 12) for these, those in columns.values()]
-    found = bootstrap_intervals(gaps, weights, seed=seed)
-    return {name: as_difference(name, gap) for name, gap in zip(columns, found, strict=True)}
+    gaps = {name: np.round(these - those, 12) for name, (these, those) in columns.items()}
+    found = (QueryMetrics((), {}) if queries is None else queries).intervals(gaps, seed)
+    return {name: as_difference(name, gap) for name, gap in found.items()}
 
 
 def as_difference(metric: str, found: Interval) -> Difference:

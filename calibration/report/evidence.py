@@ -38,7 +38,7 @@ SEED_RULE_K, SEED_RULE_RATIO = 3, 0.7
 SEED_RULE = "3 and 70%"
 """At most 3 passages, each with at least 70% of the best score: a rule that needs no labels."""
 
-_COMPARED = (*COMPARED, "recall_loss")
+_COMPARED = (*COMPARED, "pooled_recall", "served_mrr", "recall_loss")
 _JUDGED_AT = (1, 10)
 
 

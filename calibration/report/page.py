@@ -37,33 +37,45 @@ def page(data: ReportData) -> str:
     Raises:
         MissingExtraError: Jinja2 is not installed.
     """
+    script = files(__package__).joinpath("templates", "dial.js").read_text("utf-8").strip()
+    text: str = (
+        templates()
+        .get_template("page.html.j2")
+        .render(
+            data=data,
+            bare_k=data.serving_k,
+            charts=charts,
+            answers=_ANSWERS,
+            descriptions=DESCRIPTIONS,
+            script=script,
+            script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            dial=json.dumps(_rounded(to_jsonable_python(data.dial)), separators=(",", ":")),
+        )
+    )
+    return text
+
+
+def templates() -> Any:
+    """Open the templates beside this file, with their filters.
+
+    Raises:
+        MissingExtraError: Jinja2 is not installed.
+    """
     jinja2 = require("jinja2", "report")
-    markup = require("markupsafe", "report").Markup
-    templates = jinja2.Environment(
+    found = jinja2.Environment(
         loader=jinja2.PackageLoader("calibration.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {
+    found.filters |= {
         "anchor": lambda route: f"route-{route.route.value.replace('+', '-')}",
         "count": "{:,}".format,
-        "markup": markup,
+        "markup": require("markupsafe", "report").Markup,
         "number": number,
     }
-    script = files(__package__).joinpath("templates", "dial.js").read_text("utf-8").strip()
-    text: str = templates.get_template("page.html.j2").render(
-        data=data,
-        bare_k=data.serving_k,
-        charts=charts,
-        answers=_ANSWERS,
-        descriptions=DESCRIPTIONS,
-        script=script,
-        script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        dial=json.dumps(_rounded(to_jsonable_python(data.dial)), separators=(",", ":")),
-    )
-    return text
+    return found
 
 
 def number(value: float | None, digits: int = 3, *, signed: bool = False) -> str:
@@ -87,17 +99,17 @@ def write_html(data: ReportData, path: Path | str) -> None:
         ConfigurationError: the file cannot be written.
         MissingExtraError: Jinja2 is not installed.
     """
-    _write(page(data), Path(path))
+    write_text(page(data), Path(path))
 
 
-def write_json(data: ReportData, path: Path | str) -> None:
+def write_json(data: Any, path: Path | str) -> None:
     """Write the report's data as JSON; the same data gives the same bytes.
 
     Raises:
         ConfigurationError: the file cannot be written.
     """
     document = _rounded(to_jsonable_python(data))
-    _write(json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n", Path(path))
+    write_text(json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n", Path(path))
 
 
 def _rounded(value: Any) -> Any:
@@ -109,7 +121,12 @@ def _rounded(value: Any) -> Any:
     return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
-def _write(text: str, path: Path) -> None:
+def write_text(text: str, path: Path) -> None:
+    """Write a page whole or not at all.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
+    """
     try:
         with atomic_write(path) as stream:
             stream.write(text.encode())

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from ctxguard.monitor.store import Limits, SampleStore
 
 IN_WORDS = {
-    "recall": "recall of the pool",
-    "mrr": "MRR",
+    "recall": "recall, whole pools",
+    "pooled_recall": "pooled recall",
+    "served_mrr": "MRR of the served",
     "udcg": "UDCG, strict",
     "gain": "  its gain",
     "harm": "  its harm",

@@ -115,7 +115,8 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
 
     def __call__(self, output: Output) -> None:
         """What you serve today, the first serving-k passages, stays where nothing better is shown.
-        Without labels a judge stands in for them, and people may grade 20 of the questions.
+        Without labels a judge grades the passages of questions; that gives a table of the judge's
+        own view, and a profile once people have graded some of them.
         """
         from calibration.asking import DEFAULT_PRICE, Asking
         from calibration.calibrate import calibrate

@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from ctxguard.profile.schema import Profile
 
 _WIDE = 100
-_FIRST = ("recall", "mrr", "udcg_strict", "harm", "kept", "keyword_recall", "keyword_mrr")
+_FIRST = (
+    *("recall", "pooled_recall", "mrr", "served_mrr", "udcg_strict", "harm", "kept"),
+    *("keyword_recall", "keyword_mrr"),
+)
 """The metrics that are shown unless all are asked for; the last two need keywords."""
 
 

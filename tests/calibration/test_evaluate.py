@@ -21,6 +21,7 @@ from calibration.evaluate import (
     resampled_means,
 )
 from calibration.pool_labels import PoolLabels
+from calibration.results import tabulate
 from ctxguard.core import metrics as measures
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
@@ -100,9 +101,11 @@ def one_by_one(decision: Decision, labels: PoolLabels, row: int) -> dict[str, fl
     served = len(in_baseline & set(kept))
     expected = {
         "recall": measures.context_recall(grades, every),
+        "pooled_recall": measures.context_recall(grades, upstream),
         "precision": measures.precision_at_k(grades),
         "precision_judged": None if known is None else measures.judged_precision(grades, known),
         "mrr": measures.reciprocal_rank(grades, every),
+        "served_mrr": (measures.reciprocal_rank(grades, every) or 0.0) if kept else None,
         "ndcg": measures.ndcg(grades, every, 10, gain=rules.gain),
         "udcg": measures.udcg(heuristic).value,
         "udcg_strict": strict.value,
@@ -150,6 +153,35 @@ class TestAllAtOnce:
             assert {name: column[row] for name, column in found.items()} == pytest.approx(
                 one_by_one(decision, labels, row), rel=1e-12, nan_ok=True
             )
+
+
+class TestAsLive:
+    """Figures that the board shows of live traffic under the same names."""
+
+    def test_pooled_recall_is_one_ratio_over_all_and_recall_the_mean_of_queries(self) -> None:
+        two = ranking_of([3.0, 2.0, 1.0])
+        pools, labels = labelled([two, two], [{"p0": 1}, {"p0": 1, "p1": 1, "p2": 1, "far": 1}])
+        found = per_query(pools, labels, RatioPolicy(k=1)).evidence().metrics
+        assert found["recall"].value == pytest.approx((1 + 1 / 4) / 2)
+        assert found["pooled_recall"].value == pytest.approx(2 / 4)
+        assert found["pooled_recall"].n == 2
+
+    def test_its_difference_is_that_of_the_two_ratios(self) -> None:
+        pool = ranking_of([4.0, 3.0, 2.0, 1.0])
+        pools, labels = labelled([pool, pool], [{"p0": 1}, {"p0": 1, "p1": 1, "p3": 1}])
+        of = {k: per_query(pools, labels, RatioPolicy(k=k)) for k in (1, 2)}
+        table = tabulate({"one": of[1], "two": of[2]})
+        means = [table.of(name, "pooled_recall").mean.value for name in ("one", "two")]
+        assert means == pytest.approx([2 / 4, 3 / 4])
+        assert table.of("two", "pooled_recall").difference.value == pytest.approx(1 / 4)
+
+    def test_mrr_leaves_out_queries_without_a_relevant_passage_and_served_mrr_does_not(
+        self,
+    ) -> None:
+        pools, labels = labelled([ranking_of([2.0])] * 2, [{"p0": 1}, {"p0": 0}])
+        found = per_query(pools, labels, K2).evidence().metrics
+        assert (found["mrr"].value, found["mrr"].n) == (1.0, 1)
+        assert (found["served_mrr"].value, found["served_mrr"].n) == (0.5, 2)
 
 
 class TestUndefined:

@@ -154,7 +154,7 @@ def test_a_refused_passage_has_no_verdict(tmp_path: Path) -> None:
     retriever = Recorded({"one": Ranking.from_hits(hits, ScoreKind.COSINE)})
     questions = questions_to_judge(retriever, [Query("q", "one"), Query("r", "unknown")])
     assert tokens_of(questions) > 0
-    assert judge_questions(questions, CountingJudge(), tmp_path / "v.jsonl") == {"q": {"a": True}}
+    assert judge_questions(questions, CountingJudge(), tmp_path / "v.jsonl") == {"q": {"a": 2}}
 
 
 def test_what_people_grade_is_read_as_labels_are(tmp_path: Path) -> None:
@@ -256,18 +256,20 @@ def truth_of(
     return verdicts, {name: {p: int(yes) for p, yes in verdicts[name].items()} for name in first}
 
 
-def test_without_grades_the_profile_says_what_is_assumed() -> None:
+@pytest.mark.parametrize("n_graded", [0, 9])
+def test_without_grades_of_people_there_is_no_profile(n_graded: int) -> None:
+    """What a judge's verdicts promise by themselves is not there."""
     retriever, queries = world()
-    verdicts, _ = truth_of(retriever, queries, 0)
-    made = calibrate_from_verdicts(retriever, Dataset("asked", queries, {}), verdicts)
-    (result,) = made.routes.values()
-    assert result.gain is None
-    assert "assumed is that it finds 0.85" in result.in_words
-    assert any("none graded by people" in note for note in made.profile.provenance.notes)
+    verdicts, graded = truth_of(retriever, queries, n_graded)
+    with pytest.raises(CalibrationError, match=rf"graded {n_graded} questions whole, of 10"):
+        calibrate_from_verdicts(retriever, Dataset("asked", queries, graded), verdicts)
 
 
 def test_a_judge_that_always_says_yes_teaches_nothing() -> None:
-    rankings = {"one": ranking_of([3.0, 2.0, 1.0])}
-    dataset = Dataset("asked", (Query("q", "one"),), {})
+    names = [f"q{row}" for row in range(10)]
+    rankings = {name: ranking_of([3.0, 2.0, 1.0]) for name in names}
+    grades = {name: {"p0": 1, "p1": 0} for name in names}
+    dataset = Dataset("asked", tuple(Query(name, name) for name in names), grades)
+    yes = {name: {"p0": 1, "p1": 1} for name in names}
     with pytest.raises(CalibrationError, match="not both yes and no"):
-        calibrate_from_verdicts(Recorded(rankings), dataset, {"q": {"p0": True, "p1": True}})
+        calibrate_from_verdicts(Recorded(rankings), dataset, yes)

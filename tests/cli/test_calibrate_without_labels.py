@@ -72,23 +72,28 @@ def test_the_cost_of_one_question_is_said_in_the_singular(
     assert re.search(r"of 1 question takes \d+ calls and reads about [\d,]+ tokens", words)
 
 
-def test_from_a_log_to_a_profile_in_shadow_and_to_graded_questions(
+def test_from_a_log_to_a_table_by_k_and_by_grades_to_a_profile_in_shadow(
     run: Run, index: Path, queries: Path, tmp_path: Path, chat: ChatEndpoint
 ) -> None:
-    out = tmp_path / "p.json"
+    out, page = tmp_path / "p.json", tmp_path / "report.html"
+    figures = tmp_path / "figures.json"
     asked = (
         *("calibrate", "--index", index, "--queries", queries, "--out", out),
-        *("--judge", "llm", "--model", "stand-in"),
+        *("--judge", "llm", "--model", "stand-in", "--report", page, "--report", figures),
     )
     system = {"calibrate": {"base-url": chat.url, "prices": [2.0, 8.0]}}
-    first = run.ok(*asked, system=system)
-    assert "at the prices given" in " ".join(first.stdout.split())
-    assert "shadow" in first.stdout
+    first = run(*asked, system=system)
+    assert first.exit_code == 1
     words = " ".join(first.stdout.split())
-    assert "assumed is that it finds 0.85 of the relevant passages" in words
-    assert re.search(r"were it 0.10 more of the others, this policy would be \d", words)
-    profile = Profile.load(out)
-    assert profile.verdict.decision == "shadow"
+    assert "at the prices given" in words
+    assert "the judge's own view, uncorrected" in words
+    assert re.search(r"have people grade the \d+ passages of \S+", words)
+    assert re.search(r"about \d+ minutes", words)
+    assert not out.exists(), "what a judge alone promises is not there"
+    assert "own view, uncorrected" in page.read_text(encoding="utf-8")
+    rows = json.loads(figures.read_text(encoding="utf-8"))["by_k"]["rows"]
+    assert [row["k"] for row in rows] == [1, 3, 5, 10, 20]
+    assert {row["precision"]["lower"] for row in rows} == {None}
     calls = len(chat.requests)
     assert calls > 0
     guard = ContextGuard(HybridRetriever.load(index), k=JUDGED_DEPTH)
@@ -104,8 +109,12 @@ def test_from_a_log_to_a_profile_in_shadow_and_to_graded_questions(
 
     second = run.ok(*asked, "--json", system=system)
     assert len(chat.requests) == calls, "verdicts are kept"
+    assert "no call is left" in second.stderr
+    assert Profile.load(out).verdict.decision == "shadow"
+    assert "corrected by people" in page.read_text(encoding="utf-8")
     document = json.loads(second.stdout)
     assert document["graded"] == 20
+    assert all(row["precision"]["lower"] is not None for row in document["by_k"]["rows"])
     assert document["verdict"] == "shadow"
     assert document["routes"]["hybrid"]["gain"] is not None
     assert "20 questions graded whole: from 50" in " ".join(document["notes"])
@@ -117,7 +126,7 @@ def grade(file: Path) -> int:
     with file.open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
     for row in rows:
-        row["grade"] = "1" if set(row["question"].split()) & set(row["text"].split()) else "0"
+        row["grade"] = "3" if set(row["question"].split()) & set(row["text"].split()) else "0"
     with file.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, list(rows[0]))
         writer.writeheader()
@@ -142,7 +151,7 @@ def test_the_store_gives_the_questions_and_what_people_graded_of_them(
     with SampleStore.open(url) as store:
         store.add_labels([LabelRow("r0", served, 2, None, "ann", 1.0)])
     out = tmp_path / "p.json"
-    document = run.read(
+    run(
         *("calibrate", "--index", index, "--out", out, "--json"),
         *("--judge", "llm", "--model", "stand-in"),
         system={"calibrate": {"base-url": chat.url, "store": url}},
@@ -154,10 +163,9 @@ def test_the_store_gives_the_questions_and_what_people_graded_of_them(
     assert [(row["passage_id"], row["grade"]) for row in rows if "passage_id" in row] == [
         (served, 2)
     ]
-    assert document["routes"]["hybrid"]["judge"]["n_relevant"] == 1
 
 
-def test_without_questions_the_model_writes_some_and_the_profile_says_so(
+def test_without_questions_the_model_writes_some_and_says_so(
     run: Run, index: Path, tmp_path: Path
 ) -> None:
     class Writer(ChatEndpoint):
@@ -175,17 +183,16 @@ def test_without_questions_the_model_writes_some_and_the_profile_says_so(
     asked = ("calibrate", "--index", index, "--out", out, "--judge", "llm", "--model", "stand-in")
     system = {"calibrate": {"base-url": chat.url, "questions": 25}}
     try:
-        result = run.ok(*asked, system=system)
+        result = run(*asked, system=system)
         calls = len(chat.requests)
-        run.ok(*asked, system=system)
+        again = run(*asked, system=system)
     finally:
         chat.close()
     words = " ".join(result.stdout.split())
     assert "writing 25 questions takes 25 calls" in words
     assert "easier than those of people" in words
-    profile = Profile.load(out)
-    assert any("synthetic" in note for note in profile.provenance.notes)
-    assert profile.verdict.decision == "shadow"
+    assert "writing 25" not in again.stdout
+    assert "no call is left" in again.stdout
     [first, *_] = read_rows(tmp_path / "p.questions.jsonl")
     assert first["note"].startswith("written from passage")
     assert calls > 25
@@ -201,7 +208,7 @@ def test_a_reranker_at_a_server_judges(
     asked = ("calibrate", "--index", index, "--queries", queries, "--out", out)
     try:
         run.refused(*asked, "--judge", "reranker", says="name it as base-url")
-        result = run.ok(
+        result = run(
             *asked,
             *("--judge", "reranker", "--model", "stand-in"),
             system={"calibrate": {"base-url": endpoint.url, "min-score": 0.3}},
@@ -225,11 +232,15 @@ def test_a_cross_encoder_judges_what_a_function_retrieves(
     (tmp_path / "shop.py").write_text(FUNCTION, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     out = tmp_path / "p.json"
-    run.ok(
+    asked = (
         *("calibrate", "--retriever", "shop:search", "--queries", queries, "--out", out),
         *("--judge", "cross-encoder", "--model", model),
-        system={"score-kind": "cosine", "calibrate": {"min-score": -0.5}},
     )
+    system = {"score-kind": "cosine", "calibrate": {"min-score": -0.5}}
+    first = run(*asked, system=system)
+    assert first.exit_code == 1, first.stderr
+    grade(tmp_path / "p.to-grade.csv")
+    run.ok(*asked, system=system)
     profile = Profile.load(out)
     assert profile.verdict.decision == "shadow"
     assert list(profile.routes) == ["external"]

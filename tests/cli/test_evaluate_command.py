@@ -22,7 +22,7 @@ Show = Callable[..., str]
 LEXICAL = {"route": "lexical"}
 METRICS = {
     *("recall", "precision", "mrr", "ndcg", "udcg", "udcg_strict", "harm", "distractor_rate"),
-    *("harm_undiscounted", "precision_judged", "tokens"),
+    *("harm_undiscounted", "precision_judged", "tokens", "pooled_recall", "served_mrr"),
     *("kept", "recall_loss", "recall_at_depth", "ndcg_at_10", "judged"),
     *("hit_rate", "average_precision", "context_precision"),
 }
@@ -77,11 +77,13 @@ def shown_metrics(printed: str) -> set[str]:
     return {words[0] for line in printed.splitlines() if (words := line.split())} & METRICS
 
 
-def test_the_table_shows_five_metrics_and_on_request_each(show: Show) -> None:
+def test_the_table_shows_seven_metrics_and_on_request_each(show: Show) -> None:
     printed = show(evaluate=LEXICAL)
     assert "route       lexical, 100 candidates a query" in printed
     assert "the first 5 passages" in printed
-    assert shown_metrics(printed) == {"recall", "mrr", "udcg_strict", "harm", "kept"}
+    assert shown_metrics(printed) == {
+        *("recall", "pooled_recall", "mrr", "served_mrr", "udcg_strict", "harm", "kept"),
+    }
     assert "14 more metrics: all-metrics = true in [evaluate]" in printed
     assert "\x1b" not in printed
     printed = show(evaluate={"all-metrics": True})

@@ -95,7 +95,9 @@ def test_estimates_and_alarms_are_served_until_it_is_told_to_end(tmp_path: Path)
             url, r'^ctxguard_judged_samples_total\{.*outcome="judged",route="external"\} 40\.0$'
         )
         assert re.search(
-            r'^ctxguard_estimate\{.*metric="recall",window="all_retained"\} 0\.0$', text, re.M
+            r'^ctxguard_estimate\{.*metric="pooled_recall",window="all_retained"\} 0\.0$',
+            text,
+            re.M,
         )
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=PATIENCE_SECONDS)

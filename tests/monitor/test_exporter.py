@@ -60,7 +60,7 @@ def test_no_data_is_an_absent_series() -> None:
     assert one(scrape(watched([]).registry), "ctxguard_estimate_age_seconds") is None
     live = watched(["one"], min_n=30)
     samples = scrape(live.registry)
-    labels = {"metric": "recall", "window": "recent"}
+    labels = {"metric": "pooled_recall", "window": "recent"}
     for name in ("ctxguard_estimate", "ctxguard_estimate_lower", "ctxguard_estimate_upper"):
         assert one(samples, name, **labels) is None
     assert one(samples, "ctxguard_estimate_requests", **labels) == 1
@@ -78,7 +78,7 @@ def test_the_figure_of_a_judge_that_errs_is_no_estimate() -> None:
     live.watch(*[make_context(POOL, 3, query=query) for query in QRELS])
     live.monitor.report()
     samples = scrape(live.registry)
-    labels = {"metric": "recall", "window": "all_retained"}
+    labels = {"metric": "pooled_recall", "window": "all_retained"}
     assert one(samples, "ctxguard_estimate", **labels) is None
     assert one(samples, "ctxguard_judge_estimate", **labels) == 2 / 4
     assert one(samples, "ctxguard_estimate_requests_needed", **labels) is None
@@ -94,7 +94,7 @@ def test_what_grades_of_people_never_correct_is_not_exported_of_a_judge_that_err
         for name, labels in scrape(live.registry)
         if name.startswith("ctxguard_estimate") and "metric" in dict(labels)
     }
-    assert exported == {"precision", "mrr", "gain", "harm", "udcg", "recall"}
+    assert exported == {"precision", "served_mrr", "gain", "harm", "udcg", "pooled_recall"}
 
 
 def test_where_every_sample_is_adds_up_in_one_scrape() -> None:

@@ -111,7 +111,7 @@ class TestInclusionProbabilities:
     def test_recall_by_the_hajek_ratio_is_the_truth(
         self, records: Sequence[SampleRecord], relevant: frozenset[str]
     ) -> None:
-        sums = ratio_sums(Metric.RECALL, [judged(record, relevant) for record in records])
+        sums = ratio_sums(Metric.POOLED_RECALL, [judged(record, relevant) for record in records])
         truth = len(relevant & {"p0", "p1", "p2"}) / len(relevant)
         assert sums.a / sums.b == pytest.approx(truth, abs=0.03)
 
@@ -125,16 +125,36 @@ def assert_mean(values: Sequence[float], truth: float) -> None:
 def test_mixed_traffic_has_the_recall_and_mrr_of_all_of_it() -> None:
     rng = random.Random(2)
     kept = total = 0
-    ranks, requests = [], []
+    ranks, shares, requests = [], [], []
     for record in records_of(JudgingRates(0.2, 0.1, 0.6, 0.2)):
         right = frozenset(name for name in POOL if rng.random() < 0.15)
         served = [name for name in POOL[:3] if name in right]
         kept, total = kept + len(served), total + len(right)
         ranks.append(1 / (1 + POOL.index(served[0])) if served else 0.0)
+        if right:
+            shares.append(len(served) / len(right))
         requests.append(judged(record, right))
-    recall, mrr = (ratio_sums(metric, requests) for metric in (Metric.RECALL, Metric.MRR))
-    assert recall.a / recall.b == pytest.approx(kept / total, abs=0.03)
-    assert mrr.a / mrr.b == pytest.approx(sum(ranks) / len(ranks), abs=0.03)
+    found = {metric: ratio_sums(metric, requests) for metric in Metric}
+    for metric, truth in (
+        (Metric.POOLED_RECALL, kept / total),
+        (Metric.RECALL, sum(shares) / len(shares)),
+        (Metric.SERVED_MRR, sum(ranks) / len(ranks)),
+    ):
+        assert found[metric].a / found[metric].b == pytest.approx(truth, abs=0.03)
+
+
+def test_recall_is_the_mean_of_requests_and_pooled_recall_the_ratio_of_all() -> None:
+    whole = JudgingRates(1.0, 1.0, 1.0, 0.0)
+    few = judged(record_of(whole), frozenset({"p0"}))
+    many = judged(record_of(whole), frozenset({"p0", "p3", "p4", "p5"}))
+    none = judged(record_of(whole), frozenset())
+    found = [ratio_sums(m, [few, many, none]) for m in (Metric.RECALL, Metric.POOLED_RECALL)]
+    assert [sums.a / sums.b for sums in found] == [(1 + 1 / 4) / 2, 2 / 5]
+    assert [sums.n for sums in found] == [2, 2]
+
+
+def test_pools_that_are_whole_only_where_nothing_was_served_show_no_recall() -> None:
+    assert judged(record_of(JudgingRates(0.0, 0.0, 1.0, 0.0)), NO_HIT).recall is None
 
 
 class TestRecallLoss:

@@ -28,14 +28,23 @@ PRIOR = Model.fitted(JudgedPassages(NONE, NONE, NONE, NONE, np.zeros(0)), NONE, 
 @pytest.mark.parametrize(
     ("name", "bars"),
     [
-        ("good judge", {"precision": 0.05, "udcg": 0.21, "mrr": 0.05, "recall": 0.12}),
-        ("20% misunderstood", {"precision": 0.06, "udcg": 0.24, "mrr": 0.06, "recall": 0.13}),
-        ("good judge, scores", {"precision": 0.045, "udcg": 0.18, "mrr": 0.05, "recall": 0.115}),
-        ("20% misunderstood, scores", {"mrr": 0.06, "recall": 0.125}),
+        (
+            "good judge",
+            {"precision": 0.05, "udcg": 0.21, "served_mrr": 0.05, "pooled_recall": 0.12},
+        ),
+        (
+            "20% misunderstood",
+            {"precision": 0.06, "udcg": 0.24, "served_mrr": 0.06, "pooled_recall": 0.13},
+        ),
+        (
+            "good judge, scores",
+            {"precision": 0.045, "udcg": 0.18, "served_mrr": 0.05, "pooled_recall": 0.115},
+        ),
+        ("20% misunderstood, scores", {"served_mrr": 0.06, "pooled_recall": 0.125}),
         ("precision .97", {}),
         ("all relevant", {}),
-        ("perfect judge", {"precision": 0.02, "mrr": 0.03}),
-        ("misguided pilot", {"recall": 0.14}),
+        ("perfect judge", {"precision": 0.02, "served_mrr": 0.03}),
+        ("misguided pilot", {"pooled_recall": 0.14}),
     ],
 )
 def test_intervals_hold_the_truth_and_are_as_narrow_as_promised(
@@ -64,7 +73,7 @@ def test_single_passages_tell_more_than_whole_requests_for_the_same_grades() -> 
         outcomes(one, [month(one, seed) for seed in range(25)])
         for one in (case, replace(case, whole=True))
     )
-    for metric, share in (("precision", 0.75), ("udcg", 0.60), ("mrr", 0.45)):
+    for metric, share in (("precision", 0.75), ("udcg", 0.60), ("served_mrr", 0.45)):
         ratio = (joint_design[metric].half_width or 1.0) / (whole[metric].half_width or 1.0)
         assert ratio**2 <= share, metric
 

@@ -189,7 +189,7 @@ def test_the_narrowest_window_that_has_an_estimate_is_shown_of_each_metric() -> 
         Window.UP_TO_LABELS: (known, known, none, too_few),
         Window.ALL_RETAINED: (known, known, known, too_few),
     }
-    metrics = (Metric.PRECISION, Metric.UDCG, Metric.RECALL, Metric.MRR)
+    metrics = (Metric.PRECISION, Metric.UDCG, Metric.POOLED_RECALL, Metric.SERVED_MRR)
     estimates = {
         window: {**dict.fromkeys(Metric, none), **dict(zip(metrics, found, strict=True))}
         for window, found in by_window.items()
@@ -264,12 +264,12 @@ def test_labels_say_nothing_certain_of_what_was_answered_after_their_export(
     everything, before = (
         found.estimates[each] for each in (Window.ALL_RETAINED, Window.UP_TO_LABELS)
     )
-    assert everything[Metric.PRECISION].value is everything[Metric.MRR].value is None
+    assert everything[Metric.PRECISION].value is everything[Metric.SERVED_MRR].value is None
     assert found.populations[Window.UP_TO_LABELS].judged == 1_000
     precision = before[Metric.PRECISION]
     assert precision.method == "joint"
     assert precision.lower <= truth[:10_000].mean() <= precision.upper
-    assert before[Metric.MRR].value is not None
+    assert before[Metric.SERVED_MRR].value is not None
 
 
 @pytest.mark.parametrize("moved", [3 * 86_400.0, -3 * 86_400.0])
@@ -331,7 +331,7 @@ def test_without_labels_of_its_own_a_window_shows_nothing(
     recent = found.estimates[Window.RECENT]
     raw = found.judge_estimates[Window.RECENT][Metric.PRECISION]
     assert not raw.lower <= truth[20_000:].mean() <= raw.upper
-    assert recent[Metric.PRECISION].value is recent[Metric.MRR].value is None
+    assert recent[Metric.PRECISION].value is recent[Metric.SERVED_MRR].value is None
     assert (found.populations[Window.RECENT].judged, found.populations[Window.RECENT].labelled) == (
         1_000,
         0,

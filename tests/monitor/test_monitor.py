@@ -59,10 +59,10 @@ def test_estimates_of_a_wholly_judged_stream_are_its_exact_means() -> None:
     live = Watching(LabelJudge(qrels), rates=EVERYTHING)
     live.watch(*[make_context(POOL, 3, query=query) for query in qrels])
     estimates = live.monitor.estimates()
-    assert estimates[Metric.RECALL].value == 2 / 4
-    assert estimates[Metric.MRR].value == pytest.approx((1.0 + 0.5 + 0.0 + 0.0) / 4)
+    assert estimates[Metric.POOLED_RECALL].value == 2 / 4
+    assert estimates[Metric.SERVED_MRR].value == pytest.approx((1.0 + 0.5 + 0.0 + 0.0) / 4)
     assert estimates[Metric.PRECISION].value == pytest.approx(2 / 12)
-    assert (estimates[Metric.MRR].n, estimates[Metric.UDCG].n) == (4, 4)
+    assert (estimates[Metric.SERVED_MRR].n, estimates[Metric.UDCG].n) == (4, 4)
     assert live.monitor.estimates(Window.ALL_RETAINED) == estimates
 
 
@@ -111,7 +111,7 @@ def test_ranks_are_the_decisions_whatever_the_order_of_presentation() -> None:
     live = Watching(LabelJudge({"q": {"p0": 1}}), rates=EVERYTHING)
     context = make_context(POOL, 3)
     live.watch(*[replace(context, passages=context.passages[::-1])] * 2)
-    assert live.monitor.estimates()[Metric.MRR].value == 1.0
+    assert live.monitor.estimates()[Metric.SERVED_MRR].value == 1.0
 
 
 def test_in_shadow_mode_it_is_the_served_passages_that_are_watched() -> None:
@@ -119,13 +119,13 @@ def test_in_shadow_mode_it_is_the_served_passages_that_are_watched() -> None:
     served = make_context(POOL, 3).passages
     live.watch(*[replace(make_context(POOL, 1), passages=served, mode=Mode.SHADOW)] * 2)
     found = live.monitor.estimates()
-    assert (found[Metric.RECALL].value, found[Metric.MRR].value) == (1.0, 0.5)
+    assert (found[Metric.POOLED_RECALL].value, found[Metric.SERVED_MRR].value) == (1.0, 0.5)
 
 
 def test_an_empty_context_has_neither_a_rank_nor_a_precision() -> None:
     live = Watching(LabelJudge({"q": {"p1": 1}}), rates=EVERYTHING)
     live.watch(make_context(POOL, 0), make_context(POOL, 0))
-    assert live.monitor.estimates()[Metric.MRR].value is None
+    assert live.monitor.estimates()[Metric.SERVED_MRR].value is None
     assert live.monitor.estimates()[Metric.PRECISION].value is None
 
 
@@ -393,8 +393,8 @@ def test_settings_that_cannot_work_are_refused() -> None:
         Watching(ScriptedJudge(), window_seconds=0.0)
     with pytest.raises(ConfigurationError, match="min_n 1"):
         Watching(ScriptedJudge(), min_n=1)
-    with pytest.raises(ConfigurationError, match=r"max_width 0\.0 of mrr"):
-        Watching(ScriptedJudge(), max_width={Metric.MRR: 0.0})
+    with pytest.raises(ConfigurationError, match=r"max_width 0\.0 of served_mrr"):
+        Watching(ScriptedJudge(), max_width={Metric.SERVED_MRR: 0.0})
     with pytest.raises(ConfigurationError, match=r"dropped_rate 1\.5"):
         JudgingRates(dropped_rate=1.5)
     with pytest.raises(ConfigurationError, match="at least"):

@@ -40,22 +40,27 @@ def requests(draw: st.DrawFn) -> JudgedRequest:
         session_id=draw(st.sampled_from([None, "s1", "s2"])),
         recall_loss=draw(st.none() | st.floats(0, 1)),
         partial_pool_relevant=draw(st.sampled_from([None, 0, 2])),
+        recall=draw(st.sampled_from([None, 0.0, 0.5, 1.0])),
     )
 
 
 def valid(request: JudgedRequest) -> bool:
     """Whether a pool was judged only where it could be."""
-    found = (request.pool_relevant, request.partial_pool_relevant)
+    found = (request.pool_relevant, request.partial_pool_relevant, request.recall)
     was_judged = request.dropped_probability > 0 or request.dropped_relevant is None
-    return was_judged and (request.full_pool_probability > 0 or found == (None, None))
+    return was_judged and (request.full_pool_probability > 0 or found == (None, None, None))
 
 
 def defined(request: JudgedRequest, metric: Metric) -> tuple[float, float, float] | None:
     """A metric's numerator, denominator and inclusion probability, as they are defined."""
     kept, dropped = request.kept_relevant, request.dropped_relevant
     if metric is Metric.RECALL:
+        chance = request.full_pool_probability
+        share = request.recall
+        return None if share is None else (share / chance, 1.0 / chance, chance)
+    if metric is Metric.POOLED_RECALL:
         return None if dropped is None else (kept, kept + dropped, request.dropped_probability)
-    if metric is Metric.MRR:
+    if metric is Metric.SERVED_MRR:
         return (defined_rr(request), 1.0, 1.0) if request.grades else None
     value = {
         Metric.UDCG: udcg(request.utilities).value,

@@ -20,8 +20,8 @@ ROWS = (OVERVIEW, QUALITY, TOKENS, ALARMS, CONTEXT, ASSESSOR, TRAFFIC, STAGES, S
 _FIRST = {
     "Quality of live traffic": (
         "UDCG, strict",
-        "Recall of the pool",
-        "MRR",
+        "Recall, all pools together",
+        "MRR of the served",
         "From shadow to enforce",
         "Requests and grades still needed",
         "Active alarms",

@@ -61,7 +61,7 @@ OVERVIEW = Row(
                     f"{title} of live traffic, over the narrowest window that has an estimate.",
                     {title: f"max ({shown('ctxguard_estimate', metric)})"},
                 )
-                for metric, title in (("recall", "Recall"), ("harm", "Harm"))
+                for metric, title in (("pooled_recall", "Pooled recall"), ("harm", "Harm"))
             ],
             (
                 5,
@@ -119,8 +119,16 @@ TOKENS = Row(
 )
 QUALITY = Row(
     "Quality of live traffic",
-    _band("recall", "Recall of the pool", "Share of the pools' relevant passages served."),
-    _band("mrr", "MRR", "Mean reciprocal rank over requests that were served any passage."),
+    _band(
+        "pooled_recall",
+        "Recall, all pools together",
+        "Share of the pools' relevant passages served, all requests together.",
+    ),
+    _band(
+        "served_mrr",
+        "MRR of the served",
+        "Mean reciprocal rank over requests that were served any passage.",
+    ),
     _band("udcg", "UDCG, strict", "Gain less harm, per request; every passage counts."),
     _band(
         "precision",

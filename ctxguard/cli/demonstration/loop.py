@@ -253,8 +253,8 @@ def _truth(
         udcgs.append(_strict_udcg(served_ids, _labels(dataset, query_id)))
         precisions.append(precision_at_k(grades))
     means = {
-        Metric.RECALL: n_kept_relevant / n_relevant if n_relevant else None,
-        Metric.MRR: mean(reciprocal_ranks).value,
+        Metric.POOLED_RECALL: n_kept_relevant / n_relevant if n_relevant else None,
+        Metric.SERVED_MRR: mean(reciprocal_ranks).value,
         Metric.UDCG: mean(udcgs).value,
         Metric.PRECISION: mean(precisions).value,
     }

@@ -330,8 +330,8 @@ def joint_estimates(sums: Sums, grades: Grades, model: Model, min_n: int) -> dic
     }
     for metric, (numerator, denominator) in QUOTIENTS.items():
         is_ratio = denominator.shape == numerator.shape
-        n, effective, counted = counts[metric is Metric.MRR]
-        if metric is Metric.RECALL:
+        n, effective, counted = counts[metric is Metric.SERVED_MRR]
+        if metric is Metric.POOLED_RECALL:
             n_dropped = float(np.count_nonzero(grades.passages["rank"] == 0))
             effective = counted = min(counted, n_dropped)
         effective = min(n, effective)
@@ -527,11 +527,11 @@ def _contributions(grades: Grades, model: Model) -> tuple[FloatArray, FloatArray
 _QUANTITY, _COLUMN = np.eye(N_QUANTITIES), np.eye(N_COLUMNS)
 QUOTIENTS: Mapping[Metric, tuple[FloatArray, FloatArray]] = {
     Metric.PRECISION: (_QUANTITY[PRECISION], _COLUMN[ANY_SERVED]),
-    Metric.MRR: (_QUANTITY[RANK], _COLUMN[ANY_SERVED]),
+    Metric.SERVED_MRR: (_QUANTITY[RANK], _COLUMN[ANY_SERVED]),
     Metric.GAIN: (_QUANTITY[GAIN], _COLUMN[ONE]),
     Metric.HARM: (_QUANTITY[HARM], _COLUMN[ONE]),
     Metric.UDCG: (_QUANTITY[GAIN] - _QUANTITY[HARM], _COLUMN[ONE]),
-    Metric.RECALL: (_QUANTITY[KEPT], _QUANTITY[POOL]),
+    Metric.POOLED_RECALL: (_QUANTITY[KEPT], _QUANTITY[POOL]),
 }
 """The metrics that people's labels correct: the numerator, of the quantities of a request; and the
 denominator, of these or of the columns of ``basis``."""

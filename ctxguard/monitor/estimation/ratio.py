@@ -90,7 +90,8 @@ class Precision:
         """Return the estimates; one whose interval is too wide says only how many n it needs.
 
         >>> wide = Estimate(0.5, 0.3, 0.7, 100, "normal")
-        >>> Precision(max_width={Metric.MRR: 0.2}).checked({Metric.MRR: wide})[Metric.MRR].n_needed
+        >>> strict = Precision(max_width={Metric.PRECISION: 0.2})
+        >>> strict.checked({Metric.PRECISION: wide})[Metric.PRECISION].n_needed
         400
         """
         found = dict(estimates)

@@ -73,6 +73,8 @@ def judged_request(
     # Missing verdicts are treated as missing at random.
     cells = cells / share if is_observed else np.zeros((2, 2))
     full_pool = rates.dropped_rate == 1.0 or record.has_full_pool(has_hit=has_hit)
+    # Pools judged only where nothing relevant was served would show a recall of 0.
+    has_recall = full_pool and not is_missing and rates.full_pool_probability(has_hit=True) > 0.0
     return JudgedRequest(
         probability=record.probability if probability is None else probability,
         grades=grades,
@@ -87,6 +89,9 @@ def judged_request(
         missing=tuple([place for place, one in enumerate(of_served) if not one.judged]),
         dropped=tuple(cells.ravel().tolist()),
         scores=tuple([verdict.score for verdict in of_served]),
+        recall=sum([grade > 0 for grade in grades]) / n_relevant
+        if has_recall and n_relevant
+        else None,
     )
 
 

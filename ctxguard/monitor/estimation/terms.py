@@ -24,10 +24,13 @@ class Metric(StrEnum):
     """An estimated metric. A closed set: it labels a metric."""
 
     RECALL = "recall"
+    """Mean over requests of the share of the pool's relevant passages that was served, from the
+    requests whose whole pool was judged. People's grades of single passages do not correct it."""
+    POOLED_RECALL = "pooled_recall"
     """Share of the pools' relevant passages that were served, all requests taken together."""
-    MRR = "mrr"
+    SERVED_MRR = "served_mrr"
     """Mean reciprocal rank of the served passages over requests that were served any; 0 where none
-    of them is relevant."""
+    of them is relevant, whether the pool held one or not."""
     UDCG = "udcg"
     GAIN = "gain"
     HARM = "harm"
@@ -65,6 +68,9 @@ class JudgedRequest:
             nearer ones that are not relevant and that are, then the same of the farther ones.
         scores: The judge's P(relevant) of the served passages, in (0, 1), None where it gave none;
             empty of a judge that gives none.
+        recall: Share of the pool's relevant passages that was served; None if the pool was not
+            judged in full, would not have been had something relevant been served, or holds nothing
+            relevant.
     """
 
     probability: float
@@ -80,6 +86,7 @@ class JudgedRequest:
     missing: tuple[int, ...] = ()
     dropped: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
     scores: tuple[float | None, ...] = ()
+    recall: float | None = None
 
     @property
     def kept_relevant(self) -> int:
@@ -153,6 +160,7 @@ _NUMBERS = (
     "full_pool_probability",
     "recall_loss",
     "partial_pool_relevant",
+    "recall",
     "n_served",
     *DROPPED,
 )
@@ -225,7 +233,7 @@ def term(metric: Metric, table: Table) -> tuple[FloatArray, FloatArray, FloatArr
 
     >>> request = JudgedRequest(0.1, (0, 1), (-0.5, 1.0), 5.0, 0.2, None, 0.0)
     >>> table = table_of(request.to_row())
-    >>> [column.tolist() for column in term(Metric.RECALL, table)]
+    >>> [column.tolist() for column in term(Metric.POOLED_RECALL, table)]
     [[1.0], [6.0], [0.2]]
     """
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -254,18 +262,26 @@ def request_terms(table: Table) -> tuple[FloatArray, FloatArray]:
 
 
 def _recall(table: Table) -> _Columns:
+    # A whole pool stands for those that were not chosen to be judged in full.
+    chance = table["full_pool_probability"]
+    weight = np.where(np.isnan(table["recall"]), np.nan, 1.0 / chance)
+    return weight * table["recall"], weight, chance
+
+
+def _pooled_recall(table: Table) -> _Columns:
     kept = table["kept_relevant"]
     return kept, kept + table["dropped_relevant"], table["dropped_probability"]
 
 
-def _reciprocal_rank(table: Table) -> _Columns:
+def _served_reciprocal_rank(table: Table) -> _Columns:
     served = np.where(np.isnan(table["precision"]), np.nan, 1.0)
     return served * table["reciprocal_rank"], served, 1.0
 
 
 _TERMS: Mapping[Metric, Callable[[Table], _Columns]] = {
     Metric.RECALL: _recall,
-    Metric.MRR: _reciprocal_rank,
+    Metric.POOLED_RECALL: _pooled_recall,
+    Metric.SERVED_MRR: _served_reciprocal_rank,
     Metric.UDCG: lambda table: (table["gain"] - table["harm"], 1.0, 1.0),
 }
 """The metrics that are not the mean of a column of their own name."""

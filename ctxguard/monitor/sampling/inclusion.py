@@ -66,14 +66,13 @@ class JudgingRates:
     """How much of what was dropped is judged, beside all that was served. Rates lie in [0, 1].
 
     Attributes:
-        dropped_rate: The probability with which each dropped passage is judged by itself. Recall
-            rests on it.
+        dropped_rate: The probability with which each dropped passage is judged by itself. Pooled
+            recall rests on it.
         full_pool_rate: The probability with which all dropped passages of a request are judged.
-            Recalibration rests on it.
+            Recalibration and the mean recall of requests rest on it.
         full_pool_rate_if_no_hit: The same for a request that was served nothing relevant, no
-            lower than ``full_pool_rate``. MRR rests on it: whether such a request counts as 0 or
-            not at all can only be told from its full pool. These requests are few; below 1 each
-            stands for others, and the interval widens and covers less well.
+            lower than ``full_pool_rate``: whether the pool held anything can only be told from all
+            of it. These requests are few.
         baseline_rate: The probability with which all of the retriever's first ``baseline_k`` are
             judged. The recall loss that a certificate bounds, and so the alarm, rests on it.
         baseline_k: What the certificate's recall loss is relative to, ≥ 1.

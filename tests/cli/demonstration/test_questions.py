@@ -66,5 +66,5 @@ def test_the_true_mrr_is_over_all_requests_as_the_estimate_is() -> None:
 
     truth = loop._truth(served, dataset, {"a question": "q"})
 
-    assert truth[Metric.MRR] == 0.5
-    assert loop._truth(served[1:], unanswerable, {"a question": "q"})[Metric.MRR] == 0.0
+    assert truth[Metric.SERVED_MRR] == 0.5
+    assert loop._truth(served[1:], unanswerable, {"a question": "q"})[Metric.SERVED_MRR] == 0.0
