@@ -202,8 +202,11 @@ class GraphModel(ABC):
                 if self._requested is not None:
                     raise
                 # Only the probes were computed, so that no message quotes a request.
-                log = _log.info if isinstance(error, MissingExtraError) else _log.warning
-                log("%s does not run on openvino (%s)", self.name, str(error)[:300])
+                reason = str(error)[:300]
+                if isinstance(error, MissingExtraError):
+                    _log.info("%s does not run on openvino (%s)", self.name, reason)
+                else:
+                    _log.warning("%s does not run on openvino (%s)", self.name, reason)
         graph = self._in_torch(None)
         _log.info("%s runs on torch", self.name)
         return graph
