@@ -411,7 +411,7 @@ def test_without_openvino_torch_is_used_and_the_log_says_what_to_install(
     with caplog.at_level(logging.INFO):
         assert Encoder(cache=cache).runtime == "torch"
     assert "runs on torch" in caplog.text
-    assert "ctxguard-rag[fast]" in caplog.text
+    assert f"the extra fast: {install_line('fast')}" in caplog.text
 
 
 @pytest.mark.usefixtures("without_openvino")
