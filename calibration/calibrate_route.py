@@ -57,6 +57,10 @@ TIGHT = 0.05
 ORDERING_SHARE = 0.4
 """With a promise: share of the choosing queries that fits and orders; the rest tests."""
 
+FEWEST_FOLDS = 0.5
+"""Where at most this share of the queries is measured by a choice, their figures are today's own,
+and nothing is enforced by them."""
+
 SIZES: tuple[Context, ...] = get_args(Context)
 """What a context may cost, from the least."""
 
@@ -394,7 +398,11 @@ class LabelledRoute:
         else:
             order, n_kept = among.contexts(rule, self.settings.serving_k)
             option = self.option(name, policy, order, np.arange(order.shape[1]) < n_kept[:, None])
-        return replace(option, verdict=self.judged(option.metrics))
+        judged = self.judged(option.metrics)
+        vacuous = not self.held_out and among.share_chosen(rule) <= FEWEST_FOLDS
+        if vacuous and judged.decision == "enforce":
+            judged = RouteVerdict(decision="shadow", n=judged.n, **self._limits)
+        return replace(option, verdict=judged)
 
     def _measured_option(self, name: str, policy: Policy) -> Option:
         """Measure a policy on the queries that measure, in which they had no part."""

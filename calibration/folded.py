@@ -59,14 +59,27 @@ class Folded:
         depth = grid.reached.shape[1]
         order = np.tile(np.arange(depth), (len(self.fold), 1))
         n_kept = np.minimum(grid.labels.retrieved.sum(axis=1), serving_k)
-        numbers = np.unique(self.fold).tolist()
-        for number in numbers if len(numbers) > 1 else ():
-            place = choose(self.sums.without(number))
-            if place is None:
-                continue
+        for number, index in self._by_others(choose).items():
             rows = self.fold == number
             own = grid.rows(np.flatnonzero(rows))
-            n_kept[rows] = own.kept([self.tried[place]])[:, 0]
+            n_kept[rows] = own.kept([index])[:, 0]
             if own.order is not None:
                 order[rows] = own.order
         return order, n_kept
+
+    def share_chosen(self, choose: Choose) -> float:
+        """Return the share of the queries for which the other folds choose something, in [0, 1].
+
+        Where few do, the contexts are today's, and say nothing of the choice of all queries.
+        """
+        return float(np.isin(self.fold, [*self._by_others(choose)]).mean())
+
+    def _by_others(self, choose: Choose) -> dict[int, GridIndex]:
+        """Return what the others choose for each fold; a fold is left out where that is nothing."""
+        numbers = np.unique(self.fold).tolist()
+        found = {}
+        for number in numbers if len(numbers) > 1 else ():
+            place = choose(self.sums.without(number))
+            if place is not None:
+                found[number] = self.tried[place]
+        return found

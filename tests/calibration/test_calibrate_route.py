@@ -30,6 +30,7 @@ from calibration.calibrate_route import (
 from calibration.certify import Promise
 from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import per_query
+from calibration.folded import Folded
 from calibration.grid import ratio_grid
 from calibration.pool_labels import label
 from calibration.replay import replay
@@ -200,6 +201,15 @@ class TestVerdict:
         assert kept[:, :5].all()
         assert kept.sum(axis=1).mean() > 5
         assert route.policy.min_keep == 5 or not verdict.extends
+
+    def test_a_choice_that_no_fold_makes_is_not_enforced(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """All labels choose, four fifths of them nothing: what was measured is today's."""
+        monkeypatch.setattr(Folded, "share_chosen", lambda *_: 0.2)
+        verdict = outcome_of(calibrate(*simulate(60, noise=0.1, relevant=8))).profile.verdict
+        assert (verdict.decision, verdict.value) != ("enforce", 0.0)
+        assert verdict.decision == "shadow" or verdict.extends
 
     def refuted(self, asked: Settings) -> RouteOutcome:
         """A calibration whose held-out queries have their relevant passages at the end."""

@@ -46,6 +46,17 @@ def test_one_group_of_questions_measures_nothing() -> None:
     folded = folded_of(1)
     _, n_kept = folded.contexts(lambda _: 0, 5)
     assert n_kept.tolist() == [5]
+    assert folded.share_chosen(lambda _: 0) == 0.0
+
+
+def test_it_says_how_many_queries_a_choice_has_measured() -> None:
+    folded = folded_of(60)
+    first = folded.sums.without(0).gain
+    chosen_for_one = folded.share_chosen(
+        lambda sums: 0 if np.array_equal(sums.gain, first) else None
+    )
+    assert chosen_for_one == (folded.fold == 0).mean()
+    assert folded.share_chosen(lambda _: 0) == 1.0
 
 
 def test_the_labels_of_a_query_have_no_part_in_its_own_choice() -> None:
