@@ -43,9 +43,9 @@ SOURCES = {
 _HAVE_NO_EFFECT = {
     "index": ("score_kind", "fingerprint", "candidates"),
     "engine": ("score_kind", "fingerprint", "candidates", "reranker"),
-    "retriever": ("candidates", "reranker", "ranker"),
-    "run": ("candidates", "reranker", "ranker"),
-    "rerank_upstream": ("fingerprint", "reranker", "ranker"),
+    "retriever": ("candidates", "reranker"),
+    "run": ("candidates", "reranker"),
+    "rerank_upstream": ("fingerprint", "reranker"),
 }
 _UPSTREAM_KEY = "CTXGUARD_UPSTREAM_KEY"
 _UPSTREAM_SECONDS = 60.0
