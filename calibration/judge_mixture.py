@@ -119,7 +119,8 @@ def _learned(
 ) -> JudgeRates:
     """Learn rates from graded candidates, shrunk towards those assumed."""
     of_relevant, of_others = verdicts[grades == 1], verdicts[grades == 0]
-    sensitivity = _shrunk(of_relevant, assumed.sensitivity)
+    # A judge that hardly ever says yes leaves room for a rate below its own.
+    sensitivity = max(_shrunk(of_relevant, assumed.sensitivity), 2.0 * _LEAST_GAP)
     false_yes = min(_shrunk(of_others, assumed.false_yes), sensitivity - _LEAST_GAP)
     slope = 0.0
     near = nearness[grades == 0]

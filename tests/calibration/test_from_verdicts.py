@@ -83,6 +83,14 @@ def test_a_judge_that_errs_on_near_misses_has_a_slope() -> None:
     assert fit_mixture(features, said, grades, IDS)[1].slope > 0.5
 
 
+def test_a_judge_that_never_finds_what_is_relevant_has_rates_all_the_same() -> None:
+    features, relevant = simulated()
+    grades = relevant.astype(np.int8)
+    found, rates = fit_mixture(features, np.zeros(relevant.size, bool), grades, IDS)
+    assert 0.0 < rates.false_yes < rates.sensitivity
+    assert np.isfinite(found).all()
+
+
 def test_a_false_yes_is_always_rarer_than_a_right_one() -> None:
     rates = JudgeRates(sensitivity=0.6, false_yes=0.4, slope=5.0)
     assert rates.of_irrelevant(np.array([-3.0, 0.0, 3.0])).max() == pytest.approx(0.5)
