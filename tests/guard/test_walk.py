@@ -121,25 +121,25 @@ def test_filtering_hits_calls_few_functions() -> None:
     hits = [Hit(f"p{i}", 1.0 - i / 100, f"text {i}") for i in range(20)]
     guard = guard_of(score_kind="cosine")
     calls = walk(lambda: guard.filter(QUERY, hits))
-    assert len(calls) <= 25, shown(calls)
-    assert len(set(calls)) <= 22
+    assert len(calls) <= 26, shown(calls)
+    assert len(set(calls)) <= 23
 
 
 def test_a_hybrid_search_calls_few_functions(hybrid: list[Call]) -> None:
-    assert len(hybrid) <= 64, shown(hybrid)
-    assert len(set(hybrid)) <= 55
+    assert len(hybrid) <= 65, shown(hybrid)
+    assert len(set(hybrid)) <= 56
 
 
 def test_a_hybrid_search_with_signals_calls_few_functions(retriever: HybridRetriever) -> None:
     guard = guard_of(retriever)
     calls = walk(lambda: guard.retrieve(QUERY))
-    assert len(calls) <= 125, shown(calls)
-    assert len(set(calls)) <= 81
+    assert len(calls) <= 126, shown(calls)
+    assert len(set(calls)) <= 82
 
 
 def test_the_guards_part_of_it_is_short(hybrid: list[Call]) -> None:
     own = [call for call in hybrid if call[0].startswith(OF_THE_GUARD)]
-    assert len(own) <= 22, shown(own)
+    assert len(own) <= 23, shown(own)
 
 
 def test_nothing_of_the_guards_part_is_called_for_every_passage(hybrid: list[Call]) -> None:
@@ -183,8 +183,8 @@ def test_a_rerank_request_calls_few_functions() -> None:
         for _ in range(4):
             assert client.post("/rerank", json=body).status_code == 200
     print(shown(calls))  # noqa: T201  with -s
-    assert len(calls) <= 47, shown(calls)
-    assert len(set(calls)) <= 43
+    assert len(calls) <= 48, shown(calls)
+    assert len(set(calls)) <= 44
 
 
 def test_the_way_from_a_sample_to_its_metric_calls_few_functions() -> None:
@@ -223,8 +223,8 @@ def test_the_way_from_a_sample_to_its_metric_calls_few_functions() -> None:
         exported = [line.split("{")[0] for line in sampled().splitlines() if line[0] != "#"]
     assert "ctxguard_judge_estimate" in exported
     assert len({*exported}) >= 25
-    assert len(calls) <= 1_417, shown(calls)
-    assert len({*calls}) <= 334
+    assert len(calls) <= 1_458, shown(calls)
+    assert len({*calls}) <= 337
     assert len({file for file, _ in calls}) <= 50
 
 
@@ -235,4 +235,4 @@ def test_the_way_from_labels_to_a_profile_calls_few_functions(retriever: HybridR
     calls: set[Call] = set()
     with noting(calls):
         calibrate(retriever, dataset)
-    assert len(calls) <= 321
+    assert len(calls) <= 332
