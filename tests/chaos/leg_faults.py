@@ -110,7 +110,7 @@ def lexical_index_is_missing(folder: Path, size: Size) -> Result:
     n = serving.by_size(40, 400)
     before = answered(serving.serve(n))
     built.retriever.save(index)
-    for file in index.glob("generation-*/segment_0/lexical*"):
+    for file in index.glob("generation-*/lexical*"):
         file.unlink()
     refused = watcher.check()
     with_last_good = answered(serving.serve(n))

@@ -197,7 +197,7 @@ class ServingProcess:
         self.guard = ContextGuard(
             self.retriever, sampler=self.sampler, telemetry=self.telemetry, **settings
         )
-        # As in a server: the compiled loops and the model are loaded before the fault.
+        # As in a server: the model is loaded before the fault.
         self.retriever.warm_up()
 
     def _faulty_lexical_leg(self) -> Fault:
@@ -207,8 +207,8 @@ class ServingProcess:
         """
         assert self.retriever is not None
         fault, lexical = Fault(), cast(Any, self.retriever.generation.lexical)
-        words = lexical.words
-        lexical.words = lambda query: fault.run(lambda: words(query))
+        numbers = lexical.numbers
+        lexical.numbers = lambda query: fault.run(lambda: numbers(query))
         return fault
 
     @property
