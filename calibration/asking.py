@@ -100,7 +100,7 @@ class RecordedAnswers:
 
 
 @dataclass(frozen=True)
-class _Answered:
+class _AnsweredPools:
     """Queries with P and answers, as columns; candidates as in the pools.
 
     Attributes:
@@ -226,7 +226,7 @@ class _Choice:
     n_kept: IntArray
 
 
-def _choose(route: LabelledRoute, fitted: Fitted, own: _Answered, price: float) -> _Choice:
+def _choose(route: LabelledRoute, fitted: Fitted, own: _AnsweredPools, price: float) -> _Choice:
     """Choose (k, t) with the answers that are worth asking for at the former, twice."""
     by_fold = [(inside, own.fitted(others)) for inside, others in folds(own.labels.groups)]
 
@@ -254,7 +254,7 @@ def _choose(route: LabelledRoute, fitted: Fitted, own: _Answered, price: float) 
 
 
 def _on_held_out(
-    found: _Choice, fitted: Fitted, own: _Answered, model: AnswerModel, price: float
+    found: _Choice, fitted: Fitted, own: _AnsweredPools, model: AnswerModel, price: float
 ) -> _Choice:
     """Measure the same choice on the held-out queries."""
     policy = found.policy
@@ -267,7 +267,7 @@ def _on_held_out(
 
 
 def _updated(
-    own: _Answered,
+    own: _AnsweredPools,
     models: Iterable[tuple[IntArray, AnswerModel | None]],
     settings: tuple[int, float],
     price: float,
@@ -296,7 +296,7 @@ def _updated(
 def _with_verdict(
     outcome: RouteOutcome,
     asking: Asking,
-    parts: Sequence[_Answered],
+    parts: Sequence[_AnsweredPools],
     model: AnswerModel,
     found: _Choice,
 ) -> RouteOutcome:
@@ -346,7 +346,7 @@ def _asked(
     texts: Mapping[str, str],
     asking: Asking,
     progress: Progress,
-) -> _Answered:
+) -> _AnsweredPools:
     """Ask about the first candidates by P of every query."""
     names = asking.stage.assessor.names
     answers = {name: np.full(chances.shape, np.nan) for name in names}
@@ -371,7 +371,7 @@ def _asked(
             f"the assessor gave no answer about {failed} of {len(pools)} queries; see whether it "
             "can be reached, and that it answers in time"
         )
-    return _Answered(pools, labels, chances, answers, places, n_asked, cost or None, names[0])
+    return _AnsweredPools(pools, labels, chances, answers, places, n_asked, cost or None, names[0])
 
 
 def _patiently(asking: Asking, question: Question) -> Assessment:

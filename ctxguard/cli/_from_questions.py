@@ -42,7 +42,7 @@ _HOW_TO_GRADE = (
 )
 
 
-class _Judged(NamedTuple):
+class _JudgedQuestions(NamedTuple):
     """Judged questions, and the profile that people's grades allow."""
 
     table: "JudgedTable"
@@ -111,7 +111,7 @@ def _judged(
     output: Output,
     *,
     is_synthetic: bool,
-) -> _Judged | None:
+) -> _JudgedQuestions | None:
     """Judge what is left, and fit a profile if people graded enough; None without a judge."""
     from calibration.from_verdicts import calibrate_from_verdicts
     from calibration.judged_questions import (
@@ -155,7 +155,7 @@ def _judged(
             table = _table(questions, verdicts, dataset, chosen, judge.max_grade)
             if table.is_corrected:
                 made = calibrate_from_verdicts(opened, dataset, verdicts, chosen, passes=begin)
-    return _Judged(table, made, questions)
+    return _JudgedQuestions(table, made, questions)
 
 
 def _table(

@@ -19,7 +19,7 @@ from ctxguard.core.types import Route
 
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
-    from ctxguard.cli.demonstration.loop import MonitoredTraffic, Question, Questions
+    from ctxguard.cli.demonstration.loop import MonitoredTraffic, Questions, ShownQuestion
     from ctxguard.core.types import Passage
 
 _SCRAPED = re.compile(r'ctxguard_estimate\{.*metric="udcg",window="recent"|ctxguard_requests_total')
@@ -101,7 +101,7 @@ def _show_questions(output: Output, questions: "Questions") -> None:
         output.out.print(rows)
 
 
-def _passages(question: "Question", passages: "Sequence[Passage]") -> Text:
+def _passages(question: "ShownQuestion", passages: "Sequence[Passage]") -> Text:
     """Print the marked passages of a context by name, and how many others there are."""
     names = []
     for passage in passages:

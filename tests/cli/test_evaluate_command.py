@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from household import write_collection, write_jsonl
 from running import Run, figures
 
 from ctxguard.profile.schema import Profile
-from ctxguard.retrieval.signals.ranker import Ranker
 
 pytestmark = pytest.mark.model
 
@@ -282,11 +280,3 @@ class TestWorth:
             (positives, "the labels hold relevant passages only"),
         ):
             assert " ".join(show(data=data).split()).count(line) == 1
-
-
-def test_another_ranker_makes_another_system(evaluate: Evaluate, tmp_path: Path) -> None:
-    own = replace(Ranker.default(), trained_on=("household",))
-    own.save(tmp_path / "ranker.json")
-    assert Ranker.default().digest() in evaluate()["fingerprint"]["fusion"]
-    found = evaluate(ranker=str(tmp_path / "ranker.json"))["fingerprint"]["fusion"]
-    assert own.digest() in found

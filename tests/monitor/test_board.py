@@ -91,12 +91,13 @@ class Service:
         rates = JudgingRates(dropped_rate=1.0, baseline_rate=1.0, baseline_k=5, full_pool_rate=1.0)
         given = {"rates": rates, "lookup": lambda name: Passage(name, "text")}
         self.live = Watching(
-            LabelJudge(QRELS), watched=WatchedProfile(AlarmState(PROFILE)), **given
+            LabelJudge(QRELS), watched=WatchedProfile(AlarmState(PROFILE)), min_n=60, **given
         )
         self.errs = Watching(PaidOpinion(QRELS), **given)
         for name, each in (("m exact", self.live), ("m errs", self.errs)):
             MonitorCollector(each.monitor, self.registries[name], price_per_million=2.5)
         self.guard = self._guard(lambda _query, *, depth: HITS[:depth])
+        self.enforcing = self._guard(lambda _query, *, depth: HITS[:depth], mode="enforce")
         self.failing = self._guard(self._fail)
         self.answered = 0
         self.set_clock(start - DAY_SECONDS - 5_000.0)
@@ -124,7 +125,8 @@ class Service:
         for _ in range(n):
             query = QUERIES[self.answered % len(QUERIES)]
             self.answered += 1
-            context = self.guard.retrieve(query, request_id=f"r{self.answered}")
+            guard = self.enforcing if self.answered % 2 else self.guard
+            context = guard.retrieve(query, request_id=f"r{self.answered}")
             self.live.serve(context)
             self.errs.serve(context)
         for each in (self.live, self.errs):
@@ -252,6 +254,7 @@ def test_a_panel_shows_data(hour: Hour, panel: dict[str, Any]) -> None:
 
 ABSENT = {
     "From shadow to enforce": {"{{route}}: days needed"},
+    "Requests and grades still needed": {"{{metric}}"},
 }
 """Series that this hour has no reason for, by panel: nobody labels, and its requests suffice."""
 

@@ -6,6 +6,7 @@ import pytest
 
 from calibration.data.readers import read_beir, read_corpus
 from ctxguard.core.metrics.relevance import ndcg
+from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.index.lexical import Bm25sIndex
 
 
@@ -13,7 +14,7 @@ from ctxguard.retrieval.index.lexical import Bm25sIndex
 def test_bm25_reaches_its_known_ndcg_on_the_claims_that_have_evidence(shared_data: Path) -> None:
     folder = shared_data / "scifact"
     corpus, dataset = list(read_corpus(folder / "corpus.jsonl")), read_beir(folder)
-    index = Bm25sIndex.build([passage.text for passage in corpus])
+    index = Bm25sIndex.build([passage.text for passage in corpus], ENGLISH)
     values = []
     for query in dataset.queries:
         grades = dataset.qrels[query.query_id]

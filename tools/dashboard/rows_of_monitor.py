@@ -14,16 +14,19 @@ from tools.dashboard.promql import (
 from tools.dashboard.rows_of_guard import SHARE_ASKED
 
 
-def _band(metric: str, title: str, description: str) -> Panel:
+def _band(metric: str, title: str, description: str, *, of_any_judge: bool = True) -> Panel:
+    """Draw an estimate; ``of_any_judge`` unless only a judge without errors can show it."""
+    queries = {
+        ESTIMATE: f"max ({shown('ctxguard_estimate', metric)})",
+        LOWER: f"min ({shown('ctxguard_estimate_lower', metric)})",
+        UPPER: f"max ({shown('ctxguard_estimate_upper', metric)})",
+    }
+    if of_any_judge:
+        queries[UNCORRECTED] = f"max ({shown('ctxguard_judge_estimate', metric)})"
     return Panel(
         title,
         f"{description} The band is its 95% interval; no line where the data do not suffice.",
-        {
-            ESTIMATE: f"max ({shown('ctxguard_estimate', metric)})",
-            LOWER: f"min ({shown('ctxguard_estimate_lower', metric)})",
-            UPPER: f"max ({shown('ctxguard_estimate_upper', metric)})",
-            UNCORRECTED: f"max ({shown('ctxguard_judge_estimate', metric)})",
-        },
+        queries,
         shape=Shape.BAND,
     )
 
@@ -136,7 +139,7 @@ QUALITY = Row(
         "Share of the served passages that is relevant, mean over non-empty requests.",
     ),
     _band("harm", "Harm", "Negative part of UDCG, per request."),
-    _band("recall_loss", "Recall loss", "Against the certificate's baseline."),
+    _band("recall_loss", "Recall loss", "Against the promise's baseline.", of_any_judge=False),
     Panel(
         "Requests behind each estimate",
         "n: judged requests, or labelled ones where people correct the judge. effective: how many "

@@ -100,7 +100,7 @@ def calibrate_demo(retriever: HybridRetriever, questions: Dataset, passes: Passe
     return calibrate(retriever, questions, settings, fusion=FUSION, passes=passes)
 
 
-class Question(NamedTuple):
+class ShownQuestion(NamedTuple):
     """One question without and with the guard, by a choice that it had no part in.
 
     Attributes:
@@ -128,8 +128,8 @@ class Questions(NamedTuple):
     """
 
     counted: BeforeAfter
-    all: Sequence[Question]
-    shown: Mapping[str, Question]
+    all: Sequence[ShownQuestion]
+    shown: Mapping[str, ShownQuestion]
 
 
 def before_and_after(retriever: HybridRetriever, calibration: Calibration) -> Questions:
@@ -146,7 +146,7 @@ def before_and_after(retriever: HybridRetriever, calibration: Calibration) -> Qu
             for option in (outcome.today, outcome.chosen)
         )
         labels, gain = _labels(calibration.dataset, query_id), float(counted.gain[row])
-        found.append(Question(queries[query_id], before, after, labels, gain))
+        found.append(ShownQuestion(queries[query_id], before, after, labels, gain))
     return Questions(counted, found, {name: found[row] for name, row in counted.shown().items()})
 
 
