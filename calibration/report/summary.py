@@ -13,7 +13,9 @@ from calibration.results import Results, differences, tabulate
 from ctxguard.core.interval import Interval
 from ctxguard.profile.describe import describe_policy
 
-SUMMARY_METRICS = ("recall", "precision", "udcg_strict", "distractor_rate", "kept", "tokens")
+SUMMARY_METRICS = (
+    *("recall", "precision", "udcg_strict", "harm", "distractor_rate", "kept", "tokens"),
+)
 
 LEAST_JUDGED = 0.5
 """Below this share of labels among the passages served today, their figures are mostly guesses."""

@@ -312,7 +312,7 @@ class TestSummary:
         assert html.escape(self.of(found).verdict) in table[: table.index("<table")]
         assert table.index("<figure") < table.index("<h2")
         assert f"first {found.settings.serving_k}, as today" in table
-        for words in ("chosen", "difference", "recall", "distractor_rate", "kept", "judged"):
+        for words in ("chosen", "difference", "recall", "harm", "kept", "judged"):
             assert words in table
         for line in self.of(found).warnings:
             assert html.escape(line[1:]) in table

@@ -152,7 +152,7 @@ def test_without_scores_only_k_is_chosen_and_the_guard_serves_by_it(kind: str | 
     profile = calibrated(without_scores, kind).profile
     route = profile.routes[Route.EXTERNAL]
     assert route.score_kind is ScoreKind.RANK
-    assert route.policy.k == 1
+    assert route.policy.kind == "ratio"
     assert route.policy.min_ratio == 0.0
     context = ContextGuard(without_scores, score_kind=kind, profile=profile).retrieve("question 7")  # type: ignore[arg-type]
     assert context.kept_ids == tuple(f"7-{rank}" for rank in range(1, route.policy.k + 1))

@@ -414,7 +414,8 @@ class TestRiseByTraffic:
         profile = self.in_shadow(RatioPolicy(k=4))
         few, many = (self.look(self.judged(n, profile), profile) for n in (15, 100))
         assert (few.risen, many.risen, many.n) == (False, True, 100)
-        assert few.missing
+        # Nothing is forecast from fewer than 20.
+        assert few.missing is None
         assert many.statement.endswith("it may be enforced")
 
     def test_a_damaged_sample_is_left_out(
