@@ -83,7 +83,7 @@ def test_labels_picks_and_reactions_are_shown(run: Run, traffic: Traffic, tmp_pa
     back = write_jsonl(tmp_path / "back.jsonl", rows[:1])
     run("label", "import", back, "--store", traffic.url, "--annotator", "ann")
     reactions = write_jsonl(tmp_path / "f.jsonl", [{"request_id": name, "kind": "thumb_down"}])
-    run("label", "feedback", reactions, "--store", traffic.url)
+    run("label", "import", reactions, "--store", traffic.url)
     (found,) = explained(run, traffic, int(str(name).rsplit("-", 1)[1]))
     assert sum(found["picked"].values()) >= 1
     assert found["feedback"] == ["thumb_down"]
