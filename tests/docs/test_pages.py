@@ -114,7 +114,7 @@ def test_an_external_callable_is_calibrated_measured_and_served_in_15_lines() ->
     docstring = ast.parse(text).body[0]
     code = "\n".join(filter(str.strip, text.splitlines()[docstring.end_lineno :]))
     assert len(code.splitlines()) <= 15
-    assert all(word in code for word in ("calibrate(", "chosen_on", "ContextGuard("))
+    assert all(word in code for word in ("calibrate(", "evidence", "ContextGuard("))
 
 
 @pytest.mark.parametrize(

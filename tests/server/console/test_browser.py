@@ -99,8 +99,8 @@ def test_labels_given_by_keyboard_are_the_numbers_of_the_live_report(
     """Of the four passages that are served one or two are relevant; the judge errs on some."""
     begin(page, address)
     page.click("details[data-load] summary")
-    page.wait_for_selector("details[data-load] table")
-    assert f"{N} more requests are graded" in page.inner_text("details[data-load]")
+    page.wait_for_selector("details[data-load] .hint")
+    assert f"{N} more requests are to be graded" in page.inner_text("details[data-load]")
     page.focus("[data-current]")
     first = focused(page)
     key(page, "3")
