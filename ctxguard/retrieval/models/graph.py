@@ -359,8 +359,10 @@ def openvino() -> Any:
 
 def processors() -> int:
     """Return the number of threads to use: one per processor, or fewer by `OMP_NUM_THREADS`."""
-    on_linux = sys.platform == "linux"
-    available = len(os.sched_getaffinity(0)) if on_linux else os.cpu_count() or 1
+    if sys.platform == "linux":
+        available = len(os.sched_getaffinity(0))
+    else:
+        available = os.cpu_count() or 1
     limit = os.environ.get("OMP_NUM_THREADS", "")
     return min(available, int(limit)) if limit.isdecimal() and int(limit) else available
 
