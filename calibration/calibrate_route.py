@@ -57,7 +57,7 @@ TIGHT = 0.05
 ORDERING_SHARE = 0.4
 """With a promise: share of the choosing queries that fits and orders; the rest tests."""
 
-FEWEST_FOLDS = 0.5
+LEAST_SHARE_CHOSEN = 0.5
 """Where at most this share of the queries is measured by a choice, their figures are today's own,
 and nothing is enforced by them."""
 
@@ -399,7 +399,7 @@ class LabelledRoute:
             order, n_kept = among.contexts(rule, self.settings.serving_k)
             option = self.option(name, policy, order, np.arange(order.shape[1]) < n_kept[:, None])
         judged = self.judged(option.metrics)
-        vacuous = not self.held_out and among.share_chosen(rule) <= FEWEST_FOLDS
+        vacuous = not self.held_out and among.share_chosen(rule) <= LEAST_SHARE_CHOSEN
         if vacuous and judged.decision == "enforce":
             judged = RouteVerdict(decision="shadow", n=judged.n, **self._limits)
         return replace(option, verdict=judged)
