@@ -70,9 +70,11 @@ test-clients: $(VENV)-clients/.made
 	@$(VENV)-clients/bin/python -m pytest -q $(PYTEST_CLIENTS) tests/server/clients
 	@$(VENV)-clients/bin/python -m pytest -q tests/integrations
 
-# Minutes, and some gigabytes for as long as it runs.
+# Minutes for each Python, and some gigabytes for as long as it runs.
+PYTHONS ?= $(BIN)/python
+
 test-install: $(VENV)/.dev
-	@$(BIN)/python -m pytest -q tests/docs/test_install.py
+	@PYTHONS="$(PYTHONS)" $(BIN)/python -m pytest -q tests/docs/test_install.py
 
 demo: $(VENV)/.packages
 	@$(BIN)/ctxguard demo

@@ -17,7 +17,7 @@ from calibration.evaluate import PROFILE_METRICS, QueryMetrics, contexts, of_con
 from calibration.fit import fit_relevance, fit_temperature, out_of_fold, probabilities
 from calibration.folded import Choose, Folded
 from calibration.grid import Grid, ratio_grid, sizes, utility_grid
-from calibration.objectives import choose, extend, highest_utility, tried
+from calibration.objectives import choose, extend, fewest_to_choose, highest_utility, tried
 from calibration.pool_labels import IntArray, PoolLabels, labelled_part
 from calibration.replay import Pools
 from calibration.settings import ChoiceSettings, Context, Family
@@ -401,8 +401,7 @@ class LabelledRoute:
         judged = self.judged(option.metrics)
         vacuous = not self.held_out and among.share_chosen(rule) <= LEAST_SHARE_CHOSEN
         if vacuous and judged.decision == "enforce":
-            # Of a quarter more queries, four fifths are as many as choose now.
-            needed = math.ceil(judged.n * 5 / 4)
+            needed = self._in_all(judged.n)
             judged = RouteVerdict(decision="shadow", n=judged.n, n_needed=needed, **self._limits)
         return replace(option, verdict=judged)
 
@@ -420,6 +419,11 @@ class LabelledRoute:
         """Keep today's first k, where nothing was accepted, or what was chosen is refuted."""
         n = int((self.measured[1].n_relevant > 0).sum())
         fewest = fewest_to_enforce(self._limits["tolerance"], self._limits["max_loss"])
+        recall = self.today.metrics.values["recall"]
+        if fewest is not None and n and np.nanmin(recall) == 1.0:
+            # Where nothing can be gained, a choice has to show that it loses nothing.
+            to_choose = fewest_to_choose(self._limits["tolerance"])
+            fewest = None if to_choose is None else max(fewest, self._in_all(to_choose))
         kept = RouteVerdict(
             decision="keep",
             n=n,
@@ -428,6 +432,10 @@ class LabelledRoute:
             **self._limits,
         )
         return replace(self.today, verdict=kept if refuted is None else refuted)
+
+    def _in_all(self, choosing: int) -> int:
+        """Count the queries of which as many choose as are told, in each fold's absence."""
+        return choosing if self.held_out else math.ceil(choosing * 5 / 4)
 
     @property
     def _shown_by(self) -> Literal["folds", "held_out"]:

@@ -4,6 +4,7 @@ Pure: sums over labelled queries in, the place of one policy out. The sums are k
 the same choice can be made without the queries that measure it (`calibration.folded`).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -158,6 +159,21 @@ class PolicySums:
         squares = second + lost - n * mean**2
         least: FloatArray = mean - caution * np.sqrt(np.maximum(squares, 0.0)) / n
         return least
+
+
+def fewest_to_choose(tolerance: float) -> int | None:
+    """Count the queries from which a policy that loses nothing is chosen; None if over 5,000.
+
+    >>> fewest_to_choose(0.01)
+    142
+    """
+    for n in range(1, 5_001):
+        total = n + LOST_QUERIES
+        mean = -LOST_QUERIES / total
+        error = math.sqrt(LOST_QUERIES - total * mean**2) / total
+        if mean - CAUTION * error >= -tolerance - _TIE:
+            return n
+    return None
 
 
 def tried(grid: Grid, serving_k: int) -> tuple[GridIndex, ...]:

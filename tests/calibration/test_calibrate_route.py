@@ -212,6 +212,13 @@ class TestVerdict:
         assert verdict.decision == "shadow"
         assert "about 75 such queries would probably decide" in verdict.statement
 
+    def test_where_nothing_can_be_gained_it_says_how_many_labels_show_that_nothing_is_lost(
+        self,
+    ) -> None:
+        verdict = outcome_of(calibrate(*simulate(60, noise=0.05, relevant=1))).profile.verdict
+        assert (verdict.decision, verdict.n_needed) == ("keep", 178)
+        assert "about 178 would probably decide" in verdict.statement
+
     def refuted(self, asked: Settings) -> RouteOutcome:
         """A calibration whose held-out queries have their relevant passages at the end."""
         retriever, dataset = simulate(300, noise=0.1, relevant=2)
