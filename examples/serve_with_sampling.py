@@ -66,15 +66,16 @@ if "--forever" in sys.argv:
     server.serve_forever()
 
 threading.Thread(target=server.serve_forever, daemon=True).start()
+answers = {}
 for question in QUESTIONS:
     with urlopen(f"{address}/context?q={quote(question)}") as response:
-        answer = json.load(response)
+        answers[question] = json.load(response)["text"]
 with urlopen(f"{address}/metrics") as response:
     metrics = response.read().decode()
 server.shutdown()
 samples.flush()
 
-print(answer["text"])
+print(answers["is the shop open on Saturdays"])
 counts = [line for line in metrics.splitlines() if line.startswith("ctxguard_requests_total")]
 print(*[line for line in counts if not line.endswith(" 0.0")], sep="\n")
 accounts = samples.accounts()
