@@ -36,6 +36,7 @@ GIVEN = {
 from ctxguard import HybridRetriever
 retriever = HybridRetriever.load("index")
 """,
+    "assessors.md": SEARCH,
     "monitoring.md": SEARCH,
     "production.md": SEARCH,
     "tracing.md": """
@@ -123,6 +124,15 @@ def test_an_external_callable_is_calibrated_measured_and_served_in_15_lines() ->
 def test_links_lead_to_files(page: Path) -> None:
     targets = _LINK.findall(page.read_text(encoding="utf-8"))
     assert [t for t in targets if not (page.parent / t).exists()] == []
+
+
+MOST_WORDS = {"docs/**/*.md": 27_000, "docs/DESIGN.md": 4_500, "benchmarks/README.md": 4_000}
+
+
+@pytest.mark.parametrize("pattern", MOST_WORDS)
+def test_pages_are_short_enough_to_be_read(pattern: str) -> None:
+    words = sum(len(page.read_text(encoding="utf-8").split()) for page in ROOT.glob(pattern))
+    assert words <= MOST_WORDS[pattern]
 
 
 @pytest.mark.parametrize("page", pages(), ids=in_words)
