@@ -169,7 +169,7 @@ def postgresql_database() -> Iterator[Database]:
         # A server that runs as another user must reach its folder.
         folder.chmod(0o755)
         with postgresql(folder) as url, psycopg.connect(url, autocommit=True) as connection:
-            # It need not outlive a crash of this machine.
+            # It need not survive a crash of this machine.
             connection.execute("ALTER SYSTEM SET fsync = off")
             connection.execute("SELECT pg_reload_conf()")
 

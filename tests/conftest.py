@@ -74,7 +74,7 @@ def postgresql_process() -> Iterator[Any]:
     import psycopg
 
     with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-        # It need not outlive a crash of this machine, and tests must not wait for its disk.
+        # It need not survive a crash of this machine, and tests must not wait for its disk.
         connection.execute("ALTER SYSTEM SET fsync = off")
         connection.execute("SELECT pg_reload_conf()")
     try:

@@ -68,7 +68,7 @@ _FIRST = ("index", "calibrate", "serve", "monitor", "label")
 
 _GROUPS = {
     "label": "Export samples for people to label; import their labels, and users' feedback.",
-    "golden": "Labels frozen by digest; hard negatives.",
+    "golden": "Freeze labels by digest; check them; write hard negatives.",
 }
 COMMANDS = {name.split()[-1] for name in _COMMANDS}
 """The name of every command, which is that of its table in a settings file too."""

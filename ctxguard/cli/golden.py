@@ -46,7 +46,7 @@ class CheckCommand(SettingsModel):
     folder: Path = setting("A frozen set.", "DIR", argument=True)
 
     def __call__(self, output: Output) -> None:
-        """The output says what the set holds."""
+        """Compare the digest of each file with the one that it was frozen under."""
         from calibration.data.golden import changes, read_snapshot
 
         snapshot, changed = read_snapshot(self.folder), changes(self.folder)

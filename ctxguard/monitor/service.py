@@ -280,8 +280,8 @@ class Monitor:
     def _share_counts(self) -> Counts:
         """Add to the store what was counted since the last call, and return all monitors' totals.
 
-        Totals outlive the process, so that a restart hides nothing that was judged before the
-        first scrape after it.
+        The store keeps totals, so that a restart hides nothing that was judged before the first
+        scrape after it.
         """
         with self._sharing:
             counted = {**self._counters.counts(), **judge_counts(self.judge)}

@@ -38,7 +38,7 @@ _THREADS = 3
 def _killed(folder: Path, size: Size, after_seconds: float) -> ProcessAccounts:
     """Serve in a process, kill it, and compare the accounts.
 
-    Its metrics lie in files that outlive it (``PROMETHEUS_MULTIPROC_DIR``); each of its threads
+    Its metrics lie in files that stay after it (``PROMETHEUS_MULTIPROC_DIR``); each of its threads
     tells through a pipe when a request has ended.
     """
     metrics = folder / "metrics"

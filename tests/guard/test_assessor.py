@@ -1,4 +1,4 @@
-"""The guard with an assessor: asked where it pays, and an answer by the deadline in any case."""
+"""The guard with an assessor: what it is asked about, and an answer by the deadline in any case."""
 
 import asyncio
 import itertools

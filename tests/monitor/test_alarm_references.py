@@ -137,7 +137,7 @@ def test_a_rise_above_the_judges_own_mean_rings_and_labels_show_whether_to_switc
     assert Profile.load(path) == PROFILE.safe()
 
 
-def test_what_is_compared_outlives_the_monitor() -> None:
+def test_a_restarted_monitor_goes_on_comparing() -> None:
     traffic = Traffic()
     traffic.watch(500, loss=0.2)
     traffic.grade(250)

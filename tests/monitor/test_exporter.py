@@ -115,7 +115,7 @@ def test_where_every_sample_is_adds_up_in_one_scrape() -> None:
     assert one(samples, "ctxguard_judged_samples_total", **HERE, outcome="incomplete") == 1
 
 
-def test_counts_outlive_the_monitor_so_that_no_scrape_misses_what_was_judged() -> None:
+def test_counts_survive_a_restart_so_that_no_scrape_misses_what_was_judged() -> None:
     live = watched(["one", "two"])
     judged = "ctxguard_judged_samples_total"
     assert one(scrape(live.registry), judged, **HERE, outcome="judged") == 2

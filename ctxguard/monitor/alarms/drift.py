@@ -1,7 +1,7 @@
 """Signals that need no label, counted against their distribution at calibration.
 
 Prometheus compares the counts (rule ``CtxguardDrift``), so that it chooses the window and no state
-outlives a process. An early warning only: scores can change without recall falling, and recall can
+is kept over a restart. An early warning only: scores can change without recall falling, and recall can
 fall without scores changing. Pure: no I/O, no clock, no logging.
 """
 

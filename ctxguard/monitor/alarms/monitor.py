@@ -45,7 +45,7 @@ class AlarmMonitor:
 
     Args:
         state: The profile's detectors and alarms.
-        store: Where labels are requested, and where the alarms' state outlives the process.
+        store: Where labels are requested, and which keeps the alarms' state over a restart.
         clock: Seconds since the epoch.
         switch_path: The profile file to switch to its safe policy; None never switches.
     """

@@ -42,7 +42,7 @@ _Key = tuple[Route, AlarmKind, ReferenceKind]
 
 @dataclass(frozen=True, slots=True)
 class AlarmReport:
-    """The state of the alarms at one moment; all but the signals outlives the process.
+    """The state of the alarms at one moment; the store keeps all but the signals.
 
     Attributes:
         profile_id: The profile whose promises are monitored.

@@ -27,7 +27,7 @@ class LiveIndex:
         index: The index that answers now.
         folder: The folder it was opened from; None if it was built in memory.
         version: The version of that folder's manifest; None if it could not be read.
-        legs: The legs' thread pools and circuit breakers, which outlive the index.
+        legs: The legs' thread pools and circuit breakers, which the next index takes over.
         writing: Held while the index is replaced.
     """
 
