@@ -4,6 +4,7 @@ Pure, except that it looks up the passages shown. At each stop every question's 
 policy in whose choice the question had no part.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -64,6 +65,7 @@ class DialPassage:
     """A passage of a question shown.
 
     Attributes:
+        title: Its title; its id where it has none, or another passage shown has the same.
         mark: ``relevant``, ``misleading`` or ``other``.
     """
 
@@ -243,11 +245,11 @@ def _question(
     passage_of: PassageOf | None,
 ) -> DialQuestion:
     pools, _ = outcome.measured
-    query_id = pools.query_ids[row]
+    query_id, ids = pools.query_ids[row], pools.passage_ids[row]
     text = next(query.text for query in dataset.queries if query.query_id == query_id)
 
     def shown(column: int) -> DialPassage:
-        passage_id = pools.passage_ids[row][column]
+        passage_id = ids[column]
         passage = passage_or_none(passage_id, passage_of)
         mark = "misleading" if marks.misleading[row, column] else "other"
         known: dict[str, Any] = {"title": "", "snippet": ""}
@@ -262,4 +264,10 @@ def _question(
             mark="relevant" if marks.relevant[row, column] else mark,
         )
 
-    return DialQuestion(which, one_line(text), tuple(map(shown, places)))
+    found = tuple(map(shown, places))
+    titles = Counter(each.title for each in found)
+    named = (
+        each if titles[each.title] == 1 else replace(each, title=one_line(ids[column]))
+        for each, column in zip(found, places, strict=True)
+    )
+    return DialQuestion(which, one_line(text), tuple(named))

@@ -543,3 +543,12 @@ def test_the_dial_goes_from_the_leanest_to_the_richest_policy_by_contexts_out_of
     marks = {passage.mark for question in dial.questions for passage in question.passages}
     assert "relevant" in marks
     assert marks <= {"relevant", "misleading", "other"}
+
+
+def test_passages_of_one_title_are_told_apart_by_their_ids() -> None:
+    def titled(passage_id: str) -> Passage:
+        return Passage(passage_id, "text", title="Repair")
+
+    found = report(calibrated(80, noise=0.25, objective="utility"), titled)
+    names = [passage.title for passage in found.dial.questions[0].passages]
+    assert len(set(names)) == len(names) > 1
