@@ -167,7 +167,7 @@ class TestOneGenerationOnly:
             return tuple({passage.text.split()[-1] for passage in context.passages})
 
         def asked() -> Iterator[tuple[str, ...]]:
-            while swaps < 25:
+            while swaps < 10:
                 yield from pool.map(ask, range(40))
 
         with ThreadPoolExecutor(1) as swapping, ThreadPoolExecutor(4) as pool:
@@ -178,7 +178,7 @@ class TestOneGenerationOnly:
                 stop.set()
             swapped.result()
         assert all(len(each) == 1 for each in seen)
-        assert len(set(seen)) > 5
+        assert len(set(seen)) > 2
 
 
 def profile_for(retriever: HybridRetriever) -> Profile:

@@ -76,7 +76,7 @@ def assert_same_answers(updated: HybridRetriever, anew: HybridRetriever) -> None
 
 
 @given(first=corpora, then=st.lists(corpora, min_size=1, max_size=3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_any_updates_give_the_answers_of_an_index_built_anew(
     first: dict[str, str], then: list[dict[str, str]]
 ) -> None:
@@ -257,7 +257,7 @@ class TestSaving:
 
         def write() -> None:
             corpus: dict[str, str] = {}
-            for n in range(30):
+            for n in range(12):
                 corpus |= {f"x{n}": f"pair number{n}", f"y{n}": f"pair number{n}"}
                 writer.update(passages_of(corpus))
                 writer.save(folder)
@@ -274,7 +274,7 @@ class TestSaving:
             assert len(xs) >= seen
             seen = len(xs)
         thread.join()
-        assert seen == 30
+        assert seen == 12
 
 
 PROGRAM = """
@@ -299,7 +299,7 @@ def test_a_writer_that_is_killed_leaves_the_old_or_the_new_index(tmp_path: Path)
     folder = tmp_path / "index"
     HybridRetriever.build([Passage("last", "number 0")], embedder=WordHashEmbedder()).save(folder)
     chance, first = random.Random(0), 1
-    for _ in range(5):
+    for _ in range(3):
         process = subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(PROGRAM), str(folder), str(first)],
             stdout=subprocess.PIPE,
