@@ -109,14 +109,6 @@ def test_a_save_that_is_interrupted_at_any_line_loses_nothing(tmp_path: Path) ->
         gc.collect()
 
 
-def test_the_rest_of_an_interrupted_save_is_deleted_by_the_next(tmp_path: Path) -> None:
-    save(tmp_path, "first")
-    (tmp_path / "generation-00000000").mkdir()
-    save(tmp_path, "second")
-    assert not (tmp_path / "generation-00000000").exists()
-    assert loaded(tmp_path) == "second"
-
-
 def test_a_generation_that_is_being_saved_is_left_alone(tmp_path: Path) -> None:
     def slow(files: Path) -> None:
         written(files, "slow")

@@ -200,14 +200,6 @@ class TestUpdate:
         retriever.update(passages_of(now))
         assert_same_answers(retriever, build(now, **settings))
 
-    def test_searches_that_run_meanwhile_keep_their_generation(
-        self, retriever: HybridRetriever
-    ) -> None:
-        pinned = retriever.pinned()
-        retriever.update(passages_of({"x": "red fox"}))
-        assert "a" in pinned.retrieve("red fox").passage_ids
-        assert retriever.retrieve("red fox").passage_ids == ("x",)
-
 
 def test_an_updated_index_is_saved_whole_into_another_folder(tmp_path: Path) -> None:
     build({f"p{n}": f"red fox number{n}" for n in range(9)}).save(tmp_path / "index")
