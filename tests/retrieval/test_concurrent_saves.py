@@ -69,8 +69,7 @@ def run_before_line(
 
 
 @pytest.mark.parametrize(
-    ("before", "meanwhile"),
-    [([], ["second"]), (["zeroth"], ["second"]), ([], ["second", "third"])],
+    ("before", "meanwhile"), [([], ["second"]), (["zeroth"], ["second"]), ([], ["second", "third"])]
 )
 def test_saves_between_any_two_lines_of_another_leave_a_whole_index(
     tmp_path: Path, before: list[str], meanwhile: list[str]

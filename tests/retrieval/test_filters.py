@@ -733,12 +733,7 @@ class TestThroughTheGuard:
     @given(corpora(), QUERIES, WHERES, st.sampled_from(list(Mode)), st.data())
     @settings(max_examples=40, deadline=None)
     def test_no_forbidden_passage_is_served_ranked_or_sampled_whatever_changes_between(
-        self,
-        corpus: list[Passage],
-        query: str,
-        where: Where,
-        mode: Mode,
-        data: st.DataObject,
+        self, corpus: list[Passage], query: str, where: Where, mode: Mode, data: st.DataObject
     ) -> None:
         retriever = build(corpus)
         guarded = Guarded(retriever, mode=mode)

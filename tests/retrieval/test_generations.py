@@ -4,8 +4,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -144,48 +143,6 @@ class TestOneGenerationOnly:
         ranking = retriever.retrieve("red fox", depth=N, where=Where(odd=1))
         assert len(ranking) == N // 2
         assert retriever.passage("p03").text == "red fox number3 of first"
-
-    def test_swapping_every_ten_milliseconds_under_load_mixes_and_loses_nothing(
-        self, retriever: HybridRetriever
-    ) -> None:
-        """Each answer whole, from one generation, ids and passages and scores together."""
-        guard = ContextGuard(
-            retriever.with_fusion(Fusion("convex")),
-            policy=RatioPolicy(k=N),
-            depth=N,
-            telemetry=Telemetry(CollectorRegistry()),
-        )
-        stop = threading.Event()
-        swaps = 0
-
-        def swap() -> None:
-            nonlocal swaps
-            while not stop.wait(0.01):
-                swaps += 1
-                built(f"g{swaps}").save(retriever.folder)
-                assert retriever.reload()
-
-        def ask(n: int) -> tuple[str, ...]:
-            where = Where(odd=n % 2) if n % 3 else None
-            context = guard.retrieve("red fox", where=where)
-            assert len(context) == (N if where is None else N // 2)
-            for passage in context.passages:
-                assert passage.text.split()[2] == f"number{int(passage.passage_id[1:])}"
-            return tuple({passage.text.split()[-1] for passage in context.passages})
-
-        def asked() -> Iterator[tuple[str, ...]]:
-            while swaps < 10:
-                yield from pool.map(ask, range(40))
-
-        with ThreadPoolExecutor(1) as swapping, ThreadPoolExecutor(4) as pool:
-            swapped = swapping.submit(swap)
-            try:
-                seen = list(asked())
-            finally:
-                stop.set()
-            swapped.result()
-        assert all(len(each) == 1 for each in seen)
-        assert len(set(seen)) > 2
 
 
 def profile_for(retriever: HybridRetriever) -> Profile:

@@ -1,13 +1,9 @@
-"""An index that is updated and saved: readers follow it, and a killed writer loses nothing."""
+"""An index that is updated and saved, and readers that follow it.
 
-import os
-import random
-import signal
-import subprocess
-import sys
-import textwrap
+Of writers that are killed, tests/chaos and test_concurrent_saves.py.
+"""
+
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -85,46 +81,3 @@ def test_readers_follow_a_writer_and_see_one_generation_at_a_time(folder: Path) 
         seen = len(xs)
     thread.join()
     assert seen == 12
-
-
-PROGRAM = """
-import sys
-from pathlib import Path
-from ctxguard.core.types import Passage
-from ctxguard.retrieval import HybridRetriever
-from tests.doubles import WordHashEmbedder
-
-folder, first = Path(sys.argv[1]), int(sys.argv[2])
-retriever = HybridRetriever.load(folder, embedder=WordHashEmbedder())
-for n in range(first, 10_000):
-    kept = [Passage(f"n{each:05}", f"text number {each}") for each in range(1, n + 1) if each % 3]
-    retriever.update([*kept, Passage("last", f"number {n}")])
-    retriever.save(folder)
-    print(n, flush=True)
-"""
-
-
-@pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
-def test_a_writer_that_is_killed_leaves_the_old_or_the_new_index(tmp_path: Path) -> None:
-    folder = tmp_path / "index"
-    HybridRetriever.build([Passage("last", "number 0")], embedder=WordHashEmbedder()).save(folder)
-    chance, first = random.Random(0), 1
-    for _ in range(3):
-        process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(PROGRAM), str(folder), str(first)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout is not None
-        acknowledged = int(process.stdout.readline())
-        time.sleep(chance.random() * 0.2)
-        process.send_signal(signal.SIGKILL)
-        rest = process.communicate()[0].split()
-        acknowledged = int(rest[-1]) if rest else acknowledged
-        retriever = HybridRetriever.load(folder, embedder=WordHashEmbedder())
-        last = int(retriever.passage("last").text.split()[1])
-        # Whatever was reported as saved is there, and at most the update that was being saved.
-        assert acknowledged <= last <= acknowledged + 1
-        expected = {f"n{n:05}" for n in range(1, last + 1) if n % 3}
-        assert set(retriever.passage_ids) == expected | {"last"}
-        first = last + 1

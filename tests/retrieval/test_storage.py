@@ -179,9 +179,7 @@ def test_an_index_is_not_saved_over_somebody_elses_files(
 
 
 def test_a_failed_save_leaves_the_good_index_in_place(
-    retriever: HybridRetriever,
-    saved: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    retriever: HybridRetriever, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full_disk(index: HybridIndex, folder: Path) -> None:
         (folder / "passages.jsonl").write_bytes(b"half")
