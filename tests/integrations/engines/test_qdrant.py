@@ -111,11 +111,7 @@ def test_both_legs_are_one_call_with_filter_and_without_vectors() -> None:
         "with_payload": ["passage_id", "title", "text", "metadata"],
     }
     assert bodies == [
-        {
-            "query": {"indices": [term_index("fox")], "values": [2.0]},
-            "using": "lexical",
-            **shared,
-        },
+        {"query": {"indices": [term_index("fox")], "values": [2.0]}, "using": "lexical", **shared},
         {
             "query": [1.0] * 64,
             "using": "dense",
