@@ -127,10 +127,10 @@ test-portable: $(VENV)/.dev
 	$(call run,,-m "not slow and not model and not shared",$(filter $(PORTABLE),$(PARTS)))
 
 # The files whose outcome can depend on the processor's arithmetic, again with a plainer processor's:
-# those that compare, order or choose by what an encoder, BLAS, faiss or scikit-learn computed.
+# those that compare, order or choose by what an encoder, BLAS, faiss or scikit-learn computed. Means
+# of given scores, files, processes and fakes come out alike on any.
 KERNELS_benchmarks := index_update ranker search
-KERNELS_calibration := calibrate calibrate_route compare evaluate fit grid named_signals objectives \
-  replay saved_comparison sufficiency
+KERNELS_calibration := calibrate calibrate_route fit named_signals objectives sufficiency
 KERNELS_core := corpus_sketch expected_utility fusion metrics policy relevance scores signals \
   sufficiency
 KERNELS_retrieval := dense encoder filters hybrid lexical models retriever_contract scifact update

@@ -91,8 +91,12 @@ def _handler(server: JsonServer[Any]) -> type[BaseHTTPRequestHandler]:
             with suppress(ConnectionError):  # a client that went away is no fault of this server
                 super().handle()
 
+        def do_GET(self) -> None:
+            self.do_POST()
+
         def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            request = json.loads(body or b"{}")
             reply = server.asked(self.path, self.headers, request)
             try:
                 self._send(reply, reply.sent())

@@ -17,6 +17,9 @@ from pydantic import TypeAdapter
 
 from tests.monitor.chat_endpoint import Answer, ChatEndpoint
 
+# Built once: each takes a tenth of a second.
+_CHAT = TypeAdapter[Any](CompletionCreateParamsNonStreaming)
+_DECISION = TypeAdapter[Any](DecisionCreateParams)
 _QUERY = re.compile(r"<query>\n(.*?)\n</query>", re.DOTALL)
 _PASSAGE = re.compile(r'<passage number="(\d+)">\n(.*?)\n</passage>', re.DOTALL)
 
@@ -43,7 +46,7 @@ class ModelEndpoint(ChatEndpoint):
         return Answer(body=json.dumps(sent))
 
     def _chat(self, request: dict[str, Any]) -> object:
-        TypeAdapter(CompletionCreateParamsNonStreaming).validate_python(request)
+        _CHAT.validate_python(request)
         schema = request["response_format"]["json_schema"]["schema"]
         item = schema["properties"]["answers"]["items"]
         names = [name for name in item["required"] if name != "passage"]
@@ -61,7 +64,7 @@ class ModelEndpoint(ChatEndpoint):
         return completion
 
     def _decisions(self, request: dict[str, Any]) -> object:
-        TypeAdapter(DecisionCreateParams).validate_python(request)
+        _DECISION.validate_python(request)
         passages = dict(_passages(request["input"]))
         answers: list[dict[str, object]] = []
         for question in request["questions"]:

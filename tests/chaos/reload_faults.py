@@ -62,7 +62,7 @@ def profile_swapped(folder: Path, size: Size) -> Result:
         serving.guard, path, interval_seconds=_SWAP_SECONDS, telemetry=serving.telemetry
     ):
         swapping = in_background(swap)
-        until_swaps = serving.by_size(60, 400)
+        until_swaps = serving.by_size(30, 400)
         while swaps < until_swaps:
             answers += answered(serving.serve(20))
         ended.set()
@@ -101,7 +101,7 @@ def index_swapped(folder: Path, size: Size) -> Result:
     generations: set[str] = set()
     started = time.monotonic()
     with watcher:
-        wanted = serving.by_size(40, 400)
+        wanted = serving.by_size(12, 400)
         while _swaps(serving) < wanted and time.monotonic() - started < PATIENCE_SECONDS:
             if not _swaps(serving):
                 started = time.monotonic()

@@ -1,31 +1,12 @@
 """An index and a profile of the household collection, made by the commands themselves."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from household import write_collection
 from running import Run
 
-
-@pytest.fixture(scope="session", autouse=True)
-def _open_models_once() -> Iterator[None]:
-    """The commands that run in this process share a model: opening it takes seconds each time."""
-    from ctxguard.retrieval.models.graph import GraphModel
-
-    graphs: dict[Any, Any] = {}
-    opened = GraphModel._opened
-
-    def opened_once(model: GraphModel) -> Any:
-        key = (model.folder, model._output, model._requested)
-        if key not in graphs:
-            graphs[key] = opened(model)
-        return graphs[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GraphModel, "_opened", opened_once)
-        yield
+from tests.opened_once import open_models_once  # noqa: F401  a fixture for all tests here
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,8 @@ import pytest
 from household import SUBJECTS, TASKS, write_jsonl
 from running import Run, figures
 
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.profile.schema import Profile
 from tests.monitor.chat_endpoint import Answer, ChatEndpoint
 
 pytestmark = pytest.mark.model
@@ -58,22 +60,17 @@ def questions(tmp_path: Path) -> Path:
     )
 
 
-@pytest.fixture(scope="module")
-def profile(
-    run: Run, index: Path, collection: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """A profile that keeps fewer passages than are served today."""
-    file = tmp_path_factory.mktemp("calibrated") / "profile.json"
-    data = ("--index", index, "--data", collection)
-    keys = {"tolerance": 0.3, "max-loss": 0.5}
-    run.ok("calibrate", *data, "--out", file, system={"calibrate": keys})
-    return file
-
-
 @pytest.fixture
 def asked(index: Path, profile: Path, questions: Path, tmp_path: Path) -> tuple[object, ...]:
+    """The command, by a profile of this system that keeps fewer passages than are served today."""
+    calibrated, fewer = Profile.load(profile), tmp_path / "profile.json"
+    routes = {
+        name: route.model_copy(update={"policy": RatioPolicy(k=2)})
+        for name, route in calibrated.routes.items()
+    }
+    calibrated.model_copy(update={"routes": routes}).save(fewer)
     return (
-        *("answers", tmp_path / "answers.jsonl", "--index", index, "--profile", profile),
+        *("answers", tmp_path / "answers.jsonl", "--index", index, "--profile", fewer),
         *("--data", questions, "--model", READER),
     )
 

@@ -223,16 +223,7 @@ class TestDocuments:
         assert chunk.text.startswith("How to clean a kettle")
         assert chunk.text.endswith(".")
 
-    def test_an_update_encodes_what_has_changed(
-        self, run: Run, documents: Path, tmp_path: Path
-    ) -> None:
-        run.ok("index", documents, "--out", tmp_path / "i")
-        markdown(documents / "kettle.md", {"clean a kettle": "use vinegar"})
-        updated = run.read("index", "--update", documents, "--out", tmp_path / "i", "--json")
-        assert (updated["update"]["changed"], updated["update"]["deleted"]) == (1, 2)
-        assert updated["update"]["encoded"] == 1
-
-    def test_labels_name_sections_and_calibrate_the_guard(
+    def test_labels_name_sections_and_an_update_encodes_those_that_have_changed(
         self, run: Run, documents: Path, tmp_path: Path
     ) -> None:
         run.ok("index", documents, "--out", tmp_path / "i")
@@ -248,6 +239,10 @@ class TestDocuments:
         labels = write_jsonl(tmp_path / "labels.jsonl", rows)
         measured = run.read("evaluate", "--index", tmp_path / "i", "--data", labels, "--json")
         assert (measured["queries"], measured["unknown_passages"]) == (9, 0)
+        markdown(documents / "kettle.md", {"clean a kettle": "use vinegar"})
+        updated = run.read("index", "--update", documents, "--out", tmp_path / "i", "--json")
+        assert (updated["update"]["changed"], updated["update"]["deleted"]) == (1, 2)
+        assert updated["update"]["encoded"] == 1
 
 
 def test_what_was_encoded_before_an_interrupt_is_not_encoded_again(

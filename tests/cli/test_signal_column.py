@@ -14,10 +14,10 @@ pytestmark = pytest.mark.model
 EDITIONS = {"old": "2011-03-01", "new": "2023-11-20"}
 
 
-@pytest.fixture
-def editions(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def editions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two editions of every page, of which the newer is right."""
-    folder = tmp_path / "editions"
+    folder = tmp_path_factory.mktemp("data") / "editions"
     (folder / "qrels").mkdir(parents=True)
     pages = [(f"{task}-{subject}", task, subject) for subject in SUBJECTS for task in TASKS]
     write_jsonl(
@@ -43,11 +43,16 @@ def editions(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def index(run: Run, editions: Path) -> Path:
+    run.ok("index", editions, "--out", editions.with_name("index"))
+    return editions.with_name("index")
+
+
 def test_the_newer_edition_is_served_once_its_column_is_named(
-    run: Run, editions: Path, tmp_path: Path
+    run: Run, index: Path, editions: Path, tmp_path: Path
 ) -> None:
-    index, file = tmp_path / "index", tmp_path / "profile.json"
-    run.ok("index", editions, "--out", index)
+    file = tmp_path / "profile.json"
     calibrated = ("calibrate", "--index", index, "--data", editions)
     keys = {"signal-columns": ["updated_at"], "tolerance": 0.3, "max-loss": 0.5}
     run.ok(*calibrated, "--out", file, system={"calibrate": keys})
@@ -69,10 +74,11 @@ def test_the_newer_edition_is_served_once_its_column_is_named(
     assert max(precision.values()) > 0.95 > min(precision.values())
 
 
-def test_a_column_that_no_passage_has_is_refused(run: Run, editions: Path, tmp_path: Path) -> None:
-    run.ok("index", editions, "--out", tmp_path / "index")
+def test_a_column_that_no_passage_has_is_refused(
+    run: Run, index: Path, editions: Path, tmp_path: Path
+) -> None:
     run.refused(
-        *("calibrate", "--index", tmp_path / "index", "--data", editions),
+        *("calibrate", "--index", index, "--data", editions),
         *("--out", tmp_path / "p.json"),
         system={"calibrate": {"signal-columns": ["authors"]}},
         says="no candidate has the signal column 'authors' in its metadata",

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.opened_once import open_models_once  # noqa: F401  a fixture for all tests here
+
 # fmt: off
 _THINGS = (
     "kettle", "teapot", "grinder", "scale", "filter", "jug", "mug", "spoon", "tamper",

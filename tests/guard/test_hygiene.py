@@ -44,7 +44,11 @@ from tests.doubles import WordHashEmbedder
 DIAGNOSIS = "my-diagnosis-is-secret"
 INJECTED = "id\n2026-01-01 ERROR all is lost\x1b[31m\r\x00"
 PACKAGES = [Path(package.__path__[0]) for package in (ctxguard, calibration)]
-SOURCES = sorted(file for package in PACKAGES for file in package.rglob("*.py"))
+TREES = {
+    file: ast.parse(file.read_text(encoding="utf-8"))
+    for package in PACKAGES
+    for file in sorted(package.rglob("*.py"))
+}
 
 
 def guard_of(answer: object, **settings: Any) -> ContextGuard:
@@ -329,8 +333,8 @@ def spilled(call: ast.Call, handlers: list[ast.ExceptHandler]) -> list[str]:
 class TestLogs:
     def test_no_logging_call_can_carry_text_or_the_message_of_any_error(self) -> None:
         calls = 0
-        for source in SOURCES:
-            for call, handlers in logging_calls(ast.parse(source.read_text(encoding="utf-8"))):
+        for source, tree in TREES.items():
+            for call, handlers in logging_calls(tree):
                 calls += 1
                 assert spilled(call, handlers) == [], f"{source}:{call.lineno}"
         assert calls > 5
@@ -443,8 +447,8 @@ class TestNoFileRunsCode:
     """Besides: what ruff's ``banned-api`` in pyproject.toml and its S rules find."""
 
     def test_no_call_lets_a_file_run_code(self) -> None:
-        for source in SOURCES:
-            for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        for source, tree in TREES.items():
+            for node in ast.walk(tree):
                 if isinstance(node, ast.keyword) and node.arg in SAFE:
                     assert ast.unparse(node.value) == SAFE[node.arg], f"{source}:{node.lineno}"
                 if isinstance(node, ast.Call):

@@ -5,11 +5,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from ctxguard import ContextGuard, Flag, RatioPolicy, ScoreKind, StageUnavailableError
 from ctxguard.core.context import Context
-from ctxguard.request.telemetry import Telemetry
 
 
 class Row(NamedTuple):
@@ -35,9 +33,7 @@ class FaultRows(ABC):
         """A retriever that ``ContextGuard`` takes, whose engine returns these rows."""
 
     def context(self, found: Sequence[Row], score_kind: str = "cosine", **options: Any) -> Context:
-        guard = ContextGuard(
-            self.retriever(found, score_kind), telemetry=Telemetry(CollectorRegistry()), **options
-        )
+        guard = ContextGuard(self.retriever(found, score_kind), **options)
         return guard.retrieve("text")
 
     def test_ten_thousand_results_are_cut_to_the_depth(self) -> None:

@@ -6,12 +6,10 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from prometheus_client import CollectorRegistry
 from snippets import SMALL_MODEL, ran
 
 from ctxguard import ContextGuard, Flag, ScoreKind, StageUnavailableError, Where
 from ctxguard.core.context import Context
-from ctxguard.request.telemetry import Telemetry
 
 QUERY = "How long does a kettle take?"
 
@@ -90,9 +88,7 @@ def test_chroma_filters_by_one_condition_and_by_several(chroma: dict[str, Any]) 
 def test_chroma_serves_nothing_for_a_filter_that_it_refuses(
     chroma: dict[str, Any], values: list[Any]
 ) -> None:
-    guard = ContextGuard(
-        chroma["search"], score_kind="distance", telemetry=Telemetry(CollectorRegistry())
-    )
+    guard = ContextGuard(chroma["search"], score_kind="distance")
     with pytest.raises(StageUnavailableError):
         asked(guard, tenant=values)
 

@@ -1,20 +1,11 @@
 """A framework's documents as a ranking, and the verdicts on what is served."""
 
-from typing import Any
-
-from prometheus_client import CollectorRegistry
-
 from ctxguard import Assembly, ContextGuard, Passage, RatioPolicy, ScoreKind
 from ctxguard.integrations.documents import ranking_of_documents, served, text_digest
-from ctxguard.request.telemetry import Telemetry
 
 
 def read(passage_id: str, document: str) -> Passage:
     return Passage(passage_id, document)
-
-
-def guard(**options: Any) -> ContextGuard:
-    return ContextGuard(telemetry=Telemetry(CollectorRegistry()), **options)
 
 
 def test_documents_without_an_id_get_a_digest_of_their_text_and_stay_apart() -> None:
@@ -22,19 +13,19 @@ def test_documents_without_an_id_get_a_digest_of_their_text_and_stay_apart() -> 
     ranking = ranking_of_documents(texts, [None, "own", "", None], None, None, read)
     digest = text_digest("one")
     assert list(ranking.passage_ids) == [digest, "own", f"{digest}-2", text_digest("three")]
-    context = guard().filter("q", ranking)
+    context = ContextGuard().filter("q", ranking)
     assert context.dropped_by_reason == {"duplicate_text": 1}
 
 
 def test_ties_keep_the_order_of_the_framework() -> None:
     ranking = ranking_of_documents(["x", "y"], ["b", "a"], [0.5, 0.5], ScoreKind.COSINE, read)
-    assert guard().filter("q", ranking).kept_ids == ("b", "a")
+    assert ContextGuard().filter("q", ranking).kept_ids == ("b", "a")
 
 
 def test_what_is_served_has_rank_score_and_flags_in_the_order_of_presentation() -> None:
     ids = ["a", "b", "c", "d"]
     ranking = ranking_of_documents(ids, ids, [0.9, 0.8, 0.7, 0.1], ScoreKind.COSINE, read)
-    context = guard(policy=RatioPolicy(k=3), assembly=Assembly(order="edges")).filter(
+    context = ContextGuard(policy=RatioPolicy(k=3), assembly=Assembly(order="edges")).filter(
         "q", ranking, request_id="r1"
     )
     found = served(context)
@@ -56,9 +47,7 @@ def test_in_shadow_what_would_be_dropped_says_why() -> None:
         ["w", "x", "y", "z"], ids, [0.9, -0.5, 0.8, 0.7], ScoreKind.COSINE, read
     )
     policy = RatioPolicy(k=4, min_ratio=0.7)
-    guarded = ContextGuard(
-        policy=policy, mode="shadow", k=4, telemetry=Telemetry(CollectorRegistry())
-    )
+    guarded = ContextGuard(policy=policy, mode="shadow", k=4)
     found = served(guarded.filter("q", ranking))
     assert [(position, verdict["rank"], verdict["reason"]) for _, position, verdict in found] == [
         (0, 1, None),

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from fault_rows import FaultRows, Row
-from prometheus_client import CollectorRegistry
 
 os.environ.setdefault("HAYSTACK_TELEMETRY_ENABLED", "False")
 pytest.importorskip("haystack")
@@ -19,15 +18,8 @@ from haystack.core.serialization import DeserializationCallbacks
 from haystack.dataclasses import ByteStream
 from haystack.document_stores.in_memory import InMemoryDocumentStore
 
-from ctxguard import (
-    ConfigurationError,
-    ContextGuard,
-    FilterViolationError,
-    Passage,
-    RatioPolicy,
-)
+from ctxguard import ConfigurationError, ContextGuard, FilterViolationError, Passage, RatioPolicy
 from ctxguard.integrations.haystack import ranking_of
-from ctxguard.request.telemetry import Telemetry
 from ctxguard.testing import RetrieverContract
 from haystack_integrations.components.rankers.ctxguard import ContextGuardRanker
 
@@ -46,10 +38,6 @@ def store_of(passages: Sequence[Passage]) -> InMemoryDocumentStore:
         ]
     )
     return store
-
-
-def guard_of(**options: Any) -> ContextGuard:
-    return ContextGuard(telemetry=Telemetry(CollectorRegistry()), **options)
 
 
 class TestDocumentsOfAStore(RetrieverContract):
@@ -72,7 +60,7 @@ class TestFaultRows(FaultRows):
 
 def test_what_is_kept_is_a_copy_with_its_verdict() -> None:
     ranker = ContextGuardRanker(
-        guard=guard_of(policy=RatioPolicy(k=5, min_ratio=0.5), score_kind="cosine")
+        guard=ContextGuard(policy=RatioPolicy(k=5, min_ratio=0.5), score_kind="cosine")
     )
     answer = ranker.run("q", DOCUMENTS, request_id="r1")
     assert [each.id for each in answer["documents"]] == ["d0", "d1", "d3"]
@@ -91,7 +79,7 @@ def test_what_is_kept_is_a_copy_with_its_verdict() -> None:
 
 
 def test_in_shadow_the_first_k_come_with_the_reasons() -> None:
-    guard = guard_of(
+    guard = ContextGuard(
         policy=RatioPolicy(k=5, min_ratio=0.5), score_kind="cosine", mode="shadow", k=3
     )
     kept = ContextGuardRanker(guard=guard).run("q", DOCUMENTS)["documents"]
@@ -139,7 +127,7 @@ def test_a_pipeline_is_saved_loaded_and_run_both_ways() -> None:
 
 def test_a_guard_of_its_own_is_not_saved_and_is_given_to_a_loaded_pipeline() -> None:
     pipeline = Pipeline()
-    pipeline.add_component("guard", ContextGuardRanker(guard=guard_of(k=1)))
+    pipeline.add_component("guard", ContextGuardRanker(guard=ContextGuard(k=1)))
     with pytest.raises(SerializationError, match="cannot be saved"):
         pipeline.dumps()
     plain = Pipeline()
@@ -147,7 +135,7 @@ def test_a_guard_of_its_own_is_not_saved_and_is_given_to_a_loaded_pipeline() -> 
 
     def give(name: str, component: type, parameters: dict[str, Any]) -> None:
         parameters.clear()
-        parameters["guard"] = guard_of(k=1)
+        parameters["guard"] = ContextGuard(k=1)
 
     loaded = Pipeline.loads(plain.dumps(), callbacks=DeserializationCallbacks(give))
     found = [Document(id="a", content="A."), Document(id="b", content="B.")]
@@ -157,7 +145,7 @@ def test_a_guard_of_its_own_is_not_saved_and_is_given_to_a_loaded_pipeline() -> 
 
 def test_what_it_cannot_work_with_is_named() -> None:
     with pytest.raises(ConfigurationError, match="not both"):
-        ContextGuardRanker(k=3, guard=guard_of())
+        ContextGuardRanker(k=3, guard=ContextGuard())
     with pytest.raises(ConfigurationError, match="score_kind 'similar'"):
         ContextGuardRanker(score_kind="similar")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="score_kind"):

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 agents = pytest.importorskip("langchain.agents")
 
@@ -18,7 +17,6 @@ from langgraph.types import Command
 from ctxguard import Assembly, ConfigurationError, ContextGuard, Passage, RatioPolicy
 from ctxguard.integrations.langchain import GuardedRetriever
 from ctxguard.integrations.langchain_agents import GuardedTools, retriever_tool
-from ctxguard.request.telemetry import Telemetry
 from tests.doubles import FakeRetriever
 
 PASSAGES = (
@@ -47,10 +45,6 @@ def ask(tool: Any, *, awaited: bool = False, middleware: Sequence[Any] = ()) -> 
     return message
 
 
-def guard_of(retriever: Any = None, **options: Any) -> ContextGuard:
-    return ContextGuard(retriever, telemetry=Telemetry(CollectorRegistry()), **options)
-
-
 def documents() -> list[Document]:
     return [
         Document(each.text, id=each.passage_id, metadata={"relevance": score})
@@ -71,7 +65,7 @@ def plain_tool(response_format: str = "content_and_artifact", **names: str) -> S
 
 @pytest.mark.parametrize("awaited", [False, True])
 def test_the_model_reads_what_the_guard_kept_and_rendered(awaited: bool) -> None:
-    guard = guard_of(FakeRetriever(PASSAGES), policy=RatioPolicy(k=5, min_ratio=0.6))
+    guard = ContextGuard(FakeRetriever(PASSAGES), policy=RatioPolicy(k=5, min_ratio=0.6))
     tool = retriever_tool(GuardedRetriever(guard=guard), "search", "Finds passages.")
     message = ask(tool, awaited=awaited)
     assert message.content == guard.retrieve(QUERY).text
@@ -82,7 +76,7 @@ def test_the_model_reads_what_the_guard_kept_and_rendered(awaited: bool) -> None
 
 @pytest.mark.parametrize("awaited", [False, True])
 def test_another_tools_documents_are_filtered_and_rendered_anew(awaited: bool) -> None:
-    guard = guard_of(policy=RatioPolicy(k=5, min_ratio=0.5), score_kind="ratio")
+    guard = ContextGuard(policy=RatioPolicy(k=5, min_ratio=0.5), score_kind="ratio")
     middleware = GuardedTools(guard, tools=["search"], score_key="relevance")
     message = ask(plain_tool(), awaited=awaited, middleware=[middleware])
     assert [each.id for each in message.artifact] == ["fox", "bad"]
@@ -92,7 +86,7 @@ def test_another_tools_documents_are_filtered_and_rendered_anew(awaited: bool) -
 
 
 def test_an_empty_context_says_what_assembly_says() -> None:
-    guard = guard_of(
+    guard = ContextGuard(
         policy=RatioPolicy(k=5, min_keep=0),
         assembly=Assembly(insufficient_text="Nothing suits.", max_tokens=1, truncate=False),
     )
@@ -101,13 +95,13 @@ def test_an_empty_context_says_what_assembly_says() -> None:
 
 
 def test_other_tools_pass_as_they_are() -> None:
-    middleware = GuardedTools(guard_of(k=1), tools=["another"])
+    middleware = GuardedTools(ContextGuard(k=1), tools=["another"])
     assert len(ask(plain_tool(), middleware=[middleware]).artifact) == 3
 
 
 @pytest.mark.parametrize("awaited", [False, True])
 def test_a_text_output_passes_with_a_note(awaited: bool, caplog: pytest.LogCaptureFixture) -> None:
-    middleware = GuardedTools(guard_of(k=1), tools=["search"])
+    middleware = GuardedTools(ContextGuard(k=1), tools=["search"])
     for _ in range(2):
         message = ask(plain_tool("content"), awaited=awaited, middleware=[middleware])
         note, _, text = str(message.content).partition("\n")
@@ -123,14 +117,14 @@ def test_an_output_of_several_parts_passes_with_a_note() -> None:
         return [{"type": "text", "text": query}, {"type": "image", "url": "https://i.example/1"}]
 
     tool = StructuredTool.from_function(search, name="search", description="Finds.")
-    message = ask(tool, middleware=[GuardedTools(guard_of(), tools=["search"])])
+    message = ask(tool, middleware=[GuardedTools(ContextGuard(), tools=["search"])])
     note, *parts = message.content
     assert "not filtered" in note["text"]
     assert parts == search(QUERY)
 
 
 def test_a_tool_that_returns_something_else_is_named() -> None:
-    middleware = GuardedTools(guard_of(), tools=["search"])
+    middleware = GuardedTools(ContextGuard(), tools=["search"])
     command = Command(update={"messages": [ToolMessage("done", tool_call_id="call-1")]})
 
     def search(query: str) -> Any:
@@ -142,7 +136,7 @@ def test_a_tool_that_returns_something_else_is_named() -> None:
     with pytest.raises(ConfigurationError, match="'question'"):
         ask(
             plain_tool(),
-            middleware=[GuardedTools(guard_of(), tools=["search"], query_argument="question")],
+            middleware=[GuardedTools(ContextGuard(), tools=["search"], query_argument="question")],
         )
     with pytest.raises(ConfigurationError, match="names of tools"):
-        GuardedTools(guard_of(), tools="search")
+        GuardedTools(ContextGuard(), tools="search")

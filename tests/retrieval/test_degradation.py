@@ -124,11 +124,7 @@ def test_the_time_for_the_whole_bounds_every_stage(system: System, hang: Instead
 def test_in_time_the_answer_is_the_one_without_deadlines(system: System) -> None:
     for retriever in (system.bare, system.retriever):
         unhurried = retriever.retrieve(QUERY)
-        for limits in (
-            AMPLE,
-            Deadlines(lexical_seconds=NEVER),
-            Deadlines(dense_seconds=NEVER),
-        ):
+        for limits in (AMPLE, Deadlines(lexical_seconds=NEVER), Deadlines(dense_seconds=NEVER)):
             ranking = retriever.with_deadlines(limits).retrieve(QUERY)
             assert ranking.passage_ids == unhurried.passage_ids
             assert ranking.scores == pytest.approx(unhurried.scores)
@@ -202,9 +198,7 @@ def test_warming_up_takes_as_long_as_it_takes(system: System) -> None:
     system.retriever.with_deadlines(Deadlines(total_seconds=1e-9)).warm_up()
 
 
-def test_legs_without_a_free_thread_are_overload_not_an_outage(
-    system: System,
-) -> None:
+def test_legs_without_a_free_thread_are_overload_not_an_outage(system: System) -> None:
     full = {leg: Stage(leg, workers=1, waiting=0) for leg in ("lexical", "dense")}
     settings = SearchSettings(embedder=FaultyEmbedder(), fusion=Fusion())
     index = system.bare.generation

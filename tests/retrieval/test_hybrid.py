@@ -12,12 +12,7 @@ import pytest
 
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.types import FailureKind, Passage, Route, ScoreKind
-from ctxguard.errors import (
-    ConfigurationError,
-    DataError,
-    QueryError,
-    StageUnavailableError,
-)
+from ctxguard.errors import ConfigurationError, DataError, QueryError, StageUnavailableError
 from ctxguard.resilience import Deadlines
 from ctxguard.retrieval import HybridRetriever, Retriever
 from ctxguard.retrieval.index.dense import DenseIndex

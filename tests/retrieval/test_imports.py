@@ -4,8 +4,6 @@ import subprocess
 import sys
 import textwrap
 
-import pytest
-
 from tests.timing import PATIENCE_SECONDS
 
 
@@ -31,29 +29,3 @@ def test_no_optional_library_is_imported_before_it_is_used() -> None:
         """
     )
     assert loaded == "[]"
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork on Windows")
-def test_a_forked_child_of_a_process_that_searched_can_search() -> None:
-    """Pre-forking servers load the index once and search in every child."""
-    assert (
-        run(
-            """
-            import os, signal
-            import numpy as np
-            from ctxguard.retrieval import HybridRetriever
-            from tests.doubles import WordHashEmbedder
-            from ctxguard.core.types import Passage
-
-            passages = [Passage(f"p{n}", f"passage number {n}") for n in range(300)]
-            retriever = HybridRetriever.build(passages, embedder=WordHashEmbedder())
-            expected = retriever.retrieve("number 7").passage_ids
-            child = os.fork()
-            if child == 0:
-                signal.alarm(60)
-                os._exit(0 if retriever.retrieve("number 7").passage_ids == expected else 1)
-            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-            """
-        )
-        == "0"
-    )

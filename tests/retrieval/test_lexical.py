@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 
 from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval.analysers.english import ENGLISH
-from ctxguard.retrieval.index.lexical import (
-    K1,
-    B,
-    Bm25sIndex,
-    RankBm25Index,
-    lexical_index,
-)
+from ctxguard.retrieval.index.lexical import K1, B, Bm25sIndex, RankBm25Index, lexical_index
 from tests.doubles import LexicalContract
 
 words = st.sampled_from(["red", "dog", "fox", "rose", "cat", "sun"])

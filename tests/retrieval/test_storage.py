@@ -14,7 +14,7 @@ import pytest
 from ctxguard.core.types import Passage, Route
 from ctxguard.errors import ConfigurationError, DataError, IndexFolderError
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.retrieval.index import hybrid_index, storage
+from ctxguard.retrieval.index import storage
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from tests.doubles import WordHashEmbedder
 
@@ -179,9 +179,7 @@ def test_an_index_is_not_saved_over_somebody_elses_files(
 
 
 def test_a_failed_save_leaves_the_good_index_in_place(
-    retriever: HybridRetriever,
-    saved: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    retriever: HybridRetriever, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full_disk(index: HybridIndex, folder: Path) -> None:
         (folder / "passages.jsonl").write_bytes(b"half")
@@ -216,28 +214,6 @@ def test_metadata_keys_that_would_be_one_after_saving_are_refused(
 ) -> None:
     with pytest.raises(DataError, match="'p' cannot be kept as JSON: two of its keys"):
         HybridRetriever.build([Passage("p", "x", metadata=metadata)], embedder=WordHashEmbedder())
-
-
-def test_a_damaged_generation_is_not_taken_up_while_serving(
-    saved: Path, retriever: HybridRetriever
-) -> None:
-    loaded = load(saved)
-    before = loaded.retrieve(QUERY).passage_ids
-    retriever.update([Passage("new", "another text")])
-    retriever.save(saved)
-    flip_a_byte(data_file(saved, "passages.jsonl"))
-    with pytest.raises(IndexFolderError, match=r"passages\.jsonl was changed or damaged"):
-        loaded.reload()
-    assert loaded.retrieve(QUERY).passage_ids == before
-
-
-def test_a_generation_that_was_replaced_goes_on_answering(
-    saved: Path, retriever: HybridRetriever, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hybrid_index, "_MAPPED_FROM_BYTES", 0)
-    loaded = load(saved)
-    shutil.rmtree(saved)
-    assert loaded.retrieve(QUERY).passage_ids == retriever.retrieve(QUERY).passage_ids
 
 
 def flip_a_byte(file: Path) -> None:

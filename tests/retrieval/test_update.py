@@ -1,13 +1,6 @@
-"""An updated index answers as one built anew, encodes only what is new, and survives a kill."""
+"""An updated index answers as one built anew, and encodes only what is new."""
 
-import os
 import random
-import signal
-import subprocess
-import sys
-import textwrap
-import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -76,7 +69,7 @@ def assert_same_answers(updated: HybridRetriever, anew: HybridRetriever) -> None
 
 
 @given(first=corpora, then=st.lists(corpora, min_size=1, max_size=3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_any_updates_give_the_answers_of_an_index_built_anew(
     first: dict[str, str], then: list[dict[str, str]]
 ) -> None:
@@ -207,114 +200,10 @@ class TestUpdate:
         retriever.update(passages_of(now))
         assert_same_answers(retriever, build(now, **settings))
 
-    def test_searches_that_run_meanwhile_keep_their_generation(
-        self, retriever: HybridRetriever
-    ) -> None:
-        pinned = retriever.pinned()
-        retriever.update(passages_of({"x": "red fox"}))
-        assert "a" in pinned.retrieve("red fox").passage_ids
-        assert retriever.retrieve("red fox").passage_ids == ("x",)
 
-
-class TestSaving:
-    @pytest.fixture
-    def folder(self, tmp_path: Path) -> Path:
-        build({f"p{n}": f"red fox number{n}" for n in range(9)}).save(tmp_path / "index")
-        return tmp_path / "index"
-
-    def test_a_generation_in_use_is_never_written_to(self, folder: Path) -> None:
-        retriever = load(folder)
-        (generation,) = folder.glob("generation-*")
-        held = {file: file.open("rb") for file in generation.iterdir()}
-        before = {file: open_file.read() for file, open_file in held.items()}
-        retriever.update(passages_of({"new": "sea"}))
-        retriever.save(folder)
-        assert not generation.exists()
-        for file, open_file in held.items():
-            open_file.seek(0)
-            assert open_file.read() == before[file]
-            open_file.close()
-
-    def test_it_is_saved_whole_into_another_folder(self, folder: Path, tmp_path: Path) -> None:
-        retriever = load(folder)
-        retriever.update(passages_of({"p3": "sea", "new": "sun"}))
-        retriever.save(tmp_path / "other")
-        assert_same_answers(retriever, load(tmp_path / "other"))
-
-    def test_a_follower_reads_the_fields_that_its_filters_use(self, folder: Path) -> None:
-        writer, reader = load(folder), load(folder)
-        reader.warm_up(filter_fields=["first"])
-        writer.update(passages_of({"new": "sea"}))
-        writer.save(folder)
-        assert reader.reload()
-        assert reader.generation.passages.metadata_rows.fields == ("first",)
-        assert reader.retrieve("sea", where=Where(first="sea")).passage_ids == ("new",)
-
-    def test_readers_follow_a_writer_and_see_one_generation_at_a_time(self, folder: Path) -> None:
-        """Of each pair of passages that is added together, both are there or neither."""
-        writer, reader = load(folder), load(folder)
-        done = threading.Event()
-
-        def write() -> None:
-            corpus: dict[str, str] = {}
-            for n in range(30):
-                corpus |= {f"x{n}": f"pair number{n}", f"y{n}": f"pair number{n}"}
-                writer.update(passages_of(corpus))
-                writer.save(folder)
-            done.set()
-
-        thread = threading.Thread(target=write)
-        thread.start()
-        seen = 0
-        while not done.is_set() or reader.reload():
-            reader.reload()
-            found = reader.on_route(Route.LEXICAL).retrieve("pair", depth=100).passage_ids
-            xs, ys = ({each[1:] for each in found if each[0] == side} for side in "xy")
-            assert xs == ys
-            assert len(xs) >= seen
-            seen = len(xs)
-        thread.join()
-        assert seen == 30
-
-
-PROGRAM = """
-import sys
-from pathlib import Path
-from ctxguard.core.types import Passage
-from ctxguard.retrieval import HybridRetriever
-from tests.doubles import WordHashEmbedder
-
-folder, first = Path(sys.argv[1]), int(sys.argv[2])
-retriever = HybridRetriever.load(folder, embedder=WordHashEmbedder())
-for n in range(first, 10_000):
-    kept = [Passage(f"n{each:05}", f"text number {each}") for each in range(1, n + 1) if each % 3]
-    retriever.update([*kept, Passage("last", f"number {n}")])
-    retriever.save(folder)
-    print(n, flush=True)
-"""
-
-
-@pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
-def test_a_writer_that_is_killed_leaves_the_old_or_the_new_index(tmp_path: Path) -> None:
-    folder = tmp_path / "index"
-    HybridRetriever.build([Passage("last", "number 0")], embedder=WordHashEmbedder()).save(folder)
-    chance, first = random.Random(0), 1
-    for _ in range(5):
-        process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(PROGRAM), str(folder), str(first)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout is not None
-        acknowledged = int(process.stdout.readline())
-        time.sleep(chance.random() * 0.2)
-        process.send_signal(signal.SIGKILL)
-        rest = process.communicate()[0].split()
-        acknowledged = int(rest[-1]) if rest else acknowledged
-        retriever = HybridRetriever.load(folder, embedder=WordHashEmbedder())
-        last = int(retriever.passage("last").text.split()[1])
-        # Whatever was reported as saved is there, and at most the update that was being saved.
-        assert acknowledged <= last <= acknowledged + 1
-        expected = {f"n{n:05}" for n in range(1, last + 1) if n % 3}
-        assert set(retriever.passage_ids) == expected | {"last"}
-        first = last + 1
+def test_an_updated_index_is_saved_whole_into_another_folder(tmp_path: Path) -> None:
+    build({f"p{n}": f"red fox number{n}" for n in range(9)}).save(tmp_path / "index")
+    retriever = load(tmp_path / "index")
+    retriever.update(passages_of({"p3": "sea", "new": "sun"}))
+    retriever.save(tmp_path / "other")
+    assert_same_answers(retriever, load(tmp_path / "other"))

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from calibration.data.dataset import Dataset
 from ctxguard.cli.demonstration import corpus, questions
 from ctxguard.core.types import Passage
 
@@ -16,11 +17,10 @@ def entries() -> list[Passage]:
 
 
 def test_a_replaced_hook_of_the_interpreter_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    entries: list[Passage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = list(corpus.passages())
     monkeypatch.setattr("sys.excepthook", lambda *_: None)
-    assert list(corpus.passages()) == before
+    assert list(corpus.passages()) == entries
 
 
 def test_it_holds_a_few_thousand_passages(entries: list[Passage]) -> None:
@@ -73,39 +73,44 @@ def test_what_other_libraries_graft_on_is_no_part_of_it(monkeypatch: pytest.Monk
     assert "logging.Logger.warning_once" not in names
 
 
+@pytest.fixture(scope="module")
+def dataset() -> Dataset:
+    return questions()
+
+
 class TestQuestions:
-    def test_there_are_at_least_150_and_some_have_no_answer(self) -> None:
-        dataset = questions()
+    def test_there_are_at_least_150_and_some_have_no_answer(self, dataset: Dataset) -> None:
         assert len(dataset) >= 150
         assert 5 <= len(dataset) - len(dataset.answerable) <= 30
 
-    def test_no_question_is_lost_on_this_python(self) -> None:
+    def test_no_question_is_lost_on_this_python(self, dataset: Dataset) -> None:
         """Labels of names that a version lacks are counted; whole questions must survive."""
-        assert not any(note.startswith("questions left out") for note in questions().notes)
+        assert not any(note.startswith("questions left out") for note in dataset.notes)
 
-    def test_every_label_names_a_passage_of_this_python(self, entries: list[Passage]) -> None:
+    def test_every_label_names_a_passage_of_this_python(
+        self, entries: list[Passage], dataset: Dataset
+    ) -> None:
         names = {entry.passage_id for entry in entries}
-        dataset = questions()
         labelled = {name for grades in dataset.qrels.values() for name in grades}
         labelled |= {name for found in dataset.distractors.values() for name in found}
         assert labelled <= names
 
-    def test_few_labels_name_what_this_python_lacks(self) -> None:
-        lacking = [note for note in questions().notes if note.startswith("labelled names")]
+    def test_few_labels_name_what_this_python_lacks(self, dataset: Dataset) -> None:
+        lacking = [note for note in dataset.notes if note.startswith("labelled names")]
         assert sum(int(note.split()[-1]) for note in lacking) <= 40
 
-    def test_grades_are_one_or_two_and_no_distractor_is_relevant(self) -> None:
-        dataset = questions()
+    def test_grades_are_one_or_two_and_no_distractor_is_relevant(self, dataset: Dataset) -> None:
         for query in dataset.queries:
             relevant = dataset.relevant(query.query_id)
             assert set(relevant.values()) <= {1, 2}
             assert not relevant.keys() & dataset.distractors[query.query_id].keys()
 
-    def test_they_are_spread_over_the_modules(self) -> None:
-        topics = {(query.metadata or {})["topic"] for query in questions().queries}
+    def test_they_are_spread_over_the_modules(self, dataset: Dataset) -> None:
+        topics = {(query.metadata or {})["topic"] for query in dataset.queries}
         assert len(topics) >= 40
 
-    def test_what_was_judged_irrelevant_is_known_and_not_merely_unjudged(self) -> None:
-        dataset = questions()
+    def test_what_was_judged_irrelevant_is_known_and_not_merely_unjudged(
+        self, dataset: Dataset
+    ) -> None:
         zeros = [list(grades.values()).count(0) for grades in dataset.qrels.values()]
         assert min(zeros) >= 10

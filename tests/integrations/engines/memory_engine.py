@@ -7,12 +7,7 @@ import numpy as np
 
 from ctxguard.core.types import Ranking
 from ctxguard.errors import CtxguardError, StageError
-from ctxguard.integrations.engines.engine import (
-    DENSE,
-    LEXICAL,
-    Engine,
-    LegQuery,
-)
+from ctxguard.integrations.engines.engine import DENSE, LEXICAL, Engine, LegQuery
 from ctxguard.integrations.engines.stored import IndexedPassage, IndexSettings
 from ctxguard.retrieval.index.lexical import Bm25sIndex
 

@@ -110,7 +110,7 @@ def test_without_the_embedder_the_words_answer_and_the_answer_is_flagged() -> No
     embedder = _Failing()
     built = _built(embedder=embedder)
     embedder.failing = True
-    guard = ContextGuard(built, telemetry=Telemetry(CollectorRegistry()))
+    guard = ContextGuard(built)
     context = guard.retrieve("kettles")
     assert context.route is Route.LEXICAL
     assert Flag.DEGRADED in context.flags
@@ -212,9 +212,7 @@ def test_calibrated_it_is_guarded_by_every_route_and_the_profile_fits() -> None:
     calibration = calibrate(built, Dataset("passages", tuple(queries), qrels))
     assert set(calibration.profile.routes) == {Route.HYBRID, Route.LEXICAL, Route.DENSE}
     assert calibration.profile.fusion.method == "ranker"
-    guard = ContextGuard(
-        built, profile=calibration.profile, telemetry=Telemetry(CollectorRegistry())
-    )
+    guard = ContextGuard(built, profile=calibration.profile)
     assert guard.differences == ()
     context = guard.retrieve(PASSAGES[4].text)
     assert context.kept_ids[0] == PASSAGES[4].passage_id

@@ -16,11 +16,7 @@ from outage import outage
 
 from ctxguard import Passage, Route
 from ctxguard._support import fork_safety
-from ctxguard.errors import (
-    ConfigurationError,
-    DataError,
-    StageUnavailableError,
-)
+from ctxguard.errors import ConfigurationError, DataError, StageUnavailableError
 from ctxguard.integrations.engines import postgresql
 from ctxguard.integrations.engines.address import EngineAddress
 from ctxguard.integrations.engines.engine import LegQuery
@@ -258,9 +254,7 @@ def test_a_child_process_opens_connections_of_its_own(built: EngineRetriever) ->
     type(pool).close(pool)
 
 
-def test_a_server_that_is_killed_in_mid_traffic_loses_no_account(
-    postgresql_process: Any,
-) -> None:
+def test_a_server_that_is_killed_in_mid_traffic_loses_no_account(postgresql_process: Any) -> None:
     seen = outage(
         postgresql_process,
         f"{_server}#contract_{next(_names)}",

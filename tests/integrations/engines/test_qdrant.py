@@ -18,7 +18,6 @@ from engine_contract import PASSAGES, EngineContract
 from fault_rows import FaultRows, Row
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
-from search_cluster import Cluster
 
 from ctxguard import Passage, Route
 from ctxguard.errors import (
@@ -34,6 +33,7 @@ from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.resilience import UnansweredError
 from ctxguard.testing import RetrieverContract
 from tests.doubles import WordHashEmbedder
+from tests.rerank_endpoint import Answer, RerankEndpoint
 
 _folder = ""
 _names = iter(range(10_000))
@@ -111,11 +111,7 @@ def test_both_legs_are_one_call_with_filter_and_without_vectors() -> None:
         "with_payload": ["passage_id", "title", "text", "metadata"],
     }
     assert bodies == [
-        {
-            "query": {"indices": [term_index("fox")], "values": [2.0]},
-            "using": "lexical",
-            **shared,
-        },
+        {"query": {"indices": [term_index("fox")], "values": [2.0]}, "using": "lexical", **shared},
         {
             "query": [1.0] * 64,
             "using": "dense",
@@ -225,31 +221,32 @@ def test_errors_of_the_client_are_typed_and_quote_nothing(
 
 
 @pytest.fixture
-def server() -> Iterator[Cluster]:
-    started = Cluster()
+def server() -> Iterator[RerankEndpoint]:
+    """A server that speaks HTTP, and answers what a test says."""
+    started = RerankEndpoint()
     yield started
     started.close()
 
 
 def test_a_server_that_stops_in_the_middle_of_an_answer_is_an_outage_in_time(
-    server: Cluster,
+    server: RerankEndpoint,
 ) -> None:
-    server.hangs.clear()
+    server.script.extend([Answer(hang=True)] * 9)
     with pytest.raises(UnansweredError):
         EngineRetriever.open(f"{server.url}?timeout=1#any".replace("http", "qdrant"), **OPTIONS)
 
 
 def test_a_key_goes_into_a_header_and_into_no_message(
-    server: Cluster, monkeypatch: pytest.MonkeyPatch
+    server: RerankEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CTXGUARD_ENGINE_KEY", "a-secret-key")
-    server.status, server.body = 401, b"a-secret-key"
+    server.script.extend([Answer(status=401, body=b"a-secret-key")] * 9)
     with (
         pytest.warns(UserWarning, match="insecure"),
         pytest.raises(StageUnavailableError, match="does not accept the key") as caught,
     ):
         EngineRetriever.open(f"{server.url}#any".replace("http", "qdrant"), **OPTIONS)
-    assert {"api-key": "a-secret-key"}.items() <= server.headers[0].items()
+    assert server.headers[0]["api-key"] == "a-secret-key"
     assert "a-secret-key" not in str(caught.value)
 
 

@@ -1,0 +1,201 @@
+"""Models in processes of their own: they fork, hear signals, and need neither torch nor network.
+
+Starting such a process takes seconds, so the tests of each runtime share one.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.timing import PATIENCE_SECONDS
+
+pytestmark = [
+    pytest.mark.model,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork"),
+]
+
+_BOTH = """
+import json, os, signal, sys, threading
+import numpy as np
+from ctxguard.retrieval.models.encoder import Encoder
+
+outcomes = {}
+
+def forked(job):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        try:
+            os._exit(int(job()))
+        finally:
+            os._exit(70)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+def compare(job, expected):
+    return 1 if np.allclose(job(), expected, rtol=0, atol=1e-5) else 2
+"""
+
+_IN_TORCH = """
+import socket
+
+def refuse(*_):
+    raise AssertionError("the network was used")
+
+os.environ.pop("HF_HUB_OFFLINE", None)
+socket.socket.connect = socket.getaddrinfo = refuse
+
+def torch_encoder():
+    return Encoder(runtime="torch", remembered=0)
+
+encoder = torch_encoder()
+outcomes["torch in a child forked before"] = forked(lambda: "torch" in sys.modules)
+import torch
+torch.set_num_threads(2)  # on one processor nothing would be left behind in the parent
+outcomes["threads of a child forked before"] = forked(torch.get_num_threads)
+
+from ctxguard.retrieval.models.reranker import CrossEncoderReranker
+
+QUERY = "How do vaccines train the immune system?"
+TEXTS = [f"passage number {n} " + "with some more words " * n for n in range(12)]
+reranker = CrossEncoderReranker(sys.argv[1], runtime="torch")
+
+def in_a_thread(work):
+    def answer():
+        found = []
+        thread = threading.Thread(target=lambda: found.append(work()))
+        thread.start()
+        thread.join()
+        return found[0]
+    return answer
+
+query = lambda: encoder.query(QUERY).vector
+passages = lambda: encoder.encode(TEXTS)
+score = lambda: reranker.score(QUERY, TEXTS)
+another = lambda: torch_encoder().query(QUERY).vector
+work = {
+    "query": (query, query()),
+    "passages": (passages, passages()),
+    "score": (score, score()),
+    "query in a thread": (in_a_thread(query), query()),
+    "query by another encoder": (another, query()),
+}
+outcomes |= {
+    name: forked(lambda: compare(job, expected)) for name, (job, expected) in work.items()
+}
+outcomes["query by a grandchild"] = forked(lambda: forked(lambda: compare(*work["query"])))
+outcomes["threads of the parent"] = torch.get_num_threads()
+with encoder.graph.run._lock, encoder._lock, reranker.graph.run._lock:
+    outcomes["query and score with locks held at the fork"] = forked(
+        lambda: max(compare(*work["query"]), compare(*work["score"]))
+    )
+print(json.dumps(outcomes))
+"""
+
+_IN_OPENVINO = """
+import gc
+from pathlib import Path
+
+def opened():
+    encoder = Encoder(runtime="openvino", cache=Path(sys.argv[1]), remembered=0)
+    encoder.query("a question")
+    return encoder
+
+encoder = opened()
+outcomes["libraries"] = sorted(
+    {"torch", "sentence_transformers"} & set(sys.modules)
+) + [sys.modules.get("openvino_telemetry")]
+
+texts = ["one", "two words", "and three words"] * 10
+before = encoder.encode(texts)
+work = {
+    "passages": (lambda: encoder.encode(texts), before),
+    "query": (lambda: encoder.query("one").vector, before[0]),
+}
+outcomes["child"] = forked(lambda: max(compare(*each) for each in work.values()))
+outcomes["parent"] = compare(*work["passages"])
+
+def drop(models):
+    models.clear()
+    gc.collect()
+
+signals = []
+signal.signal(signal.SIGHUP, lambda number, frame: signals.append(number))
+for _ in range(2):
+    thread = threading.Thread(target=drop, args=([opened()],))
+    thread.start()
+    thread.join()
+    os.kill(os.getpid(), signal.SIGHUP)
+outcomes["signals"] = signals
+print(json.dumps(outcomes))
+"""
+
+
+def outcomes_of(program: str, *arguments: object) -> dict[str, Any]:
+    """What became of each child: 1 where its answer was the parent's, -14 where it hung."""
+    done = subprocess.run(
+        [sys.executable, "-c", _BOTH + program, *map(str, arguments)],
+        check=True,
+        timeout=PATIENCE_SECONDS,
+        capture_output=True,
+        text=True,
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def in_torch(cross_encoder: Path) -> dict[str, Any]:
+    """With the network refused: the bundled model needs none."""
+    return outcomes_of(_IN_TORCH, cross_encoder)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        "query",
+        "passages",
+        "score",
+        "query in a thread",
+        "query by another encoder",
+        "query by a grandchild",
+        "query and score with locks held at the fork",
+    ],
+)
+def test_a_child_of_torch_answers_as_its_parent_did_without_a_network(
+    work: str, in_torch: dict[str, Any]
+) -> None:
+    assert in_torch[work] == 1
+
+
+def test_the_parent_keeps_its_threads(in_torch: dict[str, Any]) -> None:
+    assert in_torch["threads of the parent"] == 2
+
+
+def test_a_model_that_has_not_computed_changes_no_child(in_torch: dict[str, Any]) -> None:
+    assert in_torch["torch in a child forked before"] == 0
+    assert in_torch["threads of a child forked before"] == 2
+
+
+@pytest.fixture(scope="module")
+def in_openvino(exported: object, exports: Path) -> dict[str, Any]:
+    return outcomes_of(_IN_OPENVINO, exports)
+
+
+def test_a_kept_export_needs_no_torch(in_openvino: dict[str, Any]) -> None:
+    assert in_openvino["libraries"] == [None]
+
+
+def test_a_child_forked_after_use_encodes_and_ends(in_openvino: dict[str, Any]) -> None:
+    assert (in_openvino["child"], in_openvino["parent"]) == (1, 1)
+
+
+def test_a_signal_is_handled_after_another_thread_dropped_a_model(
+    in_openvino: dict[str, Any],
+) -> None:
+    assert in_openvino["signals"] == [signal.SIGHUP] * 2
