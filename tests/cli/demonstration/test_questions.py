@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
 
 from calibration.data.dataset import Dataset, Query
 from calibration.report.before_after import BeforeAfter
@@ -15,7 +14,6 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Hit, Passage, ScoreKind
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.estimation.terms import Metric
-from ctxguard.request.telemetry import Telemetry
 
 LABELS = {"answer": 2, "lure": -1}
 
@@ -23,10 +21,7 @@ LABELS = {"answer": 2, "lure": -1}
 def context(*passage_ids: str) -> Context:
     hits = [Hit(name, 1.0 - rank / 10, name, name) for rank, name in enumerate(passage_ids)]
     guard = ContextGuard(
-        lambda query, *, depth: hits[:depth],
-        policy=RatioPolicy(k=5),
-        score_kind=ScoreKind.RATIO,
-        telemetry=Telemetry(CollectorRegistry()),
+        lambda query, *, depth: hits[:depth], policy=RatioPolicy(k=5), score_kind=ScoreKind.RATIO
     )
     return guard.retrieve("a question")
 
