@@ -8,7 +8,7 @@ from calibration.report.before_after import BeforeAfter
 from ctxguard.cli import demo
 from ctxguard.cli._console import Output
 from ctxguard.cli.demonstration import loop
-from ctxguard.cli.demonstration.loop import Question, Questions
+from ctxguard.cli.demonstration.loop import Questions, ShownQuestion
 from ctxguard.core.context import Context
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Hit, Passage, ScoreKind
@@ -26,9 +26,9 @@ def context(*passage_ids: str) -> Context:
     return guard.retrieve("a question")
 
 
-def question(name: str, before: list[str], after: list[str], gain: float) -> Question:
+def question(name: str, before: list[str], after: list[str], gain: float) -> ShownQuestion:
     passages = [tuple([Passage(name, name, name) for name in names]) for names in (before, after)]
-    return Question(Query(name, f"question {name}"), *passages, LABELS, gain)
+    return ShownQuestion(Query(name, f"question {name}"), *passages, LABELS, gain)
 
 
 def test_answers_and_what_misleads_are_counted_and_a_question_that_lost_is_shown(
