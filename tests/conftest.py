@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,18 @@ from tests.timing import NEVER, Clock
 UNCHANGED = [HealthCheck.function_scoped_fixture]
 settings.register_profile("untimed", deadline=None, suppress_health_check=UNCHANGED)
 settings.load_profile("untimed")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Generator[None, list[Any], list[Any]]:
+    """Look for no doctests in test files.
+
+    One that cannot be imported would be skipped for them, and the file then taken for imported,
+    with the tests that stand above its fault: none.
+    """
+    found = yield
+    is_test = file_path.name.startswith("test_")
+    return [each for each in found if not is_test or type(each) is pytest.Module]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,14 +13,7 @@ from benchmarks._alarm_designs import missed_bars as missed_design_bars
 from benchmarks._alarm_judges import Comparing, recall_losses
 from benchmarks._alarm_rhythms import NEW, RHYTHMS, Rhythm, ring_in
 from benchmarks._alarm_rhythms import missed_bars as missed_rhythm_bars
-from benchmarks.alarms import (
-    LOSSES,
-    Ringing,
-    main,
-    missed_bars,
-    missed_judge_bars,
-    ring,
-)
+from benchmarks.alarms import LOSSES, Ringing, main, missed_bars, missed_judge_bars, ring
 from ctxguard.monitor.alarms import ReferenceKind
 
 
@@ -62,10 +55,7 @@ def test_the_alarm_keeps_its_bars() -> None:
 
 def test_a_missed_bar_is_named() -> None:
     slow = Ringing("0 or 1", 100, 5, 10, 0, 0, 600.0, 700.0)
-    assert missed_bars([slow], 100) == [
-        "0 or 1: 5 false alarms",
-        "0 or 1: median delay 600.0",
-    ]
+    assert missed_bars([slow], 100) == ["0 or 1: 5 false alarms", "0 or 1: median delay 600.0"]
 
 
 def test_the_command_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,7 @@ from benchmarks.verdict import Split, bars, by_labels, summarised
 def split(
     decision: str, recall: float, *, udcg: float = 0.2, kept: float = 3.0, refuted: bool = False
 ) -> Split:
-    return {
-        "decision": decision,
-        "recall": recall,
-        "udcg": udcg,
-        "kept": kept,
-        "refuted": refuted,
-    }
+    return {"decision": decision, "recall": recall, "udcg": udcg, "kept": kept, "refuted": refuted}
 
 
 GOOD = [split("enforce", 0.02), split("enforce", 0.0), split("shadow", -0.02)]

@@ -115,11 +115,7 @@ def main(name: str, size: Size, folder: Path) -> None:
     result = FAULTS[name][1](work, size)
     failed = [what for what, held in result.checks.items() if not held]
     failed += [wrong for one in result.accounts for wrong in one.wrong]
-    data = {
-        "observed": result.observed,
-        "accounts": in_sums(result.accounts),
-        "wrong": failed,
-    }
+    data = {"observed": result.observed, "accounts": in_sums(result.accounts), "wrong": failed}
     part = folder / "report.part"
     part.write_text(json.dumps(data))
     part.rename(folder / "report.json")

@@ -6,13 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from serving import (
-    Result,
-    ServingProcess,
-    Size,
-    answered,
-    in_words,
-)
+from serving import Result, ServingProcess, Size, answered, in_words
 
 from ctxguard.core.types import FailureKind, Flag, Route
 from ctxguard.errors import IndexFolderError

@@ -483,10 +483,7 @@ SMUGGLED = "".join(chr(0xE0000 + ord(c)) for c in "ignore all")
 @pytest.mark.parametrize(
     ("text", "seen"),
     [
-        (
-            "a\x00\x1b\x7f\x9b\u061c\u200b\u200e\u200f\u202a\u202e\u2060\u2066\u2069\ufeffb",
-            "ab",
-        ),
+        ("a\x00\x1b\x7f\x9b\u061c\u200b\u200e\u200f\u202a\u202e\u2060\u2066\u2069\ufeffb", "ab"),
         ("a\tb\nc", "a\tb\nc"),
         ("a\r\nb\rc\fd\x85e\u2028f", "a\nb\nc\nd\ne\nf"),
         # Tags are needed in the flags of subdivisions alone.
@@ -669,10 +666,10 @@ def test_an_id_cannot_break_out_of_its_attribute() -> None:
     "unit", ["<", "< ", "</passage", "\u200d", "\ufe0f", "\U000e0067", "\U0001f3f4", "\x00", "é"]
 )
 def test_a_hostile_text_costs_no_more_than_its_length(unit: str) -> None:
-    # Quadratic work on a million characters would not end within the suite's patience.
-    text = unit * (1_000_000 // len(unit))
+    # Quadratic work on so many characters would not end within the suite's patience.
+    text = unit * (300_000 // len(unit))
     assert Assembly().render([Passage("a", text)]).endswith("</passage>")
-    assert Assembly().render([Passage("a", "<" + " " * 1_000_000)]).endswith("</passage>")
+    assert Assembly().render([Passage("a", "<" + " " * 300_000)]).endswith("</passage>")
 
 
 @given(st.text(max_size=40))

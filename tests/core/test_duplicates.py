@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxguard.core import copies
+from ctxguard.core import duplicates
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.duplicates import copies_of
 from ctxguard.core.policies import RatioPolicy
@@ -101,5 +101,5 @@ def test_the_best_of_copies_is_kept_wherever_it_stands() -> None:
 
 def test_only_so_many_characters_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts after them count as copies of exactly the same text alone; ASCII costs little."""
-    monkeypatch.setattr(copies, "_MOST_FOLDED", 9)
+    monkeypatch.setattr(duplicates, "_MOST_FOLDED", 9)
     assert copies_of(["Café", "café", "Thé", "thé", "thé", "TEA", "tea"]) == {1: 0, 4: 3, 6: 5}

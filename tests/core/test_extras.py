@@ -41,9 +41,26 @@ def checkout(folder: Path) -> Path:
     return folder
 
 
-def test_a_release_is_installed_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(monkeypatch, None)
-    assert install_line("serve") == 'pip install "ctxguard-rag[serve]"'
+WHEEL = {"url": "file:///w/ctxguard_rag-0.1.0-py3.whl", "archive_info": {}}
+GIT = {"url": "https://host/c.git", "vcs_info": {"vcs": "git", "commit_id": "0"}}
+GONE = {"url": "file:///no/such/checkout", "dir_info": {}}
+
+
+@pytest.mark.parametrize(
+    ("origin", "named"),
+    [
+        (None, "ctxguard-rag[serve]"),
+        (GONE, "ctxguard-rag[serve]"),
+        (WHEEL, "/w/ctxguard_rag-0.1.0-py3.whl[serve]"),
+        (GIT, "ctxguard-rag[serve] @ git+https://host/c.git"),
+    ],
+    ids=["a release", "a checkout that is gone", "a wheel", "a repository"],
+)
+def test_what_it_was_installed_from_is_named(
+    origin: dict[str, Any] | None, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(monkeypatch, origin)
+    assert install_line("serve") == f'pip install "{named}"'
 
 
 def test_a_checkout_is_named_with_its_versions(
@@ -53,24 +70,6 @@ def test_a_checkout_is_named_with_its_versions(
     installed(monkeypatch, {"url": folder.as_uri(), "dir_info": {"editable": True}})
     line = f'pip install -c "{folder}/constraints.txt" "{folder}[judge,mcp]"'
     assert install_line("judge,mcp") == line
-
-
-def test_a_checkout_that_is_gone_is_not_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    installed(monkeypatch, {"url": (tmp_path / "gone").as_uri(), "dir_info": {}})
-    assert install_line("serve") == 'pip install "ctxguard-rag[serve]"'
-
-
-def test_a_wheel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(monkeypatch, {"url": "file:///w/ctxguard_rag-0.1.0-py3.whl", "archive_info": {}})
-    assert install_line("serve") == 'pip install "/w/ctxguard_rag-0.1.0-py3.whl[serve]"'
-
-
-def test_a_repository_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    url = {"url": "https://host/c.git", "vcs_info": {"vcs": "git", "commit_id": "0"}}
-    installed(monkeypatch, url)
-    assert install_line("serve") == 'pip install "ctxguard-rag[serve] @ git+https://host/c.git"'
 
 
 def test_a_checkout_that_is_run_without_an_installation_is_named(
@@ -103,13 +102,14 @@ def named_extras() -> set[str]:
                     if call.func.id in {"require", "install_line"} and isinstance(
                         last, ast.Constant
                     ):
-                        found.add(last.value)
+                        found.add(str(last.value))
     return found - {"NAME"}
 
 
 def test_every_extra_that_a_message_names_exists() -> None:
-    assert len(named_extras()) > 10
-    assert named_extras() <= PROJECT["optional-dependencies"].keys()
+    named = named_extras()
+    assert len(named) > 10
+    assert named <= PROJECT["optional-dependencies"].keys()
 
 
 FOR_DEVELOPERS = {"clients", "dev", "docs", "image"}

@@ -144,13 +144,7 @@ def test_convex_needs_a_scorer_with_a_minimum() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"method": "borda"},
-        {"weight": 1.5},
-        {"weight": -0.1},
-        {"weight": math.nan},
-        {"constant": 0},
-    ],
+    [{"method": "borda"}, {"weight": 1.5}, {"weight": -0.1}, {"weight": math.nan}, {"constant": 0}],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError):

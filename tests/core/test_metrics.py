@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -309,22 +310,14 @@ def test_strict_udcg_is_never_above_the_heuristic_one(
     ranked: list[int], data: st.DataObject
 ) -> None:
     relative = data.draw(st.lists(st.floats(0, 1), min_size=len(ranked), max_size=len(ranked)))
-    for preset in (
-        metrics.DEFAULT_UTILITIES,
-        metrics.STRICT_UTILITIES,
-        metrics.RELAXED_UTILITIES,
-    ):
+    for preset in (metrics.DEFAULT_UTILITIES, metrics.STRICT_UTILITIES, metrics.RELAXED_UTILITIES):
         heuristic = metrics.heuristic_utilities(ranked, relative, top_grade=3, utilities=preset)
         strict = metrics.strict_utilities(ranked, top_grade=3, utilities=preset)
         assert metrics.udcg(strict).value <= metrics.udcg(heuristic).value
 
 
 def test_no_preset_charges_less_for_a_labelled_negative_than_for_a_suspected_one() -> None:
-    for preset in (
-        metrics.DEFAULT_UTILITIES,
-        metrics.STRICT_UTILITIES,
-        metrics.RELAXED_UTILITIES,
-    ):
+    for preset in (metrics.DEFAULT_UTILITIES, metrics.STRICT_UTILITIES, metrics.RELAXED_UTILITIES):
         assert preset.distractor <= preset.hard_negative <= preset.irrelevant <= preset.unjudged
 
 
@@ -377,47 +370,28 @@ def test_utilities_of_the_wrong_sign_or_scale_are_refused(settings: dict[str, An
         Utilities(**settings)
 
 
-def test_a_cut_off_below_one_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="k 0 must be at least 1"):
-        metrics.recall_at_k([1], [1], 0)
-    with pytest.raises(ConfigurationError, match="k -1"):
-        metrics.keyword_recall_at_k([1], -1)
-
-
-def test_more_relevant_passages_ranked_than_judged_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="2 relevant passages are ranked but only 1"):
-        metrics.recall_at_k([1, 1], [1], 2)
-
-
-def test_an_unknown_gain_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="'squared' is unknown"):
-        metrics.dcg([1], gain="squared")  # type: ignore[arg-type]
-
-
-def test_lists_of_different_lengths_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="relative_scores has 1 values for 2 passages"):
-        metrics.heuristic_utilities([1, 0], [1.0], top_grade=1)
-    with pytest.raises(ConfigurationError, match="negatives has 0 values"):
-        metrics.strict_utilities([1], top_grade=1, negatives=[])
-    with pytest.raises(ConfigurationError, match="abstain has 0 values"):
-        metrics.udcg_reference([True], [])
-
-
-def test_a_grade_above_the_collections_highest_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="grade 3 lies above top_grade 2"):
-        metrics.strict_utilities([3], top_grade=2)
-    with pytest.raises(ConfigurationError, match="top_grade 0"):
-        metrics.strict_utilities([0], top_grade=0)
-
-
-def test_an_abstention_outside_the_unit_interval_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"abstain 1\.2 must lie in \[0, 1\]"):
-        metrics.udcg_reference([True], [1.2])
-
-
-def test_an_empty_keyword_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="keyword ' ' is empty"):
-        metrics.keyword_first_ranks([" "], ["text"])
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: metrics.recall_at_k([1], [1], 0), "k 0 must be at least 1"),
+        (lambda: metrics.keyword_recall_at_k([1], -1), "k -1"),
+        (lambda: metrics.recall_at_k([1, 1], [1], 2), "2 relevant passages are ranked but only 1"),
+        (lambda: metrics.dcg([1], gain="squared"), "'squared' is unknown"),  # type: ignore[arg-type]
+        (
+            lambda: metrics.heuristic_utilities([1, 0], [1.0], top_grade=1),
+            "relative_scores has 1 values for 2 passages",
+        ),
+        (lambda: metrics.strict_utilities([1], top_grade=1, negatives=[]), "negatives has 0 val"),
+        (lambda: metrics.udcg_reference([True], []), "abstain has 0 values"),
+        (lambda: metrics.strict_utilities([3], top_grade=2), "grade 3 lies above top_grade 2"),
+        (lambda: metrics.strict_utilities([0], top_grade=0), "top_grade 0"),
+        (lambda: metrics.udcg_reference([True], [1.2]), r"abstain 1\.2 must lie in \[0, 1\]"),
+        (lambda: metrics.keyword_first_ranks([" "], ["text"]), "keyword ' ' is empty"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        call()
 
 
 def test_infinities_of_both_signs_have_no_mean() -> None:

@@ -210,14 +210,7 @@ class TestRoundTrip:
             ALL_SAFE.safe(),
             SKETCHED,
         ],
-        ids=[
-            "common",
-            "unjudged",
-            "recall difference",
-            "signals",
-            "safe",
-            "corpus sketch",
-        ],
+        ids=["common", "unjudged", "recall difference", "signals", "safe", "corpus sketch"],
     )
     def test_every_part_survives(self, file: Path, profile: Profile) -> None:
         profile.save(file)

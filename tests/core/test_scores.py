@@ -19,12 +19,7 @@ from ctxguard.core.scores import (
 from ctxguard.core.types import ScoreKind
 from ctxguard.errors import ConfigurationError
 
-IDENTITY_KINDS = [
-    ScoreKind.COSINE,
-    ScoreKind.INNER_PRODUCT,
-    ScoreKind.LOGIT,
-    ScoreKind.DISTANCE,
-]
+IDENTITY_KINDS = [ScoreKind.COSINE, ScoreKind.INNER_PRODUCT, ScoreKind.LOGIT, ScoreKind.DISTANCE]
 RANGES = {
     ScoreKind.RATIO: (0.0, 1e6),
     ScoreKind.COSINE: (-1.0, 1.0),

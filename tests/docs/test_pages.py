@@ -69,9 +69,7 @@ def in_words(page: Path) -> str:
 
 @pytest.mark.model
 @pytest.mark.parametrize(
-    "page",
-    [p for p in PAGES if blocks(p, "python") and p.parent != OF_LIBRARIES],
-    ids=in_words,
+    "page", [p for p in PAGES if blocks(p, "python") and p.parent != OF_LIBRARIES], ids=in_words
 )
 def test_python_snippets_run_in_the_order_of_the_page(
     page: Path, beir: Path, made_before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

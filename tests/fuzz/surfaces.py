@@ -33,12 +33,7 @@ from calibration.compare.saved_comparison import SavedComparison
 from calibration.data.dataset import Dataset, Query
 from calibration.data.golden import Snapshot, changes, read_snapshot
 from calibration.data.questions import read_questions
-from calibration.data.readers import (
-    read_beir,
-    read_corpus,
-    read_jsonl,
-    read_trec_run,
-)
+from calibration.data.readers import read_beir, read_corpus, read_jsonl, read_trec_run
 from calibration.fit import fit_fusion, fit_relevance, fit_temperature, out_of_fold
 from calibration.pool_labels import label
 from calibration.replay import replay
@@ -150,11 +145,7 @@ QUESTIONS = (
     b'{"query": "why?", "count": 3, "date": "2026-01-31", "note": "n", "metadata": {"a": [1]}}\n'
     b'{"query": "why?", "passage_id": "b", "distractor": "hard_negative", "source": "human"}\n'
 )
-RANKER = {
-    "format": FORMAT,
-    "weights": dict(Ranker.default().weights),
-    "trained_on": ["a"],
-}
+RANKER = {"format": FORMAT, "weights": dict(Ranker.default().weights), "trained_on": ["a"]}
 READERS: Mapping[str, tuple[str, bytes, Callable[[Path], object]]] = {
     "profile": ("p.json", PROFILE.to_json().encode(), Profile.load),
     "corpus": (

@@ -198,9 +198,7 @@ def test_in_shadow_the_answers_are_recorded_and_change_nothing(world: World) -> 
     assert world.counted("changed_decisions", answers="applied") == 0
 
 
-def test_the_answers_are_decided_on_by_the_policy_that_was_chosen_with_them(
-    world: World,
-) -> None:
+def test_the_answers_are_decided_on_by_the_policy_that_was_chosen_with_them(world: World) -> None:
     stage = stage_of(world.oracle)
     found = list(world.contexts(world.guard(stage, k=2, cost=4.0)))
     applied = [each for each in found if each.assessment is not None and each.assessment.applied]

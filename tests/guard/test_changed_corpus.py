@@ -69,9 +69,7 @@ class Engine:
 def profile_of(engine: Engine, *, sketch: bool = True) -> Profile:
     routes = {
         Route.EXTERNAL: RouteProfile(
-            policy=SEVENTY,
-            score_kind=ScoreKind.RATIO,
-            safe_policy=RatioPolicy(k=6),
+            policy=SEVENTY, score_kind=ScoreKind.RATIO, safe_policy=RatioPolicy(k=6)
         )
     }
     made = profile_with(routes, fingerprint=engine.fingerprint())
@@ -89,7 +87,6 @@ def registry() -> CollectorRegistry:
 
 
 def guard_of(engine: object, profile: Profile | None, **settings: object) -> ContextGuard:
-    settings.setdefault("telemetry", Telemetry(CollectorRegistry()))
     settings.setdefault("score_kind", "ratio")
     return ContextGuard(engine, profile=profile, **settings)  # type: ignore[arg-type]
 

@@ -280,22 +280,6 @@ class TestOverload:
         assert counts.failed == {"error": 3, "cancelled": 3}
         assert counts.add_up()
 
-    def test_a_burst_is_answered_or_refused_with_a_typed_error(self, counts: Counted) -> None:
-        guard = guard_of(
-            lambda query, depth: RANKING, counts, limits=RequestLimits(max_in_flight=300)
-        )
-
-        async def main() -> list[object]:
-            burst = [guard.aretrieve("q?") for _ in range(1000)]
-            return list(await asyncio.gather(*burst, return_exceptions=True))
-
-        answers = asyncio.run(main())
-        assert {type(answer) for answer in answers} == {Context, OverloadedError}
-        refused = sum(isinstance(answer, OverloadedError) for answer in answers)
-        assert counts["shed_requests"] == refused >= 700
-        assert counts.requests("ok") == 1000 - refused
-        assert counts.add_up()
-
 
 class TestCancellation:
     def test_a_request_that_is_given_up_counts_as_failed(

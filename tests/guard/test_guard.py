@@ -254,7 +254,7 @@ class TestWhatItWraps:
         assert retrieved == outcome(lambda: guard.filter("q?", ranking, request_id="r"))
 
     def test_results_at_hand_are_filtered_without_a_retriever(self) -> None:
-        guard = ContextGuard(policy=SEVENTY, telemetry=Telemetry(CollectorRegistry()))
+        guard = ContextGuard(policy=SEVENTY)
         assert served(guard.filter("q?", RANKING)) == ["a", "b", "c"]
         with pytest.raises(ConfigurationError, match="no retriever"):
             guard.retrieve("q?")
@@ -922,9 +922,3 @@ class TestAssemblyThroughTheGuard:
         assert served(context) == ["a", "b"]
         assert context.verdicts[2].reason is DropReason.DUPLICATE_TEXT
         assert served(self.ask(Assembly(drop_duplicates=False), hits)) == ["a", "b", "c"]
-
-    def test_copies_leave_their_places_to_the_next_best(self) -> None:
-        copies = [replace(HITS[0], passage_id=f"copy {n}", score=9.5 - n / 10) for n in range(3)]
-        context = self.ask(Assembly(), [HITS[0], *copies, *HITS[1:]])
-        assert served(context) == ["a", "b", "c", "d", "e"]
-        assert context.dropped_by_reason == {DropReason.DUPLICATE_TEXT: 3, DropReason.BEYOND_K: 1}

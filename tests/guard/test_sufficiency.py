@@ -38,9 +38,7 @@ def retriever() -> Recorded:
 
 
 def guard_of(retriever: Recorded, profile: Path | Profile, **settings: Any) -> ContextGuard:
-    return ContextGuard(
-        retriever, profile=profile, telemetry=Telemetry(CollectorRegistry()), **settings
-    )
+    return ContextGuard(retriever, profile=profile, **settings)
 
 
 def answers(guard: ContextGuard, retriever: Recorded, **asked: Any) -> Iterator[Context]:
@@ -125,7 +123,6 @@ class TestText:
             lambda query, depth: [],
             score_kind="cosine",
             assembly=Assembly(insufficient_text=NOTICE),
-            telemetry=Telemetry(CollectorRegistry()),
         )
         context = guard.retrieve("anything")
         assert (context.text, context.sufficient) == (NOTICE, None)
@@ -162,9 +159,7 @@ class TestUnknown:
         self, file: Path, retriever: Recorded
     ) -> None:
         other = Recorded(retriever.rankings, {"simulated": "other"})
-        by_hand = ContextGuard(
-            retriever, policy=RatioPolicy(), telemetry=Telemetry(CollectorRegistry())
-        )
+        by_hand = ContextGuard(retriever, policy=RatioPolicy())
         contexts = [
             next(answers(guard_of(other, file), retriever)),
             next(answers(by_hand, retriever)),

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Literal
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from ctxguard import (
     Context,
@@ -20,7 +19,6 @@ from ctxguard import (
 )
 from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import RouteProfile, RouteVerdict
-from ctxguard.request.telemetry import Telemetry
 from tests.profiles import profile_with
 
 HITS = [Hit(f"p{n}", 1.0 - n / 10, f"text {n}") for n in range(9)]
@@ -47,7 +45,6 @@ def profile_of(**decisions: Decision | None) -> Profile:
 
 
 def guard_of(profile: Profile | None, **settings: object) -> ContextGuard:
-    settings.setdefault("telemetry", Telemetry(CollectorRegistry()))
     return ContextGuard(profile=profile, **settings)  # type: ignore[arg-type]
 
 
@@ -106,7 +103,6 @@ class TestTheVerdictDecides:
             profile=profile,
             score_kind="ratio",
             check=ProfileCheck(fingerprint={"embedder": "b"}),
-            telemetry=Telemetry(CollectorRegistry()),
         )
         assert served(asked(guard)) == 6
 

@@ -35,7 +35,6 @@ from calibration.data.dataset import Dataset, Query
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import Hit, Passage
 from ctxguard.guard import ContextGuard
-from ctxguard.request.telemetry import Telemetry
 from ctxguard.retrieval import HybridRetriever
 from tests.doubles import WordHashEmbedder
 
@@ -102,7 +101,7 @@ def shown(calls: list[Call]) -> str:
 
 
 def guard_of(retriever: Any = None, **settings: Any) -> ContextGuard:
-    return ContextGuard(retriever, telemetry=Telemetry(CollectorRegistry()), **settings)
+    return ContextGuard(retriever, **settings)
 
 
 @pytest.fixture(scope="module")

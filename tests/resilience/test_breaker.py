@@ -1,12 +1,6 @@
 """The circuit breaker: when it opens, when a probe is due, and what closes it again."""
 
-from ctxguard.resilience.breaker import (
-    FAILURES,
-    MAX_RETRY_SECONDS,
-    REFUSED,
-    RETRY_SECONDS,
-    Breaker,
-)
+from ctxguard.resilience.breaker import FAILURES, MAX_RETRY_SECONDS, REFUSED, RETRY_SECONDS, Breaker
 from tests.timing import Clock
 
 

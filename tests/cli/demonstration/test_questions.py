@@ -2,20 +2,18 @@
 
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
 
 from calibration.data.dataset import Dataset, Query
 from calibration.report.before_after import BeforeAfter
 from ctxguard.cli import demo
 from ctxguard.cli._console import Output
 from ctxguard.cli.demonstration import loop
-from ctxguard.cli.demonstration.loop import Question, Questions
+from ctxguard.cli.demonstration.loop import Questions, ShownQuestion
 from ctxguard.core.context import Context
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Hit, Passage, ScoreKind
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.estimation.terms import Metric
-from ctxguard.request.telemetry import Telemetry
 
 LABELS = {"answer": 2, "lure": -1}
 
@@ -23,17 +21,14 @@ LABELS = {"answer": 2, "lure": -1}
 def context(*passage_ids: str) -> Context:
     hits = [Hit(name, 1.0 - rank / 10, name, name) for rank, name in enumerate(passage_ids)]
     guard = ContextGuard(
-        lambda query, *, depth: hits[:depth],
-        policy=RatioPolicy(k=5),
-        score_kind=ScoreKind.RATIO,
-        telemetry=Telemetry(CollectorRegistry()),
+        lambda query, *, depth: hits[:depth], policy=RatioPolicy(k=5), score_kind=ScoreKind.RATIO
     )
     return guard.retrieve("a question")
 
 
-def question(name: str, before: list[str], after: list[str], gain: float) -> Question:
+def question(name: str, before: list[str], after: list[str], gain: float) -> ShownQuestion:
     passages = [tuple([Passage(name, name, name) for name in names]) for names in (before, after)]
-    return Question(Query(name, f"question {name}"), *passages, LABELS, gain)
+    return ShownQuestion(Query(name, f"question {name}"), *passages, LABELS, gain)
 
 
 def test_answers_and_what_misleads_are_counted_and_a_question_that_lost_is_shown(

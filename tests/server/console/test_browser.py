@@ -45,6 +45,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SampleStore]:
 
 
 @pytest.fixture(scope="module")
+def forty(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A store of 40 requests, for each test a copy."""
+    folder = tmp_path_factory.mktemp("forty")
+    filled(folder, 40)
+    return (folder / "samples.db").read_bytes()
+
+
+@pytest.fixture(scope="module")
 def address(store: SampleStore) -> Iterator[str]:
     with console_at(store) as found:
         yield found
@@ -142,11 +150,13 @@ IN_SIGHT = """() => {
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
 def test_the_question_stays_in_sight_while_20_requests_are_graded(
-    page: "Page", tmp_path: Path, width: int, height: int
+    page: "Page", tmp_path: Path, forty: bytes, width: int, height: int
 ) -> None:
     """By keyboard alone; each passage that has the focus is in sight as well."""
     page.set_viewport_size({"width": width, "height": height})
-    with SampleStore.open(filled(tmp_path, 40)) as store, console_at(store) as address:
+    (tmp_path / "samples.db").write_bytes(forty)
+    opened = SampleStore.open(f"sqlite:///{tmp_path / 'samples.db'}")
+    with opened as store, console_at(store) as address:
         begin(page, address, n=60, whole=False)
         n_requests = 0
         while page.query_selector("h1.query"):
