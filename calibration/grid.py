@@ -229,9 +229,10 @@ class Grid:
         share = relevant / np.maximum(labels.n_relevant, 1)[:, None]
         ranks = np.arange(discount.size) if self.order is None else self.order
         today = np.stack([share, worth * discount[ranks]]) * labels.in_baseline
-        running = np.stack([share, worth * discount]).cumsum(axis=2)
-        beyond: FloatArray = np.pad(running, ((0, 0), (0, 0), (1, 0)))
-        return beyond - today.sum(axis=2, keepdims=True)
+        added = np.stack([share, worth * discount]).cumsum(axis=2)
+        running = np.pad(added, ((0, 0), (0, 0), (1, 0)))
+        beyond: FloatArray = running - today.sum(axis=2, keepdims=True)
+        return beyond
 
     @cached_property
     def _running(self) -> FloatArray:
