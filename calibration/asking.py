@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from calibration.calibrate_route import Fitted, LabelledRoute, RouteOutcome
 from calibration.fit import folds, probabilities
-from calibration.folded import Folded
+from calibration.folded import Choose, Folded
 from calibration.grid import GridIndex
 from calibration.objectives import PolicySums, choose, highest_utility
 from calibration.pool_labels import IntArray, PoolLabels
@@ -199,10 +199,15 @@ def calibrate_asking(
     figures: dict[str, Any] = {each: significant(getattr(model, each), 8) for each in _FIGURES}
     model = replace(model, **figures)
     parts = [replace(part, name=name) for part in parts]
-    found = _choose(route, fitted, parts[0], asking.price)
-    if route.held_out:
-        found = _on_held_out(found, fitted, parts[1], model, asking.price)
-    return _with_verdict(outcome, asking, parts, model, found)
+    for careful in route.rules(route.asked):
+        found = _choose(route, fitted, parts[0], asking.price, careful)
+        if route.held_out:
+            found = _on_held_out(found, fitted, parts[1], model, asking.price)
+        with_answers = _with_verdict(outcome, asking, parts, model, found)
+        if with_answers.decision == "enforce":
+            break
+    update = {"assessor": with_answers}
+    return replace(outcome, profile=outcome.profile.model_copy(update=update))
 
 
 @dataclass(frozen=True)
@@ -226,17 +231,19 @@ class _Choice:
     n_kept: IntArray
 
 
-def _choose(route: LabelledRoute, fitted: Fitted, own: _AnsweredPools, price: float) -> _Choice:
+def _choose(
+    route: LabelledRoute, fitted: Fitted, own: _AnsweredPools, price: float, careful: Choose
+) -> _Choice:
     """Choose (k, t) with the answers that are worth asking for at the former, twice."""
     by_fold = [(inside, own.fitted(others)) for inside, others in folds(own.labels.groups)]
 
     def rule(sums: PolicySums) -> int | None:
-        careful = route.rule(route.asked)(sums)
-        if careful is None and route.asked != "utility":
+        place = careful(sums)
+        if place is None and route.asked != "utility":
             # Few labels support no careful choice. Whether this one holds is for the verdict.
             k, tolerance = route.settings.serving_k, route.settings.tolerance
             return choose(sums, k, route.asked, tolerance=tolerance, caution=0.0, lost=0.0)
-        return careful
+        return place
 
     def chosen(chances: FloatArray) -> tuple[Folded, GridIndex, bool]:
         among = route.among(fitted.grid(own.pools, own.labels, chances))
@@ -299,8 +306,8 @@ def _with_verdict(
     parts: Sequence[_AnsweredPools],
     model: AnswerModel,
     found: _Choice,
-) -> RouteOutcome:
-    """Add the assessor to the route's profile: what it gains over what is served without."""
+) -> AssessorProfile:
+    """Return the assessor's part of the profile: what it gains over what is served without."""
     route, without, asked = outcome.route, outcome.served, found.asked
     # Where nothing is answered, what is served without stands.
     answered = asked.answered[:, None]
@@ -321,7 +328,7 @@ def _with_verdict(
     possible = float(weighted_mean(np.minimum(parts[-1].pools.lengths, FIRST), weights))
     spent = [part.cost for part in parts if part.cost is not None]
     cost = sum(spent) / max(sum(part.n_asked for part in parts), 1) if spent else None
-    assessor = AssessorProfile(
+    return AssessorProfile(
         fingerprint=asking.stage.fingerprint,
         name=parts[0].name,
         model=model,
@@ -335,7 +342,6 @@ def _with_verdict(
         calls=significant(1e3 * float(weighted_mean(np.minimum(asked.n_asked, 1.0), weights))),
         cost=None if cost is None else significant(1e3 * cost * n_asked),
     )
-    return replace(outcome, profile=outcome.profile.model_copy(update={"assessor": assessor}))
 
 
 def _asked(

@@ -17,7 +17,14 @@ from calibration.evaluate import PROFILE_METRICS, QueryMetrics, contexts, of_con
 from calibration.fit import fit_relevance, fit_temperature, out_of_fold, probabilities
 from calibration.folded import Choose, Folded
 from calibration.grid import Grid, ratio_grid, sizes, utility_grid
-from calibration.objectives import choose, extend, fewest_to_choose, highest_utility, tried
+from calibration.objectives import (
+    CAUTIONS,
+    choose,
+    extend,
+    fewest_to_choose,
+    highest_utility,
+    tried,
+)
 from calibration.pool_labels import IntArray, PoolLabels, labelled_part
 from calibration.replay import Pools
 from calibration.settings import ChoiceSettings, Context, Family
@@ -287,17 +294,26 @@ class LabelledRoute:
         """What contexts were asked for."""
         return self.settings.context if self.settings.objective == "context" else "utility"
 
-    def rule(self, asked: Context | Literal["utility"]) -> Choose:
-        """Return the rule by which a policy is chosen for such contexts."""
+    def rules(self, asked: Context | Literal["utility"]) -> tuple[Choose, ...]:
+        """Return the rules by which a policy is chosen for such contexts, the boldest first.
+
+        The first whose policy may be enforced is taken, else the last. Queries that were held out
+        have no part in that: there is one rule.
+        """
         if asked == "utility":
-            return highest_utility
+            return (highest_utility,)
         k, tolerance = self.settings.serving_k, self.settings.tolerance
-        return partial(choose, serving_k=k, context=asked, tolerance=tolerance)
+        rule = partial(choose, serving_k=k, context=asked, tolerance=tolerance)
+        cautions = CAUTIONS[-1:] if self.held_out else CAUTIONS
+        return tuple(partial(rule, caution=caution) for caution in cautions)
 
     def offer(self, asked: Context | Literal["utility"]) -> Option:
         """Find what would be served for such contexts, with its verdict."""
         k = self.settings.serving_k
-        first = self._chosen(asked, self.choosing, self.rule(asked))
+        for rule in self.rules(asked):
+            first = self._chosen(asked, self.choosing, rule)
+            if _is(first, "enforce"):
+                break
         if asked == "utility" or _is(first, "enforce"):
             return self._as_today() if first is None else first
         longer = self._chosen(asked, self.extending, partial(extend, serving_k=k, context=asked))

@@ -29,6 +29,11 @@ PROBABILITIES: FloatArray = np.round(
 )
 """Thresholds on P(relevant); finer below 0.05, which most candidates do not reach."""
 
+EXPECTED = 0.5
+"""Share of what P(relevant) expects in the figures by which policies are chosen. On 60 splits of
+five collections the mean recall of the chosen policy looked 0.006 too high, by labels alone 0.019;
+at 0.65 the same is served."""
+
 _TIE = 1e-12
 
 GridIndex = tuple[int, int]
@@ -102,6 +107,8 @@ class Grid:
             along ranks.
         make: The policy of a k and a threshold.
         order: Shape (n_q, depth), the columns of the pools in that order; None for their own.
+        chances: Shape (n_q, depth), P(relevant) of the candidates in that order, from models that
+            did not see their labels, NaN beyond the pool; None where there are none.
     """
 
     labels: PoolLabels
@@ -110,6 +117,7 @@ class Grid:
     reached: IntArray
     make: Callable[[int, float], Policy]
     order: IntArray | None = None
+    chances: FloatArray | None = None
 
     def settings(self, index: GridIndex) -> tuple[int, float]:
         """Return the k and the threshold of a policy."""
@@ -121,9 +129,13 @@ class Grid:
 
     def rows(self, rows: IntArray) -> "Grid":
         """Return the same policies over some of the queries."""
-        order = None if self.order is None else self.order[rows]
-        labels = self.labels.rows(rows)
-        return replace(self, labels=labels, reached=self.reached[rows], order=order)
+        return replace(
+            self,
+            labels=self.labels.rows(rows),
+            reached=self.reached[rows],
+            order=None if self.order is None else self.order[rows],
+            chances=None if self.chances is None else self.chances[rows],
+        )
 
     def kept(self, indices: Sequence[GridIndex]) -> IntArray:
         """Count the passages of each query that some policies keep, shape (n_q, n_indices)."""
@@ -197,6 +209,30 @@ class Grid:
             np.clip(of_all - today[:, None], -1.0, 1.0),
             kept.astype(np.float64),
         )
+
+    @cached_property
+    def beyond_today(self) -> FloatArray:
+        """What the first n candidates give less what today's give, for n = 0 … depth.
+
+        Half of it is by the labels and half as P(relevant) expects, where that is known: by few
+        labels alone the best of many policies is often the luckiest. A composite of a direct and
+        a model's estimate (Rao and Molina, Small Area Estimation, 2015, §3.3).
+
+        Returns:
+            Shape (2, n_q, depth + 1): share of all relevant passages of a query, 0 where it has
+            none; and strict UDCG.
+        """
+        labels, discount = self.labels, discounts(self.reached.shape[1])
+        relevant, worth = labels.relevant.astype(np.float64), labels.utilities
+        if self.chances is not None:
+            relevant, worth = labels.with_expected(self.chances, EXPECTED)
+        share = relevant / np.maximum(labels.n_relevant, 1)[:, None]
+        ranks = np.arange(discount.size) if self.order is None else self.order
+        today = np.stack([share, worth * discount[ranks]]) * labels.in_baseline
+        added = np.stack([share, worth * discount]).cumsum(axis=2)
+        running = np.pad(added, ((0, 0), (0, 0), (1, 0)))
+        beyond: FloatArray = running - today.sum(axis=2, keepdims=True)
+        return beyond
 
     @cached_property
     def _running(self) -> FloatArray:
@@ -311,6 +347,7 @@ def utility_grid(
             min_keep=min(min_keep, k),
         ),
         order,
+        values,
     )
 
 

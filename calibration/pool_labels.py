@@ -23,6 +23,9 @@ _BY_QUERY = (*_BY_CANDIDATE, "served", "best_grades", "n_relevant", "weights", "
 
 NDCG_CUTOFF = 10
 
+_LEAST_SUM = 1e-9
+"""Of probabilities, which are scaled by it."""
+
 
 @dataclass(frozen=True)
 class PoolLabels:
@@ -121,6 +124,34 @@ class PoolLabels:
         shares = self.relevant / np.maximum(totals, 1)[:, None]
         served = (shares * self.in_baseline).sum(axis=1)
         return shares, np.where(totals > 0, served, np.nan)
+
+    def with_expected(
+        self, probabilities: FloatArray, share: float
+    ) -> tuple[FloatArray, FloatArray]:
+        """Replace a share of every label by what P(relevant) expects.
+
+        As many relevant candidates are expected for each query as its labels name: P says which.
+
+        Args:
+            probabilities: Shape (n_q, depth), NaN beyond the pool.
+            share: How much of it, in [0, 1].
+
+        Returns:
+            Shape (n_q, depth) each: how relevant each candidate is, in [0, 1], and its worth.
+        """
+        relevant = self.relevant.astype(np.float64)
+        chances = np.nan_to_num(probabilities)
+        per_chance = relevant.sum(axis=1) / np.maximum(chances.sum(axis=1), _LEAST_SUM)
+        expected = np.minimum(chances * per_chance[:, None], 1.0)
+        # If a candidate were of the other kind, it would be worth as much as the mean of that kind.
+        others = self.retrieved & ~self.relevant
+        right, wrong = (
+            np.where(kind, self.utilities, self.utilities[kind].mean() if kind.any() else 0.0)
+            for kind in (self.relevant, others)
+        )
+        worth = np.where(self.retrieved, expected * right + (1.0 - expected) * wrong, 0.0)
+        own = 1.0 - share
+        return own * relevant + share * expected, own * self.utilities + share * worth
 
     def with_baseline(self, k: int | None) -> "PoolLabels":
         """Make the first ``k`` columns the baseline; in the retriever's own order."""

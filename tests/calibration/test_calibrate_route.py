@@ -67,6 +67,23 @@ class TestChoice:
         assert kept["balanced"] <= 10.5
         assert kept["richer"] >= kept["balanced"] - 1e-9
 
+    @pytest.mark.parametrize("n", [40, 80, 150])
+    def test_the_boldest_choice_that_may_be_enforced_is_taken(self, n: int) -> None:
+        outcome = outcome_of(calibrated(n, noise=0.2, relevant=4))
+        own = outcome.choosing
+        places = [own.chosen(rule) for rule in outcome.route.rules("balanced")]
+        assert len(places) == 2
+        gains = [0.0 if at is None else own.sums.mean_gain[own.tried.index(at)] for at in places]
+        assert gains[0] >= gains[1]
+        verdict = outcome.profile.verdict
+        if verdict is not None and verdict.decision == "enforce" and not verdict.extends:
+            taken = [own.grid.policy(at) for at in places if at is not None]
+            assert outcome.profile.policy in taken
+
+    def test_queries_that_were_held_out_choose_nothing(self) -> None:
+        outcome = outcome_of(calibrated(150, noise=0.2, relevant=4, held_out=0.5))
+        assert len(outcome.route.rules("balanced")) == 1
+
     def test_of_equally_good_policies_the_safest_then_the_smallest(self) -> None:
         pools, labels = labelled([ranking_of([3.0, 1.0])], [{"p0": 1}], depth=2)
         grid = ratio_grid(pools, labels)

@@ -1,5 +1,6 @@
 """A whole grid in one pass equals a naive loop over ``decide`` and the metrics."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,47 @@ class TestGridEqualsNaiveLoop:
         index = (1, grid.thresholds.size - 1)
         expected = naive(case, grid, index)["udcg_strict"][rows].mean()
         assert part.means.udcg_strict[index] == pytest.approx(expected, abs=1e-9)
+
+
+class TestBeyondToday:
+    @settings(max_examples=30, deadline=None)
+    @given(cases())
+    def test_by_labels_alone_it_is_what_a_policy_gives_less_what_today_does(
+        self, case: Case
+    ) -> None:
+        grid = ratio_grid(*case, ks=[1, 3, 8], ratios=np.array([0.0, 0.4999]))
+        indices = [(0, 0), (1, grid.thresholds.size - 1), (2, 0)]
+        found = np.take_along_axis(grid.beyond_today, grid.kept(indices)[None], axis=2)
+        at = grid.at(indices)
+        assert found[0] == pytest.approx(np.nan_to_num(at.recall_difference), abs=1e-9)
+        assert found[1] == pytest.approx(at.udcg_strict - case.labels.served[:, :1], abs=1e-9)
+
+    def test_half_by_probability_it_varies_less_around_the_same_mean(self) -> None:
+        chances = np.linspace(0.9, 0.05, 12)
+        random = np.random.default_rng(0)
+        drawn = random.random((2_000, 12)) < chances
+        ranking = ranking_of(chances.tolist(), kind=ScoreKind.PROBABILITY)
+        pools, labels = labelled(
+            [ranking] * len(drawn),
+            [{f"p{i}": 1 for i in np.flatnonzero(row)} for row in drawn],
+            depth=12,
+            baseline_k=5,
+        )
+        model = RelevanceModel(("ranking",), (1.0,) * 5, (0.0,) * 5, (1.0,) * 5, 0.0)
+        both = utility_grid(pools, labels, np.tile(chances, (len(drawn), 1)), model)
+        by_labels = replace(both, chances=None)
+        for n_kept in (2, 8):
+            half, own = (grid.beyond_today[:, :, n_kept] for grid in (both, by_labels))
+            assert half.mean(axis=1) == pytest.approx(own.mean(axis=1), abs=0.02)
+            assert (half.std(axis=1) < 0.75 * own.std(axis=1)).all()
+
+    def test_what_is_served_today_is_counted_in_its_own_order(self) -> None:
+        pools, labels = labelled([ranking_of([0.9, 0.5, 0.1])], [{"p2": 1}], depth=3, baseline_k=2)
+        model = RelevanceModel(("ranking",), (1.0,) * 5, (0.0,) * 5, (1.0,) * 5, 0.0)
+        grid = utility_grid(pools, labels, np.array([[0.0, 0.0, 1.0]]), model)
+        recall, udcg = grid.beyond_today
+        assert recall.tolist() == [[0.0, 1.0, 1.0, 1.0]]
+        assert udcg[0, :2] == pytest.approx([-labels.served[0, 0], 1.0 - labels.served[0, 0]])
 
 
 class TestRelativeValues:

@@ -76,6 +76,21 @@ class TestPoolLabels:
         assert labels.recall_shares()[1].tolist() == [False]
         assert np.isnan(ratio_grid(pools, labels).means.recall_loss).all()
 
+    def test_as_many_relevant_passages_are_expected_as_are_labelled(self) -> None:
+        labels = self.of()
+        chances = np.array([[0.4, 0.3, 0.2, 0.1, 0.0, np.nan]])
+        relevant, worth = labels.with_expected(chances, 1.0)
+        assert relevant == pytest.approx(np.array([[0.8, 0.6, 0.4, 0.2, 0.0, 0.0]]))
+        wrong, right = (-0.5 - 1.0 - 0.2) / 3, (1.0 + 0.5) / 2
+        expected = [0.8 + 0.2 * wrong, 0.6 * right - 0.4 * 0.5, 0.4 * 0.5 + 0.6 * wrong]
+        assert worth[0, :3] == pytest.approx(expected)
+        assert worth[0, 3:] == pytest.approx([0.2 * right - 0.8, -0.2, 0.0])
+        half, _ = labels.with_expected(chances, 0.5)
+        assert half == pytest.approx((relevant + labels.relevant) / 2)
+        none, as_labelled = labels.with_expected(chances, 0.0)
+        assert none.tolist() == labels.relevant.tolist()
+        assert as_labelled.tolist() == labels.utilities.tolist()
+
     def test_labels_without_a_relevant_passage_calibrate_nothing(self) -> None:
         with pytest.raises(CalibrationError, match="no passage is labelled relevant"):
             labelled([ranking_of([1.0])], [{"p0": 0}])
