@@ -123,6 +123,20 @@ def test_links_lead_to_files(page: Path) -> None:
     assert [t for t in targets if not (page.parent / t).exists()] == []
 
 
+def headings(page: Path) -> set[str]:
+    """The anchors of a page's headings, as a site and GitHub make them."""
+    text = _BLOCK.sub("", page.read_text(encoding="utf-8"))
+    found = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each).lower().replace(" ", "-") for each in found}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=in_words)
+def test_links_into_pages_lead_to_headings(page: Path) -> None:
+    found = re.findall(r"\]\(((?!https?:)[^)#]*)#([^)]+)\)", page.read_text(encoding="utf-8"))
+    led = [(page if not to else (page.parent / to).resolve(), anchor) for to, anchor in found]
+    assert [each for each in led if each[1] not in headings(each[0])] == []
+
+
 MOST_WORDS = {"docs/**/*.md": 27_000, "docs/DESIGN.md": 4_500, "benchmarks/README.md": 4_000}
 
 

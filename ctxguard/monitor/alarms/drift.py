@@ -1,8 +1,8 @@
 """Signals that need no label, counted against their distribution at calibration.
 
 Prometheus compares the counts (rule ``CtxguardDrift``), so that it chooses the window and no state
-is kept over a restart. An early warning only: scores can change without recall falling, and recall can
-fall without scores changing. Pure: no I/O, no clock, no logging.
+is kept over a restart. An early warning only: scores can change without recall falling, and recall
+can fall without scores changing. Pure: no I/O, no clock, no logging.
 """
 
 from collections.abc import Iterable
