@@ -172,7 +172,7 @@ def fewest_to_choose(tolerance: float) -> int | None:
         total = n + LOST_QUERIES
         mean = -LOST_QUERIES / total
         error = math.sqrt(LOST_QUERIES - total * mean**2) / total
-        if mean - CAUTION * error >= -tolerance - _TIE:
+        if mean - min(CAUTIONS) * error >= -tolerance - _TIE:
             return n
     return None
 
