@@ -30,7 +30,7 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import DEFAULT_K, FloatArray, Mode, Ranking, Route
 from ctxguard.errors import CalibrationError, ConfigurationError
-from ctxguard.monitor.estimation.whole_pools import (
+from ctxguard.monitor.estimation.full_judged_pools import (
     IN_PART,
     NEVER_WHOLE,
     JudgedPool,

@@ -141,7 +141,7 @@ class RecalibrateCommand(SettingsModel):
 
 def _rises(store: "SampleStore", series: str, profile: "Profile") -> "dict[Route, Rise]":
     """Report what judged requests say of the routes of a profile that are in shadow."""
-    from ctxguard.monitor.estimation.whole_pools import ShadowedTraffic
+    from ctxguard.monitor.estimation.full_judged_pools import ShadowedTraffic
     from ctxguard.monitor.judges import LabelJudge
 
     exact = series.startswith(f"{LabelJudge.name} ")

@@ -25,8 +25,8 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Route
 from ctxguard.errors import CalibrationError, ConfigurationError
+from ctxguard.monitor.estimation.full_judged_pools import ShadowedTraffic
 from ctxguard.monitor.estimation.promotion import FEWEST_LABELLED, Rise
-from ctxguard.monitor.estimation.whole_pools import ShadowedTraffic
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.redaction import Text
 from ctxguard.monitor.sampling.inclusion import JudgingRates

@@ -54,7 +54,7 @@ from ctxguard.core.types import Hit, Leg, Passage, Ranking, Route, ScoreKind
 from ctxguard.errors import CtxguardError
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.alarms import AlarmState
-from ctxguard.monitor.estimation.plan import to_label
+from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.prompt import messages, read_grade
