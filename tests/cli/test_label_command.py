@@ -461,7 +461,7 @@ def test_people_alone_grade_a_store_that_no_judge_has_seen(
     before, after = tmp_path / "before.json", tmp_path / "after.json"
     profile_of(RatioPolicy(k=5)).save(before)
     result = run(
-        *("recalibrate", "--store", traffic.url, "--profile", before, "--out", after, "--json")
+        *("calibrate", "--store", traffic.url, "--profile", before, "--out", after, "--json")
     )
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["requests"] == 60

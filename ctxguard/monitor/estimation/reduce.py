@@ -193,7 +193,7 @@ def graded_passages(
     """
     dropped = dropped_sizes(record, by_judge if by_first is None else by_first)
     rows = []
-    for one, position, probability, run in _asked(record, picked, verdicts):
+    for one, position, probability, run in asked_grades(record, picked, verdicts):
         verdict = verdicts[record.passage_ids[position]]
         [worth] = _worths([verdict], utilities, max_grade)
         is_served = position in record.served
@@ -224,7 +224,7 @@ def graded_passages(
     return np.array(rows, PASSAGE)
 
 
-def _asked(
+def asked_grades(
     record: SampleRecord, picked: Sequence[PickedPassage], verdicts: Mapping[str, Judgment]
 ) -> Iterator[tuple[PickedPassage, int, float, PickedPassage | None]]:
     """Yield (what asked, position, probability of the grade, run) of the graded passages."""

@@ -1,4 +1,4 @@
-"""A sampled request as the store keeps it: all that judging, labelling and recalibration need.
+"""A sampled request as the store keeps it: all that judging, labelling and calibration need.
 
 What is judged is chosen when the record is made, and the rates are kept with it: only the chosen
 passages need their texts, and the inclusion probabilities stay true when the settings change.

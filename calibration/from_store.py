@@ -1,0 +1,502 @@
+"""Calibrate from a store's judged samples, whether ``ctxguard judge`` or traffic wrote them."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from calibration.asked_questions import WRITTEN
+from calibration.calibrate import provenance
+from calibration.calibrate_route import Settings, reference_deciles
+from calibration.data.dataset import Dataset, Query, folded
+from calibration.fit import fold_numbers
+from calibration.judged_candidates import (
+    FEWEST_GRADED,
+    FEWEST_GRADES,
+    Difference,
+    JudgedCandidates,
+    decided,
+    decided_by_others,
+    difference,
+    first_k,
+    fitted_policy,
+)
+from calibration.replay import Pools, replay
+from calibration.retrievers import RecordedRankings
+from ctxguard.core.corpus_sketch import CorpusSketch
+from ctxguard.core.fusion import Fusion
+from ctxguard.core.interval import Interval
+from ctxguard.core.metrics import Utilities, strict_utilities
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import FloatArray, Mode, Ranking, Route
+from ctxguard.errors import CalibrationError
+from ctxguard.monitor.estimation.joint import Population
+from ctxguard.monitor.estimation.reduce import (
+    asked_grades,
+    dropped_sizes,
+    update_graded,
+    verdict_on,
+)
+from ctxguard.monitor.estimation.relevance import MOST_SERVED, JudgedPassages, rank_group
+from ctxguard.monitor.estimation.terms import table_of
+from ctxguard.monitor.judges import Judgment, LabelJudge
+from ctxguard.monitor.labels.human import grade_of
+from ctxguard.monitor.labels.samples import GradedSample, graded_samples
+from ctxguard.monitor.redaction import is_hash
+from ctxguard.monitor.store import PickKind
+from ctxguard.monitor.store.transactions import chunks
+from ctxguard.profile.schema import Profile, RouteProfile, RouteVerdict
+
+if TYPE_CHECKING:
+    from ctxguard.monitor.store import SampleStore
+
+TOP_GRADE = 3
+"""Of the scale on which people grade, as the language model that judges does."""
+_AT_ONCE = 200
+"""Samples whose texts are in memory at once."""
+SYNTHETIC = (
+    "the questions are synthetic, written from passages: they are easier than those of people, so "
+    "that figures are optimistic and the verdict stays shadow"
+)
+
+
+@dataclass(frozen=True)
+class JudgedStore:
+    """The judged samples of a store that calibration can use.
+
+    Attributes:
+        series: The judge, as the store names it.
+        utilities: The worth of a passage.
+        judged: Their judged candidates.
+        route: The stages that answered all of them.
+        serving_k: How many passages the first k were, of those that no policy cut; None where a
+            policy served every request.
+        queries: What they ask.
+        is_synthetic: Whether a model wrote some of the questions.
+        left_out: How many judged samples were not used, by reason in words.
+    """
+
+    series: str
+    utilities: Utilities
+    judged: JudgedCandidates
+    route: Route
+    serving_k: int | None
+    queries: tuple[Query, ...]
+    is_synthetic: bool
+    left_out: Mapping[str, int]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know of the samples, one line each."""
+        left_out = [f"{n:,} judged samples are left out: {why}" for why, n in self.left_out.items()]
+        return (*((SYNTHETIC,) if self.is_synthetic else ()), *left_out)
+
+
+@dataclass
+class _Sample:
+    """One judged sample; its texts are not kept."""
+
+    sample: GradedSample
+    row: np.void
+    first_pick: int
+    weight: float
+
+    @property
+    def name(self) -> str:
+        return str(self.sample.sample_id)
+
+    @property
+    def question(self) -> str:
+        text = self.sample.record.query
+        return self.name if not text or is_hash(text) else folded(text)
+
+    @property
+    def is_opened(self) -> bool:
+        """Whether a draw opened it, and people graded all that it asks."""
+        return self.sample.is_graded and any(one.kind is PickKind.RUN for one in self.sample.picked)
+
+
+def judged_store(
+    store: "SampleStore", series: str, utilities: Utilities, *, route: Route | None = None
+) -> JudgedStore:
+    """Read the samples that a judge has judged, with what people graded of them.
+
+    Args:
+        store: The samples.
+        series: The series of judgments, as the store names it.
+        utilities: The worth of a passage.
+        route: The stages that answered; the commonest unless given.
+
+    Raises:
+        CalibrationError: no sample can be used.
+    """
+    update_graded(store, series, utilities=utilities, max_grade=TOP_GRADE)
+    whole = {pick for pick, _, _ in store.graded(series).asked}
+    samples = list(_samples(store, series, whole))
+    left_out: Counter[str] = Counter()
+    if route is None and samples:
+        route = Counter([each.sample.record.route for each in samples]).most_common(1)[0][0]
+    own = [each for each in samples if each.sample.record.route is route]
+    for each in samples:
+        if each.sample.record.route is not route:
+            left_out[f"of another route ({each.sample.record.route.value})"] += 1
+    own = [each for each in own if each.sample.record.passage_ids]
+    if not own or route is None:
+        raise CalibrationError(
+            f"no sample judged by {series!r} can be calibrated on; judge some with `ctxguard "
+            "judge`, or `ctxguard monitor`"
+        )
+    records = {each.name: each.sample.record for each in own}
+    pools = replay(
+        RecordedRankings({name: _of_system(record.ranking()) for name, record in records.items()}),
+        [Query(name, name) for name in records],
+        depth=max([len(record.passage_ids) for record in records.values()]),
+    )
+    if pools.skipped:
+        left_out["that cannot be decided on again"] += len(pools.skipped)
+    by_name = {each.name: each for each in own}
+    used = [by_name[name] for name in pools.query_ids]
+    bare = [
+        len(each.sample.record.served)
+        for each in used
+        if each.sample.record.mode is not Mode.ENFORCE or each.sample.record.profile_id is None
+    ]
+    return JudgedStore(
+        series,
+        utilities,
+        _candidates(
+            used,
+            pools,
+            utilities,
+            exact=series.startswith(f"{LabelJudge.name} "),
+            top_grade=store.top_grade() or TOP_GRADE,
+        ),
+        route,
+        max(bare, default=None),
+        tuple([Query(each.name, each.sample.record.query or "") for each in used]),
+        any(each.sample.record.request_id.startswith(WRITTEN) for each in used),
+        left_out,
+    )
+
+
+def _samples(store: "SampleStore", series: str, whole: set[int]) -> Iterator[_Sample]:
+    """Yield the judged samples whose text is kept, with what draws ask that stand for all."""
+    stored = store.stored_shares()
+    for page in store.judged_pages(series):
+        table, shares = table_of(page.summaries, len(page)), stored.at(page.time_seconds)
+        place = {sample_id: at for at, sample_id in enumerate(page.sample_ids.tolist())}
+        for ids in chunks(list(place), _AT_ONCE):
+            for sample_id, sample in graded_samples(store, series, ids).items():
+                at = place[sample_id]
+                yield _Sample(
+                    replace(
+                        sample,
+                        record=replace(sample.record, passages={}),
+                        picked=tuple([one for one in sample.picked if one.pick_id in whole]),
+                    ),
+                    table[at],
+                    int(page.first_pick[at]),
+                    1.0 / float(table["probability"][at] * shares[at]),
+                )
+
+
+def _of_system(ranking: Ranking) -> Ranking:
+    """Leave out the signals of metadata, which a profile computes from columns that it names."""
+    own = {name: values for name, values in ranking.signals.items() if ":" not in name}
+    return replace(ranking, signals=own)
+
+
+_ROW = np.dtype(
+    [
+        *((name, "<i8") for name in ("row", "column", "group", "verdict")),
+        *((name, "?") for name in ("is_served", "in_run")),
+        *((name, "<f8") for name in ("score", "own_worth", "size", "relevant", "worth", "chance")),
+    ]
+)
+"""One judged candidate, see `JudgedCandidates`."""
+
+
+def _candidates(
+    samples: Sequence[_Sample], pools: Pools, utilities: Utilities, *, exact: bool, top_grade: int
+) -> JudgedCandidates:
+    """Make the rows of the judged candidates.
+
+    Args:
+        samples: In the order of the pools.
+        exact: Whether the judge's verdicts are those of people.
+        top_grade: The highest grade of people's scale.
+    """
+    population = Population.of(np.array([each.row for each in samples]))
+    weight = np.array([each.weight for each in samples])
+    opened = _opened(samples, weight)
+    grades = [one.grade for each in samples for one in each.sample.judge.values()]
+    of_judge = max([1, *grades])
+    tops = of_judge, of_judge if exact else top_grade
+    worth = [partial(_worth, utilities, top) for top in tops]
+    can_be_judged = np.zeros(pools.scores.shape, np.bool_)
+    rows: list[tuple[float, ...]] = []
+    for at, each in enumerate(samples):
+        columns = _columns(each, pools.passage_ids[at])
+        rows += _rows(each, at, columns, population.score[at], worth=worth, exact=exact)
+        can_be_judged[at, [columns[one] for one in _reachable(each) if one in columns]] = True
+    found = np.sort(np.array(rows, _ROW), order=("row", "column"))
+    row, names = found["row"], [each.question for each in samples]
+    clusters = [each.sample.record.session_id or f"\0{each.question}" for each in samples]
+    return JudgedCandidates(
+        pools=pools,
+        weight=weight,
+        cluster=np.unique(clusters, return_inverse=True)[1],
+        fold=fold_numbers(names),
+        is_covered=np.full(len(samples), True) if exact else ~np.isnan(opened),
+        can_be_judged=can_be_judged,
+        row=row,
+        column=found["column"],
+        is_served=found["is_served"],
+        said=JudgedPassages(
+            found["verdict"],
+            found["group"],
+            population.n_served[row],
+            population.n_yes[row],
+            found["score"],
+        ),
+        own_worth=found["own_worth"],
+        size=found["size"],
+        relevant=found["relevant"],
+        worth=found["worth"],
+        chance=found["chance"] * (1.0 if exact else opened[row]),
+        in_run=found["in_run"],
+    )
+
+
+def _opened(samples: Sequence[_Sample], weight: FloatArray) -> FloatArray:
+    """Return the share of requests that people opened, of those that the same draws could open.
+
+    Shape (n,); NaN where no draw could: of requests that were judged later.
+    """
+    first, is_opened = (
+        np.array([getattr(each, name) for each in samples]) for name in ("first_pick", "is_opened")
+    )
+    picks, of_pick = np.unique(first, return_inverse=True)
+    shares = np.bincount(of_pick, weight * is_opened, len(picks)) / np.bincount(of_pick, weight)
+    found: FloatArray = np.where(shares > 0.0, shares, np.nan)[of_pick]
+    return found
+
+
+def _columns(each: _Sample, ids: Sequence[str]) -> dict[int, int]:
+    """Return the column of each candidate in the pools, by its position in the sample."""
+    place = {name: column for column, name in reversed(list(enumerate(ids)))}
+    names = each.sample.record.passage_ids
+    return {at: place[name] for at, name in enumerate(names) if name in place}
+
+
+def _reachable(each: _Sample) -> Iterator[int]:
+    """Yield the positions of the candidates that had a chance of being judged."""
+    record = each.sample.record
+    has_hit = any(grade_of(record, each.sample.judge, position) for position in record.served)
+    first = set(record.in_baseline)
+    yield from record.served
+    for position in record.dropped:
+        inside = position in first
+        if record.rates.dropped_probability(has_hit=has_hit, in_baseline=inside) > 0.0:
+            yield position
+
+
+def _rows(
+    each: _Sample,
+    at: int,
+    columns: Mapping[int, int],
+    scores: FloatArray,
+    *,
+    worth: Sequence[Callable[[Judgment | None], float]],
+    exact: bool,
+) -> Iterator[tuple[float, ...]]:
+    """Yield the judged candidates of one sample, as `_ROW`.
+
+    Args:
+        at: Its row.
+        scores: Shape (k,), the judge's log-odds of the served passages.
+        worth: The worth of a verdict of the judge, and of one of people.
+    """
+    record, by_judge = each.sample.record, each.sample.judge
+    served = {
+        position: (int(rank_group(np.array(rank))), 1.0)
+        for rank, position in enumerate(record.served[:MOST_SERVED], start=1)
+    }
+    dropped = dropped_sizes(record, by_judge)
+    has_hit = any(grade_of(record, by_judge, position) for position in record.served)
+    # A missing verdict is treated as missing at random.
+    more = len(record.to_judge(has_hit=has_hit)) / max(len(dropped), 1)
+    asked = {
+        position: (chance, one.kind is PickKind.RUN)
+        for one, position, chance, run in asked_grades(
+            record, each.sample.picked, each.sample.people
+        )
+        if run is not None
+    }
+    for position, (group, size) in (served | dropped).items():
+        name = record.passage_ids[position]
+        if position not in columns:
+            continue
+        by_people = by_judge.get(name) if exact else each.sample.people.get(name)
+        chance, in_run = (1.0, True) if exact else asked.get(position, (np.nan, False))
+        is_graded = by_people is not None and not np.isnan(chance)
+        is_served = position in served
+        yield (
+            at,
+            columns[position],
+            group,
+            verdict_on(record, by_judge, position),
+            is_served,
+            is_graded and in_run,
+            float(scores[record.served.index(position)]) if is_served else 0.0,
+            worth[0](by_judge.get(name)),
+            size if is_served else size * more,
+            float(by_people.grade > 0) if is_graded and by_people is not None else np.nan,
+            worth[1](by_people) if is_graded else np.nan,
+            chance if is_graded else np.nan,
+        )
+
+
+def _worth(utilities: Utilities, top_grade: int, verdict: Judgment | None) -> float:
+    if verdict is None:
+        return utilities.unjudged
+    return strict_utilities(
+        [verdict.grade],
+        top_grade=max(top_grade, verdict.grade),
+        negatives=[verdict.negative],
+        judged=[verdict.judged],
+        utilities=utilities,
+    )[0]
+
+
+@dataclass(frozen=True)
+class StoreCalibration:
+    """A profile from judged samples.
+
+    Attributes:
+        profile: The file that the guard loads.
+        gain: What its policy gains over the first ``serving_k``, each request decided by a policy
+            that its question had no part in.
+        in_force: The same of the profile in force; None without one.
+    """
+
+    profile: Profile
+    gain: Difference
+    in_force: Difference | None
+
+
+@dataclass(frozen=True)
+class SystemIdentity:
+    """The system that answered.
+
+    Attributes:
+        fusion: How its legs are fused.
+        fingerprint: What identifies it; empty where nothing does.
+        corpus: A sketch of what it searches; None without one.
+    """
+
+    fusion: Fusion = field(default_factory=Fusion)
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
+    corpus: CorpusSketch | None = None
+
+
+def calibrate_from_store(
+    found: JudgedStore,
+    settings: Settings,
+    system: SystemIdentity,
+    in_force: Profile | None = None,
+) -> StoreCalibration:
+    """Fit a policy of highest expected utility for the route of judged samples.
+
+    Args:
+        found: From `judged_store`.
+        settings: ``serving_k``, ``min_keep``, ``tolerance`` and ``max_loss`` are used;
+            ``utilities`` are those of the samples.
+        in_force: The profile in force, whose other routes stay; None for none.
+
+    Raises:
+        CalibrationError: people graded too little to correct the judge.
+    """
+    judged, utilities = found.judged, found.utilities
+    if not judged.is_corrected:
+        raise CalibrationError(
+            f"people graded {int(judged.is_graded.sum())} passages of {judged.n_graded} requests, "
+            f"of {FEWEST_GRADES} on {FEWEST_GRADED} that it takes to see how the judge errs: a "
+            "policy from its verdicts alone promises what is not there"
+        )
+    settings = settings.model_copy(
+        update={"depth": judged.pools.scores.shape[1], "utilities": utilities}
+    )
+    today = RatioPolicy(k=settings.serving_k)
+    first = first_k(judged.pools, settings.serving_k)
+    gain = difference(judged, decided_by_others(judged, settings), first, utilities)
+    policy = fitted_policy(judged, settings)
+    verdict = _verdict(found, gain, settings)
+    own = decided(judged.pools, policy)
+    why = f"{judged.in_words}; strict UDCG {_in_words(gain.udcg)} over the first {today.k}"
+    route = RouteProfile(
+        policy=today if verdict.decision == "keep" else policy,
+        score_kind=judged.pools.kind,
+        why=why,
+        verdict=verdict,
+        reference=reference_deciles(judged.pools, own.kept.sum(axis=1), judged.weight),
+        safe_policy=today,
+    )
+    before = None if in_force is None else in_force.routes.get(found.route)
+    dataset = Dataset(
+        f"judged requests ({found.series})",
+        found.queries,
+        {query.query_id: {} for query in found.queries},
+        notes=found.notes,
+    )
+    profile = Profile(
+        routes={**({} if in_force is None else in_force.routes), found.route: route},
+        fusion=system.fusion,
+        utilities=utilities,
+        fingerprint=dict(system.fingerprint),
+        corpus=system.corpus,
+        signal_columns=() if in_force is None else in_force.signal_columns,
+        provenance=provenance(
+            dataset, settings, {found.route: judged.pools}, system.fingerprint, [why]
+        ),
+    )
+    old = None
+    if before is not None:
+        old = difference(judged, decided(judged.pools, before.policy), first, utilities)
+    return StoreCalibration(profile, gain, old)
+
+
+def _verdict(found: JudgedStore, gain: Difference, settings: Settings) -> RouteVerdict:
+    """Judge the policy: enforce where it gains and keeps recall, keep where it gains nothing."""
+    udcg, recall = gain
+    verdict = RouteVerdict(
+        decision="shadow",
+        n=found.judged.n_graded,
+        serving_k=settings.serving_k,
+        tolerance=settings.tolerance,
+        max_loss=settings.max_loss,
+        shown_by="grades",
+    )
+    if udcg.value is None or udcg.value <= 0.0:
+        return verdict.model_copy(update={"decision": "keep"})
+    figures = {
+        **{name: getattr(recall, name) for name in ("value", "lower", "upper")},
+        "gain": udcg.value,
+    }
+    if recall.value is None or recall.lower is None or recall.upper is None:
+        return verdict
+    if recall.upper < -settings.tolerance:
+        return verdict.model_copy(update={"decision": "keep", **figures})
+    keeps = recall.value >= -settings.tolerance and recall.lower >= -settings.max_loss
+    if keeps and (udcg.lower or 0.0) > 0.0 and not found.is_synthetic:
+        return verdict.model_copy(update={"decision": "enforce", **figures})
+    return verdict.model_copy(update=figures)
+
+
+def _in_words(gain: Interval) -> str:
+    if gain.value is None or gain.bounds is None:
+        return "unknown"
+    return "{:+.2f} [{:+.2f}, {:+.2f}]".format(gain.value, *gain.bounds)
