@@ -117,7 +117,7 @@ def judged_list(recorded: Recorded, judge: Answers, settings: Settings) -> Judge
         chance=none,
         in_run=np.zeros(row.size, np.bool_),
     )
-    return JudgedList(judged, recorded.labels.relevant[row, column] * 1.0)
+    return JudgedList(judged, recorded.labels.relevant[row, column].astype(np.float64))
 
 
 def graded(own: JudgedList, settings: Settings, seed: int, n: int = GRADES) -> JudgedCandidates:

@@ -59,7 +59,7 @@ _FIELDS: dict[str, dict[str, Collection[str]]] = {
     "serve": {"options": ["rerank_upstream", "rerank_model"], "keys": ["workers"]},
     "mcp": {"keys": ["k", "where"]},
     "index": {"keys": ["lexical", "signals"]},
-    "judge": {"without": ["run", "preset", "utility", "gain"]},
+    "judge": {"keys": ["serving_k"], "without": ["run", "preset", "utility", "gain"]},
 }
 """The fields that are other than elsewhere; see `ctxguard.cli._settings.command_of`."""
 
