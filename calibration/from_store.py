@@ -268,6 +268,7 @@ def _candidates(
         worth=found["worth"],
         chance=found["chance"] * (1.0 if exact else opened[row]),
         in_run=found["in_run"],
+        is_exact=exact,
     )
 
 
@@ -478,7 +479,7 @@ def _verdict(found: JudgedStore, gain: Difference, settings: Settings) -> RouteV
         serving_k=settings.serving_k,
         tolerance=settings.tolerance,
         max_loss=settings.max_loss,
-        shown_by="grades",
+        shown_by="folds" if found.judged.is_exact else "grades",
     )
     if udcg.value is None or udcg.value <= 0.0:
         return verdict.model_copy(update={"decision": "keep"})

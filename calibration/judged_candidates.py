@@ -64,6 +64,7 @@ class JudgedCandidates:
         relevant, worth: Shape (m,), by people; NaN where they did not grade.
         chance: Shape (m,), the probability of having been graded; NaN where people did not.
         in_run: Shape (m,), whether it was graded in a run from the top.
+        is_exact: Whether the judge knows people's labels, which stand for grades of everything.
     """
 
     pools: Pools
@@ -82,6 +83,7 @@ class JudgedCandidates:
     worth: FloatArray
     chance: FloatArray
     in_run: NDArray[np.bool_]
+    is_exact: bool = False
 
     @property
     def is_graded(self) -> NDArray[np.bool_]:
@@ -105,6 +107,8 @@ class JudgedCandidates:
         """Whose figures its estimates are."""
         judged = f"{count(len(self.pools), 'request')} judged"
         n = int(self.is_graded.sum())
+        if self.is_exact:
+            return f"{judged} by known labels"
         if self.is_corrected:
             return f"{judged}, corrected by {count(n, 'grade')} of people on {self.n_graded}"
         return f"the judge's own view, uncorrected: {judged}, {count(n, 'grade')} of people"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self, cast
 from uuid import uuid4
@@ -96,9 +97,7 @@ class JudgeCommand(JudgeModel, System):
             fault = _judge_all(store, judge, output)
             series = f"{judge.name} {judge.version}"
             if series not in store.series():
-                raise JudgeError(
-                    fault or "no sample waits for a judge, and this one has judged none"
-                )
+                output.findings([fault or "no sample waits, and this judge has judged none"])
             _show(store, series, output, fault)
 
     def _write(self, store: "SampleStore", judge: "Judge | None", begin: "Passes") -> "_Added":
@@ -116,7 +115,9 @@ class JudgeCommand(JudgeModel, System):
                 added.refused + n_refused,
             )
             if judge is not None:
-                store.append(worker, entries, WorkerCounts(len(entries)))
+                for hour, some in groupby(entries, lambda entry: int(entry.time_seconds // 3600)):
+                    of_hour = list(some)
+                    store.append(worker, of_hour, WorkerCounts(len(of_hour), hour=hour))
         return added
 
     def _entries(
@@ -179,7 +180,7 @@ class _Added(NamedTuple):
 
         refused = f"; {count(self.refused, 'question')} found no passage" if self.refused else ""
         if not self.questions:
-            waits = f"; {count(waited, 'sample')} of the store waits" if waited else ""
+            waits = f"; {count(waited, 'sample')} waited for a judge" if waited else ""
             return f"the store holds every question already: none is new{waits}{refused}"
         one_at_a_time = settings.judge not in ("cross-encoder", "reranker")
         calls = self.passages if one_at_a_time else 2 * self.questions

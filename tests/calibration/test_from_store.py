@@ -191,7 +191,6 @@ def test_a_profile_is_of_the_system_and_the_other_routes_stay() -> None:
     assert (profile.fusion, profile.fingerprint) == (in_force.fusion, in_force.fingerprint)
     route = profile.routes[Route.HYBRID]
     assert route.safe_policy == RatioPolicy(k=3)
-    assert route.verdict.shown_by == "grades"
     assert route.certificate is None
     assert profile.provenance.depth == DEPTH
     assert Profile.model_validate_json(profile.to_json()) == profile
@@ -199,7 +198,8 @@ def test_a_profile_is_of_the_system_and_the_other_routes_stay() -> None:
     assert made.in_force.recall.value < -0.3 < made.gain.recall.value, "it served too little"
     assert isinstance(route.policy, ExpectedUtilityPolicy)
     assert route.verdict.decision == "enforce"
-    assert "on 160 judged requests that people graded in part" in route.verdict.statement
+    assert "on 160 labelled queries" in route.verdict.statement
+    assert found.judged.in_words == "160 requests judged by known labels"
 
 
 def test_synthetic_questions_are_never_enforced() -> None:

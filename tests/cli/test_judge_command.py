@@ -194,24 +194,55 @@ def test_without_questions_the_model_writes_some_and_says_so(
     assert len(chat.requests) == calls, "questions and verdicts are kept"
 
 
-def test_a_judge_that_answers_nonsense_stops_and_the_samples_wait(
-    run: Run, index: Path, log: Path, url: str
+def test_a_judge_that_answers_nonsense_stops_and_the_samples_wait_for_another(
+    run: Run, index: Path, log: Path, url: str, chat: ChatEndpoint
 ) -> None:
     class Nonsense(ChatEndpoint):
         def answer(self, path: str, request: dict[str, Any]) -> Answer:
             return Answer("it is hard to say")
 
-    chat = Nonsense()
+    bad = Nonsense()
     asked = ("judge", "--index", index, "--queries", log, "--store", url, "--judge", "llm")
     try:
-        result = run(*asked, "--model", "m", system={"judge": {"base-url": chat.url}})
+        result = run(*asked, "--model", "m", system={"judge": {"base-url": bad.url}})
     finally:
-        chat.close()
-    assert result.exit_code != 0
+        bad.close()
+    assert result.exit_code == 1
     words = " ".join(result.stderr.split())
     assert "gave no valid verdict" in words
     assert "The samples wait" in words
-    assert len(chat.requests) < 60
+    assert len(bad.requests) < 60
+    again = run.ok(*asked, "--model", "good", "--json", system={"judge": {"base-url": chat.url}})
+    assert json.loads(again.stdout)["requests"] == len(records(url))
+    assert "waited for a judge" in again.stderr
+
+
+def test_the_lists_of_a_reranker_behind_a_url_are_judged(
+    run: Run, questions: list[str], url: str, tmp_path: Path, chat: ChatEndpoint
+) -> None:
+    """The candidates are the log: no other file of questions is needed."""
+    pytest.importorskip("httpx2")
+    lists = tmp_path / "candidates.jsonl"
+    rows = [
+        {"query": text, "documents": [f"{text} {n}" if n else "the kettle" for n in range(6)]}
+        for text in questions[:12]
+    ]
+    lists.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    upstream = RerankEndpoint()
+    system = {
+        "rerank-upstream": upstream.url,
+        "candidates": str(lists),
+        "judge": {"base-url": chat.url},
+    }
+    try:
+        found = run.read(
+            *("judge", "--store", url, "--judge", "llm", "--model", "stand-in", "--json"),
+            system=system,
+        )
+    finally:
+        upstream.close()
+    assert found["requests"] == 12
+    assert {len(one.passage_ids) for one in records(url)} == {6}
 
 
 @pytest.mark.model
