@@ -1,5 +1,6 @@
 """Calibrate from a store's judged samples, whether ``ctxguard judge`` or traffic wrote them."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -491,9 +492,16 @@ def _verdict(found: JudgedStore, gain: Difference, settings: Settings) -> RouteV
         return verdict
     if recall.upper < -settings.tolerance:
         return verdict.model_copy(update={"decision": "keep", **figures})
-    keeps = recall.value >= -settings.tolerance and recall.lower >= -settings.max_loss
-    if keeps and (udcg.lower or 0.0) > 0.0 and not found.is_synthetic:
+    if recall.value < -settings.tolerance or found.is_synthetic:
+        return verdict.model_copy(update=figures)
+    if (udcg.lower or 0.0) > 0.0 and recall.lower >= -settings.max_loss:
         return verdict.model_copy(update={"decision": "enforce", **figures})
+    # Widths shrink with the square root of the number of requests.
+    lacking = [
+        (udcg.value - (udcg.lower or 0.0)) / udcg.value,
+        (recall.value - recall.lower) / (recall.value + settings.max_loss),
+    ]
+    figures["n_needed"] = math.ceil(verdict.n * max(lacking) ** 2)
     return verdict.model_copy(update=figures)
 
 

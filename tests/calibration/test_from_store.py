@@ -202,6 +202,15 @@ def test_a_profile_is_of_the_system_and_the_other_routes_stay() -> None:
     assert found.judged.in_words == "160 requests judged by known labels"
 
 
+def test_a_policy_in_shadow_says_how_many_graded_requests_would_decide() -> None:
+    found = read(watched(40), utilities=CHEAP)
+    made = calibrate_from_store(found, Settings(serving_k=3, tolerance=0.05), SystemIdentity())
+    verdict = made.profile.verdict
+    assert verdict.decision == "shadow"
+    assert 40 < verdict.n_needed < 2_000
+    assert f"about {verdict.n_needed} such queries would probably decide" in verdict.statement
+
+
 def test_synthetic_questions_are_never_enforced() -> None:
     found = replace(read(watched(160), utilities=CHEAP), is_synthetic=True)
     made = calibrate_from_store(found, Settings(serving_k=3), SystemIdentity())
