@@ -15,7 +15,7 @@ from benchmarks._live_service import START, Figure, Service, check_together, fig
 from benchmarks._live_traffic import JudgeErrors, SimulatedJudge, draw_traffic
 from benchmarks._processes import postgresql
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.store import Limits
 
 MOST_SECONDS = Limits().max_age_seconds or math.inf

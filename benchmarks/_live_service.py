@@ -30,13 +30,13 @@ from benchmarks._live_traffic import (
 )
 from ctxguard.core.types import DEFAULT_K
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.plan import to_label
-from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.estimation.metrics import Metric
+from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judging import budget as budget_module
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
 from ctxguard.monitor.labels.files import RowToLabel
-from ctxguard.monitor.labels.human import IF_FIRST, IF_NONE_ABOVE
+from ctxguard.monitor.labels.human import IF_NONE_ABOVE
 from ctxguard.monitor.labels.samples import graded_samples, targeted_samples, unfinished
 from ctxguard.monitor.redaction import Text
 from ctxguard.monitor.sampling.inclusion import HashSampler
@@ -386,7 +386,7 @@ def graded_by_people(service: Service, rows: Sequence[RowToLabel]) -> Iterator[L
     """The labels that a person gives to one request, as the guide of the file says."""
     grades: list[int] = []
     for row in rows:
-        if (row.when == IF_NONE_ABOVE and any(grades)) or (row.when == IF_FIRST and not grades[0]):
+        if row.when == IF_NONE_ABOVE and any(grades):
             continue
         grade, negative = true_grade(service.traffic, row.query, row.passage_id)
         grades.append(grade)

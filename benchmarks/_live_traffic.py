@@ -22,7 +22,7 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Negative
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import DEFAULT_K, FloatArray, Hit, Mode, Passage, Ranking, Route, ScoreKind
-from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.inclusion import DEFAULT_RATES
 

@@ -3,7 +3,7 @@
     python -m benchmarks.labelling --months 300 --json benchmarks/results/labelling.json
 
 Each month draws questions of known quality, a judge that errs, and the passages that people grade
-(``estimation.draw``); then every metric is estimated (``estimation.joint``) and held against the
+(``sampling_design``); then every metric is estimated (``prediction_powered``) and held against the
 truth of the questions' distribution. Five passages are served of twenty; of the dropped ones those
 are judged that the default rates choose.
 """
@@ -25,21 +25,28 @@ from rich.console import Console
 from rich.table import Table
 
 from ctxguard.core.types import DEFAULT_K, FloatArray
-from ctxguard.monitor.estimation import draw, joint
-from ctxguard.monitor.estimation.joint import PASSAGE, Grades, Population, joint_estimates
+from ctxguard.monitor.estimation.metrics import Metric
+from ctxguard.monitor.estimation.prediction_powered import (
+    N_COLUMNS,
+    Graded,
+    corrected_estimates,
+    predicted,
+)
 from ctxguard.monitor.estimation.ratio import DEFAULT_MIN_N, Estimate
-from ctxguard.monitor.estimation.relevance import (
+from ctxguard.monitor.estimation.relevance import FOLDS, Model
+from ctxguard.monitor.estimation.rows import (
     FAR,
-    FOLDS,
     NEAR,
     NEAR_DROPPED,
+    PASSAGE,
+    REQUEST,
+    UNGRADED,
     IntArray,
-    JudgedPassages,
-    Model,
+    Rows,
     rank_group,
 )
+from ctxguard.monitor.estimation.sampling_design import DROPPED_COINS, GO_ON, SERVED_COIN
 from ctxguard.monitor.estimation.sums import Sums
-from ctxguard.monitor.estimation.terms import Metric
 
 SUMMARY = "Simulate months of grading, and check what the grades give."
 METRICS = (Metric.PRECISION, Metric.UDCG, Metric.SERVED_MRR, Metric.POOLED_RECALL)
@@ -49,7 +56,6 @@ _DEPTH = 20
 _REQUESTS = 3_000
 _DROPPED_RATE, _POOL_RATE = 0.2, 0.05
 _GAIN, _HARM = 1.0, 0.5
-_IS_NEAR = np.arange(_DEPTH - DEFAULT_K) < NEAR_DROPPED
 _LEAST_COVERAGE = 0.92
 """Of 300 months; their error is 1.3 points."""
 _LEAST_SHOWN = 0.1
@@ -67,7 +73,6 @@ class Case:
         misunderstood: Share of the questions that the judge takes for another one.
         grades: The month's budget.
         spread: How alike questions are: the sum of their beta distribution's parameters.
-        is_misled: Whether the draw rests on grades that say the opposite.
         whole: Whether whole requests are graded, as before.
         scores: Whether the judge gives probabilities, and not verdicts alone.
     """
@@ -79,7 +84,6 @@ class Case:
     misunderstood: float = 0.0
     grades: int = 400
     spread: float = 2.0
-    is_misled: bool = False
     whole: bool = False
     scores: bool = False
 
@@ -96,7 +100,7 @@ CASES = (
     Case("precision .15", precision=0.15),
     Case("perfect judge", sensitivity=1.0, specificity=1.0),
     Case("60 grades", grades=60),
-    Case("misguided pilot", is_misled=True),
+    Case("100 grades", grades=100),
 )
 
 
@@ -138,14 +142,11 @@ def truths(case: Case) -> dict[Metric, float]:
     }
 
 
-def judged(
-    case: Case, relevant: BoolArray, rng: np.random.Generator
-) -> tuple[BoolArray, Population, FloatArray]:
-    """Judge requests.
+def judged(case: Case, relevant: BoolArray, rng: np.random.Generator) -> tuple[Rows, IntArray]:
+    """Judge n requests.
 
     Returns:
-        The verdicts; the judged requests; and shape (n, 15), of each dropped passage 1 / its
-        probability of being judged, 0 if it is not.
+        The judged passages, and the place of each among the 20, from 0.
     """
     seen = relevant.copy()
     wrong = rng.random(len(seen)) < case.misunderstood
@@ -156,135 +157,76 @@ def judged(
     )
     latent = rng.normal(size=seen.shape) + np.where(seen, above, -below)
     verdicts = latent > 0.0
-    scores = (
-        (above + below) * latent[:, :DEFAULT_K] if case.scores else np.zeros((len(seen), DEFAULT_K))
-    )
     has_hit = verdicts[:, :DEFAULT_K].any(axis=1)
     pool = (rng.random(len(seen)) < _POOL_RATE) | ~has_hit
-    alone = rng.random((len(seen), _DEPTH - DEFAULT_K)) < _DROPPED_RATE
+    is_judged = pool[:, None] | (rng.random(seen.shape) < _DROPPED_RATE)
+    is_judged[:, :DEFAULT_K] = True
     chance = np.where(has_hit, _POOL_RATE + (1.0 - _POOL_RATE) * _DROPPED_RATE, 1.0)
-    sizes = (pool[:, None] | alone) / chance[:, None]
-    says_yes = verdicts[:, DEFAULT_K:]
-    dropped = [
-        [(sizes * (says_yes == verdict) * near).sum(axis=1) for verdict in (False, True)]
-        for near in (_IS_NEAR, ~_IS_NEAR)
-    ]
-    population = Population(
-        verdicts[:, :DEFAULT_K].astype(np.int8),
-        np.array(dropped).transpose(2, 0, 1),
-        np.ones(len(seen)),
-        chance,
-        scores,
-    )
-    return verdicts, population, sizes
+    request, place = np.nonzero(is_judged)
+    is_served = place < DEFAULT_K
+    near = np.where(place - DEFAULT_K < NEAR_DROPPED, NEAR, FAR)
+    passages, requests = np.zeros(len(request), PASSAGE), np.zeros(len(seen), REQUEST)
+    passages["rank"] = np.where(is_served, place + 1, 0)
+    passages["group"] = np.where(is_served, rank_group(place + 1), near)
+    passages["verdict"] = verdicts[request, place]
+    if case.scores:
+        passages["score"] = np.where(is_served, (above + below) * latent[request, place], 0.0)
+    passages["size"] = np.where(is_served, 1.0, 1.0 / chance[request])
+    passages["grade"] = UNGRADED
+    requests["n_passages"], requests["n_served"] = is_judged.sum(axis=1), DEFAULT_K
+    requests["probability"], requests["dropped_chance"] = 1.0, chance
+    return Rows(requests, passages, request), place
 
 
 def month(case: Case, seed: int) -> Month:
     """Simulate one month: questions, judge, draw, grades, estimates."""
     rng = np.random.default_rng(seed)
     relevant = traffic(case, _REQUESTS, rng)
-    verdicts, population, sizes = judged(case, relevant, rng)
-    pilot = _pilot(case)
-    m = draw.worth(population, pilot)
-    plan = draw.plan(population, pilot, m, case.grades, whole=case.whole)
-    opened = rng.permutation(_REQUESTS)[: plan.n_opened]
-    row, column, chance, went_on = _run(relevant, verdicts, sizes, (m, opened, plan), rng)
+    rows, place = judged(case, relevant, rng)
+    coins, coin = _coins(case, rows), rng.random(len(place))
+    is_relevant = relevant[rows.request, place]
+    above = np.logical_or.accumulate(relevant[:, :DEFAULT_K], axis=1)
+    above = np.column_stack([np.zeros(len(above), np.bool_), above])
+    in_run = (place < DEFAULT_K) & ~above[rows.request, np.minimum(place, DEFAULT_K)]
+    go_on = 1.0 if case.whole else GO_ON
+    goes_on = rng.random(_REQUESTS) < go_on
+    in_run &= goes_on[rows.request]
+    asked, chance = in_run | (coin < coins), np.where(in_run, 1.0, coins)
+    # Requests are opened in random order until what is expected of them fills the budget.
+    order = rng.permutation(_REQUESTS)
+    likely = np.where(rows.passages["verdict"] == 1, 0.8, 0.2)
+    reached = np.cumprod(np.column_stack([np.ones(_REQUESTS), 1.0 - rows.by_rank(likely)]), axis=1)
+    run = np.where(place < DEFAULT_K, reached[rows.request, np.minimum(place, DEFAULT_K)], 0.0)
+    run *= goes_on[rows.request]
+    expected = rows.total(np.where(coin < coins, 1.0, run))
     is_opened = np.zeros(_REQUESTS, np.bool_)
-    is_opened[opened] = True
-    units = draw.units(population, m, is_opened, plan.n_singles)
-    taken = units[draw.systematic(units["probability"], float(rng.random()))]
-    single, single_chance = _singles(taken, verdicts, sizes, rng)
-    others, number = np.unique(taken["request"], return_inverse=True)
-    labelled = np.concatenate([opened, others])
-    request = np.concatenate([row, len(opened) + number])
-    place = np.concatenate([column, single])
-    found = relevant[labelled[request], place] * 1.0
-    is_served = place < DEFAULT_K
-    near = np.where(place - DEFAULT_K < NEAR_DROPPED, NEAR, FAR)
-    passages = np.zeros(len(request), PASSAGE)
-    for name, column_of in {
-        "frame": np.repeat([joint.RUN, joint.SINGLE], [len(row), len(taken)]),
-        "rank": np.where(is_served, place + 1, 0),
-        "group": np.where(is_served, rank_group(place + 1), near),
-        "verdict": verdicts[labelled[request], place],
-        "relevant": found,
-        "gain": _GAIN * found,
-        "harm": _HARM * (1.0 - found),
-        "size": np.column_stack([np.ones((len(labelled), DEFAULT_K)), sizes[labelled]])[
-            request, place
-        ],
-        "probability": np.concatenate([chance, single_chance]),
-        "go_on": plan.go_on,
-        "went_on": np.concatenate([went_on[row], np.zeros(len(taken), np.bool_)]),
+    is_opened[order[: np.searchsorted(np.cumsum(expected[order]), case.grades) + 1]] = True
+    own = asked & is_opened[rows.request]
+    for name, values in {
+        "grade": is_relevant,
+        "people_worth": np.where(is_relevant, _GAIN, -_HARM),
+        "chance": chance,
     }.items():
-        passages[name] = column_of
-    weight = passages["size"] / passages["probability"]
-    weight[passages["frame"] == joint.RUN] *= _REQUESTS / len(opened)
-    n = len(labelled)
+        rows.passages[name][own] = values[own]
+    rows.requests["goes_on"], rows.requests["run_chance"] = goes_on, go_on
+    opened = rows.take(is_opened)
+    n = len(opened.requests)
     fold = rng.permutation(n) % FOLDS
-    grades = Grades(passages, request, weight, population.take(labelled), fold, np.arange(n))
-    model, sums = grades.fitted_model(), Sums(joint.N_COLUMNS)
-    sums.add(joint.basis(population, model))
-    estimates = joint_estimates(sums, grades, model, DEFAULT_MIN_N)
-    return Month(estimates, len(request), n)
+    model, sums = Model.fitted(opened, fold), Sums(N_COLUMNS)
+    sums.add(predicted(rows, model))
+    graded = Graded(opened, np.full(n, _REQUESTS / n), fold, np.arange(n))
+    estimates = corrected_estimates(sums, graded, model, DEFAULT_MIN_N)
+    return Month(estimates, int(np.count_nonzero(own)), n)
 
 
-def _pilot(case: Case) -> Model:
-    none = np.zeros(0, np.intp)
-    nothing = JudgedPassages(none, none, none, none, np.zeros(0))
-    pilot = Model.fitted(nothing, none, np.zeros(0))
-    return Model(pilot.coefficients * np.where(case.is_misled, -1.0, 1.0), _GAIN, _HARM)
-
-
-def _run(
-    relevant: BoolArray,
-    verdicts: BoolArray,
-    sizes: FloatArray,
-    drawn: tuple[draw.Worth, IntArray, draw.Plan],
-    rng: np.random.Generator,
-) -> tuple[IntArray, IntArray, FloatArray, BoolArray]:
-    """Grade opened requests from the top down, and the coins below.
-
-    Returns:
-        Of each grade the opened request, the passage's rank from 0 and the probability; and of each
-        run whether it went on below an irrelevant first passage.
-    """
-    m, opened, plan = drawn
-    truth, served = relevant[opened], relevant[opened][:, :DEFAULT_K]
-    n = len(opened)
-    of_dropped = m[1][
-        opened[:, None],
-        np.where(_IS_NEAR, 0, 1)[None, :],
-        verdicts[opened][:, DEFAULT_K:].astype(np.intp),
-    ]
-    worths = np.column_stack([m[0][opened], of_dropped * sizes[opened]])
-    coins = np.minimum(np.where(worths > 0.0, plan.coin * worths.clip(1e-12), 0.0), 1.0)
-    went_on = ~served[:, 0] & (rng.random(n) < plan.go_on)
-    in_run = np.zeros(truth.shape, np.bool_)
-    in_run[:, 0] = True
-    in_run[:, 1:DEFAULT_K] = ~np.logical_or.accumulate(served, axis=1)[:, :-1]
-    asked = (served[:, :1] | went_on[:, None]) & (in_run | (rng.random(truth.shape) < coins))
-    asked[:, 0] = True
-    asked[:, DEFAULT_K:] &= sizes[opened] > 0.0
-    chance = np.where(served[:, :1], 1.0, plan.go_on) * np.where(in_run, 1.0, coins)
-    chance[:, 0] = 1.0
-    row, column = np.nonzero(asked)
-    return row, column, chance[row, column], went_on
-
-
-def _singles(
-    taken: NDArray[np.void], verdicts: BoolArray, sizes: FloatArray, rng: np.random.Generator
-) -> tuple[IntArray, FloatArray]:
-    """Return each single passage's rank from 0, and its probability."""
-    place, chance = taken["rank"] - 1, taken["probability"].copy()
-    for each in np.flatnonzero(place < 0):
-        request = taken["request"][each]
-        near = (taken["group"][each] == NEAR) == _IS_NEAR
-        alike = near & (verdicts[request, DEFAULT_K:] == taken["verdict"][each])
-        shares = sizes[request] * alike / (sizes[request] @ alike)
-        drawn = rng.choice(len(shares), p=shares)
-        place[each], chance[each] = DEFAULT_K + drawn, chance[each] * shares[drawn]
-    return place, chance
+def _coins(case: Case, rows: Rows) -> FloatArray:
+    """Return the coin of each judged passage, as of ``sampling_design``."""
+    if case.whole:
+        return np.ones(len(rows.passages))
+    says_yes = rows.passages["verdict"] == 1
+    dropped = np.where(says_yes, DROPPED_COINS[True], DROPPED_COINS[False])
+    coins = np.where(rows.passages["rank"] > 0, SERVED_COIN, dropped)
+    return np.asarray(np.where(rows.passages["rank"] == 1, 1.0, coins))
 
 
 def _reciprocal_rank(served: BoolArray) -> FloatArray:
@@ -317,7 +259,7 @@ class Outcome:
 def outcomes(case: Case, months: Sequence[Month]) -> dict[str, Outcome]:
     """Summarise the months of a case by metric."""
     found = {}
-    for metric, truth in truths(replace(case, whole=False, is_misled=False)).items():
+    for metric, truth in truths(replace(case, whole=False)).items():
         estimated = [one.estimates[metric] for one in months]
         ends = [
             (one.lower, one.value, one.upper)

@@ -12,7 +12,9 @@
       certify          the policies that pass, and the one chosen
       evaluate         metrics by query, means with intervals
       calibrate_route  these steps for one route
-    from_traffic     the same from judged live traffic
+    from_store       the same from judged samples, of questions or of live traffic
+      asked_questions    the questions of a log, or written ones, as samples
+      judged_candidates  their rows: a policy, and metrics corrected by grades
     hard_negatives   passages ranked high but labelled not relevant
     compare          ways to rank and to cut side by side
     reader           what passages are worth to one reader

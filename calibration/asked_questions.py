@@ -1,133 +1,141 @@
-"""Questions where no file holds any: those of a store's requests, or written from passages.
+"""Questions of a log, or written from passages, as samples of a store.
 
-Both are rows as `calibration.data.questions.read_questions` reads them.
+They are the samples that live traffic leaves, and wait for a judge in the same queue.
 """
 
 import hashlib
 import json
+import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calibration.data.dataset import folded
-from calibration.data.text_files import write_lines
-from calibration.replay import Progress
+from calibration.data.text_files import read_csv, read_records, shown
+from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import Passage
 from ctxguard.errors import DataError
-from ctxguard.monitor.labels.human import human_verdicts
-from ctxguard.monitor.redaction import is_hash
-from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.guard import ContextGuard
+from ctxguard.monitor.sampling.inclusion import HashSampler, InclusionDesign, JudgingRates
+from ctxguard.monitor.sampling.privacy import DEFAULT_PRIVACY
+from ctxguard.monitor.sampling.record import SampleRecord, record_of
+from ctxguard.monitor.sampling.sampler import Sample
+from ctxguard.monitor.store import Entry
 
 if TYPE_CHECKING:
     from ctxguard.monitor.judges import LLMJudge
-    from ctxguard.monitor.store import SampleStore
 
-DEFAULT_QUESTIONS = 100
-_MOST_SAMPLES = 50_000
-_PAGE = 500
+ASKED, WRITTEN = "asked-", "written-"
+"""Begin the request ids of questions that were asked, and of those that a model wrote."""
+JUDGED_DEPTH = 20
+"""Candidates of each question that are judged. Five are too few, and 30 bring nothing."""
+RATES = JudgingRates(0.0, 0.0, 0.0, 1.0, JUDGED_DEPTH)
+"""The first candidates are judged with certainty, and no others."""
 _BATCH = 20
 
-Row = dict[str, object]
 
+def asked_questions(path: Path) -> dict[str, int]:
+    """Read a log, JSONL or CSV, as the questions in it, each once, with how often it was asked.
 
-def questions_of_store(store: "SampleStore", n: int = DEFAULT_QUESTIONS) -> list[Row]:
-    """Draw questions from the requests of a store, with what people graded of them.
-
-    The texts are as samples hold them, redacted. Each question counts how often it was asked. Of
-    more than ``n``, those of lowest hash are taken, so that a later call finds most of them again.
-
-    Args:
-        store: The samples; the newest 50,000 are read.
-        n: The most questions.
+    Questions are the same apart from case and white space. A row has its text as ``query`` and
+    counts as often as its ``count`` says, once without.
 
     Raises:
-        DataError: no sample has a question in words.
+        DataError: a row cannot be read, or the file holds no question.
     """
-    asked: dict[str, Row] = {}
-    graded: dict[str, list[Row]] = {}
-    for record, grades in _samples(store):
-        text = record.query
-        if not text or not text.strip() or is_hash(text):
+    asked: dict[str, tuple[str, int]] = {}
+    read = read_csv if path.suffix.lower() == ".csv" else read_records
+    for record in read(path, Counter()):
+        if record.fields.keys().isdisjoint(("query", "text")):
+            there = ", ".join(record.fields) or "nothing"
+            raise record.error(f"names no question; give it as query; it has {there}")
+        text = record.text("query", "text", default="").strip()
+        given = record.fields.get("count") or 1
+        if not text:
             continue
-        row = asked.setdefault(folded(text), {"query": text, "count": 0, "source": "traffic"})
-        row["count"] = int(str(row["count"])) + 1
-        graded.setdefault(folded(text), []).extend(
-            {"query": text, "passage_id": name, "grade": grade, "source": "human"}
-            for name, grade in grades.items()
-        )
+        try:
+            n = int(str(given))
+        except ValueError:
+            n = 0
+        if n < 1:
+            raise record.error(f"count {shown(given)} is no whole number from 1")
+        first, before = asked.get(folded(text), (text, 0))
+        asked[folded(text)] = first, before + n
     if not asked:
-        raise DataError("the store has no sample with a question in words")
-    chosen = sorted(asked, key=_order)[:n]
-    return [row for key in chosen for row in (asked[key], *graded[key])]
+        raise DataError("holds no question", path=path)
+    return dict(asked.values())
 
 
-def _samples(store: "SampleStore") -> Iterator[tuple[SampleRecord, Mapping[str, int]]]:
-    """Yield the samples whose text is kept, newest first, with the grades of people by passage."""
-    before: int | None = None
-    for _ in range(_MOST_SAMPLES // _PAGE):
-        page = store.newest_samples(_PAGE, before=before)
-        if not page:
-            return
-        before = page[-1].sample_id
-        payloads = store.payloads([one.sample_id for one in page])
-        people = human_verdicts(store.labels(list(payloads)))
-        for sample_id, payload in payloads.items():
-            verdicts = people[sample_id].by_passage if sample_id in people else {}
-            grades = {name: verdict.grade for name, verdict in verdicts.items()}
-            yield SampleRecord.from_bytes(payload), grades
-
-
-def write_rows(file: Path, rows: Sequence[Row]) -> None:
-    """Write rows as JSONL."""
-    write_lines(file, [json.dumps(row, ensure_ascii=False) for row in rows])
-
-
-def passages_to_ask_about(passage_ids: Sequence[str], n: int = DEFAULT_QUESTIONS) -> list[str]:
+def passages_to_ask_about(passage_ids: Sequence[str], n: int) -> list[str]:
     """Draw the ids of the passages that questions are written from, by their hashes."""
     return sorted(passage_ids, key=_order)[:n]
 
 
-def write_questions(
-    passages: Sequence[Passage], model: "LLMJudge", file: Path, progress: Progress | None = None
-) -> None:
-    """Have a language model write a question from each passage, unless the file holds one.
+def written_questions(
+    passages: Sequence[Passage], model: "LLMJudge"
+) -> Iterator[list[tuple[Passage, str | None]]]:
+    """Have a language model write a question from each passage; yield them by twenty.
 
     Such questions are easier than those of people: they ask what the corpus answers, in words
-    near to its own. Each batch is written when it is there, so that a run goes on where it ended.
+    near to its own. None stands for one that was not valid.
 
     Raises:
         StageUnavailableError: the endpoint answered for none of a batch.
-        DataError: no question was written.
     """
-    lines = _lines(file)
-    waiting = unwritten(passages, file)
-    for first in range(0, len(waiting), _BATCH):
-        batch = waiting[first : first + _BATCH]
-        for passage, question in zip(batch, model.questions(batch), strict=True):
-            row = {"query": question, "source": "llm", "annotator": model.model}
-            if question is not None:
-                lines.append(json.dumps({**row, "note": _note(passage)}, ensure_ascii=False))
-        write_lines(file, lines)
-        if progress is not None:
-            progress(len(batch))
-    if not lines:
-        raise DataError(
-            f"{model.model} wrote no valid question: see its replies, or give --queries"
-        )
+    for first in range(0, len(passages), _BATCH):
+        batch = passages[first : first + _BATCH]
+        yield list(zip(batch, model.questions(batch), strict=True))
 
 
-def unwritten(passages: Sequence[Passage], file: Path) -> list[Passage]:
-    """List the passages from which the file holds no question yet."""
-    there = {json.loads(line)["note"] for line in _lines(file)}
-    return [passage for passage in passages if _note(passage) not in there]
+def request_id_of(question: str, system: Mapping[str, str], *, is_written: bool = False) -> str:
+    """Name the sample of a question, the same for each run on the same system.
+
+    Args:
+        question: Its text, or the id of the passage that it is written from.
+        system: What identifies the system and its settings.
+        is_written: Whether a model writes it.
+    """
+    text = json.dumps([folded(question), dict(system)], sort_keys=True)
+    return f"{WRITTEN if is_written else ASKED}{_order(text).hex()[:32]}"
 
 
-def _lines(file: Path) -> list[str]:
-    return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+def sample_of(guard: ContextGuard, question: str, request_id: str, times: int = 1) -> Entry:
+    """Ask a guard, and make the sample that its store keeps.
+
+    Args:
+        guard: Without a sampler.
+        times: How often the question was asked: the sample stands for so many requests.
+
+    Raises:
+        QueryError: the retriever refuses the question.
+        CtxguardError: as the retriever raises.
+    """
+    context = guard.retrieve(question, request_id=request_id)
+    sample = Sample(context, 1.0 / times, time.time())
+    record = DEFAULT_PRIVACY.apply(record_of(sample, InclusionDesign(RATES)))
+    return Entry(
+        request_id=request_id,
+        time_seconds=record.time_seconds,
+        probability=record.probability,
+        session_id=None,
+        label_order=HashSampler("labels").uniform(request_id),
+        payload=record.to_bytes(),
+    )
 
 
-def _note(passage: Passage) -> str:
-    return f"written from passage {passage.passage_id}"
+def tokens_to_judge(entry: Entry) -> tuple[int, int]:
+    """Estimate what judging a sample takes, asked about one passage at a time.
+
+    Returns:
+        The passages, and the tokens of these and of the question for each.
+    """
+    record = SampleRecord.from_bytes(entry.payload)
+    passages = [record.passage(one) for one in (*record.served, *record.to_judge(has_hit=True))]
+    question = estimate_tokens(record.query or "")
+    return len(passages), sum(
+        [question + estimate_tokens(f"{one.title}{one.text}") for one in passages]
+    )
 
 
 def _order(text: str) -> bytes:

@@ -24,9 +24,8 @@ from calibration.replay import Pools, Progress
 from calibration.verdict import mean_interval
 from calibration.weights import significant, weighted_mean
 from ctxguard.core.policies import ExpectedUtilityPolicy
-from ctxguard.core.types import FailureKind, FloatArray, Passage, PassagesBy, Ranking
+from ctxguard.core.types import FailureKind, FloatArray, Passage, PassagesBy
 from ctxguard.core.value_of_information import (
-    ANSWER,
     FEWEST_RELEVANT,
     AnswerModel,
     Assessment,
@@ -69,34 +68,6 @@ class Asking:
     passage: Callable[[str], Passage]
     price: float = DEFAULT_PRICE
     sleep: Callable[[float], None] = time.sleep
-
-
-class RecordedAnswers:
-    """The answers that samples keep, as an assessor that is asked again about passage ids.
-
-    Args:
-        rankings: By query text.
-        former: The assessor of the profile in force, whose answers they are.
-    """
-
-    def __init__(self, rankings: Mapping[str, Ranking], former: AssessorProfile) -> None:
-        self.fingerprint = former.fingerprint
-        self.names = (former.name,)
-        self._answers = {
-            query: dict(zip(ranking.passage_ids, answers.tolist(), strict=True))
-            for query, ranking in rankings.items()
-            if (answers := ranking.signals.get(ANSWER + former.name)) is not None
-        }
-
-    def assess(self, query: str, texts: Sequence[str]) -> dict[str, FloatArray]:
-        """Return the answers about passages by their ids; NaN where none was asked about."""
-        known = self._answers.get(query, {})
-        return {self.names[0]: np.array([known.get(each, np.nan) for each in texts])}
-
-    def asking(self, price: float) -> Asking:
-        """Fits these answers anew at a price."""
-        stage = AssessorStage(self, max_per_second=1e9)
-        return Asking(stage, lambda name: Passage(name, name), price)
 
 
 @dataclass(frozen=True)

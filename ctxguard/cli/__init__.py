@@ -24,6 +24,7 @@ _COMMANDS = {
     "label export": "Write a file of passages for people to grade, of judged requests picked at "
     "random.",
     "label import": "Import the labels of one annotator, or users' reactions.",
+    "judge": "Have a model judge the passages of a log's questions, as samples of a store.",
     "demo": "Index, calibrate, guard and monitor on real text, in a minute or two.",
     "doctor": "Say for each part of a deployment whether it works, and how to mend it.",
     "evaluate": "Measure a profile, or the first k passages, on labelled queries.",
@@ -35,7 +36,6 @@ _COMMANDS = {
     "mcp": "Serve an index to agents over the Model Context Protocol, with the tools search and "
     "fetch.",
     "explain": "Show what was served and dropped for one sampled request, and how it was judged.",
-    "recalibrate": "Calibrate on judged traffic, and compare with the profile in force.",
     "keys": "Print a system file of a command to fill in, each key with its meaning.",
     "metrics": "Print the recording and alerting rules for Prometheus, or the dashboard for "
     "Grafana.",
@@ -49,7 +49,7 @@ _COMMANDS = {
 `HardNegativesCommand` of the module ``golden``; ``demo`` is `DemoCommand` of ``demo``."""
 
 _FIELDS: dict[str, dict[str, Collection[str]]] = {
-    "calibrate": {"options": ["score_kind"], "keys": ["serving_k"]},
+    "calibrate": {"options": ["score_kind"], "keys": ["serving_k", "judge"]},
     "evaluate": {"keys": ["route", "write_run"]},
     "query": {
         "keys": ["mode", "retriever", "route"],
@@ -59,7 +59,7 @@ _FIELDS: dict[str, dict[str, Collection[str]]] = {
     "serve": {"options": ["rerank_upstream", "rerank_model"], "keys": ["workers"]},
     "mcp": {"keys": ["k", "where"]},
     "index": {"keys": ["lexical", "signals"]},
-    "recalibrate": {"keys": ["judge", "route"]},
+    "judge": {"keys": ["serving_k"], "without": ["run", "preset", "utility", "gain"]},
 }
 """The fields that are other than elsewhere; see `ctxguard.cli._settings.command_of`."""
 

@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
+import ctxguard
 from calibration.settings import ChoiceSettings
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.extras import require
 from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, picked
-from ctxguard.cli._from_questions import calibrate_from_questions, lacks_verdict
 from ctxguard.cli._inputs import Labelled, notes_on_pools, open_labelled, shared_questions
+from ctxguard.cli._judged import by_k, in_first_order, next_step, table_of_k
 from ctxguard.cli._results import print_asking, print_summary
-from ctxguard.cli._store import JudgeModel
+from ctxguard.cli._store import named_series, open_store
 from ctxguard.cli._system import Source, System, open_assessor
+from ctxguard.core.fusion import Fusion
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.types import DEFAULT_DEPTH
 from ctxguard.errors import ConfigurationError
@@ -26,26 +28,19 @@ from ctxguard.profile.describe import describe_policy, describe_utilities
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
     from calibration.calibrate_route import RouteOutcome, Settings
+    from calibration.from_store import SystemIdentity
+    from ctxguard.core.interval import Interval
+    from ctxguard.profile.schema import Profile
 
 
-class CalibrateCommand(JudgeModel, System, ChoiceSettings):
+class CalibrateCommand(System, ChoiceSettings):
     data: _options.LabelledQueriesIfAny = None
-    queries: Path | None = optional(
-        "Questions without labels, as JSONL or CSV, such as a log. Without --judge, the command "
-        "says what judging them would take.",
-        "FILE",
+    store: str | None = optional(
+        "Sample store whose judged requests are calibrated on, in place of --data.", "URL"
     )
-    store: str | None = optional_key(
-        "Sample store whose requests give the questions, in place of --queries. Without either, "
-        "--judge llm writes some from passages of --index.",
-        "URL",
-    )
-    questions: int = key(
-        "Most questions from store, or written from passages.", "N", ge=1, value=100
-    )
-    judge: Literal["llm", "cross-encoder", "reranker"] | None = optional(
-        "Grades the first 20 passages of each question: llm, cross-encoder or reranker.",
-        "JUDGE",
+    judge: _options.NamedJudge = None
+    profile: Path | None = optional(
+        "With --store: profile in force, whose other routes stay, and which is compared.", "FILE"
     )
     out: Path = setting("Profile to write, as JSON.", "FILE", writes=True)
     report: list[Path] = setting(
@@ -88,20 +83,17 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        given = [name for name in ("data", "queries", "store") if getattr(self, name) is not None]
-        if len(given) > 1 or not (given or self.judge == "llm"):
+        if (self.data is None) is (self.store is None):
             raise ConfigurationError(
-                "give either --data, labelled queries, or questions without labels: --queries, "
-                "the key store, or --judge llm alone, which writes some from passages"
+                "give either --data, labelled queries, or --store, judged requests: `ctxguard "
+                "judge` writes those of a log"
             )
-        if self.judge is not None and self.data is not None:
-            raise ConfigurationError("--judge goes with questions: labels need no judge")
-        if not given and self.index is None:
-            raise ConfigurationError(
-                "questions are written from the passages of --index; give it, --queries or store"
-            )
-        if self.judge == "reranker" and self.base_url == self.rerank_upstream is not None:
-            raise ConfigurationError("the reranker that is calibrated cannot judge itself")
+        if self.data is not None and self.profile is not None:
+            raise ConfigurationError("--profile goes with --store")
+        if self.store is not None and self.run is not None:
+            raise ConfigurationError("--run has no effect with --store: leave it out")
+        if self.store is not None and self.alpha is not None:
+            raise ConfigurationError("--alpha needs --data: a judge's opinion certifies nothing")
         if (self.price is not None or self.assessor is not None) and self.data is None:
             raise ConfigurationError("an assessor is calibrated on labelled queries: give --data")
         if self.price is not None and self.assessor is None:
@@ -115,8 +107,9 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
 
     def __call__(self, output: Output) -> None:
         """What you serve today, the first serving-k passages, stays where nothing better is shown.
-        Without labels a judge grades the passages of questions; that gives a table of the judge's
-        own view, and a profile once people have graded some of them.
+        With --store, a judge's verdicts on requests and people's grades of some passages stand for
+        labels; without grades there is only a table of the judge's own view, and no profile. Name
+        the system that answered, or the profile is unverified.
         """
         from calibration.asking import DEFAULT_PRICE, Asking
         from calibration.calibrate import calibrate
@@ -125,7 +118,7 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
             require("jinja2", "report")
         chosen = self._chosen()
         if self.data is None:
-            calibrate_from_questions(self, chosen, output)
+            self._from_store(str(self.store), chosen, output)
             return
         labelled, counts, opened = open_labelled(self, self.data, "train", output)
         # Whoever changes a retriever of their own may forget its fingerprint, and would get old
@@ -154,6 +147,69 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
             notes,
             found=lacks_verdict(made.profile, self.required),
         )
+
+    def _from_store(self, url: str, chosen: "Settings", output: Output) -> None:
+        """Calibrate on judged requests; without enough grades of people show the table alone."""
+        from calibration.from_store import calibrate_from_store, judged_store
+        from calibration.report.judged import write_judged
+
+        in_force = None if self.profile is None else ctxguard.Profile.load(self.profile)
+        with open_store(url) as store, output.doing("reading requests"):
+            found = judged_store(store, named_series(store, self.judge), chosen.utilities)
+        if "serving_k" not in self.model_fields_set and found.serving_k is not None:
+            chosen = chosen.model_copy(update={"serving_k": found.serving_k})
+        made = None
+        if found.judged.is_corrected:
+            with output.doing("fitting"):
+                made = calibrate_from_store(found, chosen, self._identity(in_force), in_force)
+            made.profile.save(self.out)
+        profile = None if made is None else made.profile
+        table = by_k(found)
+        document = {
+            "verdict": profile and profile.verdict and profile.verdict.decision,
+            "profile": None if made is None else self.out,
+            "profile_id": profile and profile.profile_id,
+            "route": found.route,
+            "gain": made and made.gain._asdict(),
+            "in_force": made and made.in_force and made.in_force._asdict(),
+            **table,
+        }
+        for file in self.report:
+            write_judged(document, file)
+        notes = [*found.notes, *(() if made else next_step(found))]
+
+        def show() -> None:
+            if profile is not None and made is not None:
+                verdict, own = profile.verdict, profile.routes[found.route]
+                output.facts(
+                    ("verdict", "" if verdict is None else verdict.statement),
+                    ("route", found.route.value),
+                    ("keeps", describe_policy(own.policy)),
+                    *[
+                        (name, f"strict UDCG {_signed(gain.udcg)}, recall {_signed(gain.recall)}")
+                        for name, gain in (("gain", made.gain), ("in force", made.in_force))
+                        if gain is not None
+                    ],
+                )
+            output.out.print(table_of_k(found))
+            files = [*([self.out] if made else ()), *self.report]
+            output.facts(*[("wrote", str(file)) for file in files])
+
+        lacks = profile is None or lacks_verdict(profile, self.required)
+        output.result(document, show, notes, found=lacks)
+
+    def _identity(self, in_force: "Profile | None") -> "SystemIdentity":
+        """Identify the system that answered, by itself or as the profile in force does."""
+        from calibration.calibrate import sketch_of
+        from calibration.from_store import SystemIdentity
+
+        if self.sources:
+            source = in_first_order(self.open())
+            fusion = getattr(source, "fusion", None) or Fusion()
+            return SystemIdentity(fusion, source.fingerprint(), sketch_of(source))
+        if in_force is None:
+            return SystemIdentity()
+        return SystemIdentity(in_force.fusion, in_force.fingerprint, in_force.corpus)
 
     def _chosen(self) -> "Settings":
         """Make the settings as calibration takes them."""
@@ -231,6 +287,18 @@ class CalibrateCommand(JudgeModel, System, ChoiceSettings):
         output.out.print()
         written = [("wrote", str(file)) for file in (self.out, *self.report)]
         output.facts(("profile", profile.profile_id), *written)
+
+
+def lacks_verdict(profile: "Profile", required: str | None) -> bool:
+    """Tell whether the verdict is not the one required, if any is."""
+    verdict = profile.verdict
+    return required is not None and (verdict is None or verdict.decision != required)
+
+
+def _signed(found: "Interval") -> str:
+    if found.value is None or found.bounds is None:
+        return "no data"
+    return "{:+.2f} [{:+.2f}, {:+.2f}]".format(found.value, *found.bounds)
 
 
 def _is_page(report: Path) -> bool:

@@ -191,9 +191,7 @@ def _profile(file: Path, opened: "list[Source]") -> Iterator[Finding]:
     yield Finding("profile", "ok", text)
     days = int((time.time() - file.stat().st_mtime) / 86_400)
     if days > _OLD_DAYS:
-        yield Finding(
-            "profile", "note", f"written {days} days ago; `ctxguard recalibrate` renews it"
-        )
+        yield Finding("profile", "note", f"written {days} days ago; `ctxguard calibrate` renews it")
     for source in opened:
         comparison = ContextGuard(source, profile=profile).comparison
         for line in comparison.mismatches:

@@ -56,8 +56,8 @@ class ExportCommand(SettingsModel):
         """Each row is one passage, with an empty grade to fill in. A page beside
         the file tells people how to grade.
 
-        Some requests are graded from the top down, of others single passages
-        are asked about: those that tell most of the live figures.
+        A request is graded down to its first relevant passage, and a random part
+        of what is below, so that all live figures rest on the same grades.
 
         In a store that no judge has seen, people grade alone: a judge gets none
         of these requests any more.
@@ -66,7 +66,7 @@ class ExportCommand(SettingsModel):
         Exports of several days are one sample: each passage keeps the
         probability with which it was picked.
         """
-        from ctxguard.monitor.estimation.plan import to_label
+        from ctxguard.monitor.estimation.sampling_design import to_label
         from ctxguard.monitor.labels.files import write_label_file
         from ctxguard.monitor.labels.guide import grading_guide
         from ctxguard.monitor.labels.repeats import rows_once
@@ -169,7 +169,7 @@ class ImportCommand(SettingsModel):
             self._take_labels(self.annotator, output)
 
     def _take_labels(self, annotator: str, output: Output) -> None:
-        from ctxguard.monitor.estimation.plan import usable_labels
+        from ctxguard.monitor.estimation.sampling_design import usable_labels
         from ctxguard.monitor.labels.files import read_label_file
         from ctxguard.monitor.labels.repeats import repeats
 
@@ -189,8 +189,8 @@ class ImportCommand(SettingsModel):
         notes = [f"{count:,} {words}" for count, words in counts if count]
         notes += [f"first unknown request: {request_id}" for request_id in unknown[:1]]
         notes.append(
-            f"{usable['passages']:,} grades of this file's requests count, {usable['runs']:,} of "
-            f"the requests are graded from the top down; {usable['unfinished']:,} need more grades"
+            f"{usable['passages']:,} grades of this file's requests count, {usable['requests']:,} "
+            f"of the requests are complete; {usable['unfinished']:,} need more grades"
         )
         if usable["unpicked"]:
             notes.append(

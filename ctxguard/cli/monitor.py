@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ctxguard import CorpusSketch, HybridRetriever
     from ctxguard.monitor.alarms import AlarmReport
     from ctxguard.monitor.estimation.live import Estimates, WindowPopulation
+    from ctxguard.monitor.estimation.metrics import Metric
     from ctxguard.monitor.estimation.ratio import Estimate
-    from ctxguard.monitor.estimation.terms import Metric
     from ctxguard.monitor.service import Monitor, Report
 
 _DAY_SECONDS = 86_400.0

@@ -12,7 +12,7 @@ from ctxguard.core.decision import Decision
 from ctxguard.core.metrics import DEFAULT_UTILITIES, strict_utilities
 from ctxguard.core.types import Mode
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.estimation.terms import table_of
+from ctxguard.monitor.estimation.rows import YES, Rows
 from ctxguard.monitor.explanation import by_position, decided, reason
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples
 from ctxguard.monitor.sampling.record import SampleRecord
@@ -162,11 +162,13 @@ def _suspects(
     labelled = [one.sample_id for one in store.picked_samples(series) if one.n_labels]
     n, ids, losses = 0, [np.empty(0, np.int64)], [np.empty(0)]
     for page in store.judged_pages(series, since=since, until=since + DAY_SECONDS):
-        table = table_of(page.summaries, len(page))
-        loss = table["near_yes"] + table["far_yes"]
+        rows = Rows.read(page.blocks)
+        passages = rows.passages
+        says_yes, is_dropped = passages["verdict"] == YES, passages["rank"] == 0
+        loss = rows.total(says_yes * is_dropped * passages["size"])
         may_be = (loss > 0.0) | np.isin(page.sample_ids, labelled)
         if in_shadow:
-            may_be |= table["yes"] != 0
+            may_be |= rows.total(says_yes * ~is_dropped * 1.0) > 0.0
         n += len(page)
         ids.append(page.sample_ids[may_be])
         losses.append(loss[may_be])

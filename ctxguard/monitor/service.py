@@ -29,12 +29,12 @@ from ctxguard.errors import (
 from ctxguard.monitor.alarms import AlarmState
 from ctxguard.monitor.alarms.actions import raise_verdict
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
+from ctxguard.monitor.estimation.full_judged_pools import ShadowedTraffic
+from ctxguard.monitor.estimation.judged_request import Scale, update_graded
 from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimates
+from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.estimation.promotion import Rise
 from ctxguard.monitor.estimation.ratio import DEFAULT_PRECISION, Estimate, Precision
-from ctxguard.monitor.estimation.reduce import update_graded
-from ctxguard.monitor.estimation.terms import Metric
-from ctxguard.monitor.estimation.whole_pools import ShadowedTraffic
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judge, PeopleAlone
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits, JudgingBudget
 from ctxguard.monitor.judging.counters import (
@@ -181,7 +181,7 @@ class Monitor:
         self.series = self._settings.series
         # Makes the rows of what people have graded since.
         self._update_graded = partial(
-            update_graded, store, self.series, utilities=utilities, max_grade=judge.max_grade
+            update_graded, store, self.series, Scale(utilities, judge.max_grade)
         )
         self._clock = clock
         self._watched = watched

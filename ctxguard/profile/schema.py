@@ -190,8 +190,9 @@ class RouteVerdict(Frozen):
         tolerance: ``enforce`` needs a difference of at least −tolerance.
         max_loss: ``enforce`` needs a lower bound of at least −max_loss.
         shown_by: ``folds``: each fifth of the labelled queries was measured by what the others
-            chose. ``held_out`` queries took no part in anything. The ``traffic`` of a policy in
-            shadow is looked at again and again and has no bound of its own.
+            chose. ``held_out`` queries took no part in anything. ``grades``: so were judged
+            requests, of which people graded n in part. The ``traffic`` of a policy in shadow is
+            looked at again and again and has no bound of its own.
         extends: Whether the policy serves the first ``serving_k`` in their order and goes on from
             there, so that recall cannot fall; it is enforced for its gain.
         n_needed: About how many queries with a relevant passage would decide, if they are like
@@ -207,7 +208,7 @@ class RouteVerdict(Frozen):
     serving_k: Annotated[int, Field(ge=1)]
     tolerance: float
     max_loss: float
-    shown_by: Literal["folds", "held_out", "traffic"] = "folds"
+    shown_by: Literal["folds", "held_out", "grades", "traffic"] = "folds"
     extends: bool = False
     n_needed: Annotated[int, Field(ge=1)] | None = None
 
@@ -246,6 +247,8 @@ class RouteVerdict(Frozen):
         on = f"{self.n} held-out queries"
         if self.shown_by == "folds":
             on = f"{self.n} labelled queries, each measured by what the others choose"
+        elif self.shown_by == "grades":
+            on = f"{self.n} judged requests that people graded in part"
         gained = "" if self.gain is None else f", strict UDCG by {self.gain:+.3f}"
         seen = f"mean recall differs by {self.value:+.3f} from that of {first}{gained}, on {on}"
         if self.extends:

@@ -1,4 +1,4 @@
-"""Golden sets that are frozen by digest, and questions with what people graded of them."""
+"""Golden sets that are frozen by digest."""
 
 import json
 from dataclasses import replace
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from calibration.data.dataset import Dataset, Query
 from calibration.data.golden import changes, freeze, read_snapshot
-from calibration.data.questions import read_questions
 from calibration.data.readers import read_beir
 from ctxguard.errors import ConfigurationError, DataError
 
@@ -20,80 +19,6 @@ def write(path: Path, *rows: object) -> Path:
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return path
-
-
-def label(value: object = 1, **more: object) -> dict[str, object]:
-    name = "distractor" if isinstance(value, str) else "grade"
-    return {"query": "Why?", "passage_id": "p", name: value, **more}
-
-
-class TestQuestions:
-    def test_jsonl_and_csv_say_the_same(self, tmp_path: Path) -> None:
-        rows = write(tmp_path / "a.jsonl", label(2, query_id="q1"), {"query": "Who?"})
-        table = write(
-            tmp_path / "a.csv", "query_id,query,passage_id,grade", "q1,Why?,p,2", ",Who?,,"
-        )
-        found = read_questions([rows], "log")
-        assert found == read_questions([table], "log")
-        assert found.qrels == {"q1": {"p": 2}}
-        assert len(found) == 2
-
-    def test_a_query_without_an_id_joins_the_one_of_its_text(self, tmp_path: Path) -> None:
-        file = write(tmp_path / "a.jsonl", label(), label(query="  why?", query_id="q1"))
-        assert read_questions([file], "log").queries == (Query("q1", "Why?"),)
-
-    def test_a_made_id_depends_on_the_text_alone(self, tmp_path: Path) -> None:
-        first = read_questions([write(tmp_path / "a.jsonl", label())], "log")
-        second = read_questions([write(tmp_path / "b.jsonl", {"query": "WHY?"})], "log")
-        assert first.queries[0].query_id == second.queries[0].query_id
-
-    def test_of_several_labels_of_a_passage_the_last_counts(self, tmp_path: Path) -> None:
-        rows = [label("distractor"), label(0), label(2), label("hard_negative", passage_id="x")]
-        found = read_questions([write(tmp_path / "a.jsonl", *rows)], "log")
-        (query,) = found.queries
-        assert found.qrels == {query.query_id: {"p": 2, "x": 0}}
-        assert found.distractors == {query.query_id: {"x": "hard_negative"}}
-
-    def test_a_row_that_waits_for_its_label_is_counted(self, tmp_path: Path) -> None:
-        found = read_questions([write(tmp_path / "a.jsonl", label(), label(None))], "log")
-        assert found.notes == ("1 rows for a passage have an empty grade and are left out",)
-
-    def test_metadata_of_a_query_is_kept(self, tmp_path: Path) -> None:
-        file = write(tmp_path / "a.jsonl", label(metadata={"topic": "x"}))
-        assert read_questions([file], "log").queries[0].metadata == {"topic": "x"}
-
-    @pytest.mark.parametrize(
-        ("rows", "line", "fault"),
-        [
-            ([label(1.5)], 1, "grade 1.5 is not a whole number"),
-            ([label("decoy")], 1, "kind 'decoy' is unknown"),
-            ([{"passage_id": "p", "grade": 1}], 1, "names no query"),
-            ([label(query=None, query_id="q9")], None, "no row gives the text of query 'q9'"),
-            ([label(query_id="q"), label(query="Who?", query_id="q")], 2, r"is 'Who\?' here"),
-        ],
-    )
-    def test_a_fault_names_its_line(
-        self, tmp_path: Path, rows: list[object], line: int | None, fault: str
-    ) -> None:
-        with pytest.raises(DataError, match=fault) as caught:
-            read_questions([write(tmp_path / "a.jsonl", *rows)], "log")
-        assert caught.value.line == line
-
-    def test_a_file_without_a_question_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match="holds no question"):
-            read_questions([write(tmp_path / "a.jsonl")], "log")
-
-    @pytest.mark.parametrize("mark", [";", "\t"])
-    def test_a_table_of_another_separator_is_read(self, tmp_path: Path, mark: str) -> None:
-        lines = ["query_id,query", '1,"Why, then?"']
-        rows = [line.replace(",", mark).replace(f"Why{mark}", "Why,") for line in lines]
-        plain = read_questions([write(tmp_path / "a.csv", *lines)], "log")
-        assert read_questions([write(tmp_path / "b.csv", *rows)], "log").queries == plain.queries
-
-    def test_other_columns_are_named(self, tmp_path: Path) -> None:
-        path = write(tmp_path / "a.csv", "frage;antwort", "Why?;p")
-        with pytest.raises(DataError, match="it has frage, antwort"):
-            read_questions([path], "log")
 
 
 QUERIES = (Query("q2", "Who?", {"topic": "t"}), Query("q1", "Why?"), Query("q3", "When?"))

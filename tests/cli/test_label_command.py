@@ -286,11 +286,11 @@ class TestImport:
             "disagreeing": 0,
             "unknown": [],
             "blank": 1,
-            "usable": {"passages": 12, "runs": 1, "unfinished": 1, "unpicked": 0},
+            "usable": {"passages": 12, "requests": 1, "unfinished": 1, "unpicked": 0},
         }
         assert note == (
-            "12 grades of this file's requests count, 1 of the requests are graded from the top "
-            "down; 1 need more grades"
+            "12 grades of this file's requests count, 1 of the requests are complete; 1 need more "
+            "grades"
         )
         assert {label.annotator for label in labels_of(traffic)} == {"ann"}
         rows[0] |= {"request_id": "from elsewhere", "grade": None}
@@ -443,7 +443,7 @@ def test_people_alone_grade_a_store_that_no_judge_has_seen(
     nothing = run("label", "export", "--store", traffic.url)
     assert "have people grade alone" in " ".join(nothing.stderr.split())
     rows = export(traffic, "--whole", "-n", 60 * 12)
-    assert import_(traffic, graded(rows, traffic))["usable"]["runs"] == 60
+    assert import_(traffic, graded(rows, traffic))["usable"]["requests"] == 60
     monitor = ("monitor", "--store", traffic.url, "--judge", "people", "--once")
     document = json.loads(run(*monitor, "--json").stdout)
     assert document["labelled"] == 60
@@ -461,7 +461,7 @@ def test_people_alone_grade_a_store_that_no_judge_has_seen(
     before, after = tmp_path / "before.json", tmp_path / "after.json"
     profile_of(RatioPolicy(k=5)).save(before)
     result = run(
-        *("recalibrate", "--store", traffic.url, "--profile", before, "--out", after, "--json")
+        *("calibrate", "--store", traffic.url, "--profile", before, "--out", after, "--json")
     )
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["requests"] == 60

@@ -1,6 +1,5 @@
 """Calibrate, shadow, watch, enforce: from judged requests to what a guard serves, and back."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,11 +57,6 @@ class Watched:
         command = ("monitor", "--store", self.url, *judge, "--profile", self.file, "--once")
         return self.run(*command, *options)
 
-    def recalibrate(self, *options: object) -> Result:
-        out = self.folder / "new.json"
-        command = ("recalibrate", "--store", self.url, "--profile", self.file, "--out", out)
-        return self.run(*command, *options)
-
 
 @pytest.fixture
 def watched(run: Run, tmp_path: Path) -> Watched:
@@ -83,10 +77,7 @@ def test_until_requests_suffice_the_monitor_says_how_many_are_missing(watched: W
     assert Profile.load(watched.file) == KEEPS_ALL
 
 
-@pytest.mark.parametrize("command", [Watched.monitor, Watched.recalibrate])
-def test_switch_raises_the_verdict_and_a_copy_returns(
-    watched: Watched, command: Callable[..., Result]
-) -> None:
+def test_switch_raises_the_verdict_and_a_copy_returns(watched: Watched) -> None:
     watched.traffic(80)
     said = in_one_line(watched.monitor())
     assert "recall +0.000 over 80 judged requests of the profile in force" in said
@@ -100,7 +91,7 @@ def test_switch_raises_the_verdict_and_a_copy_returns(
     )
     watcher = ProfileWatcher(guard, watched.file)
     assert len(guard.retrieve("q").passages) == 10
-    said = in_one_line(command(watched, "--switch"))
+    said = in_one_line(watched.monitor("--switch"))
     assert f"your copy of profile {KEEPS_ALL.profile_id}, put back, undoes that" in said
     raised = Profile.load(watched.file)
     assert raised.verdict.statement.startswith(
@@ -184,8 +175,8 @@ def test_without_a_profile_judged_requests_give_the_first(run: Run, tmp_path: Pa
     labels = ("--judge", "labels", "--labels", tmp_path / "labels.jsonl")
     assert run("monitor", "--store", watched.url, *labels, "--once").exit_code == 0
     out = tmp_path / "first.json"
-    found = run.read("recalibrate", "--store", watched.url, "--out", out, "--json")
-    assert found["old_policy"] == "the first 5 passages"
+    found = run.read("calibrate", "--store", watched.url, "--out", out, "--json")
+    assert found["requests"] == 200
     made = Profile.load(out)
     assert made.routes[Route.EXTERNAL].safe_policy == RatioPolicy(k=5)
     assert made.provenance.depth == 12

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from calibration.answers import AnswerFile
+from calibration.asked_questions import asked_questions
 from calibration.data.golden import read_snapshot
-from calibration.data.questions import read_questions
 from calibration.data.readers import read_corpus
 from calibration.data.text_files import new_folder, write_lines
 from calibration.replay import _load
@@ -179,7 +179,7 @@ class TestReadRegular:
             lambda folder: Ranker.load(folder / "snapshot.json"),
             lambda folder: _load(folder / "snapshot.json"),
             lambda folder: list(read_corpus(folder / "snapshot.json")),
-            lambda folder: read_questions([folder / "snapshot.json"], "log"),
+            lambda folder: asked_questions(folder / "snapshot.json"),
             lambda folder: read_label_file(folder / "snapshot.json", "me", 1.0, 3),
             lambda folder: read_feedback_file(folder / "snapshot.json", 1.0),
             lambda folder: AnswerFile(folder / "snapshot.json", "reader"),

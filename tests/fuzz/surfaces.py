@@ -27,12 +27,12 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from typer.testing import CliRunner
 
 from calibration.answers import AnswerFile
+from calibration.asked_questions import asked_questions
 from calibration.calibrate import calibrate
 from calibration.calibrate_route import Settings as Choice
 from calibration.compare.saved_comparison import SavedComparison
 from calibration.data.dataset import Dataset, Query
 from calibration.data.golden import Snapshot, changes, read_snapshot
-from calibration.data.questions import read_questions
 from calibration.data.readers import read_beir, read_corpus, read_jsonl, read_trec_run
 from calibration.fit import fit_fusion, fit_relevance, fit_temperature, out_of_fold
 from calibration.pool_labels import label
@@ -49,7 +49,7 @@ from ctxguard.core.types import Hit, Leg, Passage, Ranking, Route, ScoreKind
 from ctxguard.errors import CtxguardError
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.alarms import AlarmState
-from ctxguard.monitor.estimation.plan import to_label
+from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.prompt import messages, read_grade
@@ -191,11 +191,11 @@ READERS: Mapping[str, tuple[str, bytes, Callable[[Path], object]]] = {
         SavedComparison.load,
     ),
     "ranker": ("r.json", json.dumps(RANKER).encode(), Ranker.load),
-    "questions": ("g.jsonl", QUESTIONS, lambda file: read_questions([file], "log")),
+    "questions": ("g.jsonl", QUESTIONS, asked_questions),
     "questions as CSV": (
         "g.csv",
         b'query,passage_id,grade\r\n"how, then?",a,2\r\nwhy?,b,\r\n',
-        lambda file: read_questions([file], "log"),
+        asked_questions,
     ),
     "alarms": (
         "alarms.json",
@@ -913,10 +913,10 @@ _COMMANDS = (
     "label import {labels.csv} --store {store} --annotator me",
     "label import {feedback.jsonl} --store {store}",
     "monitor --store {store} --judge labels --labels {data.jsonl} --once --json",
-    "recalibrate --store {store} --profile {profile.json} --out {new.json}",
+    "calibrate --store {store} --profile {profile.json} --out {new.json}",
     "golden check {new}",
     "golden freeze {data.jsonl} --out {new}",
-    "calibrate --index {index} --queries {questions.jsonl} --out {new.json}",
+    "judge --index {index} --queries {questions.jsonl} --store {store}",
     "golden hard-negatives --index {index} --data {data.jsonl} --out {new.jsonl}",
     "metrics rules",
     "serve --index {index} --port 99999",

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable
 
-from ctxguard.monitor.estimation.plan import to_label
+from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.labels.files import RowToLabel
-from ctxguard.monitor.labels.human import IF_FIRST, IF_NONE_ABOVE
+from ctxguard.monitor.labels.human import IF_NONE_ABOVE
 from ctxguard.monitor.labels.samples import GradedSample
 from ctxguard.monitor.store import LabelRow, SampleStore
 
@@ -16,7 +16,7 @@ def grades_of(sample: GradedSample, truth: Truth, annotator: str = "ann") -> lis
     labels: list[LabelRow] = []
     for row in sample.rows():
         grades = [label.grade for label in labels]
-        if (row.when == IF_NONE_ABOVE and any(grades)) or (row.when == IF_FIRST and not grades[0]):
+        if row.when == IF_NONE_ABOVE and any(grades):
             continue
         labels.append(LabelRow(row.request_id, row.passage_id, truth(row), None, annotator, 1.0))
     return labels

@@ -55,13 +55,13 @@ def fill(store: SampleStore, n: int, **columns: object) -> list[int]:
     return [store.find(one.request_id)[-1] for one in entries]
 
 
-def judged(sample_id: int, *, time_seconds: float = NOW, summary: bytes = b"summary.") -> Finished:
+def judged(sample_id: int, *, time_seconds: float = NOW, block: bytes = b"block") -> Finished:
     return Finished(
         sample_id,
         time_seconds,
         State.JUDGED,
         '{"p": 1}',
-        summary,
+        block,
         (("p", "why", "raw"),),
     )
 

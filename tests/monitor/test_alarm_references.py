@@ -18,8 +18,9 @@ from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.alarms import Alarm, AlarmKind, AlarmState, ReferenceKind
 from ctxguard.monitor.alarms.days import WEEK, Day, Days
 from ctxguard.monitor.alarms.reference import corrected, upper_limit
-from ctxguard.monitor.estimation.plan import to_label
-from ctxguard.monitor.estimation.terms import table_of
+from ctxguard.monitor.estimation.metrics import Metric, losses
+from ctxguard.monitor.estimation.rows import Rows
+from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.service import WatchedProfile
 from ctxguard.profile.schema import Profile, RouteProfile
@@ -80,9 +81,9 @@ class Traffic:
         monitor.maintain()
 
     def judged_losses(self) -> list[float]:
-        rows = self.live.store.judged(self.live.monitor.series).summaries
-        losses = table_of(rows)["recall_loss"]
-        return losses[~np.isnan(losses)].tolist()
+        rows = Rows.read(self.live.store.judged(self.live.monitor.series).blocks)
+        found = losses(rows)[Metric.RECALL_LOSS]
+        return found[~np.isnan(found)].tolist()
 
     @property
     def active(self) -> list[Alarm]:

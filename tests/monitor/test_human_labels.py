@@ -12,15 +12,19 @@ from stub_judges import ErringJudge
 from watching import Watching
 
 from ctxguard.core.metrics import DEFAULT_UTILITIES
-from ctxguard.monitor.estimation.joint import RUN, SINGLE
+from ctxguard.monitor.estimation.judged_request import (
+    PeopleGrades,
+    Scale,
+    grade_chances,
+    judged_request,
+)
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.plan import to_label
-from ctxguard.monitor.estimation.reduce import graded_passages
-from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.estimation.metrics import Metric
+from ctxguard.monitor.estimation.rows import Rows
+from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.human import (
     ALWAYS,
-    IF_FIRST,
     IF_NONE_ABOVE,
     human_verdicts,
     rows_left,
@@ -30,6 +34,7 @@ from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow, PickedPassage, PickKind
 
 POOL = [f"p{rank}" for rank in range(10)]
+SCALE = Scale(DEFAULT_UTILITIES, 1)
 
 
 def label(
@@ -71,16 +76,8 @@ def test_the_last_word_of_each_and_the_lower_median_of_several_count() -> None:
     assert found.disagreements == 2
 
 
-def run(*, goes_on: bool) -> PickedPassage:
-    return PickedPassage(1, PickKind.RUN, -1, 0.6, goes_on)
-
-
 def coin(position: int, probability: float = 0.5) -> PickedPassage:
     return PickedPassage(1, PickKind.COIN, position, probability)
-
-
-def single(position: int) -> PickedPassage:
-    return PickedPassage(1, PickKind.SINGLE, position, 0.25)
 
 
 @pytest.fixture
@@ -91,75 +88,87 @@ def record() -> SampleRecord:
     return SampleRecord.from_bytes(live.store.payloads([1])[1])
 
 
+RUN, STOPS = (PickedPassage(1, kind, -1, 0.6, 7) for kind in (PickKind.RUN, PickKind.FIRST))
+FIRST = coin(0, 1.0)
 BELOW = [(f"p{rank}", IF_NONE_ABOVE) for rank in (1, 2, 3)]
-GOES_ON, STOPS = run(goes_on=True), run(goes_on=False)
 
 
 @pytest.mark.parametrize(
     ("grades", "picked", "left"),
     [
-        ({}, [GOES_ON], [("p0", ALWAYS), *BELOW]),
-        ({"p0": 0, "p1": 0}, [GOES_ON], BELOW[1:]),
-        ({"p0": 0, "p1": 1}, [GOES_ON], []),
-        ({"p0": 1}, [GOES_ON], []),
-        ({}, [STOPS, coin(2)], [("p0", ALWAYS), ("p2", IF_FIRST)]),
-        ({"p0": 0}, [STOPS, coin(2), coin(7)], []),
-        ({"p0": 1}, [STOPS, coin(2), coin(7)], [("p2", ALWAYS), ("p7", ALWAYS)]),
+        ({}, [RUN, FIRST], [("p0", ALWAYS), *BELOW]),
+        ({"p0": 0, "p1": 0}, [RUN, FIRST], BELOW[1:]),
+        ({"p0": 0, "p1": 1}, [RUN, FIRST], []),
+        ({"p0": 1}, [RUN, FIRST], []),
         (
             {},
-            [GOES_ON, coin(2), coin(7)],
+            [RUN, FIRST, coin(2), coin(7)],
             [("p0", ALWAYS), BELOW[0], ("p2", ALWAYS), BELOW[2], ("p7", ALWAYS)],
         ),
-        ({"p0": 1, "p2": 0}, [GOES_ON, coin(2), coin(7)], [("p7", ALWAYS)]),
-        ({}, [single(5)], [("p5", ALWAYS)]),
-        ({"p5": 0}, [single(5)], []),
+        ({"p0": 1, "p2": 0}, [RUN, FIRST, coin(2), coin(7)], [("p7", ALWAYS)]),
+        ({"p2": 1}, [RUN, FIRST, coin(2)], [("p0", ALWAYS), BELOW[0]]),
+        ({}, [STOPS, FIRST, coin(2)], [("p0", ALWAYS), ("p2", ALWAYS)]),
+        ({"p0": 0}, [STOPS, FIRST], []),
+        ({}, [coin(5)], [("p5", ALWAYS)]),
     ],
 )
-def test_a_run_goes_down_to_the_first_relevant_passage_and_coins_are_graded_below_it(
+def test_a_request_is_graded_down_to_its_first_relevant_passage_and_coins_below_it(
     record: SampleRecord,
     grades: dict[str, int],
     picked: list[PickedPassage],
     left: list[tuple[str, str]],
 ) -> None:
-    """A run that does not go on ends at an irrelevant first passage."""
-    verdicts = {name: Judgment(name, grade) for name, grade in grades.items()}
-    rows = rows_left(record, picked, verdicts)
+    rows = rows_left(record, picked, verdicts_by_name(grades))
     assert [(record.passage_ids[position], when) for position, when in rows] == left
 
 
-def graded(
-    record: SampleRecord, grades: Mapping[str, int], *picked: PickedPassage
-) -> dict[tuple[int, int], float]:
-    """The probability of each passage that counts, by frame and rank."""
-    verdicts = {name: Judgment(name, grade) for name, grade in grades.items()}
-    rows = graded_passages(
-        record, picked, verdicts, verdicts, utilities=DEFAULT_UTILITIES, max_grade=1
-    )
-    return {
-        (int(row["frame"]), int(row["rank"])): pytest.approx(row["probability"]) for row in rows
-    }
+def verdicts_by_name(grades: Mapping[str, int]) -> dict[str, Judgment]:
+    return {name: Judgment(name, grade) for name, grade in grades.items()}
 
 
-def test_a_grade_counts_with_the_probability_that_it_was_asked_for(record: SampleRecord) -> None:
-    """Within an opened request: 1 on the way down, 0.6 below an irrelevant first, times coins."""
-    goes_on, low = GOES_ON, coin(2, 0.5)
-    assert graded(record, {"p0": 1, "p2": 0}, goes_on, low) == {(RUN, 1): 1.0, (RUN, 3): 0.5}
-    down = {"p0": 0, "p1": 1, "p2": 0, "p7": 1}
-    assert graded(record, down, goes_on, low, coin(7, 0.2)) == {
-        (RUN, 1): 1.0,
-        (RUN, 2): 0.6,
-        (RUN, 3): 0.3,
-        (RUN, 0): 0.12,
-    }
-    assert graded(record, {"p0": 0}, STOPS, low) == {(RUN, 1): 1.0}
-    assert graded(record, {"p1": 1}, single(1)) == {(SINGLE, 2): 0.25}
+@pytest.mark.parametrize(
+    ("opened", "grades", "chances"),
+    [
+        (RUN, {"p0": 1, "p2": 0, "p7": 0}, {0: 1.0, 2: 0.5, 7: 0.2}),
+        (RUN, {"p0": 0, "p1": 1, "p2": 0, "p7": 1}, {0: 1.0, 1: 1.0, 2: 0.5, 7: 0.2}),
+        (RUN, dict.fromkeys(POOL[:4] + POOL[7:8], 0), {**dict.fromkeys(range(4), 1.0), 7: 0.2}),
+        (STOPS, {"p0": 0, "p2": 0, "p7": 1}, {0: 1.0, 2: 0.5, 7: 0.2}),
+        # Nobody was asked about the fifth.
+        (STOPS, {"p0": 1, "p2": 0, "p7": 0, "p5": 1}, {0: 1.0, 2: 0.5, 7: 0.2}),
+    ],
+)
+def test_a_grade_counts_with_the_probability_that_it_was_asked_for(
+    record: SampleRecord,
+    opened: PickedPassage,
+    grades: Mapping[str, int],
+    chances: Mapping[int, float],
+) -> None:
+    picked = [opened, FIRST, coin(2, 0.5), coin(7, 0.2)]
+    assert grade_chances(record, picked, verdicts_by_name(grades)) == chances
+    people = PeopleGrades(verdicts_by_name(grades), SCALE, picked)
+    rows = Rows.read([judged_request(record, verdicts_by_name(grades), SCALE, people=people)])
+    of_judged = [chances.get(record.passage_ids.index(name), 0.0) for name in sorted(grades)]
+    asked = sorted(one for one in rows.passages["chance"].tolist() if one)
+    assert asked == pytest.approx(sorted(one for one in of_judged if one))
+    [request] = rows.requests
+    assert (request["draw"], request["run_chance"]) == (7, 0.6)
+    assert request["goes_on"] == (opened is RUN)
 
 
-def test_a_run_counts_once_it_is_complete(record: SampleRecord) -> None:
-    """Where it ends depends on what was found, so half of it stands for nothing."""
-    assert graded(record, {"p0": 0, "p1": 0}, GOES_ON) == {}
-    assert graded(record, {"p0": 1}, GOES_ON, coin(2)) == {}
-    assert graded(record, {"p0": 1, "p5": 1}, GOES_ON, coin(2), single(5)) == {(SINGLE, 0): 0.25}
+@pytest.mark.parametrize(
+    ("grades", "picked"),
+    [
+        ({"p0": 0, "p1": 0}, [RUN, FIRST]),
+        ({"p0": 1}, [RUN, FIRST, coin(2)]),
+        ({"p5": 1}, [coin(5)]),
+    ],
+    ids=["half a run", "a coin is left", "not opened"],
+)
+def test_what_is_not_graded_as_far_as_a_draw_asked_stands_for_nothing(
+    record: SampleRecord, grades: Mapping[str, int], picked: list[PickedPassage]
+) -> None:
+    """Where a run ends depends on what was found."""
+    assert grade_chances(record, picked, verdicts_by_name(grades)) == {}
 
 
 def live_with_labels(n_labelled: int) -> tuple[Watching, dict[str, set[str]]]:

@@ -1,17 +1,26 @@
 """From verdicts to what the estimates need: inclusion probabilities, missing verdicts."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from contexts import make_context
-from judged_rows import ratio_sums
+from judged_rows import sums_of
 
 from ctxguard.core.context import Context
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Negative
-from ctxguard.monitor.estimation.reduce import judged_request
-from ctxguard.monitor.estimation.terms import JudgedRequest, Metric, table_of
+from ctxguard.core.types import FloatArray
+from ctxguard.monitor.estimation.judged_request import (
+    PeopleGrades,
+    Scale,
+    judged_request,
+    recall_loss,
+)
+from ctxguard.monitor.estimation.metrics import KEPT, Metric, by_judge, losses
+from ctxguard.monitor.estimation.metrics import POOL as IN_POOL
+from ctxguard.monitor.estimation.rows import MISSING, NO, UNGRADED, YES, Rows
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.inclusion import InclusionDesign, JudgingRates
 from ctxguard.monitor.sampling.record import SampleRecord
@@ -39,13 +48,26 @@ def records_of(
         yield record_of_sample(Sample(replace(context, request_id=f"r{i}"), 1.0, 0.0), design)
 
 
-def judged(record: SampleRecord, relevant: frozenset[str] = RELEVANT) -> JudgedRequest:
+SCALE = Scale(DEFAULT_UTILITIES, 1)
+
+
+def block_of(record: SampleRecord, relevant: frozenset[str] = RELEVANT) -> bytes:
     """As a judge without errors has it, of what it is asked about."""
     has_hit = any(record.passage_ids[place] in relevant for place in record.served)
     to_judge = (*record.served, *record.to_judge(has_hit=has_hit))
     names = [record.passage_ids[place] for place in to_judge]
     verdicts = {name: Judgment(name, int(name in relevant)) for name in names}
-    return judged_request(record, verdicts, utilities=DEFAULT_UTILITIES, max_grade=1)
+    return judged_request(record, verdicts, SCALE)
+
+
+def judged(records: Iterable[SampleRecord], relevant: frozenset[str] = RELEVANT) -> Rows:
+    return Rows.read([block_of(record, relevant) for record in records])
+
+
+def dropped_relevant(rows: Rows) -> FloatArray:
+    """How many of the dropped are relevant by those that were judged, shape (n,)."""
+    found = by_judge(rows)
+    return found[:, IN_POOL] - found[:, KEPT]
 
 
 RATES = {
@@ -59,7 +81,7 @@ RATES = {
 ONLY_SERVED = JudgingRates(0.0, 0.0, 0.0, 0.0)
 
 
-@pytest.fixture(params=RATES.values(), ids=RATES)
+@pytest.fixture(scope="module", params=RATES.values(), ids=RATES)
 def records(request: pytest.FixtureRequest) -> list[SampleRecord]:
     """As many for each of the rates."""
     assert record_of(request.param).served == (0, 1, 2)
@@ -84,48 +106,47 @@ class TestInclusionProbabilities:
             expected = alone + (1 - alone) * first
             spread = (expected * (1 - expected) / REPEATS) ** 0.5
             assert count / REPEATS == pytest.approx(expected, abs=4.5 * spread + 1e-9)
-        assert judged(records[0], relevant).dropped_probability == pytest.approx(alone)
+        [chance] = judged(records[:1], relevant).requests["dropped_chance"]
+        assert chance == pytest.approx(alone)
 
     def test_the_dropped_relevant_are_counted_without_bias(
         self, records: Sequence[SampleRecord], relevant: frozenset[str]
     ) -> None:
         truth = len(relevant & {"p3", "p4", "p5", "p6", "p7", "p8", "p9"})
-        found = [judged(record, relevant).dropped_relevant for record in records]
-        assert None not in found
-        assert_mean([float(one or 0.0) for one in found], truth)
+        assert_mean(dropped_relevant(judged(records, relevant)), truth)
 
-    def test_pool_counts_stand_for_all_requests(
+    def test_whole_pools_stand_for_all_requests(
         self, records: Sequence[SampleRecord], relevant: frozenset[str]
     ) -> None:
-        requests = [judged(record, relevant) for record in records]
-        whole = [one for one in requests if one.pool_relevant is not None]
-        assert all(one.pool_relevant == len(relevant) for one in whole)
-        assert {one.partial_pool_relevant for one in requests} == {None}
-        probability = requests[0].full_pool_probability
-        weights = [0.0 if one.pool_relevant is None else 1.0 / probability for one in requests]
-        if probability:
-            assert_mean(weights, 1.0)
+        rows = judged(records, relevant)
+        whole = ~np.isnan(rows.requests["pool_chance"])
+        in_pool = rows.total((rows.passages["verdict"] == YES) * 1.0)
+        assert (in_pool[whole] == len(relevant)).all()
+        assert (rows.requests["n_passages"][whole] == len(POOL)).all()
+        rates = records[0].rates
+        if chance := rates.full_pool_probability(has_hit=relevant is RELEVANT):
+            assert set(rows.requests["pool_chance"][whole]) == {chance}
+            assert_mean(whole / chance, 1.0)
         else:
-            assert not whole
+            assert not whole.any()
 
     def test_recall_by_the_hajek_ratio_is_the_truth(
         self, records: Sequence[SampleRecord], relevant: frozenset[str]
     ) -> None:
-        sums = ratio_sums(Metric.POOLED_RECALL, [judged(record, relevant) for record in records])
+        sums = sums_of(judged(records, relevant)).ratio(Metric.POOLED_RECALL)
         truth = len(relevant & {"p0", "p1", "p2"}) / len(relevant)
         assert sums.a / sums.b == pytest.approx(truth, abs=0.03)
 
 
-def assert_mean(values: Sequence[float], truth: float) -> None:
-    mean = sum(values) / len(values)
-    variance = sum((value - mean) ** 2 for value in values) / len(values)
-    assert mean == pytest.approx(truth, abs=4.5 * (variance / len(values)) ** 0.5 + 1e-9)
+def assert_mean(values: FloatArray, truth: float) -> None:
+    spread = values.std() / len(values) ** 0.5
+    assert values.mean() == pytest.approx(truth, abs=4.5 * spread + 1e-9)
 
 
 def test_mixed_traffic_has_the_recall_and_mrr_of_all_of_it() -> None:
     rng = random.Random(2)
     kept = total = 0
-    ranks, shares, requests = [], [], []
+    ranks, shares, blocks = [], [], []
     for record in records_of(JudgingRates(0.2, 0.1, 0.6, 0.2)):
         right = frozenset(name for name in POOL if rng.random() < 0.15)
         served = [name for name in POOL[:3] if name in right]
@@ -133,28 +154,35 @@ def test_mixed_traffic_has_the_recall_and_mrr_of_all_of_it() -> None:
         ranks.append(1 / (1 + POOL.index(served[0])) if served else 0.0)
         if right:
             shares.append(len(served) / len(right))
-        requests.append(judged(record, right))
-    found = {metric: ratio_sums(metric, requests) for metric in Metric}
+        blocks.append(block_of(record, right))
+    found = sums_of(Rows.read(blocks))
     for metric, truth in (
         (Metric.POOLED_RECALL, kept / total),
         (Metric.RECALL, sum(shares) / len(shares)),
         (Metric.SERVED_MRR, sum(ranks) / len(ranks)),
     ):
-        assert found[metric].a / found[metric].b == pytest.approx(truth, abs=0.03)
+        ratio = found.ratio(metric)
+        assert ratio.a / ratio.b == pytest.approx(truth, abs=0.03)
 
 
 def test_recall_is_the_mean_of_requests_and_pooled_recall_the_ratio_of_all() -> None:
-    whole = JudgingRates(1.0, 1.0, 1.0, 0.0)
-    few = judged(record_of(whole), frozenset({"p0"}))
-    many = judged(record_of(whole), frozenset({"p0", "p3", "p4", "p5"}))
-    none = judged(record_of(whole), frozenset())
-    found = [ratio_sums(m, [few, many, none]) for m in (Metric.RECALL, Metric.POOLED_RECALL)]
-    assert [sums.a / sums.b for sums in found] == [(1 + 1 / 4) / 2, 2 / 5]
-    assert [sums.n for sums in found] == [2, 2]
+    record = record_of(JudgingRates(1.0, 1.0, 1.0, 0.0))
+    right = [frozenset({"p0"}), frozenset({"p0", "p3", "p4", "p5"}), frozenset()]
+    found = sums_of(Rows.read([block_of(record, one) for one in right]))
+    sums = [found.ratio(metric) for metric in (Metric.RECALL, Metric.POOLED_RECALL)]
+    assert [one.a / one.b for one in sums] == [(1 + 1 / 4) / 2, 2 / 5]
+    assert [one.n for one in sums] == [2, 2]
 
 
 def test_pools_that_are_whole_only_where_nothing_was_served_show_no_recall() -> None:
-    assert judged(record_of(JudgingRates(0.0, 0.0, 1.0, 0.0)), NO_HIT).recall is None
+    rows = judged([record_of(JudgingRates(0.0, 0.0, 1.0, 0.0))], NO_HIT)
+    assert sums_of(rows).ratio(Metric.RECALL).n == 0
+    assert rows.requests["pool_chance"] == 1.0
+
+
+def loss_of(rows: Rows) -> float | None:
+    [loss] = losses(rows)[Metric.RECALL_LOSS]
+    return None if np.isnan(loss) else float(loss)
 
 
 class TestRecallLoss:
@@ -178,81 +206,93 @@ class TestRecallLoss:
     def test_it_is_the_share_of_the_first_fews_relevant_that_was_not_served(
         self, rates: JudgingRates, relevant: frozenset[str], k: int, loss: float | None
     ) -> None:
-        assert judged(record_of(rates, k=k), relevant).recall_loss == loss
+        record = record_of(rates, k=k)
+        rows = judged([record], relevant)
+        assert loss_of(rows) == loss
+        verdicts = {name: Judgment(name, int(name in relevant)) for name in POOL}
+        assert recall_loss(record, verdicts, rates.baseline_k) == loss
 
     def test_a_pool_judged_because_nothing_served_was_relevant_has_none(self) -> None:
         record = record_of(JudgingRates(0.0, 0.0, 1.0, 0.0))
         assert record.to_judge(has_hit=False) == record.dropped
-        assert judged(record, NO_HIT).pool_relevant == 2
-        assert judged(record, NO_HIT).recall_loss is None
+        assert dropped_relevant(judged([record], NO_HIT)).tolist() == [2.0]
+        assert loss_of(judged([record], NO_HIT)) is None
 
     def test_with_a_verdict_missing_among_the_first_few_it_is_unknown(self) -> None:
         record = record_of(self.FIRST_FIVE)
         verdicts = {name: Judgment(name, 1) for name in POOL[:4]}
-        found = judged_request(record, verdicts, utilities=DEFAULT_UTILITIES, max_grade=1)
-        assert found.recall_loss is None
+        assert loss_of(Rows.read([judged_request(record, verdicts, SCALE)])) is None
+        assert recall_loss(record, verdicts, 5) is None
 
     def test_the_mean_of_those_that_have_it_is_that_of_all(self) -> None:
         """Also where some pools are judged only because nothing relevant was served."""
         rng = random.Random(4)
-        truth, found = [], []
+        truth, blocks = [], []
         for record in records_of(JudgingRates(0.1, 0.1, 1.0, 0.2, baseline_k=10)):
             right = frozenset(name for name in POOL if rng.random() < 0.15)
             if right:
                 truth.append(len(right - {"p0", "p1", "p2"}) / len(right))
-            loss = judged(record, right).recall_loss
-            if loss is not None:
-                found.append(loss)
+            blocks.append(block_of(record, right))
+        found = losses(Rows.read(blocks))[Metric.RECALL_LOSS]
+        found = found[~np.isnan(found)]
         assert len(found) == pytest.approx(0.28 * len(truth), rel=0.15)
         assert_mean(found, sum(truth) / len(truth))
 
 
 class TestMissingVerdicts:
-    def request(self, missing: frozenset[str], **rates: float) -> JudgedRequest:
-        record = record_of(JudgingRates(**rates))
+    def rows(self, missing: frozenset[str]) -> Rows:
         verdicts = {
             name: Judgment(name, int(name in RELEVANT)) for name in POOL if name not in missing
         }
-        return judged_request(record, verdicts, utilities=DEFAULT_UTILITIES, max_grade=1)
+        record = record_of(JudgingRates(dropped_rate=1.0))
+        return Rows.read([judged_request(record, verdicts, SCALE)])
 
     def test_those_with_a_verdict_stand_for_those_without(self) -> None:
-        found = self.request(frozenset({"p3", "p5", "p8"}), dropped_rate=1.0)
-        assert found.dropped_relevant == pytest.approx(2 * 7 / 4)
-        assert found.dropped_probability == pytest.approx(4 / 7)
+        rows = self.rows(frozenset({"p3", "p5", "p8"}))
+        assert dropped_relevant(rows) == pytest.approx([2 * 7 / 4])
+        assert rows.requests["dropped_chance"] == pytest.approx([4 / 7])
 
-    def test_a_pool_with_a_gap_is_none_but_says_what_was_found(self) -> None:
-        found = self.request(frozenset({"p3"}), dropped_rate=1.0)
-        assert (found.pool_relevant, found.partial_pool_relevant) == (None, 3)
+    def test_a_pool_with_a_gap_has_no_recall_of_its_own(self) -> None:
+        found = sums_of(self.rows(frozenset({"p3"})))
+        assert (found.ratio(Metric.RECALL).n, found.ratio(Metric.POOLED_RECALL).n) == (0, 1)
 
     def test_where_no_dropped_passage_has_one_nothing_is_known_of_them(self) -> None:
-        found = self.request(frozenset(POOL[3:]), dropped_rate=1.0)
-        assert found.dropped_relevant is None
+        assert sums_of(self.rows(frozenset(POOL[3:]))).ratio(Metric.POOLED_RECALL).n == 0
 
     def test_a_served_passage_without_one_is_told_from_one_that_is_not_relevant(self) -> None:
         """People's grades say what such passages are; the request is not dropped for it."""
-        (row,) = table_of(self.request(frozenset({"p1"})).to_row())
-        assert (row["missing"], row["yes"] & row["missing"]) == (1 << 1, 0)
+        rows = self.rows(frozenset({"p1"}))
+        assert rows.passages["verdict"][:3].tolist() == [YES, MISSING, NO]
 
 
-def test_where_nothing_was_dropped_the_pool_is_whole() -> None:
-    found = judged(record_of(ONLY_SERVED, k=10))
-    assert (found.dropped_relevant, found.dropped_probability) == (0.0, 1.0)
-    assert (found.pool_relevant, found.full_pool_probability) == (3, 1.0)
+@pytest.mark.parametrize(("k", "n"), [(10, 1), (3, 0)], ids=["nothing dropped", "nothing judged"])
+def test_where_nothing_was_dropped_the_pool_is_whole_and_else_unknown_if_none_is_judged(
+    k: int, n: int
+) -> None:
+    found = sums_of(judged([record_of(ONLY_SERVED, k=k)]))
+    assert [found.ratio(one).n for one in (Metric.RECALL, Metric.POOLED_RECALL)] == [n, n]
 
 
-def test_where_nothing_dropped_may_be_judged_nothing_is_known_of_it() -> None:
-    found = judged(record_of(ONLY_SERVED))
-    assert found.dropped_relevant is None
-    assert found.pool_relevant is None
-
-
-def test_utilities_are_strict_and_grades_count_by_the_judges_scale() -> None:
-    record = record_of(ONLY_SERVED)
+def test_utilities_are_strict_and_grades_count_by_their_scale() -> None:
+    """Also those of people, who may have another one than the judge."""
     verdicts = {
-        "p0": Judgment("p0", 3),
+        "p0": Judgment("p0", 3, score=0.75),
         "p1": Judgment("p1", 0, Negative.DISTRACTOR),
         "p2": Judgment("p2", 1),
     }
-    found = judged_request(record, verdicts, utilities=DEFAULT_UTILITIES, max_grade=3)
-    assert found.grades == (3, 0, 1)
-    assert found.utilities == (1.0, -1.0, 0.5)
+    given = {"p0": Judgment("p0", 1), "p2": Judgment("p2", 0)}
+    block = judged_request(
+        record_of(ONLY_SERVED),
+        verdicts,
+        Scale(DEFAULT_UTILITIES, 3),
+        people=PeopleGrades(given, SCALE),
+    )
+    rows = Rows.read([block])
+    passages = rows.passages
+    assert passages["verdict"].tolist() == [YES, NO, YES]
+    assert passages["worth"].tolist() == [1.0, -1.0, 0.5]
+    assert passages["score"] == pytest.approx([np.log(3.0), 0.0, 0.0])
+    assert passages["grade"].tolist() == [1, UNGRADED, 0]
+    assert passages["people_worth"].tolist() == [1.0, 0.0, -0.5]
+    # No draw asked for them.
+    assert (passages["chance"].tolist(), rows.requests["draw"].tolist()) == ([0.0] * 3, [0])

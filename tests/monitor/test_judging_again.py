@@ -16,7 +16,7 @@ from watching import DAY_SECONDS, Watching
 from ctxguard.core.context import Context
 from ctxguard.monitor.estimation.judge_drift import PER_DAY, Canaries
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
 from ctxguard.monitor.service import Monitor

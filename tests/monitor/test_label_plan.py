@@ -1,17 +1,28 @@
 """What people are asked, and what an export says beforehand of what it takes."""
 
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import pytest
 from contexts import make_context
 from people import grade, label
 from stub_judges import ErringJudge
 from watching import Watching
 
-from ctxguard.monitor.estimation.plan import to_label, usable_labels
+from ctxguard.monitor.estimation.judged_request import grade_chances
+from ctxguard.monitor.estimation.sampling_design import (
+    DROPPED_COINS,
+    GO_ON,
+    SERVED_COIN,
+    to_label,
+    usable_labels,
+)
 from ctxguard.monitor.labels.files import RowToLabel
-from ctxguard.monitor.store import PickKind
+from ctxguard.monitor.labels.samples import graded_samples
+from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.store import OPENED, PickKind
 
 POOL = [f"p{rank}" for rank in range(20)]
 
@@ -52,9 +63,9 @@ def test_people_are_asked_about_as_much_as_the_budget_says(
     samples = label(live.store, live.monitor.series, 200, say)
     graded = len(live.store.labels())
     assert graded == pytest.approx(200, rel=0.15)
-    kinds = [one.kind for sample in samples for one in sample.picked]
-    assert set(kinds) == set(PickKind)
-    assert kinds.count(PickKind.RUN) == pytest.approx(60, abs=8)
+    for sample in samples:
+        kinds = [one.kind for one in sample.picked]
+        assert len([one for one in kinds if one in OPENED]) == 1 < len(kinds)
 
 
 def test_what_was_asked_and_not_graded_comes_first(
@@ -87,8 +98,7 @@ def test_grades_that_count_are_told_from_those_that_do_not(
     names = [sample.record.request_id for sample in samples]
     found = usable_labels(live.store, names)
     assert found["passages"] == len(live.store.labels())
-    runs = [one for sample in samples for one in sample.picked if one.kind is PickKind.RUN]
-    assert found["runs"] == len(runs) > 10
+    assert found["requests"] == len(samples) > 10
     assert (found["unfinished"], found["unpicked"]) == (0, 0)
     other = next(name for name in ("q1", "q2", "q3", "q4", "q5", "q6") if name not in names)
     assert usable_labels(live.store, [other])["unpicked"] == 1
@@ -97,3 +107,36 @@ def test_grades_that_count_are_told_from_those_that_do_not(
 def test_before_anything_is_judged_nobody_is_asked() -> None:
     live = Watching(ErringJudge({}))
     assert to_label(live.store, live.monitor.series, 10) == []
+
+
+def test_a_grade_is_asked_for_as_often_as_its_chance_says() -> None:
+    """Of many requests with the same verdicts, by the grades above and whether it is graded on."""
+    truth = {"the first": {"p0", "p3", "p6"}, "the third": {"p2"}, "none": {"p7"}, "nothing": set()}
+    coin, no, yes = SERVED_COIN, DROPPED_COINS[False], DROPPED_COINS[True]
+    dropped = {"the first": [no, yes, no], "the third": [no] * 3, "none": [no, no, yes]}
+    certain = {"the first": 1, "the third": 3, "none": 5}
+    expected = {
+        (query, goes_on): [*[1.0] * n, *[coin] * (5 - n), *dropped[query]]
+        for query in certain
+        for goes_on, n in ((True, certain[query]), (False, 1))
+    }
+    expected |= {("nothing", goes_on): [1.0, *[no] * 7] for goes_on in (True, False)}
+    live = Watching(ErringJudge(truth, (1.0, 1.0)), rates=JudgingRates(dropped_rate=1.0))
+    for query in truth:
+        k = 0 if query == "nothing" else 5
+        names = [f"{query} {number}" for number in range(400)]
+        live.watch(*[make_context(POOL[:8], k, query=query, request_id=name) for name in names])
+    store, series = live.store, live.monitor.series
+    opened = label(store, series, 10**6, lambda row: int(row.passage_id in truth[row.query]))
+    asked, n = {key: np.zeros(8) for key in expected}, Counter[tuple[str, bool]]()
+    for sample in graded_samples(store, series, [one.sample_id for one in opened]).values():
+        key = str(sample.record.query), sample.picked[0].kind is PickKind.RUN
+        n[key] += 1
+        for place, chance in grade_chances(sample.record, sample.picked, sample.people).items():
+            assert chance == expected[key][place]
+            asked[key][place] += 1.0
+    for key, counts in asked.items():
+        spread = (0.25 / n[key]) ** 0.5
+        assert counts / n[key] == pytest.approx(expected[key], abs=4.5 * spread), key
+    goes_on = sum(count for (_, goes_on), count in n.items() if goes_on) / n.total()
+    assert goes_on == pytest.approx(GO_ON, abs=4.5 * (0.25 / n.total()) ** 0.5)

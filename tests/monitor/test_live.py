@@ -49,8 +49,8 @@ from ctxguard.core.metrics import (
 )
 from ctxguard.core.types import DEFAULT_K
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.terms import Metric
-from ctxguard.monitor.labels.human import IF_FIRST, IF_NONE_ABOVE
+from ctxguard.monitor.estimation.metrics import Metric
+from ctxguard.monitor.labels.human import IF_NONE_ABOVE
 from ctxguard.monitor.redaction import redact
 
 LEAST_COVERED = 8 / 12
@@ -231,9 +231,7 @@ def grade_file(file: Path, traffic: Traffic) -> None:
     for _, of_request in groupby(rows, lambda row: row["request_id"]):
         grades: list[int] = []
         for row in of_request:
-            if (row["when"] == IF_NONE_ABOVE and any(grades)) or (
-                row["when"] == IF_FIRST and not grades[0]
-            ):
+            if row["when"] == IF_NONE_ABOVE and any(grades):
                 continue
             grade, negative = true_grade(traffic, row["query"], row["passage_id"])
             grades.append(grade)

@@ -11,18 +11,20 @@ import numpy as np
 import people
 import pytest
 from contexts import make_context
+from judged_rows import Judged
 from storing import NOW, Clock, OpenStore
 
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.types import FloatArray
-from ctxguard.monitor.estimation.joint import PASSAGE
 from ctxguard.monitor.estimation.judge_drift import Canaries
-from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimates
-from ctxguard.monitor.estimation.plan import to_label
+from ctxguard.monitor.estimation.judged_request import Scale, update_graded
+from ctxguard.monitor.estimation.live import Labels, LiveEstimates, Window, live_estimates
+from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.estimation.ratio import Estimate, Precision
-from ctxguard.monitor.estimation.reduce import update_graded
-from ctxguard.monitor.estimation.terms import JudgedRequest, Metric
+from ctxguard.monitor.estimation.relevance import Model
+from ctxguard.monitor.estimation.rows import Rows
+from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.verdict_text import verdicts_to_json
 from ctxguard.monitor.sampling.inclusion import InclusionDesign, JudgingRates
@@ -46,16 +48,17 @@ SERIES = "erring 1"
 BATCH = 2_000
 ORDER = np.random.default_rng(0).random(REQUESTS).tolist()
 ONLY_SERVED = JudgingRates(0.0, 0.0, 0.0, 0.0)
+SCALE = Scale(DEFAULT_UTILITIES, 1)
 
 
-def judged(grades: FloatArray, session_id: str | None = None) -> JudgedRequest:
+def judged(grades: FloatArray, session_id: str | None = None) -> Judged:
     """A request of which what was served was judged, and nothing else."""
-    relevant = tuple(grades.astype(int).tolist())
-    utilities = tuple(1.0 if grade else -0.5 for grade in relevant)
-    return JudgedRequest(1.0, relevant, utilities, None, 0.0, None, 0.0, session_id)
+    return Judged(
+        grades.astype(int).tolist(), session=session_id, dropped_chance=0.0, pool_chance=None
+    )
 
 
-def fill(store: SampleStore, record: SampleRecord, requests: Mapping[int, JudgedRequest]) -> None:
+def fill(store: SampleStore, record: SampleRecord, requests: Mapping[int, Judged]) -> None:
     """Store judged requests by their numbers, a second apart."""
     numbers = list(requests)
     for start in range(0, len(numbers), BATCH):
@@ -74,22 +77,22 @@ def fill(store: SampleStore, record: SampleRecord, requests: Mapping[int, Judged
                     one.time_seconds,
                     State.JUDGED,
                     verdicts_of(requests[n]),
-                    requests[n].to_row(),
+                    requests[n].block(),
                 )
                 for n, one in zip(batch, claimed, strict=True)
             ],
         )
 
 
-def payload(record: SampleRecord, n: int, request: JudgedRequest) -> bytes:
-    return replace(record, request_id=f"r{n}", session_id=request.session_id).to_bytes()
+def payload(record: SampleRecord, n: int, request: Judged) -> bytes:
+    return replace(record, request_id=f"r{n}", session_id=request.session).to_bytes()
 
 
-def verdicts_of(request: JudgedRequest) -> str:
+def verdicts_of(request: Judged) -> str:
     """What the judge said, as the store keeps it."""
-    names = [f"p{rank}" for rank in range(len(request.grades))]
+    names = [f"p{rank}" for rank in range(len(request.served))]
     return verdicts_to_json(
-        {name: Judgment(name, grade) for name, grade in zip(names, request.grades, strict=True)}
+        {name: Judgment(name, grade) for name, grade in zip(names, request.served, strict=True)}
     )
 
 
@@ -100,10 +103,16 @@ def label(store: SampleStore, truth: FloatArray, n: int = GRADES) -> None:
     )
 
 
+def verdicts_on(truth: FloatArray, rng: np.random.Generator) -> FloatArray:
+    """Those of a judge of 0.85 and 0.9."""
+    luck = rng.random(truth.shape)
+    return np.where(truth > 0, luck < 0.85, luck < 0.1) * 1.0
+
+
 def estimated(
     store: SampleStore, window_seconds: float = REQUESTS / 3, now: float = NOW + REQUESTS
 ) -> LiveEstimates:
-    update_graded(store, SERIES, utilities=DEFAULT_UTILITIES, max_grade=1)
+    update_graded(store, SERIES, SCALE)
     return live_estimates(
         store,
         SERIES,
@@ -133,8 +142,7 @@ def judged_store(
     truth: FloatArray, record: SampleRecord, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """A SQLite file with a fourth of the requests, graded by a judge of 0.85 and 0.9."""
-    luck = np.random.default_rng(2).random(truth.shape)
-    verdicts = np.where(truth > 0, luck < 0.85, luck < 0.1) * 1.0
+    verdicts = verdicts_on(truth, np.random.default_rng(2))
     path = tmp_path_factory.mktemp("store") / "samples.db"
     with SampleStore.open(f"sqlite:///{path}") as store:
         fill(store, record, {n: judged(verdicts[n]) for n in range(0, REQUESTS, EVERY)})
@@ -217,9 +225,9 @@ def test_a_grade_is_worth_what_it_is_on_the_scale_of_people_whatever_the_judges(
     store.add_labels(
         [LabelRow(row.request_id, row.passage_id, 1, None, "ann", 1.0) for row in rows], top_grade
     )
-    update_graded(store, SERIES, utilities=DEFAULT_UTILITIES, max_grade=max_grade_of_judge)
-    passages = [np.frombuffer(one, PASSAGE) for one in store.graded(SERIES).passages]
-    assert {float(gain) for one in passages for gain in one["gain"]} == {worth}
+    update_graded(store, SERIES, Scale(DEFAULT_UTILITIES, max_grade_of_judge))
+    passages = Rows.read(store.graded(SERIES).blocks).passages
+    assert set(passages["people_worth"][passages["chance"] > 0.0].tolist()) == {worth}
 
 
 def test_requests_of_one_session_count_once(
@@ -245,7 +253,7 @@ def test_labels_of_two_days_stand_for_the_traffic_of_each(
     fill(store, record, {n: judged(truth[n]) for n in late})
     label(store, truth, 250)
     found = estimated(store).estimates[Window.ALL_RETAINED][Metric.PRECISION]
-    assert found.method == "joint"
+    assert found.method == "prediction-powered"
     assert found.lower <= truth.mean() <= found.upper
     assert found.value == pytest.approx(truth.mean(), abs=0.05)
 
@@ -254,22 +262,23 @@ def test_labels_say_nothing_certain_of_what_was_answered_after_their_export(
     truth: FloatArray, record: SampleRecord, open_store: OpenStore
 ) -> None:
     """Labels of the first third are no random part of all, in which quality fell further."""
-    luck = np.random.default_rng(4).random(truth.shape)
-    verdicts = np.where(truth > 0, luck < 0.85, luck < 0.1) * 1.0
+    verdicts = verdicts_on(truth, np.random.default_rng(4))
     store = open_store("sqlite://")
     fill(store, record, {n: judged(verdicts[n]) for n in range(0, 10_000, 10)})
     label(store, truth)
     fill(store, record, {n: judged(verdicts[n]) for n in range(10_000, REQUESTS, 10)})
     found = estimated(store)
-    everything, before = (
-        found.estimates[each] for each in (Window.ALL_RETAINED, Window.UP_TO_LABELS)
-    )
-    assert everything[Metric.PRECISION].value is everything[Metric.SERVED_MRR].value is None
-    assert found.populations[Window.UP_TO_LABELS].judged == 1_000
-    precision = before[Metric.PRECISION]
-    assert precision.method == "joint"
+    for window in (Window.ALL_RETAINED, Window.RECENT):
+        estimates = found.estimates[window]
+        assert estimates[Metric.PRECISION].value is estimates[Metric.SERVED_MRR].value is None
+    recent, before = (found.populations[one] for one in (Window.RECENT, Window.UP_TO_LABELS))
+    assert (recent.judged, recent.labelled, before.judged) == (1_000, 0, 1_000)
+    raw = found.judge_estimates[Window.RECENT][Metric.PRECISION]
+    assert not raw.lower <= truth[20_000:].mean() <= raw.upper
+    precision = found.estimates[Window.UP_TO_LABELS][Metric.PRECISION]
+    assert precision.method == "prediction-powered"
     assert precision.lower <= truth[:10_000].mean() <= precision.upper
-    assert before[Metric.SERVED_MRR].value is not None
+    assert found.estimates[Window.UP_TO_LABELS][Metric.SERVED_MRR].value is not None
 
 
 @pytest.mark.parametrize("moved", [3 * 86_400.0, -3 * 86_400.0])
@@ -285,8 +294,8 @@ def test_a_wrong_clock_makes_no_request_one_that_could_have_been_picked(
         WorkerCounts(1),
     )
     [strange] = store.claim("m", 1, lease_seconds=600.0)
-    summary = judged(truth[0]).to_row()
-    store.finish(SERIES, [Finished(strange.sample_id, NOW + moved, State.JUDGED, summary=summary)])
+    block = judged(truth[0]).block()
+    store.finish(SERIES, [Finished(strange.sample_id, NOW + moved, State.JUDGED, block=block)])
     label(store, truth)
     fill(store, record, {n: judged(truth[n]) for n in range(20_000, REQUESTS, 10)})
     found = estimated(store, now=NOW + 4 * 86_400.0)
@@ -318,34 +327,14 @@ def test_the_file_of_one_tenant_stands_for_nobody_else(
     assert found.lower <= truth[[*numbers["good"], *numbers["poor"]]].mean() <= found.upper
 
 
-def test_without_labels_of_its_own_a_window_shows_nothing(
-    truth: FloatArray, record: SampleRecord, open_store: OpenStore
-) -> None:
-    luck = np.random.default_rng(3).random(truth.shape)
-    verdicts = np.where(truth > 0, luck < 0.85, luck < 0.1) * 1.0
-    store = open_store("sqlite://")
-    fill(store, record, {n: judged(verdicts[n]) for n in range(0, 10_000, 10)})
-    label(store, truth)
-    fill(store, record, {n: judged(verdicts[n]) for n in range(20_000, REQUESTS, 10)})
-    found = estimated(store)
-    recent = found.estimates[Window.RECENT]
-    raw = found.judge_estimates[Window.RECENT][Metric.PRECISION]
-    assert not raw.lower <= truth[20_000:].mean() <= raw.upper
-    assert recent[Metric.PRECISION].value is recent[Metric.SERVED_MRR].value is None
-    assert (found.populations[Window.RECENT].judged, found.populations[Window.RECENT].labelled) == (
-        1_000,
-        0,
-    )
-
-
-def test_labels_of_expired_requests_stand_for_none_of_those_that_are_left(
+def test_labels_of_expired_requests_stand_for_none_of_those_left_and_still_teach_the_model(
     truth: FloatArray, record: SampleRecord, open_store: OpenStore
 ) -> None:
     clock = Clock()
     store = open_store("sqlite://", clock=clock, limits=Limits(max_age_seconds=20_000.0))
     fill(store, record, {n: judged(truth[n]) for n in range(0, 10_000, 10)})
     label(store, truth)
-    update_graded(store, SERIES, utilities=DEFAULT_UTILITIES, max_grade=1)
+    update_graded(store, SERIES, SCALE)
     fill(store, record, {n: judged(truth[n]) for n in range(20_000, REQUESTS, 10)})
     clock.now = NOW + REQUESTS + 1.0
     store.clean()
@@ -354,3 +343,9 @@ def test_labels_of_expired_requests_stand_for_none_of_those_that_are_left(
     assert (kept.judged, kept.labelled) == (1_000, 0)
     assert found.labelled > 100
     assert found.estimates[Window.ALL_RETAINED][Metric.PRECISION].value is None
+    taught = Labels.of(store.graded(SERIES), store.stored_shares())
+    assert len(taught.sample_ids) > 100
+    of_prior = Model.fitted(
+        taught.rows.take(np.zeros(len(taught.rows.requests), np.bool_)), np.zeros(0)
+    )
+    assert np.abs(taught.model.of(taught.rows) - of_prior.of(taught.rows)).max() > 0.02

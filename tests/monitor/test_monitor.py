@@ -15,8 +15,9 @@ from ctxguard.core.metrics import udcg
 from ctxguard.core.types import Mode, Passage
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.estimation.live import Window
+from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.estimation.ratio import Estimate
-from ctxguard.monitor.estimation.terms import Metric, table_of
+from ctxguard.monitor.estimation.rows import Rows
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.redaction import Text
@@ -289,8 +290,8 @@ def test_the_budget_passes_samples_over_and_those_judged_stand_for_them() -> Non
     assert report.verdicts <= 300
     assert judged == pytest.approx(150, abs=30)
     assert judged + skipped == pytest.approx(1_000, abs=60)
-    rows = live.store.judged(live.monitor.series)
-    stood_for = (1.0 / table_of(rows.summaries)["probability"]).sum()
+    rows = Rows.read(live.store.judged(live.monitor.series).blocks)
+    stood_for = (1.0 / rows.requests["probability"]).sum()
     assert stood_for == pytest.approx(judged + skipped, rel=0.25)
 
 

@@ -11,7 +11,7 @@ from watching import Watching
 from ctxguard.cli._store import JudgeSettings
 from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, StageUnavailableError
-from ctxguard.monitor.estimation.terms import scores_of, table_of
+from ctxguard.monitor.estimation.rows import Rows
 from ctxguard.monitor.judges import InvalidReason, Judgment, PoolJudge, TokenPrices
 from ctxguard.monitor.judges.verdict_text import verdicts_from_json, verdicts_to_json
 from ctxguard.retrieval.assessors import ModelAssessor
@@ -85,9 +85,9 @@ def test_a_sample_takes_one_call_where_something_relevant_was_served(
     kept = verdicts_from_json(live.store.verdicts(live.monitor.series, [sample])[sample])
     assert {"good", "bad"} <= kept.keys()
     assert kept["good"].score == 0.9
-    row = table_of(live.store.judged(live.monitor.series).summaries)
+    rows = Rows.read(live.store.judged(live.monitor.series).blocks)
     odds = [math.log(chance / (100 - chance)) for chance in (90, 5)]
-    assert scores_of(row, 2)[0] == pytest.approx(odds, abs=0.05)
+    assert rows.passages["score"][:2] == pytest.approx(odds, rel=1e-5)
 
 
 def test_scores_survive_the_store() -> None:

@@ -23,7 +23,7 @@ from ctxguard.core.types import Route, ScoreKind
 from ctxguard.monitor import export as prometheus
 from ctxguard.monitor.alarms import Alarm, AlarmKind, AlarmState, ReferenceKind, Severity, Signal
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.service import WatchedProfile

@@ -240,7 +240,7 @@ class TestForeign:
 
         open_store(postgresql_url)
         with psycopg.connect(postgresql_url) as connection:
-            connection.execute("UPDATE ctxguard_schema SET version = 7")
+            connection.execute("UPDATE ctxguard_schema SET version = 99")
         with pytest.raises(StoreSchemaError, match=f"this release reads {SCHEMA_VERSION}"):
             SampleStore.open(postgresql_url)
 
@@ -250,7 +250,7 @@ class TestForeign:
         store = open_store(f"sqlite:///{file}")
         append(store)
         store.close()
-        self.change(file, 7)
+        self.change(file, 99)
         with pytest.raises(StoreSchemaError):
             append(store)
 

@@ -1,10 +1,10 @@
-"""What is read back of judged samples: windows of summaries, series, single samples."""
+"""What is read back of judged samples: windows of blocks, series, single samples."""
 
 import numpy as np
 import pytest
-from storing import NOW, OpenStore, entry, fill, judge_all, judged
+from storing import NOW, OpenStore, entry, fill, judge_all, judged, label
 
-from ctxguard.monitor.store import SampleStore, State, WorkerCounts, judgments
+from ctxguard.monitor.store import GradedBlock, SampleStore, State, WorkerCounts, judgments
 
 
 class TestJudged:
@@ -14,19 +14,19 @@ class TestJudged:
         store.finish(
             "judge",
             [
-                judged(sample_id, time_seconds=time, summary=f"{time - NOW:<8}".encode())
+                judged(sample_id, time_seconds=time, block=f"{time - NOW}".encode())
                 for sample_id, time in zip(ids, times, strict=True)
             ],
         )
         rows = store.judged("judge", since=NOW + 1.0, until=NOW + 3.0)
         assert rows.sample_ids.tolist() == [ids[1], ids[2]]
         assert rows.time_seconds.tolist() == [NOW + 1.0, NOW + 2.0]
-        assert rows.summaries == b"1.0     2.0     "
+        assert rows.blocks == (b"1.0", b"2.0")
         assert store.judged("judge").sample_ids.tolist() == [ids[3], ids[1], ids[2], ids[0]]
 
     def test_a_series_that_has_not_begun_is_empty(self, store: SampleStore) -> None:
         rows = store.judged("judge")
-        assert (len(rows), rows.summaries) == (0, b"")
+        assert (len(rows), rows.blocks) == (0, ())
         assert rows.sample_ids.dtype == np.int64
         assert store.series() == []
 
@@ -49,11 +49,11 @@ class TestJudged:
             store.append("w", batch, WorkerCounts(500))
         claimed = store.claim("m", n, lease_seconds=60.0)
         ids = [one.sample_id for one in claimed]
-        done = [judged(one, summary=np.int64(one).tobytes()) for one in ids]
+        done = [judged(one, block=b"%d" % one) for one in ids]
         assert store.finish("judge", done).accepted == set(ids)
         assert [len(page) for page in store.judged_pages("judge")] == [1_000, 1_000, 500]
         rows = store.judged("judge")
-        assert np.frombuffer(rows.summaries, np.int64).tolist() == rows.sample_ids.tolist()
+        assert rows.blocks == tuple(b"%d" % one for one in ids)
         assert rows.sample_ids.tolist() == ids
         assert len(store.payloads(ids)) == len(store.request_ids(ids)) == n
         store.close()
@@ -80,3 +80,22 @@ class TestJudged:
             seen += [one.sample_id for one in page]
         assert seen == ids[::-1]
         assert store.newest_samples(2, before=ids[0]) == []
+
+    def test_a_graded_sample_that_another_series_judges_again_counts_in_the_first_alone(
+        self, store: SampleStore
+    ) -> None:
+        [sample_id] = fill(store, 1)
+        judge_all(store, "first")
+        store.save_again("second", {sample_id: "{}"})
+        store.add_labels([label(0)])
+        [(_, newest)] = store.to_grade("second").items()
+        for number in (1, 2):
+            block = GradedBlock(sample_id, b"graded %d" % number, "external", True, 0, newest)
+            store.save_graded("second", [block])
+        assert store.judged("first").blocks == (b"block",)
+        assert (len(store.judged("second")), store.to_pick("second").sample_ids) == (0, [])
+        assert store.graded("second").blocks == (b"graded 2",)
+        assert store.graded("first").blocks == ()
+        assert (store.to_grade("second"), store.to_grade("first")) == ({}, {sample_id: newest})
+        assert store.judged_counts() == {"first": (1, 1)}
+        assert [one.series for one in store.samples_of("r0")] == ["first"]

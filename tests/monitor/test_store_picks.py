@@ -1,8 +1,8 @@
 """What people are asked to grade: draws that are saved once, and what they ask about."""
 
-import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 from storing import OpenStore, entry, judged, label
@@ -27,7 +27,7 @@ def add_judged(
     ]
     store.append("w", entries, WorkerCounts(len(entries)))
     ids = [one.sample_id for one in store.claim("m", len(entries), lease_seconds=60.0)]
-    store.finish(series, [judged(one, summary=struct.pack("<d", 1.0)) for one in ids])
+    store.finish(series, [judged(one) for one in ids])
     return ids
 
 
@@ -36,32 +36,30 @@ def save(store: SampleStore, *passages: PickedPassage, series: str = "judge") ->
 
 
 def run(sample_id: int) -> PickedPassage:
-    return PickedPassage(sample_id, PickKind.RUN, -1, 0.6, goes_on=True)
+    return PickedPassage(sample_id, PickKind.RUN, -1, 1.0)
 
 
 class TestPicks:
-    def test_what_can_be_picked_are_the_judged_samples_of_the_series(
+    def test_what_can_be_opened_are_the_judged_samples_of_the_series_in_their_order(
         self, store: SampleStore
     ) -> None:
         ids = add_judged(store, [0.5, 0.1])
         add_judged(store, [0.9], series="another")
         found = store.to_pick("judge")
-        assert found.sample_ids.tolist() == ids
-        assert found.label_orders.tolist() == [0.5, 0.1]
-        assert (len(found.summaries), found.last_pick) == (16, 0)
-        assert len(store.to_pick("never begun").sample_ids) == 0
+        assert found == (ids[::-1], 0)
+        assert store.to_pick("never begun").sample_ids == []
 
     def test_a_draw_is_read_back_with_its_number_by_sample(self, store: SampleStore) -> None:
         ids = add_judged(store, [0.5, 0.1])
-        single = PickedPassage(ids[1], PickKind.SINGLE, 7, 0.25)
-        assert save(store, run(ids[0]), single)
+        coin = PickedPassage(ids[1], PickKind.COIN, 7, 0.25)
+        assert save(store, run(ids[0]), coin)
         found = store.picked("judge")
         assert list(found) == ids
-        assert found[ids[0]] == [PickedPassage(ids[0], PickKind.RUN, -1, 0.6, True, 1)]
-        assert found[ids[1]] == [PickedPassage(ids[1], PickKind.SINGLE, 7, 0.25, False, 1)]
+        assert found[ids[0]] == [replace(run(ids[0]), pick_id=1)]
+        assert found[ids[1]] == [replace(coin, pick_id=1)]
         assert store.picked("judge", [ids[1]]) == {ids[1]: found[ids[1]]}
         assert store.picked("another") == {}
-        assert store.to_pick("judge").is_opened.tolist() == [True, False]
+        assert store.to_pick("judge") == ([ids[1]], 1)
 
     def test_each_judged_sample_knows_the_first_draw_that_could_have_taken_it(
         self, store: SampleStore

@@ -90,12 +90,12 @@ class TestQueue:
         store.claim("slow", 1, lease_seconds=0.0)
         store.claim("quick", 1, lease_seconds=60.0)
         first = judged(sample_id)
-        second = judged(sample_id, time_seconds=NOW + 1.0, summary=b"another.")
+        second = judged(sample_id, time_seconds=NOW + 1.0, block=b"another")
         assert store.finish("judge", [first, second]).accepted == {sample_id}
         assert store.finish("judge", [second]).accepted == set()
         assert store.finish("another judge", [second]).accepted == set()
         assert store.give_back([sample_id], max_attempts=1) == 0
-        assert store.judged("judge").summaries == b"summary."
+        assert store.judged("judge").blocks == (b"block",)
         assert store.rejected([sample_id]) == {sample_id: (("p", "why", "raw"),)}
         assert store.states()[State.JUDGED] == 1
 
@@ -134,7 +134,7 @@ class TestQueue:
     def test_what_does_not_end_a_sample_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="cannot be finished as"):
             Finished(1, NOW, State.PENDING)
-        with pytest.raises(ConfigurationError, match="summary of 0 bytes"):
+        with pytest.raises(ConfigurationError, match="block of 0 bytes"):
             Finished(1, NOW, State.JUDGED)
 
     def test_a_sample_that_is_given_back_waits_again_until_it_was_tried_too_often(

@@ -9,7 +9,7 @@ from storing import DAY, NOW, Clock, OpenStore, entry, fill, judge_all, judged, 
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.store import (
     FeedbackRow,
-    GradedRow,
+    GradedBlock,
     Limits,
     SampleStore,
     State,
@@ -37,7 +37,7 @@ class TestRetention:
         assert store.feedback(young) != []  # the same request was sampled again
         assert store.accounts().stored == 3
 
-    def test_labelled_samples_go_as_well_and_leave_their_graded_row(
+    def test_labelled_samples_go_as_well_and_leave_their_graded_block(
         self, store: SampleStore, clock: Clock
     ) -> None:
         """Or the labelled ones alone would stand for a time that is over."""
@@ -46,8 +46,8 @@ class TestRetention:
         judge_all(store)
         store.add_labels([label(1)])
         [(sample_id, newest)] = store.to_grade("judge").items()
-        row = GradedRow(sample_id, NOW, "external", b"grades", b"by judge.", b"", 0, newest)
-        store.save_graded("judge", [row])
+        graded = GradedBlock(sample_id, b"graded", "external", True, 0, newest)
+        store.save_graded("judge", [graded])
         clock.now += 2.0 * DAY
         assert store.clean() == (3, 0)
         assert store.clean() == (0, 0)
@@ -55,7 +55,7 @@ class TestRetention:
         assert len(store.judged("judge")) == 0
         assert store.payloads(ids) == store.verdicts("judge", ids) == store.rejected(ids) == {}
         left = store.graded("judge")
-        assert (left.sample_ids.tolist(), left.passages) == ([ids[1]], (b"grades",))
+        assert (left.sample_ids.tolist(), left.blocks) == ([ids[1]], (b"graded",))
 
     def test_over_the_size_limit_the_oldest_payloads_go_and_judged_rows_stay(
         self, store: SampleStore, clock: Clock
@@ -69,7 +69,7 @@ class TestRetention:
         assert sorted(store.payloads(ids)) == ids[3:]
         assert sorted(store.verdicts("judge", ids)) == ids[3:]
         assert store.judged("judge").sample_ids.tolist() == ids
-        assert store.to_pick("judge").sample_ids.tolist() == ids[3:]
+        assert store.to_pick("judge").sample_ids == ids[3:]
 
     def test_over_the_size_limit_what_nobody_judged_goes_whole(
         self, store: SampleStore, clock: Clock

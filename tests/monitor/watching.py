@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry
 
 from ctxguard.core.context import Context
+from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.estimation.ratio import Precision
-from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import Judge
 from ctxguard.monitor.sampling.inclusion import DEFAULT_RATES, JudgingRates

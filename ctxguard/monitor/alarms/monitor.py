@@ -18,8 +18,9 @@ from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind, Severity
 from ctxguard.monitor.alarms.drift import signals_of
 from ctxguard.monitor.alarms.reference import corrected
 from ctxguard.monitor.alarms.state import AlarmState
-from ctxguard.monitor.estimation.reduce import is_whole, recall_loss
-from ctxguard.monitor.estimation.terms import session_number, table_of
+from ctxguard.monitor.estimation.judged_request import is_whole, recall_loss
+from ctxguard.monitor.estimation.metrics import Metric, losses
+from ctxguard.monitor.estimation.rows import Rows, session_number
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import Claimed, LossRow, SampleStore
@@ -183,20 +184,20 @@ class AlarmMonitor:
         are compared as they are judged, and those that an alarm targeted are left out.
         """
         graded = self._store.graded(self._series)
-        whole = [place for place in range(len(graded.human)) if is_whole(graded, place)]
-        human = table_of([graded.human[place] for place in whole])
-        judge = table_of(graded.judge, len(graded.human))[whole]
-        routes = np.array([graded.routes[place] for place in whole], dtype=object)
+        rows = Rows.read(graded.blocks)
+        whole = is_whole(rows)
+        rows, routes = rows.take(whole), np.array(graded.routes, dtype=object)[whole]
+        human, judge = losses(rows.by_people()), losses(rows)
         for promise in self.state.promises:
             if promise.quantity is AlarmKind.RECALL_LOSS and not self._with_promised_baseline.get(
                 promise.route
             ):
                 continue
             usable = routes == promise.route.value
-            column = promise.quantity.value
+            metric = Metric(promise.quantity.value)
             correction = corrected(
-                np.minimum(human[column][usable] / promise.bound, 1.0),
-                np.minimum(judge[column][usable] / promise.bound, 1.0),
+                np.minimum(human[metric][usable] / promise.bound, 1.0),
+                np.minimum(judge[metric][usable] / promise.bound, 1.0),
                 np.ones(np.count_nonzero(usable)),
                 promise.at_most / promise.bound,
             )

@@ -5,30 +5,23 @@ exact, or human labels correct it. The uncorrected figures of a judge that errs 
 separately, under another name.
 """
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard.core.types import FloatArray
-from ctxguard.monitor.estimation import joint
-from ctxguard.monitor.estimation.joint import PASSAGE, Grades, Population, joint_estimates
+from ctxguard.monitor.estimation import prediction_powered as corrected
 from ctxguard.monitor.estimation.judge_drift import Canaries, canaries_key
-from ctxguard.monitor.estimation.ratio import (
-    Estimate,
-    Precision,
-    estimate,
-    lacks_grades,
-)
-from ctxguard.monitor.estimation.relevance import FOLDS, IntArray, Model
+from ctxguard.monitor.estimation.metrics import METRICS, Metric, weighted_terms
+from ctxguard.monitor.estimation.ratio import Estimate, Precision, estimate, lacks_grades
+from ctxguard.monitor.estimation.relevance import FOLDS, Model
+from ctxguard.monitor.estimation.rows import BoolArray, IntArray, Rows
 from ctxguard.monitor.estimation.sums import Sums
-from ctxguard.monitor.estimation.terms import METRICS, Metric, Table, request_terms, table_of
-from ctxguard.monitor.store import GradedRows, JudgedRows, PickKind, SampleStore, StoredShares
+from ctxguard.monitor.store import GradedRows, JudgedRows, SampleStore, StoredShares
 from ctxguard.monitor.store.types import MOST_UNCOVERED
 
 
@@ -97,15 +90,17 @@ class LiveEstimates:
         The narrowest one that has an estimate; without any, the one with most requests behind it.
         """
 
-        def shortcoming(window: Window, metric: Metric) -> float:
-            found = self.estimates[window][metric]
-            return -math.inf if found.value is not None else -found.n
-
-        windows = [window for window in Window if window in self.estimates]
-        return {
-            metric: min(windows, key=partial(shortcoming, metric=metric))
-            for metric in self.estimates[Window.ALL_RETAINED]
-        }
+        chosen: dict[Metric, Window] = {}
+        for metric in self.estimates[Window.ALL_RETAINED]:
+            most = -1
+            for window in Window:
+                found = self.estimates.get(window, {}).get(metric)
+                if found is not None and found.value is not None:
+                    chosen[metric] = window
+                    break
+                if found is not None and found.n > most:
+                    most, chosen[metric] = found.n, window
+        return chosen
 
 
 def live_estimates(
@@ -133,7 +128,7 @@ def live_estimates(
     min_n = precision.min_n
     canaries = Canaries.from_json(store.get_state(canaries_key(series)))
     since = {Window.RECENT: now_seconds - window_seconds}
-    covered = {Window.UP_TO_LABELS: np.unique(labels.first_pick[labels.opened])}
+    covered = {Window.UP_TO_LABELS: np.unique(labels.first_pick)}
     windows = {
         window: _Judged(since.get(window, -np.inf), covered.get(window))
         for window in Window
@@ -141,16 +136,16 @@ def live_estimates(
     }
     newest: float | None = None
     for page in store.judged_pages(series):
-        table = table_of(page.summaries, len(page)).copy()
+        rows = Rows.read(page.blocks)
         # A stored sample stands for those of its hour that were lost.
-        table["probability"] *= stored.at(page.time_seconds)
-        own, basis = request_terms(table), None
+        rows.requests["probability"] *= stored.at(page.time_seconds)
+        own, predicted = weighted_terms(rows), None
         if not exact:
-            columns = joint.basis(Population.of(table), labels.model)
-            basis = columns / table["probability"][:, None]
+            columns = corrected.predicted(rows, labels.model)
+            predicted = columns / rows.requests["probability"][:, None]
         is_labelled = np.isin(page.sample_ids, labels.sample_ids)
         for judged in windows.values():
-            judged.add(page, table, own, basis, is_labelled)
+            judged.add(page, rows.requests, own, predicted, is_labelled)
         newest = float(page.time_seconds[-1])
     found: dict[Window, Estimates] = {}
     judge: dict[Window, Estimates] = {}
@@ -159,8 +154,7 @@ def live_estimates(
         by_judge = {each: estimate(each, sums.ratio(each), min_n) for each in Metric}
         by_judge = shown = precision.checked(by_judge)
         if not exact:
-            corrected = _corrected(judged, labels, min_n)
-            shown = precision.checked(corrected)
+            shown = precision.checked(_corrected(judged, labels, min_n))
             judge[window] = by_judge
         found[window] = shown
     return LiveEstimates(
@@ -168,7 +162,7 @@ def live_estimates(
         judge_estimates=judge,
         populations={window: judged.population for window, judged in windows.items()},
         labelled=len(graded.sample_ids),
-        unpicked=sum(not passages for passages in graded.passages),
+        unpicked=int(np.count_nonzero(Rows.read(graded.blocks).requests["draw"] == 0)),
         disagreements=graded.disagreements,
         age_seconds=None if newest is None else max(now_seconds - newest, 0.0),
         canaries=canaries,
@@ -177,97 +171,58 @@ def live_estimates(
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """The l samples with grades of people on passages that were drawn, by ascending id.
+    """The l samples of which people graded all that a draw asked, by ascending id.
 
     Attributes:
         sample_ids, first_pick: Shape (l,), as of ``JudgedRows``.
-        grades: The grades, each weighted by 1/π.
-        response: Shape (m,), the inverse of the share of what the draw asked about that is
-            graded, of opened requests or single passages, apart where an alarm asked for them too.
+        rows: Their rows.
+        response: Shape (l,), the inverse of the share of the requests opened with each that is
+            graded, apart where an alarm asked for them too.
         model: The fit of people's grades on the judge's verdicts.
     """
 
     sample_ids: NDArray[np.int64]
     first_pick: NDArray[np.int64]
-    grades: Grades
+    rows: Rows
     response: FloatArray
     model: Model
 
     @classmethod
     def of(cls, graded: GradedRows, stored: StoredShares) -> "Labels":
         """Read the labels that a store holds, and fit the model of relevance to them."""
-        whole = [pick for pick, _, _ in graded.asked]
-        each = [np.frombuffer(rows, PASSAGE) for rows in graded.passages]
-        each = [rows[np.isin(rows["pick"], whole)] for rows in each]
-        used = np.array([len(rows) > 0 for rows in each], np.bool_)
-        judge = table_of(graded.judge, len(graded.sample_ids))[used]
-        judge["probability"] *= stored.at(graded.time_seconds[used])
-        n, passages = len(judge), np.concatenate([np.empty(0, PASSAGE), *each])
-        request = np.repeat(np.arange(n), [len(rows) for rows in each if len(rows)])
-        # A session, or a request that belongs to none, is one cluster.
-        alone = np.where(judge["session"] == 0, np.arange(n), -1)
-        keys = np.column_stack([judge["session"], alone])
-        grades = Grades(
-            passages,
-            request,
-            passages["size"] / passages["probability"] / judge["probability"][request],
-            Population.of(judge),
-            np.arange(n) % FOLDS,
-            np.unique(keys, axis=0, return_inverse=True)[1].ravel(),
-        )
+        rows = Rows.read(graded.blocks)
+        draws = np.unique([draw for draw, _ in graded.asked])
+        used = np.isin(rows.requests["draw"], draws[draws > 0])
+        rows = rows.take(used)
+        rows.requests["probability"] *= stored.at(graded.time_seconds[used])
+        targeted = graded.is_targeted[used].tolist()
+        keys = list(zip(rows.requests["draw"].tolist(), targeted, strict=True))
+        n_graded = Counter(keys)
         return cls(
             graded.sample_ids[used],
             graded.first_pick[used],
-            grades,
-            _response(passages, graded.is_targeted[used][request], graded.asked),
-            grades.fitted_model(),
+            rows,
+            np.array([graded.asked[key] / n_graded[key] for key in keys], np.float64),
+            Model.fitted(rows, np.arange(len(rows.requests)) % FOLDS),
         )
 
-    @property
-    def opened(self) -> IntArray:
-        """The samples that are graded from the top down, below l."""
-        return self.grades.request[self.grades.is_first]
-
-    def take(self, chosen: NDArray[np.bool_]) -> "Labels":
-        """Return some of the samples, with the same fit."""
-        return Labels(
-            self.sample_ids[chosen],
-            self.first_pick[chosen],
-            self.grades.take(chosen),
-            self.response[chosen[self.grades.request]],
-            self.model,
-        )
-
-    def weighted(self, stands_for: FloatArray) -> Grades:
-        """Return the grades, weighted by all that they stand for.
+    def graded(self, chosen: BoolArray, stands_for: FloatArray) -> corrected.Graded:
+        """Return some of the samples, with the requests that each stands for.
 
         Args:
-            stands_for: Shape (l,), how many judged requests a sample stands for if it was opened.
+            chosen: Shape (l,).
+            stands_for: Shape (l,), how many judged requests each stands for.
         """
-        rows, request, weight = self.grades.passages, self.grades.request, self.grades.weight.copy()
-        is_single = rows["frame"] == joint.SINGLE
-        weight[~is_single] *= stands_for[request[~is_single]]
-        # Several draws may have asked about requests of the same time: each counts as many grades
-        # as it has there, of those that it asked for.
-        keys = np.column_stack([rows["pick"], self.first_pick[request]])[is_single]
-        _, cell, in_cell = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
-        _, time, in_time = np.unique(keys[:, 1], return_inverse=True, return_counts=True)
-        weight[is_single] *= in_cell[cell.ravel()] / in_time[time.ravel()]
-        weight[is_single] *= self.response[is_single]
-        return self.grades._replace(weight=weight)
-
-
-def _response(
-    rows: NDArray[np.void],
-    is_targeted: NDArray[np.bool_],
-    asked: Mapping[tuple[int, PickKind, bool], int],
-) -> FloatArray:
-    kinds = [PickKind.RUN if frame == joint.RUN else PickKind.SINGLE for frame in rows["frame"]]
-    keys = list(zip(rows["pick"].tolist(), kinds, is_targeted.tolist(), strict=True))
-    # A run is asked about once, at its first passage.
-    counts = (rows["frame"] == joint.SINGLE) | (rows["rank"] == 1)
-    graded = Counter(key for key, is_one in zip(keys, counts.tolist(), strict=True) if is_one)
-    return np.array([asked[key] / graded[key] for key in keys], np.float64)
+        rows, requests = self.rows.take(chosen), self.rows.requests[chosen]
+        # A session, or a request that belongs to none, is one cluster.
+        alone = np.where(requests["session"] == 0, np.arange(len(rows.requests)), -1)
+        keys = np.column_stack([requests["session"], alone])
+        return corrected.Graded(
+            rows,
+            stands_for[chosen] / requests["probability"],
+            (np.arange(len(self.rows.requests)) % FOLDS)[chosen],
+            np.unique(keys, axis=0, return_inverse=True)[1].ravel(),
+        )
 
 
 class _Judged:
@@ -281,44 +236,44 @@ class _Judged:
     def __init__(self, since: float = -np.inf, covered: IntArray | None = None) -> None:
         self._since = since
         self._covered = covered
-        self.own, self.basis = Sums(2 * len(METRICS)), Sums(joint.N_COLUMNS)
+        self.own, self.predicted = Sums(2 * len(METRICS)), Sums(corrected.N_COLUMNS)
         self.labelled_ids = [np.empty(0, np.int64)]
-        self.served_by_pick: Counter[int] = Counter()
+        self.requests_by_pick: Counter[int] = Counter()
         self.weight_by_pick: Counter[int] = Counter()
         self.population = WindowPopulation(0, 0, None, None)
 
     def add(
         self,
         page: JudgedRows,
-        table: Table,
+        requests: NDArray[np.void],
         own: tuple[FloatArray, FloatArray],
-        basis: FloatArray | None,
-        is_labelled: NDArray[np.bool_],
+        predicted: FloatArray | None,
+        is_labelled: BoolArray,
     ) -> None:
         """Add a page of n requests.
 
         Args:
             page: The page, ordered by time.
-            table: Shape (n,), its summaries.
-            own: As of ``request_terms``, by the judge's verdicts.
-            basis: The columns of ``joint.basis``, weighted; None for an exact judge.
-            is_labelled: Shape (n,), whether people have graded some of each.
+            requests: Shape (n,), its rows of requests.
+            own: As of ``weighted_terms``, by the judge's verdicts.
+            predicted: The weighted columns of ``predicted``; None for an exact judge.
+            is_labelled: Shape (n,), whether people have graded each.
         """
         inside = page.time_seconds >= self._since
         if self._covered is not None:
             inside &= np.isin(page.first_pick, self._covered)
         if not inside.any():
             return
-        session = table["session"][inside]
+        requests, session = requests[inside], requests["session"][inside]
         values, inclusion = own
         self.own.add(values[inside], session, inclusion[inside])
-        if basis is not None:
-            self.basis.add(basis[inside], session)
+        if predicted is not None:
+            self.predicted.add(predicted[inside], session)
         self.labelled_ids.append(page.sample_ids[inside & is_labelled])
         picks, cell = np.unique(page.first_pick[inside], return_inverse=True)
-        served = np.bincount(cell, table["n_served"][inside] > 0, len(picks))
-        weight = np.bincount(cell, 1.0 / table["probability"][inside], len(picks))
-        self.served_by_pick.update(dict(zip(picks.tolist(), served.tolist(), strict=True)))
+        asked_of = np.bincount(cell, requests["n_passages"] > 0, len(picks))
+        weight = np.bincount(cell, 1.0 / requests["probability"], len(picks))
+        self.requests_by_pick.update(dict(zip(picks.tolist(), asked_of.tolist(), strict=True)))
         self.weight_by_pick.update(dict(zip(picks.tolist(), weight.tolist(), strict=True)))
         before, times = self.population, page.time_seconds[inside].tolist()
         self.population = WindowPopulation(
@@ -334,17 +289,14 @@ def _corrected(judged: _Judged, labels: Labels, min_n: int) -> Estimates:
 
     Labels that cannot stand for nearly all of its requests show nothing.
     """
-    labels = labels.take(np.isin(labels.sample_ids, np.concatenate(judged.labelled_ids)))
-    opened_picks = Counter(labels.first_pick[labels.opened].tolist())
-    covered = sum(judged.weight_by_pick[pick] for pick in opened_picks)
-    if not len(labels.grades.passages) or covered < (1.0 - MOST_UNCOVERED) * sum(
-        judged.weight_by_pick.values()
-    ):
-        return dict.fromkeys(joint.QUOTIENTS, lacks_grades(0, 0.0, min_n, 0))
-    stands_for = np.zeros(len(labels.sample_ids))
-    stands_for[labels.opened] = labels.response[labels.grades.is_first]
-    for pick in opened_picks:
-        own = labels.first_pick == pick
-        stands_for[own] *= judged.served_by_pick[pick] / stands_for[own].sum()
-    grades = labels.weighted(stands_for)
-    return joint_estimates(judged.basis.ended(), grades, labels.model, min_n)
+    chosen = np.isin(labels.sample_ids, np.concatenate(judged.labelled_ids))
+    picks, stands_for = labels.first_pick, np.where(chosen, labels.response, 0.0)
+    own_picks = set(picks[chosen].tolist())
+    covered = sum(judged.weight_by_pick[pick] for pick in own_picks)
+    if not own_picks or covered < (1.0 - MOST_UNCOVERED) * sum(judged.weight_by_pick.values()):
+        return dict.fromkeys(corrected.QUOTIENTS, lacks_grades(0, 0.0, min_n, 0))
+    for pick in own_picks:
+        own = picks == pick
+        stands_for[own] *= judged.requests_by_pick[pick] / stands_for[own].sum()
+    graded = labels.graded(chosen, stands_for)
+    return corrected.corrected_estimates(judged.predicted.ended(), graded, labels.model, min_n)

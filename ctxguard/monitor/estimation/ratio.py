@@ -14,8 +14,8 @@ import numpy as np
 from ctxguard.core.interval import Interval
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
+from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.estimation.sums import RatioSums
-from ctxguard.monitor.estimation.terms import Metric
 
 CONFIDENCE = 0.95
 """Confidence level of all intervals."""
@@ -207,7 +207,7 @@ def linearised(
         if 0.0 < value < 1.0:
             logit, spread = math.log(value / (1.0 - value)), half / (value * (1.0 - value))
             lower, upper = logistic(logit - spread), logistic(logit + spread)
-        value, lower, upper = (min(max(each, 0.0), 1.0) for each in (value, lower, upper))
+        value, lower, upper = np.clip((value, lower, upper), 0.0, 1.0).tolist()
     if n_observable < math.inf:
         unseen = unseen_share(n_observable)
         lower = min(lower, value - max(value - bounds[0], 0.0) * unseen)

@@ -4,13 +4,13 @@ A cluster is a session, or a request that belongs to none. Requests may come in 
 pages of a store. Pure: no I/O, no clock, no logging.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard.core.types import FloatArray
-from ctxguard.monitor.estimation.terms import METRICS, Metric
+from ctxguard.monitor.estimation.metrics import METRICS, Metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Sums:
         Args:
             values: Shape (n, p), weighted by 1/π.
             session: Shape (n,), 0 for a request by itself; None where each is.
-            inclusion: As of ``terms.request_terms``; None for other columns.
+            inclusion: As of ``metrics.weighted_terms``; None for other columns.
         """
         alone = np.ones(len(values), np.bool_) if session is None else session == 0
         if inclusion is None:
@@ -96,13 +96,12 @@ class Sums:
         return self
 
     def ratio(self, metric: Metric) -> RatioSums:
-        """Return the sums of one metric, of columns from ``terms.request_terms``."""
+        """Return the sums of one metric, of columns from ``metrics.weighted_terms``."""
         place = METRICS.index(metric)
-        return replace(
-            self.combined(*np.eye(len(self.totals))[2 * place : 2 * place + 2]),
-            n=int(self._n_defined[place]),
-            n_observable=float(self._n_observable[place]),
-        )
+        own = slice(2 * place, 2 * place + 2)
+        (a, b), ((aa, ab), (_, bb)) = self.totals[own].tolist(), self._products[own, own].tolist()
+        n, n_observable = int(self._n_defined[place]), float(self._n_observable[place])
+        return RatioSums(n, a, b, aa, ab, bb, n_observable)
 
     def combined(self, numerator: FloatArray, denominator: FloatArray) -> RatioSums:
         """Return the sums of a ratio of two linear combinations of the columns, shape (p,) each."""

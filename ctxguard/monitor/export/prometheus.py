@@ -7,7 +7,7 @@ data there is no series, never a zero or NaN, so that ``absent()`` finds it and 
 it. A panel or rule reads each metric, and a test checks that.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -16,12 +16,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ctxguard.monitor.alarms import AlarmReport
-from ctxguard.monitor.estimation.live import Estimates
 from ctxguard.monitor.judging.counters import LABELS
 from ctxguard.monitor.service import Monitor, Report
 
 _Family = TypeVar("_Family", CounterMetricFamily, GaugeMetricFamily)
-_Families = Iterator[CounterMetricFamily | GaugeMetricFamily]
+_Families = list[CounterMetricFamily | GaugeMetricFamily]
 _Values = float | None | Mapping[Any, float | None]
 
 _COUNTS = {
@@ -65,13 +64,16 @@ _PARTS = {
     ),
 }
 _ESTIMATES = (
-    ("estimate", "Live estimate", _PARTS, ("window",)),
-    (
-        "judge_estimate",
-        "Judge's own figure, not corrected by human labels",
-        ("value",),
-        ("window",),
-    ),
+    ("estimate", "Live estimate", tuple(_PARTS)),
+    ("judge_estimate", "Judge's own figure, not corrected by human labels", ("value",)),
+)
+_CHANGED = (
+    "1 once verdicts on samples that are judged again show that the judge has changed behind its "
+    "name, else 0."
+)
+_SHOWN = (
+    "1 for the window to show of each metric: the narrowest one that has an estimate, or without "
+    "any the one with most requests behind it."
 )
 _SAMPLES = (
     ("samples", "sampled", "Sampled requests of all processes."),
@@ -191,22 +193,26 @@ class MonitorCollector(Collector):
     def collect(self) -> _Families:
         # Not part of the report, which may be what failed.
         errors = self._monitor.errors
-        yield _counter("monitor_errors", "Steps of this monitor that failed.", errors)
-        yield _gauge(
-            "store_failing",
-            "1 while this monitor cannot use the sample store, by error: full, damaged, absent.",
-            {self._monitor.store_fault: 1.0} if self._monitor.store_fault else {},
-            "error",
-        )
-        yield _gauge(
-            "price_per_million",
-            "Price of a million tokens of context, as given; absent if not known.",
-            self._price,
-        )
+        families: _Families = [
+            _counter("monitor_errors", "Steps of this monitor that failed.", errors),
+            _gauge(
+                "store_failing",
+                "1 while this monitor cannot use the sample store, by error: full, damaged, "
+                "absent.",
+                {self._monitor.store_fault: 1.0} if self._monitor.store_fault else {},
+                "error",
+            ),
+            _gauge(
+                "price_per_million",
+                "Price of a million tokens of context, as given; absent if not known.",
+                self._price,
+            ),
+        ]
         if self._monitor.latest is not None:
-            yield from _report(self._monitor.latest)
+            families += _report(self._monitor.latest)
             if self._monitor.alarms is not None:
-                yield from _alarms(self._monitor.alarms.report())
+                families += _alarms(self._monitor.alarms.report())
+        return families
 
 
 def _counter(name: str, text: str, values: _Values, *labels: str) -> CounterMetricFamily:
@@ -221,100 +227,102 @@ def _with_values(family: _Family, values: _Values) -> _Family:
     """Add values: one, or one for each label value or tuple of label values; None is left out."""
     for key, value in values.items() if isinstance(values, Mapping) else [((), values)]:
         if value is not None:
-            labels = key if isinstance(key, tuple) else (key,)
-            family.add_metric(["" if label is None else str(label) for label in labels], value)
+            family.add_metric(list(map(str, key if isinstance(key, tuple) else (key,))), value)
     return family
 
 
 def _report(report: Report) -> _Families:
     judge, live = report.judge, report.live
-    for name, attribute, text, *labels in _SAMPLES:
-        yield _counter(name, text, getattr(report.accounts, attribute), *labels)
-    for name, attribute, text, *labels in _REPORTED:
-        yield _gauge(name, text, attrgetter(attribute)(report), *labels)
-    for name, text in _COUNTS.items():
-        counts = {(judge, *key[1:]): n for key, n in report.counts.items() if key[0] == name}
-        yield _counter(name, text, counts, "judge", *LABELS[name])
-    sources: tuple[Mapping[Any, Estimates], ...] = (
-        {(window,): found for window, found in live.estimates.items()},
-        {(window,): found for window, found in live.judge_estimates.items()},
-    )
-    for source, (name, what, parts, by) in zip(sources, _ESTIMATES, strict=True):
-        found = {
-            (judge, metric, *key): estimate
-            for key, estimates in source.items()
-            for metric, estimate in estimates.items()
-        }
-        for part in parts:
-            suffix, text = _PARTS[part]
-            values = {key: getattr(estimate, part) for key, estimate in found.items()}
-            yield _gauge(name + suffix, text.format(what), values, "judge", "metric", *by)
-    yield _gauge(
-        "judge_changed",
-        "1 once verdicts on samples that are judged again show that the judge has changed behind "
-        "its name, else 0.",
-        {judge: float(live.canaries.changed_at is not None)},
-        "judge",
-    )
+    families: _Families = [
+        _counter(name, text, getattr(report.accounts, attribute), *labels)
+        for name, attribute, text, *labels in _SAMPLES
+    ]
+    families += [
+        _gauge(name, text, attrgetter(attribute)(report), *labels)
+        for name, attribute, text, *labels in _REPORTED
+    ]
+    counts: dict[str, dict[Any, float]] = {name: {} for name in _COUNTS}
+    for (name, *key), n in report.counts.items():
+        counts[name][judge, *key] = n
+    families += [
+        _counter(name, text, counts[name], "judge", *LABELS[name]) for name, text in _COUNTS.items()
+    ]
     of_window = ("judge", "metric", "window")
-    yield _gauge(
-        "estimate_shown",
-        "1 for the window to show of each metric: the narrowest one that has an estimate, or "
-        "without any the one with most requests behind it.",
-        {(judge, metric, window): 1.0 for metric, window in live.shown.items()},
-        *of_window,
-    )
+    for source, (name, what, parts) in zip(
+        (live.estimates, live.judge_estimates), _ESTIMATES, strict=True
+    ):
+        found: dict[str, dict[Any, float | None]] = {part: {} for part in parts}
+        for window, estimates in source.items():
+            for metric, estimate in estimates.items():
+                for part in parts:
+                    found[part][judge, metric, window] = getattr(estimate, part)
+        for part, values in found.items():
+            suffix, text = _PARTS[part]
+            families.append(_gauge(name + suffix, text.format(what), values, *of_window))
+    changed = {judge: float(live.canaries.changed_at is not None)}
+    families.append(_gauge("judge_changed", _CHANGED, changed, "judge"))
+    shown = {(judge, metric, window): 1.0 for metric, window in live.shown.items()}
+    families.append(_gauge("estimate_shown", _SHOWN, shown, *of_window))
     for name, attribute, text in _RISES:
         rises = {route: getattr(rise, attribute) for route, rise in report.rises.items()}
-        yield _gauge(f"shadow_{name}", text, rises, "route")
+        families.append(_gauge(f"shadow_{name}", text, rises, "route"))
+    return families
 
 
 def _alarms(report: AlarmReport) -> _Families:
-    yield _counter("alarms", "Alarms raised, by kind.", report.raised, "kind")
-    yield _gauge(
-        "alarm_active",
-        "1 for each active alarm.",
-        {(one.kind, one.severity, one.route, one.reference): 1.0 for one in report.active},
-        *("kind", "severity", "route", "reference"),
-    )
+    active = {
+        (one.kind, one.severity, one.route or "", one.reference or ""): 1.0 for one in report.active
+    }
+    families: _Families = [
+        _counter("alarms", "Alarms raised, by kind.", report.raised, "kind"),
+        _gauge(
+            "alarm_active",
+            "1 for each active alarm.",
+            active,
+            *("kind", "severity", "route", "reference"),
+        ),
+    ]
     for name, attribute, text in _LOSSES:
         losses = {one.key: getattr(one, attribute) for one in report.losses}
-        yield _gauge(f"alarm_{name}", text, losses, "route", "quantity", "reference")
+        families.append(_gauge(f"alarm_{name}", text, losses, "route", "quantity", "reference"))
     counted, levels = report.signals, [place / 10 for place in range(11)]
     of_signal = ("route", "signal")
-    yield _counter(
-        "signal_requests",
-        "Sampled requests of the profile, by signal that needs no label.",
-        {(one.route, one.signal): one.n for one in counted},
-        *of_signal,
-    )
-    yield _counter(
-        "signal_beyond",
-        "Of these, the ones whose value lies below or above a quantile of the calibration.",
-        {
-            (one.route, one.signal, level, side): n
-            for one in counted
-            for side, beyond in (("below", one.below), ("above", one.above))
-            for level, n in zip(levels, beyond, strict=True)
-        },
-        *of_signal,
-        *("decile", "side"),
-    )
-    yield _gauge(
-        "reference_beyond_ratio",
-        "Largest share of the calibration's queries that lies below or above that quantile.",
-        {
-            (one.route, one.signal, level, side): share
-            for one in counted
-            for level in levels
-            for side, share in (("below", level), ("above", 1.0 - level))
-        },
-        *of_signal,
-        *("decile", "side"),
-    )
-    yield _gauge(
-        "reference_queries",
-        "Queries that the calibration's quantiles of a signal were taken from.",
-        {(one.route, one.signal): one.n_reference or None for one in counted},
-        *of_signal,
-    )
+    families += [
+        _counter(
+            "signal_requests",
+            "Sampled requests of the profile, by signal that needs no label.",
+            {(one.route, one.signal): one.n for one in counted},
+            *of_signal,
+        ),
+        _counter(
+            "signal_beyond",
+            "Of these, the ones whose value lies below or above a quantile of the calibration.",
+            {
+                (one.route, one.signal, level, side): n
+                for one in counted
+                for side, beyond in (("below", one.below), ("above", one.above))
+                for level, n in zip(levels, beyond, strict=True)
+            },
+            *of_signal,
+            *("decile", "side"),
+        ),
+        _gauge(
+            "reference_beyond_ratio",
+            "Largest share of the calibration's queries that lies below or above that quantile.",
+            {
+                (one.route, one.signal, level, side): share
+                for one in counted
+                for level in levels
+                for side, share in (("below", level), ("above", 1.0 - level))
+            },
+            *of_signal,
+            *("decile", "side"),
+        ),
+        _gauge(
+            "reference_queries",
+            "Queries that the calibration's quantiles of a signal were taken from.",
+            {(one.route, one.signal): one.n_reference or None for one in counted},
+            *of_signal,
+        ),
+    ]
+    return families

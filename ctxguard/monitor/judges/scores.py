@@ -41,7 +41,7 @@ class ScoreJudge(ABC):
 
     Its verdicts repeat the model's errors, however many samples it grades. Check the model and the
     threshold against human labels, which also correct the estimates
-    (``ctxguard.monitor.estimation.joint``).
+    (``ctxguard.monitor.estimation.prediction_powered``).
 
     Args:
         min_score: The lowest score of a relevant passage.

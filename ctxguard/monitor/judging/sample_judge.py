@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.types import Passage
 from ctxguard.errors import JudgeError
-from ctxguard.monitor.estimation.reduce import judged_request
-from ctxguard.monitor.estimation.terms import JudgedRequest
+from ctxguard.monitor.estimation.judged_request import Scale, judged_request
 from ctxguard.monitor.judges import Judge, Judgment, Ledger
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
 from ctxguard.monitor.redaction import Redactor, is_hash, redact
@@ -56,7 +55,7 @@ class SampleVerdicts:
     """The verdicts on one sample.
 
     Attributes:
-        request: Reduced for the estimates; None if a served passage got no valid verdict.
+        block: What estimates need of it; None if a served passage got no valid verdict.
         verdicts: The valid ones by passage id, in the order in which they were wanted.
         missing: Ids of the pool's passages that got none.
         is_complete: Whether all served passages got one.
@@ -64,7 +63,7 @@ class SampleVerdicts:
         n_invalid: Wanted passages without a valid verdict, unreadable passages included.
     """
 
-    request: JudgedRequest | None
+    block: bytes | None
     verdicts: Mapping[str, Judgment]
     missing: tuple[str, ...]
     is_complete: bool
@@ -120,16 +119,11 @@ class SampleJudge:
         wanted = [names[position] for position in (*record.served, *dropped)]
         verdicts = {name: found[name] for name in wanted if name in found}
         missing = tuple([each for each in wanted if each not in verdicts])
-        request, n_wanted, n_invalid = None, len(wanted), len(wanted) - len(verdicts)
+        block, n_wanted, n_invalid = None, len(wanted), len(wanted) - len(verdicts)
         if counts:
-            request = judged_request(
-                record,
-                verdicts,
-                utilities=self._settings.utilities,
-                max_grade=self.judge.max_grade,
-                probability=probability,
-            )
-        return SampleVerdicts(request, verdicts, missing, is_complete, n_wanted, n_invalid)
+            scale = Scale(self._settings.utilities, self.judge.max_grade)
+            block = judged_request(record, verdicts, scale, probability=probability)
+        return SampleVerdicts(block, verdicts, missing, is_complete, n_wanted, n_invalid)
 
     def verdicts_again(self, record: SampleRecord, positions: Sequence[int]) -> dict[str, Judgment]:
         """Judge some candidates of a sample; the valid verdicts by passage id."""

@@ -15,12 +15,12 @@ from functools import partial
 from typing import TypeVar
 
 from ctxguard._support.error_text import describe_error
-from ctxguard.core.metrics import udcg
 from ctxguard.core.types import Route
 from ctxguard.errors import DataError, JudgeError, StoreError
 from ctxguard.monitor.alarms import AlarmKind
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
-from ctxguard.monitor.estimation.terms import JudgedRequest
+from ctxguard.monitor.estimation.metrics import Metric, losses
+from ctxguard.monitor.estimation.rows import Rows
 from ctxguard.monitor.judges import Ledger
 from ctxguard.monitor.judges.verdict_text import verdicts_to_json
 from ctxguard.monitor.judging.again import LEASE_SECONDS, JudgingAgain
@@ -75,7 +75,6 @@ class _Result:
     outcome: JudgedAs
     finished: Finished
     record: SampleRecord | None = None
-    request: JudgedRequest | None = None
 
 
 class JudgingWorker:
@@ -309,7 +308,7 @@ class JudgingWorker:
 
     def _judged(self, sample: Claimed, record: SampleRecord, probability: float) -> _Result:
         verdicts = self._judge.verdicts_on(record, sample.probability * probability)
-        estimated = JudgedAs.INCOMPLETE if verdicts.request is None else JudgedAs.JUDGED
+        estimated = JudgedAs.INCOMPLETE if verdicts.block is None else JudgedAs.JUDGED
         finished = _finished(sample, estimated, verdicts, self._rejected(record))
         # A judge that people correct keeps its incomplete samples, and they count as such too.
         outcome = estimated if verdicts.is_complete else JudgedAs.INCOMPLETE
@@ -325,20 +324,21 @@ class JudgingWorker:
                 ("invalid_verdicts", record.route): verdicts.n_invalid,
             }
         )
-        return _Result(outcome, finished, record, verdicts.request)
+        return _Result(outcome, finished, record)
 
     def _loss(
         self, sample: Claimed, record: SampleRecord, verdicts: SampleVerdicts
     ) -> LossRow | None:
         """Return the losses that alarms compare; None for a request without all its verdicts."""
-        if self._alarms is None or verdicts.request is None:
+        if self._alarms is None or verdicts.block is None:
             return None
+        rows = Rows.read([verdicts.block])
         return self._alarms.loss_row(
             sample,
             record,
             verdicts.verdicts,
-            harm=udcg(verdicts.request.utilities).harm,
-            probability=verdicts.request.probability,
+            harm=float(losses(rows)[Metric.HARM][0]),
+            probability=float(rows.requests["probability"][0]),
         )
 
     def _safely(self, who: str, sample: Claimed | Finished, work: Callable[[], T]) -> T | None:
@@ -428,13 +428,12 @@ def _finished(
     verdicts: SampleVerdicts | None = None,
     rejected: tuple[tuple[str, str, str], ...] = (),
 ) -> Finished:
-    request = None if verdicts is None else verdicts.request
     return Finished(
         sample_id=sample.sample_id,
         time_seconds=sample.time_seconds,
         state=_STATES[outcome],
         verdicts="" if verdicts is None else verdicts_to_json(verdicts.verdicts, verdicts.missing),
-        summary=b"" if request is None else request.to_row(),
+        block=b"" if verdicts is None or verdicts.block is None else verdicts.block,
         rejected=rejected,
     )
 

@@ -7,7 +7,7 @@ could not be compared.
 from textwrap import fill
 
 from ctxguard.core.metrics import Negative
-from ctxguard.monitor.labels.human import ALWAYS, IF_FIRST, IF_NONE_ABOVE
+from ctxguard.monitor.labels.human import ALWAYS, IF_NONE_ABOVE
 
 _WHOLE = "the whole answer, stated clearly"
 _MOST = "most of the answer, or all of it among other matters"
@@ -95,7 +95,6 @@ The rows of one query stand together; take them from top to bottom. The column `
 - `{ALWAYS}`: grade it.
 - `{IF_NONE_ABOVE}`: grade it only while every passage of this query above it has the grade 0. As
   soon as one has a higher grade, leave such rows of the query empty.
-- `{IF_FIRST}`: grade it only if the first passage of this query has a grade above 0.
 
 Finish a query before you begin the next. You may stop after any query: the queries are in random
 order. Leave the grade empty only where you cannot tell, for example because the text is missing.

@@ -16,7 +16,6 @@ from ctxguard.monitor.store import LabelRow, PickedPassage, PickKind
 
 ALWAYS = "always"
 IF_NONE_ABOVE = "if all above are 0"
-IF_FIRST = "if the first is above 0"
 """When people grade a row."""
 
 _SOURCE = "human"
@@ -99,41 +98,26 @@ def rows_left(
 ) -> list[tuple[int, str]]:
     """List the passages that people may still have to grade, with when they grade each.
 
-    Served passages come by rank, then dropped ones. A run goes down from the first served passage;
-    coins are graded below its end (``estimation.draw``).
+    Served passages come by rank, then dropped ones. An opened request is graded down to its first
+    relevant passage, and whatever the others are where a coin came up (``sampling_design``).
 
     Args:
         picked: What draws ask about it.
         verdicts: Those of people so far, by passage id.
 
     Returns:
-        Pairs of position and ``ALWAYS``, ``IF_NONE_ABOVE`` or ``IF_FIRST``; empty once all is
-        graded.
+        Pairs of position and ``ALWAYS`` or ``IF_NONE_ABOVE``; empty once all is graded.
     """
-    always = {one.position for one in picked if one.kind is PickKind.SINGLE}
-    unless_run_stops: set[int] = set()
-    in_run: set[int] = set()
-    run = next((one for one in picked if one.kind is PickKind.RUN), None)
-    first = grade_of(record, verdicts, record.served[0]) if record.served else None
-    if run is not None and record.served:
-        always.add(record.served[0])
-        coins = {one.position for one in picked if one.kind is PickKind.COIN}
-        if run.goes_on or first:
-            always |= coins
-        elif first is None:
-            unless_run_stops = coins - always
-        if run.goes_on:
-            in_run = set(record.served)
-    rows, found_one = [], False
+    always = {one.position for one in picked if one.kind is PickKind.COIN}
+    is_open = any(one.kind is PickKind.RUN for one in picked)
+    rows = []
     for position in (*record.served, *record.dropped):
         grade = grade_of(record, verdicts, position)
         if grade is None and position in always:
             rows.append((position, ALWAYS))
-        elif grade is None and position in unless_run_stops:
-            rows.append((position, IF_FIRST))
-        elif grade is None and position in in_run and not found_one:
+        elif grade is None and is_open and position in record.served:
             rows.append((position, IF_NONE_ABOVE))
-        found_one |= bool(grade)
+        is_open = is_open and not grade
     return rows
 
 

@@ -11,8 +11,6 @@ from ctxguard.monitor.judges.verdict_text import verdicts_from_json
 from ctxguard.monitor.labels.files import RowToLabel, in_file_order, rows_to_label
 from ctxguard.monitor.labels.human import (
     ALWAYS,
-    IF_FIRST,
-    IF_NONE_ABOVE,
     human_verdicts,
     rows_left,
 )
@@ -78,12 +76,10 @@ class GradedSample:
     @property
     def expected_passages(self) -> float:
         """Predict how many passages people still grade, from top to bottom as the guide says."""
-        passages, none_above, first = 0.0, 1.0, None
+        passages, none_above = 0.0, 1.0
         for row in self.rows():
-            likely = self._likely(row.passage_id)
-            first = likely if first is None else first
-            passages += {ALWAYS: 1.0, IF_NONE_ABOVE: none_above, IF_FIRST: first}[row.when]
-            none_above *= 1.0 - likely
+            passages += 1.0 if row.when == ALWAYS else none_above
+            none_above *= 1.0 - self._likely(row.passage_id)
         return passages
 
     def _likely(self, passage_id: str) -> float:
@@ -176,6 +172,4 @@ def targeted_samples(store: SampleStore, series: str) -> list[GradedSample]:
 def wholly(sample_id: int, record: SampleRecord) -> tuple[PickedPassage, ...]:
     """Ask about all that is judged of any request, in a sample that no draw chose."""
     positions = (*record.served, *record.to_judge(has_hit=True))
-    return tuple(
-        [PickedPassage(sample_id, PickKind.SINGLE, position, 1.0) for position in positions]
-    )
+    return tuple([PickedPassage(sample_id, PickKind.COIN, position, 1.0) for position in positions])

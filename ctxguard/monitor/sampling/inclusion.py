@@ -69,7 +69,7 @@ class JudgingRates:
         dropped_rate: The probability with which each dropped passage is judged by itself. Pooled
             recall rests on it.
         full_pool_rate: The probability with which all dropped passages of a request are judged.
-            Recalibration and the mean recall of requests rest on it.
+            The mean recall of requests and the rise of a policy in shadow rest on it.
         full_pool_rate_if_no_hit: The same for a request that was served nothing relevant, no
             lower than ``full_pool_rate``: whether the pool held anything can only be told from all
             of it. These requests are few.

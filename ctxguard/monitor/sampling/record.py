@@ -1,4 +1,4 @@
-"""A sampled request as the store keeps it: all that judging, labelling and recalibration need.
+"""A sampled request as the store keeps it: all that judging, labelling and calibration need.
 
 What is judged is chosen when the record is made, and the rates are kept with it: only the chosen
 passages need their texts, and the inclusion probabilities stay true when the settings change.
@@ -266,7 +266,7 @@ def _checked(record: SampleRecord) -> SampleRecord:
     texts = [*record.passage_ids, record.request_id]
     texts += [text for one in record.passages.values() for text in (one.title, one.text)]
     optional = (record.query, record.session_id, record.profile_id)
-    if not all(type(position) is int and 0 <= position < n for position in positions):
+    if not set(map(type, positions)) <= {int} or not set(positions) <= set(range(n)):
         raise DataError("a sample names candidates that it does not have")
     lengths = [len(record.scores), *map(len, record.signals.values())]
     lengths += [len(leg.scores) for leg in record.legs.values()]

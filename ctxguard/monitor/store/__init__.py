@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ctxguard._support.extras import require
 from ctxguard.monitor.store.types import (
     FEEDBACK_KINDS,
+    OPENED,
     Accounts,
     Added,
     BudgetPeriod,
@@ -26,7 +27,7 @@ from ctxguard.monitor.store.types import (
     FeedbackRow,
     Finished,
     FinishResult,
-    GradedRow,
+    GradedBlock,
     GradedRows,
     JudgedRows,
     LabelRow,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FEEDBACK_KINDS",
+    "OPENED",
     "Accounts",
     "Added",
     "BudgetPeriod",
@@ -56,7 +58,7 @@ __all__ = [
     "FeedbackRow",
     "FinishResult",
     "Finished",
-    "GradedRow",
+    "GradedBlock",
     "GradedRows",
     "JudgedRows",
     "LabelRow",

@@ -18,7 +18,7 @@ JUDGED = (
     _judged.sample_id,
     _judged.time_seconds,
     sa.func.coalesce(_judged.first_pick, NO_PICK),
-    _judged.summary,
+    _judged.block,
 )
 """The columns of ``judged_rows``."""
 
@@ -44,6 +44,7 @@ def judged_counts(db: Transaction) -> dict[str, tuple[int, int]]:
             sa.func.count().filter(labelled).label("n_labelled"),
         )
         .join(schema.judged, _judged.series_id == table.series_id)
+        .where(_judged.is_counted)
         .group_by(table.series_id, table.name)
         .order_by(table.series_id)
     )
@@ -91,7 +92,7 @@ def _judged_page(
     """Read the first rows after the one with this time and sample id; None for the first."""
     query = (
         sa.select(*JUDGED)
-        .where(_judged.series_id == db.series_id(series))
+        .where(_judged.series_id == db.series_id(series), _judged.is_counted)
         .order_by(_judged.time_seconds, _judged.sample_id)
         .limit(PAGE_ROWS)
     )
@@ -214,7 +215,10 @@ def _stored() -> sa.Select[Any]:
             series.name.label("series"),
         )
         .outerjoin(schema.payloads, payloads.sample_id == _samples.sample_id)
-        .outerjoin(schema.judged, _judged.sample_id == _samples.sample_id)
+        .outerjoin(
+            schema.judged,
+            sa.and_(_judged.sample_id == _samples.sample_id, _judged.is_counted),
+        )
         .outerjoin(schema.series, series.series_id == _judged.series_id)
     )
 
@@ -225,10 +229,10 @@ def _stored_sample(row: sa.Row[Any]) -> StoredSample:
 
 def judged_rows(rows: Sequence[Any]) -> JudgedRows:
     """Make rows of the columns ``JUDGED``, in their order."""
-    ids, times, picks, summaries = zip(*rows, strict=True) if rows else ((), (), (), ())
+    ids, times, picks, blocks = zip(*rows, strict=True) if rows else ((), (), (), ())
     return JudgedRows(
         np.fromiter(ids, np.int64, len(ids)),
         np.fromiter(times, np.float64, len(times)),
         np.fromiter(picks, np.int64, len(picks)),
-        b"".join(summaries),
+        tuple(blocks),
     )

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
-import numpy as np
 import sqlalchemy as sa
 
 from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.transactions import Transaction, chunks, reads, record, writes
-from ctxguard.monitor.store.types import PickedPassage, PickedSample, PickKind, ToPick
+from ctxguard.monitor.store.types import OPENED, PickedPassage, PickedSample, PickKind, ToPick
 
 _judged = schema.judged.c
 _picked = schema.picked.c
@@ -18,21 +17,23 @@ _HAS_TEXT = sa.exists().where(schema.payloads.c.sample_id == _judged.sample_id)
 
 @reads
 def to_pick(db: Transaction, series: str) -> ToPick:
-    """Read the judged samples that passages can be drawn from."""
-    query = sa.select(_judged.sample_id, _judged.label_order, _judged.summary).where(
-        _judged.series_id == db.series_id(series), _HAS_TEXT
+    """Read which judged samples a draw can open, in their order."""
+    opened = sa.exists().where(_picked.sample_id == _judged.sample_id, _picked.kind.in_(OPENED))
+    query = (
+        sa.select(_judged.sample_id)
+        .where(_of_series(db, series), _HAS_TEXT, ~opened)
+        .order_by(_judged.label_order, _judged.sample_id)
     )
-    last_pick = db.execute(sa.select(sa.func.max(_picks.pick_id))).scalar() or 0
-    opened = db.scalars(sa.select(_picked.sample_id).where(_picked.kind == PickKind.RUN.value))
-    rows = db.raw_rows(query.order_by(_judged.sample_id))
-    sample_ids = np.array([row[0] for row in rows], np.int64)
-    return ToPick(
-        sample_ids,
-        np.array([row[1] for row in rows], np.float64),
-        np.isin(sample_ids, opened),
-        b"".join([row[2] for row in rows]),
-        last_pick,
-    )
+    return ToPick(db.scalars(query), _last_pick(db))
+
+
+def _of_series(db: Transaction, series: str) -> sa.ColumnElement[bool]:
+    return sa.and_(_judged.series_id == db.series_id(series), _judged.is_counted)
+
+
+def _last_pick(db: Transaction) -> int:
+    last: int | None = db.execute(sa.select(sa.func.max(_picks.pick_id))).scalar()
+    return last or 0
 
 
 @writes
@@ -50,18 +51,16 @@ def save_pick(
         False if another draw was saved meanwhile; nothing is written then.
     """
     db.lock_writers(schema.picked)
-    present = db.execute(sa.select(sa.func.max(_picks.pick_id))).scalar() or 0
-    if present != last_pick:
+    if _last_pick(db) != last_pick:
         return False
-    own_series = db.series_id(series)
     pick_id = db.execute(
         sa.insert(schema.label_picks)
-        .values(series_id=own_series, time_seconds=db.store.clock())
+        .values(series_id=db.series_id(series), time_seconds=db.store.clock())
         .returning(_picks.pick_id)
     ).scalar_one()
     db.execute(
         sa.update(schema.judged)
-        .where(_judged.series_id == own_series, _judged.first_pick.is_(None), _HAS_TEXT)
+        .where(_of_series(db, series), _judged.first_pick.is_(None), _HAS_TEXT)
         .values(first_pick=pick_id)
     )
     rows = [asdict(one) | {"pick_id": pick_id, "kind": one.kind.value} for one in passages]
@@ -69,9 +68,7 @@ def save_pick(
     for some in chunks(sorted({one.sample_id for one in passages})):
         # Grades that were there before count in this draw too.
         db.execute(
-            sa.update(schema.graded)
-            .where(schema.graded.c.sample_id.in_(some))
-            .values(last_label_id=-1)
+            sa.update(schema.judged).where(_judged.sample_id.in_(some)).values(last_label_id=-1)
         )
     return True
 

@@ -18,6 +18,14 @@ from ctxguard.monitor.store.types import Claimed, Finished, FinishResult, State
 _samples = schema.samples.c
 
 _LOOKED_AT = 1_000
+_FRESH = {
+    "is_counted": True,
+    "route": "",
+    "is_graded": False,
+    "disagreements": 0,
+    "last_label_id": -1,
+}
+"""What people graded of a sample that was just judged."""
 
 
 @writes
@@ -109,7 +117,7 @@ def _finish(db: Transaction, series: str, finished: Sequence[Finished]) -> list[
     accepted = [one for one in last.values() if one.sample_id in label_orders]
     if not accepted:
         return []
-    series_id = _begun(db, series, [one.summary for one in accepted])
+    series_id = _begun(db, series)
     db.execute(
         sa.update(schema.samples)
         .where(_samples.sample_id == sa.bindparam("finished_id"))
@@ -120,7 +128,7 @@ def _finish(db: Transaction, series: str, finished: Sequence[Finished]) -> list[
     for one in accepted:
         own = {"sample_id": one.sample_id, "series_id": series_id}
         if one.state is State.JUDGED:
-            row = {"time_seconds": one.time_seconds, "summary": one.summary}
+            row = {"time_seconds": one.time_seconds, "block": one.block, **_FRESH}
             judged.append({**own, **row, "label_order": label_orders[one.sample_id]})
         if one.loss:
             losses.append({**asdict(one.loss), **own})
@@ -142,7 +150,7 @@ def save_again(db: Transaction, series: str, verdicts: Mapping[int, str]) -> Non
 
     Those that are there already, or whose text was deleted, stay as they are.
     """
-    key = {"series_id": _begun(db, series, ())}
+    key = {"series_id": _begun(db, series)}
     for sample_id in _payloads(db, list(verdicts)):
         row = {**key, "sample_id": sample_id, "verdicts": verdicts[sample_id]}
         db.upsert(schema.verdicts, row, changes=None)
@@ -261,23 +269,10 @@ def _payloads(db: Transaction, sample_ids: Sequence[int]) -> dict[int, bytes]:
 payloads = reads(_payloads)
 
 
-def _begun(db: Transaction, series: str, summaries: Sequence[bytes]) -> int:
+def _begun(db: Transaction, series: str) -> int:
     """Return the id of a series, which begins with its first verdicts."""
-    table = schema.series
-    db.upsert(table, {"name": series}, changes=None)
-    row = db.execute(sa.select(table).where(table.c.name == series)).one()
-    known: int | None = row.summary_bytes
-    for size in sorted(set(map(len, filter(None, summaries)))):
-        if known is None:
-            known = size
-            own = table.c.series_id == row.series_id
-            db.execute(sa.update(table).where(own).values(summary_bytes=size))
-        if size != known:
-            raise ConfigurationError(
-                f"series {series!r} holds summaries of {known} bytes, not {size}: they are read as "
-                "one array; begin a new series"
-            )
-    return int(row.series_id)
+    db.upsert(schema.series, {"name": series}, changes=None)
+    return db.series_id(series)
 
 
 def _oldest(db: Transaction, *conditions: sa.ColumnElement[bool], limit: int) -> Sequence[Any]:

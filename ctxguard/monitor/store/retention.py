@@ -1,9 +1,9 @@
 """Deletion of what is over the limits, in short transactions, so that writers get their turns.
 
 By age a sample is deleted with all that belongs to it, so that the judged rows are those of all
-requests of the time that is kept, labelled or not. What people graded outlives it in rows of its
-own, without text (``graded``). By size the oldest payloads are deleted, with the verdicts that may
-quote them; what was judged stays for the estimates until its age ends it, and samples that were
+requests of the time that is kept, labelled or not. A block that people graded outlives it, without
+text, and tells of the judge alone. By size the oldest payloads are deleted, with the verdicts that
+may quote them; what was judged stays for the estimates until its age ends it, and samples that were
 not judged are deleted whole.
 """
 
@@ -32,8 +32,9 @@ _PAUSE_SECONDS = 0.002
 
 _samples = schema.samples.c
 _payloads = schema.payloads.c
+_judged = schema.judged.c
 _WITH_TEXT = (schema.payloads, schema.verdicts, schema.rejected)
-_WITHOUT_TEXT = (schema.samples, schema.judged, schema.losses, schema.label_queue)
+_WITHOUT_TEXT = (schema.samples, schema.losses, schema.label_queue)
 
 
 @reads
@@ -46,7 +47,7 @@ def size_bytes(db: Transaction) -> int:
 def clean(store: Store) -> tuple[int, int]:
     """Delete what is over the limits, oldest first, in many short transactions.
 
-    By age a sample is deleted whole, with its labels; its graded row stays. By size the
+    By age a sample is deleted whole, with its labels; its graded block stays. By size the
     oldest payloads and verdicts are deleted: judged rows stay for the estimates, and samples
     that were not judged are deleted whole. A SQLite file then shrinks. PostgreSQL's own vacuum
     frees its space.
@@ -130,6 +131,9 @@ def _forget(db: Transaction, sample_ids: Sequence[int]) -> None:
     requests = db.scalars(sa.select(_samples.request_id).where(_samples.sample_id.in_(sample_ids)))
     for table in _WITHOUT_TEXT:
         db.execute(sa.delete(table).where(table.c.sample_id.in_(sample_ids)))
+    own = _judged.sample_id.in_(sample_ids)
+    db.execute(sa.delete(schema.judged).where(own, ~_judged.is_graded))
+    db.execute(sa.update(schema.judged).where(own).values(is_counted=False))
     # Another sample of the request may be younger.
     for table in (schema.feedback, schema.labels):
         db.execute(

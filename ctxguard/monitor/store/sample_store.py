@@ -70,7 +70,7 @@ class SampleStore(Store):
     to_grade = grading.to_grade
     labelled = grading.labelled
     first_verdicts = grading.first_verdicts
-    judged_samples = grading.judged_samples
+    blocks = grading.blocks
     save_graded = grading.save_graded
     graded = grading.graded
 

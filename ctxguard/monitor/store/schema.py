@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from ctxguard.monitor.store.types import LostReason, State
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 metadata = sa.MetaData()
 
@@ -37,7 +37,8 @@ class StorableText(sa.TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:  # noqa: ARG002
         """Escape a text, unless there is none."""
-        return None if value is None else storable(value)
+        is_plain = value is None or (value.isascii() and "\0" not in value)
+        return value if value is None or is_plain else storable(value)
 
 
 def _columns(kind: Any, *names: str) -> list[sa.Column[Any]]:
@@ -91,9 +92,9 @@ series = sa.Table(
     metadata,
     sa.Column("series_id", _Id, primary_key=True),
     sa.Column("name", StorableText, nullable=False, unique=True),
-    sa.Column("summary_bytes", sa.Integer),
 )
 
+# A block for each series that judged a sample, first or again; one with grades outlives the sample.
 judged = sa.Table(
     "ctxguard_judged",
     metadata,
@@ -102,7 +103,14 @@ judged = sa.Table(
     *_key("sample_id"),
     sa.Column("label_order", sa.Double, nullable=False),
     sa.Column("first_pick", sa.BigInteger),
-    sa.Column("summary", sa.LargeBinary, nullable=False),
+    sa.Column("block", sa.LargeBinary, nullable=False),
+    # Whether the series judged it first and the sample is kept: estimates are about these.
+    sa.Column("is_counted", sa.Boolean, nullable=False),
+    # What people graded, as of GradedBlock.
+    sa.Column("route", StorableText, nullable=False),
+    sa.Column("is_graded", sa.Boolean, nullable=False),
+    sa.Column("disagreements", sa.Integer, nullable=False),
+    sa.Column("last_label_id", sa.BigInteger, nullable=False),
     sa.Index("ctxguard_judged_sample", "sample_id"),
     # Clustered by its key: a window of a series lies in one run of pages.
     sqlite_with_rowid=False,
@@ -190,22 +198,8 @@ picked = sa.Table(
     sa.Column("kind", StorableText, primary_key=True),
     sa.Column("position", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("probability", sa.Double, nullable=False),
-    sa.Column("goes_on", sa.Boolean, nullable=False),
     sa.Column("asked", StorableText),
     sa.Column("question", sa.Double, nullable=False),
-)
-
-# The fields of GradedRow: it outlives the sample, and is made again with a newer label.
-graded = sa.Table(
-    "ctxguard_graded",
-    metadata,
-    *_key("series_id", "sample_id"),
-    sa.Column("time_seconds", sa.Double, nullable=False),
-    sa.Column("route", StorableText, nullable=False),
-    *_columns(sa.LargeBinary, "passages", "judge"),
-    sa.Column("human", sa.LargeBinary, nullable=False),
-    sa.Column("disagreements", sa.Integer, nullable=False),
-    sa.Column("last_label_id", sa.BigInteger, nullable=False),
 )
 
 # What judging has spent or reserved in the present hour, and in the present day.

@@ -255,8 +255,7 @@ class Finished:
         time_seconds: When the request was answered, which decides the windows it counts in.
         state: ``JUDGED``, ``INCOMPLETE``, ``FAILED`` or ``SKIPPED``.
         verdicts: JSON for people to read; it may quote passages, and is deleted with the payload.
-        summary: What estimates need of a judged request; of one size in a series, and empty
-            unless ``JUDGED``.
+        block: What estimates need of a judged request; empty unless ``JUDGED``.
         rejected: (passage id, reason, raw reply) of the verdicts that were not valid.
         loss: What alarms compare; None for a request of another profile, and without alarms.
     """
@@ -265,7 +264,7 @@ class Finished:
     time_seconds: float
     state: State
     verdicts: str = ""
-    summary: bytes = b""
+    block: bytes = b""
     rejected: tuple[tuple[str, str, str], ...] = ()
     loss: LossRow | None = None
 
@@ -275,10 +274,10 @@ class Finished:
                 f"a sample cannot be finished as {self.state!r}; give it back, or use one of "
                 f"{', '.join(sorted(FINAL_STATES))}"
             )
-        if bool(self.summary) is not (self.state is State.JUDGED):
+        if bool(self.block) is not (self.state is State.JUDGED):
             raise ConfigurationError(
-                f"sample {self.sample_id} is finished as {self.state.value!r} with a summary of "
-                f"{len(self.summary)} bytes; judged samples have one, others none"
+                f"sample {self.sample_id} is finished as {self.state.value!r} with a block of "
+                f"{len(self.block)} bytes; judged samples have one, others none"
             )
 
 
@@ -304,13 +303,13 @@ class JudgedRows:
         time_seconds: Shape (n,), float64.
         first_pick: Shape (n,), int64, the first pick for labels that could have taken each;
             ``NO_PICK`` where none could so far.
-        summaries: All n of them, one after the other; of one size.
+        blocks: All n of them (``estimation.rows``).
     """
 
     sample_ids: NDArray[np.int64]
     time_seconds: NDArray[np.float64]
     first_pick: NDArray[np.int64]
-    summaries: bytes
+    blocks: tuple[bytes, ...]
 
     def __len__(self) -> int:
         return len(self.sample_ids)
@@ -323,7 +322,7 @@ class JudgedRows:
             np.concatenate([np.empty(0, np.int64), *(part.sample_ids for part in parts)]),
             np.concatenate([np.empty(0), *(part.time_seconds for part in parts)]),
             np.concatenate([np.empty(0, np.int64), *(part.first_pick for part in parts)]),
-            b"".join([part.summaries for part in parts]),
+            tuple([block for part in parts for block in part.blocks]),
         )
 
 
@@ -331,11 +330,11 @@ class PickKind(StrEnum):
     """Why people are asked about a passage."""
 
     RUN = "run"
-    """The request is graded from the top down; the row is that of the request."""
+    """The request is opened, and graded down to its first relevant passage."""
+    FIRST = "first"
+    """It is opened, and graded no further than its first passage, but for coins."""
     COIN = "coin"
-    """It is graded wherever the run ends, unless that is at an irrelevant first passage."""
-    SINGLE = "single"
-    """It is graded by itself."""
+    """The passage is graded whatever the others are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,10 +342,9 @@ class PickedPassage:
     """A passage that a draw asks people about, or a request that it opens.
 
     Attributes:
-        position: Among the retriever's candidates; −1 for a run.
-        probability: Of a run, that of going on below an irrelevant first passage; of a coin, with
-            which it came up; of a single passage, with which it was drawn.
-        goes_on: Whether the run goes on below an irrelevant first passage.
+        position: Among the retriever's candidates; −1 for an opened request.
+        probability: With which the coin came up; of an opened request, with which it is graded on
+            below an irrelevant first passage.
         pick_id: The draw; 0 before it is saved.
         asked: The tenant whose file it was written to first; empty for a file of all tenants, None
             where nobody was asked so far.
@@ -357,51 +355,42 @@ class PickedPassage:
     kind: PickKind
     position: int
     probability: float
-    goes_on: bool = False
     pick_id: int = 0
     asked: str | None = None
     question: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ToPick:
-    """The judged samples of a series whose text is kept, n of them.
+OPENED = frozenset({PickKind.RUN, PickKind.FIRST})
+
+
+class ToPick(NamedTuple):
+    """The judged samples of a series that no draw has opened and whose text is kept.
 
     Attributes:
-        sample_ids: Shape (n,), int64.
-        label_orders: Shape (n,), a hash of each request in [0, 1); the lowest are opened first.
-        is_opened: Shape (n,), whether a draw opened it before.
-        summaries: All n of them, one after the other.
+        sample_ids: In the order in which they are opened, that of a hash of each request.
         last_pick: The last draw of any series; 0 without one.
     """
 
-    sample_ids: NDArray[np.int64]
-    label_orders: NDArray[np.float64]
-    is_opened: NDArray[np.bool_]
-    summaries: bytes
+    sample_ids: list[int]
     last_pick: int
 
 
 @dataclass(frozen=True, slots=True)
-class GradedRow:
-    """What estimates need of a sample that has labels of people.
+class GradedBlock:
+    """The block of a sample with what people graded of it.
 
     Attributes:
-        time_seconds: When the request was answered.
+        block: See ``estimation.rows``.
         route: The stages that answered.
-        passages: The picked passages that are graded.
-        judge: The request by the grades of the judge; empty without a grade of people.
-        human: The same by the grades of people; empty unless all of it was to be graded and is.
+        is_graded: Whether it holds a grade of people.
         disagreements: Passages on whose relevance annotators disagree.
         last_label_id: The newest label in it.
     """
 
     sample_id: int
-    time_seconds: float
+    block: bytes
     route: str
-    passages: bytes
-    judge: bytes
-    human: bytes
+    is_graded: bool
     disagreements: int
     last_label_id: int
 
@@ -412,12 +401,11 @@ class GradedRows:
 
     Attributes:
         sample_ids, time_seconds, first_pick: Shape (n,), as of ``JudgedRows``.
-        routes, passages, human: Of each, as of ``GradedRow``.
-        judge: Those of ``GradedRow``, all n of one size.
+        routes, blocks: Of each, as of ``GradedBlock``.
         is_targeted: Shape (n,), whether an alarm asked for each as well, so that it is graded more
             often.
-        asked: What draws asked about that stand for all that they could have taken: the number of
-            opened requests and of single passages, by draw, kind and whether an alarm asked too.
+        asked: How many requests the draws opened that stand for all that they could have taken, by
+            draw and whether an alarm asked too.
         disagreements: Passages on whose relevance annotators disagree.
     """
 
@@ -425,11 +413,9 @@ class GradedRows:
     time_seconds: NDArray[np.float64]
     first_pick: NDArray[np.int64]
     routes: tuple[str, ...]
-    passages: tuple[bytes, ...]
-    judge: bytes
-    human: tuple[bytes, ...]
+    blocks: tuple[bytes, ...]
     is_targeted: NDArray[np.bool_]
-    asked: Mapping[tuple[int, PickKind, bool], int]
+    asked: Mapping[tuple[int, bool], int]
     disagreements: int
 
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from ctxguard.core.metrics import Negative
 from ctxguard.core.render import sanitise
-from ctxguard.monitor.estimation.plan import to_label, usable_labels
+from ctxguard.monitor.estimation.sampling_design import to_label, usable_labels
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judgment
 from ctxguard.monitor.labels.files import RowToLabel, in_file_order, rows_to_label
 from ctxguard.monitor.labels.guide import EXAMPLE_QUERY, NEGATIVES, example, meanings, words

@@ -10,8 +10,8 @@ import pytest
 from judged_store import HOSTILE, SHOWN, WordJudge, console_at, filled
 
 from ctxguard.monitor.estimation.live import Window
+from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.estimation.ratio import Precision
-from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import SampleStore
 

@@ -11,13 +11,13 @@ from starlette.testclient import TestClient
 
 from ctxguard.core.metadata_filter import Where
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.plan import to_label
+from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.estimation.ratio import Precision
-from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.judges import PeopleAlone
 from ctxguard.monitor.labels.human import ALWAYS
 from ctxguard.monitor.service import Monitor
-from ctxguard.monitor.store import LabelRow, SampleStore
+from ctxguard.monitor.store import LabelRow, PickKind, SampleStore
 
 SERIES = "words 1"
 ANN = {"annotator": "ann", "judge": SERIES, "tenant": ""}
@@ -152,8 +152,8 @@ def test_a_run_ends_at_the_first_that_is_relevant(tmp_path: Path) -> None:
     with SampleStore.open(filled(tmp_path, 6)) as store:
         client = visitor(store)
         pick(client, 6)
-        picked = store.picked(SERIES)
-        sample = next(one.sample_id for [one, *_] in picked.values() if one.goes_on)
+        picked = store.picked(SERIES).items()
+        sample = next(each for each, [one, *_] in picked if one.kind is PickKind.RUN)
         [first, *coins] = shown(page(client, sample=sample))
         for passage in (first, *coins):
             after = give(client, "0", passage, sample).text
@@ -262,7 +262,7 @@ def test_what_the_labels_give_is_told(store: SampleStore, client: TestClient) ->
     grade_all(client, "1")
     Monitor(store, WordJudge()).report()
     text = client.get("/console/label/gains", params=ANN).text
-    assert "in use; 1 request graded from the top down" in text
+    assert "in use; 1 request complete" in text
 
 
 def test_the_guide_is_the_files_guide(client: TestClient) -> None:
@@ -275,7 +275,7 @@ def test_a_hostile_passage_and_name_are_text(tmp_path: Path) -> None:
     url = filled(tmp_path, 1, ids=lambda number, rank: f"d{number}-{rank} {HOSTILE}")
     with SampleStore.open(url) as store:
         client = visitor(store)
-        pick(client, 1, annotator=HOSTILE[:90])
+        pick(client, 12, annotator=HOSTILE[:90], **WHOLE)
         text = page(client, annotator=HOSTILE[:90])
     assert SHOWN in text
     assert "<script>document" not in text

@@ -6,7 +6,6 @@ higher probability where nothing relevant was served, and so such a request weig
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from ctxguard.core.decision import decide
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route
 from ctxguard.monitor.estimation.promotion import Rise, rise
-from ctxguard.monitor.estimation.terms import table_of
+from ctxguard.monitor.estimation.rows import Rows
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judgment
 from ctxguard.monitor.labels.human import HumanVerdicts, human_verdicts
 from ctxguard.monitor.labels.samples import graded_samples
@@ -71,8 +70,8 @@ def judged_pools(
     """
     alone = series == PEOPLE_ALONE
     for page in store.judged_pages(series):
-        table = table_of(page.summaries, len(page))
-        wanted = _is_whole(table) | (alone or not whole_only)
+        table = Rows.read(page.blocks).requests
+        wanted = ~np.isnan(table["pool_chance"]) | (alone or not whole_only)
         rows = {
             sample_id: row
             for sample_id, row in zip(page.sample_ids[wanted].tolist(), table[wanted], strict=True)
@@ -97,12 +96,7 @@ def _whole_pool_chance(record: SampleRecord, row: np.void, *, alone: bool) -> fl
         whole = record.full_pool or record.rates.dropped_rate == 1.0
         chance = record.rates.full_pool_probability(has_hit=True)
         return 1.0 if not record.dropped else chance if whole else None
-    return float(row["full_pool_probability"]) if _is_whole(row) else None
-
-
-def _is_whole(rows: Any) -> Any:
-    """Tell whether the whole pool was to be judged, of a row or of each of a table."""
-    return ~(np.isnan(rows["pool_relevant"]) & np.isnan(rows["partial_pool_relevant"]))
+    return None if np.isnan(row["pool_chance"]) else float(row["pool_chance"])
 
 
 def _unusable(record: SampleRecord, chance: float | None, labels: Mapping[str, Judgment]) -> str:

@@ -1,0 +1,263 @@
+"""Take a judge's verdicts as labels, and a few grades of people: is the gain what it seems?
+
+    python -m benchmarks.judged_lists --data ../shared/data/trec_dl20 --check --json FILE
+
+The lists and judges of `benchmarks.real_lists`. The first 20 candidates of each question are judged
+by a recorded judge; the qrels are the grades of people, who grade about 400 of these passages, each
+chosen by a coin of its own, anew in each draw. The policy is fitted as ``ctxguard calibrate
+--store`` fits it, each question decided by the fit of the others, and its gain in strict UDCG over
+the first 5 is compared with the truth, by all qrels.
+
+*former* is what this replaced: verdicts in a mixture model with 20 questions graded whole, as many
+grades, measured in 60 draws at dfef3ed before it was taken out.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from benchmarks._served import Answers, Bars, Recorded, plain_table, print_bars, write_report
+from benchmarks.real_lists import DATA, read_lists, read_verdicts
+from calibration.asked_questions import JUDGED_DEPTH
+from calibration.calibrate_route import Settings
+from calibration.fit import fold_numbers
+from calibration.judged_candidates import (
+    JudgedCandidates,
+    decided_by_others,
+    difference,
+    first_k,
+)
+from ctxguard.core.types import FloatArray
+from ctxguard.monitor.estimation.rows import (
+    FAR,
+    NEAR,
+    NEAR_DROPPED,
+    PASSAGE,
+    REQUEST,
+    UNGRADED,
+    Rows,
+    rank_group,
+)
+
+SUMMARY = "Take a judge's verdicts as labels, with a few grades of people."
+FORMER_RMSE: Mapping[str, float] = {
+    "4prompts_llama3-8b": 0.196,
+    "binary_gpt-4": 0.201,
+    "binary_gpt-4o": 0.211,
+    "binary_llama3.2": 0.211,
+    "graded_gpt4o": 0.208,
+}
+FORMER_UDCG: Mapping[str, float] = {
+    "4prompts_llama3-8b": 0.463,
+    "binary_gpt-4": 0.464,
+    "binary_gpt-4o": 0.460,
+    "binary_llama3.2": 0.448,
+    "graded_gpt4o": 0.430,
+}
+"""Of the former path, over the lists: error of the gain, and the gain itself."""
+MOST_OF_FORMER, LEAST_COVERAGE, MOST_WORSE = 0.5, 0.93, 0.02
+GRADES = 400
+SAYS_YES: Mapping[str, float] = {"4prompts_llama3-8b": 5.0}
+"""The least verdict that is a yes; 1 of the other judges."""
+
+
+class JudgedList(NamedTuple):
+    """A list as a judge sees it, before anybody grades.
+
+    Attributes:
+        judged: Its first candidates.
+        relevant: Shape (m,), by the qrels.
+    """
+
+    judged: JudgedCandidates
+    relevant: FloatArray
+
+
+def judged_list(recorded: Recorded, judge: Answers, settings: Settings) -> JudgedList:
+    """Have the recorded judge judge the first candidates; those without a verdict are left out."""
+    pools, n, k = recorded.pools, len(recorded.pools), settings.serving_k
+    least = SAYS_YES.get(judge.fingerprint, 1.0)
+    verdicts = np.full(pools.scores.shape, np.nan)
+    for place, ids in enumerate(pools.passage_ids):
+        first = ids[:JUDGED_DEPTH]
+        found = judge.assess(recorded.texts[place], first)[judge.fingerprint]
+        verdicts[place, : len(first)] = np.where(np.isnan(found), np.nan, found >= least)
+    can_be_judged = ~np.isnan(verdicts)
+    row, column = np.nonzero(can_be_judged)
+    verdict, is_served = verdicts[row, column].astype(np.intp), column < k
+    passages, requests = np.zeros(row.size, PASSAGE), np.zeros(n, REQUEST)
+    passages["position"], passages["rank"] = column, np.where(is_served, column + 1, 0)
+    dropped = np.where(column < k + NEAR_DROPPED, NEAR, FAR)
+    passages["group"] = np.where(is_served, rank_group(column + 1), dropped)
+    passages["verdict"], passages["size"], passages["grade"] = verdict, 1.0, UNGRADED
+    worths = settings.utilities.relevant, settings.utilities.irrelevant
+    passages["worth"] = np.where(verdict, *worths)
+    requests["n_passages"] = np.bincount(row, minlength=n)
+    requests["n_served"] = np.bincount(row[is_served], minlength=n)
+    requests["probability"] = requests["run_chance"] = 1.0
+    judged = JudgedCandidates(
+        pools,
+        Rows(requests, passages, row),
+        column,
+        np.ones(n),
+        np.ones(n),
+        np.arange(n),
+        fold_numbers(pools.query_ids),
+        can_be_judged,
+    )
+    return JudgedList(judged, recorded.labels.relevant[row, column].astype(np.float64))
+
+
+def graded(own: JudgedList, settings: Settings, seed: int, n: int = GRADES) -> JudgedCandidates:
+    """Let people grade about n passages, each by a coin of its own."""
+    judged, worths = own.judged, (settings.utilities.relevant, settings.utilities.irrelevant)
+    chance = min(n / judged.row.size, 1.0)
+    taken = np.random.default_rng([seed, 7]).random(judged.row.size) < chance
+    passages = judged.rows.passages.copy()
+    passages["grade"] = np.where(taken, own.relevant, UNGRADED)
+    passages["people_worth"] = np.where(own.relevant > 0.0, *worths)
+    passages["chance"] = np.where(taken, chance, 0.0)
+    found = replace(judged, rows=judged.rows._replace(passages=passages))
+    # No grade changes them: computed once for all draws.
+    found.__dict__["features"] = judged.features
+    return found
+
+
+class Draw(NamedTuple):
+    """The gain over the first k in one draw, as estimated and in truth.
+
+    Attributes:
+        truth: Of the same contexts, by all qrels of judged candidates.
+        udcg: Strict UDCG of these contexts over today's, by all qrels.
+    """
+
+    value: float
+    lower: float
+    upper: float
+    truth: float
+    udcg: float
+    grades: float
+
+
+def drawn(recorded: Recorded, own: JudgedList, settings: Settings, seed: int) -> Draw:
+    """Fit the policy to one draw of grades, and estimate its gain."""
+    judged = graded(own, settings, seed)
+    new, old = decided_by_others(judged, settings), first_k(judged.pools, settings.serving_k)
+    udcg = difference(judged, new, old, settings.utilities).udcg
+    apart, row, column = new.discount - old.discount, judged.row, judged.column
+    worth = np.where(own.relevant > 0.0, settings.utilities.relevant, settings.utilities.irrelevant)
+    never = np.where(judged.can_be_judged, 0.0, apart).sum() * settings.utilities.unjudged
+    truth = (apart[row, column] @ worth + never) / len(judged.pools)
+    labels = recorded.labels
+    by_all = (np.where(labels.retrieved, labels.utilities, 0.0) * apart).sum(axis=1).mean()
+    value, (lower, upper) = udcg.value or 0.0, udcg.bounds or (0.0, 0.0)
+    return Draw(
+        value,
+        lower,
+        upper,
+        float(truth),
+        float(by_all),
+        float(judged.is_graded.sum()),
+    )
+
+
+def figures(draws: Sequence[Draw]) -> dict[str, float]:
+    """Sum up the draws of one judge and list."""
+    value, lower, upper, truth, udcg, grades = np.array(draws).T
+    return {
+        "rmse": float(np.sqrt(np.mean((value - truth) ** 2))),
+        "bias": float(np.mean(value - truth)),
+        "coverage": float(np.mean((lower <= truth) & (truth <= upper))),
+        "half_width": float(np.mean(upper - lower) / 2.0),
+        "truth": float(truth.mean()),
+        "udcg": float(udcg.mean()),
+        "grades": float(grades.mean()),
+    }
+
+
+def means(by_list: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Average over the lists of a judge; of errors the root of the mean square."""
+    rows = list(by_list.values())
+    found = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+    return {**found, "rmse": float(np.sqrt(np.mean([row["rmse"] ** 2 for row in rows])))}
+
+
+def bars(judges: Mapping[str, Mapping[str, float]]) -> Bars:
+    """What must hold, with the figure in words and whether it does."""
+    rmse = float(np.sqrt(np.mean([own["rmse"] ** 2 for own in judges.values()])))
+    former = float(np.sqrt(np.mean([FORMER_RMSE[name] ** 2 for name in judges])))
+    coverage = float(np.mean([own["coverage"] for own in judges.values()]))
+    worst = min(judges, key=lambda name: judges[name]["udcg"] - FORMER_UDCG[name])
+    apart = judges[worst]["udcg"] - FORMER_UDCG[worst]
+    return {
+        f"error of the gain at most {MOST_OF_FORMER:g} of the former path's": (
+            f"{rmse:.3f} of {former:.3f}",
+            rmse <= MOST_OF_FORMER * former,
+        ),
+        f"coverage at least {LEAST_COVERAGE:g}": (f"{coverage:.3f}", coverage >= LEAST_COVERAGE),
+        f"policy at most {MOST_WORSE:g} UDCG worse than the former path's": (
+            f"{apart:+.3f}, {worst}",
+            apart >= -MOST_WORSE,
+        ),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; with ``--check`` the exit status is 1 where a bar is missed."""
+    parser = argparse.ArgumentParser(prog="benchmarks.judged_lists", description=SUMMARY)
+    parser.add_argument("--data", type=Path, default=DATA, metavar="DIR")
+    parser.add_argument("--draws", type=int, default=300, metavar="N")
+    parser.add_argument("--judges", nargs="*", metavar="NAME", help="which (default all)")
+    parser.add_argument("--check", action="store_true", help="print what must hold")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
+    options = parser.parse_args(arguments)
+    console, start, settings = Console(width=80), time.perf_counter(), Settings()
+    lists = read_lists(options.data)
+    judges: dict[str, dict[str, dict[str, float]]] = {}
+    for file in sorted((options.data / "verdicts").glob("*.tsv")):
+        if options.judges is not None and file.stem not in options.judges:
+            continue
+        judge = read_verdicts(file, lists[0].dataset)
+        for each in lists:
+            own = judged_list(each, judge, settings)
+            draws = [drawn(each, own, settings, seed) for seed in range(options.draws)]
+            judges.setdefault(file.stem, {})[each.name] = figures(draws)
+    by_judge = {name: means(by_list) for name, by_list in judges.items()}
+    columns = ("error", "former", "bias", "coverage", "half", "UDCG", "former")
+    table = plain_table(f"{GRADES} grades, {options.draws} draws", ("judge",), columns)
+    for name, own_figures in by_judge.items():
+        table.add_row(
+            name,
+            f"{own_figures['rmse']:.3f}",
+            f"{FORMER_RMSE[name]:.3f}",
+            f"{own_figures['bias']:+.3f}",
+            f"{own_figures['coverage']:.3f}",
+            f"{own_figures['half_width']:.3f}",
+            f"{own_figures['udcg']:+.3f}",
+            f"{FORMER_UDCG[name]:+.3f}",
+        )
+    console.print(table)
+    console.print(f"[dim]{time.perf_counter() - start:.0f} s[/dim]")
+    found = bars(by_judge)
+    if options.check:
+        print_bars(found, console)
+    report = {
+        "draws": options.draws,
+        "grades": GRADES,
+        "former": {"rmse": FORMER_RMSE, "udcg": FORMER_UDCG},
+        "judges": judges,
+        "means": by_judge,
+    }
+    write_report(options.json, found, report)
+    return int(options.check and not all(holds for _, holds in found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,443 @@
+"""Calibrate from a store's judged samples, whether ``ctxguard judge`` or traffic wrote them."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from calibration.asked_questions import WRITTEN
+from calibration.calibrate import provenance
+from calibration.calibrate_route import Settings, reference_deciles
+from calibration.data.dataset import Dataset, Query, folded
+from calibration.fit import fold_numbers
+from calibration.judged_candidates import (
+    FEWEST_GRADED,
+    FEWEST_GRADES,
+    Difference,
+    JudgedCandidates,
+    decided,
+    decided_by_others,
+    difference,
+    first_k,
+    fitted_policy,
+)
+from calibration.replay import Pools, replay
+from calibration.retrievers import RecordedRankings
+from ctxguard.core.corpus_sketch import CorpusSketch
+from ctxguard.core.fusion import Fusion
+from ctxguard.core.interval import Interval
+from ctxguard.core.metrics import Utilities, strict_utilities
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import FloatArray, Mode, Ranking, Route
+from ctxguard.errors import CalibrationError
+from ctxguard.monitor.estimation.judged_request import Scale, update_graded
+from ctxguard.monitor.estimation.rows import MISSING, UNGRADED, YES, BoolArray, IntArray, Rows
+from ctxguard.monitor.judges import Judgment, LabelJudge
+from ctxguard.monitor.labels.human import grade_of
+from ctxguard.monitor.labels.samples import GradedSample, graded_samples
+from ctxguard.monitor.redaction import is_hash
+from ctxguard.monitor.store.transactions import chunks
+from ctxguard.profile.schema import Profile, RouteProfile, RouteVerdict
+
+if TYPE_CHECKING:
+    from ctxguard.monitor.store import SampleStore
+
+TOP_GRADE = 3
+"""Of the scale on which people grade, as the language model that judges does."""
+_AT_ONCE = 200
+"""Samples whose texts are in memory at once."""
+SYNTHETIC = (
+    "the questions are synthetic, written from passages: they are easier than those of people, so "
+    "that figures are optimistic and the verdict stays shadow"
+)
+
+
+@dataclass(frozen=True)
+class JudgedStore:
+    """The judged samples of a store that calibration can use.
+
+    Attributes:
+        series: The judge, as the store names it.
+        utilities: The worth of a passage.
+        judged: Their judged candidates.
+        route: The stages that answered all of them.
+        serving_k: How many passages the first k were, of those that no policy cut; None where a
+            policy served every request.
+        queries: What they ask.
+        is_synthetic: Whether a model wrote some of the questions.
+        left_out: How many judged samples were not used, by reason in words.
+    """
+
+    series: str
+    utilities: Utilities
+    judged: JudgedCandidates
+    route: Route
+    serving_k: int | None
+    queries: tuple[Query, ...]
+    is_synthetic: bool
+    left_out: Mapping[str, int]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know of the samples, one line each."""
+        left_out = [f"{n:,} judged samples are left out: {why}" for why, n in self.left_out.items()]
+        return (*((SYNTHETIC,) if self.is_synthetic else ()), *left_out)
+
+
+@dataclass
+class _Sample:
+    """One judged sample; its texts are not kept."""
+
+    sample: GradedSample
+    block: bytes
+    first_pick: int
+    weight: float
+
+    @property
+    def name(self) -> str:
+        return str(self.sample.sample_id)
+
+    @property
+    def question(self) -> str:
+        text = self.sample.record.query
+        return self.name if not text or is_hash(text) else folded(text)
+
+
+def judged_store(
+    store: "SampleStore", series: str, utilities: Utilities, *, route: Route | None = None
+) -> JudgedStore:
+    """Read the samples that a judge has judged, with what people graded of them.
+
+    Args:
+        store: The samples.
+        series: The series of judgments, as the store names it.
+        utilities: The worth of a passage.
+        route: The stages that answered; the commonest unless given.
+
+    Raises:
+        CalibrationError: no sample can be used.
+    """
+    update_graded(store, series, Scale(utilities, TOP_GRADE))
+    samples = list(_samples(store, series))
+    left_out: Counter[str] = Counter()
+    if route is None and samples:
+        route = Counter([each.sample.record.route for each in samples]).most_common(1)[0][0]
+    own = [each for each in samples if each.sample.record.route is route]
+    for each in samples:
+        if each.sample.record.route is not route:
+            left_out[f"of another route ({each.sample.record.route.value})"] += 1
+    own = [each for each in own if each.sample.record.passage_ids]
+    if not own or route is None:
+        raise CalibrationError(
+            f"no sample judged by {series!r} can be calibrated on; judge some with `ctxguard "
+            "judge`, or `ctxguard monitor`"
+        )
+    records = {each.name: each.sample.record for each in own}
+    pools = replay(
+        RecordedRankings({name: _of_system(record.ranking()) for name, record in records.items()}),
+        [Query(name, name) for name in records],
+        depth=max([len(record.passage_ids) for record in records.values()]),
+    )
+    if pools.skipped:
+        left_out["that cannot be decided on again"] += len(pools.skipped)
+    by_name = {each.name: each for each in own}
+    used = [by_name[name] for name in pools.query_ids]
+    bare = [
+        len(each.sample.record.served)
+        for each in used
+        if each.sample.record.mode is not Mode.ENFORCE or each.sample.record.profile_id is None
+    ]
+    return JudgedStore(
+        series,
+        utilities,
+        _candidates(
+            used,
+            pools,
+            utilities,
+            [draw for draw, _ in store.graded(series).asked],
+            exact=series.startswith(f"{LabelJudge.name} "),
+            top_grade=store.top_grade() or TOP_GRADE,
+        ),
+        route,
+        max(bare, default=None),
+        tuple([Query(each.name, each.sample.record.query or "") for each in used]),
+        any(each.sample.record.request_id.startswith(WRITTEN) for each in used),
+        left_out,
+    )
+
+
+def _samples(store: "SampleStore", series: str) -> Iterator[_Sample]:
+    """Yield the judged samples whose text is kept."""
+    stored = store.stored_shares()
+    for page in store.judged_pages(series):
+        probability = Rows.read(page.blocks).requests["probability"]
+        weight = 1.0 / (probability * stored.at(page.time_seconds))
+        place = {sample_id: at for at, sample_id in enumerate(page.sample_ids.tolist())}
+        for ids in chunks(list(place), _AT_ONCE):
+            for sample_id, sample in graded_samples(store, series, ids).items():
+                at = place[sample_id]
+                without_texts = replace(sample.record, passages={})
+                yield _Sample(
+                    replace(sample, record=without_texts),
+                    page.blocks[at],
+                    int(page.first_pick[at]),
+                    float(weight[at]),
+                )
+
+
+def _of_system(ranking: Ranking) -> Ranking:
+    """Leave out the signals of metadata, which a profile computes from columns that it names."""
+    own = {name: values for name, values in ranking.signals.items() if ":" not in name}
+    return replace(ranking, signals=own)
+
+
+def _candidates(
+    samples: Sequence[_Sample],
+    pools: Pools,
+    utilities: Utilities,
+    draws: Sequence[int],
+    *,
+    exact: bool,
+    top_grade: int,
+) -> JudgedCandidates:
+    """Make the rows of the judged candidates.
+
+    Args:
+        samples: In the order of the pools.
+        draws: Those whose grades stand for all that they could have asked about.
+        exact: Whether the judge's verdicts are those of people.
+        top_grade: The highest grade of people's scale.
+    """
+    weight = np.array([each.weight for each in samples])
+    rows, column = _rows(samples, pools, utilities, exact=exact, top_grade=top_grade)
+    counts = np.full(len(samples), exact) | np.isin(rows.requests["draw"], draws)
+    rows.requests["draw"][~counts] = 0
+    rows.passages["chance"][~counts[rows.request]] = 0.0
+    can_be_judged = np.zeros(pools.scores.shape, np.bool_)
+    for at, each in enumerate(samples):
+        columns = _columns(each, pools.passage_ids[at])
+        can_be_judged[at, [columns[one] for one in _reachable(each) if one in columns]] = True
+    clusters = [each.sample.record.session_id or f"\0{each.question}" for each in samples]
+    return JudgedCandidates(
+        pools,
+        rows,
+        column,
+        weight,
+        np.ones(len(samples)) if exact else _opened(samples, weight, rows.requests["draw"] > 0),
+        np.unique(clusters, return_inverse=True)[1],
+        fold_numbers([each.question for each in samples]),
+        can_be_judged,
+        is_exact=exact,
+    )
+
+
+def _rows(
+    samples: Sequence[_Sample], pools: Pools, utilities: Utilities, *, exact: bool, top_grade: int
+) -> tuple[Rows, IntArray]:
+    """Read the rows of the candidates that stand in the pools, and the column of each."""
+    rows = Rows.read([each.block for each in samples])
+    requests, passages, column = rows.requests, rows.passages.copy(), []
+    grades = [one.grade for each in samples for one in each.sample.judge.values()]
+    of_judge = max([1, *grades])
+    columns = [_columns(*each) for each in zip(samples, pools.passage_ids, strict=True)]
+    # Utilities may be others than those by which the judge's verdicts were stored.
+    for row, at in enumerate(rows.request.tolist()):
+        each, position = samples[at].sample, int(passages["position"][row])
+        name = each.record.passage_ids[position]
+        column.append(columns[at].get(position, -1))
+        passages["worth"][row] = _worth(utilities, of_judge, each.judge.get(name))
+        if passages["grade"][row] != UNGRADED:
+            worth = _worth(utilities, top_grade, each.people.get(name))
+            passages["people_worth"][row] = worth
+    if exact:
+        is_known = passages["verdict"] != MISSING
+        passages["grade"] = np.where(is_known, passages["verdict"] == YES, UNGRADED)
+        passages["people_worth"], passages["chance"] = passages["worth"], is_known
+        requests["draw"], requests["goes_on"], requests["run_chance"] = 1, True, 1.0
+    places = np.array(column, np.intp)
+    inside = places >= 0
+    requests["n_passages"] = np.bincount(rows.request[inside], minlength=len(samples))
+    return Rows(requests, passages[inside], rows.request[inside]), places[inside]
+
+
+def _opened(samples: Sequence[_Sample], weight: FloatArray, is_opened: BoolArray) -> FloatArray:
+    """Return the share of requests that people opened, of those that the same draws could open.
+
+    Shape (n,); NaN where no draw could: of requests that were judged later.
+    """
+    first = np.array([each.first_pick for each in samples])
+    picks, of_pick = np.unique(first, return_inverse=True)
+    shares = np.bincount(of_pick, weight * is_opened, len(picks)) / np.bincount(of_pick, weight)
+    found: FloatArray = np.where(shares > 0.0, shares, np.nan)[of_pick]
+    return found
+
+
+def _columns(each: _Sample, ids: Sequence[str]) -> dict[int, int]:
+    """Return the column of each candidate in the pools, by its position in the sample."""
+    place = {name: column for column, name in reversed(list(enumerate(ids)))}
+    names = each.sample.record.passage_ids
+    return {at: place[name] for at, name in enumerate(names) if name in place}
+
+
+def _reachable(each: _Sample) -> Iterator[int]:
+    """Yield the positions of the candidates that had a chance of being judged."""
+    record = each.sample.record
+    has_hit = any(grade_of(record, each.sample.judge, position) for position in record.served)
+    first = set(record.in_baseline)
+    yield from record.served
+    for position in record.dropped:
+        inside = position in first
+        if record.rates.dropped_probability(has_hit=has_hit, in_baseline=inside) > 0.0:
+            yield position
+
+
+def _worth(utilities: Utilities, top_grade: int, verdict: Judgment | None) -> float:
+    if verdict is None:
+        return utilities.unjudged
+    return strict_utilities(
+        [verdict.grade],
+        top_grade=max(top_grade, verdict.grade),
+        negatives=[verdict.negative],
+        judged=[verdict.judged],
+        utilities=utilities,
+    )[0]
+
+
+@dataclass(frozen=True)
+class StoreCalibration:
+    """A profile from judged samples.
+
+    Attributes:
+        profile: The file that the guard loads.
+        gain: What its policy gains over the first ``serving_k``, each request decided by a policy
+            that its question had no part in.
+        in_force: The same of the profile in force; None without one.
+    """
+
+    profile: Profile
+    gain: Difference
+    in_force: Difference | None
+
+
+@dataclass(frozen=True)
+class SystemIdentity:
+    """The system that answered.
+
+    Attributes:
+        fusion: How its legs are fused.
+        fingerprint: What identifies it; empty where nothing does.
+        corpus: A sketch of what it searches; None without one.
+    """
+
+    fusion: Fusion = field(default_factory=Fusion)
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
+    corpus: CorpusSketch | None = None
+
+
+def calibrate_from_store(
+    found: JudgedStore,
+    settings: Settings,
+    system: SystemIdentity,
+    in_force: Profile | None = None,
+) -> StoreCalibration:
+    """Fit a policy of highest expected utility for the route of judged samples.
+
+    Args:
+        found: From `judged_store`.
+        settings: ``serving_k``, ``min_keep``, ``tolerance`` and ``max_loss`` are used;
+            ``utilities`` are those of the samples.
+        in_force: The profile in force, whose other routes stay; None for none.
+
+    Raises:
+        CalibrationError: people graded too little to correct the judge.
+    """
+    judged, utilities = found.judged, found.utilities
+    if not judged.is_corrected:
+        raise CalibrationError(
+            f"people graded {int(judged.is_graded.sum())} passages of {judged.n_graded} requests, "
+            f"of {FEWEST_GRADES} on {FEWEST_GRADED} that it takes to see how the judge errs: a "
+            "policy from its verdicts alone promises what is not there"
+        )
+    settings = settings.model_copy(
+        update={"depth": judged.pools.scores.shape[1], "utilities": utilities}
+    )
+    today = RatioPolicy(k=settings.serving_k)
+    first = first_k(judged.pools, settings.serving_k)
+    gain = difference(judged, decided_by_others(judged, settings), first, utilities)
+    policy = fitted_policy(judged, settings)
+    verdict = _verdict(found, gain, settings)
+    own = decided(judged.pools, policy)
+    why = f"{judged.in_words}; strict UDCG {_in_words(gain.udcg)} over the first {today.k}"
+    route = RouteProfile(
+        policy=today if verdict.decision == "keep" else policy,
+        score_kind=judged.pools.kind,
+        why=why,
+        verdict=verdict,
+        reference=reference_deciles(judged.pools, own.kept.sum(axis=1), judged.weight),
+        safe_policy=today,
+    )
+    before = None if in_force is None else in_force.routes.get(found.route)
+    dataset = Dataset(
+        f"judged requests ({found.series})",
+        found.queries,
+        {query.query_id: {} for query in found.queries},
+        notes=found.notes,
+    )
+    profile = Profile(
+        routes={**({} if in_force is None else in_force.routes), found.route: route},
+        fusion=system.fusion,
+        utilities=utilities,
+        fingerprint=dict(system.fingerprint),
+        corpus=system.corpus,
+        signal_columns=() if in_force is None else in_force.signal_columns,
+        provenance=provenance(
+            dataset, settings, {found.route: judged.pools}, system.fingerprint, [why]
+        ),
+    )
+    old = None
+    if before is not None:
+        old = difference(judged, decided(judged.pools, before.policy), first, utilities)
+    return StoreCalibration(profile, gain, old)
+
+
+def _verdict(found: JudgedStore, gain: Difference, settings: Settings) -> RouteVerdict:
+    """Judge the policy: enforce where it gains and keeps recall, keep where it gains nothing."""
+    udcg, recall = gain
+    verdict = RouteVerdict(
+        decision="shadow",
+        n=found.judged.n_graded,
+        serving_k=settings.serving_k,
+        tolerance=settings.tolerance,
+        max_loss=settings.max_loss,
+        shown_by="folds" if found.judged.is_exact else "grades",
+    )
+    if udcg.value is None or udcg.value <= 0.0:
+        return verdict.model_copy(update={"decision": "keep"})
+    figures = {
+        **{name: getattr(recall, name) for name in ("value", "lower", "upper")},
+        "gain": udcg.value,
+    }
+    if recall.value is None or recall.lower is None or recall.upper is None:
+        return verdict
+    if recall.upper < -settings.tolerance:
+        return verdict.model_copy(update={"decision": "keep", **figures})
+    if recall.value < -settings.tolerance or found.is_synthetic:
+        return verdict.model_copy(update=figures)
+    if (udcg.lower or 0.0) > 0.0 and recall.lower >= -settings.max_loss:
+        return verdict.model_copy(update={"decision": "enforce", **figures})
+    # Widths shrink with the square root of the number of requests.
+    lacking = [
+        (udcg.value - (udcg.lower or 0.0)) / udcg.value,
+        (recall.value - recall.lower) / (recall.value + settings.max_loss),
+    ]
+    figures["n_needed"] = math.ceil(verdict.n * max(lacking) ** 2)
+    return verdict.model_copy(update=figures)
+
+
+def _in_words(gain: Interval) -> str:
+    if gain.value is None or gain.bounds is None:
+        return "unknown"
+    return "{:+.2f} [{:+.2f}, {:+.2f}]".format(gain.value, *gain.bounds)

@@ -1,0 +1,69 @@
+"""Shared by the commands on judged samples: the table by k, the next step, and the order."""
+
+from typing import TYPE_CHECKING, cast
+
+from ctxguard._support.words import count
+from ctxguard.cli._console import short_interval
+from ctxguard.cli._tables import TextTable
+
+if TYPE_CHECKING:
+    from calibration.from_store import JudgedStore
+    from calibration.retrievers import MultiRoute, RankingSource
+    from ctxguard.cli._system import Source
+
+TO_GRADE = 400
+"""Passages that people are asked to grade at first."""
+
+
+def in_first_order(source: "Source") -> "MultiRoute | RankingSource":
+    """Put the legs of a retriever in the order that calibration starts from."""
+    from calibration.calibrate import default_fusion
+
+    if not hasattr(source, "on_route"):
+        return source
+    several = cast("MultiRoute", source)
+    return several.with_fusion(default_fusion(several))
+
+
+def by_k(found: "JudgedStore") -> dict[str, object]:
+    """Return the table by k as a document."""
+    from calibration.judged_candidates import table_by_k
+
+    judged = found.judged
+    return {
+        "requests": len(judged.pools),
+        "grades": int(judged.is_graded.sum()),
+        "by_k": {
+            "in_words": judged.in_words,
+            "is_corrected": judged.is_corrected,
+            "rows": table_by_k(judged, found.utilities),
+        },
+    }
+
+
+def table_of_k(found: "JudgedStore") -> TextTable:
+    """Lay the table by k out for a terminal."""
+    from calibration.judged_candidates import METRICS, table_by_k
+
+    rows = [
+        [str(row.k), *(short_interval(getattr(row, name)) for name in METRICS)]
+        for row in table_by_k(found.judged, found.utilities)
+    ]
+    columns = ["k>", "precision>", "MRR>", "UDCG>", "recall>"]
+    return TextTable(columns, rows, found.judged.in_words)
+
+
+def next_step(found: "JudgedStore") -> list[str]:
+    """Say what people grade next, or that a profile can be made."""
+    from ctxguard.monitor.labels.samples import minutes_to_grade
+
+    if found.judged.is_corrected:
+        return ["`ctxguard calibrate --store` makes a profile of these samples"]
+    n = min(TO_GRADE, found.judged.row.size)
+    minutes = count(minutes_to_grade(n), "minute")
+    grade = (
+        f"a judge errs: have people grade {count(n, 'passage')} of these, about {minutes}, by "
+        f"`ctxguard label export -n {n}` or in the console; then `ctxguard calibrate --store` "
+        "makes a profile"
+    )
+    return [grade]

@@ -1,0 +1,247 @@
+"""``ctxguard judge``: have the questions of a log judged, as samples of a store."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self, cast
+from uuid import uuid4
+
+from pydantic import model_validator
+
+from ctxguard._support.settings import optional, setting
+from ctxguard._support.words import count
+from ctxguard.cli import _options
+from ctxguard.cli._console import Output
+from ctxguard.cli._judged import by_k, in_first_order, next_step, table_of_k
+from ctxguard.cli._store import JudgeModel
+from ctxguard.cli._system import System
+from ctxguard.core.metrics import DEFAULT_UTILITIES
+from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K
+from ctxguard.errors import ConfigurationError, JudgeError, QueryError
+
+if TYPE_CHECKING:
+    from ctxguard import ContextGuard, HybridRetriever
+    from ctxguard.cli._console import Passes
+    from ctxguard.monitor.judges import Judge, LLMJudge
+    from ctxguard.monitor.store import Entry, SampleStore
+    from ctxguard.retrieval.protocols import AnyRetriever
+
+_REPLY_TOKENS = 10
+_AT_ONCE = 20
+
+
+class JudgeCommand(JudgeModel, System):
+    queries: Path | None = optional(
+        "Questions, as JSONL or CSV with a column query, such as a log; one that repeats counts as "
+        "often.",
+        "FILE",
+        default="those of candidates with rerank-upstream",
+    )
+    store: _options.StoreUrl
+    judge: Literal["llm", "cross-encoder", "reranker"] | None = optional(
+        "Grades the first 20 passages of each question: llm, cross-encoder or reranker.",
+        "JUDGE",
+        default="none: only say what judging takes",
+    )
+    questions: int | None = optional(
+        "Have --judge llm write so many questions from passages of --index, in place of --queries.",
+        "N",
+        ge=1,
+    )
+    serving_k: int = setting(
+        "Passages that you serve today: the first of each question.", "N", ge=1, value=DEFAULT_K
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.questions is not None and (self.judge != "llm" or self.index is None):
+            raise ConfigurationError("--questions needs --judge llm, which writes, and --index")
+        if (self.questions is None) is (self.queries is None) and self.candidates is None:
+            raise ConfigurationError(
+                "give either --queries, a log, or --questions, how many to write from passages"
+            )
+        if self.judge == "reranker" and self.base_url == self.rerank_upstream is not None:
+            raise ConfigurationError("the reranker that is calibrated cannot judge itself")
+        return self
+
+    def __call__(self, output: Output) -> None:
+        """Each question is retrieved as it is served, and its first 20 passages are
+        judged, with whatever else waits in the store. A question that the store
+        holds is not judged again, so that a run may be interrupted.
+
+        Prints precision, MRR, UDCG and recall of the first 1, 3, 5, 10 and 20
+        passages, as the judge sees them. A judge errs: have people grade a part
+        of the passages, and the figures are corrected.
+        """
+        from ctxguard.monitor.store import SampleStore, State
+        from ctxguard.monitor.store.database import sqlite_file
+        from ctxguard.request.assess import Closeable
+
+        with ExitStack() as stack:
+            judge = None
+            if self.judge is not None:
+                judge = self.model_judge(self.judge, self.reranker)
+                if isinstance(judge, Closeable):
+                    stack.callback(judge.close)
+            file = sqlite_file(self.store)
+            # Saying what judging takes makes no store.
+            there = judge is not None or file is None or file.exists()
+            store = stack.enter_context(SampleStore.open(self.store if there else "sqlite://"))
+            waited = store.states().get(State.PENDING, 0)
+            with output.passes() as begin:
+                added = self._write(store, judge, begin)
+            output.note(added.in_words(self, waited))
+            if judge is None:
+                return
+            fault = _judge_all(store, judge, output)
+            series = f"{judge.name} {judge.version}"
+            if series not in store.series():
+                output.findings([fault or "no sample waits, and this judge has judged none"])
+            _show(store, series, output, fault)
+
+    def _write(self, store: "SampleStore", judge: "Judge | None", begin: "Passes") -> "_Added":
+        """Write the samples that the store lacks; without a judge only say what they take."""
+        from calibration.asked_questions import tokens_to_judge
+        from ctxguard.monitor.store import WorkerCounts
+
+        worker, added = uuid4().hex, _Added()
+        for entries, n_refused in self._entries(store, judge, begin):
+            sizes = [tokens_to_judge(entry) for entry in entries]
+            added = _Added(
+                added.questions + len(entries),
+                added.passages + sum(n for n, _ in sizes),
+                added.tokens + sum(tokens for _, tokens in sizes),
+                added.refused + n_refused,
+            )
+            if judge is not None:
+                for hour, some in groupby(entries, lambda entry: int(entry.time_seconds // 3600)):
+                    of_hour = list(some)
+                    store.append(worker, of_hour, WorkerCounts(len(of_hour), hour=hour))
+        return added
+
+    def _entries(
+        self, store: "SampleStore", judge: "Judge | None", begin: "Passes"
+    ) -> "Iterator[tuple[list[Entry], int]]":
+        """Yield the samples of questions that the store lacks, and how many were refused."""
+        from calibration.asked_questions import (
+            JUDGED_DEPTH,
+            passages_to_ask_about,
+            request_id_of,
+            written_questions,
+        )
+        from ctxguard import ContextGuard
+
+        source = self.open()
+        retriever = in_first_order(source)
+        depth = max(self.depth or DEFAULT_DEPTH, self.serving_k, JUDGED_DEPTH)
+        guard = ContextGuard(
+            cast("AnyRetriever", retriever), k=self.serving_k, mode="off", depth=depth
+        )
+        system = {**retriever.fingerprint(), "k": str(self.serving_k), "depth": str(depth)}
+        if self.questions is None:
+            asked = {request_id_of(text, system): (text, n) for text, n in self._log().items()}
+            new = [(one, *about) for one, about in asked.items() if not store.find(one)]
+            step = begin("searching", len(new))
+            for first in range(0, len(new), _AT_ONCE):
+                some = new[first : first + _AT_ONCE]
+                yield _samples(guard, some)
+                step(len(some))
+            return
+        index = cast("HybridRetriever", source)
+        drawn = passages_to_ask_about(index.passage_ids, self.questions)
+        ids = {name: request_id_of(name, system, is_written=True) for name in drawn}
+        passages = [index.passage(name) for name in drawn if not store.find(ids[name])]
+        step = begin("writing questions", len(passages))
+        for written in written_questions(passages, cast("LLMJudge", judge)):
+            yield _samples(guard, [(ids[p.passage_id], text, 1) for p, text in written if text])
+            step(len(written))
+
+    def _log(self) -> dict[str, int]:
+        from calibration.asked_questions import asked_questions
+        from calibration.reranked_candidates import read_candidates
+
+        if self.queries is None:
+            return dict.fromkeys(read_candidates(cast(Path, self.candidates)), 1)
+        return asked_questions(self.queries)
+
+
+class _Added(NamedTuple):
+    """Samples that a run adds, with what judging them takes."""
+
+    questions: int = 0
+    passages: int = 0
+    tokens: int = 0
+    refused: int = 0
+
+    def in_words(self, settings: JudgeCommand, waited: int) -> str:
+        """Say what is left to judge, and what it costs."""
+        from ctxguard.monitor.judges.prompt import INSTRUCTIONS
+
+        refused = f"; {count(self.refused, 'question')} found no passage" if self.refused else ""
+        if not self.questions:
+            waits = f"; {count(waited, 'sample')} waited for a judge" if waited else ""
+            return f"the store holds every question already: none is new{waits}{refused}"
+        one_at_a_time = settings.judge not in ("cross-encoder", "reranker")
+        calls = self.passages if one_at_a_time else 2 * self.questions
+        line = (
+            f"judging {count(self.passages, 'passage')} of {count(self.questions, 'question')} "
+            f"takes {count(calls, 'call')}"
+        )
+        if one_at_a_time:
+            read = self.tokens + calls * len(INSTRUCTIONS) // 4
+            line += f" and reads about {float(f'{read:.2g}'):,.0f} tokens, instructions included"
+            if settings.prices is not None:
+                reading, writing = settings.prices
+                cost = (read * reading + calls * _REPLY_TOKENS * writing) / 1e6
+                line += f", about {cost:.2g} at the prices given"
+        if waited:
+            line += f"; {count(waited, 'sample')} that the store holds already wait too"
+        if settings.judge is None:
+            line += "; add --judge llm, cross-encoder or reranker, and --model, to do it"
+        return line + refused
+
+
+def _samples(
+    guard: "ContextGuard", asked: "Sequence[tuple[str, str, int]]"
+) -> "tuple[list[Entry], int]":
+    """Make the samples of questions: request id, text, and how often it was asked."""
+    from calibration.asked_questions import sample_of
+
+    found = []
+    for request_id, text, times in asked:
+        with suppress(QueryError):
+            found.append(sample_of(guard, text, request_id, times))
+    found = [entry for entry in found if entry is not None]
+    return found, len(asked) - len(found)
+
+
+def _judge_all(store: "SampleStore", judge: "Judge", output: Output) -> str | None:
+    """Judge all that waits; return why it ended before, None where it did not."""
+    from ctxguard.monitor.judging.counters import JudgedAs
+    from ctxguard.monitor.service import Monitor
+    from ctxguard.monitor.store import State
+
+    running, fault = Monitor(store, judge), None
+    with output.passes() as begin:
+        step = begin("judging", store.states().get(State.PENDING, 0))
+        try:
+            while done := running.step(_AT_ONCE):
+                step(done)
+        except JudgeError as error:
+            fault = str(error)
+    report = running.report()
+    if report.outcomes[JudgedAs.JUDGE_FAILED]:
+        fault = f"the judge could not be reached; {count(report.waiting, 'sample')} wait for it"
+    running.step_down()
+    return fault
+
+
+def _show(store: "SampleStore", series: str, output: Output, fault: str | None) -> None:
+    """Print what judged samples say of the first k, and what to do next."""
+    from calibration.from_store import judged_store
+
+    found = judged_store(store, series, DEFAULT_UTILITIES)
+    notes = [*found.notes, *next_step(found), *([fault] if fault else [])]
+    document = {"judge": series, **by_k(found)}
+    output.result(document, lambda: output.out.print(table_of_k(found)), notes, found=bool(fault))

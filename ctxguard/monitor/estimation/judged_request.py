@@ -1,0 +1,298 @@
+"""Reduces a sample, its verdicts and what people graded to a block of rows.
+
+All served passages are judged, and dropped ones with the probabilities that the sample holds.
+Blocks are made while the text is available and outlive it; labels that arrive later replace them.
+"""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ctxguard.core.metrics import Utilities, strict_utilities
+from ctxguard.errors import DataError
+from ctxguard.monitor.estimation.rows import (
+    FAR,
+    MISSING,
+    NEAR,
+    NEAR_DROPPED,
+    NO,
+    PASSAGE,
+    REQUEST,
+    UNGRADED,
+    YES,
+    Rows,
+    rank_group,
+    session_number,
+    to_block,
+)
+from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.judges.verdict_text import verdicts_from_json
+from ctxguard.monitor.labels.human import HumanVerdicts, grade_of, human_verdicts, rows_left
+from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.store import OPENED, GradedBlock, PickedPassage, PickKind, SampleStore
+
+_log = logging.getLogger(__name__)
+
+_NOTHING_DROPPED = JudgingRates(dropped_rate=1.0)
+"""If nothing was dropped, all of it is judged with certainty."""
+_NO_VERDICT = Judgment("", 0, judged=False)
+
+
+class Scale(NamedTuple):
+    """What grades are worth: the utilities, and the highest grade."""
+
+    utilities: Utilities
+    max_grade: int
+
+    def worths(self, verdicts: Sequence[Judgment]) -> Sequence[float]:
+        """Return the utility of passages with these verdicts."""
+        return strict_utilities(
+            [verdict.grade for verdict in verdicts],
+            top_grade=self.max_grade,
+            negatives=[verdict.negative for verdict in verdicts],
+            judged=[verdict.judged for verdict in verdicts],
+            utilities=self.utilities,
+        )
+
+
+class PeopleGrades(NamedTuple):
+    """What people said of a sample, by passage id, on which scale, and what draws ask of it."""
+
+    verdicts: Mapping[str, Judgment]
+    scale: Scale
+    picked: Sequence[PickedPassage] = ()
+
+
+def judged_request(
+    record: SampleRecord,
+    verdicts: Mapping[str, Judgment],
+    scale: Scale,
+    *,
+    probability: float | None = None,
+    first: Mapping[str, Judgment] | None = None,
+    people: PeopleGrades | None = None,
+) -> bytes:
+    """Reduce a sample to its block (``rows``).
+
+    Args:
+        verdicts: The judge's by passage id; those of some passages may be missing.
+        probability: Probability with which it was sampled and then taken up for judging; None for
+            the probability of sampling alone.
+        first: Verdicts of the judge whose hits decided which passages were judged; None where it is
+            the same.
+        people: None where nobody graded any of it.
+    """
+    first = verdicts if first is None else first
+    rates = record.rates if record.dropped else _NOTHING_DROPPED
+    has_hit = any(grade_of(record, first, position) for position in record.served)
+    to_judge = record.to_judge(has_hit=has_hit)
+    dropped = [place for place in to_judge if record.passage_ids[place] in verdicts]
+    # Missing verdicts are treated as missing at random.
+    share = len(dropped) / len(to_judge) if to_judge else 1.0
+    chances = {
+        each: share * rates.dropped_probability(has_hit=has_hit, in_baseline=each)
+        for each in (False, True)
+    }
+    whole = rates.dropped_rate == 1.0 or record.has_full_pool(has_hit=has_hit)
+    pool_chance = rates.full_pool_probability(has_hit=has_hit) if whole else math.nan
+    # Pools judged only where nothing relevant was served would show a recall of 0.
+    is_fair = rates.full_pool_probability(has_hit=True) > 0.0
+    request = np.array(
+        [
+            (
+                len(record.served) + len(dropped),
+                len(record.served),
+                record.probability if probability is None else probability,
+                session_number(record.session_id),
+                chances[False],
+                pool_chance,
+                whole and share == 1.0 and is_fair,
+                _has_first(record, verdicts, record.rates.baseline_k),
+                *(0, False, 1.0),
+            )
+        ],
+        REQUEST,
+    )
+    passages = np.zeros(len(record.served) + len(dropped), PASSAGE)
+    places = [*record.served, *dropped]
+    found = [verdicts.get(record.passage_ids[place], _NO_VERDICT) for place in places]
+    rank = np.array([*range(1, len(record.served) + 1), *[0] * len(dropped)], np.int64)
+    near, baseline = set(record.dropped[:NEAR_DROPPED]), set(record.in_baseline)
+    passages["position"], passages["rank"] = places, rank
+    passages["group"] = [
+        rank_group(np.array(own)) if own else NEAR if place in near else FAR
+        for own, place in zip(rank.tolist(), places, strict=True)
+    ]
+    passages["in_baseline"] = [place in baseline for place in places]
+    passages["verdict"] = [_verdict(one) for one in found]
+    passages["score"] = [_log_odds(one.score) for one in found]
+    passages["worth"] = scale.worths(found)
+    passages["size"] = [
+        1.0 if own else 1.0 / chances[place in baseline]
+        for own, place in zip(rank.tolist(), places, strict=True)
+    ]
+    passages["grade"] = UNGRADED
+    if people is not None:
+        _add_grades(record, people, places, request, passages)
+    return to_block(request, passages)
+
+
+def _add_grades(
+    record: SampleRecord,
+    people: PeopleGrades,
+    places: Sequence[int],
+    request: np.ndarray,
+    passages: np.ndarray,
+) -> None:
+    """Write what people graded into the rows."""
+    rows, given = [], []
+    for row, place in enumerate(places):
+        verdict = people.verdicts.get(record.passage_ids[place])
+        if verdict is not None:
+            rows.append(row)
+            given.append(verdict)
+    passages["grade"][rows] = [one.grade for one in given]
+    passages["people_worth"][rows] = people.scale.worths(given)
+    chances = grade_chances(record, people.picked, people.verdicts)
+    if chances:
+        passages["chance"] = [chances.get(place, 0.0) for place in places]
+        opened = next(one for one in people.picked if one.kind in OPENED)
+        request["draw"], request["run_chance"] = opened.pick_id, opened.probability
+        request["goes_on"] = opened.kind is PickKind.RUN
+
+
+def _verdict(verdict: Judgment) -> int:
+    if not verdict.judged:
+        return MISSING
+    return YES if verdict.grade > 0 else NO
+
+
+def _log_odds(score: float | None) -> float:
+    if score is None:
+        return 0.0
+    odds = min(max(score, 1e-6), 1.0 - 1e-6)
+    return min(max(math.log(odds / (1.0 - odds)), -8.0), 8.0)
+
+
+def _has_first(record: SampleRecord, verdicts: Mapping[str, Judgment], k: int | None) -> bool:
+    """Tell whether the retriever's first k were all judged by design, and have verdicts.
+
+    Uses only requests that were chosen whatever was served: those whose pool was judged because
+    nothing relevant was served would make a loss look larger.
+
+    Args:
+        k: Number of the pool's passages that count, in the retriever's own order; None for all.
+    """
+    first = sorted((*record.served, *record.dropped))[:k]
+    by_design = (
+        record.full_pool
+        or record.rates.dropped_rate == 1.0
+        or (record.baseline and len(first) <= record.rates.baseline_k)
+    )
+    return by_design and {record.passage_ids[place] for place in first} <= verdicts.keys()
+
+
+def recall_loss(
+    record: SampleRecord, verdicts: Mapping[str, Judgment], k: int | None
+) -> float | None:
+    """Compute the share of the relevant among the retriever's first k that was not served.
+
+    Args:
+        k: As many of the pool's passages count, in the retriever's own order; None for all.
+
+    Returns:
+        None if they were not all judged by design, a verdict is missing, or none is relevant.
+    """
+    if not _has_first(record, verdicts, k):
+        return None
+    first = sorted((*record.served, *record.dropped))[:k]
+    relevant = {place for place in first if grade_of(record, verdicts, place)}
+    return len(relevant - set(record.served)) / len(relevant) if relevant else None
+
+
+def grade_chances(
+    record: SampleRecord, picked: Sequence[PickedPassage], verdicts: Mapping[str, Judgment]
+) -> dict[int, float]:
+    """Compute the probability with which each passage's grade was asked for, by position.
+
+    Given the grades above it, and whether the request is graded on, a passage is asked about for
+    certain down to the first relevant one that is served, and else by its coin.
+
+    Args:
+        picked: What draws ask of the sample.
+        verdicts: Those of people, by passage id.
+
+    Returns:
+        Nothing unless a draw opened the sample and all that it asks is graded.
+    """
+    kinds = {one.kind for one in picked}
+    if not kinds & OPENED or rows_left(record, picked, verdicts):
+        return {}
+    chances = {one.position: one.probability for one in picked if one.kind is PickKind.COIN}
+    for position in record.served if PickKind.RUN in kinds else ():
+        chances[position] = 1.0
+        if grade_of(record, verdicts, position):
+            break
+    return chances
+
+
+def update_graded(store: SampleStore, series: str, scale: Scale) -> None:
+    """Make the blocks of samples with labels that their blocks lack.
+
+    Call this before text is deleted.
+
+    Args:
+        series: The series of judgments that the labels correct.
+        scale: Of the judge's grades, and of people's where the labels do not say.
+    """
+    newest_label = store.to_grade(series)
+    if not newest_label:
+        return
+    ids = list(newest_label)
+    before, payloads = store.blocks(ids), store.payloads(ids)
+    verdicts, first = store.verdicts(series, ids), store.first_verdicts(ids)
+    people, picked = human_verdicts(store.labels(ids)), store.picked(None, ids)
+    given = [one.grade for found in people.values() for one in found.by_passage.values()]
+    of_people = scale._replace(max_grade=max([store.top_grade() or scale.max_grade, *given]))
+    rows = []
+    for sample_id, block in before.items():
+        if sample_id not in payloads:
+            # Grades given before its text was deleted stay.
+            continue
+        try:
+            record = SampleRecord.from_bytes(payloads[sample_id])
+        except DataError as error:
+            # One damaged sample must not break every report.
+            _log.warning("labels of sample %d are left out: %s", sample_id, error)
+            continue
+        found = people.get(sample_id, HumanVerdicts({}, 0))
+        rows.append(
+            GradedBlock(
+                sample_id=sample_id,
+                block=judged_request(
+                    record,
+                    verdicts_from_json(verdicts.get(sample_id, "")),
+                    scale,
+                    probability=float(Rows.read([block]).requests["probability"][0]),
+                    first=verdicts_from_json(first.get(sample_id, "")),
+                    people=PeopleGrades(
+                        found.by_passage, of_people, tuple(picked.get(sample_id, ()))
+                    ),
+                ),
+                route=record.route.value,
+                is_graded=bool(found.by_passage),
+                disagreements=found.disagreements,
+                last_label_id=newest_label[sample_id],
+            )
+        )
+    store.save_graded(series, rows)
+
+
+def is_whole(rows: Rows) -> np.ndarray:
+    """Tell of each request whether a draw had all of it graded, whatever people would find."""
+    ungraded = rows.total(np.asarray(rows.passages["chance"] < 1.0, np.float64))
+    return np.asarray((rows.requests["draw"] > 0) & (ungraded == 0.0))

@@ -1,0 +1,294 @@
+"""Metrics from a judge's verdicts on all requests and people's grades of some passages.
+
+Every judged request has a predicted value of each metric (``relevance``). The grades correct the
+predictions by their mean error, one for served and one for dropped passages (Hájek's estimator,
+with the inverse of the probability with which each grade was asked for), and the predictions count
+as far as they narrow the result, as in PPI++ (Angelopoulos, Duchi and Zrnic, 2023, arXiv
+2311.01453). The centre is right whatever the judge's errors; they only set the width. Where all is
+graded, the result is that of the grades. Pure: no I/O, no clock, no logging.
+"""
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxguard.core.types import FloatArray
+from ctxguard.monitor.estimation.metrics import (
+    GAIN,
+    HARM,
+    KEPT,
+    N_QUANTITIES,
+    POOL,
+    PRECISION,
+    RANK,
+    Metric,
+    contributions,
+    discounts,
+    quantities,
+    reciprocal_ranks,
+)
+from ctxguard.monitor.estimation.ratio import (
+    GRADES_COUNT,
+    Estimate,
+    lacks_grades,
+    linearised,
+)
+from ctxguard.monitor.estimation.relevance import Model
+from ctxguard.monitor.estimation.rows import IntArray, Rows
+from ctxguard.monitor.estimation.sums import Sums
+
+SERVED, DROPPED, ANY_SERVED, ONE, DISCOUNTED = range(N_QUANTITIES, N_QUANTITIES + 5)
+N_COLUMNS = DISCOUNTED + 1
+"""Columns of ``predicted``: the quantities; how many passages were served, and how many the judged
+dropped ones stand for; whether any was served; one; and the rank discounts of all."""
+
+REQUESTS_COUNT = 1.5
+"""What a request with grades counts towards ``min_n``, where ``GRADES_COUNT`` grades count 1. So
+60 grades of 20 requests suffice for 30; MRR takes 30 requests, recall 30 dropped passages."""
+
+
+class Graded(NamedTuple):
+    """Requests of which people graded what a draw asked, l of them.
+
+    Attributes:
+        rows: Their judged passages.
+        weight: Shape (l,), how many requests each stands for, up to a common factor.
+        fold: Shape (l,), below ``relevance.FOLDS``.
+        cluster: Shape (l,), from 0: that of its session.
+    """
+
+    rows: Rows
+    weight: FloatArray
+    fold: IntArray
+    cluster: IntArray
+
+
+def predicted(rows: Rows, model: Model, fold: IntArray | None = None) -> FloatArray:
+    """Compute the columns from which every estimate is made, before weighting by 1/π.
+
+    Args:
+        fold: As ``Model.of`` takes it.
+
+    Returns:
+        Shape (n, N_COLUMNS).
+    """
+    p = model.of(rows, fold)
+    is_served = rows.passages["rank"] > 0
+    n_served = rows.requests["n_served"].astype(np.float64)
+    return np.column_stack(
+        [
+            quantities(rows, p, p * model.gain, (1.0 - p) * model.harm),
+            n_served,
+            rows.total(rows.passages["size"] * ~is_served),
+            n_served > 0.0,
+            np.ones(len(rows.requests)),
+            rows.total(discounts(rows)),
+        ]
+    )
+
+
+def corrected_estimates(
+    sums: Sums, graded: Graded, model: Model, min_n: int
+) -> dict[Metric, Estimate]:
+    """Estimate the metrics of ``QUOTIENTS`` from predictions for all requests and people's grades.
+
+    Args:
+        sums: Sums of the columns of ``predicted`` over the judged requests.
+        graded: At least one.
+        model: What was predicted.
+        min_n: Least number of labels, counted as ``REQUESTS_COUNT`` says.
+    """
+    is_graded = graded.rows.passages["chance"] > 0.0
+    sums = _without_own_grades(sums, graded, model)
+    coefficients, by_request = _corrections(sums.totals, graded, model)
+    residuals = np.zeros((graded.cluster.max() + 1, N_QUANTITIES))
+    np.add.at(residuals, graded.cluster, by_request)
+    n, n_grades = len(residuals), int(np.count_nonzero(is_graded))
+    n_dropped = int(np.count_nonzero(is_graded & (graded.rows.passages["rank"] == 0)))
+    weight = graded.weight[graded.rows.requests["n_served"] > 0]
+    n_opened = float(weight.sum() ** 2 / np.sum(weight**2)) if len(weight) else 0.0
+    # Those of them whose reciprocal rank would have been seen.
+    n_seen = n_opened * float(graded.rows.requests["run_chance"].mean())
+    enough = min(n * REQUESTS_COUNT, n_grades / GRADES_COUNT)
+    effective_numbers = {
+        Metric.PRECISION: (
+            min(n, n_grades / GRADES_COUNT),
+            min(enough, len(weight) * REQUESTS_COUNT),
+        ),
+        Metric.SERVED_MRR: (min(n, n_seen), min(n, n_opened)),
+        Metric.POOLED_RECALL: (min(n, n_dropped), min(enough, n_dropped)),
+    }
+    bounds = _bounds(sums.totals, model)
+    estimates: dict[Metric, Estimate] = {}
+    for metric, (numerator, denominator) in QUOTIENTS.items():
+        is_ratio = denominator.shape == numerator.shape
+        effective, counted = effective_numbers.get(
+            metric, (min(n, n_grades / GRADES_COUNT), enough)
+        )
+        if counted < min_n - 1e-9:
+            estimates[metric] = lacks_grades(n, counted, min_n, n_grades)
+            continue
+        ratio = sums.combined(
+            numerator @ coefficients, denominator @ coefficients if is_ratio else denominator
+        )
+        if not ratio.b > 0.0 or ratio.n < 2:
+            estimates[metric] = Estimate(
+                None, None, None, n, "none", grades=n_grades, n_effective=effective
+            )
+            continue
+        errors = residuals @ numerator
+        if is_ratio:
+            errors = errors - ratio.a / ratio.b * (residuals @ denominator)
+        found = linearised(
+            metric,
+            ratio,
+            errors,
+            squares=ratio.squares,
+            n=n,
+            effective=effective,
+            n_observable=effective,
+            method="prediction-powered",
+            bounds=bounds.get(metric, (0.0, 1.0)),
+        )
+        estimates[metric] = replace(found, grades=n_grades)
+    return estimates
+
+
+def _without_own_grades(sums: Sums, graded: Graded, model: Model) -> Sums:
+    """Predict the graded ones among all requests without their own fold, as the correction does.
+
+    So the predictions cancel where all is graded.
+    """
+    rows = graded.rows
+    moved = predicted(rows, model, graded.fold) - predicted(rows, model)
+    found = copy(sums)
+    found.totals = sums.totals + (moved / rows.requests["probability"][:, None]).sum(axis=0)
+    return found
+
+
+def _bounds(totals: FloatArray, model: Model) -> Mapping[Metric, tuple[float, float]]:
+    """Return what the mean utilities of a request lie between."""
+    most, least = np.array([model.gain, -model.harm]) * totals[DISCOUNTED] / totals[ONE]
+    return {Metric.GAIN: (0.0, most), Metric.HARM: (0.0, -least), Metric.UDCG: (least, most)}
+
+
+def _corrections(totals: FloatArray, graded: Graded, model: Model) -> tuple[FloatArray, FloatArray]:
+    """Correct the totals of what is predicted by what people found.
+
+    Returns:
+        Shape (N_QUANTITIES, N_COLUMNS), coefficients of the columns of ``predicted``; and shape
+        (l, N_QUANTITIES), the error that each request adds to the totals.
+    """
+    rows = graded.rows
+    p = model.of(rows, graded.fold)
+    passages, own = rows.passages, rows.passages["chance"] > 0.0
+    worth = passages["people_worth"].astype(np.float64)
+    relevant = np.asarray(passages["grade"] > 0, np.float64)
+    found, expected = (
+        np.column_stack(contributions(rows, *each))[own]
+        for each in (
+            (relevant, np.maximum(worth, 0.0), np.maximum(-worth, 0.0)),
+            (p, p * model.gain, (1.0 - p) * model.harm),
+        )
+    )
+    chance = np.where(own, passages["chance"], 1.0)
+    weight = graded.weight[rows.request] * passages["size"] / chance
+    is_dropped = (passages["rank"] == 0).astype(np.intp)
+    coefficients = np.eye(N_QUANTITIES, N_COLUMNS)
+    by_request = np.zeros((len(rows.requests), N_QUANTITIES))
+    cells, place = np.unique(is_dropped[own], return_inverse=True)
+    sizes = totals[SERVED + cells]
+    means, power, residuals = regressed(place, sizes, weight[own], found, expected)
+    coefficients[:, :N_QUANTITIES] *= power[:, None]
+    coefficients[:, SERVED + cells] = means.T
+    np.add.at(by_request, rows.request[own], residuals)
+    is_served = rows.requests["n_served"] > 0
+    coefficients[RANK] = 0.0
+    if not is_served.any():
+        return coefficients, by_request
+    by_rank = rows.by_rank(relevant), rows.by_rank(p)
+    seen, told = (each[is_served] for each in ranks_found(rows.requests, *by_rank))
+    means, power, residuals = regressed(
+        np.zeros(len(seen), np.intp),
+        totals[[ANY_SERVED]],
+        graded.weight[is_served],
+        seen[:, None],
+        told[:, None],
+    )
+    coefficients[RANK, RANK], coefficients[RANK, ANY_SERVED] = power[0], means[0, 0]
+    by_request[is_served, RANK] = residuals[:, 0]
+    return coefficients, by_request
+
+
+def ranks_found(
+    requests: NDArray[np.void], found: FloatArray, likely: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return the reciprocal rank of each request, as people found it and as predicted, shape (l,).
+
+    One that was not graded on below an irrelevant first passage stands for those that were: 1 if
+    the first is relevant, else h + goes_on/chance · (RR − h), with the predicted h.
+
+    Args:
+        requests: Shape (l,), of ``REQUEST``.
+        found: Shape (l, k), whether people call each relevant, by rank; 0 where they did not grade.
+        likely: Shape (l, k), P(relevant).
+    """
+    told, top = reciprocal_ranks(likely), likely[:, :1].sum(axis=1)
+    below = (told - top) / np.maximum(1.0 - top, 1e-9)
+    goes_on = requests["goes_on"] / requests["run_chance"]
+    later = below + goes_on * (reciprocal_ranks(found) - below)
+    return np.where(found[:, :1].any(axis=1), 1.0, later), told
+
+
+def regressed(
+    cell: IntArray,
+    sizes: FloatArray,
+    weight: FloatArray,
+    found: FloatArray,
+    expected: FloatArray,
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Estimate the mean error of each cell, with the prediction counted as far as it helps.
+
+    Args:
+        cell: Shape (m,), the cell of each observation; each cell has one.
+        sizes: Shape (c,), the size of each cell in the population.
+        weight: Shape (m,), how many each stands for, up to a common factor by cell.
+        found, expected: Shape (m, q), as observed and as predicted.
+
+    Returns:
+        Shape (c, q), the mean of found − power·expected. Shape (q,), the power, in [0, 1]: the
+        slope of what was found on what was predicted, within cells. Shape (m, q), what each
+        observation adds to the error of the totals.
+    """
+    count = np.bincount(cell)
+    shares = weight * (sizes / np.bincount(cell, weight))[cell]
+
+    def means(values: FloatArray) -> FloatArray:
+        added = [np.bincount(cell, shares * column) for column in values.T]
+        sizes_seen = np.bincount(cell, shares).clip(1e-300)
+        return np.asarray(np.column_stack(added) / sizes_seen[:, None], np.float64)
+
+    observed, predicted_part = found - means(found)[cell], expected - means(expected)[cell]
+    both, squares = shares @ (observed * predicted_part), shares @ predicted_part**2
+    power = np.divide(both, squares, out=np.zeros_like(both), where=squares > 1e-12 * shares.sum())
+    power = power.clip(0.0, 1.0)
+    scale = shares * np.sqrt(count / np.maximum(count - 1, 1))[cell]
+    residuals = (observed - power * predicted_part) * scale[:, None]
+    return means(found - power * expected), power, residuals
+
+
+_QUANTITY, _COLUMN = np.eye(N_QUANTITIES), np.eye(N_COLUMNS)
+QUOTIENTS: Mapping[Metric, tuple[FloatArray, FloatArray]] = {
+    Metric.PRECISION: (_QUANTITY[PRECISION], _COLUMN[ANY_SERVED]),
+    Metric.SERVED_MRR: (_QUANTITY[RANK], _COLUMN[ANY_SERVED]),
+    Metric.GAIN: (_QUANTITY[GAIN], _COLUMN[ONE]),
+    Metric.HARM: (_QUANTITY[HARM], _COLUMN[ONE]),
+    Metric.UDCG: (_QUANTITY[GAIN] - _QUANTITY[HARM], _COLUMN[ONE]),
+    Metric.POOLED_RECALL: (_QUANTITY[KEPT], _QUANTITY[POOL]),
+}
+"""The metrics that people's labels correct: the numerator, of the quantities of a request; and the
+denominator, of these or of the columns of ``predicted``."""

@@ -1,0 +1,162 @@
+"""Which passages people grade, and with what probability each.
+
+One budget of grades serves every metric. Requests are opened in the order of a hash. Of an opened
+request people grade the first passage and, in six of ten, on down to the first relevant one; every
+other judged passage has a coin: one size for served ones, and for dropped ones a large one where
+the judge says yes. All probabilities are constants, so nothing rests on what earlier grades showed.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+
+from ctxguard.errors import StoreError
+from ctxguard.monitor.estimation.judged_request import grade_chances
+from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.labels.files import number_of
+from ctxguard.monitor.labels.samples import GradedSample, graded_samples, unfinished
+from ctxguard.monitor.sampling.inclusion import HashSampler
+from ctxguard.monitor.store import PickedPassage, PickKind, SampleStore
+from ctxguard.monitor.store.transactions import chunks
+
+GO_ON = 0.6
+"""Probability of grading on below an irrelevant first passage."""
+SERVED_COIN = 0.35
+DROPPED_COINS = {True: 0.4, False: 0.12}
+"""By whether the judge calls the passage relevant."""
+
+PASSAGES, REQUESTS, UNFINISHED, UNPICKED = "passages", "requests", "unfinished", "unpicked"
+
+_RUN, _COIN = HashSampler("label run"), HashSampler("label coin")
+_AT_ONCE = 100
+"""Samples whose texts are in memory at once."""
+_TRIES = 5
+
+
+def to_label(
+    store: SampleStore,
+    series: str,
+    n: int,
+    *,
+    tenant: str | None = None,
+    whole: bool = False,
+    dry_run: bool = False,
+) -> list[GradedSample]:
+    """Return samples for people to grade: those opened before that lack grades, and new ones.
+
+    New ones are drawn of all tenants, since the estimates are about all requests; those of
+    another tenant are not returned. They wait for a call of their own, which draws no others.
+
+    Args:
+        n: About how many passages of requests people are to grade, of all tenants together.
+        tenant: As ``GradedSample.is_of_tenant`` takes it; None for all.
+        whole: Whether new requests are graded as far as they are judged.
+        dry_run: Whether to remember nothing.
+
+    Raises:
+        StoreError: other draws were saved again and again meanwhile.
+    """
+    picked = store.picked(series)
+    before = graded_samples(store, series, list(picked), picked)
+    chosen = unfinished(before.values(), n, tenant=tenant)
+    waiting = unfinished(before.values(), n) if tenant else chosen
+    left = n - sum(sample.expected_passages for sample in waiting)
+    if left >= 1.0:
+        new = _drawn(store, series, left, whole=whole, dry_run=dry_run)
+        chosen += unfinished(new, tenant=tenant)
+    if not dry_run:
+        store.ask_for_labels([sample.sample_id for sample in chosen], tenant or "")
+    return chosen
+
+
+def _drawn(
+    store: SampleStore, series: str, budget: float, *, whole: bool, dry_run: bool
+) -> list[GradedSample]:
+    """Open requests for a budget of grades, and remember them unless it is a dry run."""
+    for _ in range(_TRIES):
+        waiting = store.to_pick(series)
+        found, left = [], budget
+        for sample in _opened(store, series, waiting.sample_ids, whole=whole):
+            found.append(sample)
+            left -= sample.expected_passages
+            if left <= 0.0:
+                break
+        passages = [one for sample in found for one in sample.picked]
+        if not found or dry_run or store.save_pick(series, passages, waiting.last_pick):
+            return found
+    raise StoreError("other processes drew passages for labels at the same time; try again")
+
+
+def _opened(
+    store: SampleStore, series: str, sample_ids: Sequence[int], *, whole: bool
+) -> Iterator[GradedSample]:
+    for ids in chunks(sample_ids, _AT_ONCE):
+        for sample in graded_samples(store, series, ids, {}).values():
+            if picked := tuple(_picked(sample, whole=whole)):
+                yield replace(sample, picked=picked)
+
+
+def _picked(sample: GradedSample, *, whole: bool) -> Iterator[PickedPassage]:
+    """Open a request, and toss its coins; nothing where none of it is judged."""
+    record = sample.record
+    coins = coins_of(sample, whole=whole)
+    if not coins:
+        return
+    question = number_of(record)
+    go_on = 1.0 if whole else GO_ON
+    kind = PickKind.RUN if _RUN.selects(record.request_id, go_on) else PickKind.FIRST
+    yield PickedPassage(sample.sample_id, kind, -1, go_on, question=question)
+    for position, chance in coins.items():
+        if _COIN.selects(f"{record.request_id}\0{record.passage_ids[position]}", chance):
+            yield PickedPassage(
+                sample.sample_id, PickKind.COIN, position, chance, question=question
+            )
+
+
+def coins_of(sample: GradedSample, *, whole: bool = False) -> dict[int, float]:
+    """Return the coin of each judged passage by position.
+
+    The first of an opened request is certain, so that each has a grade, also where nothing was
+    served.
+
+    Args:
+        whole: Whether every coin is certain.
+    """
+    record, judge = sample.record, sample.judge
+    has_hit = any(_says_yes(judge.get(record.passage_ids[place])) for place in record.served)
+    coins = dict.fromkeys(record.served, SERVED_COIN)
+    for place in record.to_judge(has_hit=has_hit):
+        verdict = judge.get(record.passage_ids[place])
+        if verdict is not None:
+            coins[place] = DROPPED_COINS[_says_yes(verdict)]
+    if coins:
+        coins[next(iter(coins))] = 1.0
+    return dict.fromkeys(coins, 1.0) if whole else coins
+
+
+def _says_yes(verdict: Judgment | None) -> bool:
+    return verdict is not None and verdict.grade > 0
+
+
+def usable_labels(store: SampleStore, request_ids: Sequence[str]) -> dict[str, int]:
+    """Count what people's labels of these requests give.
+
+    Returns:
+        The graded passages that were drawn, the requests whose grades are complete, those that need
+        more, and those that no draw asked about.
+    """
+    ids = list(chain.from_iterable(store.find(request_id) for request_id in request_ids))
+    samples: dict[int, GradedSample] = {}
+    for series in store.series():
+        for sample_id, sample in graded_samples(store, series, ids).items():
+            if sample.picked or sample_id not in samples:
+                samples[sample_id] = sample
+    counts: Counter[str] = Counter()
+    for sample in samples.values():
+        chances = grade_chances(sample.record, sample.picked, sample.people)
+        counts[PASSAGES] += len(chances)
+        counts[REQUESTS] += bool(chances)
+        counts[UNFINISHED] += not sample.is_graded
+        counts[UNPICKED] += not sample.picked
+    return {name: counts[name] for name in (PASSAGES, REQUESTS, UNFINISHED, UNPICKED)}

@@ -1,0 +1,220 @@
+"""Judged samples of a store become a policy, a verdict and a profile."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from judged_samples import SERIES, WHOLE, GradedBy, serve, spoilt, truth_of, watched, watching
+from simulated_pools import DEPTH, calibrated, guard_of, simulate
+from watching import Watching
+
+from calibration.calibrate_route import Settings
+from calibration.from_store import (
+    JudgedStore,
+    SystemIdentity,
+    calibrate_from_store,
+    judged_store,
+)
+from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
+from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
+from ctxguard.core.types import Route
+from ctxguard.errors import CalibrationError
+from ctxguard.monitor.estimation.sampling_design import to_label
+from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.store import LabelRow
+from ctxguard.profile.schema import Profile
+
+FIRST_TEN = JudgingRates(0.0, 0.0, 0.0, 1.0, 10)
+"""What `ctxguard judge` has judged, of pools half as deep."""
+
+
+CHEAP = Utilities(irrelevant=-0.2)
+"""Costs at which a policy loses little recall."""
+
+
+def read(
+    live: Watching, series: str = SERIES, utilities: Utilities = DEFAULT_UTILITIES, **options: Any
+) -> JudgedStore:
+    return judged_store(live.store, series, utilities, **options)
+
+
+class Erring(GradedBy):
+    """A judge that says yes to every third passage besides the relevant ones."""
+
+    name = "erring"
+
+    def __init__(self, relevant: dict[str, set[str]]) -> None:
+        super().__init__(lambda query, name: int(name in relevant[query] or hash(name) % 3 == 0))
+
+
+def erring(n: int) -> tuple[Watching, dict[str, set[str]]]:
+    """Requests of a judge that errs, the first ten candidates of each judged."""
+    retriever, dataset = simulate(n)
+    relevant = {q.text: set(dataset.relevant(q.query_id)) for q in dataset.queries}
+    live = watching(retriever, dataset, judge=Erring(relevant), rates=FIRST_TEN)
+    return live, relevant
+
+
+def grade(live: Watching, relevant: dict[str, set[str]], n: int) -> int:
+    """Have people grade about n passages, as the draw asks; return how many they graded."""
+    labels = [
+        LabelRow(
+            row.request_id,
+            row.passage_id,
+            3 * (row.passage_id in relevant[row.query]),
+            None,
+            "a",
+            1.0,
+        )
+        for sample in to_label(live.store, "erring 1", n)
+        for row in sample.rows()
+    ]
+    live.store.add_labels(labels, 3)
+    return len(labels)
+
+
+def test_labels_that_a_judge_knows_are_grades_of_everything() -> None:
+    found = read(watched(60))
+    judged = found.judged
+    assert (found.route, found.serving_k, found.left_out) == (Route.HYBRID, 3, {})
+    assert judged.is_graded.all()
+    assert judged.row.size == 60 * DEPTH
+    assert set(judged.of_passages("chance")) == set(judged.of_passages("size")) == {1.0}
+    _, truth = simulate(60)
+    relevant = sum(len(truth.relevant(q.query_id)) for q in truth.queries)
+    assert 0 < judged.relevant.sum() <= relevant
+    assert judged.can_be_judged.all()
+
+
+def test_what_was_retrieved_is_there_to_decide_on_again() -> None:
+    retriever, _ = simulate(5)
+    found = read(watched(5))
+    for query, ids in zip(found.queries, found.judged.pools.passage_ids, strict=True):
+        assert set(ids) == set(retriever.rankings[query.text].passage_ids)
+    assert set(found.judged.pools.legs) == {"dense", "lexical"}
+
+
+def test_a_request_weighs_1_by_its_probability_and_repeats_share_a_fold_and_a_cluster() -> None:
+    retriever, dataset = simulate(3)
+    texts = [query.text for query in dataset.queries]
+    live = Watching(truth_of(dataset), rates=WHOLE)
+    contexts = serve(retriever, [*texts, texts[0]])
+    live.watch(*contexts[:1], probability=0.1)
+    live.watch(*contexts[1:], probability=0.5)
+    judged = read(live).judged
+    assert judged.weight.tolist() == pytest.approx([10.0, 2.0, 2.0, 2.0])
+    assert judged.fold[0] == judged.fold[3]
+    assert len(set(judged.cluster.tolist())) == 3
+    assert judged.cluster[0] == judged.cluster[3]
+
+
+def test_the_commonest_route_is_taken_and_the_others_are_counted() -> None:
+    retriever, dataset = simulate(8)
+    contexts = serve(retriever, [query.text for query in dataset.queries])
+    for place in (0, 5):
+        decision = contexts[place].decision
+        ranking = replace(decision.ranking, route=Route.LEXICAL)
+        contexts[place] = replace(
+            contexts[place], decision=replace(decision, ranking=ranking), route=Route.LEXICAL
+        )
+    live = Watching(truth_of(dataset), rates=WHOLE)
+    live.watch(*contexts)
+    found = read(live)
+    assert (found.route, len(found.queries)) == (Route.HYBRID, 6)
+    assert found.left_out == {"of another route (lexical)": 2}
+    assert len(read(live, route=Route.LEXICAL).queries) == 2
+    with pytest.raises(CalibrationError, match="no sample judged by 'labels 1'"):
+        read(live, route=Route.DENSE)
+
+
+def test_what_a_policy_had_cut_says_nothing_of_today() -> None:
+    retriever, dataset = simulate(20)
+    guard = guard_of(retriever, calibrated(60).profile, mode="enforce", depth=DEPTH)
+    live = Watching(truth_of(dataset), rates=WHOLE)
+    live.watch(*[guard.retrieve(query.text) for query in dataset.queries])
+    assert read(live).serving_k is None
+
+
+def test_dropped_candidates_that_a_coin_had_judged_stand_for_the_others() -> None:
+    live = watched(40, rates=JudgingRates(0.25, 0.0, 0.0, 0.0))
+    judged = read(live).judged
+    dropped = ~judged.is_served
+    assert set(judged.of_passages("size")[dropped].tolist()) == {4.0}
+    assert judged.of_passages("size")[dropped].sum() == pytest.approx(40 * (DEPTH - 3), rel=0.2)
+
+
+def test_grades_have_the_probability_with_which_they_were_asked_for() -> None:
+    live, relevant = erring(80)
+    bare = read(live, "erring 1").judged
+    assert not bare.is_graded.any()
+    assert not bare.is_corrected
+    assert not bare.can_be_judged[:, 10:].any()
+    n = grade(live, relevant, 300)
+    judged = read(live, "erring 1").judged
+    assert judged.is_corrected
+    assert 60 <= judged.is_graded.sum() <= n
+    chance = judged.of_passages("chance")[judged.is_graded]
+    opened = judged.opened[judged.row[judged.is_graded]]
+    assert ((chance > 0.0) & (chance <= 1.0)).all()
+    # By their inverse the grades stand for all judged candidates.
+    assert (1.0 / chance / opened).sum() == pytest.approx(judged.row.size, rel=0.35)
+    own = judged.is_graded
+    truth = np.array(
+        [
+            judged.pools.passage_ids[row][column] in relevant[query]
+            for row, column in zip(judged.row[own], judged.column[own], strict=True)
+            for query in [_text(live, judged.pools.query_ids[row])]
+        ]
+    )
+    assert (judged.relevant[own] > 0).tolist() == truth.tolist()
+
+
+def _text(live: Watching, name: str) -> str:
+    return str(SampleRecord.from_bytes(live.store.payloads([int(name)])[int(name)]).query)
+
+
+def test_without_enough_grades_there_is_no_profile() -> None:
+    live, relevant = erring(40)
+    grade(live, relevant, 20)
+    with pytest.raises(CalibrationError, match="of 60 on 10 that it takes"):
+        calibrate_from_store(read(live, "erring 1"), Settings(), SystemIdentity())
+
+
+def test_a_profile_is_of_the_system_and_the_other_routes_stay() -> None:
+    in_force = spoilt(calibrated(60).profile)
+    found = read(watched(160), utilities=CHEAP)
+    system = SystemIdentity(in_force.fusion, in_force.fingerprint, in_force.corpus)
+    made = calibrate_from_store(found, Settings(serving_k=3, tolerance=0.03), system, in_force)
+    profile = made.profile
+    assert profile.routes[Route.LEXICAL] == in_force.routes[Route.LEXICAL]
+    assert (profile.fusion, profile.fingerprint) == (in_force.fusion, in_force.fingerprint)
+    route = profile.routes[Route.HYBRID]
+    assert route.safe_policy == RatioPolicy(k=3)
+    assert route.certificate is None
+    assert profile.provenance.depth == DEPTH
+    assert Profile.model_validate_json(profile.to_json()) == profile
+    assert made.in_force is not None
+    assert made.in_force.recall.value < -0.3 < made.gain.recall.value, "it served too little"
+    assert isinstance(route.policy, ExpectedUtilityPolicy)
+    assert route.verdict.decision == "enforce"
+    assert "on 160 labelled queries" in route.verdict.statement
+    assert found.judged.in_words == "160 requests judged by known labels"
+
+
+def test_a_policy_in_shadow_says_how_many_graded_requests_would_decide() -> None:
+    found = read(watched(40), utilities=CHEAP)
+    made = calibrate_from_store(found, Settings(serving_k=3, tolerance=0.05), SystemIdentity())
+    verdict = made.profile.verdict
+    assert verdict.decision == "shadow"
+    assert 40 < verdict.n_needed < 2_000
+    assert f"about {verdict.n_needed} such queries would probably decide" in verdict.statement
+
+
+def test_synthetic_questions_are_never_enforced() -> None:
+    found = replace(read(watched(160), utilities=CHEAP), is_synthetic=True)
+    made = calibrate_from_store(found, Settings(serving_k=3), SystemIdentity())
+    assert made.profile.verdict.decision == "shadow"
+    assert any("synthetic" in note for note in made.profile.provenance.notes)
+    assert made.profile.unverified

@@ -1,0 +1,209 @@
+"""What judged candidates say: by hand, and intervals with the coverage that they claim."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from simulated_pools import labelled, ranking_of
+
+from calibration.calibrate_route import Settings
+from calibration.fit import fold_numbers
+from calibration.judged_candidates import (
+    KS,
+    Contexts,
+    JudgedCandidates,
+    decided,
+    decided_by_others,
+    difference,
+    first_k,
+    fitted_policy,
+    table_by_k,
+)
+from calibration.replay import Pools
+from ctxguard.core.interval import Interval
+from ctxguard.core.metrics import DEFAULT_UTILITIES
+from ctxguard.core.types import FloatArray
+from ctxguard.errors import CalibrationError
+from ctxguard.monitor.estimation.rows import (
+    FAR,
+    NEAR,
+    NEAR_DROPPED,
+    PASSAGE,
+    REQUEST,
+    UNGRADED,
+    Rows,
+    rank_group,
+)
+
+SERVED = 3
+GAIN, COST = DEFAULT_UTILITIES.relevant, DEFAULT_UTILITIES.irrelevant
+
+
+def judged(
+    scores: FloatArray,
+    yes: FloatArray,
+    truth: FloatArray | None = None,
+    chance: float = 0.0,
+    seed: int = 0,
+) -> JudgedCandidates:
+    """Judge all candidates, shape (n, k) each; people grade each by a coin."""
+    n, k = yes.shape
+    pools, _ = labelled([ranking_of(row.tolist()) for row in scores], [{"p0": 1}] * n, depth=k)
+    row, column = (each.ravel() for each in np.indices((n, k)))
+    is_served, verdict = column < SERVED, yes.ravel().astype(np.intp)
+    passages, requests = np.zeros(n * k, PASSAGE), np.zeros(n, REQUEST)
+    passages["position"], passages["rank"] = column, np.where(is_served, column + 1, 0)
+    dropped = np.where(column < SERVED + NEAR_DROPPED, NEAR, FAR)
+    passages["group"] = np.where(is_served, rank_group(column + 1), dropped)
+    passages["verdict"], passages["size"] = verdict, 1.0
+    passages["worth"] = np.where(verdict, GAIN, COST)
+    passages["grade"] = UNGRADED
+    if truth is not None:
+        taken = np.random.default_rng(seed).random(n * k) < chance
+        passages["grade"] = np.where(taken, truth.ravel(), UNGRADED)
+        passages["people_worth"] = np.where(truth.ravel() > 0, GAIN, COST)
+        passages["chance"] = np.where(taken, chance, 0.0)
+    requests["n_passages"], requests["n_served"] = k, min(k, SERVED)
+    requests["probability"] = requests["run_chance"] = 1.0
+    return JudgedCandidates(
+        pools,
+        Rows(requests, passages, row),
+        column,
+        np.ones(n),
+        np.ones(n),
+        np.arange(n),
+        fold_numbers(pools.query_ids),
+        np.ones((n, k), np.bool_),
+    )
+
+
+def drawn(
+    rng: np.random.Generator, n: int, chance: float, judge: tuple[float, float] = (0.87, 0.56)
+) -> tuple[JudgedCandidates, FloatArray]:
+    """Questions of differing hardness, ten candidates each; scores tell which are relevant."""
+    hardness = rng.beta(1.0, 1.5, size=(n, 1))
+    truth = (rng.random((n, 10)) < hardness) * 1.0
+    scores = np.exp(rng.normal(size=truth.shape) + truth)
+    order = np.argsort(-scores, axis=1)
+    scores, truth = (np.take_along_axis(each, order, axis=1) for each in (scores, truth))
+    sensitivity, specificity = judge
+    yes = rng.random(truth.shape) < np.where(truth > 0, sensitivity, 1.0 - specificity)
+    return judged(scores, yes * 1.0, truth, chance, int(rng.integers(2**31))), truth
+
+
+def udcg(contexts: Contexts, truth: FloatArray) -> float:
+    worth = np.where(truth > 0, GAIN, COST)
+    return float((contexts.discount[:, : truth.shape[1]] * worth).sum(axis=1).mean())
+
+
+def holds(found: Interval, truth: float) -> bool:
+    assert found.bounds is not None
+    return found.bounds[0] <= truth <= found.bounds[1]
+
+
+def test_the_judges_own_view_is_the_mean_of_its_verdicts_and_has_no_interval() -> None:
+    yes = np.array([[0.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    own = judged(np.tile([4.0, 3.0, 2.0, 1.0], (2, 1)), yes)
+    rows = table_by_k(own, DEFAULT_UTILITIES)
+    assert [row.k for row in rows] == list(KS)
+    first, third, *_ = rows
+    assert first.precision.value == 0.0
+    assert third.precision.value == pytest.approx((2 / 3 + 0) / 2)
+    assert third.mrr.value == pytest.approx((1 / 2 + 0) / 2)
+    assert (first.recall.value, third.recall.value) == (0.0, 1.0)
+    discounts = 1 / np.log2(np.arange(2, 5))
+    worth = np.where(yes[:, :3] > 0, GAIN, COST) @ discounts
+    assert third.udcg.value == pytest.approx(worth.mean())
+    assert {each.bounds for row in rows for each in (row.precision, row.udcg)} == {None}
+    assert own.in_words.startswith("the judge's own view, uncorrected")
+
+
+def test_a_candidate_that_nobody_could_judge_counts_as_unjudged() -> None:
+    own = judged(np.tile([2.0, 1.0], (2, 1)), np.ones((2, 2)))
+    is_first = own.column == 0
+    requests = own.rows.requests.copy()
+    requests["n_passages"] = 1
+    unseen = replace(
+        own,
+        rows=Rows(requests, own.rows.passages[is_first], own.row[is_first]),
+        column=own.column[is_first],
+        can_be_judged=np.array([[True, False], [True, False]]),
+    )
+    third = table_by_k(unseen, DEFAULT_UTILITIES)[1]
+    assert third.precision.value == 1.0
+    assert third.udcg.value == pytest.approx(GAIN + DEFAULT_UTILITIES.unjudged / np.log2(3))
+
+
+def test_few_grades_correct_nothing() -> None:
+    rng = np.random.default_rng(0)
+    few, _ = drawn(rng, 12, 0.3)
+    assert not few.is_corrected
+    many, _ = drawn(rng, 60, 0.3)
+    assert many.is_corrected
+    assert "corrected by" in many.in_words
+    rows = table_by_k(many, DEFAULT_UTILITIES)
+    assert all(row.precision.bounds is not None for row in rows)
+
+
+def test_a_perfect_ranking_is_kept_as_far_as_it_is_worth_it() -> None:
+    rng = np.random.default_rng(1)
+    own, truth = drawn(rng, 120, 0.4, judge=(1.0, 1.0))
+    policy = fitted_policy(own, Settings())
+    kept = decided(own.pools, policy).kept[:, :10]
+    assert (kept * truth).sum() / kept.sum() > truth.mean() + 0.1
+
+
+def test_without_scores_there_is_no_policy() -> None:
+    own = judged(np.tile([2.0, 1.0], (20, 1)), np.ones((20, 2)))
+    nowhere = replace(own)
+    nowhere.__dict__["features"] = np.full((40, 1), np.nan)
+    with pytest.raises(CalibrationError, match="no judged candidate has the scores"):
+        fitted_policy(nowhere, Settings())
+
+
+@pytest.mark.parametrize("judge", [(0.87, 0.56), (0.85, 0.21)])
+def test_intervals_hold_the_truth_with_a_judge_that_says_yes_too_often(
+    judge: tuple[float, float],
+) -> None:
+    """The gain of serving the first 8 in place of the first 3, of all questions like these."""
+    rng = np.random.default_rng(2)
+    _, truth = drawn(rng, 20_000, 0.0)
+    pools, n = _like(truth), 30
+    true_gain = udcg(first_k(pools, 8), truth) - udcg(first_k(pools, SERVED), truth)
+    true_precision = float(truth[:, :SERVED].mean())
+    held = dict.fromkeys(("gain", "precision", "recall"), 0)
+    above = 0.0
+    true_recall = float(truth[:, :SERVED].sum() / truth.sum())
+    for _ in range(n):
+        own, _ = drawn(rng, 60, 0.35, judge)
+        apart = difference(
+            own, first_k(own.pools, 8), first_k(own.pools, SERVED), DEFAULT_UTILITIES
+        )
+        third = table_by_k(own, DEFAULT_UTILITIES)[1]
+        held["gain"] += holds(apart.udcg, true_gain)
+        held["precision"] += holds(third.precision, true_precision)
+        held["recall"] += holds(third.recall, true_recall)
+        passages = own.rows.passages.copy()
+        passages["chance"] = 0.0
+        bare = replace(own, rows=own.rows._replace(passages=passages))
+        above += (table_by_k(bare, DEFAULT_UTILITIES)[1].precision.value or 0.0) / n
+    assert above > true_precision + 0.1, "the judge's own view is off"
+    # Of 30 intervals of 95%, fewer than 25 hold the truth once in 500 times.
+    assert min(held.values()) >= 25, held
+
+
+def test_the_gain_of_a_policy_that_had_no_part_in_a_question_is_what_it_seems() -> None:
+    rng = np.random.default_rng(3)
+    n, held = 8, 0
+    for _ in range(n):
+        own, truth = drawn(rng, 60, 0.4)
+        new, old = decided_by_others(own, Settings()), first_k(own.pools, SERVED)
+        found = difference(own, new, old, DEFAULT_UTILITIES)
+        held += holds(found.udcg, udcg(new, truth) - udcg(old, truth))
+    assert held >= n - 1
+
+
+def _like(truth: FloatArray) -> Pools:
+    """Pools of which only shape and length count."""
+    one, _ = labelled([ranking_of([1.0] * truth.shape[1])], [{"p0": 1}], depth=truth.shape[1])
+    return one.rows(np.zeros(len(truth), np.int64))

@@ -1,0 +1,299 @@
+"""``ctxguard judge`` and ``calibrate --store``: from a log without labels to a guard."""
+
+import csv
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_endpoint import Answer, ChatEndpoint, grade_by_words
+from running import Run
+from tiny_cross_encoder import make_cross_encoder
+
+from ctxguard import ContextGuard
+from ctxguard.core.policies import ExpectedUtilityPolicy
+from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.sampling.writer import sample_to
+from ctxguard.monitor.store import SampleStore
+from ctxguard.profile.schema import Profile
+from ctxguard.retrieval import HybridRetriever
+from tests.rerank_endpoint import RerankEndpoint
+
+
+class StrictEndpoint(ChatEndpoint):
+    """Says yes only where three words of the question are in the passage."""
+
+    def answer(self, path: str, request: dict[str, Any]) -> Answer:
+        return Answer(json.dumps({"grade": max(grade_by_words(request["messages"]) - 2, 0)}))
+
+
+@pytest.fixture
+def chat() -> Iterator[ChatEndpoint]:
+    pytest.importorskip("openai")
+    endpoint = StrictEndpoint()
+    yield endpoint
+    endpoint.close()
+
+
+@pytest.fixture
+def questions(collection: Path) -> list[str]:
+    lines = (collection / "queries.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["text"] for line in lines]
+
+
+@pytest.fixture
+def log(questions: list[str], tmp_path: Path) -> Path:
+    """The questions of a labelled collection, as a log would have them."""
+    file = tmp_path / "log.csv"
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        csv.writer(stream).writerows([["query"], *([text] for text in questions)])
+    return file
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'samples.db'}"
+
+
+def records(url: str) -> list[SampleRecord]:
+    with SampleStore.open(url) as store:
+        ids = [one.sample_id for one in store.newest_samples(1_000)]
+        return [SampleRecord.from_bytes(payload) for payload in store.payloads(ids).values()]
+
+
+def grade(file: Path) -> int:
+    """Fill in the column grade by shared words; return how many rows the file has."""
+    with file.open(encoding="utf-8-sig", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    for row in rows:
+        shared = set(row["query"].lower().split()) & set(row["text"].lower().split())
+        row["grade"] = "3" if len(shared) > 3 else "0"
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return len(rows)
+
+
+def test_from_a_log_without_labels_to_a_guard_that_filters(
+    run: Run, index: Path, log: Path, url: str, chat: ChatEndpoint
+) -> None:
+    folder = log.parent
+    system = {"base-url": chat.url, "prices": [2.0, 8.0]}
+    asked = ("judge", "--index", index, "--queries", log, "--store", url)
+    judged = run.ok(*asked, "--judge", "llm", "--model", "stand-in", system={"judge": system})
+    words = " ".join(judged.stdout.split())
+    assert "at the prices given" in words
+    assert "the judge's own view, uncorrected" in words
+    assert re.search(r"have people grade \d+ passages of these, about \d+ minutes", words)
+    calls = len(chat.requests)
+    assert calls > 0
+    again = run.ok(
+        *asked, "--judge", "llm", "--model", "stand-in", "--json", system={"judge": system}
+    )
+    assert len(chat.requests) == calls, "verdicts are kept"
+    assert "the store holds every question already" in again.stderr
+    rows = json.loads(again.stdout)["by_k"]["rows"]
+    assert [row["k"] for row in rows] == [1, 3, 5, 10, 20]
+    assert {row["precision"]["lower"] for row in rows} == {None}
+
+    out, page = folder / "profile.json", folder / "report.html"
+    made = ("calibrate", "--index", index, "--store", url, "--out", out, "--report", page)
+    assert run(*made).exit_code == 1
+    assert not out.exists(), "what a judge alone promises is not there"
+    assert "own view, uncorrected" in page.read_text(encoding="utf-8")
+
+    file = folder / "grades.csv"
+    run.ok("label", "export", "--store", url, "-n", 300, "--out", file)
+    assert grade(file) > 100
+    run.ok("label", "import", file, "--store", url, "--annotator", "ann")
+    found = run.read(*made, "--json")
+    assert found["by_k"]["is_corrected"]
+    assert all(row["precision"]["lower"] is not None for row in found["by_k"]["rows"])
+    assert found["gain"]["udcg"]["lower"] < found["gain"]["udcg"]["upper"]
+    assert "corrected by" in page.read_text(encoding="utf-8")
+    profile = Profile.load(out)
+    assert found["verdict"] == profile.verdict.decision
+    assert not profile.unverified
+    guard = ContextGuard(HybridRetriever.load(index), profile=profile, mode="enforce")
+    context = guard.retrieve("how do I clean a lantern")
+    assert not guard.comparison.mismatches
+    if found["verdict"] != "keep":
+        assert isinstance(context.decision.policy, ExpectedUtilityPolicy)
+
+
+def test_without_a_judge_it_says_what_judging_takes_and_writes_nothing(
+    run: Run, index: Path, log: Path, url: str, tmp_path: Path
+) -> None:
+    result = run.ok("judge", "--index", index, "--queries", log, "--store", url)
+    words = " ".join(result.stdout.split())
+    assert re.search(r"judging [\d,]+ passages of [\d,]+ questions takes [\d,]+ calls", words)
+    assert re.search(r"reads about [\d,]+00 tokens, instructions included", words)
+    assert "add --judge" in words
+    assert not (tmp_path / "samples.db").exists()
+    one = tmp_path / "one.csv"
+    one.write_text("query\nhow do I clean a lantern\n", encoding="utf-8")
+    result = run.ok("judge", "--index", index, "--queries", one, "--store", url)
+    assert re.search(r"of 1 question takes \d+ calls and", " ".join(result.stdout.split()))
+
+
+def test_a_reranker_judges_what_is_served_and_a_repeated_question_counts_as_often(
+    run: Run, index: Path, questions: list[str], url: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("httpx2")
+    log = tmp_path / "log.jsonl"
+    rows = [{"query": text} for text in (*questions[:30], questions[0].upper())]
+    log.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    endpoint = RerankEndpoint()
+    asked = ("judge", "--index", index, "--queries", log, "--store", url, "--judge", "reranker")
+    try:
+        run.refused(*asked, says="name it as base-url")
+        system = {"judge": {"base-url": endpoint.url, "min-score": 0.3, "serving-k": 3}}
+        found = run.read(*asked, "--model", "stand-in", "--json", system=system)
+    finally:
+        endpoint.close()
+    assert found["judge"] == "reranker cohere stand-in score>=0.3"
+    assert found["requests"] == 30
+    samples = records(url)
+    assert sorted({one.probability for one in samples}) == [0.5, 1.0]
+    guard = ContextGuard(HybridRetriever.load(index), k=3)
+    for one in samples[:5]:
+        served = [passage.passage_id for passage in guard.retrieve(one.query).passages]
+        assert [one.passage_ids[at] for at in one.served] == served
+        assert len(one.served) + len(one.to_judge(has_hit=False)) == 20
+        assert len(one.scores) > 20, "the scores of all candidates are kept"
+
+
+def test_without_questions_the_model_writes_some_and_says_so(
+    run: Run, index: Path, url: str
+) -> None:
+    class Writer(ChatEndpoint):
+        """Asks about a passage's last words, and says yes where it finds them."""
+
+        def answer(self, path: str, request: dict[str, Any]) -> Answer:
+            lines = request["messages"][-1]["content"].split("\n")
+            if "question" in request["response_format"]["json_schema"]["schema"]["properties"]:
+                return Answer(json.dumps({"question": f"What about {lines[-2][-40:]}?"}))
+            asked = lines[1].removeprefix("What about ").removesuffix("?").strip()
+            return Answer(json.dumps({"grade": int(asked in "\n".join(lines[3:]))}))
+
+    chat = Writer()
+    asked = ("judge", "--index", index, "--store", url, "--judge", "llm", "--model", "stand-in")
+    system = {"judge": {"base-url": chat.url, "questions": 5}}
+    try:
+        result = run.ok(*asked, system=system)
+        calls = len(chat.requests)
+        run.ok(*asked, system=system)
+    finally:
+        chat.close()
+    assert "easier than those of people" in " ".join(result.stdout.split())
+    assert len(records(url)) == 5
+    assert calls > 5
+    assert len(chat.requests) == calls, "questions and verdicts are kept"
+
+
+def test_a_judge_that_answers_nonsense_stops_and_the_samples_wait_for_another(
+    run: Run, index: Path, log: Path, url: str, chat: ChatEndpoint
+) -> None:
+    class Nonsense(ChatEndpoint):
+        def answer(self, path: str, request: dict[str, Any]) -> Answer:
+            return Answer("it is hard to say")
+
+    bad = Nonsense()
+    asked = ("judge", "--index", index, "--queries", log, "--store", url, "--judge", "llm")
+    try:
+        result = run(*asked, "--model", "m", system={"judge": {"base-url": bad.url}})
+    finally:
+        bad.close()
+    assert result.exit_code == 1
+    words = " ".join(result.stderr.split())
+    assert "gave no valid verdict" in words
+    assert "The samples wait" in words
+    assert len(bad.requests) < 60
+    again = run.ok(*asked, "--model", "good", "--json", system={"judge": {"base-url": chat.url}})
+    assert json.loads(again.stdout)["requests"] == len(records(url))
+    assert "waited for a judge" in again.stderr
+
+
+def test_the_lists_of_a_reranker_behind_a_url_are_judged(
+    run: Run, questions: list[str], url: str, tmp_path: Path, chat: ChatEndpoint
+) -> None:
+    """The candidates are the log: no other file of questions is needed."""
+    pytest.importorskip("httpx2")
+    lists = tmp_path / "candidates.jsonl"
+    rows = [
+        {"query": text, "documents": [f"{text} {n}" if n else "the kettle" for n in range(6)]}
+        for text in questions[:12]
+    ]
+    lists.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    upstream = RerankEndpoint()
+    system = {
+        "rerank-upstream": upstream.url,
+        "candidates": str(lists),
+        "judge": {"base-url": chat.url},
+    }
+    try:
+        found = run.read(
+            *("judge", "--store", url, "--judge", "llm", "--model", "stand-in", "--json"),
+            system=system,
+        )
+    finally:
+        upstream.close()
+    assert found["requests"] == 12
+    assert {len(one.passage_ids) for one in records(url)} == {6}
+
+
+@pytest.mark.model
+def test_a_cross_encoder_judges_what_a_function_retrieves(
+    run: Run, log: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The retriever is a plain function that returns texts with scores."""
+    model = make_cross_encoder(tmp_path / "model", seed=0)
+    (tmp_path / "shop.py").write_text(FUNCTION, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    run.ok(
+        *("judge", "--retriever", "shop:search", "--queries", log, "--store", url),
+        *("--judge", "cross-encoder", "--model", model),
+        system={"score-kind": "cosine", "judge": {"min-score": -0.5}},
+    )
+    assert {one.route.value for one in records(url)} == {"external"}
+
+
+def test_what_traffic_left_is_calibrated_on_as_well(
+    run: Run, index: Path, questions: list[str], tmp_path: Path, chat: ChatEndpoint
+) -> None:
+    url = f"sqlite:///{tmp_path / 'samples.db'}"
+    writer = sample_to(url, rate=1.0)
+    guard = ContextGuard(HybridRetriever.load(index), k=3, sampler=writer.sampler)
+    for number, text in enumerate(questions):
+        guard.retrieve(text, request_id=f"r{number}")
+    writer.stop()
+    judge = ("--judge", "llm", "--model", "stand-in")
+    run("monitor", "--store", url, *judge, "--once", system={"monitor": {"base-url": chat.url}})
+    file, out = tmp_path / "grades.csv", tmp_path / "profile.json"
+    run.ok("label", "export", "--store", url, "-n", 300, "--out", file)
+    grade(file)
+    run.ok("label", "import", file, "--store", url, "--annotator", "ann")
+    made = run.read("calibrate", "--store", url, "--index", index, "--out", out, "--json")
+    assert made["requests"] == len(questions)
+    assert Profile.load(out).verdict.serving_k == 3
+    second = tmp_path / "second.json"
+    again = run.read("calibrate", "--store", url, "--profile", out, "--out", second, "--json")
+    assert again["in_force"] is not None
+    assert Profile.load(second).fingerprint == Profile.load(out).fingerprint
+
+
+FUNCTION = """
+from ctxguard import Hit
+
+TEXTS = ["A red fox lives three years.", "The train leaves at noon.", "The kettle boils water.",
+         "Vacation is requested on a form.", "A harp has strings.", "The lamp takes one bulb."]
+
+def search(query, *, depth):
+    words = set(query.lower().split())
+    found = [Hit(f"p{n}", len(words & set(text.lower().split())) / 10 + n / 100, text)
+             for n, text in enumerate(TEXTS)]
+    return sorted(found, key=lambda hit: -hit.score)[:depth]
+"""
