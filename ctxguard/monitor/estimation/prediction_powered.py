@@ -46,9 +46,9 @@ N_COLUMNS = DISCOUNTED + 1
 """Columns of ``predicted``: the quantities; how many passages were served, and how many the judged
 dropped ones stand for; whether any was served; one; and the rank discounts of all."""
 
-REQUESTS_COUNT = 1.5
+REQUESTS_COUNT = 1.8
 """What a request with grades counts towards ``min_n``, where ``GRADES_COUNT`` grades count 1. So
-60 grades of 20 requests suffice for 30; MRR takes 30 requests, recall 30 dropped passages."""
+60 grades of 17 requests suffice for 30; MRR takes 30 requests, recall 30 dropped passages."""
 
 
 class Graded(NamedTuple):
