@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 class CalibrateCommand(System, ChoiceSettings):
     data: _options.LabelledQueriesIfAny = None
-    store: str | None = optional(
+    store: str | None = optional_key(
         "Sample store whose judged requests are calibrated on, in place of --data.", "URL"
     )
     judge: _options.NamedJudge = None
-    profile: Path | None = optional(
+    profile: Path | None = optional_key(
         "With --store: profile in force, whose other routes stay, and which is compared.", "FILE"
     )
     out: Path = setting("Profile to write, as JSON.", "FILE", writes=True)
