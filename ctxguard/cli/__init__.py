@@ -18,7 +18,8 @@ from ctxguard._support.foreign_distribution import foreign_distribution
 
 _COMMANDS = {
     "index": "Index a corpus for lexical and dense search.",
-    "calibrate": "Choose by labelled queries what the guard keeps, and whether to serve it.",
+    "calibrate": "Choose by labels, or judged requests, what the guard keeps, and whether to "
+    "serve it.",
     "serve": "Serve the rerank protocol with calibrated decisions, or decisions alone, over HTTP.",
     "monitor": "Judge sampled requests, and serve live estimates to Prometheus.",
     "label export": "Write a file of passages for people to grade, of judged requests picked at "
@@ -49,7 +50,7 @@ _COMMANDS = {
 `HardNegativesCommand` of the module ``golden``; ``demo`` is `DemoCommand` of ``demo``."""
 
 _FIELDS: dict[str, dict[str, Collection[str]]] = {
-    "calibrate": {"options": ["score_kind"], "keys": ["serving_k", "judge"]},
+    "calibrate": {"options": ["profile", "score_kind", "store"], "keys": ["serving_k", "judge"]},
     "evaluate": {"keys": ["route", "write_run"]},
     "query": {
         "keys": ["mode", "retriever", "route"],
@@ -59,7 +60,7 @@ _FIELDS: dict[str, dict[str, Collection[str]]] = {
     "serve": {"options": ["rerank_upstream", "rerank_model"], "keys": ["workers"]},
     "mcp": {"keys": ["k", "where"]},
     "index": {"keys": ["lexical", "signals"]},
-    "judge": {"keys": ["serving_k"], "without": ["run", "preset", "utility", "gain"]},
+    "judge": {"keys": ["engine", "serving_k"], "without": ["run", "preset", "utility", "gain"]},
 }
 """The fields that are other than elsewhere; see `ctxguard.cli._settings.command_of`."""
 

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 class CalibrateCommand(System, ChoiceSettings):
     data: _options.LabelledQueriesIfAny = None
-    store: str | None = optional(
+    store: str | None = optional_key(
         "Sample store whose judged requests are calibrated on, in place of --data.", "URL"
     )
     judge: _options.NamedJudge = None
-    profile: Path | None = optional(
+    profile: Path | None = optional_key(
         "With --store: profile in force, whose other routes stay, and which is compared.", "FILE"
     )
     out: Path = setting("Profile to write, as JSON.", "FILE", writes=True)
@@ -90,8 +90,9 @@ class CalibrateCommand(System, ChoiceSettings):
             )
         if self.data is not None and self.profile is not None:
             raise ConfigurationError("--profile goes with --store")
-        if self.store is not None and self.run is not None:
-            raise ConfigurationError("--run has no effect with --store: leave it out")
+        for name in ("run", "context"):
+            if self.store is not None and name in self.model_fields_set:
+                raise ConfigurationError(f"--{name} has no effect with --store: leave it out")
         if self.store is not None and self.alpha is not None:
             raise ConfigurationError("--alpha needs --data: a judge's opinion certifies nothing")
         if (self.price is not None or self.assessor is not None) and self.data is None:
