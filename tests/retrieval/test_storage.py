@@ -155,6 +155,24 @@ def test_a_file_of_anything_else_under_its_digest_is_refused(saved: Path, conten
         file.write_bytes(before)
 
 
+def test_a_term_outside_of_the_vocabulary_is_refused_before_anything_is_counted(
+    saved: Path,
+) -> None:
+    """A count by term would take 16 GB for the largest number."""
+    name = "lexical.numbers.npy"
+    manifest = json.loads((saved / "manifest.json").read_text(encoding="utf-8"))
+    file = data_file(saved, name)
+    numbers = np.load(file)
+    numbers[0] = np.iinfo(np.int32).max
+    np.save(file, numbers)
+    content = file.read_bytes()
+    listed = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    changed = {**manifest, "files": {**manifest["files"], name: listed}}
+    (saved / "manifest.json").write_text(json.dumps(changed), encoding="utf-8")
+    with pytest.raises(IndexFolderError, match="names terms outside"):
+        load(saved)
+
+
 def test_codes_are_never_read_unless_their_digest_is_right(
     embedder: WordHashEmbedder, tmp_path: Path
 ) -> None:

@@ -53,6 +53,8 @@ _VOCABULARY = "lexical.vocabulary.json"
 _CODES = "vectors.codes"
 
 _MAPPED_FROM_BYTES = 2**20
+_MOST_WORD_PIECES = 2**24
+"""Of a model's vocabulary; the largest have a quarter of a million."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +345,7 @@ class HybridIndex:
         names = json.loads((files / _VOCABULARY).read_bytes())
         terms = Terms(
             {name: number for number, name in enumerate(names)},
-            SparseRows(*map(array, _named("lexical", *SparseRows._fields))),
+            SparseRows(*map(array, _named("lexical", *SparseRows._fields))).checked(len(names)),
             array("lexical.lengths"),
         )
         own = lexical_index(lexical["engine"])(
@@ -352,9 +354,12 @@ class HybridIndex:
         own.postings = Postings(*map(array, _named("postings", *Postings._fields)))
         codes = files / _CODES
         n_pieces, pieces = dense["word_pieces"], None
+        if not 0 <= n_pieces <= _MOST_WORD_PIECES:
+            raise ValueError(f"a model has no {n_pieces:,} word pieces")
         if n_pieces:
             numbers = array("pieces.numbers")
             pieces = SparseRows(numbers, _ones(numbers.size), array("pieces.starts"))
+            pieces.checked(n_pieces)
         report = dict(manifest["report"])
         letters = report.pop("letters")
         vectors, rows = array("vectors"), [terms.rows.starts, *([pieces.starts] if pieces else [])]

@@ -51,6 +51,20 @@ class SparseRows(NamedTuple):
         numbers = np.concatenate([np.zeros(0, np.int32), *rows])
         return cls.counted(numbers, np.array([len(row) for row in rows], np.int64))
 
+    def checked(self, n_terms: int) -> "SparseRows":
+        """Return the rows as they are, as they were read from a file.
+
+        Raises:
+            ValueError: a term is not below ``n_terms``, or a row ends before it begins. A sum by
+                term would take memory for the largest number.
+        """
+        numbers = self.numbers
+        if numbers.min(initial=0) < 0 or numbers.max(initial=-1) >= n_terms:
+            raise ValueError(f"it names terms outside of the {n_terms:,} that it has")
+        if np.diff(self.starts, prepend=0).min(initial=0) < 0:
+            raise ValueError("its rows are not in order")
+        return self
+
     @property
     def row_of_each(self) -> RowArray:
         """The row of each entry."""
