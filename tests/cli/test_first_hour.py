@@ -98,7 +98,7 @@ def test_documents_of_every_kind_are_guarded_after_three_commands(
         answer = service.post("/v1/context", json=asked).raise_for_status().json()
     kept = [each["passage_id"] for each in answer["verdicts"] if each["kept"]]
     assert "copper-violin.txt" in kept
-    assert len(kept) < 5 < len(answer["verdicts"])
+    assert len(kept) <= 5 < len(answer["verdicts"])
     assert answer["flags"] == []
 
 
@@ -146,5 +146,5 @@ out = "profile.json"
             answer = service.post("/rerank", json=body).raise_for_status().json()
     kept = [each["index"] for each in answer["results"] if each["relevance_score"] > 0.0]
     assert kept[0] == 0
-    assert len(kept) < 5 < len(answer["results"])
+    assert len(kept) <= 5 < len(answer["results"])
     assert answer["meta"]["ctxguard"]["flags"] == []

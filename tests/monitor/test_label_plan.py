@@ -11,6 +11,7 @@ from people import grade, label
 from stub_judges import ErringJudge
 from watching import Watching
 
+from ctxguard.monitor.estimation import sampling_design
 from ctxguard.monitor.estimation.judged_request import grade_chances
 from ctxguard.monitor.estimation.sampling_design import (
     DROPPED_COINS,
@@ -68,6 +69,21 @@ def test_people_are_asked_about_as_much_as_the_budget_says(
         assert len([one for one in kinds if one in OPENED]) == 1 < len(kinds)
 
 
+def test_a_budget_that_opens_all_requests_is_spent_on_equal_coins(
+    truth: Mapping[str, set[str]],
+) -> None:
+    few = Watching(ErringJudge(truth), min_n=30, rates=JudgingRates(dropped_rate=1.0))
+    few.watch(*[make_context(POOL, 5, query=name, request_id=name) for name in list(truth)[:40]])
+    samples = to_label(few.store, few.monitor.series, 400)
+    assert len(samples) == 40
+    assert sum(sample.expected_passages for sample in samples) == pytest.approx(400, rel=0.1)
+    coins = Counter(one.probability for sample in samples for one in sample.picked)
+    # Those of the first passages and of runs beside the one of all others.
+    assert len(coins) == 3
+    (whole,) = {len(to_label(few.store, few.monitor.series, 10_000, dry_run=True))}
+    assert whole == 40
+
+
 def test_what_was_asked_and_not_graded_comes_first(
     live: Watching, say: Callable[[RowToLabel], int]
 ) -> None:
@@ -109,7 +125,7 @@ def test_before_anything_is_judged_nobody_is_asked() -> None:
     assert to_label(live.store, live.monitor.series, 10) == []
 
 
-def test_a_grade_is_asked_for_as_often_as_its_chance_says() -> None:
+def test_a_grade_is_asked_for_as_often_as_its_chance_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many requests with the same verdicts, by the grades above and whether it is graded on."""
     truth = {"the first": {"p0", "p3", "p6"}, "the third": {"p2"}, "none": {"p7"}, "nothing": set()}
     coin, no, yes = SERVED_COIN, DROPPED_COINS[False], DROPPED_COINS[True]
@@ -127,6 +143,8 @@ def test_a_grade_is_asked_for_as_often_as_its_chance_says() -> None:
         names = [f"{query} {number}" for number in range(400)]
         live.watch(*[make_context(POOL[:8], k, query=query, request_id=name) for name in names])
     store, series = live.store, live.monitor.series
+    # As where other requests are left to open.
+    monkeypatch.setattr(sampling_design, "_with_larger_coins", lambda samples, _: samples)
     opened = label(store, series, 10**6, lambda row: int(row.passage_id in truth[row.query]))
     asked, n = {key: np.zeros(8) for key in expected}, Counter[tuple[str, bool]]()
     for sample in graded_samples(store, series, [one.sample_id for one in opened]).values():

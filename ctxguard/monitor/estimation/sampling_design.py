@@ -3,11 +3,13 @@
 One budget of grades serves every metric. Requests are opened in the order of a hash. Of an opened
 request people grade the first passage and, in six of ten, on down to the first relevant one; every
 other judged passage has a coin: one size for served ones, and for dropped ones a large one where
-the judge says yes. All probabilities are constants, so nothing rests on what earlier grades showed.
+the judge says yes. All probabilities are constants, so nothing rests on what earlier grades showed;
+only where the budget opens all requests and is not spent, as of a short log, coins are equal and as
+large as it allows.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -82,10 +84,31 @@ def _drawn(
             left -= sample.expected_passages
             if left <= 0.0:
                 break
+        if left >= 1.0 and not whole:
+            found = _with_larger_coins(found, budget)
         passages = [one for sample in found for one in sample.picked]
         if not found or dry_run or store.save_pick(series, passages, waiting.last_pick):
             return found
     raise StoreError("other processes drew passages for labels at the same time; try again")
+
+
+def _with_larger_coins(samples: Sequence[GradedSample], budget: float) -> list[GradedSample]:
+    """Toss the coins again, equal and as large as the budget allows, where all requests are open.
+
+    Equal coins tell more of policies that serve other passages than today.
+    """
+    tops = [coins_of(sample, coin=0.0) for sample in samples]
+    bare = [
+        replace(sample, picked=tuple(_picked(sample, top)))
+        for sample, top in zip(samples, tops, strict=True)
+    ]
+    below = sum(len(top) - 1 for top in tops)
+    left = budget - sum(sample.expected_passages for sample in bare)
+    coin = min(max(left / max(below, 1), SERVED_COIN), 1.0)
+    return [
+        replace(sample, picked=tuple(_picked(sample, coins_of(sample, coin=coin))))
+        for sample in samples
+    ]
 
 
 def _opened(
@@ -93,18 +116,18 @@ def _opened(
 ) -> Iterator[GradedSample]:
     for ids in chunks(sample_ids, _AT_ONCE):
         for sample in graded_samples(store, series, ids, {}).values():
-            if picked := tuple(_picked(sample, whole=whole)):
+            coins = coins_of(sample, coin=1.0 if whole else None)
+            if picked := tuple(_picked(sample, coins)):
                 yield replace(sample, picked=picked)
 
 
-def _picked(sample: GradedSample, *, whole: bool) -> Iterator[PickedPassage]:
+def _picked(sample: GradedSample, coins: Mapping[int, float]) -> Iterator[PickedPassage]:
     """Open a request, and toss its coins; nothing where none of it is judged."""
     record = sample.record
-    coins = coins_of(sample, whole=whole)
     if not coins:
         return
     question = number_of(record)
-    go_on = 1.0 if whole else GO_ON
+    go_on = 1.0 if min(coins.values()) == 1.0 else GO_ON
     kind = PickKind.RUN if _RUN.selects(record.request_id, go_on) else PickKind.FIRST
     yield PickedPassage(sample.sample_id, kind, -1, go_on, question=question)
     for position, chance in coins.items():
@@ -114,25 +137,25 @@ def _picked(sample: GradedSample, *, whole: bool) -> Iterator[PickedPassage]:
             )
 
 
-def coins_of(sample: GradedSample, *, whole: bool = False) -> dict[int, float]:
-    """Return the coin of each judged passage by position.
+def coins_of(sample: GradedSample, *, coin: float | None = None) -> dict[int, float]:
+    """Return the probability of each judged passage's coin, by position.
 
     The first of an opened request is certain, so that each has a grade, also where nothing was
     served.
 
     Args:
-        whole: Whether every coin is certain.
+        coin: That of every other passage; None for those of the design.
     """
     record, judge = sample.record, sample.judge
     has_hit = any(_says_yes(judge.get(record.passage_ids[place])) for place in record.served)
-    coins = dict.fromkeys(record.served, SERVED_COIN)
+    coins = dict.fromkeys(record.served, SERVED_COIN if coin is None else coin)
     for place in record.to_judge(has_hit=has_hit):
         verdict = judge.get(record.passage_ids[place])
         if verdict is not None:
-            coins[place] = DROPPED_COINS[_says_yes(verdict)]
+            coins[place] = DROPPED_COINS[_says_yes(verdict)] if coin is None else coin
     if coins:
         coins[next(iter(coins))] = 1.0
-    return dict.fromkeys(coins, 1.0) if whole else coins
+    return coins
 
 
 def _says_yes(verdict: Judgment | None) -> bool:

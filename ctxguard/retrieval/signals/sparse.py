@@ -55,14 +55,14 @@ class SparseRows(NamedTuple):
         """Return the rows as they are, as they were read from a file.
 
         Raises:
-            ValueError: a term is not below ``n_terms``, or a row ends before it begins. A sum by
-                term would take memory for the largest number.
+            ValueError: a term is not below ``n_terms``, or a row does not lie within the terms. A
+                sum by term would take memory for the largest number.
         """
         numbers = self.numbers
         if numbers.min(initial=0) < 0 or numbers.max(initial=-1) >= n_terms:
             raise ValueError(f"it names terms outside of the {n_terms:,} that it has")
-        if np.diff(self.starts, prepend=0).min(initial=0) < 0:
-            raise ValueError("its rows are not in order")
+        if (np.diff(self.starts) < 0).any() or self.starts[[0, -1]].tolist() != [0, numbers.size]:
+            raise ValueError("its rows are not in order, or do not end with its terms")
         return self
 
     @property
