@@ -304,7 +304,8 @@ class LabelledRoute:
             return (highest_utility,)
         k, tolerance = self.settings.serving_k, self.settings.tolerance
         rule = partial(choose, serving_k=k, context=asked, tolerance=tolerance)
-        cautions = CAUTIONS[-1:] if self.held_out else CAUTIONS
+        is_bare = not self.own[0].legs and not self.own[0].signals
+        cautions = CAUTIONS[-1:] if self.held_out or is_bare else CAUTIONS
         return tuple(partial(rule, caution=caution) for caution in cautions)
 
     def offer(self, asked: Context | Literal["utility"]) -> Option:

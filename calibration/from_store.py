@@ -16,8 +16,8 @@ from calibration.fit import fold_numbers
 from calibration.judged_candidates import (
     FEWEST_GRADED,
     FEWEST_GRADES,
-    Difference,
     JudgedCandidates,
+    JudgedDifference,
     decided,
     decided_by_others,
     difference,
@@ -318,8 +318,8 @@ class StoreCalibration:
     """
 
     profile: Profile
-    gain: Difference
-    in_force: Difference | None
+    gain: JudgedDifference
+    in_force: JudgedDifference | None
 
 
 @dataclass(frozen=True)
@@ -403,7 +403,7 @@ def calibrate_from_store(
     return StoreCalibration(profile, gain, old)
 
 
-def _verdict(found: JudgedStore, gain: Difference, settings: Settings) -> RouteVerdict:
+def _verdict(found: JudgedStore, gain: JudgedDifference, settings: Settings) -> RouteVerdict:
     """Judge the policy: enforce where it gains and keeps recall, keep where it gains nothing."""
     udcg, recall = gain
     verdict = RouteVerdict(

@@ -222,7 +222,7 @@ def decided_by_others(judged: JudgedCandidates, settings: Settings) -> Contexts:
     return found
 
 
-class Difference(NamedTuple):
+class JudgedDifference(NamedTuple):
     """What contexts gain over others.
 
     Attributes:
@@ -237,19 +237,19 @@ class Difference(NamedTuple):
 
 def difference(
     judged: JudgedCandidates, new: Contexts, old: Contexts, utilities: Utilities
-) -> Difference:
+) -> JudgedDifference:
     """Estimate what contexts gain over others, in pairs."""
     apart = Contexts(new.kept - old.kept, new.discount - old.discount)
     udcg, recall = _estimates(
         judged, [_udcg(judged, apart, utilities), _recall(judged, apart, bounded=False)]
     )
     if recall.value is None or recall.bounds is None:
-        return Difference(udcg, recall)
+        return JudgedDifference(udcg, recall)
     n = float(judged.n_graded)
     lower, value = (
         (each * n - LOST_QUERIES) / (n + LOST_QUERIES) for each in (recall.bounds[0], recall.value)
     )
-    return Difference(udcg, Interval(value, lower, recall.bounds[1], recall.n))
+    return JudgedDifference(udcg, Interval(value, lower, recall.bounds[1], recall.n))
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ def fewest_to_choose(tolerance: float) -> int | None:
     """Count the queries from which a policy that loses nothing is chosen; None if over 5,000.
 
     >>> fewest_to_choose(0.01)
-    142
+    85
     """
     for n in range(1, 5_001):
         total = n + LOST_QUERIES

@@ -17,7 +17,7 @@ def retrieve(query: str, *, depth: int) -> list[Hit]:
 system = {"engine": "sqlite fts5", "corpus": "shop handbook"}
 grades = {question: dict.fromkeys(ids, 1) for question, ids in QUESTIONS.items()}
 labels = Dataset("handbook", tuple(Query(each, each) for each in QUESTIONS), grades)
-few = Settings(tolerance=0.07)  # of recall: 30 labels can show no less; the default needs 178
+few = Settings(tolerance=0.07)  # of recall: 30 labels can show no less; the default needs 107
 profile = calibrate(retrieve, labels, few, score_kind="ratio", fingerprint=system).profile
 print(profile.routes["external"].verdict.statement)  # with its evidence
 guard = ContextGuard(retrieve, score_kind="ratio", check=ProfileCheck(system), profile=profile)

@@ -37,7 +37,7 @@ labels = Dataset(
 )
 
 retriever = Handbook()
-# 30 labels can show that mean recall falls by 0.07 at most; the default, 0.01, needs 178 of them.
+# 30 labels can show that mean recall falls by 0.07 at most; the default, 0.01, needs 107 of them.
 calibration = calibrate(retriever, labels, Settings(serving_k=TODAY, tolerance=0.07))
 
 with tempfile.TemporaryDirectory() as folder:

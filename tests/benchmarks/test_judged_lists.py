@@ -35,7 +35,7 @@ def test_only_first_candidates_with_a_verdict_are_judged(recorded: Recorded) -> 
     judge = Answers("binary", dict.fromkeys(recorded.texts, said))
     own = judged_list(recorded, judge, Settings())
     assert own.judged.column.tolist() == [0, 1, 2] * 30
-    assert own.judged.said.verdict.tolist() == [0, 1, 0] * 30
+    assert own.judged.rows.passages["verdict"].tolist() == [0, 1, 0] * 30
     assert own.relevant.tolist() == [1.0, 0.0, 0.0] * 30
 
 

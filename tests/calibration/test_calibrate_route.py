@@ -233,8 +233,8 @@ class TestVerdict:
         self,
     ) -> None:
         verdict = outcome_of(calibrate(*simulate(60, noise=0.05, relevant=1))).profile.verdict
-        assert (verdict.decision, verdict.n_needed) == ("keep", 178)
-        assert "about 178 would probably decide" in verdict.statement
+        assert (verdict.decision, verdict.n_needed) == ("keep", 107)
+        assert "about 107 would probably decide" in verdict.statement
 
     def refuted(self, asked: Settings) -> RouteOutcome:
         """A calibration whose held-out queries have their relevant passages at the end."""

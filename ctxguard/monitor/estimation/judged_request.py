@@ -265,6 +265,8 @@ def update_graded(store: SampleStore, series: str, scale: Scale) -> None:
             continue
         try:
             record = SampleRecord.from_bytes(payloads[sample_id])
+            by_judge = verdicts_from_json(verdicts.get(sample_id, ""))
+            by_first = verdicts_from_json(first.get(sample_id, ""))
         except DataError as error:
             # One damaged sample must not break every report.
             _log.warning("labels of sample %d are left out: %s", sample_id, error)
@@ -275,10 +277,10 @@ def update_graded(store: SampleStore, series: str, scale: Scale) -> None:
                 sample_id=sample_id,
                 block=judged_request(
                     record,
-                    verdicts_from_json(verdicts.get(sample_id, "")),
+                    by_judge,
                     scale,
                     probability=float(Rows.read([block]).requests["probability"][0]),
-                    first=verdicts_from_json(first.get(sample_id, "")),
+                    first=by_first,
                     people=PeopleGrades(
                         found.by_passage, of_people, tuple(picked.get(sample_id, ()))
                     ),

@@ -111,6 +111,9 @@ class Rows(NamedTuple):
             raise DataError("rows of judged requests were written by another release") from error
         if len(requests) != len(blocks) or len(rows.request) != len(passages):
             raise DataError("rows of judged requests are cut off: the store is damaged")
+        most = requests["n_served"][rows.request]
+        if (passages["rank"] > most).any() or (passages["group"] >= N_GROUPS).any():
+            raise DataError("a judged passage has an impossible rank: the store is damaged")
         for name, table, least in (
             ("probability", requests, 1.0 / _MOST),
             ("dropped_chance", requests, 0.0),

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 
 from ctxguard.core.metrics import Negative
+from ctxguard.errors import DataError
 from ctxguard.monitor.judges.protocol import Judgment
 
 
@@ -39,12 +40,19 @@ def _listed(verdict: Judgment) -> list[object]:
 
 
 def verdicts_from_json(text: str) -> dict[str, Judgment]:
-    """Read the verdicts from a text of ``verdicts_to_json``, without missing ones."""
-    return {
-        passage_id: Judgment(
-            passage_id, int(grade), None if negative is None else Negative(negative), *judged
-        )
-        for passage_id, verdict in json.loads(text or "{}").items()
-        if verdict is not None
-        for grade, negative, *judged in [verdict]
-    }
+    """Read the verdicts from a text of ``verdicts_to_json``, without missing ones.
+
+    Raises:
+        DataError: it is no such text.
+    """
+    try:
+        return {
+            passage_id: Judgment(
+                passage_id, int(grade), None if negative is None else Negative(negative), *judged
+            )
+            for passage_id, verdict in json.loads(text or "{}").items()
+            if verdict is not None
+            for grade, negative, *judged in [verdict]
+        }
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise DataError(f"verdicts cannot be read: {type(error).__name__}") from error

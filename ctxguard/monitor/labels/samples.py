@@ -119,6 +119,7 @@ def graded_samples(
             continue
         try:
             record = SampleRecord.from_bytes(payloads[sample_id])
+            by_judge = verdicts_from_json(verdicts[sample_id])
         except DataError as error:
             _log.warning("sample %d is left out: %s", sample_id, error)
             continue
@@ -126,7 +127,7 @@ def graded_samples(
             sample_id,
             record,
             people[sample_id].by_passage if sample_id in people else {},
-            verdicts_from_json(verdicts[sample_id]),
+            by_judge,
             tuple(picked.get(sample_id, ())),
         )
     return found

@@ -157,7 +157,7 @@ def test_the_question_stays_in_sight_while_20_requests_are_graded(
     (tmp_path / "samples.db").write_bytes(forty)
     opened = SampleStore.open(f"sqlite:///{tmp_path / 'samples.db'}")
     with opened as store, console_at(store) as address:
-        begin(page, address, n=60, whole=False)
+        begin(page, address, n=80, whole=False)
         n_requests = 0
         while page.query_selector("h1.query"):
             n_requests += 1
