@@ -3,8 +3,8 @@
     python -m benchmarks.judged_lists --data ../shared/data/trec_dl20 --check --json FILE
 
 The lists and judges of `benchmarks.real_lists`. The first 20 candidates of each question are judged
-by a recorded judge; the qrels are the grades of people, who grade about 400 of these passages, each
-chosen by a coin of its own, anew in each draw. The policy is fitted as ``ctxguard calibrate
+by a recorded judge; the qrels are the grades of people, who grade about 400 of these passages, as
+``label export`` asks for them, anew in each draw. The policy is fitted as ``ctxguard calibrate
 --store`` fits it, each question decided by the fit of the others, and its gain in strict UDCG over
 the first 5 is compared with the truth, by all qrels.
 
@@ -42,9 +42,12 @@ from ctxguard.monitor.estimation.rows import (
     PASSAGE,
     REQUEST,
     UNGRADED,
+    YES,
+    IntArray,
     Rows,
     rank_group,
 )
+from ctxguard.monitor.estimation.sampling_design import GO_ON
 
 SUMMARY = "Take a judge's verdicts as labels, with a few grades of people."
 FORMER_RMSE: Mapping[str, float] = {
@@ -89,45 +92,78 @@ def judged_list(recorded: Recorded, judge: Answers, settings: Settings) -> Judge
         first = ids[:JUDGED_DEPTH]
         found = judge.assess(recorded.texts[place], first)[judge.fingerprint]
         verdicts[place, : len(first)] = np.where(np.isnan(found), np.nan, found >= least)
-    can_be_judged = ~np.isnan(verdicts)
-    row, column = np.nonzero(can_be_judged)
-    verdict, is_served = verdicts[row, column].astype(np.intp), column < k
-    passages, requests = np.zeros(row.size, PASSAGE), np.zeros(n, REQUEST)
-    passages["position"], passages["rank"] = column, np.where(is_served, column + 1, 0)
-    dropped = np.where(column < k + NEAR_DROPPED, NEAR, FAR)
-    passages["group"] = np.where(is_served, rank_group(column + 1), dropped)
-    passages["verdict"], passages["size"], passages["grade"] = verdict, 1.0, UNGRADED
     worths = settings.utilities.relevant, settings.utilities.irrelevant
-    passages["worth"] = np.where(verdict, *worths)
-    requests["n_passages"] = np.bincount(row, minlength=n)
-    requests["n_served"] = np.bincount(row[is_served], minlength=n)
-    requests["probability"] = requests["run_chance"] = 1.0
+    rows, column = rows_of(verdicts, k, worths)
     judged = JudgedCandidates(
         pools,
-        Rows(requests, passages, row),
+        rows,
         column,
         np.ones(n),
         np.ones(n),
         np.arange(n),
         fold_numbers(pools.query_ids),
-        can_be_judged,
+        ~np.isnan(verdicts),
     )
-    return JudgedList(judged, recorded.labels.relevant[row, column].astype(np.float64))
+    return JudgedList(judged, recorded.labels.relevant[rows.request, column].astype(np.float64))
+
+
+def rows_of(verdicts: FloatArray, k: int, worths: tuple[float, float]) -> tuple[Rows, IntArray]:
+    """Make the rows of lists of which the first k are served, and the place of each in its list.
+
+    Args:
+        verdicts: Shape (n, depth), 1 for yes and 0 for no; NaN without one.
+        worths: Of a passage that the judge calls relevant, and of another.
+    """
+    row, column = np.nonzero(~np.isnan(verdicts))
+    verdict, is_served = verdicts[row, column].astype(np.intp), column < k
+    passages, requests = np.zeros(row.size, PASSAGE), np.zeros(len(verdicts), REQUEST)
+    passages["position"], passages["rank"] = column, np.where(is_served, column + 1, 0)
+    dropped = np.where(column < k + NEAR_DROPPED, NEAR, FAR)
+    passages["group"] = np.where(is_served, rank_group(column + 1), dropped)
+    passages["verdict"], passages["size"], passages["grade"] = verdict, 1.0, UNGRADED
+    passages["worth"] = np.where(verdict, *worths)
+    requests["n_passages"] = np.bincount(row, minlength=len(verdicts))
+    requests["n_served"] = np.bincount(row[is_served], minlength=len(verdicts))
+    requests["probability"] = requests["run_chance"] = 1.0
+    return Rows(requests, passages, row), column
 
 
 def graded(own: JudgedList, settings: Settings, seed: int, n: int = GRADES) -> JudgedCandidates:
-    """Let people grade about n passages, each by a coin of its own."""
+    """Let people grade about n passages, as the draw asks where it can open all questions.
+
+    The first passage of each is graded and, in six of ten, those below down to the first relevant
+    one; all others have one coin, as large as the budget allows (``sampling_design``).
+    """
     judged, worths = own.judged, (settings.utilities.relevant, settings.utilities.irrelevant)
-    chance = min(n / judged.row.size, 1.0)
-    taken = np.random.default_rng([seed, 7]).random(judged.row.size) < chance
-    passages = judged.rows.passages.copy()
+    rows, rank, random = judged.rows, judged.rows.passages["rank"], np.random.default_rng([seed, 7])
+    goes_on = random.random(len(judged.pools)) < GO_ON
+    likely = np.where(rows.passages["verdict"] == YES, 0.8, 0.2)
+    reached, in_run = (
+        _none_above(rows, each) * (goes_on[rows.request] | (rank == 1))
+        for each in (likely, own.relevant)
+    )
+    is_first = (rank == 1) | ((rank == 0) & (judged.column == 0))
+    left = n - float(reached.sum())
+    coin = min(left / np.count_nonzero(~is_first), 1.0)
+    chance = np.where((in_run > 0.0) | is_first, 1.0, coin)
+    taken = random.random(rank.size) < chance
+    passages, requests = rows.passages.copy(), rows.requests.copy()
     passages["grade"] = np.where(taken, own.relevant, UNGRADED)
     passages["people_worth"] = np.where(own.relevant > 0.0, *worths)
     passages["chance"] = np.where(taken, chance, 0.0)
-    found = replace(judged, rows=judged.rows._replace(passages=passages))
+    requests["draw"], requests["goes_on"], requests["run_chance"] = 1, goes_on, GO_ON
+    found = replace(judged, rows=Rows(requests, passages, rows.request))
     # No grade changes them: computed once for all draws.
     found.__dict__["features"] = judged.features
     return found
+
+
+def _none_above(rows: Rows, relevance: FloatArray) -> FloatArray:
+    """Return P(no passage served above each is relevant), shape (m,); 0 of a dropped one."""
+    by_rank = 1.0 - rows.by_rank(relevance)
+    above = np.cumprod(np.column_stack([np.ones(len(by_rank)), by_rank]), axis=1)
+    rank = rows.passages["rank"].astype(np.intp)
+    return np.where(rank > 0, above[rows.request, np.maximum(rank - 1, 0)], 0.0)
 
 
 class Draw(NamedTuple):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from simulated_pools import labelled, ranking_of
 
+from benchmarks.judged_lists import rows_of
 from calibration.calibrate_route import Settings
 from calibration.fit import fold_numbers
 from calibration.judged_candidates import (
@@ -24,16 +25,7 @@ from ctxguard.core.interval import Interval
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
-from ctxguard.monitor.estimation.rows import (
-    FAR,
-    NEAR,
-    NEAR_DROPPED,
-    PASSAGE,
-    REQUEST,
-    UNGRADED,
-    Rows,
-    rank_group,
-)
+from ctxguard.monitor.estimation.rows import UNGRADED, Rows
 
 SERVED = 3
 GAIN, COST = DEFAULT_UTILITIES.relevant, DEFAULT_UTILITIES.irrelevant
@@ -49,25 +41,15 @@ def judged(
     """Judge all candidates, shape (n, k) each; people grade each by a coin."""
     n, k = yes.shape
     pools, _ = labelled([ranking_of(row.tolist()) for row in scores], [{"p0": 1}] * n, depth=k)
-    row, column = (each.ravel() for each in np.indices((n, k)))
-    is_served, verdict = column < SERVED, yes.ravel().astype(np.intp)
-    passages, requests = np.zeros(n * k, PASSAGE), np.zeros(n, REQUEST)
-    passages["position"], passages["rank"] = column, np.where(is_served, column + 1, 0)
-    dropped = np.where(column < SERVED + NEAR_DROPPED, NEAR, FAR)
-    passages["group"] = np.where(is_served, rank_group(column + 1), dropped)
-    passages["verdict"], passages["size"] = verdict, 1.0
-    passages["worth"] = np.where(verdict, GAIN, COST)
-    passages["grade"] = UNGRADED
+    rows, column = rows_of(yes, SERVED, (GAIN, COST))
     if truth is not None:
         taken = np.random.default_rng(seed).random(n * k) < chance
-        passages["grade"] = np.where(taken, truth.ravel(), UNGRADED)
-        passages["people_worth"] = np.where(truth.ravel() > 0, GAIN, COST)
-        passages["chance"] = np.where(taken, chance, 0.0)
-    requests["n_passages"], requests["n_served"] = k, min(k, SERVED)
-    requests["probability"] = requests["run_chance"] = 1.0
+        rows.passages["grade"] = np.where(taken, truth.ravel(), UNGRADED)
+        rows.passages["people_worth"] = np.where(truth.ravel() > 0, GAIN, COST)
+        rows.passages["chance"] = np.where(taken, chance, 0.0)
     return JudgedCandidates(
         pools,
-        Rows(requests, passages, row),
+        rows,
         column,
         np.ones(n),
         np.ones(n),

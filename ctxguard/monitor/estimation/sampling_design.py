@@ -104,7 +104,7 @@ def _with_larger_coins(samples: Sequence[GradedSample], budget: float) -> list[G
     ]
     below = sum(len(top) - 1 for top in tops)
     left = budget - sum(sample.expected_passages for sample in bare)
-    coin = min(max(left / max(below, 1), SERVED_COIN), 1.0)
+    coin = min(left / max(below, 1), 1.0)
     return [
         replace(sample, picked=tuple(_picked(sample, coins_of(sample, coin=coin))))
         for sample in samples
