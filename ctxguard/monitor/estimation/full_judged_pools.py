@@ -22,9 +22,6 @@ from ctxguard.monitor.store import SampleStore
 from ctxguard.monitor.store.transactions import chunks
 from ctxguard.profile.schema import Profile, RouteVerdict
 
-IN_PART = "whose pool was judged in part"
-NEVER_WHOLE = "whose pool is judged in full only where nothing relevant was served"
-
 _AT_ONCE = 200
 """Samples whose texts are in memory at once."""
 _DAY_SECONDS = 86_400.0
@@ -35,43 +32,31 @@ class JudgedPool:
     """A judged request with the verdicts on its candidates, by passage id.
 
     Attributes:
-        unusable: Why its pool cannot be decided on again; empty where it can.
         labels: A person's verdict where there is one, else the judge's.
         by_people: Those of ``labels`` that people gave.
-        weight: 1/π: how many requests it stands for; NaN where it is unusable.
+        weight: 1/π: how many requests it stands for; None where a part of its pool has no verdict,
+            or it would not be judged in full had something relevant been served.
     """
 
     sample_id: int
     record: SampleRecord
-    unusable: str
     labels: Mapping[str, Judgment]
     by_people: Mapping[str, Judgment]
-    weight: float
-
-    @property
-    def query_id(self) -> str:
-        """The sample's id, as that of a query."""
-        return str(self.sample_id)
-
-    @property
-    def text(self) -> str:
-        """The query."""
-        return str(self.record.query)
+    weight: float | None
 
 
 def judged_pools(
-    store: SampleStore, series: str, *, skip: Collection[int] = (), whole_only: bool = False
+    store: SampleStore, series: str, *, skip: Collection[int] = ()
 ) -> Iterator[JudgedPool]:
-    """Return the judged requests of a series whose text is kept, oldest first.
+    """Return the requests of a series of which all was to be judged, and whose text is kept.
 
     Args:
         skip: Samples that are not read.
-        whole_only: Whether to leave out, unread, what was judged in part.
     """
     alone = series == PEOPLE_ALONE
     for page in store.judged_pages(series):
         table = Rows.read(page.blocks).requests
-        wanted = ~np.isnan(table["pool_chance"]) | (alone or not whole_only)
+        wanted = ~np.isnan(table["pool_chance"]) | alone
         rows = {
             sample_id: row
             for sample_id, row in zip(page.sample_ids[wanted].tolist(), table[wanted], strict=True)
@@ -82,9 +67,10 @@ def judged_pools(
                 record, row = sample.record, rows[sample_id]
                 labels = {**sample.judge, **sample.people}
                 chance = _whole_pool_chance(record, row, alone=alone)
-                unusable = _unusable(record, chance, labels)
-                weight = np.nan if unusable else 1.0 / float(row["probability"] * chance)
-                yield JudgedPool(sample_id, record, unusable, labels, sample.people, weight)
+                weight = None
+                if chance is not None and _is_usable(record, labels):
+                    weight = 1.0 / float(row["probability"] * chance)
+                yield JudgedPool(sample_id, record, labels, sample.people, weight)
 
 
 def _whole_pool_chance(record: SampleRecord, row: np.void, *, alone: bool) -> float | None:
@@ -99,15 +85,13 @@ def _whole_pool_chance(record: SampleRecord, row: np.void, *, alone: bool) -> fl
     return None if np.isnan(row["pool_chance"]) else float(row["pool_chance"])
 
 
-def _unusable(record: SampleRecord, chance: float | None, labels: Mapping[str, Judgment]) -> str:
+def _is_usable(record: SampleRecord, labels: Mapping[str, Judgment]) -> bool:
     if record.query is None:
-        return "without the query's text"
-    if chance is None:
-        return IN_PART
+        return False
     if record.dropped and not record.rates.full_pool_probability(has_hit=True):
-        return NEVER_WHOLE
+        return False
     pool = {record.passage_ids[place] for place in (*record.served, *record.dropped)}
-    return "" if pool <= labels.keys() else "with passages that have no verdict"
+    return pool <= labels.keys()
 
 
 _Seen = tuple[Mapping[str, Judgment], Route, tuple[float, ...]]
@@ -150,7 +134,7 @@ class ShadowedTraffic:
             for sample_id, (by_people, _, _) in self._seen.items()
             if by_people == people.get(sample_id, nobody).by_passage
         }
-        for pool in judged_pools(self._store, self._series, skip=known, whole_only=True):
+        for pool in judged_pools(self._store, self._series, skip=known):
             route = pool.record.route
             self._seen[pool.sample_id] = pool.by_people, route, self._difference(pool)
         return {route: self._rise(route, verdict) for route, (_, verdict) in self._routes.items()}
@@ -159,7 +143,7 @@ class ShadowedTraffic:
         record = pool.record
         counts = record.profile_id == self._profile_id and record.route in self._routes
         relevant = {name for name, verdict in pool.labels.items() if verdict.grade}
-        if not counts or not relevant or pool.unusable:
+        if not counts or not relevant or pool.weight is None:
             return ()
         ranking, (policy, verdict) = record.ranking(), self._routes[record.route]
         kept, today = (

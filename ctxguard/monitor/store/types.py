@@ -1,6 +1,6 @@
 """The values that go into the store and come out of it: frozen data, no database.
 
-Payloads, verdicts and summaries are opaque here; their formats belong to those who write and read
+Payloads, verdicts and blocks are opaque here; their formats belong to those who write and read
 them.
 """
 
