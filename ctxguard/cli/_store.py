@@ -215,7 +215,7 @@ def open_store(url: str, limits: "Limits | None" = None) -> "SampleStore":
     if file is not None and not file.exists():
         raise StoreUnavailableError(
             f"there is no sample store {file.absolute()}: name the file that the serving processes "
-            "write to, or start them first (`sample_to` makes it)"
+            "write to, or make it: by `sample_to` where you serve, or by `ctxguard judge`"
         )
     return SampleStore.open(url, limits=Limits() if limits is None else limits)
 
