@@ -88,8 +88,9 @@ class Gate:
             if len(given) < len(scope["headers"]):
                 _check_repeated(scope["headers"])
             rule = self._rules[endpoint]
-            body = await within(self._receive_seconds, rule.enter(given, receive))
-            state["body"] = body
+            # Held here alone: what reads it takes it away.
+            state["body"] = await within(self._receive_seconds, rule.enter(given, receive))
+            n_bytes = state["body_bytes"] = len(state["body"])
             try:
                 operation = self._direct.get(path)
                 if operation and scope["method"] == "POST" and not scope.get("root_path"):
@@ -102,10 +103,10 @@ class Gate:
                 else:
                     # Without it Starlette's router answers by itself what it does not know.
                     scope["app"] = self.app
-                    await self.app(scope, _replaying(body, receive), send_named)
+                    await self.app(scope, _replaying(state.pop("body"), receive), send_named)
             finally:
                 rule.budget.in_flight -= 1
-                rule.budget.buffered -= len(body)
+                rule.budget.buffered -= n_bytes
             outcome = _ENDS[status // 100, "degraded" in state]
         except ClientDisconnect:
             pass

@@ -70,7 +70,7 @@ reset_in_children(_thread)
 
 async def off_the_loop(scope: Scope, work: Callable[..., _T], *arguments: Any) -> _T:
     """Do some work for a request, on the thread for long bodies if its own is one."""
-    if len(scope["state"]["body"]) <= _QUICK_BYTES:
+    if scope["state"]["body_bytes"] <= _QUICK_BYTES:
         return work(*arguments)
     return await wrap_future(_thread.submit(partial(work, *arguments)))
 
@@ -142,14 +142,14 @@ class Operation:
         return "GET" if self.asks is None else "POST"
 
     async def answered(self, scope: Scope) -> HttpAnswer:
-        """Answer a request whose body is in the scope's state.
+        """Answer a request whose body is in the scope's state, and take it from there.
 
         Raises:
             Problem: it cannot be answered.
         """
         assert self.asks is not None  # noqa: S101 - others are answered by Starlette
         state = scope["state"]
-        given = await off_the_loop(scope, self.asks.read, state["body"])
+        given = await off_the_loop(scope, self.asks.read, state.pop("body"))
         failure: StageFailure | None
         content, failure = await self.endpoint(given, scope)
         if failure is None:
