@@ -6,7 +6,7 @@ P(relevant) and compares with a passage's utility (DESIGN.md §4 and §5). Pure:
 logging. It runs on every request, so verdicts are built only when they are read.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice, repeat
@@ -105,59 +105,48 @@ class Decision:
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
         """One verdict per candidate: the usable ones best first, then those set aside."""
-        return verdicts_of(self.columns(thresholds))
-
-    def columns(self, made: "Thresholds") -> list[list[Any]]:
-        """Return the columns of the verdicts, in the order of `Verdict`'s fields.
-
-        Args:
-            made: Makes the thresholds of one setting.
-        """
         ids, scores, policy = self.ranking.passage_ids, self.ranking.scores, self.policy
-        by_utility = isinstance(policy, ExpectedUtilityPolicy)
-        setting, least = (
-            ("min_probability", policy.min_probability)
-            if isinstance(policy, ExpectedUtilityPolicy)
-            else ("min_ratio", policy.min_ratio)
-        )
         order, n = self.order, len(self.order)
         relative: list[Any] = self._relative_scores() or [None] * n
         probabilities: list[Any] = [*(self.probabilities or repeat(None, n))]
+        setting, least, values = (
+            ("min_probability", policy.min_probability, probabilities)
+            if isinstance(policy, ExpectedUtilityPolicy)
+            else ("min_ratio", policy.min_ratio, relative)
+        )
         # A prefix is kept, the rest up to k is below the threshold, and the others are beyond k.
         kept, within = self.n_kept, max(self.n_kept, min(policy.k, n))
-        values = (probabilities if by_utility else relative)[kept:]
-        of_setting = made(setting, values)
-        kept_if: list[Sequence[Any]] = [
-            () if value is None or value >= least else (threshold,)
-            for value, threshold in zip(values, of_setting, strict=True)
+        kept_if: list[tuple[Threshold, ...]] = [
+            () if value is None or value >= least else (_threshold((setting, value)),)
+            for value in values[kept:]
         ]
-        of_k = made("k", range(within + 1, n + 1))
-        kept_if[within - kept :] = [
-            (threshold, *others)
-            for threshold, others in zip(of_k, kept_if[within - kept :], strict=True)
-        ]
-        columns: list[list[Any]] = [
-            [*map(ids.__getitem__, order)],
-            [*range(1, n + 1)],
-            [*map(scores.__getitem__, order)],
+        for index in range(within, n):
+            kept_if[index - kept] = (_threshold(("k", index + 1)), *kept_if[index - kept])
+        columns = (
+            map(ids.__getitem__, order),
+            range(1, n + 1),
+            map(scores.__getitem__, order),
             relative,
             probabilities,
             [None] * kept
             + [_THRESHOLD_REASON[policy.kind]] * (within - kept)
             + [DropReason.BEYOND_K] * (n - within),
             [()] * kept + kept_if,
-        ]
+        )
+        verdicts = [*map(_verdict, zip(*columns, strict=True))]
         copies = self.ranking.copies
         first_of = {copies.get(at, at): index for index, at in enumerate(order)} if copies else {}
         for position, reason in self.set_aside:
-            row: list[Any] = [ids[position], None, scores[position], None, None, reason, ()]
+            verdict = Verdict(ids[position], None, scores[position], None, None, reason)
             if reason is DropReason.DUPLICATE_TEXT:
-                first = first_of[copies.get(position, position)]
-                row[3:5] = columns[3][first], columns[4][first]
-                row[6] = made("drop_duplicates", [0.0]) if first < kept else columns[6][first]
-            for column, value in zip(columns, row, strict=True):
-                column.append(value)
-        return columns
+                first = verdicts[first_of[copies.get(position, position)]]
+                verdict = verdict._replace(
+                    relative_score=first.relative_score,
+                    probability=first.probability,
+                    kept_if=(Threshold("drop_duplicates", 0.0),) if first.kept else first.kept_if,
+                )
+            verdicts.append(verdict)
+        return tuple(verdicts)
 
     def _relative_scores(self) -> list[float] | None:
         """Compute relative scores, aligned with ``order``; None if they cannot be compared."""
@@ -172,20 +161,6 @@ class Decision:
             return None
         temperature = self.policy.temperature if isinstance(self.policy, RatioPolicy) else 1.0
         return relative_scores(kind, scores, temperature)
-
-
-Thresholds = Callable[[str, Sequence[float]], Sequence[Any]]
-"""Makes a threshold of a setting for each value that would have kept a passage."""
-
-
-def thresholds(setting: str, values: Sequence[float]) -> tuple[Threshold, ...]:
-    """Make the thresholds of a verdict."""
-    return tuple(map(_threshold, zip(repeat(setting), values)))
-
-
-def verdicts_of(columns: Sequence[Sequence[Any]]) -> tuple[Verdict, ...]:
-    """Make verdicts of their columns."""
-    return tuple(map(_verdict, zip(*columns, strict=True)))
 
 
 def dropped_by_policy(policy: Policy, n: int, n_kept: int) -> dict[DropReason, int]:
