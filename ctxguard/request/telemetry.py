@@ -17,7 +17,6 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.decision import dropped_by_policy
 from ctxguard.core.types import DropReason, FailureKind, Flag, Mode, Route
-from ctxguard.errors import CtxguardError, FilterViolationError, OverloadedError
 from ctxguard.resilience import cause_of
 
 if TYPE_CHECKING:
@@ -281,28 +280,20 @@ class Telemetry:
         """Count one request received."""
         self._counters["received_requests"][mode].inc()
 
-    def failed(self, mode: Mode, cause: str) -> None:
-        """Count one failed request; ``cause`` is one of `FAILED_CAUSES`."""
-        self._counters["failed_requests"][mode, cause].inc()
-
-    def raised(self, mode: Mode, error: Exception, failure: CtxguardError) -> None:
-        """Count one request that ended in an error, or was refused because of too many.
+    def raised(self, mode: Mode, error: BaseException) -> None:
+        """Count one request that ended in an error, was cancelled, or refused because of too many.
 
         Args:
             mode: The request's mode.
             error: The error as raised.
-            failure: The typed error that replaced it.
         """
-        if isinstance(failure, OverloadedError):
-            self.shed(mode)
+        cause = cause_of(error) if isinstance(error, Exception) else "cancelled"
+        if cause == FailureKind.SATURATED:
+            self._counters["shed_requests"][mode].inc()
         else:
-            self.failed(mode, cause_of(error))
-        if isinstance(failure, FilterViolationError):
-            self.filter_violated()
-
-    def shed(self, mode: Mode) -> None:
-        """Count one request that was refused because too many were under way."""
-        self._counters["shed_requests"][mode].inc()
+            self._counters["failed_requests"][mode, cause].inc()
+        if cause == "filter_violation":
+            self._counters["filter_violations"].inc()
 
     def circuit_changed(self, stage: str, is_open: bool) -> None:
         """Count a circuit breaker that opened or closed."""
@@ -311,10 +302,6 @@ class Telemetry:
             self._ever_open.add(stage)
         self._counters["circuit_changes"][stage, is_open].inc()
         self._gauges["open_circuits"][stage].inc(1 if is_open else -1)
-
-    def filter_violated(self) -> None:
-        """Count one request whose retriever returned passages that its filter forbids."""
-        self._counters["filter_violations"].inc()
 
     def reload_attempted(self, what: ReloadTarget, outcome: ReloadOutcome) -> None:
         """Count one attempt to reload a file."""
