@@ -9,15 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ctxguard.core.assembly import (
-    DEFAULT_ASSEMBLY,
-    Assembled,
-    Assembly,
-    AssemblyDrop,
-    assemble,
-    bare_passages,
-    read_passages,
-)
+from ctxguard.core.assembly import DEFAULT_ASSEMBLY, Assembly, AssemblyDrop
 from ctxguard.core.decision import Decision
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import (
@@ -32,16 +24,6 @@ from ctxguard.core.types import (
     listed,
 )
 from ctxguard.core.value_of_information import Assessment
-
-__all__ = [
-    "Assembled",
-    "Assembly",
-    "AssemblyDrop",
-    "Context",
-    "assemble",
-    "bare_passages",
-    "read_passages",
-]
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
