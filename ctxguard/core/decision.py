@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
-from ctxguard.core.relevance import ByProbability, RelevanceModel
+from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.scores import (
     DOMAIN,
     INVALID_MAGNITUDE,
@@ -100,7 +100,13 @@ class Decision:
         counts: dict[DropReason, int] = {}
         for _, reason in self.set_aside:
             counts[reason] = counts.get(reason, 0) + 1
-        return counts | dropped_by_policy(self.policy, len(self.order), self.n_kept)
+        # A prefix ends for one reason only; past k every passage is beyond k as well.
+        n = len(self.order)
+        if below := max(min(self.policy.k, n) - self.n_kept, 0):
+            counts[_THRESHOLD_REASON[self.policy.kind]] = below
+        if beyond := n - self.n_kept - below:
+            counts[DropReason.BEYOND_K] = beyond
+        return counts
 
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -163,14 +169,6 @@ class Decision:
         return relative_scores(kind, scores, temperature)
 
 
-def dropped_by_policy(policy: Policy, n: int, n_kept: int) -> dict[DropReason, int]:
-    """Return how many of n usable candidates each reason dropped, if ``n_kept`` were kept."""
-    # A prefix ends for one reason only; past k every passage is beyond k as well.
-    below = max(min(policy.k, n) - n_kept, 0)
-    counts = {_THRESHOLD_REASON[policy.kind]: below, DropReason.BEYOND_K: n - n_kept - below}
-    return {reason: count for reason, count in counts.items() if count}
-
-
 def decide(ranking: Ranking, policy: Policy) -> Decision:
     """Apply a policy to one ranking.
 
@@ -228,42 +226,38 @@ def _decide_by_utility(ranking: Ranking, policy: ExpectedUtilityPolicy) -> Decis
     # A score that is impossible for its kind is no signal of the model; it matters without one.
     garbage = problem if problem is Flag.INVALID_SCORES else None
     flags = _score_flags(set_aside, garbage) if set_aside or garbage else ()
-    found = rank_by_probability(ranking, order, policy.model, policy.min_probability) if n else None
+    found = probabilities_of(ranking, order, policy.model) if n else None
     if found is None:
         if n:
             flags += (Flag.MISSING_SIGNALS,)
         if problem is not None and problem not in flags:  # only the scores can order them now
             flags += (problem,)
         return Decision(ranking, policy, order, min(policy.k, n), flags, set_aside)
-    best_first = found.best_first.tolist()
-    return Decision(
-        ranking,
-        policy,
-        # Positions in the score order are the candidates' own if that order is as given.
-        best_first if isinstance(order, range) else [order[index] for index in best_first],
-        max(min(found.n_worthwhile, policy.k), min(policy.min_keep, n)),
-        flags,
-        set_aside,
-        found.probabilities[found.best_first].tolist(),
-    )
+    order, n_kept, probabilities = _by_probability(order, found, policy)
+    return Decision(ranking, policy, order, n_kept, flags, set_aside, probabilities)
 
 
-def with_probabilities(decision: Decision, probabilities: FloatArray) -> Decision:
-    """Decide again by other probabilities, with the same policy.
+def _by_probability(
+    order: Sequence[int], probabilities: FloatArray, policy: ExpectedUtilityPolicy
+) -> tuple[Sequence[int], int, list[float]]:
+    """Order candidates by P(relevant), of equal ones the first given, and count the kept.
 
     Args:
-        decision: By an ``expected_utility`` policy.
-        probabilities: Shape (n,), aligned with ``decision.order``.
+        order: Positions of the candidates.
+        probabilities: Aligned with ``order``.
+        policy: Its k, threshold and minimum apply.
+
+    Returns:
+        Positions best first; how many are kept; probabilities best first.
     """
-    policy = cast(ExpectedUtilityPolicy, decision.policy)
-    # Stable, so that equal probabilities keep the order that they had.
-    best_first = (-probabilities).argsort(kind="stable").tolist()
-    worthwhile = int(np.count_nonzero(probabilities >= policy.min_probability))
-    return replace(
-        decision,
-        order=[decision.order[index] for index in best_first],
-        n_kept=max(min(worthwhile, policy.k), min(policy.min_keep, len(best_first))),
-        probabilities=probabilities[best_first].tolist(),
+    best_first = (-probabilities).argsort(kind="stable")
+    indices = best_first.tolist()
+    n_worthwhile = int((probabilities >= policy.min_probability).sum())
+    return (
+        # Positions in the score order are the candidates' own if that order is as given.
+        indices if isinstance(order, range) else [order[index] for index in indices],
+        max(min(n_worthwhile, policy.k), min(policy.min_keep, len(indices))),
+        probabilities[best_first].tolist(),
     )
 
 
@@ -287,23 +281,22 @@ def decide_with_answers(
     decision = decide(ranking, policy)
     if decision.probabilities is None:
         return None
-    order = list(decision.order)
+    order: Sequence[int] = list(decision.order)
     after = model.updated(
         np.asarray(decision.probabilities),
         answers[order],
         None if places is None else places[order],
     )
-    return with_probabilities(decision, after)
+    order, n_kept, probabilities = _by_probability(order, after, policy)
+    return replace(decision, order=order, n_kept=n_kept, probabilities=probabilities)
 
 
-def rank_by_probability(
-    ranking: Ranking, order: Sequence[int], model: RelevanceModel, least: float = 0.0
-) -> ByProbability | None:
-    """Rank the candidates in this order by P(relevant); see `RelevanceModel.by_probability`."""
-    as_given = isinstance(order, range)
-    return model.by_probability(
-        legs_of(ranking, order), ranking.signals, None if as_given else order, least
-    )
+def probabilities_of(
+    ranking: Ranking, order: Sequence[int], model: RelevanceModel
+) -> FloatArray | None:
+    """Compute P(relevant) of the candidates in this order; see `RelevanceModel.probabilities`."""
+    positions = None if isinstance(order, range) else order
+    return model.probabilities(legs_of(ranking, order), ranking.signals, positions)
 
 
 def _relative_prefix(

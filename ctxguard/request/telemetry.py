@@ -7,7 +7,7 @@ increment. All label values come from closed sets: modes, routes, reasons, flags
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import product
-from operator import attrgetter, getitem, itemgetter
+from operator import getitem
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from ctxguard._support.fork_safety import reset_in_children
-from ctxguard.core.decision import dropped_by_policy
 from ctxguard.core.types import DropReason, FailureKind, Flag, Mode, Route
 from ctxguard.resilience import cause_of
 
@@ -231,15 +230,8 @@ class Telemetry:
         """
         decision, counters = context.decision, self._counters
         dropped = counters["dropped_candidates"]
-        in_assembly = context.dropped_in_assembly
-        by_policy = dropped_by_policy(decision.policy, len(decision.order), decision.n_kept)
-        reasons = [
-            *map(itemgetter(1), decision.set_aside),
-            *map(attrgetter("reason"), in_assembly),
-        ]
         added = [
             counters["requests"][context.mode, context.route, bool(decision.ranking.failures)],
-            *map(dropped.__getitem__, reasons),
             *map(counters["flags"].__getitem__, context.flags),
             *[
                 counters["stage_failures"][_stage_label(one.stage), one.kind]
@@ -250,9 +242,9 @@ class Telemetry:
             added.append(counters["context_sufficiency"][context.route, context.sufficient])
         for counter in added:
             counter.inc()
-        for reason, count in by_policy.items():
+        for reason, count in context.dropped_by_reason.items():
             dropped[reason].inc(count)
-        counters["kept_candidates"].inc(decision.n_kept - len(in_assembly))
+        counters["kept_candidates"].inc(decision.n_kept - len(context.dropped_in_assembly))
         self._histograms["context_passages"].observe(len(context.passages))
         self._histograms["guard_seconds"].observe(guard_seconds)
         if retrieve_seconds is not None:
