@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -26,12 +27,10 @@ from benchmarks._collection import DEMO, Collection, default_cache
 from benchmarks._families import family_gains
 from benchmarks._timing import environment
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.metrics import ndcg
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
 SUMMARY = "Measure what signals are worth by family, and what they cost an index and a search."
-CUTOFF = 10
 
 
 def bytes_by_kind(retriever: HybridRetriever) -> dict[str, float]:
@@ -61,18 +60,14 @@ def measured(folder: Path, embedder: SentenceTransformerEmbedder, n_timed: int) 
     """The figures of one collection."""
     own = Collection(folder, default_cache(), embedder)
     view = own.under(Fusion("ranker"))
-    found = []
-    for row, ids in enumerate(view.pools.passage_ids):
-        grades = own.dataset.qrels.get(view.pools.query_ids[row], {})
-        top = [grades.get(each, 0) for each in ids[:CUTOFF]]
-        found.append(ndcg(top, list(grades.values()), CUTOFF))
+    ndcg = view.labels.ndcg()
     timed = [query.text for query in own.dataset.queries[:n_timed]]
     plain = own.retriever.with_fusion(Fusion())
     return {
         "passages": len(own.retriever),
         "queries": len(own.dataset.queries),
         "bytes_per_passage": bytes_by_kind(own.retriever),
-        "ndcg": statistics.fmean(each for each in found if each is not None),
+        "ndcg": statistics.fmean(ndcg[~np.isnan(ndcg)].tolist()),
         "udcg_gain": {
             gain.family: gain.gain.value for gain in family_gains((view.pools, view.labels))
         },

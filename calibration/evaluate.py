@@ -3,6 +3,7 @@
 Decisions are made by ``ctxguard.core.decision.decide`` itself: what is evaluated is what runs.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,14 +18,7 @@ from calibration.replay import Pools
 from calibration.weights import weighted_mean
 from ctxguard.core.decision import decide
 from ctxguard.core.interval import Interval
-from ctxguard.core.metrics import (
-    DEFAULT_UTILITIES,
-    Utilities,
-    keyword_first_ranks,
-    keyword_recall_at_k,
-    keyword_reciprocal_rank,
-)
-from ctxguard.core.metrics.utility import UNDISCOUNTED_PENALTY
+from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities, keyword_first_ranks
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import FloatArray
 from ctxguard.profile.schema import RouteEvidence
@@ -142,13 +136,12 @@ def contexts(pools: Pools, policy: Policy) -> tuple[IntArray, NDArray[np.bool_]]
 def per_query(pools: Pools, labels: PoolLabels, policy: Policy) -> QueryMetrics:
     """Decide on every recorded pool and measure the resulting context by ``LABEL_METRICS``.
 
-    Each figure is that of the measures of one query in ``ctxguard.core.metrics``. Recall, MRR,
-    nDCG, hit rate and average precision are undefined for a query without relevant passages;
-    precision, context precision and the distractor rate for an empty context; precision over
-    judged passages for a context without one, and where labels hold relevant passages only; recall
-    loss if the baseline holds nothing relevant. Pooled recall is the ratio of sums over queries
-    whose candidates hold something relevant; reciprocal ranks of all that was served need only a
-    context.
+    Recall, MRR, nDCG, hit rate and average precision are undefined for a query without relevant
+    passages; precision, context precision and the distractor rate for an empty context; precision
+    over judged passages for a context without one, and where labels hold relevant passages only;
+    recall loss if the baseline holds nothing relevant. Pooled recall is the ratio of sums over
+    queries whose candidates hold something relevant; reciprocal ranks of all that was served need
+    only a context.
     """
     temperature = policy.temperature if isinstance(policy, RatioPolicy) else fit_temperature(pools)
     return of_contexts(pools, labels, *contexts(pools, policy), temperature)
@@ -207,7 +200,7 @@ def of_contexts(
             "udcg_strict": gain - harm,
             "harm": harm,
             "distractor_rate": misleading / size,
-            "harm_undiscounted": UNDISCOUNTED_PENALTY * misleading,
+            "harm_undiscounted": 0.5 * misleading,
             "kept": n_kept.astype(np.float64),
             "tokens": np.where(kept, np.take_along_axis(tokens, order, axis=1), 0.0).sum(axis=1),
             "recall_loss": 1.0 - (relevant & own.in_baseline).sum(axis=1) / of_baseline,
@@ -239,11 +232,9 @@ def per_query_keywords(
     order, kept = contexts(pools, policy)
     for row, query_id in enumerate(pools.query_ids):
         texts = [text_of(pools.passage_ids[row][column]) for column in order[row][kept[row]]]
-        ranks = keyword_first_ranks(keywords.get(query_id, ()), texts)
-        columns[:, row] = (
-            keyword_recall_at_k(ranks, max(len(texts), 1)),
-            keyword_reciprocal_rank(ranks),
-        )
+        if wanted := keywords.get(query_id):
+            found = [1.0 / rank for rank in keyword_first_ranks(wanted, texts) if rank]
+            columns[:, row] = len(found) / len(wanted), math.fsum(found) / len(wanted)
     return QueryMetrics(pools.query_ids, dict(zip(KEYWORD_METRICS, columns, strict=True)))
 
 

@@ -96,7 +96,7 @@ class PoolLabels:
 
         Args:
             grades: Shape (n_q, n), in rank order; None for the order of the pools.
-            gain: See ``ctxguard.core.metrics.dcg``.
+            gain: See ``ctxguard.core.metrics.Gain``.
         """
         ranked = self.grades if grades is None else grades
         dcg, ideal = _dcg(ranked[:, :NDCG_CUTOFF], gain), _dcg(self.best_grades, gain)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from ctxguard._support.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from ctxguard.core.context import Assembly, Context
+    from ctxguard.core.assembly import Assembly
+    from ctxguard.core.context import Context
     from ctxguard.core.corpus_sketch import CorpusSketch, passage_digest
     from ctxguard.core.decision import Decision, decide
     from ctxguard.core.fusion import Fusion
@@ -65,7 +66,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "ctxguard.core.context": "Assembly Context",
+    "ctxguard.core.assembly": "Assembly",
+    "ctxguard.core.context": "Context",
     "ctxguard.core.corpus_sketch": "CorpusSketch passage_digest",
     "ctxguard.core.decision": "Decision decide",
     "ctxguard.core.fusion": "Fusion",

@@ -8,18 +8,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-from ctxguard.core.assembly import (
-    DEFAULT_ASSEMBLY,
-    Assembled,
-    Assembly,
-    AssemblyDrop,
-    assemble,
-    bare_passages,
-    read_passages,
-)
-from ctxguard.core.decision import Decision, Thresholds, thresholds, verdicts_of
+from ctxguard.core.assembly import DEFAULT_ASSEMBLY, Assembly, AssemblyDrop
+from ctxguard.core.decision import Decision
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import (
     DEFAULT_K,
@@ -33,16 +24,6 @@ from ctxguard.core.types import (
     listed,
 )
 from ctxguard.core.value_of_information import Assessment
-
-__all__ = [
-    "Assembled",
-    "Assembly",
-    "AssemblyDrop",
-    "Context",
-    "assemble",
-    "bare_passages",
-    "read_passages",
-]
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -146,18 +127,12 @@ class Context:
         """The decision's verdicts, with the passages that assembly dropped marked as dropped."""
         if not self.dropped_in_assembly:
             return self.decision.verdicts
-        return verdicts_of(self.columns(thresholds))
-
-    def columns(self, made: Thresholds) -> list[list[Any]]:
-        """Return the columns of the verdicts; see `Decision.columns`."""
-        columns = self.decision.columns(made)
-        *_, reasons, kept_if = columns
-        index_of = {position: index for index, position in enumerate(self.decision.kept)}
-        for drop in self.dropped_in_assembly:
-            index = index_of[drop.position]
-            reasons[index] = drop.reason
-            kept_if[index] = tuple([made(name, [value])[0] for name, value in drop.kept_if])
-        return columns
+        drops = {drop.position: drop for drop in self.dropped_in_assembly}
+        verdicts = [*self.decision.verdicts]
+        for index, position in enumerate(self.decision.kept):
+            if drop := drops.get(position):
+                verdicts[index] = verdicts[index]._replace(reason=drop.reason, kept_if=drop.kept_if)
+        return tuple(verdicts)
 
     def to_dict(self) -> dict[str, object]:
         """Return the answer and its record, ready for JSON.

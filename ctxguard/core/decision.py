@@ -6,7 +6,7 @@ P(relevant) and compares with a passage's utility (DESIGN.md §4 and §5). Pure:
 logging. It runs on every request, so verdicts are built only when they are read.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice, repeat
@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
-from ctxguard.core.relevance import ByProbability, RelevanceModel
+from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.scores import (
     DOMAIN,
     INVALID_MAGNITUDE,
@@ -100,64 +100,59 @@ class Decision:
         counts: dict[DropReason, int] = {}
         for _, reason in self.set_aside:
             counts[reason] = counts.get(reason, 0) + 1
-        return counts | dropped_by_policy(self.policy, len(self.order), self.n_kept)
+        # A prefix ends for one reason only; past k every passage is beyond k as well.
+        n = len(self.order)
+        if below := max(min(self.policy.k, n) - self.n_kept, 0):
+            counts[_THRESHOLD_REASON[self.policy.kind]] = below
+        if beyond := n - self.n_kept - below:
+            counts[DropReason.BEYOND_K] = beyond
+        return counts
 
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
         """One verdict per candidate: the usable ones best first, then those set aside."""
-        return verdicts_of(self.columns(thresholds))
-
-    def columns(self, made: "Thresholds") -> list[list[Any]]:
-        """Return the columns of the verdicts, in the order of `Verdict`'s fields.
-
-        Args:
-            made: Makes the thresholds of one setting.
-        """
         ids, scores, policy = self.ranking.passage_ids, self.ranking.scores, self.policy
-        by_utility = isinstance(policy, ExpectedUtilityPolicy)
-        setting, least = (
-            ("min_probability", policy.min_probability)
-            if isinstance(policy, ExpectedUtilityPolicy)
-            else ("min_ratio", policy.min_ratio)
-        )
         order, n = self.order, len(self.order)
         relative: list[Any] = self._relative_scores() or [None] * n
         probabilities: list[Any] = [*(self.probabilities or repeat(None, n))]
+        setting, least, values = (
+            ("min_probability", policy.min_probability, probabilities)
+            if isinstance(policy, ExpectedUtilityPolicy)
+            else ("min_ratio", policy.min_ratio, relative)
+        )
         # A prefix is kept, the rest up to k is below the threshold, and the others are beyond k.
         kept, within = self.n_kept, max(self.n_kept, min(policy.k, n))
-        values = (probabilities if by_utility else relative)[kept:]
-        of_setting = made(setting, values)
-        kept_if: list[Sequence[Any]] = [
-            () if value is None or value >= least else (threshold,)
-            for value, threshold in zip(values, of_setting, strict=True)
+        kept_if: list[tuple[Threshold, ...]] = [
+            () if value is None or value >= least else (_threshold((setting, value)),)
+            for value in values[kept:]
         ]
-        of_k = made("k", range(within + 1, n + 1))
-        kept_if[within - kept :] = [
-            (threshold, *others)
-            for threshold, others in zip(of_k, kept_if[within - kept :], strict=True)
-        ]
-        columns: list[list[Any]] = [
-            [*map(ids.__getitem__, order)],
-            [*range(1, n + 1)],
-            [*map(scores.__getitem__, order)],
+        for index in range(within, n):
+            kept_if[index - kept] = (_threshold(("k", index + 1)), *kept_if[index - kept])
+        columns = (
+            map(ids.__getitem__, order),
+            range(1, n + 1),
+            map(scores.__getitem__, order),
             relative,
             probabilities,
             [None] * kept
             + [_THRESHOLD_REASON[policy.kind]] * (within - kept)
             + [DropReason.BEYOND_K] * (n - within),
             [()] * kept + kept_if,
-        ]
+        )
+        verdicts = [*map(_verdict, zip(*columns, strict=True))]
         copies = self.ranking.copies
         first_of = {copies.get(at, at): index for index, at in enumerate(order)} if copies else {}
         for position, reason in self.set_aside:
-            row: list[Any] = [ids[position], None, scores[position], None, None, reason, ()]
+            verdict = Verdict(ids[position], None, scores[position], None, None, reason)
             if reason is DropReason.DUPLICATE_TEXT:
-                first = first_of[copies.get(position, position)]
-                row[3:5] = columns[3][first], columns[4][first]
-                row[6] = made("drop_duplicates", [0.0]) if first < kept else columns[6][first]
-            for column, value in zip(columns, row, strict=True):
-                column.append(value)
-        return columns
+                first = verdicts[first_of[copies.get(position, position)]]
+                verdict = verdict._replace(
+                    relative_score=first.relative_score,
+                    probability=first.probability,
+                    kept_if=(Threshold("drop_duplicates", 0.0),) if first.kept else first.kept_if,
+                )
+            verdicts.append(verdict)
+        return tuple(verdicts)
 
     def _relative_scores(self) -> list[float] | None:
         """Compute relative scores, aligned with ``order``; None if they cannot be compared."""
@@ -172,28 +167,6 @@ class Decision:
             return None
         temperature = self.policy.temperature if isinstance(self.policy, RatioPolicy) else 1.0
         return relative_scores(kind, scores, temperature)
-
-
-Thresholds = Callable[[str, Sequence[float]], Sequence[Any]]
-"""Makes a threshold of a setting for each value that would have kept a passage."""
-
-
-def thresholds(setting: str, values: Sequence[float]) -> tuple[Threshold, ...]:
-    """Make the thresholds of a verdict."""
-    return tuple(map(_threshold, zip(repeat(setting), values)))
-
-
-def verdicts_of(columns: Sequence[Sequence[Any]]) -> tuple[Verdict, ...]:
-    """Make verdicts of their columns."""
-    return tuple(map(_verdict, zip(*columns, strict=True)))
-
-
-def dropped_by_policy(policy: Policy, n: int, n_kept: int) -> dict[DropReason, int]:
-    """Return how many of n usable candidates each reason dropped, if ``n_kept`` were kept."""
-    # A prefix ends for one reason only; past k every passage is beyond k as well.
-    below = max(min(policy.k, n) - n_kept, 0)
-    counts = {_THRESHOLD_REASON[policy.kind]: below, DropReason.BEYOND_K: n - n_kept - below}
-    return {reason: count for reason, count in counts.items() if count}
 
 
 def decide(ranking: Ranking, policy: Policy) -> Decision:
@@ -253,42 +226,38 @@ def _decide_by_utility(ranking: Ranking, policy: ExpectedUtilityPolicy) -> Decis
     # A score that is impossible for its kind is no signal of the model; it matters without one.
     garbage = problem if problem is Flag.INVALID_SCORES else None
     flags = _score_flags(set_aside, garbage) if set_aside or garbage else ()
-    found = rank_by_probability(ranking, order, policy.model, policy.min_probability) if n else None
+    found = probabilities_of(ranking, order, policy.model) if n else None
     if found is None:
         if n:
             flags += (Flag.MISSING_SIGNALS,)
         if problem is not None and problem not in flags:  # only the scores can order them now
             flags += (problem,)
         return Decision(ranking, policy, order, min(policy.k, n), flags, set_aside)
-    best_first = found.best_first.tolist()
-    return Decision(
-        ranking,
-        policy,
-        # Positions in the score order are the candidates' own if that order is as given.
-        best_first if isinstance(order, range) else [order[index] for index in best_first],
-        max(min(found.n_worthwhile, policy.k), min(policy.min_keep, n)),
-        flags,
-        set_aside,
-        found.probabilities[found.best_first].tolist(),
-    )
+    order, n_kept, probabilities = _by_probability(order, found, policy)
+    return Decision(ranking, policy, order, n_kept, flags, set_aside, probabilities)
 
 
-def with_probabilities(decision: Decision, probabilities: FloatArray) -> Decision:
-    """Decide again by other probabilities, with the same policy.
+def _by_probability(
+    order: Sequence[int], probabilities: FloatArray, policy: ExpectedUtilityPolicy
+) -> tuple[Sequence[int], int, list[float]]:
+    """Order candidates by P(relevant), of equal ones the first given, and count the kept.
 
     Args:
-        decision: By an ``expected_utility`` policy.
-        probabilities: Shape (n,), aligned with ``decision.order``.
+        order: Positions of the candidates.
+        probabilities: Aligned with ``order``.
+        policy: Its k, threshold and minimum apply.
+
+    Returns:
+        Positions best first; how many are kept; probabilities best first.
     """
-    policy = cast(ExpectedUtilityPolicy, decision.policy)
-    # Stable, so that equal probabilities keep the order that they had.
-    best_first = (-probabilities).argsort(kind="stable").tolist()
-    worthwhile = int(np.count_nonzero(probabilities >= policy.min_probability))
-    return replace(
-        decision,
-        order=[decision.order[index] for index in best_first],
-        n_kept=max(min(worthwhile, policy.k), min(policy.min_keep, len(best_first))),
-        probabilities=probabilities[best_first].tolist(),
+    best_first = (-probabilities).argsort(kind="stable")
+    indices = best_first.tolist()
+    n_worthwhile = int((probabilities >= policy.min_probability).sum())
+    return (
+        # Positions in the score order are the candidates' own if that order is as given.
+        indices if isinstance(order, range) else [order[index] for index in indices],
+        max(min(n_worthwhile, policy.k), min(policy.min_keep, len(indices))),
+        probabilities[best_first].tolist(),
     )
 
 
@@ -312,23 +281,22 @@ def decide_with_answers(
     decision = decide(ranking, policy)
     if decision.probabilities is None:
         return None
-    order = list(decision.order)
+    order: Sequence[int] = list(decision.order)
     after = model.updated(
         np.asarray(decision.probabilities),
         answers[order],
         None if places is None else places[order],
     )
-    return with_probabilities(decision, after)
+    order, n_kept, probabilities = _by_probability(order, after, policy)
+    return replace(decision, order=order, n_kept=n_kept, probabilities=probabilities)
 
 
-def rank_by_probability(
-    ranking: Ranking, order: Sequence[int], model: RelevanceModel, least: float = 0.0
-) -> ByProbability | None:
-    """Rank the candidates in this order by P(relevant); see `RelevanceModel.by_probability`."""
-    as_given = isinstance(order, range)
-    return model.by_probability(
-        legs_of(ranking, order), ranking.signals, None if as_given else order, least
-    )
+def probabilities_of(
+    ranking: Ranking, order: Sequence[int], model: RelevanceModel
+) -> FloatArray | None:
+    """Compute P(relevant) of the candidates in this order; see `RelevanceModel.probabilities`."""
+    positions = None if isinstance(order, range) else order
+    return model.probabilities(legs_of(ranking, order), ranking.signals, positions)
 
 
 def _relative_prefix(

@@ -3,28 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ctxguard.core.signals import NO_SIGNALS, feature_names, features, signal_of
 from ctxguard.core.types import FloatArray, Leg, ScoreKind
 from ctxguard.errors import ConfigurationError
-
-
-class ByProbability(NamedTuple):
-    """Candidates ranked by P(relevant).
-
-    Attributes:
-        probabilities: Shape (n,), in the order in which the candidates were given.
-        best_first: Shape (n,), their indices by probability, of equal ones the first given.
-        n_worthwhile: Number of probabilities that are at least the least that was asked for.
-    """
-
-    probabilities: FloatArray
-    best_first: NDArray[np.int64]
-    n_worthwhile: int
 
 
 @dataclass(frozen=True)
@@ -101,31 +85,22 @@ class RelevanceModel:
         return signals
 
     def probabilities(
-        self, legs: Mapping[str, Leg], signals: Mapping[str, FloatArray] = NO_SIGNALS
-    ) -> FloatArray | None:
-        """Compute P(relevant) of every candidate, shape (n,); None as `by_probability`."""
-        found = self.by_probability(legs, signals)
-        return None if found is None else found.probabilities
-
-    def by_probability(
         self,
         legs: Mapping[str, Leg],
         signals: Mapping[str, FloatArray] = NO_SIGNALS,
         positions: Sequence[int] | None = None,
-        least: float = 0.0,
-    ) -> ByProbability | None:
-        """Compute P(relevant) of candidates and rank them by it.
+    ) -> FloatArray | None:
+        """Compute P(relevant) of candidates.
 
         Args:
             legs: Each stage's scores, shape (n,) each.
             signals: Named signals, shape (n,) each; the model ignores those that it does not use.
-            positions: The candidates to rank, the others being no part of the list; None for all.
-            least: The least worthwhile probability.
+            positions: The candidates, the others being no part of the list; None for all.
 
         Returns:
-            None if the legs are not those that the model was fitted on, carry rank only, or lack a
-            score, or if a signal is missing or lacks a value: a probability from other features
-            would be a guess.
+            Shape (n_candidates,), in the order in which they were given. None if the legs are not
+            those that the model was fitted on, carry rank only, or lack a score, or if a signal is
+            missing or lacks a value: a probability from other features would be a guess.
         """
         if tuple(sorted(legs)) != self.legs:
             return None
@@ -138,12 +113,7 @@ class RelevanceModel:
             rows = list(positions)
             legs = {name: Leg(leg.scores[rows], leg.kind) for name, leg in legs.items()}
             signals = {name: signals[name][rows] for name in self.signals}
-        probabilities = self.from_features(features(legs, signals, self.features))
-        if probabilities is None:
-            return None
-        # Stable, so that equal probabilities keep the order of the scores.
-        best_first = (-probabilities).argsort(kind="stable")
-        return ByProbability(probabilities, best_first, int((probabilities >= least).sum()))
+        return self.from_features(features(legs, signals, self.features))
 
     def from_features(self, values: FloatArray) -> FloatArray | None:
         """Compute P(relevant) of every candidate, shape (n,), from features (n_features, n).

@@ -132,12 +132,3 @@ def relative_scores(
             scores = [log(score / (1.0 - score)) for score in scores]
         top = max(scores)
     return [1.0 if score >= top else exp((score - top) / temperature) for score in scores]
-
-
-def relative_score(kind: ScoreKind, top: float, score: float, temperature: float = 1.0) -> float:
-    """Compute the relative score of one passage against the top; see `relative_scores`.
-
-    >>> relative_score(ScoreKind.RATIO, 10.0, 7.0)
-    0.7
-    """
-    return relative_scores(kind, (top, score), temperature)[1]

@@ -4,7 +4,7 @@ P(relevant) of the best kept passage says it as well as anything that reads the 
 (DESIGN.md §5). Pure: no I/O, no clock, no logging.
 """
 
-from ctxguard.core.decision import Decision, rank_by_probability
+from ctxguard.core.decision import Decision, probabilities_of
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.types import Flag
 
@@ -32,8 +32,8 @@ def p_sufficient(decision: Decision, model: RelevanceModel | None = None) -> flo
         return float(decision.probabilities[0])
     if model is None:
         return None
-    found = rank_by_probability(decision.ranking, decision.order, model)
-    return None if found is None else float(found.probabilities[: decision.n_kept].max())
+    found = probabilities_of(decision.ranking, decision.order, model)
+    return None if found is None else float(found[: decision.n_kept].max())
 
 
 def suffices(probability: float | None, threshold: float | None) -> bool | None:

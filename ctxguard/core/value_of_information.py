@@ -225,7 +225,11 @@ class AnswerModel:
         own = ranked[:first]
         after = probability(log_odds(own)[:, None] + ratios)
         chance = own[:, None] * if_relevant + (1.0 - own)[:, None] * if_not
-        gains = _utility_after(ranked, after, k, threshold) - _utility(ranked, k, threshold)
+        # The first k of a changed list are the new value or among the first k + 1.
+        at = np.arange(own.size)
+        lists = np.tile(ranked[: k + 1], (own.size, BINS, 1))
+        lists[at, :, np.minimum(at, k)] = after
+        gains = _utilities(lists, k, threshold) - _utilities(ranked, k, threshold)
         expected = (chance * gains).sum(axis=1)
         values = np.zeros(n)
         values[order[:first]] = np.maximum(expected, 0.0) / (1.0 - threshold)
@@ -270,50 +274,11 @@ def _knots(answers: FloatArray) -> tuple[FloatArray, FloatArray]:
     return distinct, np.array([normal.inv_cdf(rank) for rank in ranks.tolist()])
 
 
-def _discounts(k: int) -> FloatArray:
-    return 1.0 / np.log2(np.arange(2, k + 2))
-
-
-def _utility(ranked: FloatArray, k: int, threshold: float) -> float:
-    """Compute L(P) of a list in descending order."""
-    gains = np.maximum(ranked[:k] - threshold, 0.0)
-    gains[0] = ranked[0] - threshold
-    return float(gains @ _discounts(gains.size))
-
-
-def _utility_after(ranked: FloatArray, after: FloatArray, k: int, threshold: float) -> FloatArray:
-    """Compute L(P) with each candidate's P replaced by its new values, sorted again.
-
-    Args:
-        ranked: Shape (n,), in descending order.
-        after: Shape (n_first, m), new values of each of the first.
-
-    Returns:
-        Shape (n_first, m). Sums of the list, of the list one rank up and of the list one rank down
-        give each in constant time.
-    """
-    n = ranked.size
-    own = np.arange(len(after))[:, None]
-    weights = np.zeros(n + 2)
-    weights[1 : min(k, n) + 1] = _discounts(min(k, n))
-    worth = np.maximum(ranked - threshold, 0.0)
-    same, up, down = (
-        np.concatenate([[0.0], np.cumsum(worth * weights[at : at + n])]) for at in (1, 0, 2)
-    )
-    # How many of the list stay before the new value; behind equal ones, as a stable sort has it.
-    before = np.searchsorted(-ranked, -after, side="right")
-    falls = before > own
-    place = np.where(falls, before - 1, before)
-    moved = np.where(
-        falls,
-        same[own] + up[before] - up[own + 1] + same[n] - same[before],
-        same[before] + down[own] - down[before] + same[n] - same[own + 1],
-    )
-    moved += weights[place + 1] * np.maximum(after - threshold, 0.0)
-    others = np.where(own == 0, ranked[1] if n > 1 else -np.inf, ranked[0])
-    # The first is kept below the threshold too.
-    moved += weights[1] * np.minimum(np.maximum(others, after) - threshold, 0.0)
-    utilities: FloatArray = moved
+def _utilities(lists: FloatArray, k: int, threshold: float) -> FloatArray:
+    """Compute L(P) of lists of probabilities, shape (..., n); the first is kept whatever its P."""
+    gains = -np.sort(-lists)[..., :k] - threshold
+    np.maximum(gains[..., 1:], 0.0, out=gains[..., 1:])
+    utilities: FloatArray = gains @ (1.0 / np.log2(np.arange(2, gains.shape[-1] + 2)))
     return utilities
 
 

@@ -17,7 +17,8 @@ from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ctxguard._support.fork_safety import OfProcess
-from ctxguard.core.context import Assembly, Context
+from ctxguard.core.assembly import Assembly
+from ctxguard.core.context import Context
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import Policy
 from ctxguard.core.types import (
@@ -533,14 +534,12 @@ class ContextGuard:
 
         What is no ``Exception``, such as an interrupt or a cancellation, stays as it is.
         """
-        telemetry = self._telemetry
         if span is not None:
             self._safely("tracing", lambda: span.failed(error), None)
+        self._safely("telemetry", lambda: self._telemetry.raised(mode, error), None)
         if not isinstance(error, Exception):
-            self._safely("telemetry", lambda: telemetry.failed(mode, "cancelled"), None)
             return error
         failure = typed(error)
-        self._safely("telemetry", lambda: telemetry.raised(mode, error, failure), None)
         if failure is not error:
             failure.__cause__ = error
         return failure

@@ -64,7 +64,6 @@ class _Watcher(ABC):
         self._telemetry = default_telemetry() if telemetry is None else telemetry
         self._version: FileVersion | None = _NOT_LOADED
         self._failure: _Failure | None = None
-        self._last_error: Exception | None = None
         self._thread: threading.Thread | None = None
         self._reset_after_fork()
         reset_in_children(self)
@@ -77,14 +76,6 @@ class _Watcher(ABC):
         if was_watching:
             with suppress(RuntimeError):  # no thread can be started: nothing watches then
                 self._launch(_AFTER_FORK_SECONDS)
-
-    @property
-    def last_error(self) -> Exception | None:
-        """Why the last load failed; None if it did not.
-
-        Its message may quote the file, which the log and the metrics never do.
-        """
-        return self._last_error
 
     def check(self, *, force: bool = False) -> ReloadOutcome | None:
         """Check the file now, and reload it if it changed.
@@ -102,7 +93,6 @@ class _Watcher(ABC):
             if isinstance(result, Exception):
                 return self._failed(version, result, force=force)
             self._version = version
-            self._last_error = None
             if self._failure is not None:
                 self._failure = None
                 self._telemetry.reload_failing(self.target, False)
@@ -218,7 +208,7 @@ class _Watcher(ABC):
         outcome, reason = self._outcome(error), _reason(error)
         failure = (version, outcome, reason)
         previous, self._failure = self._failure, failure
-        self._version, self._last_error = version, error
+        self._version = version
         if previous is None:
             self._telemetry.reload_failing(self.target, True)
         if previous == failure and not force:

@@ -11,13 +11,13 @@ is that of its whole call, and is taken again for a call of the same query, text
 import asyncio
 import hashlib
 import math
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from random import Random
 from threading import Lock
+from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -43,6 +43,8 @@ _MAX_PASSAGE_CHARS = 200_000
 
 _WORKERS = 16
 _CACHE_SECONDS = 3_600.0
+_CACHE_ENTRIES = 5_000
+"""Calls whose answers are kept; some thousand bytes each."""
 
 
 @runtime_checkable
@@ -94,11 +96,8 @@ class AssessorStage:
         deadline_seconds: Longest wait for a call, > 0; the answer is then decided without it.
         max_per_second: Most candidates asked about a second, over all requests of this process,
             > 0; as many may be asked about at once. Calibration, which asks once, sets a high one.
-        cache_entries: Calls whose answers are kept, ≥ 0; some thousand bytes each.
-        cache_seconds: How long they are kept, > 0.
         redact: Applied to the query and the texts before they are sent; what cannot be redacted is
             not sent. None sends them as they are.
-        clock: Monotonic seconds.
 
     Raises:
         ConfigurationError: a setting is out of range.
@@ -110,24 +109,15 @@ class AssessorStage:
         *,
         deadline_seconds: float = 2.0,
         max_per_second: float = DEFAULT_PER_SECOND,
-        cache_entries: int = 5_000,
-        cache_seconds: float = _CACHE_SECONDS,
         redact: Callable[[str], str] | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_seconds("deadline_seconds", deadline_seconds)
-        check_seconds("cache_seconds", cache_seconds)
         if not 0.0 < max_per_second < math.inf:
             raise ConfigurationError(f"max_per_second {max_per_second!r} must be finite and > 0")
-        if cache_entries < 0:
-            raise ConfigurationError(f"cache_entries {cache_entries!r} must be at least 0")
         self.assessor = assessor
         self._seconds = deadline_seconds
         self._per_second = max_per_second
-        self._cache_entries = cache_entries
-        self._cache_seconds = cache_seconds
         self._redact = redact
-        self._clock = clock
         self._stage = Stage(ASSESS, workers=_WORKERS)
         self._reset_after_fork()
         reset_in_children(self)
@@ -137,7 +127,7 @@ class AssessorStage:
         self._cache: OrderedDict[bytes, tuple[float, _Answered]] = OrderedDict()
         self._under_way: dict[bytes, Future[_Answered]] = {}
         self._left = self._per_second
-        self._filled_at = self._clock()
+        self._filled_at = monotonic()
         self._cost = 0.0
 
     @property
@@ -275,7 +265,7 @@ class AssessorStage:
     def _granted(self, n: int) -> int:
         """Take so many candidates from the budget of a second, or as many as are left."""
         with self._lock:
-            now = self._clock()
+            now = monotonic()
             gained = (now - self._filled_at) * self._per_second
             # A bucket of one second, and never less than one candidate.
             self._left = min(max(self._per_second, 1.0), self._left + gained)
@@ -291,7 +281,7 @@ class AssessorStage:
 
     def _known(self, key: bytes) -> _Answered | None:
         expires_at, answered = self._cache.get(key, (-math.inf, None))
-        if self._clock() < expires_at:
+        if monotonic() < expires_at:
             return answered
         self._cache.pop(key, None)
         return None
@@ -325,8 +315,8 @@ class AssessorStage:
                 del self._under_way[question.key]
                 answered = None if call.exception() else call.result()
                 if answered and any(np.isfinite(each).any() for each in answered.answers.values()):
-                    self._cache[question.key] = self._clock() + self._cache_seconds, answered
-                while len(self._cache) > self._cache_entries:
+                    self._cache[question.key] = monotonic() + _CACHE_SECONDS, answered
+                while len(self._cache) > _CACHE_ENTRIES:
                     self._cache.popitem(last=False)
 
     def _work(self, question: Question) -> Callable[[], _Answered]:

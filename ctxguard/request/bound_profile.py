@@ -18,7 +18,6 @@ from ctxguard.profile.comparison import ProfileCheck, SystemComparison, compare_
 from ctxguard.profile.schema import (
     AssessorProfile,
     Profile,
-    RouteProfile,
     SufficiencyProfile,
 )
 from ctxguard.request.wrapped_retriever import calls_of, told_by
@@ -162,44 +161,35 @@ def _policies(
     if policy is not None or profile is None:
         own = RoutePolicy(bare if policy is None else policy, bare, (Flag.UNCALIBRATED,))
         return dict.fromkeys(Route, own)
-    flags, lines, of_another = comparison.flags, comparison.differences, comparison.mismatches
-    known = f"it has {', '.join(sorted(profile.routes)) or 'none'}"
     policies: dict[Route, RoutePolicy] = {}
     for route in Route:
+        own = RoutePolicy(bare, bare, comparison.flags, comparison.differences)
         calibrated = profile.routes.get(route)
-        if calibrated is None:
-            line = f"the profile has no policy of the route {route.value}, {known}"
-            unknown = RoutePolicy(
-                bare, bare, (*flags, Flag.ROUTE_UNCALIBRATED), differences=(*lines, line)
+        if calibrated is not None:
+            safe, verdict = calibrated.safe_policy, calibrated.verdict
+            today = DEFAULT_K if safe is None else safe.k
+            own = replace(
+                own,
+                policy=RatioPolicy(k=calibrated.policy.k),
+                # The bare retriever serves k, or what the policy was compared with.
+                today=RatioPolicy(k=today) if k is None else bare,
+                mode=Mode.ENFORCE if verdict is None else verdict.mode,
             )
-            policies[route] = (
-                RoutePolicy(bare, bare, flags, differences=lines) if of_another else unknown
+        if not comparison.mismatches and calibrated is not None:
+            own = replace(
+                own,
+                policy=calibrated.policy,
+                score_kind=calibrated.score_kind,
+                sufficiency=calibrated.sufficiency,
+                assessor=calibrated.assessor,
             )
-            continue
-        own = _route_policy(calibrated, comparison, k)
-        if of_another:
-            policies[route] = replace(own, policy=RatioPolicy(k=own.policy.k))
-            continue
-        policies[route] = replace(
-            own, sufficiency=calibrated.sufficiency, assessor=calibrated.assessor
-        )
+        elif not comparison.mismatches:
+            known = ", ".join(sorted(profile.routes)) or "none"
+            line = f"the profile has no policy of the route {route.value}, it has {known}"
+            flags, lines = (*own.flags, Flag.ROUTE_UNCALIBRATED), (*own.differences, line)
+            own = replace(own, flags=flags, differences=lines)
+        policies[route] = own
     return policies
-
-
-def _route_policy(
-    calibrated: RouteProfile, comparison: SystemComparison, k: int | None
-) -> RoutePolicy:
-    """Return a route's policy; the bare retriever serves k, or what it was compared with."""
-    safe, verdict = calibrated.safe_policy, calibrated.verdict
-    today = RatioPolicy(k=(DEFAULT_K if safe is None else safe.k) if k is None else k)
-    return RoutePolicy(
-        calibrated.policy,
-        today,
-        comparison.flags,
-        comparison.differences,
-        Mode.ENFORCE if verdict is None else verdict.mode,
-        None if comparison.mismatches else calibrated.score_kind,
-    )
 
 
 def _declares(retriever: object, name: str) -> bool:

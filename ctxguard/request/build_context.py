@@ -6,16 +6,17 @@ No clock, no counters and no locks: the guard has those, and also counts the err
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
-from ctxguard.core.assembly import first_readable, nothing_readable
-from ctxguard.core.columns import with_columns
-from ctxguard.core.context import (
+from ctxguard.core.assembly import (
     Assembled,
     Assembly,
-    Context,
     assemble,
     bare_passages,
+    first_readable,
+    nothing_readable,
     read_passages,
 )
+from ctxguard.core.columns import with_columns
+from ctxguard.core.context import Context
 from ctxguard.core.decision import Decision, decide, decide_with_answers
 from ctxguard.core.duplicates import copies_of
 from ctxguard.core.metadata_filter import Where, verified

@@ -7,7 +7,7 @@ increment. All label values come from closed sets: modes, routes, reasons, flags
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import product
-from operator import attrgetter, getitem, itemgetter
+from operator import getitem
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -15,9 +15,7 @@ from weakref import WeakKeyDictionary
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from ctxguard._support.fork_safety import reset_in_children
-from ctxguard.core.decision import dropped_by_policy
 from ctxguard.core.types import DropReason, FailureKind, Flag, Mode, Route
-from ctxguard.errors import CtxguardError, FilterViolationError, OverloadedError
 from ctxguard.resilience import cause_of
 
 if TYPE_CHECKING:
@@ -232,15 +230,8 @@ class Telemetry:
         """
         decision, counters = context.decision, self._counters
         dropped = counters["dropped_candidates"]
-        in_assembly = context.dropped_in_assembly
-        by_policy = dropped_by_policy(decision.policy, len(decision.order), decision.n_kept)
-        reasons = [
-            *map(itemgetter(1), decision.set_aside),
-            *map(attrgetter("reason"), in_assembly),
-        ]
         added = [
             counters["requests"][context.mode, context.route, bool(decision.ranking.failures)],
-            *map(dropped.__getitem__, reasons),
             *map(counters["flags"].__getitem__, context.flags),
             *[
                 counters["stage_failures"][_stage_label(one.stage), one.kind]
@@ -251,9 +242,9 @@ class Telemetry:
             added.append(counters["context_sufficiency"][context.route, context.sufficient])
         for counter in added:
             counter.inc()
-        for reason, count in by_policy.items():
+        for reason, count in context.dropped_by_reason.items():
             dropped[reason].inc(count)
-        counters["kept_candidates"].inc(decision.n_kept - len(in_assembly))
+        counters["kept_candidates"].inc(decision.n_kept - len(context.dropped_in_assembly))
         self._histograms["context_passages"].observe(len(context.passages))
         self._histograms["guard_seconds"].observe(guard_seconds)
         if retrieve_seconds is not None:
@@ -281,28 +272,20 @@ class Telemetry:
         """Count one request received."""
         self._counters["received_requests"][mode].inc()
 
-    def failed(self, mode: Mode, cause: str) -> None:
-        """Count one failed request; ``cause`` is one of `FAILED_CAUSES`."""
-        self._counters["failed_requests"][mode, cause].inc()
-
-    def raised(self, mode: Mode, error: Exception, failure: CtxguardError) -> None:
-        """Count one request that ended in an error, or was refused because of too many.
+    def raised(self, mode: Mode, error: BaseException) -> None:
+        """Count one request that ended in an error, was cancelled, or refused because of too many.
 
         Args:
             mode: The request's mode.
             error: The error as raised.
-            failure: The typed error that replaced it.
         """
-        if isinstance(failure, OverloadedError):
-            self.shed(mode)
+        cause = cause_of(error) if isinstance(error, Exception) else "cancelled"
+        if cause == FailureKind.SATURATED:
+            self._counters["shed_requests"][mode].inc()
         else:
-            self.failed(mode, cause_of(error))
-        if isinstance(failure, FilterViolationError):
-            self.filter_violated()
-
-    def shed(self, mode: Mode) -> None:
-        """Count one request that was refused because too many were under way."""
-        self._counters["shed_requests"][mode].inc()
+            self._counters["failed_requests"][mode, cause].inc()
+        if cause == "filter_violation":
+            self._counters["filter_violations"].inc()
 
     def circuit_changed(self, stage: str, is_open: bool) -> None:
         """Count a circuit breaker that opened or closed."""
@@ -311,10 +294,6 @@ class Telemetry:
             self._ever_open.add(stage)
         self._counters["circuit_changes"][stage, is_open].inc()
         self._gauges["open_circuits"][stage].inc(1 if is_open else -1)
-
-    def filter_violated(self) -> None:
-        """Count one request whose retriever returned passages that its filter forbids."""
-        self._counters["filter_violations"].inc()
 
     def reload_attempted(self, what: ReloadTarget, outcome: ReloadOutcome) -> None:
         """Count one attempt to reload a file."""

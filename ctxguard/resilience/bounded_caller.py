@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock
-from types import SimpleNamespace
+from threading import Semaphore
 from typing import Any
 
 from ctxguard._support.error_text import describe_error
@@ -89,8 +88,7 @@ class BoundedCaller:
 
     def _reset_after_fork(self) -> None:
         """Count none in flight; those of a forked child belong to its parent."""
-        # One object, so that a request that began before the fork counts down the parent's.
-        self._in_flight = SimpleNamespace(lock=Lock(), n=0)
+        self._free = Semaphore(self._limit)
 
     def watch(self, watcher: Watcher) -> None:
         """Call ``watcher`` when the retriever's circuit opens or closes."""
@@ -105,11 +103,9 @@ class BoundedCaller:
             UnansweredError: it is late, or was not called because its circuit is open.
             Exception: whatever the function raises.
         """
-        in_flight = self._in_flight
-        with in_flight.lock:
-            is_full = in_flight.n >= self._limit
-            in_flight.n += not is_full
-        if is_full:
+        # As by `_in_flight`, with fewer calls on the way of every request.
+        free = self._free
+        if not free.acquire(blocking=False):
             raise self._overloaded()
         try:
             if self._seconds is None:
@@ -120,8 +116,7 @@ class BoundedCaller:
                 work = partial(_call_and_read, function, *args, **options)
                 returned = self._stage.call(work, self._seconds, is_only_stage=True)
         finally:
-            with in_flight.lock:
-                in_flight.n -= 1
+            free.release()
         if not isinstance(returned, Ranking) and inspect.isawaitable(returned):
             if inspect.iscoroutine(returned):
                 returned.close()  # or Python warns that nobody awaited it
@@ -132,7 +127,7 @@ class BoundedCaller:
         self, function: Callable[..., Awaitable[Any]], *args: Any, **options: Any
     ) -> Any:
         """Call an asynchronous function and return its result; errors as for `call`."""
-        with self._in_flight_now():
+        with self._in_flight():
             return await self._await_call(partial(function, *args, **options))
 
     async def call_in_thread(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -140,7 +135,7 @@ class BoundedCaller:
 
         Awaits the result if it is an awaitable.
         """
-        with self._in_flight_now():
+        with self._in_flight():
             work = partial(_call_and_read, function, *args, **options)
             returned = await self._stage.submit(work, self._seconds, is_only_stage=True).aresult()
             if not inspect.isawaitable(returned):
@@ -155,19 +150,16 @@ class BoundedCaller:
         )
 
     @contextmanager
-    def _in_flight_now(self) -> Iterator[None]:
+    def _in_flight(self) -> Iterator[None]:
         """Count a request as in flight; errors as for `call`."""
-        in_flight = self._in_flight
-        with in_flight.lock:
-            is_full = in_flight.n >= self._limit
-            in_flight.n += not is_full
-        if is_full:
+        # Kept, so that a request that began before a fork is counted where it began.
+        free = self._free
+        if not free.acquire(blocking=False):
             raise self._overloaded()
         try:
             yield
         finally:
-            with in_flight.lock:
-                in_flight.n -= 1
+            free.release()
 
     def _overloaded(self) -> OverloadedError:
         return OverloadedError(

@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+import weakref
+from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
+from threading import Timer
 from time import monotonic
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, cast
 
@@ -22,9 +24,7 @@ from ctxguard.resilience.breaker import (
     Probe,
     Watcher,
 )
-from ctxguard.resilience.idle_probes import IdleProbes
 from ctxguard.resilience.pool import DaemonPool, PoolFullError
-from ctxguard.resilience.within import LateError, within
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -160,17 +160,16 @@ class Stage:
         self._last_failed: Repeatable | None = None
         self._last_cause = ""
         self._fails_quietly_until = 0.0
-        self._idle_probes = IdleProbes()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._last_awaited: Future[Any] | None = None
+        self._timer = Timer(0.0, bool)
         self.breaker.watch(self._note_change)
         reset_in_children(self)
 
     def _reset_after_fork(self) -> None:
         """Forget threads, work, failures and held locks; for a forked child."""
         self._pool._reset_after_fork()
-        self._last_probe = self._last_failed = None
-        self._idle_probes = IdleProbes()
-        self._tasks = set()
+        self._last_probe = self._last_failed = self._last_awaited = None
+        self._timer = Timer(0.0, bool)
         self.breaker._reset_after_fork()
 
     @property
@@ -244,23 +243,21 @@ class Stage:
         Errors as for `call` of an only stage. A late call is cancelled, and abandoned if it does
         not end then.
         """
-        breaker = self.breaker
-        probe = None if breaker.is_closed else self._admit(seconds)
-        loop = asyncio.get_running_loop()
-        task, over = asyncio.ensure_future(start()), loop.create_future()
-        repeatable = Repeatable(start, seconds, loop)
-        # As by `asyncio.wait`, which takes twice as long.
-        task.add_done_callback(partial(_set, over))
-        timer = loop.call_later(seconds, _set, over)
+        probe = None if self.breaker.is_closed else self._admit(seconds)
+        return await self._awaited(start, seconds, probe)
+
+    async def _awaited(
+        self, start: Callable[[], Awaitable[_T]], seconds: float, probe: Probe | None
+    ) -> _T:
+        task = asyncio.ensure_future(start())
+        repeatable = Repeatable(start, seconds, asyncio.get_running_loop())
         try:
-            await over
+            await asyncio.wait({task}, timeout=seconds)
         except asyncio.CancelledError:
             _cancel(task)
             if probe is not None:
-                breaker.failed(probe)
+                self.breaker.failed(probe)
             raise
-        finally:
-            timer.cancel()
         if not task.done():
             _cancel(task)
             late = self._late(seconds)
@@ -268,27 +265,28 @@ class Stage:
             raise late
         return self._settle(task, probe, repeatable)
 
-    async def await_ending(
-        self, start: Callable[[], Coroutine[Any, Any, _T]], seconds: float | None
-    ) -> _T:
-        """Await a call that ends when it is cancelled, as `await_within`, without its own task.
+    async def await_ending(self, start: Callable[[], Awaitable[_T]], seconds: float | None) -> _T:
+        """Await a call that ends when it is cancelled, as `await_within`, in the running task.
 
         Without ``seconds`` the call has a time limit of its own.
         """
         probe = None if self.breaker.is_closed else self._admit(seconds)
+        limit = asyncio.timeout(seconds)
         try:
-            result = await (start() if seconds is None else within(seconds, start()))
+            async with limit:
+                result = await start()
         except asyncio.CancelledError:
             if probe is not None:
                 self.breaker.failed(probe)
             raise
-        except LateError:
-            late = self._late(cast(float, seconds))
-            self._note_failure(late.cause, probe, self._awaited(start, seconds))
-            raise late from None
         except Exception as error:
-            self._note_error(error, probe, self._awaited(start, seconds))
-            raise
+            repeatable = Repeatable(start, seconds, asyncio.get_running_loop())
+            if not limit.expired():
+                self._note_error(error, probe, repeatable)
+                raise
+            late = self._late(cast(float, seconds))
+            self._note_failure(late.cause, probe, repeatable)
+            raise late from None
         if probe is not None or self.breaker.failures:
             self.breaker.succeeded(probe)
         return result
@@ -340,13 +338,23 @@ class Stage:
                 FAILURES,
                 self._last_cause,
             )
-            self._idle_probes.begin(self)
+            self._probe_later()
         else:
             _log.warning("%s has recovered and is in use again", self.name)
-            self._idle_probes.end()
+            self._timer.cancel()
             self._last_failed = None
 
-    def probe_again(self) -> None:
+    def _probe_later(self) -> None:
+        """Repeat the call that failed last once no request has: to notice that it recovers."""
+        self._timer.cancel()
+        # The thread only keeps the time, and must not keep the stage.
+        self._timer = Timer(self.breaker.seconds_to_idle_probe, _probe_again, [weakref.ref(self)])
+        self._timer.name, self._timer.daemon = f"ctxguard-{self.name}-probes", True
+        self._timer.start()
+        if not self.is_open:  # it closed meanwhile, and cancelled the timer before this one
+            self._timer.cancel()
+
+    def _probe_again(self) -> None:
         """Repeat the call that failed last, if a probe is due; do not wait for it."""
         call = self._last_failed
         if call is None:
@@ -358,10 +366,12 @@ class Stage:
             with suppress(UnansweredError):
                 self._start_probe(call.work, call.seconds, probe)
             return
+        awaited = self._awaited(call.work, call.seconds or MAX_RETRY_SECONDS, probe)
         try:
-            call.loop.call_soon_threadsafe(self._start_awaited_probe, call, probe)
+            self._last_awaited = asyncio.run_coroutine_threadsafe(awaited, call.loop)
         except RuntimeError:
             # The loop has ended, and with it whatever its calls were bound to.
+            awaited.close()
             self.breaker.failed(probe)
 
     def _start_probe(
@@ -373,30 +383,6 @@ class Stage:
         call = self._submit(work, seconds, probe)
         self._last_probe = call.note_when_done()
         return call
-
-    def _start_awaited_probe(self, call: Repeatable, probe: Probe) -> None:
-        task = cast(asyncio.AbstractEventLoop, call.loop).create_task(
-            self._await_probe(call, probe)
-        )
-        # The loop itself keeps a weak reference only.
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _await_probe(self, call: Repeatable, probe: Probe) -> None:
-        try:
-            await asyncio.wait_for(
-                call.work(), MAX_RETRY_SECONDS if call.seconds is None else call.seconds
-            )
-        except asyncio.CancelledError:
-            self.breaker.failed(probe)
-            raise
-        except Exception as error:
-            self._note_error(error, probe, call)
-        else:
-            self.breaker.succeeded(probe)
-
-    def _awaited(self, start: Callable[[], Any], seconds: float | None) -> Repeatable:
-        return Repeatable(start, seconds, asyncio.get_running_loop())
 
     def _admit(self, seconds: float | None) -> Probe | None:
         """Return None while the circuit is closed, or a probe when one is due.
@@ -538,7 +524,14 @@ class StageCall(Generic[_T]):
         return self._stage._settle(future, self._probe, self._repeatable)
 
 
-def _set(done: "asyncio.Future[None]", _: object = None) -> None:
+def _probe_again(stage_of: "weakref.ref[Stage]") -> None:
+    stage = stage_of()
+    if stage is not None and stage.is_open:
+        stage._probe_again()
+        stage._probe_later()
+
+
+def _set(done: "asyncio.Future[None]") -> None:
     if not done.done():
         done.set_result(None)
 

@@ -232,12 +232,7 @@ def decision_of(context: Context) -> dict[str, object]:
 _NAMES = {reason: reason.value for reason in DropReason}
 
 
-def _would_keep(setting: str, values: Sequence[float]) -> list[WouldKeep]:
-    return [{"setting": setting, "value": value} for value in values]
-
-
 def _verdicts(context: Context) -> list[VerdictAnswer]:
-    """Write the verdicts from their columns: a call for each would take most of the request."""
     return [
         {
             "id": passage_id,
@@ -247,9 +242,9 @@ def _verdicts(context: Context) -> list[VerdictAnswer]:
             "probability": probability,
             "kept": reason is None,
             "reason": None if reason is None else _NAMES[reason],
-            "kept_if": kept_if,
+            "kept_if": [{"setting": setting, "value": value} for setting, value in kept_if],
         }
-        for passage_id, rank, score, relative_score, probability, reason, kept_if in zip(
-            *context.columns(_would_keep), strict=True
+        for passage_id, rank, score, relative_score, probability, reason, kept_if in (
+            context.verdicts
         )
     ]

@@ -1,5 +1,6 @@
 """The gate: request ids, accounts, and problem documents for whatever is refused."""
 
+import asyncio
 import logging
 import os
 from collections.abc import Iterable, Mapping
@@ -10,8 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ctxguard._support.error_text import describe_error
 from ctxguard.errors import QueryError, StageError
-from ctxguard.resilience.within import LateError, within
-from ctxguard.server.limits import rules_of
+from ctxguard.server.limits import EndpointRule, Head, rules_of
 from ctxguard.server.metrics import ENDPOINTS, Endpoint, HttpMetrics, Outcome, endpoint_of
 from ctxguard.server.problems import HttpAnswer, Problem, ProblemKind, problem_of
 from ctxguard.server.settings import ServiceSettings
@@ -89,7 +89,7 @@ class Gate:
                 _check_repeated(scope["headers"])
             rule = self._rules[endpoint]
             # Held here alone: what reads it takes it away.
-            state["body"] = await within(self._receive_seconds, rule.enter(given, receive))
+            state["body"] = await self._received(rule, given, receive)
             n_bytes = state["body_bytes"] = len(state["body"])
             try:
                 operation = self._direct.get(path)
@@ -117,13 +117,18 @@ class Gate:
         finally:
             self._metrics.ended(endpoint, outcome, perf_counter() - start)
 
+    async def _received(self, rule: EndpointRule, given: Head, receive: Receive) -> bytes:
+        try:
+            async with asyncio.timeout(self._receive_seconds):
+                return await rule.enter(given, receive)
+        except TimeoutError:
+            late = f"the body was not whole after {self._receive_seconds:g} s"
+            raise Problem(ProblemKind.TOO_SLOW, late) from None
+
     def _refusal(
         self, error: Exception, endpoint: Endpoint, request_id: str
     ) -> tuple[Outcome, HttpAnswer]:
         """Tell how a request ends that raised an error, and make its answer."""
-        if isinstance(error, LateError):
-            seconds = self._receive_seconds
-            error = Problem(ProblemKind.TOO_SLOW, f"the body was not whole after {seconds:g} s")
         if not isinstance(error, (Problem, StageError, QueryError)):
             _log.error("request %s failed: %s", request_id, describe_error(error))
         problem = problem_of(error)

@@ -1,13 +1,18 @@
 """Evaluation: hand-made contexts with known metrics, and intervals with the coverage they claim."""
 
+import json
 import math
+import random
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ir_measures import AP, RR, P, R, Success, nDCG
 from simulated_pools import Case, cases, labelled, ranking_of
 
 from calibration import evaluate
@@ -22,13 +27,20 @@ from calibration.evaluate import (
 )
 from calibration.pool_labels import PoolLabels
 from calibration.results import tabulate
-from ctxguard.core import metrics as measures
 from ctxguard.core.decision import Decision, decide
-from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
+from ctxguard.core.metrics import (
+    DEFAULT_UTILITIES,
+    RELAXED_UTILITIES,
+    STRICT_UTILITIES,
+    Utilities,
+    strict_utilities,
+    udcg,
+)
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import ScoreKind
 
 LOG = math.log2
+EXACT = 1e-9
 K2 = RatioPolicy(k=2)
 
 
@@ -36,13 +48,137 @@ def metrics(
     scores: list[float | None],
     qrels: dict[str, int],
     policy: RatioPolicy = K2,
+    kind: ScoreKind = ScoreKind.RATIO,
 ) -> dict[str, float]:
     """Of passages p0, p1, … for one query, beside one that gives the labels a relevant grade."""
-    pools, labels = labelled([ranking_of(scores), ranking_of([1.0])], [qrels, {"p0": 1}])
+    rankings = [ranking_of(scores, kind=kind), ranking_of([1.0], kind=kind)]
+    pools, labels = labelled(rankings, [qrels, {"p0": 1}])
     found = per_query(pools, labels, policy)
     assert found.query_ids == ("q0", "q1")
     assert found.values.keys() == LABEL_METRICS.keys()
     return {name: float(values[0]) for name, values in found.values.items()}
+
+
+@pytest.fixture(scope="module")
+def examples(golden: Path) -> dict[str, Any]:
+    return json.loads(golden.read_text(encoding="utf-8"))
+
+
+def of_grades(ranked: list[int], labelled: list[int], k: int = 10) -> dict[str, float]:
+    """Metrics of the first k of a ranking with these grades, of all that the labels hold."""
+    missed = list(labelled)
+    for grade in filter(None, ranked):
+        missed.remove(grade)
+    qrels = {f"p{at}": grade for at, grade in enumerate(ranked)}
+    qrels |= {f"far{at}": grade for at, grade in enumerate(missed)}
+    return metrics(
+        [float(-rank) for rank in range(len(ranked))], qrels, RatioPolicy(k=k), ScoreKind.LOGIT
+    )
+
+
+def at_ranks(relevant: list[int], length: int) -> list[int]:
+    return [int(rank in relevant) for rank in range(1, length + 1)]
+
+
+class TestWorkedExamples:
+    def test_reciprocal_ranks_and_their_mean(self, examples: dict[str, Any]) -> None:
+        for case in examples["reciprocal_rank"]:
+            found = of_grades(at_ranks(case["relevant_ranks"], 5), [1])
+            assert found["mrr"] == pytest.approx(case["exact"], abs=EXACT)
+        for case in examples["mean_reciprocal_rank"]:
+            rankings = [at_ranks([rank], 5) for rank in case["first_relevant_ranks"]]
+            found = [of_grades(ranking, [1])["mrr"] for ranking in rankings]
+            assert np.mean(found) == pytest.approx(case["exact"], abs=EXACT)
+
+    def test_recall(self, examples: dict[str, Any]) -> None:
+        counted, ranked = examples["recall_at_k"]
+        first = at_ranks(list(range(1, counted["relevant_in_top_k"] + 1)), counted["k"])
+        found = of_grades(first, [1] * counted["relevant_total"], counted["k"])
+        assert found["recall"] == pytest.approx(counted["exact"], abs=EXACT)
+        grades, every = at_ranks(ranked["relevant_ranks"], 10), [1] * ranked["relevant_total"]
+        for k, exact in ranked["at"].items():
+            found = of_grades(grades, every, int(k))
+            assert found["recall"] == pytest.approx(exact, abs=EXACT)
+
+    def test_ndcg_with_linear_gain(self, examples: dict[str, Any]) -> None:
+        for case in examples["ndcg_linear_gain"]:
+            found = of_grades(case["grades_in_rank_order"], case["all_grades"])
+            assert found["ndcg"] == pytest.approx(case["exact"], abs=EXACT)
+
+    def test_keyword_relevance(self, examples: dict[str, Any]) -> None:
+        for case in examples["keyword_relevance"]:
+            texts = {f"p{at}": "no word of it" for at in range(5)}
+            for keyword, rank in zip(case["keywords"], case["first_ranks"], strict=True):
+                if rank is not None:
+                    texts[f"p{rank - 1}"] = f"Our {keyword.lower()}."
+            pools, _ = labelled([ranking_of([5.0, 4.0, 3.0, 2.0, 1.0])], [{"p0": 1}])
+            found = per_query_keywords(
+                pools, {"q0": case["keywords"]}, RatioPolicy(k=5), texts.__getitem__
+            ).values
+            assert found["keyword_mrr"][0] == pytest.approx(case["mrr_exact"], abs=EXACT)
+            assert found["keyword_recall"][0] == pytest.approx(case["recall_at_5_exact"], abs=EXACT)
+
+    def test_heuristic_rules_and_presets(self, examples: dict[str, Any]) -> None:
+        presets = examples["distractor_heuristics"]["presets"]
+        for name, utilities in {
+            "default": DEFAULT_UTILITIES,
+            "strict (medical, legal)": STRICT_UTILITIES,
+            "relaxed (creative writing)": RELAXED_UTILITIES,
+        }.items():
+            assert presets[name]["score_ratio"] == utilities.score_ratio
+            assert presets[name]["penalty"] == utilities.irrelevant
+        relevant, distractor, near_top, early, otherwise = (
+            worth for _, worth in examples["distractor_heuristics"]["rules"]
+        )
+        ranking = ranking_of([1.0, 0.9, 0.71, 0.705, 0.7])
+        pools, labels = labelled(
+            [ranking], [{"p0": 1, "p2": 0, "p3": 0, "p4": 0}], distractors=[{"p1": "distractor"}]
+        )
+        found = per_query(pools, labels, RatioPolicy(k=5)).values["udcg"][0]
+        worths = [relevant, distractor, early, near_top, otherwise]
+        assert found == pytest.approx(udcg(worths).value, abs=EXACT)
+
+
+def test_figures_of_labels_equal_those_of_ir_measures_on_untied_runs() -> None:
+    rng, qrels, runs = random.Random(1), [], []
+    for _ in range(150):
+        grades = {f"d{at}": rng.choice([0, 0, 1, 2, 3]) for at in range(rng.randint(1, 25))}
+        pool = [*grades, *(f"unjudged{at}" for at in range(rng.randint(5, 20)))]
+        qrels.append({**grades, "d0": rng.randint(1, 3)})
+        runs.append(rng.sample(pool, rng.randint(5, len(pool))))
+    falling = [float(-at) for at in range(45)]
+    rankings = [ranking_of(falling[: len(run)], ids=run, kind=ScoreKind.LOGIT) for run in runs]
+    pools, labels = labelled(rankings, qrels, depth=45)
+    ours = {k: per_query(pools, labels, RatioPolicy(k=k)).values for k in (5, 45)}
+    exponential = replace(labels, rules=Utilities(gain="exponential"))
+    by_name = {f"q{at}": own for at, own in enumerate(qrels)}
+    scored = {f"q{at}": dict(zip(run, falling, strict=False)) for at, run in enumerate(runs)}
+    for measure, found in (
+        (R @ 5, ours[5]["recall"]),
+        (R @ 45, ours[45]["recall"]),
+        (P @ 5, ours[5]["precision"]),
+        (Success @ 5, ours[5]["hit_rate"]),
+        (RR @ 5, ours[5]["mrr"]),
+        (RR, ours[45]["mrr"]),
+        (AP @ 5, ours[5]["average_precision"]),
+        (AP, ours[45]["average_precision"]),
+        (nDCG @ 10, ours[45]["ndcg"]),
+        (nDCG @ 10, ours[5]["ndcg_at_10"]),
+        (
+            nDCG(gains={1: 1, 2: 3, 3: 7}) @ 10,
+            per_query(pools, exponential, RatioPolicy(k=45)).values["ndcg"],
+        ),
+    ):
+        # One call each: asked together, ir_measures may apply the gains of one nDCG to the other.
+        theirs = {each.query_id: each.value for each in measure.iter_calc(by_name, scored)}
+        assert dict(zip(pools.query_ids, found, strict=True)) == pytest.approx(theirs, abs=EXACT)
+    for query_id, run, figure in zip(by_name, runs, ours[45]["precision_judged"], strict=True):
+        known = len(by_name[query_id].keys() & set(run))
+        condensed = P(judged_only=True) @ max(known, 1)
+        expected = condensed.calc_aggregate(
+            {query_id: by_name[query_id]}, {query_id: scored[query_id]}
+        )
+        assert figure == pytest.approx(expected if known else math.nan, abs=EXACT, nan_ok=True)
 
 
 class TestHandMade:
@@ -81,48 +217,63 @@ class TestHandMade:
         assert found["udcg"] == pytest.approx(1.0 - sum(0.5 / LOG(n + 1) for n in suspected))
 
 
-def one_by_one(decision: Decision, labels: PoolLabels, row: int) -> dict[str, float | None]:
-    """The measures of `ctxguard.core.metrics` of one context."""
+def share(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
+
+
+def dcg(grades: list[int], rules: Utilities) -> float:
+    gains = [2.0**grade - 1.0 if rules.gain == "exponential" else grade for grade in grades[:10]]
+    return sum(gain / LOG(rank + 1) for rank, gain in enumerate(gains, 1))
+
+
+def one_by_one(decision: Decision, labels: PoolLabels, row: int) -> dict[str, float]:
+    """The measures of one context, as they are defined."""
     kept, n, rules = list(decision.kept), len(decision.ranking), labels.rules
     upstream, grades = labels.grades[row, :n].tolist(), labels.grades[row, kept].tolist()
-    every, judged = labels.best_grades[row].tolist(), labels.judged[row, kept].tolist()
-    known = None if labels.positives_only else judged
-    of_label: dict[str, Any] = {
-        "top_grade": labels.top_grade,
-        "negatives": labels.negatives[row, kept].tolist(),
-        "judged": known,
-        "utilities": rules,
-    }
-    relative = [verdict.relative_score for verdict in decision.verdicts[: len(kept)]]
-    compared = None if None in relative else relative
-    strict = measures.udcg(measures.strict_utilities(grades, **of_label))
-    heuristic = measures.heuristic_utilities(grades, compared, **of_label)
+    best, judged = labels.best_grades[row].tolist(), labels.judged[row, kept].tolist()
+    negatives = labels.negatives[row, kept].tolist()
+    worth = strict_utilities(
+        grades,
+        top_grade=labels.top_grade,
+        negatives=negatives,
+        judged=None if labels.positives_only else judged,
+        utilities=rules,
+    )
+    suspected = list(worth)
+    for at, verdict in enumerate(decision.verdicts[: len(kept)]):
+        by_label = grades[at] > 0 or negatives[at] is not None
+        by_label |= 0 in (rules.by_grade or {}) and (judged[at] or labels.positives_only)
+        by_score = (verdict.relative_score or 0.0) > rules.score_ratio
+        if not (by_label or by_score or at < rules.rank_limit):
+            suspected[at] = 0.0
+    ranks = [rank for rank, grade in enumerate(grades, 1) if grade > 0]
+    precisions = sum(found / rank for found, rank in enumerate(ranks, 1))
+    relevant, misleading = sum(grade > 0 for grade in best), sum(each < 0 for each in suspected)
     in_baseline = set(np.flatnonzero(labels.relevant[row] & labels.in_baseline[row]).tolist())
-    served = len(in_baseline & set(kept))
-    expected = {
-        "recall": measures.context_recall(grades, every),
-        "pooled_recall": measures.context_recall(grades, upstream),
-        "precision": measures.precision_at_k(grades),
-        "precision_judged": None if known is None else measures.judged_precision(grades, known),
-        "mrr": measures.reciprocal_rank(grades, every),
-        "served_mrr": (measures.reciprocal_rank(grades, every) or 0.0) if kept else None,
-        "ndcg": measures.ndcg(grades, every, 10, gain=rules.gain),
-        "udcg": measures.udcg(heuristic).value,
-        "udcg_strict": strict.value,
-        "harm": strict.harm,
-        "distractor_rate": measures.distractor_rate(heuristic),
-        "harm_undiscounted": measures.harm_undiscounted(heuristic),
-        "kept": len(kept),
-        "tokens": None if kept else 0.0,
-        "recall_loss": 1.0 - served / len(in_baseline) if in_baseline else None,
-        "recall_at_depth": measures.context_recall(upstream, every),
-        "ndcg_at_10": measures.ndcg(upstream, every, 10, gain=rules.gain),
-        "judged": sum(judged) / len(kept) if kept else None,
-        "hit_rate": measures.hit_rate_at_k(grades, every, max(len(kept), 1)),
-        "average_precision": measures.average_precision(grades, every),
-        "context_precision": measures.context_precision(grades),
+    first, size, in_pool = (1.0 / ranks[0] if ranks else 0.0), len(kept), sum(map(bool, upstream))
+    return {
+        "recall": share(len(ranks), relevant),
+        "pooled_recall": share(len(ranks), in_pool),
+        "precision": share(len(ranks), size),
+        "precision_judged": math.nan if labels.positives_only else share(len(ranks), sum(judged)),
+        "mrr": first if relevant else math.nan,
+        "served_mrr": first if kept else math.nan,
+        "ndcg": share(dcg(grades, rules), dcg(best, rules)),
+        "udcg": udcg(suspected).value,
+        "udcg_strict": udcg(worth).value,
+        "harm": udcg(worth).harm,
+        "distractor_rate": share(misleading, size),
+        "harm_undiscounted": 0.5 * misleading,
+        "kept": size,
+        "tokens": math.nan if kept else 0.0,
+        "recall_loss": share(len(in_baseline - set(kept)), len(in_baseline)),
+        "recall_at_depth": share(in_pool, relevant),
+        "ndcg_at_10": share(dcg(upstream, rules), dcg(best, rules)),
+        "judged": share(sum(judged), size),
+        "hit_rate": float(bool(ranks)) if relevant else math.nan,
+        "average_precision": share(precisions, relevant),
+        "context_precision": precisions / max(len(ranks), 1) if kept else math.nan,
     }
-    return {name: math.nan if value is None else value for name, value in expected.items()}
 
 
 RULES = [

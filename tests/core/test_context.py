@@ -10,7 +10,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ctxguard.core.context import Assembly, Context, assemble, bare_passages, read_passages
+from ctxguard.core.assembly import Assembly, assemble, bare_passages, read_passages
+from ctxguard.core.context import Context
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.render import Template, sanitise

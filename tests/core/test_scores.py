@@ -12,7 +12,6 @@ from ctxguard.core.scores import (
     INVALID_MAGNITUDE,
     is_relative,
     is_valid,
-    relative_score,
     relative_scores,
     within_domain,
 )
@@ -31,6 +30,10 @@ RANGES = {
 
 kinds = st.sampled_from(list(RANGES))
 temperatures = st.floats(0.05, 20.0)
+
+
+def relative_score(kind: ScoreKind, top: float, score: float, temperature: float = 1.0) -> float:
+    return relative_scores(kind, (top, score), temperature)[1]
 
 
 @pytest.mark.parametrize("score", [0, 1.5, -3.0, True, np.float32(0.5), np.int64(3), Decimal(2)])

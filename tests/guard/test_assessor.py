@@ -25,6 +25,7 @@ from ctxguard.monitor.sampling.inclusion import InclusionDesign, JudgingRates
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import Sample
 from ctxguard.profile.schema import AssessorProfile, Profile
+from ctxguard.request import assess
 from ctxguard.request.assess import AssessorStage
 from ctxguard.request.telemetry import default_telemetry
 from tests.timing import SOON
@@ -74,6 +75,14 @@ def system() -> tuple[Profile, Recorded, set[str]]:
 def stage_of(assessor: Any, **settings: Any) -> AssessorStage:
     """A stage that the budget of a second does not stop."""
     return AssessorStage(assessor, **{"max_per_second": 1e6, **settings})
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The stages' clock, set by hand."""
+    seconds = [0.0]
+    monkeypatch.setattr(assess, "monotonic", lambda: seconds[0])
+    return seconds
 
 
 class World:
@@ -172,8 +181,11 @@ def test_a_request_is_one_call_about_what_is_worth_it(world: World) -> None:
     assert sum(each.asked for each in dear if each is not None) < 0.5 * sum(n_asked)
 
 
-def test_places_in_the_call_are_drawn_by_the_request_and_recorded(world: World) -> None:
-    guard = world.guard(stage_of(world.oracle, cache_entries=0))
+def test_places_in_the_call_are_drawn_by_the_request_and_recorded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assess, "_CACHE_ENTRIES", 0)
+    guard = world.guard(stage_of(world.oracle))
     query = world.queries[0]
     for request_id in ("a\ud800", "a\ud800", "b"):
         guard.retrieve(query, request_id=request_id)
@@ -334,9 +346,11 @@ def test_what_was_answered_is_not_asked_again(world: World) -> None:
     assert world.outcome("answered") == world.outcome("cached") > 0
 
 
-def test_the_cache_and_the_second_have_their_bounds(world: World) -> None:
-    now = [0.0]
-    stage = stage_of(world.oracle, cache_entries=2, max_per_second=4.0, clock=lambda: now[0])
+def test_the_cache_and_the_second_have_their_bounds(
+    world: World, now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assess, "_CACHE_ENTRIES", 2)
+    stage = stage_of(world.oracle, max_per_second=4.0)
     guard = world.guard(stage)
     queries = world.queries
     for query in queries[:10]:
@@ -350,8 +364,9 @@ def test_the_cache_and_the_second_have_their_bounds(world: World) -> None:
     assert len(stage._cache) <= 2
 
 
+@pytest.mark.usefixtures("now")
 def test_without_a_setting_the_second_has_a_bound(world: World) -> None:
-    guard = world.guard(AssessorStage(world.oracle, clock=lambda: 0.0))
+    guard = world.guard(AssessorStage(world.oracle))
     list(world.contexts(guard))
     assert sum(len(texts) for _, texts in world.oracle.calls) == DEFAULT_PER_SECOND
     assert world.outcome("over_budget") > 0
@@ -408,10 +423,10 @@ def test_the_same_call_in_another_order_is_not_made_again() -> None:
     assert len(oracle.calls) == 1
 
 
-def test_answers_expire() -> None:
-    now, oracle = [0.0], Oracle({"1"})
-    stage = stage_of(oracle, cache_seconds=60.0, clock=lambda: now[0])
-    for seconds, calls in ((0.0, 1), (59.0, 1), (61.0, 2)):
+def test_answers_expire(now: list[float]) -> None:
+    oracle = Oracle({"1"})
+    stage = stage_of(oracle)
+    for seconds, calls in ((0.0, 1), (3_599.0, 1), (3_601.0, 2)):
         now[0] = seconds
         asked_about(stage, ["text 1"])
         assert len(oracle.calls) == calls

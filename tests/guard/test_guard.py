@@ -12,7 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from ctxguard.core.context import Assembly, Context
+from ctxguard.core.assembly import Assembly
+from ctxguard.core.context import Context
 from ctxguard.core.decision import decide
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy

@@ -22,7 +22,8 @@ from prometheus_client import CollectorRegistry
 import calibration
 import ctxguard
 from ctxguard._support.error_text import describe_error
-from ctxguard.core.context import Assembly, Context
+from ctxguard.core.assembly import Assembly
+from ctxguard.core.context import Context
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.render import sanitise
 from ctxguard.core.types import Hit, Mode, Passage, Ranking, ScoreKind

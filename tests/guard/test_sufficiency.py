@@ -9,7 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from simulated_pools import Recorded, calibrated, simulate
 
-from ctxguard.core.context import Assembly, Context
+from ctxguard.core.assembly import Assembly
+from ctxguard.core.context import Context
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import DropReason, Flag, Mode, Route
 from ctxguard.guard import ContextGuard

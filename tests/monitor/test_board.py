@@ -24,7 +24,7 @@ from watching import DAY_SECONDS, Watching
 from ctxguard import ContextGuard, Hit, Mode, RatioPolicy, Route, ScoreKind
 from ctxguard.core.types import FailureKind, Flag, Passage, StageFailure
 from ctxguard.core.value_of_information import Assessment
-from ctxguard.errors import CtxguardError
+from ctxguard.errors import CtxguardError, FilterViolationError, OverloadedError
 from ctxguard.monitor import export
 from ctxguard.monitor.alarms import Alarm, AlarmKind, AlarmState, ReferenceKind, Severity
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
@@ -156,8 +156,8 @@ class Service:
             )
             self.telemetry.answered(lacking, 0.01, 1e-5)
         self.telemetry.received(Mode.SHADOW)
-        self.telemetry.shed(Mode.SHADOW)
-        self.telemetry.filter_violated()
+        for error in (OverloadedError("guard", "full"), FilterViolationError("filter", "no")):
+            self.telemetry.raised(Mode.SHADOW, error)
         self.telemetry.circuit_changed("dense", is_open=True)
         self.telemetry.observer_failed("sampler")
         for target in ReloadTarget:

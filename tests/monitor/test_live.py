@@ -41,12 +41,7 @@ from benchmarks._live_traffic import (
 )
 from benchmarks.live import Cell, main, simulate
 from ctxguard.cli import app
-from ctxguard.core.metrics import (
-    precision_at_k,
-    reciprocal_rank,
-    strict_utilities,
-    udcg,
-)
+from ctxguard.core.metrics import strict_utilities, udcg
 from ctxguard.core.types import DEFAULT_K
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.metrics import Metric
@@ -108,8 +103,9 @@ def test_the_truth_of_simulated_traffic_is_what_the_library_says_of_every_reques
         negatives = [negative for _, negative in labels[: len(served)]]
         worth = strict_utilities(served, top_grade=3, negatives=negatives)
         if served:
-            found[Metric.PRECISION].append(precision_at_k(served))
-            found[Metric.SERVED_MRR].append(reciprocal_rank(served, grades) or 0.0)
+            ranks = [rank for rank, grade in enumerate(served, start=1) if grade > 0]
+            found[Metric.PRECISION].append(len(ranks) / len(served))
+            found[Metric.SERVED_MRR].append(1.0 / ranks[0] if ranks else 0.0)
         found[Metric.UDCG].append(udcg(worth).value)
         found[Metric.GAIN].append(udcg(worth).gain)
         found[Metric.HARM].append(udcg(worth).harm)

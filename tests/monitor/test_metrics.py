@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judged_rows import GAIN, HARM, Judged, ratio_sums, rows_of, sums, sums_of
 
-from ctxguard.core.metrics import precision_at_k, udcg
+from ctxguard.core.metrics import udcg
 from ctxguard.errors import DataError
 from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.estimation.rows import (
@@ -66,7 +66,7 @@ def defined(request: Judged, metric: Metric) -> tuple[float, float, float] | Non
         Metric.UDCG: found_udcg.value,
         Metric.GAIN: found_udcg.gain,
         Metric.HARM: found_udcg.harm,
-        Metric.PRECISION: precision_at_k([verdict == YES for verdict in request.served]),
+        Metric.PRECISION: kept / len(request.served) if request.served else None,
     }[metric]
     return None if value is None else (value, 1.0, 1.0)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judged_rows import GAIN, HARM, Judged, rows_of, sums_of
 
-from ctxguard.core.metrics import precision_at_k, udcg
+from ctxguard.core.metrics import udcg
 from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.estimation.prediction_powered import (
     N_COLUMNS,
@@ -72,7 +72,7 @@ def by_hand(requests: list[Judged]) -> dict[Metric, float]:
             Metric.POOLED_RECALL: (kept, kept + dropped),
         }
         if grades:
-            values[Metric.PRECISION] = (precision_at_k(grades), 1.0)
+            values[Metric.PRECISION] = (kept / len(grades), 1.0)
             values[Metric.SERVED_MRR] = (1.0 / rank, 1.0)
         for metric, value in values.items():
             sums[metric] += one.weight * np.array(value)

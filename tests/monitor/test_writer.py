@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from watching import Watching
 
 from ctxguard import ContextGuard
-from ctxguard.core.context import Assembly
+from ctxguard.core.assembly import Assembly
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.tokens import estimate_tokens

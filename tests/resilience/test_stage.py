@@ -222,9 +222,6 @@ class Unsteady:
             raise OSError("down")
         return "up"
 
-    async def awaited(self) -> str:
-        return self()
-
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("seconds", [None, NEVER])
@@ -310,3 +307,33 @@ def test_a_stage_that_fails_now_and_then_does_not_fill_the_log(
             stage.call(fail)
         stage.call(bool)
     assert len(caplog.records) == 1
+
+
+def test_a_call_that_ends_when_cancelled_is_awaited_in_the_running_task() -> None:
+    stage, ended = Stage("rerank"), list[str]()
+
+    async def own_task() -> bool:
+        await asyncio.sleep(0.0)
+        return asyncio.current_task() is task
+
+    async def failing() -> None:
+        raise TimeoutError("its own")
+
+    async def late() -> None:
+        try:
+            await asyncio.sleep(NEVER)
+        finally:
+            ended.append("cancelled")
+
+    async def main() -> None:
+        nonlocal task
+        task = asyncio.current_task()
+        assert await stage.await_ending(own_task, NEVER)
+        with pytest.raises(TimeoutError, match="its own"):
+            await stage.await_ending(failing, NEVER)
+        with pytest.raises(UnansweredError, match="no answer within 50 ms"):
+            await stage.await_ending(late, SOON)
+
+    task: object = None
+    asyncio.run(main())
+    assert ended == ["cancelled"]

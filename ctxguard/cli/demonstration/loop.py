@@ -7,6 +7,7 @@ return.
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
@@ -18,14 +19,7 @@ from calibration.report.before_after import BeforeAfter
 from ctxguard.cli.demonstration.corpus import passages
 from ctxguard.core.context import Context
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.metrics import (
-    Negative,
-    mean,
-    precision_at_k,
-    reciprocal_rank,
-    strict_utilities,
-    udcg,
-)
+from ctxguard.core.metrics import Negative, strict_utilities, udcg
 from ctxguard.core.types import Passage, Route
 from ctxguard.errors import IndexFolderError
 from ctxguard.guard import ContextGuard
@@ -238,7 +232,9 @@ def _truth(
 ) -> dict[Metric, float]:
     """Compute the metrics over every request, from the labels, without undefined ones."""
     n_kept_relevant = n_relevant = 0
-    reciprocal_ranks, udcgs, precisions = [], [], []
+    reciprocal_ranks: list[float] = []
+    udcgs: list[float] = []
+    precisions: list[float] = []
     for context in served:
         query_id = query_ids[context.query]
         served_ids = _ids(context)
@@ -246,16 +242,19 @@ def _truth(
         grades = [relevant.get(passage_id, 0) for passage_id in served_ids]
         n_in_pool = sum(i in relevant for i in context.decision.ranking.passage_ids)
         n_relevant += n_in_pool
-        n_kept_relevant += sum(grade > 0 for grade in grades)
+        ranks = [rank for rank, grade in enumerate(grades, start=1) if grade > 0]
+        n_kept_relevant += len(ranks)
         if served_ids:
             # As it is estimated: 0 where nothing that was served is relevant.
-            reciprocal_ranks.append(reciprocal_rank(grades, list(relevant.values())) or 0.0)
+            reciprocal_ranks.append(1.0 / ranks[0] if ranks else 0.0)
+            precisions.append(len(ranks) / len(grades))
         udcgs.append(_strict_udcg(served_ids, _labels(dataset, query_id)))
-        precisions.append(precision_at_k(grades))
-    means = {
-        Metric.POOLED_RECALL: n_kept_relevant / n_relevant if n_relevant else None,
-        Metric.SERVED_MRR: mean(reciprocal_ranks).value,
-        Metric.UDCG: mean(udcgs).value,
-        Metric.PRECISION: mean(precisions).value,
-    }
-    return {metric: value for metric, value in means.items() if value is not None}
+    truth = {Metric.POOLED_RECALL: n_kept_relevant / n_relevant} if n_relevant else {}
+    for metric, values in (
+        (Metric.SERVED_MRR, reciprocal_ranks),
+        (Metric.UDCG, udcgs),
+        (Metric.PRECISION, precisions),
+    ):
+        if values:
+            truth[metric] = fmean(values)
+    return truth

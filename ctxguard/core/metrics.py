@@ -1,25 +1,26 @@
-"""Measures of use and harm for one query: the utility of a passage to the reader, and UDCG.
+"""What passages are worth to the reader: utilities, UDCG, and the words that an answer needs.
 
-Pure: no I/O, no clock, no logging.
+``calibration.evaluate`` measures whole pools by these rules. Pure: no I/O, no clock, no logging.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
-from ctxguard.core.metrics.arithmetic import discounted_sum, share
-from ctxguard.core.metrics.relevance import Gain
 from ctxguard.errors import ConfigurationError
 
-UNDISCOUNTED_PENALTY = 0.5
-"""Harm of one distractor in ``harm_undiscounted``."""
-
-_MOST = 1e6
-"""Utilities are no larger, so that no sum of them overflows."""
+Gain = Literal["linear", "exponential"]
+"""What a grade gains in nDCG: ``linear`` is the grade itself (Järvelin and Kekäläinen, TOIS 2002),
+``exponential`` 2^grade − 1 (Burges et al., ICML 2005)."""
 
 REFERENCE_PENALTY = 0.333
 """Weight of an irrelevant passage in the UDCG paper's published figures; not 1/3."""
+
+_MOST = 1e6
+"""Utilities are no larger, so that no sum of them overflows."""
 
 
 class Negative(StrEnum):
@@ -47,7 +48,7 @@ class Utilities:
         rank_limit: The heuristics suspect ranks up to this, ≥ 0.
         by_grade: Utility by grade: replaces ``relevant`` and ``partial`` for the grades that it
             names, and ``irrelevant`` if it names 0 (judged not relevant).
-        gain: Of a grade in nDCG; see ``dcg``.
+        gain: Of a grade in nDCG; see ``Gain``.
     """
 
     relevant: float = 1.0
@@ -109,56 +110,6 @@ PRESETS: Mapping[str, Utilities] = {
 }
 
 
-def heuristic_utilities(
-    ranked_grades: Sequence[int],
-    relative_scores: Sequence[float] | None,
-    *,
-    top_grade: int,
-    negatives: Sequence[Negative | None] | None = None,
-    judged: Sequence[bool] | None = None,
-    utilities: Utilities = DEFAULT_UTILITIES,
-) -> list[float]:
-    """Return the utility of each passage, for collections that label few of their distractors.
-
-    The first rule that matches wins: a positive grade; a labelled negative; a relative score
-    above ``score_ratio``; a rank up to ``rank_limit``; otherwise 0. A long tail of low-scored
-    junk therefore costs nothing: report ``strict_utilities`` beside it (DESIGN.md §5).
-
-    Args:
-        ranked_grades: Shape (n,), grades in rank order.
-        relative_scores: Shape (n,), each passage against the top of its ranking, in [0, 1], from
-            ``ctxguard.core.scores.relative_scores``; on a ratio scale it is score / top. None if
-            scores carry rank only: the score rule is then left out, because a ratio of
-            reciprocal-rank scores measures the fusion constant.
-        top_grade: The collection's highest grade, ≥ 1.
-        negatives: Shape (n,), the label of each passage that is known to mislead.
-        judged: Shape (n,), whether each passage has a label; None if only relevant passages are
-            labelled, so that an unlabelled one counts as not relevant.
-        utilities: The utility of each case, and the thresholds.
-
-    Returns:
-        Utilities of shape (n,), for ``udcg``.
-
-    Raises:
-        ConfigurationError: lengths differ, or a grade lies above ``top_grade``.
-
-    >>> heuristic_utilities([1, 0, 0, 0, 0], [1.0, 0.9, 0.4, 0.8, 0.3], top_grade=1)
-    [1.0, -0.5, -0.5, -0.5, 0.0]
-    """
-    worths = _labelled_utilities(ranked_grades, top_grade, negatives, judged, utilities)
-    if relative_scores is None:
-        relative_scores = [0.0] * len(worths)
-    _check_length("relative_scores", len(relative_scores), len(worths))
-    return [
-        worth
-        if is_certain or relative > utilities.score_ratio or rank <= utilities.rank_limit
-        else 0.0
-        for rank, ((worth, is_certain), relative) in enumerate(
-            zip(worths, relative_scores, strict=True), start=1
-        )
-    ]
-
-
 def strict_utilities(
     ranked_grades: Sequence[int],
     *,
@@ -190,8 +141,35 @@ def strict_utilities(
     >>> strict_utilities([1, 0, 0], top_grade=1, judged=[True, True, False])
     [1.0, -0.5, -0.2]
     """
-    worths = _labelled_utilities(ranked_grades, top_grade, negatives, judged, utilities)
-    return [worth for worth, _ in worths]
+    if top_grade < 1:
+        raise ConfigurationError(f"top_grade {top_grade!r} must be at least 1")
+    n = len(ranked_grades)
+    negatives = [None] * n if negatives is None else negatives
+    judged = [True] * n if judged is None else judged
+    for name, values in (("negatives", negatives), ("judged", judged)):
+        if len(values) != n:
+            raise ConfigurationError(f"{name} has {len(values)} values for {n} passages")
+    by_grade = utilities.by_grade or {}
+    worth_of = {
+        Negative.HARD_NEGATIVE: utilities.hard_negative,
+        Negative.DISTRACTOR: utilities.distractor,
+    }
+    worths: list[float] = []
+    for grade, negative, is_judged in zip(ranked_grades, negatives, judged, strict=True):
+        if grade > top_grade:
+            raise ConfigurationError(
+                f"grade {grade} lies above top_grade {top_grade}, the collection's highest"
+            )
+        if grade > 0:
+            preset = utilities.relevant if grade == top_grade else utilities.partial
+            worths.append(by_grade.get(grade, preset))
+        elif negative is not None:
+            worths.append(worth_of[negative])
+        elif is_judged:
+            worths.append(by_grade.get(grade, utilities.irrelevant))
+        else:
+            worths.append(utilities.unjudged)
+    return worths
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +191,9 @@ class Udcg:
 
 
 def udcg(utilities: Sequence[float]) -> Udcg:
-    """Utility- and distraction-aware cumulative gain: Σ u_i / log2(i + 1) (DESIGN.md §9).
+    """Utility- and distraction-aware cumulative gain: Σ u_i / log2(i + 1) (docs/glossary.md).
 
-    An empty context scores 0: it neither helps nor harms. ``udcg_reference`` is the form of the
-    paper that named the measure.
+    An empty context scores 0: it neither helps nor harms.
 
     Args:
         utilities: The utility of each passage, in rank order.
@@ -225,112 +202,61 @@ def udcg(utilities: Sequence[float]) -> Udcg:
     >>> round(result.gain, 4), result.harm, round(result.value, 4)
     (1.3155, 0.25, 1.0655)
     """
+    shares = [worth / math.log2(rank + 1) for rank, worth in enumerate(utilities, start=1)]
     return Udcg(
-        gain=discounted_sum([max(utility, 0.0) for utility in utilities]),
-        harm=discounted_sum([max(-utility, 0.0) for utility in utilities]),
+        gain=math.fsum([max(share, 0.0) for share in shares]),
+        harm=math.fsum([max(-share, 0.0) for share in shares]),
     )
 
 
 def udcg_reference(
     relevant: Sequence[bool], abstain: Sequence[float], penalty: float = REFERENCE_PENALTY
 ) -> float | None:
-    """Compute UDCG as the paper's authors do, without a rank discount.
+    """Compute UDCG as the authors of the paper that named it do, without a rank discount.
 
     sigmoid of the mean over all passages of 1 − a for a relevant passage and −penalty·(1 − a)
-    for another, where a is the probability that the reader abstains given that passage alone:
-    Trappolini, Cuconasu, Filice, Maarek and Silvestri, "Redefining Retrieval Evaluation in the
-    Era of LLMs", EACL 2026, arXiv 2510.21440, in the form of the authors' published program
-    (whose summary speaks of two means; the program and its sample take one, over all passages).
+    for another: Trappolini, Cuconasu, Filice, Maarek and Silvestri, "Redefining Retrieval
+    Evaluation in the Era of LLMs", EACL 2026, arXiv 2510.21440, as in their published program.
 
     Args:
         relevant: Shape (n,).
-        abstain: Shape (n,), probabilities in [0, 1].
+        abstain: Shape (n,), a: the probability that the reader abstains given one passage alone.
         penalty: Weight of an irrelevant passage, as a positive number.
 
     Returns:
         A value in (0, 1), 0.5 for a context that neither helps nor harms; None if it is empty.
 
-    Raises:
-        ConfigurationError: lengths differ, or a value of ``abstain`` is not a probability.
-
     >>> round(udcg_reference([True, False], [0.0, 0.5]), 4)
     0.6027
     """
-    _check_length("abstain", len(abstain), len(relevant))
     if not relevant:
         return None
-    for probability in abstain:
-        if not 0.0 <= probability <= 1.0:
-            raise ConfigurationError(
-                f"abstain {probability!r} must lie in [0, 1]: it is a probability"
-            )
-    total = sum(
+    total = math.fsum(
         (1.0 - probability) * (1.0 if is_relevant else -penalty)
         for is_relevant, probability in zip(relevant, abstain, strict=True)
     )
     return 1.0 / (1.0 + math.exp(-total / len(relevant)))
 
 
-def distractor_rate(utilities: Sequence[float]) -> float | None:
-    """Return the share of the kept passages with a negative utility; None for an empty context.
+def keyword_first_ranks(keywords: Sequence[str], texts: Sequence[str]) -> list[int | None]:
+    """Return the 1-based rank of the first text that holds each keyword; None if none does.
 
-    >>> distractor_rate([1.0, -0.5, 0.0, -1.0])
-    0.5
+    Matches whole words, ignoring case; any white space may separate the words of a phrase.
+
+    Raises:
+        ConfigurationError: a keyword is empty.
+
+    >>> keyword_first_ranks(["cat", "tom cat"], ["Concatenate", "Tom\\n Cat and CAT"])
+    [2, 2]
     """
-    return share(sum(utility < 0.0 for utility in utilities), len(utilities))
-
-
-def harm_undiscounted(utilities: Sequence[float]) -> float:
-    """Return half the number of kept passages that mislead: kept × distractor rate × 0.5.
-
-    Each counts the same at every rank and at any utility, unlike ``Udcg.harm``. 0 for an
-    empty context.
-
-    >>> harm_undiscounted([1.0, -0.5, 0.0, -1.0])
-    1.0
-    """
-    return UNDISCOUNTED_PENALTY * sum(utility < 0.0 for utility in utilities)
-
-
-def _labelled_utilities(
-    ranked_grades: Sequence[int],
-    top_grade: int,
-    negatives: Sequence[Negative | None] | None,
-    judged: Sequence[bool] | None,
-    utilities: Utilities,
-) -> list[tuple[float, bool]]:
-    """Return the utility of each passage, and whether its label alone determines it."""
-    if top_grade < 1:
-        raise ConfigurationError(f"top_grade {top_grade!r} must be at least 1")
-    if negatives is None:
-        negatives = [None] * len(ranked_grades)
-    if judged is None:
-        judged = [True] * len(ranked_grades)
-    _check_length("negatives", len(negatives), len(ranked_grades))
-    _check_length("judged", len(judged), len(ranked_grades))
-    by_grade = utilities.by_grade or {}
-    worth_of = {
-        Negative.HARD_NEGATIVE: utilities.hard_negative,
-        Negative.DISTRACTOR: utilities.distractor,
-    }
-    worths: list[tuple[float, bool]] = []
-    for grade, negative, is_judged in zip(ranked_grades, negatives, judged, strict=True):
-        if grade > top_grade:
-            raise ConfigurationError(
-                f"grade {grade} lies above top_grade {top_grade}, the collection's highest"
-            )
-        if grade > 0:
-            preset = utilities.relevant if grade == top_grade else utilities.partial
-            worths.append((by_grade.get(grade, preset), True))
-        elif negative is not None:
-            worths.append((worth_of[negative], True))
-        elif is_judged:
-            worths.append((by_grade.get(grade, utilities.irrelevant), grade in by_grade))
-        else:
-            worths.append((utilities.unjudged, False))
-    return worths
-
-
-def _check_length(name: str, length: int, expected: int) -> None:
-    if length != expected:
-        raise ConfigurationError(f"{name} has {length} values for {expected} passages")
+    folded = [text.casefold() for text in texts]
+    ranks: list[int | None] = []
+    for keyword in keywords:
+        words = keyword.casefold().split()
+        if not words:
+            raise ConfigurationError(f"keyword {keyword!r} is empty; leave it out")
+        whole = re.compile(r"(?<!\w)" + r"\s+".join(map(re.escape, words)) + r"(?!\w)")
+        ranks.append(
+            next((rank for rank, text in enumerate(folded, 1) if whole.search(text)), None)
+        )
+    return ranks
