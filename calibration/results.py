@@ -170,7 +170,7 @@ def paired_differences(
 
     Args:
         columns: By metric, two columns of shape (n_q,) of the same queries; NaN where undefined.
-        queries: Says how much each query counts; None weighs them equally.
+        queries: Names the sizes of metrics that are ratios over all queries; None for none.
 
     >>> paired_differences({"harm": (np.array([2.0, 3.0]), np.array([1.0, 2.0]))})["harm"].outcome
     'worse'

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from calibration.data.dataset import Query
+from calibration.figures import pair_share
 from calibration.fit import REGULARISATION, folds, standardised
 from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
 from calibration.retrievers import RankingSource
-from calibration.weights import pair_share
 from ctxguard._support.extras import require
 from ctxguard.core.columns import MOST_COLUMNS, SignalColumn, metadata_of, read_column
 from ctxguard.core.policies import ExpectedUtilityPolicy

@@ -21,7 +21,6 @@ from calibration.objectives import PolicySums
 from calibration.pool_labels import IntArray
 from calibration.report.before_after import BeforeAfter, Marks
 from calibration.report.passages import PassageOf, one_line, passage_or_none, snippet
-from calibration.weights import weighted_mean
 from ctxguard.core.types import FloatArray
 
 STOPS = 16
@@ -222,7 +221,7 @@ def _stop(names: tuple[str, ...], own: _Contexts, outcome: RouteOutcome, marks: 
 
     def mean(column: FloatArray) -> float | None:
         known = ~np.isnan(column)
-        return float(weighted_mean(column[known], labels.weights[known])) if known.any() else None
+        return float(column[known].mean()) if known.any() else None
 
     return DialStop(
         names=names,

@@ -113,9 +113,6 @@ class Certificate(Frozen):
         n_queries: Test queries in all.
         recall_difference: Recall less that of the baseline, gains included; None where only the
             loss was bounded.
-        n_equivalent: Where test queries stand for different numbers of requests, means are over
-            requests, and the queries of the statement weigh as much as so many of the largest
-            weight; None where all weigh the same.
     """
 
     alpha: float
@@ -129,7 +126,6 @@ class Certificate(Frozen):
     n_recall: Annotated[int, Field(ge=1)]
     n_queries: Annotated[int, Field(ge=1)]
     recall_difference: RecallDifference | None = None
-    n_equivalent: float | None = None
 
     @property
     def promises_nothing(self) -> bool:
@@ -140,13 +136,6 @@ class Certificate(Frozen):
     @property
     def statement(self) -> str:
         """The certificate in words."""
-        over, count = "queries", "queries"
-        if self.n_equivalent is not None:
-            over = "requests"
-            count = (
-                "questions, each weighing as many requests as it stands for, together as much as "
-                f"{self.n_equivalent:.3g} of the most frequent"
-            )
         if self.recall_difference is not None:
             difference, k = self.recall_difference, self.baseline.removeprefix("k=")
             # In full: rounded to nearest, the words could claim more than the bound.
@@ -155,18 +144,20 @@ class Certificate(Frozen):
                 least = f"at least {difference.lower:g} above"
             return (
                 f"For this route by itself, with probability at least {1 - self.delta:g}: over "
-                f"{over} that have a relevant passage, mean recall is {least} that of the "
-                f"retriever's first {k} ({self.test}; {difference.n} such test {count}, observed "
+                f"queries that have a relevant passage, mean recall is {least} that of the "
+                f"retriever's first {k} ({self.test}; {difference.n} such test queries, observed "
                 f"{difference.value:+.3f})."
             )
         baseline = "whole pool holds"
         if self.baseline != "pool":
             baseline = f"retriever's first {self.baseline.removeprefix('k=')} hold"
-        harm = "" if self.beta is None else f", and over all {over} mean harm at most {self.beta:g}"
+        harm = (
+            "" if self.beta is None else f", and over all queries mean harm at most {self.beta:g}"
+        )
         return (
-            f"For this route by itself, with probability at least {1 - self.delta:g}: over {over} "
+            f"For this route by itself, with probability at least {1 - self.delta:g}: over queries "
             f"for which the {baseline} a relevant passage, mean recall loss is at most "
-            f"{self.alpha:g}{harm} ({self.test}; {self.n_recall} such test {count}, observed "
+            f"{self.alpha:g}{harm} ({self.test}; {self.n_recall} such test queries, observed "
             f"{self.recall_loss:.3f})."
         )
 
@@ -299,9 +290,6 @@ class SufficiencyProfile(Frozen):
         detected: How many of the latter do; None without a threshold.
         auroc: AUROC of the probability on these contexts; None if they are of one kind.
         needed: The fewest contexts with a relevant passage that give a threshold.
-        n_equivalent: Where contexts stand for different numbers of requests, shares are of
-            requests, and the ``n_sufficient`` contexts weigh as much as so many of the largest
-            weight; None where all weigh the same.
         shown_by: As of ``RouteEvidence``.
     """
 
@@ -315,27 +303,22 @@ class SufficiencyProfile(Frozen):
     detected: int | None
     auroc: float | None
     needed: Annotated[int, Field(ge=1)]
-    n_equivalent: float | None = None
     shown_by: Literal["folds", "held_out"] = "folds"
 
     @property
     def statement(self) -> str:
         """The certificate in words, or why there is none."""
         queries = "labelled" if self.shown_by == "folds" else "held-out"
-        test, weight = "exact binomial", ""
-        if self.n_equivalent is not None:
-            test = "betting, over requests"
-            weight = f", which weigh as much as {self.n_equivalent:.3g} of the most frequent"
         if self.threshold is None:
             return (
                 f"No context is called insufficient: a threshold needs {self.needed} {queries} "
                 f"queries whose context holds a relevant passage, and there were "
-                f"{self.n_sufficient}{weight}."
+                f"{self.n_sufficient}."
             )
         return (
             f"For this route by itself, with probability at least {1 - self.delta:g}: of contexts "
             f"that hold a relevant passage, at most {self.alpha:.3g} are called insufficient "
-            f"({test}; {self.false_alarms} of {self.n_sufficient}{weight}, were). Of "
+            f"(exact binomial; {self.false_alarms} of {self.n_sufficient} were). Of "
             f"{self.n_insufficient} that hold none, {self.detected} were."
         )
 

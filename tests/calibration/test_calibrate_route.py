@@ -32,6 +32,7 @@ from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import per_query
 from calibration.folded import Folded
 from calibration.grid import ratio_grid
+from calibration.objectives import highest_utility
 from calibration.pool_labels import label
 from calibration.replay import replay
 from ctxguard.core.policies import RatioPolicy
@@ -84,10 +85,13 @@ class TestChoice:
         outcome = outcome_of(calibrated(150, noise=0.2, relevant=4, held_out=0.5))
         assert len(outcome.route.rules("balanced")) == 1
 
-    def test_of_equally_good_policies_the_safest_then_the_smallest(self) -> None:
+    def test_of_equally_good_policies_the_smallest_is_taken(self) -> None:
         pools, labels = labelled([ranking_of([3.0, 1.0])], [{"p0": 1}], depth=2)
         grid = ratio_grid(pools, labels)
-        assert grid.policy(grid.means.best()) == RatioPolicy(k=1, min_ratio=0.0)
+        every = tuple(np.ndindex(len(grid.ks), grid.thresholds.size))
+        best = Folded.of(grid, every, 2).chosen(highest_utility)
+        assert best is not None
+        assert grid.policy(best) == RatioPolicy(k=1, min_ratio=0.0)
 
     def test_min_keep_is_that_of_every_policy(self) -> None:
         policy = outcome_of(calibrated(80, min_keep=0, objective="utility")).profile.policy
