@@ -26,6 +26,7 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import Route, ScoreKind, ScoreKindName
 from ctxguard.errors import CalibrationError
 from ctxguard.profile.schema import Profile, Provenance, RouteProfile
+from ctxguard.request.wrapped_retriever import told_by
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever
@@ -145,7 +146,7 @@ def calibrate(
             for route, outcome in outcomes.items()
         }
     by_route = {route: outcome.profile for route, outcome in outcomes.items()}
-    sketch = sketch_of(retriever) if corpus_sketch is None else corpus_sketch
+    sketch = told_by(retriever, "corpus_sketch") if corpus_sketch is None else corpus_sketch
     profile = system.profile(by_route, sketch, dataset, settings, why)
     return Calibration(profile, system.pools, outcomes, dataset, chosen_on, held_out, settings)
 
@@ -262,12 +263,6 @@ def default_fusion(retriever: MultiRoute) -> Fusion:
     """Return the fusion that needs no labels: the pooled ranker where the index has signals."""
     has_signals = Route.HYBRID in retriever.routes and getattr(retriever, "has_signals", False)
     return Fusion("ranker") if has_signals else Fusion()
-
-
-def sketch_of(retriever: object) -> CorpusSketch | None:
-    """Return the retriever's own sketch of its corpus; None if it gives none."""
-    own = getattr(retriever, "corpus_sketch", None)
-    return cast(CorpusSketch, own()) if callable(own) else None
 
 
 def dealt(dataset: Dataset, settings: Settings) -> tuple[Dataset, Dataset | None]:

@@ -102,11 +102,6 @@ class Settings(ChoiceSettings):
             )
         return self
 
-    @property
-    def baseline(self) -> str:
-        """The baseline of recall loss, as a certificate names it."""
-        return f"k={self.serving_k}"
-
     def held_out_share(self, answerable: int) -> float:
         """Return the share of the queries to hold out: as asked for, or as a promise needs."""
         if self.held_out is not None:
@@ -624,7 +619,7 @@ def _certificate(certification: Certification, promise: Promise, settings: Setti
         alpha=promise.alpha,
         beta=promise.beta,
         delta=promise.delta,
-        baseline=settings.baseline,
+        baseline_k=settings.serving_k,
         test="betting p-values, fixed sequence" if tested else "by definition",
         p_value=significant(certification.p_value or 0.0),
         recall_loss=significant(certification.recall_loss),
@@ -647,7 +642,7 @@ def _cost_certificate(
         alpha=math.ceil(upper * 1e4) / 1e4,
         beta=None,
         delta=settings.delta,
-        baseline=settings.baseline,
+        baseline_k=settings.serving_k,
         test="betting bound",
         p_value=settings.delta,
         recall_loss=significant(losses.mean()),

@@ -249,7 +249,7 @@ def measure(
     policy: Policy,
     utilities: Utilities = DEFAULT_UTILITIES,
     *,
-    baseline_k: int | None,
+    baseline_k: int,
     text_of: Callable[[str], str],
 ) -> QueryMetrics:
     """Measure every metric that the labels allow: of passages, of keywords, or of both.

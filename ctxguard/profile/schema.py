@@ -106,7 +106,7 @@ class Certificate(Frozen):
     Each route is certified by itself, and so is the difference in recall.
 
     Attributes:
-        baseline: The baseline of recall loss: ``pool`` or ``k=10``.
+        baseline_k: Recall loss is relative to the retriever's first so many passages.
         recall_loss: The mean that was observed on the test queries.
         harm: The mean that was observed on the test queries.
         n_recall: Test queries on which recall loss is defined.
@@ -118,7 +118,7 @@ class Certificate(Frozen):
     alpha: float
     beta: float | None
     delta: float
-    baseline: Annotated[str, Field(pattern=r"^(pool|k=[1-9][0-9]*)$")]
+    baseline_k: Annotated[int, Field(ge=1)]
     test: str
     p_value: float
     recall_loss: float
@@ -137,7 +137,7 @@ class Certificate(Frozen):
     def statement(self) -> str:
         """The certificate in words."""
         if self.recall_difference is not None:
-            difference, k = self.recall_difference, self.baseline.removeprefix("k=")
+            difference = self.recall_difference
             # In full: rounded to nearest, the words could claim more than the bound.
             least = f"at most {abs(difference.lower):g} below"
             if difference.lower > 0.0:
@@ -145,20 +145,17 @@ class Certificate(Frozen):
             return (
                 f"For this route by itself, with probability at least {1 - self.delta:g}: over "
                 f"queries that have a relevant passage, mean recall is {least} that of the "
-                f"retriever's first {k} ({self.test}; {difference.n} such test queries, observed "
-                f"{difference.value:+.3f})."
+                f"retriever's first {self.baseline_k} ({self.test}; {difference.n} such test "
+                f"queries, observed {difference.value:+.3f})."
             )
-        baseline = "whole pool holds"
-        if self.baseline != "pool":
-            baseline = f"retriever's first {self.baseline.removeprefix('k=')} hold"
         harm = (
             "" if self.beta is None else f", and over all queries mean harm at most {self.beta:g}"
         )
         return (
             f"For this route by itself, with probability at least {1 - self.delta:g}: over queries "
-            f"for which the {baseline} a relevant passage, mean recall loss is at most "
-            f"{self.alpha:g}{harm} ({self.test}; {self.n_recall} such test queries, observed "
-            f"{self.recall_loss:.3f})."
+            f"for which the retriever's first {self.baseline_k} hold a relevant passage, mean "
+            f"recall loss is at most {self.alpha:g}{harm} ({self.test}; {self.n_recall} such test "
+            f"queries, observed {self.recall_loss:.3f})."
         )
 
 
@@ -383,12 +380,12 @@ class RecallPromise(NamedTuple):
 
     Attributes:
         at_most: The mean loss, in [0, 1].
-        baseline: What it is relative to: ``pool`` or ``k=10``.
+        baseline_k: It is relative to the retriever's first so many passages.
         source: ``certificate``, or ``evidence of calibration``, which is approximate.
     """
 
     at_most: float
-    baseline: str
+    baseline_k: int
     source: str
 
 
@@ -429,11 +426,11 @@ class RouteProfile(Frozen):
     def recall_promise(self) -> RecallPromise | None:
         """The mean recall loss that the policy promises; None where nothing bounds it."""
         if self.certificate is not None:
-            return RecallPromise(self.certificate.alpha, self.certificate.baseline, "certificate")
+            return RecallPromise(self.certificate.alpha, self.certificate.baseline_k, "certificate")
         if self.evidence is None or self.evidence.most_recall_loss is None or self.verdict is None:
             return None
-        baseline = f"k={self.verdict.serving_k}"
-        return RecallPromise(self.evidence.most_recall_loss, baseline, "evidence of calibration")
+        most, k = self.evidence.most_recall_loss, self.verdict.serving_k
+        return RecallPromise(most, k, "evidence of calibration")
 
     @property
     def asking(self) -> str:

@@ -271,7 +271,7 @@ class TestVerdict:
         outcome = outcome_of(calibrated(200, noise=0.2))
         losses = outcome.chosen.metrics.values["recall_loss"]
         promise = outcome.profile.recall_promise
-        assert (promise.baseline, promise.source) == ("k=5", "evidence of calibration")
+        assert (promise.baseline_k, promise.source) == (5, "evidence of calibration")
         assert np.nanmean(losses) < promise.at_most < np.nanmean(losses) + 0.1
         # What is served today loses nothing of itself, so there is nothing to watch.
         kept = outcome_of(calibrate(*indistinct(100), Settings(depth=DEPTH))).profile
@@ -338,7 +338,7 @@ class TestCostOfTheChoice:
         outcome = outcome_of(result)
         certificate = outcome.profile.certificate
         assert certificate.recall_loss < certificate.alpha < 0.3
-        assert (certificate.beta, certificate.baseline) == (None, "k=5")
+        assert (certificate.beta, certificate.baseline_k) == (None, 5)
         assert certificate.n_queries == len(result.held_out) == 100
         assert certificate.n_recall <= len(result.held_out.answerable) < 100
         found = certificate.recall_difference
