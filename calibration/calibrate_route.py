@@ -148,13 +148,7 @@ class RouteOutcome:
 
     Attributes:
         profile: The route's part of the profile.
-        choosing: The family's policies over the choosing queries.
-        measured: The pools and labels of the queries that measure: those held out, or all, of
-            which each fifth is measured by what the others choose.
-        chances: Shape (n_q, depth), P(relevant) of their candidates, from a model that did not see
-            their labels; None without probabilities.
         certification: The outcome of the test; None without a promise.
-        today: The first k, as served today.
         chosen: The policy of the profile.
         others: By what a context may cost, what would be chosen so; a size is missing where that
             is the first k.
@@ -164,15 +158,16 @@ class RouteOutcome:
     """
 
     profile: RouteProfile
-    choosing: Folded
-    measured: tuple[Pools, PoolLabels]
-    chances: FloatArray | None
     certification: Certification | None
-    today: Option
     chosen: Option
     others: Mapping[Context, Option]
     labels_needed: int | None
     route: "LabelledRoute"
+
+    @property
+    def today(self) -> Option:
+        """The first k, as served today."""
+        return self.route.today
 
     @property
     def served(self) -> Option:
@@ -227,7 +222,8 @@ class LabelledRoute:
         extending: Policies that go on in today's order.
         chances: Shape (n_q, depth), P(relevant) of the candidates of the queries that measure, from
             a model that did not see their labels; None without.
-        measured: The pools and labels of the queries that measure.
+        measured: The pools and labels of the queries that measure: those held out, or all, of
+            which each fifth is measured by what the others choose.
         held_out: Whether these had no part in anything.
     """
 
@@ -388,11 +384,7 @@ class LabelledRoute:
             needed = risk.differences_needed(differences, TIGHT, settings.delta)
         return RouteOutcome(
             profile=profile,
-            choosing=self.choosing,
-            measured=self.measured,
-            chances=self.chances,
             certification=certification,
-            today=self.today,
             chosen=replace(chosen, name="chosen"),
             others=others,
             labels_needed=needed,

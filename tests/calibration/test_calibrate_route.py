@@ -49,7 +49,7 @@ class TestChoice:
         self, family: str
     ) -> None:
         outcome = outcome_of(calibrated(120, policy=family, objective="utility"))
-        grid = outcome.choosing.grid
+        grid = outcome.route.choosing.grid
         k, threshold = outcome.profile.policy.k, grid.means.udcg_strict.max()
         assert outcome.profile.policy.kind == family
         places = np.argwhere(grid.means.udcg_strict >= threshold - 1e-12)
@@ -71,7 +71,7 @@ class TestChoice:
     @pytest.mark.parametrize("n", [40, 80, 150])
     def test_the_boldest_choice_that_may_be_enforced_is_taken(self, n: int) -> None:
         outcome = outcome_of(calibrated(n, noise=0.2, relevant=4))
-        own = outcome.choosing
+        own = outcome.route.choosing
         places = [own.chosen(rule) for rule in outcome.route.rules("balanced")]
         assert len(places) == 2
         gains = [0.0 if at is None else own.sums.mean_gain[own.tried.index(at)] for at in places]

@@ -153,7 +153,7 @@ class TestCalibration:
 def test_labels_of_the_kept_passages_decide_and_no_others(held_out: float | None) -> None:
     calibration = calibrated(600, noise=0.2, unanswerable=0.4, held_out=held_out)
     outcome = calibration.outcomes[Route.HYBRID]
-    _, labels = outcome.measured
+    _, labels = outcome.route.measured
     chosen = outcome.chosen
     holds = (labels.reordered(chosen.order).relevant & chosen.kept).any(axis=1)
     found = outcome.profile.sufficiency
