@@ -41,9 +41,9 @@ from rich.table import Table
 import ctxguard.retrieval.signals.ranker
 from benchmarks._collection import RANKERS, Collection, default_cache
 from benchmarks._gains import Gain, environment, gain
+from calibration.figures import significant
 from calibration.pool_labels import PoolLabels, label
 from calibration.replay import Pools, replay
-from calibration.weights import significant
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.types import FloatArray, Route
 from ctxguard.errors import CtxguardError
@@ -67,16 +67,14 @@ class Lists:
         inputs: Shape (n_q, n_inputs, depth), 0 beyond the end of a query's candidates.
         shares: Shape (n_q, depth), each candidate's share in the grades of its query.
         retrieved: Shape (n_q, depth), False beyond the end.
-        weights: Shape (n_q,), how much each query counts.
     """
 
     inputs: FloatArray
     shares: FloatArray
     retrieved: NDArray[np.bool_]
-    weights: FloatArray
 
     def __len__(self) -> int:
-        return len(self.weights)
+        return len(self.inputs)
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ def training_lists(own: Family) -> Lists:
         inputs[row, :, : found.shape[1]] = found
     gains = gains[taken]
     shares = gains / gains.sum(axis=1, keepdims=True)
-    return Lists(inputs, shares, labels.retrieved[taken], labels.weights[taken])
+    return Lists(inputs, shares, labels.retrieved[taken])
 
 
 def train(sets: Sequence[Lists], penalty: float = PENALTY) -> FloatArray:
@@ -149,7 +147,7 @@ def _loss(
         totals = powers.sum(axis=1, keepdims=True)
         chances = powers / totals
         logs = np.where(each.retrieved, scores - np.log(totals), 0.0)
-        share = each.weights * (np.sqrt(len(each)) / (each.weights.sum() * of_all))
+        share = np.full(len(each), 1.0 / (np.sqrt(len(each)) * of_all))
         loss -= float((share * (each.shares * logs).sum(axis=1)).sum())
         slope += np.einsum("q,qn,qkn->k", share, chances - each.shares, each.inputs)
         means = np.einsum("qn,qkn->qk", chances, each.inputs)

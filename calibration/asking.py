@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.calibrate_route import Fitted, LabelledRoute, RouteOutcome
+from calibration.figures import significant
 from calibration.fit import folds, probabilities
 from calibration.folded import Choose, Folded
 from calibration.grid import GridIndex
@@ -22,7 +23,6 @@ from calibration.objectives import PolicySums, choose, highest_utility
 from calibration.pool_labels import IntArray, PoolLabels
 from calibration.replay import Pools, Progress
 from calibration.verdict import mean_interval
-from calibration.weights import significant, weighted_mean
 from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.types import FailureKind, FloatArray, Passage, PassagesBy
 from ctxguard.core.value_of_information import (
@@ -290,13 +290,12 @@ def _with_verdict(
         np.where(answered, ranks < found.n_kept[:, None], without.kept),
     )
     verdict = route.judged(with_answers.metrics)
-    weights = parts[-1].labels.weights
     gains = with_answers.metrics.values["udcg_strict"] - without.metrics.values["udcg_strict"]
-    gain = mean_interval(gains - asking.price * asked.n_asked, weights)
+    gain = mean_interval(gains - asking.price * asked.n_asked)
     enforced = found.accepted and verdict.decision == "enforce"
     enforced = enforced and gain.lower is not None and gain.lower > 0.0
-    n_asked = float(weighted_mean(asked.n_asked, weights))
-    possible = float(weighted_mean(np.minimum(parts[-1].pools.lengths, FIRST), weights))
+    n_asked = float(asked.n_asked.mean())
+    possible = float(np.minimum(parts[-1].pools.lengths, FIRST).mean())
     spent = [part.cost for part in parts if part.cost is not None]
     cost = sum(spent) / max(sum(part.n_asked for part in parts), 1) if spent else None
     return AssessorProfile(
@@ -310,7 +309,7 @@ def _with_verdict(
         verdict=verdict,
         gain=gain,
         share=min(significant(n_asked / max(possible, 1.0)), 1.0),
-        calls=significant(1e3 * float(weighted_mean(np.minimum(asked.n_asked, 1.0), weights))),
+        calls=significant(1e3 * float(np.minimum(asked.n_asked, 1.0).mean())),
         cost=None if cost is None else significant(1e3 * cost * n_asked),
     )
 

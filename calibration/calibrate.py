@@ -1,7 +1,7 @@
 """Calibrate every route of a retriever: replay, fit, choose, certify, measure."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -17,7 +17,7 @@ from calibration.data.dataset import Dataset, split_by_query
 from calibration.fit import better_fusion, fit_fusion
 from calibration.pool_labels import label, unlabelled_note
 from calibration.replay import Pools, Progress, check_labels_are_found, encode_queries, replay
-from calibration.retrievers import MultiRoute, RankingSource, Replayable, wrapped
+from calibration.retrievers import MultiRoute, RankingSource, wrapped
 from calibration.signal_columns import leaks, needed, read_columns, without
 from calibration.verdict import FEWEST_MEASURED
 from ctxguard.core.columns import SignalColumn
@@ -25,7 +25,8 @@ from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import Route, ScoreKind, ScoreKindName
 from ctxguard.errors import CalibrationError
-from ctxguard.profile.schema import Profile, Provenance, RouteProfile
+from ctxguard.profile.schema import Profile, Provenance
+from ctxguard.request.wrapped_retriever import told_by
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever
@@ -101,37 +102,55 @@ def calibrate(
     """
     settings = Settings() if settings is None else settings
     chosen_on, held_out = dealt(dataset, settings)
-    passes = silent if passes is None else passes
-
-    why: list[str] = []
-
-    def fitted(several: MultiRoute, vectors: Mapping[str, Any]) -> Fusion:
-        used, reasons = _fit_fusion(
-            several, dataset, chosen_on, settings, vectors=vectors, passes=passes, cache=cache
+    passes = _silent if passes is None else passes
+    vectors: Mapping[str, Any] | None = None
+    notes: list[str] = []
+    source: RankingSource | MultiRoute
+    views: Mapping[str, AnyRetriever | RankingSource]
+    if hasattr(retriever, "on_route"):
+        several = cast(MultiRoute, retriever)
+        vectors = encode_queries(several, dataset.queries, passes("encoding queries", len(dataset)))
+        if fusion == "fit":
+            fusion, reasons = _fit_fusion(
+                several, dataset, chosen_on, settings, vectors=vectors, passes=passes, cache=cache
+            )
+            notes += reasons
+        source = several.with_fusion(fusion)
+        views = {route.value: source.on_route(route) for route in source.routes}
+    else:
+        fusion = Fusion() if fusion == "fit" else fusion
+        source = wrapped(retriever, score_kind=score_kind, fingerprint=fingerprint)
+        views = {"retriever": source}
+    columns: tuple[SignalColumn, ...] = ()
+    if settings.signal_columns:
+        main, names = wrapped(next(iter(views.values()))), settings.signal_columns
+        columns = read_columns(main, dataset.queries, names, settings.depth, vectors)
+    replayed = [
+        replay(
+            view,
+            dataset.queries,
+            depth=settings.depth,
+            vectors=vectors,
+            progress=passes(f"replaying {name}", len(dataset)),
+            cache=cache,
+            columns=columns,
         )
-        why.extend(reasons)
-        return used
-
-    system = replay_system(
-        retriever,
-        dataset,
-        settings.depth,
-        fusion=fitted if fusion == "fit" else fusion,
-        score_kind=score_kind,
-        fingerprint=fingerprint,
-        passes=passes,
-        cache=cache,
-        columns=settings.signal_columns,
-    )
-    if isinstance(system.source, RankingSource):
-        for pools in system.pools.values():
-            check_labels_are_found(pools, dataset)
-    if system.columns:
-        system, said = system.without_leaks(dataset, settings)
-        why.extend(said)
+        for name, view in views.items()
+    ]
+    if vectors is None:
+        check_labels_are_found(replayed[0], dataset)
+    leaking: dict[SignalColumn, float] = {}
+    if columns:
+        leaking = leaks(replayed[0], label(replayed[0], dataset, settings.utilities), columns)
+    notes += [
+        f"signal column {column.name!r} is left out: alone it puts {auroc:.0%} of the relevant "
+        "candidates above the others, as a column made from the labels does"
+        for column, auroc in leaking.items()
+    ]
+    pools = {each.route: without(each, leaking) for each in replayed}
     outcomes = {
-        route: calibrate_route(pools, dataset, chosen_on, held_out, settings)
-        for route, pools in system.pools.items()
+        route: calibrate_route(own, dataset, chosen_on, held_out, settings)
+        for route, own in pools.items()
     }
     if asking is not None:
         texts = {query.query_id: query.text for query in dataset.queries}
@@ -145,129 +164,24 @@ def calibrate(
             for route, outcome in outcomes.items()
         }
     by_route = {route: outcome.profile for route, outcome in outcomes.items()}
-    sketch = sketch_of(retriever) if corpus_sketch is None else corpus_sketch
-    profile = system.profile(by_route, sketch, dataset, settings, why)
-    return Calibration(profile, system.pools, outcomes, dataset, chosen_on, held_out, settings)
-
-
-@dataclass(frozen=True)
-class ReplayedSystem:
-    """Every route of a retriever over the same queries.
-
-    Attributes:
-        source: Has the fingerprint.
-        fusion: How the legs are fused.
-        pools: The replay of each route.
-        columns: The columns of metadata whose signals the pools have.
-    """
-
-    source: RankingSource | MultiRoute
-    fusion: Fusion
-    pools: Mapping[Route, Pools]
-    columns: tuple[SignalColumn, ...] = ()
-
-    def without_leaks(
-        self, dataset: Dataset, settings: Settings
-    ) -> tuple["ReplayedSystem", tuple[str, ...]]:
-        """Leave out the columns that tell the labels by themselves; a line about each."""
-        pools = next(iter(self.pools.values()))
-        labels = label(pools, dataset, settings.utilities)
-        found = {column: leaks(pools, labels, column) for column in self.columns}
-        leaking = [column for column, auroc in found.items() if auroc is not None]
-        said = [
-            f"signal column {column.name!r} is left out: alone it puts {found[column]:.0%} of the "
-            "relevant candidates above the others, as a column made from the labels does"
-            for column in leaking
-        ]
-        left = {route: without(own, leaking) for route, own in self.pools.items()}
-        columns = tuple([column for column in self.columns if column not in leaking])
-        return replace(self, pools=left, columns=columns), tuple(said)
-
-    def profile(
-        self,
-        routes: Mapping[Route, RouteProfile],
-        corpus: CorpusSketch | None,
-        dataset: Dataset,
-        settings: Settings,
-        notes: Sequence[str],
-    ) -> Profile:
-        """Make the profile of these routes, with how it was made."""
-        # Asked last: a reranker that is another by now refuses.
-        identity = self.source.fingerprint()
-        return Profile(
-            routes=dict(routes),
-            fusion=self.fusion,
-            utilities=settings.utilities,
-            fingerprint=dict(identity),
-            corpus=corpus,
-            signal_columns=needed(self.columns, routes),
-            provenance=provenance(dataset, settings, self.pools, identity, notes),
-        )
-
-
-def replay_system(
-    retriever: "AnyRetriever | MultiRoute | RankingSource",
-    dataset: Dataset,
-    depth: int,
-    *,
-    fusion: Fusion | Callable[[MultiRoute, Mapping[str, Any]], Fusion],
-    score_kind: ScoreKind | ScoreKindName | None = None,
-    fingerprint: Mapping[str, str] | None = None,
-    passes: Passes | None = None,
-    cache: Path | None = None,
-    columns: Sequence[str] = (),
-) -> ReplayedSystem:
-    """Send every query through every route of a retriever; arguments as of `calibrate`.
-
-    Args:
-        fusion: How the legs are fused, or a function that chooses by the retriever and the queries'
-            vectors; a retriever without routes needs none.
-        columns: Columns of the passages' metadata that give signals.
-    """
-    passes = silent if passes is None else passes
-    vectors = None
-    source: RankingSource | MultiRoute
-    views: Mapping[str, Replayable | RankingSource]
-    if hasattr(retriever, "on_route"):
-        several = cast(MultiRoute, retriever)
-        progress = passes("encoding queries", len(dataset))
-        vectors = encode_queries(several, dataset.queries, progress)
-        used = fusion if isinstance(fusion, Fusion) else fusion(several, vectors)
-        source = several.with_fusion(used)
-        views = {route.value: source.on_route(route) for route in source.routes}
-    else:
-        source = wrapped(retriever, score_kind=score_kind, fingerprint=fingerprint)
-        used = fusion if isinstance(fusion, Fusion) else Fusion()
-        views = {"retriever": source}
-    read: tuple[SignalColumn, ...] = ()
-    if columns:
-        main = wrapped(next(iter(views.values())))
-        read = read_columns(main, dataset.queries, columns, depth, vectors)
-    replayed = [
-        replay(
-            view,
-            dataset.queries,
-            depth=depth,
-            vectors=vectors,
-            progress=passes(f"replaying {name}", len(dataset)),
-            cache=cache,
-            columns=read,
-        )
-        for name, view in views.items()
-    ]
-    return ReplayedSystem(source, used, {pools.route: pools for pools in replayed}, read)
+    # Asked last: a reranker that is another by now refuses.
+    identity = source.fingerprint()
+    profile = Profile(
+        routes=by_route,
+        fusion=fusion,
+        utilities=settings.utilities,
+        fingerprint=dict(identity),
+        corpus=told_by(retriever, "corpus_sketch") if corpus_sketch is None else corpus_sketch,
+        signal_columns=needed([each for each in columns if each not in leaking], by_route),
+        provenance=provenance(dataset, settings, pools, identity, notes),
+    )
+    return Calibration(profile, pools, outcomes, dataset, chosen_on, held_out, settings)
 
 
 def default_fusion(retriever: MultiRoute) -> Fusion:
     """Return the fusion that needs no labels: the pooled ranker where the index has signals."""
     has_signals = Route.HYBRID in retriever.routes and getattr(retriever, "has_signals", False)
     return Fusion("ranker") if has_signals else Fusion()
-
-
-def sketch_of(retriever: object) -> CorpusSketch | None:
-    """Return the retriever's own sketch of its corpus; None if it gives none."""
-    own = getattr(retriever, "corpus_sketch", None)
-    return cast(CorpusSketch, own()) if callable(own) else None
 
 
 def dealt(dataset: Dataset, settings: Settings) -> tuple[Dataset, Dataset | None]:
@@ -363,6 +277,6 @@ def provenance(
     )
 
 
-def silent(_name: str, _total: int) -> Progress:
+def _silent(_name: str, _total: int) -> Progress:
     """Report no progress."""
     return lambda _done: None

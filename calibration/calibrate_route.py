@@ -14,6 +14,7 @@ from calibration import risk
 from calibration.certify import Certification, Promise, certify
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.evaluate import PROFILE_METRICS, QueryMetrics, contexts, of_contexts
+from calibration.figures import significant
 from calibration.fit import fit_relevance, fit_temperature, out_of_fold, probabilities
 from calibration.folded import Choose, Folded
 from calibration.grid import Grid, ratio_grid, sizes, utility_grid
@@ -35,7 +36,6 @@ from calibration.verdict import (
     lower_bound,
     verdict,
 )
-from calibration.weights import counted, deciles, n_equivalent, significant, weighted_mean
 from ctxguard._support.settings import optional, setting
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
@@ -102,11 +102,6 @@ class Settings(ChoiceSettings):
             )
         return self
 
-    @property
-    def baseline(self) -> str:
-        """The baseline of recall loss, as a certificate names it."""
-        return f"k={self.serving_k}"
-
     def held_out_share(self, answerable: int) -> float:
         """Return the share of the queries to hold out: as asked for, or as a promise needs."""
         if self.held_out is not None:
@@ -153,13 +148,7 @@ class RouteOutcome:
 
     Attributes:
         profile: The route's part of the profile.
-        choosing: The family's policies over the choosing queries.
-        measured: The pools and labels of the queries that measure: those held out, or all, of
-            which each fifth is measured by what the others choose.
-        chances: Shape (n_q, depth), P(relevant) of their candidates, from a model that did not see
-            their labels; None without probabilities.
         certification: The outcome of the test; None without a promise.
-        today: The first k, as served today.
         chosen: The policy of the profile.
         others: By what a context may cost, what would be chosen so; a size is missing where that
             is the first k.
@@ -169,15 +158,16 @@ class RouteOutcome:
     """
 
     profile: RouteProfile
-    choosing: Folded
-    measured: tuple[Pools, PoolLabels]
-    chances: FloatArray | None
     certification: Certification | None
-    today: Option
     chosen: Option
     others: Mapping[Context, Option]
     labels_needed: int | None
     route: "LabelledRoute"
+
+    @property
+    def today(self) -> Option:
+        """The first k, as served today."""
+        return self.route.today
 
     @property
     def served(self) -> Option:
@@ -232,7 +222,8 @@ class LabelledRoute:
         extending: Policies that go on in today's order.
         chances: Shape (n_q, depth), P(relevant) of the candidates of the queries that measure, from
             a model that did not see their labels; None without.
-        measured: The pools and labels of the queries that measure.
+        measured: The pools and labels of the queries that measure: those held out, or all, of
+            which each fifth is measured by what the others choose.
         held_out: Whether these had no part in anything.
     """
 
@@ -367,16 +358,16 @@ class LabelledRoute:
     ) -> RouteOutcome:
         """Return the route's part of the profile, with all that it was chosen among."""
         settings, promise = self.settings, self.settings.promise
-        pools, labels = self.measured
+        pools, _ = self.measured
         is_today = chosen.policy == self.today.policy
-        differences, weights = self._differences(chosen.metrics)
+        differences = self._differences(chosen.metrics)
         certificate = None
         if certification is not None and promise is not None:
             # The first k lose nothing of themselves; what harm they do was not tested.
             if not is_today or (promise.beta is None and certification.n_recall):
                 certificate = _certificate(certification, promise, settings)
         elif self.held_out and not is_today:
-            certificate = _cost_certificate(chosen.metrics, differences, weights, settings)
+            certificate = _cost_certificate(chosen.metrics, differences, settings)
         profile = RouteProfile(
             policy=chosen.policy,
             score_kind=pools.kind,
@@ -384,20 +375,16 @@ class LabelledRoute:
             verdict=chosen.verdict,
             certificate=certificate,
             evidence=self._evidence(chosen.metrics, is_today=is_today),
-            reference=reference_deciles(pools, chosen.metrics.values["kept"], labels.weights),
+            reference=reference_deciles(pools, chosen.metrics.values["kept"]),
             safe_policy=self.today.policy,
             sufficiency=self._sufficiency(chosen),
         )
         needed = None
         if self.held_out and differences.size:
-            needed = risk.differences_needed(differences, TIGHT, settings.delta, weights)
+            needed = risk.differences_needed(differences, TIGHT, settings.delta)
         return RouteOutcome(
             profile=profile,
-            choosing=self.choosing,
-            measured=self.measured,
-            chances=self.chances,
             certification=certification,
-            today=self.today,
             chosen=replace(chosen, name="chosen"),
             others=others,
             labels_needed=needed,
@@ -469,18 +456,18 @@ class LabelledRoute:
             "max_loss": max(settings.max_loss, accepted),
         }
 
-    def _differences(self, metrics: QueryMetrics) -> tuple[FloatArray, FloatArray]:
-        """Return recall less today's where it is defined, and the weights of the queries."""
+    def _differences(self, metrics: QueryMetrics) -> FloatArray:
+        """Return recall less today's where it is defined."""
         recall = metrics.values["recall"] - self.today.metrics.values["recall"]
-        return shuffled(metrics, recall, self.settings.seed)
+        return shuffled(recall, self.settings.seed)
 
     def judged(self, metrics: QueryMetrics) -> RouteVerdict:
         """Judge whether contexts with these metrics may be served."""
-        settings, weights = self.settings, self.measured[1].weights
+        settings = self.settings
         gains = metrics.values["udcg_strict"] - self.today.metrics.values["udcg_strict"]
         return verdict(
-            *self._differences(metrics),
-            gain=float(weighted_mean(gains, weights)) if gains.size else None,
+            self._differences(metrics),
+            gain=float(gains.mean()) if gains.size else None,
             shown_by=self._shown_by,
             refutable=settings.promise is None and settings.objective == "context",
             **self._limits,
@@ -488,10 +475,10 @@ class LabelledRoute:
 
     def _evidence(self, metrics: QueryMetrics, *, is_today: bool) -> RouteEvidence:
         found = metrics.evidence(self.settings.seed, PROFILE_METRICS)
-        losses, weights = shuffled(metrics, metrics.values["recall_loss"], self.settings.seed)
+        losses = shuffled(metrics.values["recall_loss"], self.settings.seed)
         most = None
         if losses.size > 1 and not is_today:
-            most = min(math.ceil(-lower_bound(-losses, counted(weights)) * 1e4) / 1e4, 1.0)
+            most = min(math.ceil(-lower_bound(-losses) * 1e4) / 1e4, 1.0)
         return found.model_copy(update={"shown_by": self._shown_by, "most_recall_loss": most})
 
     def _sufficiency(self, chosen: Option) -> SufficiencyProfile | None:
@@ -505,7 +492,6 @@ class LabelledRoute:
         return calibrate_sufficiency(
             np.where(np.isfinite(best), best, np.nan),
             holds,
-            labels.weights,
             model=None if isinstance(chosen.policy, ExpectedUtilityPolicy) else self.fitted.model,
             shown_by=self._shown_by,
             false_alarms=self.settings.false_alarms,
@@ -566,15 +552,13 @@ class Fitted:
         return utility_grid(pools, labels, chances, self.model, **tried)
 
 
-def shuffled(metrics: QueryMetrics, values: FloatArray, seed: int) -> tuple[FloatArray, FloatArray]:
-    """Return the values that are defined and their queries' weights, in an order fixed beforehand.
+def shuffled(values: FloatArray, seed: int) -> FloatArray:
+    """Return the values that are defined, in an order fixed beforehand.
 
     Betting needs one, and a file may be sorted by topic.
     """
-    weights = np.ones(values.size) if metrics.weights is None else metrics.weights
-    defined = np.flatnonzero(~np.isnan(values))
-    order = defined[np.random.default_rng(seed).permutation(defined.size)]
-    return values[order], weights[order]
+    defined = values[~np.isnan(values)]
+    return defined[np.random.default_rng(seed).permutation(defined.size)]
 
 
 def ordering_and_test_parts(chosen_on: Dataset, seed: int) -> tuple[Dataset, Dataset]:
@@ -627,44 +611,38 @@ def _certificate(certification: Certification, promise: Promise, settings: Setti
         alpha=promise.alpha,
         beta=promise.beta,
         delta=promise.delta,
-        baseline=settings.baseline,
+        baseline_k=settings.serving_k,
         test="betting p-values, fixed sequence" if tested else "by definition",
         p_value=significant(certification.p_value or 0.0),
         recall_loss=significant(certification.recall_loss),
         harm=significant(certification.harm),
         n_recall=certification.n_recall,
         n_queries=certification.n_harm,
-        n_equivalent=certification.n_equivalent,
     )
 
 
 def _cost_certificate(
-    chosen: QueryMetrics,
-    differences: FloatArray,
-    weights: FloatArray,
-    settings: Settings,
+    chosen: QueryMetrics, differences: FloatArray, settings: Settings
 ) -> Certificate | None:
     """Bound the recall that the chosen policy costs, by held-out queries."""
-    losses, loss_weights = shuffled(chosen, chosen.values["recall_loss"], settings.seed)
-    harm, harm_weights = shuffled(chosen, chosen.values["harm"], settings.seed)
+    losses = shuffled(chosen.values["recall_loss"], settings.seed)
     if losses.size == 0:
         return None
-    upper = risk.betting_upper_bound(losses, settings.delta, loss_weights)
-    lower = risk.betting_lower_bound(differences, settings.delta, weights)
+    upper = risk.betting_upper_bound(losses, settings.delta)
+    lower = risk.betting_lower_bound(differences, settings.delta)
     return Certificate(
         alpha=math.ceil(upper * 1e4) / 1e4,
         beta=None,
         delta=settings.delta,
-        baseline=settings.baseline,
+        baseline_k=settings.serving_k,
         test="betting bound",
         p_value=settings.delta,
-        recall_loss=significant(float(weighted_mean(losses, loss_weights))),
-        harm=significant(float(weighted_mean(harm, harm_weights))),
+        recall_loss=significant(losses.mean()),
+        harm=significant(chosen.values["harm"].mean()),
         n_recall=int(losses.size),
         n_queries=len(chosen.query_ids),
-        n_equivalent=n_equivalent(weights),
         recall_difference=RecallDifference(
-            value=significant(float(weighted_mean(differences, weights))),
+            value=significant(differences.mean()),
             lower=math.floor(lower * 1e4) / 1e4,
             n=int(differences.size),
         ),
@@ -672,15 +650,32 @@ def _cost_certificate(
 
 
 def reference_deciles(
-    pools: Pools, kept: FloatArray, weights: FloatArray
+    pools: Pools, kept: FloatArray, weights: FloatArray | None = None
 ) -> dict[str, tuple[float, ...]]:
-    """Return deciles of label-free signals, for drift: top score, its gap, kept count."""
+    """Return deciles of label-free signals, for drift: top score, its gap, kept count.
+
+    Args:
+        kept: Shape (n_q,).
+        weights: Shape (n_q,), how many requests each query stands for; None for one each. Each
+            decile is then the least value that such a share of the weight does not exceed.
+    """
     signals = {"top_score": np.where(pools.lengths > 0, pools.scores[:, 0], np.nan)}
     if pools.scores.shape[1] > 1:
         signals["score_gap"] = signals["top_score"] - pools.scores[:, 1]
     signals["kept"] = kept
-    return {
-        name: tuple(map(significant, deciles(values, weights).tolist()))
-        for name, values in signals.items()
-        if not np.isnan(values).all()
-    }
+    found = {}
+    for name, values in signals.items():
+        known = ~np.isnan(values)
+        if known.any():
+            own = None if weights is None else weights[known]
+            found[name] = tuple(map(significant, _deciles(values[known], own).tolist()))
+    return found
+
+
+def _deciles(values: FloatArray, weights: FloatArray | None) -> FloatArray:
+    shares = np.linspace(0.0, 1.0, 11)
+    if weights is None or (weights == weights[0]).all():
+        return np.quantile(values, shares)
+    order = np.argsort(values, kind="stable")
+    reached = weights[order].cumsum() / weights.sum()
+    return values[order][np.searchsorted(reached[:-1], shares)]

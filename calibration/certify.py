@@ -12,7 +12,6 @@ import numpy as np
 from calibration import risk
 from calibration.grid import Grid, GridIndex
 from calibration.pool_labels import discounts
-from calibration.weights import n_equivalent, weighted_mean
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
 
@@ -54,8 +53,6 @@ class Certification:
         harm: Its mean harm on the test queries.
         n_recall: Test queries on which recall loss is defined.
         n_harm: All test queries.
-        n_equivalent: How many queries of the largest weight the former weigh together; None where
-            all weigh the same.
         tested: Policies in the sequence.
         certified: How many of them passed.
         labels_needed: If nothing is certified, how many test queries like these with a defined
@@ -69,7 +66,6 @@ class Certification:
     harm: float
     n_recall: int
     n_harm: int
-    n_equivalent: float | None
     tested: int
     certified: int
     labels_needed: int | None
@@ -104,7 +100,6 @@ def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -
         harm=testing.today[1],
         n_recall=int(defined.sum()),
         n_harm=defined.size,
-        n_equivalent=n_equivalent(testing.labels.weights[order][defined]),
         tested=len(indices),
         certified=0,
         labels_needed=None,
@@ -113,26 +108,24 @@ def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -
         return nothing
     tested = testing.at(indices)
     recall_loss, harm = tested.recall_loss[order][defined], tested.harm[order]
-    for_harm = testing.labels.weights[order]
-    weights = for_harm[defined]
     largest = _largest_harm(testing, indices)
 
-    p_values = risk.betting_p_value(recall_loss, promise.alpha, weights)
-    mean_loss, mean_harm = weighted_mean(recall_loss, weights), weighted_mean(harm, for_harm)
-    mean_udcg = weighted_mean(tested.udcg_strict, testing.labels.weights)
+    p_values = risk.betting_p_value(recall_loss, promise.alpha)
+    mean_loss, mean_harm = recall_loss.mean(axis=0), harm.mean(axis=0)
+    mean_udcg = tested.udcg_strict.mean(axis=0)
     kept_promise = mean_loss <= promise.alpha
     if promise.beta is not None:
         kept_promise &= mean_harm <= promise.beta
         limit = promise.beta / largest
         # A harm that cannot exceed the limit keeps the promise without any evidence.
         if limit < 1.0:
-            harm_p_values = risk.betting_p_value(harm / largest, limit, for_harm)
+            harm_p_values = risk.betting_p_value(harm / largest, limit)
             p_values = risk.joint_p_value(p_values, harm_p_values)
     p_values = np.where(kept_promise, p_values, 1.0)
     n_certified = risk.fixed_sequence(p_values, promise.delta)
 
     # Above that of the baseline, over ordering and test queries together.
-    n_ordering, n_testing = ordering.labels.weights.sum(), testing.labels.weights.sum()
+    n_ordering, n_testing = len(ordering.labels), len(testing.labels)
     ordered_udcg = ordering.means.udcg_strict[tuple(np.array(indices).T)]
     gain = (ordered_udcg - ordering.today[0]) * n_ordering + (
         mean_udcg - testing.today[0]
@@ -145,7 +138,7 @@ def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -
         needed = None
         if not n_certified:
             losses = (recall_loss[:, 0], harm[:, 0] / largest)
-            needed = _needed(*losses, largest, promise, (weights, for_harm))
+            needed = _needed(*losses, largest, promise)
         return replace(nothing, certified=n_certified, labels_needed=needed)
     return replace(
         nothing,
@@ -163,8 +156,7 @@ def _sequence(grid: Grid, promise: Promise) -> list[GridIndex]:
     Large contexts lose least recall, but one of more harm than gain is worth no test, and a test
     that failed on it would end the sequence.
     """
-    means = grid.means
-    if len(grid.labels) == 0 or np.isnan(means.recall_loss).any():
+    if len(grid.labels) == 0 or np.isnan((means := grid.means).recall_loss).any():
         return []
     share_used = means.recall_loss / promise.alpha
     if promise.beta is not None:
@@ -189,14 +181,13 @@ def _needed(
     harm_share: FloatArray,
     largest: float,
     promise: Promise,
-    weights: tuple[FloatArray, FloatArray],
 ) -> int | None:
     """Test queries with a defined recall loss for every promise; None if one cannot be kept."""
-    needed = risk.labels_needed(recall_loss, promise.alpha, promise.delta, weights[0])
+    needed = risk.labels_needed(recall_loss, promise.alpha, promise.delta)
     if needed is None or promise.beta is None or promise.beta >= largest:
         return needed
     limit = promise.beta / largest
-    for_harm = risk.labels_needed(harm_share, limit, promise.delta, weights[1])
+    for_harm = risk.labels_needed(harm_share, limit, promise.delta)
     if for_harm is None:
         return None
     # Harm is defined on every query: of those that it needs, so many define recall loss as well.

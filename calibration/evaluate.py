@@ -15,7 +15,6 @@ from calibration.fit import fit_temperature
 from calibration.grid import relative_values
 from calibration.pool_labels import IntArray, PoolLabels, discounted_sums, label, row_sums
 from calibration.replay import Pools
-from calibration.weights import weighted_mean
 from ctxguard.core.decision import decide
 from ctxguard.core.interval import Interval
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities, keyword_first_ranks
@@ -72,14 +71,12 @@ class QueryMetrics:
     Attributes:
         query_ids: Length n_q.
         values: Metric name to shape (n_q,).
-        weights: Shape (n_q,), how much each query counts; None where all count the same.
-        sizes: By metric, shape (n_q,), what each query counts besides: of a ratio over all queries
-            its part of the denominator.
+        sizes: By metric that is a ratio over all queries, shape (n_q,), each query's part of the
+            denominator.
     """
 
     query_ids: tuple[str, ...]
     values: Mapping[str, FloatArray]
-    weights: FloatArray | None = None
     sizes: Mapping[str, FloatArray] = field(default_factory=dict)
 
     def evidence(self, seed: int = 0, metrics: Iterable[str] | None = None) -> RouteEvidence:
@@ -93,17 +90,17 @@ class QueryMetrics:
         return RouteEvidence(queries=len(self.query_ids), metrics=found)
 
     def intervals(self, columns: Mapping[str, FloatArray], seed: int = 0) -> dict[str, Interval]:
-        """Average columns of these queries by metric, weighted as the metric is.
+        """Average columns of these queries by metric, or add them up over the metric's sizes.
 
         Args:
             columns: By metric, shape (n_q,): its values, or differences in it.
         """
         plain = [name for name in columns if name not in self.sizes]
-        means = bootstrap_intervals([columns[name] for name in plain], self.weights, seed=seed)
+        means = bootstrap_intervals([columns[name] for name in plain], seed=seed)
         found = dict(zip(plain, means, strict=True))
         for name in columns.keys() - found.keys():
-            own = self.sizes[name] * (1.0 if self.weights is None else self.weights)
-            found[name] = bootstrap_interval(columns[name], own, seed=seed)
+            sizes = self.sizes[name]
+            found[name] = bootstrap_ratio(columns[name] * sizes, sizes, seed=seed)
         return {name: found[name] for name in columns}
 
     def of_queries(self, rows: Sequence[int]) -> "QueryMetrics":
@@ -112,7 +109,6 @@ class QueryMetrics:
         return QueryMetrics(
             tuple([self.query_ids[row] for row in places]),
             {name: values[places] for name, values in self.values.items()},
-            None if self.weights is None else self.weights[places],
             {name: sizes[places] for name, sizes in self.sizes.items()},
         )
 
@@ -212,7 +208,7 @@ def of_contexts(
             "context_precision": precisions / (np.maximum(n_found, 1) * (size / size)),
         }
     sizes = {"pooled_recall": in_pool.astype(np.float64)}
-    return QueryMetrics(pools.query_ids, values, labels.weights, sizes)
+    return QueryMetrics(pools.query_ids, values, sizes)
 
 
 def per_query_keywords(
@@ -244,7 +240,7 @@ def measure(
     policy: Policy,
     utilities: Utilities = DEFAULT_UTILITIES,
     *,
-    baseline_k: int | None,
+    baseline_k: int,
     text_of: Callable[[str], str],
 ) -> QueryMetrics:
     """Measure every metric that the labels allow: of passages, of keywords, or of both.
@@ -256,7 +252,7 @@ def measure(
     measured = QueryMetrics(pools.query_ids, {})
     if dataset.answerable:
         labels = label(pools, dataset, utilities, baseline_k=baseline_k)
-        measured = replace(per_query(pools, labels, policy), weights=None)
+        measured = per_query(pools, labels, policy)
     if not dataset.keywords:
         return measured
     by_keywords = per_query_keywords(pools, dataset.keywords, policy, text_of).values
@@ -264,30 +260,22 @@ def measure(
 
 
 def bootstrap_interval(
-    values: FloatArray,
-    weights: FloatArray | None = None,
-    *,
-    seed: int = 0,
-    resamples: int = RESAMPLES,
+    values: FloatArray, *, seed: int = 0, resamples: int = RESAMPLES
 ) -> Interval:
     """Compute the mean over defined values with its percentile interval, resampled by query.
 
     Efron and Tibshirani, An Introduction to the Bootstrap, 1993, §13. One value cannot be
-    resampled: its bounds are None. Values of unequal weight are resampled with their weights.
+    resampled: its bounds are None.
 
     >>> interval = bootstrap_interval(np.array([0.0, 1.0, np.nan, 1.0]))
     >>> round(interval.value, 4), interval.n
     (0.6667, 3)
     """
-    return bootstrap_intervals([values], weights, seed=seed, resamples=resamples)[0]
+    return bootstrap_intervals([values], seed=seed, resamples=resamples)[0]
 
 
 def bootstrap_intervals(
-    columns: Iterable[FloatArray],
-    weights: FloatArray | None = None,
-    *,
-    seed: int = 0,
-    resamples: int = RESAMPLES,
+    columns: Iterable[FloatArray], *, seed: int = 0, resamples: int = RESAMPLES
 ) -> list[Interval]:
     """Compute ``bootstrap_interval`` of several columns of the same queries.
 
@@ -304,15 +292,14 @@ def bootstrap_intervals(
         n = int(known.sum())
         if n == 0:
             continue
-        own = np.ones(n) if weights is None else weights[known]
         values = [columns[place][known] for place in places]
         ends: list[list[float | None]] = [[None, None]] * len(places)
         if n > 1:
             table = np.column_stack(values)
-            samples = resampled_means(table, own, seed=seed, resamples=resamples)
+            samples = resampled_means(table, seed=seed, resamples=resamples)
             ends = interval_bounds(samples).T.tolist()
         for place, column, (lower, upper) in zip(places, values, ends, strict=True):
-            found[place] = Interval(float(weighted_mean(column, own)), lower, upper, n)
+            found[place] = Interval(float(column.mean()), lower, upper, n)
     return found
 
 
@@ -342,27 +329,18 @@ def interval_bounds(samples: FloatArray) -> FloatArray:
     return bounds
 
 
-def resampled_means(
-    values: FloatArray,
-    weights: FloatArray | None = None,
-    *,
-    seed: int = 0,
-    resamples: int = RESAMPLES,
-) -> FloatArray:
+def resampled_means(values: FloatArray, *, seed: int = 0, resamples: int = RESAMPLES) -> FloatArray:
     """Return the means of columns over resampled rows, shape (resamples, n_columns).
 
-    The columns of a row are resampled together, so that differences between columns are paired,
-    and so is its weight.
+    The columns of a row are resampled together, so that differences between columns are paired.
     """
     n = values.shape[0]
-    own = np.ones(n) if weights is None else weights
     random = np.random.default_rng(seed)
     # Drawing multinomial counts of the rows resamples them. The product is not a matrix product,
     # whose order of sums depends on the number of threads.
-    weighted, shares, means = own[:, None] * values, np.full(n, 1.0 / n), list[FloatArray]()
+    shares, means = np.full(n, 1.0 / n), list[FloatArray]()
     for first in range(0, resamples, _RESAMPLED):
         size = min(_RESAMPLED, resamples - first)
         counts = random.multinomial(n, shares, size=size).astype(np.float64)
-        totals = np.einsum("rn,n->r", counts, own)
-        means.append(np.einsum("rn,nc->rc", counts, weighted) / totals[:, None])
+        means.append(np.einsum("rn,nc->rc", counts, values) / n)
     return np.concatenate(means)

@@ -8,9 +8,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from calibration.figures import significant
 from calibration.pool_labels import IntArray, PoolLabels
 from calibration.replay import Pools
-from calibration.weights import counted, significant, weighted_mean, with_lost_queries
 from ctxguard._support.extras import require
 from ctxguard.core.columns import is_free
 from ctxguard.core.fusion import Fusion, fuse
@@ -21,16 +21,17 @@ from ctxguard.errors import CalibrationError
 from ctxguard.monitor.estimation.ratio import t_quantile
 
 WEIGHTS: tuple[float, ...] = tuple(round(step * 0.05, 2) for step in range(21))
+"""Of the dense leg in a convex fusion, that are tried."""
+
 _TEMPERATURE_RANK = 10
 _TEMPERATURE_SHARE = 0.1
 
 
-def fit_fusion(pools: Pools, labels: PoolLabels, weights: Sequence[float] = WEIGHTS) -> Fusion:
+def fit_fusion(pools: Pools, labels: PoolLabels) -> Fusion:
     """Fit the convex fusion whose order has the highest mean nDCG@10 on these queries.
 
     Args:
         pools: A hybrid replay, whose candidates have both legs' scores.
-        weights: The weights of the dense leg to try.
 
     Returns:
         Convex fusion. Of equally good weights the middle one, so that the choice does not depend
@@ -39,13 +40,11 @@ def fit_fusion(pools: Pools, labels: PoolLabels, weights: Sequence[float] = WEIG
     Raises:
         CalibrationError: no query has a relevant passage.
     """
-    ndcg = _by_weight(pools, labels, weights)
-    return Fusion("convex", _best_weight(ndcg, labels.weights, weights))
+    ndcg = _by_weight(pools, labels)
+    return Fusion("convex", _best_weight(ndcg))
 
 
-def better_fusion(
-    pools: Pools, labels: PoolLabels, weights: Sequence[float] = WEIGHTS
-) -> tuple[Fusion, str] | None:
+def better_fusion(pools: Pools, labels: PoolLabels) -> tuple[Fusion, str] | None:
     """Find a fusion of the legs that is shown to rank better than the pools are ranked.
 
     Reciprocal ranks and convex fusion, with the weight of the other folds, are compared with the
@@ -55,7 +54,6 @@ def better_fusion(
 
     Args:
         pools: A hybrid replay, whose candidates have both legs' scores.
-        weights: The weights of the dense leg to try.
 
     Returns:
         The fusion and the difference in words; None where none is shown to be better, or fewer
@@ -65,27 +63,26 @@ def better_fusion(
     defined = ~np.isnan(served)
     if defined.sum() < _FEWEST_TO_COMPARE:
         return None
-    by_weight = _by_weight(pools, labels, weights)
+    by_weight = _by_weight(pools, labels)
     convex = np.full(len(pools), np.nan)
     for inside, others in folds(labels.groups):
         outside = others[defined[others]]
         if outside.size:
-            best = _best_weight(by_weight[outside], labels.weights[outside], weights)
-            convex[inside] = by_weight[inside, weights.index(best)]
+            best = _best_weight(by_weight[outside])
+            convex[inside] = by_weight[inside, WEIGHTS.index(best)]
     candidates = {
         Fusion(): _ndcg(pools, labels, Fusion()),
-        Fusion("convex", _best_weight(by_weight, labels.weights, weights)): convex,
+        Fusion("convex", _best_weight(by_weight)): convex,
     }
-    counts = counted(labels.weights[defined])
-    n = float(counts.sum())
+    n = int(defined.sum())
     found: tuple[float, Fusion, str] | None = None
     for fusion, ndcg in candidates.items():
         differences = (ndcg - served)[defined]
-        mean, error = with_lost_queries(differences, counts, 0.0)
-        lower = float(mean - t_quantile(1.0 - 0.05 / len(candidates) / 2, n - 1.0) * error)
-        if lower > 0.0 and (found is None or float(mean) > found[0]):
-            words = f"nDCG@10 {mean:+.3f} (at least {lower:+.3f}) on {differences.size} queries"
-            found = float(mean), fusion, words
+        mean, error = float(differences.mean()), float(differences.std()) / math.sqrt(n)
+        lower = mean - t_quantile(1.0 - 0.05 / len(candidates) / 2, n - 1.0) * error
+        if lower > 0.0 and (found is None or mean > found[0]):
+            words = f"nDCG@10 {mean:+.3f} (at least {lower:+.3f}) on {n} queries"
+            found = mean, fusion, words
     if found is None:
         return None
     # Fitted last, since it costs most and is seldom asked for.
@@ -93,7 +90,7 @@ def better_fusion(
     order = np.argsort(-probable, axis=1, kind="stable")
     by_probability = labels.ndcg(np.take_along_axis(labels.grades, order, axis=1))
     best_served = candidates[found[1]][defined]
-    if weighted_mean((by_probability[defined] - best_served), counts) > 0.0:
+    if (by_probability[defined] - best_served).mean() > 0.0:
         return None
     return found[1:]
 
@@ -101,21 +98,20 @@ def better_fusion(
 _FEWEST_TO_COMPARE = 20
 
 
-def _best_weight(ndcg: FloatArray, labelled: FloatArray, weights: Sequence[float]) -> float:
+def _best_weight(ndcg: FloatArray) -> float:
     """Returns the middle one of equally good weights; ``ndcg`` has shape (n_q, n_weights)."""
-    defined = ~np.isnan(ndcg[:, 0])
-    quality = weighted_mean(ndcg[defined], labelled[defined])
+    quality = ndcg[~np.isnan(ndcg[:, 0])].mean(axis=0)
     plateau = np.flatnonzero(quality >= quality.max() - 1e-9)
-    return weights[int(plateau[len(plateau) // 2])]
+    return WEIGHTS[int(plateau[len(plateau) // 2])]
 
 
-def _by_weight(pools: Pools, labels: PoolLabels, weights: Sequence[float]) -> FloatArray:
+def _by_weight(pools: Pools, labels: PoolLabels) -> FloatArray:
     """Return nDCG@10 of every query by the weight of convex fusion, shape (n_q, n_weights).
 
     Raises:
         CalibrationError: no query has a relevant passage.
     """
-    ndcg = [_ndcg(pools, labels, Fusion("convex", weight)) for weight in weights]
+    ndcg = [_ndcg(pools, labels, Fusion("convex", weight)) for weight in WEIGHTS]
     if np.isnan(ndcg[0]).all():
         raise CalibrationError(
             "no calibration query has a relevant passage, so no fusion can be fitted"
@@ -214,7 +210,7 @@ def _names(pools: Pools) -> tuple[str, ...]:
 
 
 def fit_relevance(pools: Pools, labels: PoolLabels, rows: IntArray | None = None) -> RelevanceModel:
-    """Fit P(relevant), an L2 logistic regression over the features, by weight of the queries.
+    """Fit P(relevant), an L2 logistic regression over the features.
 
     See DESIGN.md §5.
 
@@ -230,7 +226,6 @@ def fit_relevance(pools: Pools, labels: PoolLabels, rows: IntArray | None = None
         rows = np.arange(len(pools))
     inside = np.arange(pools.scores.shape[1]) < pools.lengths[rows, None]
     inputs, relevant = pool_features(pools, rows), labels.relevant[rows][inside]
-    weights = np.broadcast_to(counted(labels.weights[rows])[:, None], inside.shape)[inside]
     if np.isnan(inputs).any():
         raise CalibrationError(
             "a candidate lacks a leg's score, so its features are undefined: score every "
@@ -241,19 +236,22 @@ def fit_relevance(pools: Pools, labels: PoolLabels, rows: IntArray | None = None
             f"of {relevant.size} candidates of {len(rows)} queries {int(relevant.sum())} are "
             "relevant; a model needs both kinds. Use policy = ratio, or label more queries"
         )
-    return fit_model(pools, inputs, relevant, weights)
+    return fit_model(pools, inputs, relevant)
 
 
 def fit_model(
-    pools: Pools, inputs: FloatArray, relevant: NDArray[np.bool_], weights: FloatArray
+    pools: Pools,
+    inputs: FloatArray,
+    relevant: NDArray[np.bool_],
+    weights: FloatArray | None = None,
 ) -> RelevanceModel:
-    """Fit the regression to weighted candidates.
+    """Fit the regression to candidates.
 
     Args:
         pools: Names the legs and signals.
         inputs: Shape (n, n_features), finite; overwritten.
         relevant: Shape (n,), of both kinds.
-        weights: Shape (n,), ≥ 0.
+        weights: Shape (n,), ≥ 0, how much each counts; None where all count 1.
     """
     free = np.array([_FREE if is_free(name) else 1.0 for name in _names(pools)])
     linear_model = require("sklearn.linear_model", "calibrate")

@@ -1,9 +1,8 @@
 """Every policy of a family, (k, threshold), over all queries at once.
 
 A policy keeps a prefix: a candidate is kept by (k, threshold) if its rank is at most k, and its
-own value and those of all candidates before it reach the threshold. Counting candidates by rank
-and by the highest threshold that keeps them, then summing that table along both axes, gives the
-mean over queries of any sum over kept passages, for the whole grid in one pass.
+own value and those of all candidates before it reach the threshold. So how many candidates of a
+query a policy keeps says all: sums along the ranks give any figure of every policy.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,10 +12,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from calibration.figures import significant
 from calibration.fit import fit_temperature
 from calibration.pool_labels import IntArray, PoolLabels, discounts
 from calibration.replay import Pools
-from calibration.weights import significant, weighted_mean
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.scores import is_relative, relative_scores, within_domain
@@ -33,8 +32,6 @@ EXPECTED = 0.5
 """Share of what P(relevant) expects in the figures by which policies are chosen. On 60 splits of
 five collections the mean recall of the chosen policy looked 0.006 too high, by labels alone 0.019;
 at 0.65 the same is served."""
-
-_TIE = 1e-12
 
 GridIndex = tuple[int, int]
 """A policy's place in a grid: index of its k, index of its threshold."""
@@ -68,31 +65,19 @@ def thresholds_reached(
 class GridValues:
     """Figures of the policies of a grid.
 
-    ``Grid.means`` has weighted means over queries, shape (n_k, n_t); ``Grid.at`` every query's,
-    shape (n_q, n_indices) each, with NaN where recall loss is undefined.
+    Means over all queries have shape (n_k, n_t); every query's figures (n_q, n_indices), with NaN
+    where recall loss is undefined.
 
     Attributes:
         udcg_strict: Strict UDCG.
         harm: Its negative part, as a positive number.
         recall_loss: The share of the baseline's relevant passages that the policy drops; its
             mean is over queries whose baseline has one, NaN if none has.
-        recall_difference: Recall less that of the baseline, of all relevant passages of a query;
-            its mean is over queries that have one, NaN if none has.
-        kept: How many passages are kept.
     """
 
     udcg_strict: FloatArray
     harm: FloatArray
     recall_loss: FloatArray
-    recall_difference: FloatArray
-    kept: FloatArray
-
-    def best(self) -> GridIndex:
-        """Finds the highest mean strict UDCG; among equals the least recall loss, then k."""
-        contenders = np.argwhere(self.udcg_strict >= self.udcg_strict.max() - _TIE)
-        losses = np.nan_to_num(self.recall_loss[contenders[:, 0], contenders[:, 1]])
-        index_k, index_t = contenders[int(np.argmin(np.round(losses, 12)))]
-        return int(index_k), int(index_t)
 
 
 @dataclass(frozen=True)
@@ -169,46 +154,26 @@ class Grid:
             CalibrationError: there are no queries.
         """
         self.check_queries()
-        udcg, harm = weighted_mean(self.labels.served, self.labels.weights).tolist()
+        udcg, harm = self.labels.served.mean(axis=0).tolist()
         return udcg, harm
 
     @cached_property
     def means(self) -> GridValues:
-        """Means over all queries, shape (n_k, n_t); no queries have means of 0."""
-        weights, (added, defined, today) = self.labels.weights, self._added
-        answerable = ~np.isnan(today)
-        over = (weights, weights, weights[defined], weights[answerable], weights)
-        totals = [float(each.sum()) or 1.0 for each in over]
-        depth, n_bins = self.reached.shape[1], self.thresholds.size + 2
-        bins = (self.reached + 1 + np.arange(depth) * n_bins).ravel()
-        means = []
-        for each, total in zip((*added, (self.reached >= 0).astype(float)), totals, strict=True):
-            by_bin = np.bincount(bins, (weights[:, None] * each).ravel(), depth * n_bins)
-            # Column j holds what reaches j − 1; threshold t keeps what reaches t + 1 or more.
-            table = by_bin.reshape(depth, n_bins)[:, ::-1].cumsum(axis=1)[:, ::-1][:, 2:]
-            means.append(table.cumsum(axis=0)[np.minimum(self.ks, depth) - 1] / total)
-        utility, harm, recall, of_all, kept = means
-        difference = of_all - np.nansum(weights * today) / totals[3]
-        return GridValues(
-            utility,
-            harm,
-            1.0 - recall if defined.any() else np.full_like(recall, np.nan),
-            difference if answerable.any() else np.full_like(difference, np.nan),
-            kept,
-        )
+        """Means over all queries, shape (n_k, n_t); there is at least one."""
+        rows = []
+        for size in range(len(self.ks)):
+            at = self.at([(size, threshold) for threshold in range(self.thresholds.size)])
+            loss = at.recall_loss[~np.isnan(at.recall_loss[:, 0])]
+            of_loss = loss.mean(axis=0) if len(loss) else np.full(self.thresholds.size, np.nan)
+            rows.append((at.udcg_strict.mean(axis=0), at.harm.mean(axis=0), of_loss))
+        return GridValues(*map(np.stack, zip(*rows, strict=True)))
 
     def at(self, indices: Sequence[GridIndex]) -> GridValues:
         """Return every query's figures for some policies, shape (n_q, n_indices)."""
-        kept = self.kept(indices)
-        _, defined, today = self._added
-        utility, harm, recall, of_all = np.take_along_axis(self._running, kept[None], axis=2)
-        return GridValues(
-            utility,
-            harm,
-            np.where(defined[:, None], np.clip(1.0 - recall, 0.0, 1.0), np.nan),
-            np.clip(of_all - today[:, None], -1.0, 1.0),
-            kept.astype(np.float64),
-        )
+        added, defined = self._added
+        utility, harm, recall = np.take_along_axis(added, self.kept(indices)[None], axis=2)
+        loss = np.where(defined[:, None], np.clip(1.0 - recall, 0.0, 1.0), np.nan)
+        return GridValues(utility, harm, loss)
 
     @cached_property
     def beyond_today(self) -> FloatArray:
@@ -235,23 +200,17 @@ class Grid:
         return beyond
 
     @cached_property
-    def _running(self) -> FloatArray:
-        """What the first n candidates add, n = 0 … depth, shape (4, n_q, depth + 1)."""
-        running: FloatArray = np.pad(self._added[0].cumsum(axis=2), ((0, 0), (0, 0), (1, 0)))
-        return running
-
-    @cached_property
-    def _added(self) -> tuple[FloatArray, NDArray[np.bool_], FloatArray]:
-        """What each candidate adds, if it is kept, and the baselines of the last two.
+    def _added(self) -> tuple[FloatArray, NDArray[np.bool_]]:
+        """What the first n candidates add up to, n = 0 … depth.
 
         Returns:
-            Utility, harm, share of the baseline's recall and recall, shape (4, n_q, depth);
-            whether the baseline serves a relevant passage, and its recall, as `PoolLabels` says.
+            Utility, harm and share of the baseline's recall, shape (3, n_q, depth + 1); and whether
+            the baseline serves a relevant passage, shape (n_q,).
         """
         utility = self.labels.utilities * discounts(self.labels.grades.shape[1])
         share, defined = self.labels.recall_shares()
-        of_all, today = self.labels.recall_of_all()
-        return np.stack([utility, np.maximum(-utility, 0.0), share, of_all]), defined, today
+        added = np.stack([utility, np.maximum(-utility, 0.0), share]).cumsum(axis=2)
+        return np.pad(added, ((0, 0), (0, 0), (1, 0))), defined
 
 
 def ratio_grid(
@@ -283,11 +242,6 @@ def ratio_grid(
             k=k, min_ratio=ratio, temperature=chosen, min_keep=min(min_keep, k)
         ),
     )
-
-
-def plain_grid(pools: Pools, labels: PoolLabels, k: int) -> Grid:
-    """Return the retriever's first k as the one policy of a grid."""
-    return ratio_grid(pools, labels, temperature=1.0, ks=(k,), ratios=np.zeros(1))
 
 
 def relative_values(pools: Pools, temperature: float) -> tuple[FloatArray, NDArray[np.bool_]]:

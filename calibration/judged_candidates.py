@@ -24,7 +24,6 @@ from calibration.fit import fit_model, pool_features
 from calibration.objectives import LOST_QUERIES
 from calibration.pool_labels import IntArray, discounts
 from calibration.replay import Pools
-from calibration.weights import counted
 from ctxguard._support.words import count
 from ctxguard.core.interval import Interval
 from ctxguard.core.metrics import Utilities
@@ -165,7 +164,9 @@ def fitted_policy(
         raise CalibrationError("no judged candidate has the scores that P(relevant) is made of")
     predicted = judged.model.of(judged.rows, fold)
     relevance = np.where(judged.is_graded, judged.relevant, predicted)[chosen]
-    weight = counted((judged.weight[judged.row] * judged.of_passages("size"))[chosen])
+    weight = (judged.weight[judged.row] * judged.of_passages("size"))[chosen]
+    # They sum to the number of equal ones that would tell as much (Kish, 1965, §8.2).
+    weight *= weight.sum() / (weight**2).sum()
     inputs, n = judged.features[chosen], relevance.size
     # Each candidate counts as relevant and as not, by its probability.
     model = fit_model(

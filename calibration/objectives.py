@@ -40,18 +40,18 @@ _TIE = 1e-12
 
 @dataclass(frozen=True)
 class PolicySums:
-    """Weighted sums over queries of what some policies of a grid give, by fold.
+    """Sums over queries of what some policies of a grid give, by fold.
 
     Attributes:
         n_k: Sizes of context; policies are in the order of `tried`, all thresholds of one size,
             ascending, after the other's.
-        all_queries: Shape (n_folds, 2), Σ w and Σ w² of every query.
-        answerable: Likewise, of queries with a relevant passage.
-        recall: Shape (2, n_folds, n_policies), Σ w·d and Σ w·d² of recall less that of today's
+        all_queries: Shape (n_folds,), the number of queries.
+        answerable: Likewise, of those with a relevant passage.
+        recall: Shape (2, n_folds, n_policies), Σ d and Σ d² of recall less that of today's
             first k, over the answerable queries; half by labels and half by P(relevant), where
             that is known (`Grid.beyond_today`).
         gain: Likewise of strict UDCG, over all queries.
-        kept: Shape (n_folds, n_policies), Σ w · passages kept.
+        kept: Shape (n_folds, n_policies), passages kept.
         today_kept: Shape (n_folds,), likewise of today's first k.
     """
 
@@ -70,7 +70,6 @@ class PolicySums:
         tried: Sequence[GridIndex],
         fold: IntArray,
         serving_k: int,
-        n_folds: int | None = None,
     ) -> "PolicySums":
         """Add up what the tried policies give.
 
@@ -78,15 +77,12 @@ class PolicySums:
             grid: With the first ``serving_k`` as the baseline of its labels.
             tried: As `tried` lists them.
             fold: Shape (n_q,), the number of each query's fold, from 0.
-            n_folds: How many folds there are; as many as are numbered unless given.
 
         Raises:
             CalibrationError: there are no queries.
         """
         grid.check_queries()
-        n_folds = int(fold.max(initial=-1)) + 1 if n_folds is None else n_folds
-        weights = grid.labels.weights
-        member = np.equal(fold, np.arange(n_folds)[:, None]) * weights  # (n_folds, n_q)
+        member = np.equal(fold, np.arange(fold.max() + 1)[:, None]) * 1.0  # (n_folds, n_q)
         sizes = list(dict.fromkeys(index_k for index_k, _ in tried))
         columns = [[index for index in tried if index[0] == size] for size in sizes]
         recall, gain, kept = list[FloatArray](), list[FloatArray](), list[FloatArray]()
@@ -100,8 +96,8 @@ class PolicySums:
         today = np.minimum(grid.labels.retrieved.sum(axis=1), serving_k)
         return cls(
             len(sizes),
-            np.stack([member.sum(axis=1), member @ weights], axis=1),
-            np.stack([member @ answerable, member @ (weights * answerable)], axis=1),
+            member.sum(axis=1),
+            member @ answerable,
             np.concatenate(recall, axis=2),
             np.concatenate(gain, axis=2),
             np.concatenate(kept, axis=1),
@@ -124,38 +120,33 @@ class PolicySums:
     @cached_property
     def mean_kept(self) -> FloatArray:
         """Passages kept on the mean, shape (n_policies,)."""
-        kept: FloatArray = self.kept.sum(axis=0) / self.all_queries[:, 0].sum()
+        kept: FloatArray = self.kept.sum(axis=0) / self.all_queries.sum()
         return kept
 
     @cached_property
     def mean_gain(self) -> FloatArray:
         """Mean strict UDCG less today's, shape (n_policies,)."""
-        gain: FloatArray = self.gain[0].sum(axis=0) / self.all_queries[:, 0].sum()
+        gain: FloatArray = self.gain[0].sum(axis=0) / self.all_queries.sum()
         return gain
 
     @cached_property
     def gain_error(self) -> FloatArray:
         """The paired standard error of `mean_gain`, shape (n_policies,)."""
-        total, squared = self.all_queries.sum(axis=0)
-        n = total**2 / squared
-        variance = self.gain[1].sum(axis=0) / total - self.mean_gain**2
+        n = self.all_queries.sum()
+        variance = self.gain[1].sum(axis=0) / n - self.mean_gain**2
         error: FloatArray = np.sqrt(np.maximum(variance, 0.0) / max(n - 1.0, 1.0))
         return error
 
     def least_recall(self, caution: float, lost: float = LOST_QUERIES) -> FloatArray:
         """Bound mean recall less today's, with lost queries added and standard errors taken off.
 
-        Weights count as shares of their effective number (Kish).
-
         Returns:
             Shape (n_policies,); −1 where no query has a relevant passage.
         """
-        total, squared = self.answerable.sum(axis=0)
-        if total == 0.0:
+        n = self.answerable.sum() + lost
+        if n == lost:
             return np.full(self.kept.shape[1], -1.0)
-        unit = total / squared
-        first, second = unit * self.recall.sum(axis=1)
-        n = unit * total + lost
+        first, second = self.recall.sum(axis=1)
         mean = (first - lost) / n
         squares = second + lost - n * mean**2
         least: FloatArray = mean - caution * np.sqrt(np.maximum(squares, 0.0)) / n
@@ -224,7 +215,7 @@ def choose(
     kept_recall = sums.least_recall(caution, lost) >= -tolerance - _TIE
     by_size = np.logical_and.accumulate(kept_recall.reshape(sums.n_k, -1), axis=1)
     gain, kept = sums.mean_gain, sums.mean_kept
-    today_kept = float(sums.today_kept.sum() / sums.all_queries[:, 0].sum())
+    today_kept = float(sums.today_kept.sum() / sums.all_queries.sum())
     accepted = by_size.ravel() & (gain >= -_TIE)
     if context == "leaner":
         accepted &= kept < today_kept - _TIE

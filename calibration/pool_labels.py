@@ -19,7 +19,7 @@ IntArray = NDArray[np.int64]
 _BY_CANDIDATE = ("grades", "retrieved", "judged", "utilities", "negatives", "in_baseline")
 """The fields of `PoolLabels` of shape (n_q, depth)."""
 
-_BY_QUERY = (*_BY_CANDIDATE, "served", "best_grades", "n_relevant", "weights", "groups")
+_BY_QUERY = (*_BY_CANDIDATE, "served", "best_grades", "n_relevant", "groups")
 
 NDCG_CUTOFF = 10
 
@@ -47,7 +47,6 @@ class PoolLabels:
         rules: What each label is worth.
         positives_only: Whether the labels hold relevant passages only; an unlabelled one then
             counts as not relevant, otherwise as not judged.
-        weights: Shape (n_q,), how much each query counts in means; see ``Query``.
         groups: Shape (n_q,), the name of each query's group of nearly equal questions.
     """
 
@@ -63,11 +62,10 @@ class PoolLabels:
     top_grade: int
     rules: Utilities
     positives_only: bool
-    weights: FloatArray
     groups: NDArray[np.str_]
 
     def __len__(self) -> int:
-        return len(self.weights)
+        return len(self.groups)
 
     @cached_property
     def relevant(self) -> NDArray[np.bool_]:
@@ -112,18 +110,6 @@ class PoolLabels:
         counted = self.relevant & self.in_baseline
         totals = counted.sum(axis=1)
         return counted / np.maximum(totals, 1)[:, None], totals > 0
-
-    def recall_of_all(self) -> tuple[FloatArray, FloatArray]:
-        """Return the share of a query's recall that each candidate adds, over all relevant ones.
-
-        Returns:
-            Shape (n_q, depth), 0 for queries without a relevant passage; and shape (n_q,), the
-            recall of the baseline, NaN for those.
-        """
-        totals = self.n_relevant
-        shares = self.relevant / np.maximum(totals, 1)[:, None]
-        served = (shares * self.in_baseline).sum(axis=1)
-        return shares, np.where(totals > 0, served, np.nan)
 
     def with_expected(
         self, probabilities: FloatArray, share: float
@@ -189,7 +175,6 @@ def label(
     worth = np.zeros(shape)
     negatives = np.full(shape, None, dtype=object)
     best_grades, n_relevant = np.zeros((len(pools), NDCG_CUTOFF), np.int64), []
-    weights = {query.query_id: query.weight for query in dataset.queries}
     for row, query_id in enumerate(pools.query_ids):
         graded = dataset.qrels.get(query_id)
         qrels, kinds = graded or {}, dataset.distractors.get(query_id, {})
@@ -227,7 +212,6 @@ def label(
         top_grade=top_grade,
         rules=utilities,
         positives_only=dataset.positives_only,
-        weights=np.array([weights[query_id] for query_id in pools.query_ids], dtype=np.float64),
         groups=np.array([dataset.groups[query_id] for query_id in pools.query_ids], dtype=np.str_),
     )
     return labels.with_baseline(baseline_k)

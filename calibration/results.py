@@ -12,7 +12,6 @@ import numpy as np
 
 from calibration.evaluate import QueryMetrics
 from ctxguard.core.interval import Interval
-from ctxguard.core.types import FloatArray
 
 LOWER_IS_BETTER = frozenset(
     {
@@ -151,34 +150,19 @@ def tabulate(
 def differences(
     these: QueryMetrics, those: QueryMetrics, metrics: Iterable[str], *, seed: int = 0
 ) -> dict[str, Difference]:
-    """Subtract the second from the first by metric, over the queries that both have."""
+    """Subtract the second from the first by metric, paired by query, over those that both have.
+
+    >>> harm = lambda *values: QueryMetrics(("a", "b"), {"harm": np.array(values)})
+    >>> differences(harm(2.0, 3.0), harm(1.0, 2.0), ["harm"])["harm"].outcome
+    'worse'
+    """
     place = {query_id: row for row, query_id in enumerate(those.query_ids)}
     first = [row for row, query_id in enumerate(these.query_ids) if query_id in place]
     second = [place[these.query_ids[row]] for row in first]
     own = these.of_queries(first)
-    columns = {name: (own.values[name], those.values[name][second]) for name in metrics}
-    return paired_differences(columns, own, seed=seed)
-
-
-def paired_differences(
-    columns: Mapping[str, tuple[FloatArray, FloatArray]],
-    queries: QueryMetrics | None = None,
-    *,
-    seed: int = 0,
-) -> dict[str, Difference]:
-    """Subtract the second column from the first by metric, with intervals resampled by query.
-
-    Args:
-        columns: By metric, two columns of shape (n_q,) of the same queries; NaN where undefined.
-        queries: Says how much each query counts; None weighs them equally.
-
-    >>> paired_differences({"harm": (np.array([2.0, 3.0]), np.array([1.0, 2.0]))})["harm"].outcome
-    'worse'
-    """
     # Rounded, so that another machine's last digit is no difference.
-    gaps = {name: np.round(these - those, 12) for name, (these, those) in columns.items()}
-    found = (QueryMetrics((), {}) if queries is None else queries).intervals(gaps, seed)
-    return {name: as_difference(name, gap) for name, gap in found.items()}
+    gaps = {name: np.round(own.values[name] - those.values[name][second], 12) for name in metrics}
+    return {name: as_difference(name, gap) for name, gap in own.intervals(gaps, seed).items()}
 
 
 def as_difference(metric: str, found: Interval) -> Difference:

@@ -27,19 +27,13 @@ if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever
 
 
-class Replayable(Protocol):
-    """A retriever that returns rankings, on one route."""
-
-    def retrieve(self, query: str, *, depth: int = DEFAULT_DEPTH) -> Ranking: ...
-
-
 class MultiRoute(Protocol):
     """A retriever whose stages can be switched, so that every route can be calibrated."""
 
     @property
     def routes(self) -> Sequence[Route]: ...
 
-    def on_route(self, route: Route) -> Replayable: ...
+    def on_route(self, route: Route) -> "AnyRetriever": ...
 
     def with_fusion(self, fusion: Fusion) -> "MultiRoute": ...
 

@@ -17,7 +17,6 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from calibration.weights import weighted_mean
 from ctxguard.core.betting import (
     LARGEST_LOSS,
     Evidence,
@@ -44,24 +43,20 @@ LEAST_MARGIN = 1e-6
 def betting_p_value(
     losses: ArrayLike,
     alpha: float,
-    weights: ArrayLike | None = None,
     *,
     target_delta: float = DEFAULT_DELTA,
 ) -> FloatArray:
     """Test "the mean loss is at least alpha" by betting against it query by query.
 
     A gambler with wealth 1 stakes ν_s, chosen from the earlier queries alone, on the next loss
-    being below alpha: W_t = Π_{s≤t} (1 − ν_s c_s (L_s − alpha)), where c_s is the weight. If the
-    weighted mean E[c L] / E[c] is at least alpha, each factor is positive and has expectation ≤ 1
-    given the past, since ν_s ≥ 0. W is then a non-negative supermartingale and, by Ville's
-    inequality, ever exceeds 1/p with probability at most p. So p = 1 / max_t W_t is valid at
-    every n, for any distribution.
+    being below alpha: W_t = Π_{s≤t} (1 − ν_s (L_s − alpha)). If the mean is at least alpha, each
+    factor is positive and has expectation ≤ 1 given the past, since ν_s ≥ 0. W is then a
+    non-negative supermartingale and, by Ville's inequality, ever exceeds 1/p with probability at
+    most p. So p = 1 / max_t W_t is valid at every n, for any distribution.
 
     The stake is the predictable plug-in √(2 log(1/target_delta) / (n σ̂²_{s−1})), with the
-    running variance of c (L − mean) started at 1/4, limited to ``LARGEST_LOSS`` / (1 − alpha).
-    Since c ≤ 1, every factor is at least 1 − ``LARGEST_LOSS``, and the p-value never rises with
-    alpha. A query of little weight moves the wealth little: what can be proved rests on how many
-    queries weigh about as much as the one that weighs most.
+    running variance started at 1/4, limited to ``LARGEST_LOSS`` / (1 − alpha): every factor is at
+    least 1 − ``LARGEST_LOSS``, and the p-value never rises with alpha.
 
     Source: Waudby-Smith and Ramdas, JRSS B 86(1), 2024, §4.2 and Theorem 3, one-sided.
 
@@ -69,8 +64,6 @@ def betting_p_value(
         losses: Shape (n,) or (n, n_candidates), each in [0, 1]; the rows in an order fixed
             beforehand.
         alpha: The limit on the mean loss, in (0, 1).
-        weights: Shape (n,), each query's in (0, 1], in units of a weight that none can exceed,
-            fixed without looking at the losses; None where all weigh the same.
         target_delta: The level that the stakes are tuned for, in (0, 1), fixed beforehand. The
             p-value is valid at every level whatever its value.
 
@@ -78,8 +71,8 @@ def betting_p_value(
         Shape () or (n_candidates,), in [0, 1].
 
     Raises:
-        CalibrationError: no losses, an undefined loss, one outside [0, 1], weights that are not
-            one in (0, 1] for each query, or a level outside (0, 1).
+        CalibrationError: no losses, an undefined loss, one outside [0, 1], or a level
+            outside (0, 1).
 
     >>> betting_p_value([[0.0, 1.0]] * 50, alpha=0.1).round(4).tolist()
     [0.0188, 1.0]
@@ -87,23 +80,18 @@ def betting_p_value(
     checked = _check_losses(losses)
     _check_share("alpha", alpha)
     _check_share("target_delta", target_delta)
-    n = checked.shape[0]
-    share = _check_weights(weights, n).reshape(n, *[1] * (checked.ndim - 1))
     gains = alpha - checked
     stakes = learned_stakes(
         gains,
-        share,
         # As if one query with half of the largest loss had been seen.
         prior=Prior(n=1.0, mean=alpha - 0.5, variance=0.25),
         largest=LARGEST_LOSS / (1.0 - alpha),
         delta=target_delta,
     )
-    return Evidence(np.zeros(checked.shape[1:])).after(gains, share, stakes=stakes).p_value
+    return Evidence(np.zeros(checked.shape[1:])).after(gains, stakes=stakes).p_value
 
 
-def betting_upper_bound(
-    losses: ArrayLike, delta: float = DEFAULT_DELTA, weights: ArrayLike | None = None
-) -> float:
+def betting_upper_bound(losses: ArrayLike, delta: float = DEFAULT_DELTA) -> float:
     """Bound the mean loss from above, right with probability at least 1 − delta.
 
     The least alpha that ``betting_p_value`` rejects at level delta. The test is valid for every
@@ -114,7 +102,6 @@ def betting_upper_bound(
     Args:
         losses: Shape (n,), each in [0, 1], in an order fixed beforehand.
         delta: The probability that the bound is false, in (0, 1).
-        weights: As for ``betting_p_value``; the bound is then that of the weighted mean.
 
     Returns:
         In [mean of the losses, 1]. It is 1 where too few queries exclude nothing, and where
@@ -130,20 +117,17 @@ def betting_upper_bound(
     _check_share("delta", delta)
     if checked.ndim != 1:
         raise CalibrationError(f"losses of shape {checked.shape}: bound one setting at a time")
-    low = float(weighted_mean(checked, _check_weights(weights, checked.size)))
-    high = 1.0
+    low, high = float(checked.mean()), 1.0
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2.0
         if middle == high:
             break  # the mean is 1: alpha must be below 1, so there is nothing to test
-        rejected = betting_p_value(checked, middle, weights, target_delta=delta) <= delta
+        rejected = betting_p_value(checked, middle, target_delta=delta) <= delta
         low, high = (low, middle) if rejected else (middle, high)
     return high
 
 
-def betting_lower_bound(
-    differences: ArrayLike, delta: float = DEFAULT_DELTA, weights: ArrayLike | None = None
-) -> float:
+def betting_lower_bound(differences: ArrayLike, delta: float = DEFAULT_DELTA) -> float:
     """Bound a mean difference from below, right with probability at least 1 − delta.
 
     A difference D in [−1, 1] is a loss of (1 − D) / 2 in [0, 1], whose mean
@@ -153,7 +137,6 @@ def betting_lower_bound(
     Args:
         differences: Shape (n,), each in [−1, 1], in an order fixed beforehand.
         delta: The probability that the bound is false, in (0, 1).
-        weights: As for ``betting_p_value``; the bound is then that of the weighted mean.
 
     Returns:
         In [−1, mean of the differences].
@@ -164,14 +147,11 @@ def betting_lower_bound(
     >>> round(betting_lower_bound([0.0] * 100), 3), round(betting_lower_bound([0.1] * 100), 3)
     (-0.031, 0.066)
     """
-    return 1.0 - 2.0 * betting_upper_bound(_as_losses(differences), delta, weights)
+    return 1.0 - 2.0 * betting_upper_bound(_as_losses(differences), delta)
 
 
 def differences_needed(
-    differences: ArrayLike,
-    limit: float,
-    delta: float = DEFAULT_DELTA,
-    weights: ArrayLike | None = None,
+    differences: ArrayLike, limit: float, delta: float = DEFAULT_DELTA
 ) -> int | None:
     """Count the labelled queries that would show a mean difference of at least ``−limit``.
 
@@ -181,12 +161,11 @@ def differences_needed(
         differences: Shape (n,), each in [−1, 1].
         limit: The largest decrease to be excluded, in (−1, 1).
         delta: The level of the test, in (0, 1).
-        weights: As for ``betting_p_value``.
 
     Returns:
         A number of test queries. None where the mean is not above ``−limit``.
     """
-    return labels_needed(_as_losses(differences), (1.0 + limit) / 2.0, delta, weights)
+    return labels_needed(_as_losses(differences), (1.0 + limit) / 2.0, delta)
 
 
 def _as_losses(differences: ArrayLike) -> FloatArray:
@@ -298,7 +277,6 @@ def labels_needed(
     losses: ArrayLike,
     alpha: float,
     delta: float = DEFAULT_DELTA,
-    weights: ArrayLike | None = None,
     *,
     power: float = 0.8,
 ) -> int | None:
@@ -313,7 +291,6 @@ def labels_needed(
         losses: Shape (n,), of one candidate, each in [0, 1].
         alpha: The limit on the mean loss, in (0, 1).
         delta: The level of the test, in (0, 1).
-        weights: As for ``betting_p_value``.
         power: The probability of success to plan for, in (0, 1).
 
     Returns:
@@ -333,17 +310,16 @@ def labels_needed(
         raise CalibrationError(f"losses of shape {checked.shape}: give those of one candidate")
     for name, value in (("alpha", alpha), ("delta", delta), ("power", power)):
         _check_share(name, value)
-    share = _check_weights(weights, checked.size)
-    mean = float(weighted_mean(checked, share))
+    mean = float(checked.mean())
     if mean > alpha - LEAST_MARGIN:
         return None
     z = NormalDist().inv_cdf(power)
-    sample_variance = ((share * (checked - mean)) ** 2).mean()
+    sample_variance = checked.var()
 
     def suffices(n: int) -> bool:
         variance = (0.25 + n * sample_variance) / (n + 1)  # started at 1/4, as in the test
         stake = planned_stakes(np.asarray(variance), n, delta, LARGEST_LOSS / (1.0 - alpha))
-        growth = np.log1p(-stake * share * (checked - alpha))
+        growth = np.log1p(-stake * (checked - alpha))
         return bool(n * growth.mean() - z * sqrt(n) * growth.std() >= -log(delta))
 
     high = 1
@@ -378,18 +354,6 @@ def _check_losses(losses: ArrayLike) -> FloatArray:
             "limit, by the largest loss possible"
         )
     return np.clip(values, 0.0, 1.0)
-
-
-def _check_weights(weights: ArrayLike | None, n: int) -> FloatArray:
-    if weights is None:
-        return np.ones(n)
-    values = np.asarray(weights, dtype=np.float64)
-    if values.shape != (n,) or not ((values > 0.0) & (values <= 1.0)).all():
-        raise CalibrationError(
-            f"weights of shape {values.shape} for {n} queries: give each a weight in (0, 1], in "
-            "units of the largest possible"
-        )
-    return values
 
 
 def _check_p_values(p_values: ArrayLike) -> FloatArray:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from calibration.data.dataset import Query
+from calibration.figures import pair_share
 from calibration.fit import REGULARISATION, folds, standardised
 from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
 from calibration.retrievers import RankingSource
-from calibration.weights import pair_share
 from ctxguard._support.extras import require
 from ctxguard.core.columns import MOST_COLUMNS, SignalColumn, metadata_of, read_column
 from ctxguard.core.policies import ExpectedUtilityPolicy
@@ -68,7 +68,7 @@ def read_columns(
     return tuple([read_column(name, [one.get(name) for one in metadata]) for name in names])
 
 
-def without(pools: Pools, columns: Sequence[SignalColumn]) -> Pools:
+def without(pools: Pools, columns: Iterable[SignalColumn]) -> Pools:
     """Return the pools without the signals of some columns."""
     out = {name for column in columns for name in of_column(pools.signals, column)}
     return replace(pools, signals={k: v for k, v in pools.signals.items() if k not in out})
@@ -96,22 +96,29 @@ def of_column(signals: Iterable[str], column: SignalColumn) -> list[str]:
     return sorted(name for name in signals if name.startswith(prefix))
 
 
-def leaks(pools: Pools, labels: PoolLabels, column: SignalColumn) -> float | None:
-    """Return AUROC of a column that tells the labels by itself; None for one that does not.
+def leaks(
+    pools: Pools, labels: PoolLabels, columns: Sequence[SignalColumn]
+) -> dict[SignalColumn, float]:
+    """Return AUROC of the columns that tell the labels by themselves.
 
-    Of every query's pairs of a relevant and another candidate, the share that a regression on the
+    Of every query's pairs of a relevant and another candidate, the share that a regression on a
     column's signals alone puts in the right order, fitted to the queries of other folds.
 
     Args:
-        pools: The replay of one route, with the column's signals.
-        column: The column.
+        pools: The replay of one route, with the columns' signals.
     """
+    found = {column: _auroc(pools, labels, column) for column in columns}
+    return {column: auroc for column, auroc in found.items() if auroc >= LEAKS_FROM}
+
+
+def _auroc(pools: Pools, labels: PoolLabels, column: SignalColumn) -> float:
+    """Return AUROC of a column within queries; 0.5 where too few could show it."""
     names = of_column(pools.signals, column)
     inside = ~np.isnan(pools.scores)
     both_kinds = (labels.relevant & inside).any(axis=1) & (~labels.relevant & inside).any(axis=1)
     mixed = np.flatnonzero(both_kinds)
     if not names or mixed.size < FEWEST_FOR_LEAK:
-        return None
+        return 0.5
     table = np.stack([pools.signals[name] for name in names], axis=-1)
     linear_model = require("sklearn.linear_model", "calibrate")
     found = []
@@ -129,5 +136,4 @@ def leaks(pools: Pools, labels: PoolLabels, column: SignalColumn) -> float | Non
             right = labels.relevant[row, own]
             scores = scores.round(9)
             found.append(pair_share(scores[right], scores[~right]))
-    auroc = float(np.mean(found)) if found else 0.5
-    return auroc if auroc >= LEAKS_FROM else None
+    return float(np.mean(found)) if found else 0.5

@@ -10,8 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from calibration import risk
-from calibration.weights import n_equivalent, pair_share, significant
+from calibration.figures import pair_share, significant
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
@@ -25,7 +24,6 @@ _DIGITS = 8
 def calibrate_sufficiency(
     best: FloatArray,
     holds: NDArray[np.bool_],
-    weights: FloatArray,
     *,
     model: RelevanceModel | None = None,
     shown_by: Literal["folds", "held_out"] = "folds",
@@ -38,7 +36,6 @@ def calibrate_sufficiency(
         best: Shape (n_q,), the highest P(relevant) in the context of each query that had no part
             in the choice; NaN where it is undefined.
         holds: Shape (n_q,), whether the context holds a relevant passage.
-        weights: Shape (n_q,), how much each query counts.
         model: P(relevant), for a policy without probabilities; None if the policy has its own.
         shown_by: How the queries were kept out of the choice.
         false_alarms: The largest share of contexts with a relevant passage that may be called
@@ -50,8 +47,7 @@ def calibrate_sufficiency(
     """
     defined = ~np.isnan(best)
     sufficient, insufficient = best[defined & holds], best[defined & ~holds]
-    of_sufficient = weights[defined & holds]
-    threshold = certified_threshold(sufficient, false_alarms, delta, of_sufficient)
+    threshold = certified_threshold(sufficient, false_alarms, delta)
     if threshold is not None:
         # Rounded down: a higher threshold would call more contexts insufficient.
         threshold = math.floor(threshold * 10**_DIGITS) / 10**_DIGITS
@@ -72,7 +68,6 @@ def calibrate_sufficiency(
         detected=called[1],
         auroc=auroc,
         needed=fewest_for_threshold(false_alarms, delta),
-        n_equivalent=n_equivalent(of_sufficient),
         shown_by=shown_by,
     )
 
@@ -86,28 +81,22 @@ def sufficiency_words(certified: SufficiencyProfile | None) -> str:
     return f"{certified.statement} AUROC on these queries {certified.auroc:.2f}."
 
 
-def certified_threshold(
-    probabilities: ArrayLike, alpha: float, delta: float, weights: ArrayLike | None = None
-) -> float | None:
+def certified_threshold(probabilities: ArrayLike, alpha: float, delta: float) -> float | None:
     """Return the highest threshold that calls at most ``alpha`` of such contexts insufficient.
 
     It is the r-th smallest of n independent probabilities. The share of the population strictly
     below it exceeds alpha with probability at most P(Binomial(n, alpha) < r), in any distribution;
     r is the largest with which that is at most delta (Tong, Feng and Li, Neyman-Pearson
-    classification algorithms, Science Advances 4(2), 2018, Proposition 1). Where weights differ,
-    it is the last before the first whose weighted share below is not shown to be at most alpha by
-    ``risk.betting_p_value``; since shares rise with the threshold, no correction is needed (Bates
-    et al., Distribution-free, risk-controlling prediction sets, JACM 68(6), 2021, Theorem 1).
+    classification algorithms, Science Advances 4(2), 2018, Proposition 1).
 
     Args:
         probabilities: Shape (n,), P(relevant) of the best passage of contexts that hold a
             relevant passage, from queries that fitted nothing.
         alpha: In (0, 1).
         delta: The probability that the promise is false, in (0, 1).
-        weights: Shape (n,), as for ``risk.betting_p_value``; None where all weigh the same.
 
     Returns:
-        None with fewer than ``fewest_for_threshold``, or where their weights are too unequal.
+        None with fewer than ``fewest_for_threshold``.
 
     >>> certified_threshold([0.1] * 44, alpha=0.05, delta=0.1) is None
     True
@@ -118,26 +107,11 @@ def certified_threshold(
     n, rank, tail = ascending.size, 0, 0.0
     if n < fewest_for_threshold(alpha, delta):
         return None
-    if weights is not None and n_equivalent(np.asarray(weights)) is not None:
-        return _weighted_threshold(np.asarray(probabilities), alpha, delta, np.asarray(weights))
     while True:
         tail += _binomial(n, rank, alpha)
         if tail > delta:
             return float(ascending[rank - 1])
         rank += 1
-
-
-def _weighted_threshold(
-    probabilities: FloatArray, alpha: float, delta: float, weights: FloatArray
-) -> float | None:
-    order = np.random.default_rng(0).permutation(probabilities.size)  # betting needs a fixed one
-    best = None
-    for threshold in np.unique(probabilities).tolist():
-        called = (probabilities < threshold)[order]
-        if risk.betting_p_value(called, alpha, weights[order], target_delta=delta) > delta:
-            break
-        best = threshold
-    return best
 
 
 def fewest_for_threshold(alpha: float, delta: float) -> int:

@@ -11,9 +11,9 @@ from typing import Literal
 
 import numpy as np
 
+from calibration.figures import significant
 from calibration.objectives import LOST_QUERIES
 from calibration.settings import MAX_LOSS
-from calibration.weights import counted, significant, weighted_mean, with_lost_queries
 from ctxguard.core.interval import Interval
 from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation.ratio import t_quantile
@@ -30,7 +30,6 @@ _MOST_NEEDED = 5_000
 
 def verdict(
     differences: FloatArray,
-    weights: FloatArray | None = None,
     *,
     serving_k: int,
     tolerance: float,
@@ -44,7 +43,6 @@ def verdict(
     Args:
         differences: Shape (n,): recall of the policy less that of the first ``serving_k``, of the
             queries that have a relevant passage.
-        weights: Shape (n,): how much each query counts; None where all count the same.
         tolerance: How far the mean may lie below 0, ≥ 0.
         max_loss: How far its lower bound may lie below 0, > 0.
         gain: Mean strict UDCG less today's, to be told beside it.
@@ -60,11 +58,10 @@ def verdict(
     >>> verdict(np.full(40, -0.2), serving_k=5, tolerance=0.01).decision
     'keep'
     """
-    weights = np.ones(differences.size) if weights is None else counted(weights)
-    n = float(weights.sum())
+    n = differences.size
     unproven = RouteVerdict(
         decision="shadow",
-        n=differences.size,
+        n=n,
         serving_k=serving_k,
         tolerance=tolerance,
         max_loss=max_loss,
@@ -74,10 +71,9 @@ def verdict(
         needed = fewest_to_enforce(tolerance, max_loss)
         return unproven.model_copy(update={"n_needed": needed})
     quantile = t_quantile(CONFIDENCE, n - 1.0)
-    mean = float(weighted_mean(differences, weights))
-    variance = float(weighted_mean((differences - mean) ** 2, weights)) * n / (n - 1.0)
-    upper = mean + quantile * sqrt(variance / n)
-    lower = lower_bound(differences, weights)
+    mean = float(differences.mean())
+    upper = mean + quantile * float(differences.std(ddof=1)) / sqrt(n)
+    lower = lower_bound(differences)
     decision = "keep" if refutable and upper < -tolerance else "shadow"
     if mean >= -tolerance and lower >= -max_loss:
         decision = "enforce"
@@ -89,32 +85,25 @@ def verdict(
         "gain": None if gain is None else significant(gain),
     }
     if decision == "shadow":
-        figures["n_needed"] = _needed(differences, weights, tolerance, max_loss)
+        figures["n_needed"] = _needed(differences, tolerance, max_loss)
     return unproven.model_copy(update={"decision": decision, **figures})
 
 
-def mean_interval(values: FloatArray, weights: FloatArray) -> Interval:
+def mean_interval(values: FloatArray) -> Interval:
     """Return the mean with its two bounds by Student's t, 90% each; none of under two values.
 
-    Args:
-        weights: Shape (n,), how much each value counts.
-
-    >>> found = mean_interval(np.array([0.0, 1.0, 2.0]), np.ones(3))
+    >>> found = mean_interval(np.array([0.0, 1.0, 2.0]))
     >>> found.value, round(found.lower, 2), found.n
     (1.0, -0.09, 3)
     """
-    counts = counted(weights)
-    n = float(counts.sum())
-    if n < 1.0:
+    n = values.size
+    if n < 1:
         return Interval.undefined()
-    mean = float(weighted_mean(values, counts))
-    if n < 2.0:
-        return Interval(significant(mean), None, None, values.size)
-    variance = float(weighted_mean((values - mean) ** 2, counts)) * n / (n - 1.0)
-    half = t_quantile(CONFIDENCE, n - 1.0) * sqrt(variance / n)
-    return Interval(
-        significant(mean), significant(mean - half), significant(mean + half), values.size
-    )
+    mean = float(values.mean())
+    if n < 2:
+        return Interval(significant(mean), None, None, n)
+    half = t_quantile(CONFIDENCE, n - 1.0) * float(values.std(ddof=1)) / sqrt(n)
+    return Interval(significant(mean), significant(mean - half), significant(mean + half), n)
 
 
 def fewest_to_enforce(tolerance: float, max_loss: float) -> int | None:
@@ -123,26 +112,29 @@ def fewest_to_enforce(tolerance: float, max_loss: float) -> int | None:
     >>> fewest_to_enforce(0.01, 0.05)
     28
     """
-    return _needed(np.zeros(1), np.ones(1), tolerance, max_loss)
+    return _needed(np.zeros(1), tolerance, max_loss)
 
 
-def lower_bound(differences: FloatArray, weights: FloatArray) -> float:
+def lower_bound(differences: FloatArray, n: int | None = None) -> float:
     """Return the lower bound on a mean difference, with half a lost query added.
 
+    Where nothing was lost on any query, a plain standard error of 0 would say that nothing ever is.
+
     Args:
-        weights: Shape (n,), as of `calibration.weights.counted`; they sum to more than 1.
+        n: As of so many queries like these, over 1; of as many as there are unless given.
     """
-    added, error = with_lost_queries(differences, weights, LOST_QUERIES)
-    return float(added - t_quantile(CONFIDENCE, float(weights.sum()) - 1.0) * error)
+    n = differences.size if n is None else n
+    total = n + LOST_QUERIES
+    mean = (n * differences.mean() - LOST_QUERIES) / total
+    squares = n * ((differences - mean) ** 2).mean() + LOST_QUERIES * (-1.0 - mean) ** 2
+    return float(mean - t_quantile(CONFIDENCE, n - 1.0) * sqrt(squares) / total)
 
 
-def _needed(
-    differences: FloatArray, weights: FloatArray, tolerance: float, max_loss: float
-) -> int | None:
+def _needed(differences: FloatArray, tolerance: float, max_loss: float) -> int | None:
     """Count the queries like these that would enforce the policy; None if over 5,000."""
-    if float(weighted_mean(differences, weights)) < -tolerance:
+    if float(differences.mean()) < -tolerance:
         return None
-    share, sizes = weights / weights.sum(), range(FEWEST_MEASURED, _MOST_NEEDED + 1)
+    sizes = range(FEWEST_MEASURED, _MOST_NEEDED + 1)
     # The bound rises with the number of queries.
-    place = bisect_left(sizes, True, key=lambda n: lower_bound(differences, share * n) >= -max_loss)
+    place = bisect_left(sizes, True, key=lambda n: lower_bound(differences, n) >= -max_loss)
     return sizes[place] if place < len(sizes) else None

@@ -16,7 +16,7 @@ CERTIFICATE = Certificate(
     alpha=0.12,
     beta=None,
     delta=0.1,
-    baseline="k=5",
+    baseline_k=5,
     test="betting upper bound",
     p_value=0.1,
     recall_loss=0.1,

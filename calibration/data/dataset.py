@@ -25,15 +25,11 @@ class Query:
 
     Attributes:
         metadata: Columns of the question, such as its known answers.
-        weight: Weight in the means of a calibration, in (0, 1], relative to the heaviest query;
-            mainly the number of requests that it stands for. Set without looking at the labels.
-            Reports count every query once.
     """
 
     query_id: str
     text: str
     metadata: Mapping[str, object] | None = field(default=None, hash=False)
-    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -147,10 +143,7 @@ class Dataset:
     def digest(self) -> str:
         """Hash the content by SHA-256 in hexadecimal, without name, notes and order of lines."""
         content = {
-            "queries": {
-                q.query_id: [q.text, q.metadata, *([] if q.weight == 1.0 else [q.weight])]
-                for q in self.queries
-            },
+            "queries": {q.query_id: [q.text, q.metadata] for q in self.queries},
             "qrels": self.qrels,
             "distractors": self.distractors,
             **({"keywords": self.keywords} if self.keywords else {}),

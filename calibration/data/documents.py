@@ -35,7 +35,6 @@ SUFFIXES = frozenset(_MARKDOWN | _TEXT | _CONVERTERS.keys())
 """Names of documents end in these."""
 
 _MAX_BYTES = 100 * 2**20
-_MOST_NAMED = 3
 
 _FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 _FENCE = re.compile(r"\s{0,3}(```+|~~~+)")
@@ -103,88 +102,74 @@ text='Use vinegar.')]
     return found
 
 
-class DocumentFolder(Iterator[Passage]):
-    """Passages of a folder of documents, or of a single one, read one file at a time.
+def read_documents(path: Path, counts: Counter[str]) -> Iterator[Passage]:
+    """Read a folder of documents, or a single one, a file at a time.
 
     A passage has the document's path and its heading as ``path`` and ``heading`` in the metadata,
     and an id of both, such as ``guides/kettle.md:cleaning``.
 
-    Attributes:
+    Args:
         path: The folder or file.
+        counts: Receives the files that were left out.
 
     Raises:
         DataError: there is no document. While iterating: none of them holds text.
         MissingExtraError: one has to be converted, and the extra ``documents`` is missing.
     """
+    files = _files(path, counts)
+    if not files:
+        endings = ", ".join(sorted(SUFFIXES))
+        raise DataError(
+            f"holds no document and no corpus.jsonl; documents end in {endings}", path=path
+        )
+    library: Any = None
+    if any(file.suffix.lower() in _CONVERTERS for file in files):
+        library = require("markitdown", "documents")
+        require("markitdown.converters", "documents")
+        logging.getLogger("pdfminer").setLevel(logging.ERROR)
+    require("semantic_text_splitter", "documents")
+    return _read(path, files, library, counts)
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._counts: Counter[str] = Counter()
-        self._unreadable: list[str] = []
-        files = _files(path, self._counts)
-        if not files:
-            raise DataError(
-                "holds no document and no corpus.jsonl; documents end in "
-                f"{', '.join(sorted(SUFFIXES))}",
-                path=path,
-            )
-        self._library: Any = None
-        if any(file.suffix.lower() in _CONVERTERS for file in files):
-            self._library = require("markitdown", "documents")
-            require("markitdown.converters", "documents")
-            logging.getLogger("pdfminer").setLevel(logging.ERROR)
-        require("semantic_text_splitter", "documents")
-        self._passages = self._read(files)
 
-    def __next__(self) -> Passage:
-        return next(self._passages)
+def _read(
+    path: Path, files: Iterable[Path], library: Any, counts: Counter[str]
+) -> Iterator[Passage]:
+    n_passages, unreadable = 0, ""
+    folder = path if path.is_dir() else path.parent
+    for file in files:
+        name = file.relative_to(folder).as_posix()
+        try:
+            found = _sections(file, library)
+        except Exception as error:
+            reason = shown(" ".join(f"{type(error).__name__}: {error}".split()))
+            unreadable = unreadable or f"documents could not be read, first {name}: {reason}"
+            counts[unreadable] += 1
+            continue
+        if not found:
+            counts["documents without text"] += 1
+        for passage in _passages(name, found):
+            n_passages += 1
+            yield passage
+    if not n_passages:
+        raise DataError(f"holds no document with text ({'; '.join(notes_of(counts))})", path=path)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Files that were left out, one readable line each."""
-        named = self._unreadable[:_MOST_NAMED]
-        more = len(self._unreadable) - len(named)
-        rest = [f"documents that could not be read, besides those: {more:,}"] if more else []
-        return (*notes_of(self._counts), *named, *rest)
 
-    def _read(self, files: Iterable[Path]) -> Iterator[Passage]:
-        n_passages = 0
-        folder = self.path if self.path.is_dir() else self.path.parent
-        for file in files:
-            name = file.relative_to(folder).as_posix()
-            try:
-                found = self._sections(file)
-            except Exception as error:
-                reason = " ".join(f"{type(error).__name__}: {error}".split())
-                self._unreadable.append(f"{name} could not be read: {shown(reason)}")
-                continue
-            if not found:
-                self._counts["documents without text"] += 1
-            for passage in _passages(name, found):
-                n_passages += 1
-                yield passage
-        if not n_passages:
-            why = "; ".join(self.notes)
-            raise DataError(f"holds no document with text ({why})", path=self.path)
-
-    def _sections(self, file: Path) -> list[Section]:
-        suffix = file.suffix.lower()
-        if suffix not in _CONVERTERS:
-            text = file.read_text(encoding="utf-8-sig", errors="replace")
-            if suffix in _MARKDOWN:
-                return sections(text)
-            return [Section((), text)] if text.strip() else []
-        library = self._library
-        converter = getattr(library.converters, _CONVERTERS[suffix])()
-        with file.open("rb") as stream, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            converted = converter.convert(stream, library.StreamInfo(extension=suffix))
-        found = sections(_COMMENT.sub("", converted.markdown))
-        title = (converted.title or "").strip()
-        return [
-            Section((title,), text) if title and not headings else Section(headings, text)
-            for headings, text in found
-        ]
+def _sections(file: Path, library: Any) -> list[Section]:
+    suffix = file.suffix.lower()
+    if suffix not in _CONVERTERS:
+        text = file.read_text(encoding="utf-8-sig", errors="replace")
+        if suffix in _MARKDOWN:
+            return sections(text)
+        return [Section((), text)] if text.strip() else []
+    converter = getattr(library.converters, _CONVERTERS[suffix])()
+    with file.open("rb") as stream, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        converted = converter.convert(stream, library.StreamInfo(extension=suffix))
+    title = (converted.title or "").strip()
+    return [
+        Section((title,), text) if title and not headings else Section(headings, text)
+        for headings, text in sections(_COMMENT.sub("", converted.markdown))
+    ]
 
 
 def _passages(name: str, found: Iterable[Section]) -> Iterator[Passage]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from calibration.data.dataset import Dataset, DistractorKind, Query
-from calibration.data.documents import SUFFIXES, DocumentFolder
+from calibration.data.documents import SUFFIXES, read_documents
 from calibration.data.text_files import (
     Record,
     clean,
@@ -109,31 +109,32 @@ def _by_query(labels: "Labels[Label]", query_ids: Container[str]) -> dict[str, d
 
 
 class Corpus(Iterator[Passage]):
-    """Passages of a file, read one at a time.
+    """Passages, read one at a time.
 
     Attributes:
-        path: The file.
+        path: Their file, or the folder of documents.
+        are_documents: Whether they are sections of documents, of any length.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, are_documents: bool) -> None:
+        self.path, self.are_documents = path, are_documents
         self._counts: Counter[str] = Counter()
-        self._passages = _passages(path, self._counts)
+        self._passages = (read_documents if are_documents else _passages)(path, self._counts)
 
     def __next__(self) -> Passage:
         return next(self._passages)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Repairs and oddities in the passages read so far, one readable line each."""
+        """Repairs, oddities and omissions in what was read so far, one readable line each."""
         return notes_of(self._counts)
 
 
-def read_corpus(path: Path | str) -> Corpus | DocumentFolder:
+def read_corpus(path: Path | str) -> Corpus:
     """Read passages: of a JSONL file, of a BEIR folder's corpus.jsonl, or of documents.
 
-    A folder without ``corpus.jsonl``, and a file that is named like a document, is read as
-    `DocumentFolder`. JSONL has ``_id`` (or ``id``, ``passage_id``), ``text``, and optionally
+    A folder without ``corpus.jsonl``, and a file that is named like a document, is read by
+    `read_documents`. JSONL has ``_id`` (or ``id``, ``passage_id``), ``text``, and optionally
     ``title`` and ``metadata``. Lone surrogates become U+FFFD. A passage with neither title nor
     text is kept and counted.
 
@@ -148,14 +149,14 @@ def read_corpus(path: Path | str) -> Corpus | DocumentFolder:
     if (path.is_dir() and not lines.exists()) or (
         path.is_file() and path.suffix.lower() in SUFFIXES
     ):
-        return DocumentFolder(path)
+        return Corpus(path, are_documents=True)
     if not lines.is_file():
         raise DataError(
             "there is no such file; give a folder of documents, a JSONL file, one passage a line "
             "with _id and text, or a BEIR folder, which holds corpus.jsonl",
             path=lines,
         )
-    return Corpus(lines)
+    return Corpus(lines, are_documents=False)
 
 
 def _passages(path: Path, counts: Counter[str]) -> Iterator[Passage]:

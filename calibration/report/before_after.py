@@ -60,7 +60,7 @@ class BeforeAfter:
     @classmethod
     def of(cls, outcome: RouteOutcome) -> "BeforeAfter":
         """Puts the choice beside what is served today."""
-        marks = Marks.of(outcome.measured[1])
+        marks = Marks.of(outcome.route.measured[1])
 
         def in_context(marked: NDArray[np.bool_], option: Option) -> IntArray:
             counts: IntArray = (np.take_along_axis(marked, option.order, 1) & option.kept).sum(1)

@@ -43,7 +43,7 @@ def utility_by_k(route: RouteReport) -> str:
         spanning("strict UDCG per query", values),
         "Strict UDCG by size of context, with gain and harm apart",
     )
-    chart.level(y=0.0)
+    chart.level(0.0)
     for name, colour, sign in (("gain", "green", 1.0), ("harm", "red", -1.0)):
         points = [(float(at.k), sign * (getattr(at, name).value or 0.0)) for at in today]
         chart.line(points, colour, f"{name}, first k")

@@ -19,23 +19,6 @@ from ctxguard.profile.schema import AssessorProfile, Certificate, Provenance
 
 
 @dataclass(frozen=True)
-class ShownPolicy:
-    """A policy by the settings that a person would change.
-
-    Attributes:
-        words: What the policy keeps, in words.
-        kind: ``ratio`` or ``expected_utility``.
-        threshold: Lowest relative score (``ratio``) or lowest P(relevant) (``expected_utility``)
-            that is kept.
-    """
-
-    words: str
-    kind: str
-    k: int
-    threshold: float
-
-
-@dataclass(frozen=True)
 class ReliabilityBin:
     """Candidates whose P(relevant) lies in [start, end).
 
@@ -133,7 +116,6 @@ class RouteReport:
 
     route: Route
     score_kind: ScoreKind
-    policy: ShownPolicy
     summary: Summary
     why: str
     certificate: Certificate | None

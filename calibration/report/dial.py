@@ -21,7 +21,6 @@ from calibration.objectives import PolicySums
 from calibration.pool_labels import IntArray
 from calibration.report.before_after import BeforeAfter, Marks
 from calibration.report.passages import PassageOf, one_line, passage_or_none, snippet
-from calibration.weights import weighted_mean
 from ctxguard.core.types import FloatArray
 
 STOPS = 16
@@ -123,7 +122,7 @@ def dial(
     Returns:
         None where nothing but today's contexts is at hand.
     """
-    marks, rows = Marks.of(outcome.measured[1]), BeforeAfter.of(outcome).shown()
+    marks, rows = Marks.of(outcome.route.measured[1]), BeforeAfter.of(outcome).shown()
     options = {each.name: each for each in outcome.options}
     found: list[tuple[DialStop, _Contexts]] = []
     for size, name in by_size.items():
@@ -191,7 +190,7 @@ def _alike(one: _Contexts, other: _Contexts) -> bool:
 
 def _between(outcome: RouteOutcome, serving_k: int) -> list[_Contexts]:
     """Contexts of sizes between the leanest and the richest policy, each chosen out of fold."""
-    choosing, pools = outcome.choosing, outcome.measured[0]
+    choosing, pools = outcome.route.choosing, outcome.route.measured[0]
     kept = choosing.sums.mean_kept
     low, high = max(float(kept.min()), 0.5), min(float(kept.max()), _MOST * serving_k)
     evidence = outcome.profile.evidence
@@ -216,13 +215,13 @@ def _of_size(sums: PolicySums, size: float) -> int:
 
 
 def _stop(names: tuple[str, ...], own: _Contexts, outcome: RouteOutcome, marks: Marks) -> DialStop:
-    (pools, labels), (order, kept) = outcome.measured, own
+    (pools, labels), (order, kept) = outcome.route.measured, own
     values = of_contexts(pools, labels, order, kept, fit_temperature(pools)).values
     misleading = (np.take_along_axis(marks.misleading, order, axis=1) & kept).sum(axis=1)
 
     def mean(column: FloatArray) -> float | None:
         known = ~np.isnan(column)
-        return float(weighted_mean(column[known], labels.weights[known])) if known.any() else None
+        return float(column[known].mean()) if known.any() else None
 
     return DialStop(
         names=names,
@@ -244,7 +243,7 @@ def _question(
     dataset: Dataset,
     passage_of: PassageOf | None,
 ) -> DialQuestion:
-    pools, _ = outcome.measured
+    pools, _ = outcome.route.measured
     query_id, ids = pools.query_ids[row], pools.passage_ids[row]
     text = next(query.text for query in dataset.queries if query.query_id == query_id)
 

@@ -39,7 +39,7 @@ def dropped_passages(
         Irrelevant passages of the first ``bare_k``, labelled distractors shown first; and
         relevant passages of the baseline of recall loss, the highest grades shown first.
     """
-    pools, labels = outcome.measured
+    pools, labels = outcome.route.measured
     order, kept = outcome.chosen.order, outcome.chosen.kept
     irrelevant: list[Candidate] = []
     relevant: list[Candidate] = []
@@ -82,7 +82,7 @@ def _example(
     candidate: Candidate, outcome: RouteOutcome, dataset: Dataset, passage_of: PassageOf | None
 ) -> Example:
     row, position, rank = candidate
-    pools, labels = outcome.measured
+    (pools, labels), chances = outcome.route.measured, outcome.route.chances
     query_id, passage_id = pools.query_ids[row], pools.passage_ids[row][position]
     passage = passage_or_none(passage_id, passage_of)
     text = next(query.text for query in dataset.queries if query.query_id == query_id)
@@ -95,7 +95,7 @@ def _example(
         label=_label(labels, row, position),
         retrieved_rank=position + 1,
         rank=rank,
-        probability=None if outcome.chances is None else float(outcome.chances[row, position]),
+        probability=None if chances is None else float(chances[row, position]),
     )
 
 

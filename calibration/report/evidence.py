@@ -21,7 +21,7 @@ from calibration.evaluate import (
 )
 from calibration.fit import fit_temperature
 from calibration.pool_labels import judged_share, label
-from calibration.report.data import Reliability, ReportData, RouteReport, ShownPolicy
+from calibration.report.data import Reliability, ReportData, RouteReport
 from calibration.report.dial import dial
 from calibration.report.dropped import dropped_passages
 from calibration.report.passages import PassageOf
@@ -133,7 +133,7 @@ def _route(
     passages: PassageOf | None,
 ) -> RouteReport:
     outcome, settings = calibration.outcomes[route], calibration.settings
-    chosen, seed, (pools, labels) = outcome.profile, settings.seed, outcome.measured
+    chosen, seed, (pools, labels) = outcome.profile, settings.seed, outcome.route.measured
     plain = RatioPolicy(k=SEED_RULE_K)
     if is_relative(pools.kind):
         temperature = fit_temperature(calibration.pools[route])
@@ -142,12 +142,10 @@ def _route(
     irrelevant, relevant = dropped_passages(
         outcome, calibration.dataset, passages, bare_k=settings.serving_k, seed=seed
     )
-    policy = chosen.policy
-    threshold = policy.min_ratio if isinstance(policy, RatioPolicy) else policy.min_probability
+    most = max(chosen.policy.k, settings.serving_k)
     return RouteReport(
         route=route,
         score_kind=chosen.score_kind,
-        policy=ShownPolicy(describe_policy(policy), policy.kind, policy.k, threshold),
         summary=summarise(outcome, settings, metrics=_COMPARED, others=rule),
         why=chosen.why,
         certificate=chosen.certificate,
@@ -156,7 +154,7 @@ def _route(
         asking=chosen.asking,
         assessor=chosen.assessor,
         answerable=labels.n_answerable,
-        today=curve(pools, labels, RatioPolicy(k=max(policy.k, settings.serving_k)), seed=seed),
+        today=curve(pools, labels, RatioPolicy(k=most), seed=seed),
         reliability=_reliability(outcome, seed=seed),
         dropped_irrelevant=irrelevant,
         dropped_relevant=relevant,
@@ -165,7 +163,7 @@ def _route(
 
 
 def _reliability(outcome: RouteOutcome, *, seed: int) -> Reliability | str:
-    (_, labels), values = outcome.measured, outcome.chances
+    (_, labels), values = outcome.route.measured, outcome.route.chances
     if values is None:
         return "This policy compares scores with the best one and has no probability."
     kept = np.zeros(values.shape, dtype=bool)

@@ -1,4 +1,4 @@
-"""Charts as SVG: axes, lines, dots, areas, and points with intervals.
+"""Charts as SVG: axes, lines, and points with intervals.
 
 The text is readable where a chart is as narrow as a phone. Colours are names of classes, which the
 style sheet of the page sets for a light screen, a dark one and paper.
@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
 
 from ctxguard.core.interval import Interval
 
@@ -19,10 +18,8 @@ _MOST_TICKS = 7
 _SYMBOLS = {
     "circle": "M{x},{y}m-5,0a5,5 0 1,0 10,0a5,5 0 1,0 -10,0z",
     "square": "M{x},{y}m-4.5,-4.5h9v9h-9z",
-    "diamond": "M{x},{y}m0,-6.5l6.5,6.5l-6.5,6.5l-6.5,-6.5z",
     "dot": "M{x},{y}m-2.5,0a2.5,2.5 0 1,0 5,0a2.5,2.5 0 1,0 -5,0z",
     "line": "M{x},{y}m-7,-1h14v2h-14z",
-    "area": "M{x},{y}m-6,-5h12v10h-12z",
 }
 
 Point = tuple[float, float]
@@ -76,28 +73,11 @@ class Chart:
         self._marks: list[str] = []
         self._keys: list[tuple[str, str, str]] = []
 
-    def line(
-        self, points: Sequence[Point], colour: str, name: str = "", *, steps: bool = False
-    ) -> None:
-        """Draw a line through points, or one that runs to each x before it changes y."""
-        if not points:
-            return
-        path = f"M{self._at(*points[0])}"
-        for before, (x, y) in pairwise(points):
-            path += (f"L{self._at(x, before[1])}" if steps else "") + f"L{self._at(x, y)}"
-        self._add(colour, f'<path class="line" d="{path}"/>', "line", name)
-
-    def dots(self, points: Iterable[Point], colour: str, name: str = "") -> None:
-        """Draw many small dots without intervals."""
-        path = "".join(f"M{self._at(x, y)}h0" for x, y in points)
-        self._add(colour, f'<path class="dots" d="{path}"/>', "dot", name)
-
-    def area(self, x: Point, y: Point, colour: str, name: str = "") -> None:
-        """Shade a region between two values of x and two of y."""
-        (left, top), (right, bottom) = self._place(x[0], y[1]), self._place(x[1], y[0])
-        size = f'width="{right - left:.1f}" height="{bottom - top:.1f}"'
-        shape = f'<rect class="area" x="{left:.1f}" y="{top:.1f}" {size}/>'
-        self._add(colour, shape, "area", name)
+    def line(self, points: Sequence[Point], colour: str, name: str = "") -> None:
+        """Draw a line through points."""
+        if points:
+            path = "L".join(self._at(*point) for point in points)
+            self._add(colour, f'<path class="line" d="M{path}"/>', "line", name)
 
     def point(
         self,
@@ -122,12 +102,10 @@ class Chart:
         lines = f'<path class="bars" d="{bars}"/>' if bars else ""
         self._add(colour, f'{lines}<path class="mark" d="{drawn}"/>', symbol, name)
 
-    def level(self, *, x: float | None = None, y: float | None = None) -> None:
+    def level(self, y: float) -> None:
         """Draw a dashed line across the chart."""
-        ends = ((x, self._y.low), (x, self._y.high)) if x is not None else ()
-        ends = ((self._x.low, y), (self._x.high, y)) if y is not None else ends
-        path = "L".join(self._at(*end) for end in ends)
-        self._add("grey", f'<path class="level" d="M{path}"/>', "line", "")
+        path = f"M{self._at(self._x.low, y)}L{self._at(self._x.high, y)}"
+        self._add("grey", f'<path class="level" d="{path}"/>', "line", "")
 
     def render(self) -> str:
         """Write the chart with its legend, as HTML."""

@@ -201,13 +201,13 @@ class CalibrateCommand(System, ChoiceSettings):
 
     def _identity(self, in_force: "Profile | None") -> "SystemIdentity":
         """Identify the system that answered, by itself or as the profile in force does."""
-        from calibration.calibrate import sketch_of
         from calibration.from_store import SystemIdentity
+        from ctxguard.request.wrapped_retriever import told_by
 
         if self.sources:
             source = in_first_order(self.open())
             fusion = getattr(source, "fusion", None) or Fusion()
-            return SystemIdentity(fusion, source.fingerprint(), sketch_of(source))
+            return SystemIdentity(fusion, source.fingerprint(), told_by(source, "corpus_sketch"))
         if in_force is None:
             return SystemIdentity()
         return SystemIdentity(in_force.fusion, in_force.fingerprint, in_force.corpus)

@@ -78,8 +78,7 @@ class EvaluateCommand(System):
         source = source if loaded is None else fitted(loaded, source)
         dataset = labelled.dataset
         route = served_route(source, loaded) if self.route is None else self.route
-        policies, baseline = _policies(loaded, route, self.k)
-        size = None if baseline == "pool" else int(baseline.removeprefix("k="))
+        policies, baseline_k = _policies(loaded, route, self.k)
         policy = policies[name := list(policies)[-1]]
         most = max(each.k for each in policies.values())
         depth = served_depth(self.depth, most, loaded)
@@ -108,7 +107,7 @@ class EvaluateCommand(System):
                     dataset,
                     by,
                     utilities,
-                    baseline_k=size,
+                    baseline_k=baseline_k,
                     text_of=lambda passage_id: searchable_text(source.passage(passage_id)),
                 )
                 for each, by in policies.items()
@@ -139,7 +138,7 @@ class EvaluateCommand(System):
             "k": policy.k,
             "route": route,
             "depth": depth,
-            "baseline": baseline,
+            "baseline_k": baseline_k,
             "seed": self.seed,
             "utilities": utilities,
             "unlabelled": unlabelled_note(dataset, utilities),
@@ -151,7 +150,7 @@ class EvaluateCommand(System):
         def show() -> None:
             # Whoever changes what a metric is looks for that metric.
             show_all = self.all_metrics or bool(self.by_hand)
-            relative_to = f"the retriever's {'whole pool' if size is None else f'first {size}'}"
+            relative_to = f"the retriever's first {baseline_k}"
             made_by = "" if loaded is None else f" (profile {loaded.profile_id})"
             output.facts(
                 ("queries", labelled.described(counts)),
@@ -193,8 +192,8 @@ def _print(results: "Results", output: Output, *, show_all: bool) -> None:
 
 def _policies(
     profile: "Profile | None", route: Route, k: int | None
-) -> "tuple[dict[str, Policy], str]":
-    """Return the policies to measure, the profile's last, and what recall loss is relative to.
+) -> "tuple[dict[str, Policy], int]":
+    """Return the policies to measure, the profile's last, and the k that recall is compared with.
 
     Raises:
         ConfigurationError: the profile has no policy for the route.
@@ -203,7 +202,7 @@ def _policies(
 
     first: dict[str, Policy] = {f"first {k}": RatioPolicy(k=k)} if k is not None else {}
     if profile is None:
-        return first or {f"first {DEFAULT_K}": RatioPolicy(k=DEFAULT_K)}, f"k={DEFAULT_K}"
+        return first or {f"first {DEFAULT_K}": RatioPolicy(k=DEFAULT_K)}, DEFAULT_K
     calibrated = profile.routes.get(route)
     if calibrated is None:
         names = ", ".join(name.value for name in profile.routes)
@@ -211,5 +210,5 @@ def _policies(
             f"the profile has no policy for the route {route.value!r}; it has {names}"
         )
     certificate = calibrated.certificate
-    baseline = f"k={DEFAULT_K}" if certificate is None else certificate.baseline
-    return {**first, "profile": calibrated.policy}, baseline
+    baseline_k = DEFAULT_K if certificate is None else certificate.baseline_k
+    return {**first, "profile": calibrated.policy}, baseline_k

@@ -129,7 +129,6 @@ class IndexCommand(SettingsModel):
         return self.out.with_name(f"{self.out.name}.vectors")
 
     def _index(self, output: Output) -> None:
-        from calibration.data.documents import DocumentFolder
         from calibration.data.readers import read_corpus
 
         start = perf_counter()
@@ -137,7 +136,7 @@ class IndexCommand(SettingsModel):
         reader = read_corpus(self.corpus)
         with output.doing("opening the index"):
             existing = self._opened() if self.update else None
-            documents = isinstance(reader, DocumentFolder)
+            documents = reader.are_documents
             chunk = self.chunk or (
                 existing is not None and not documents and _is_chunked(existing, self.corpus)
             )

@@ -106,22 +106,19 @@ class Certificate(Frozen):
     Each route is certified by itself, and so is the difference in recall.
 
     Attributes:
-        baseline: The baseline of recall loss: ``pool`` or ``k=10``.
+        baseline_k: Recall loss is relative to the retriever's first so many passages.
         recall_loss: The mean that was observed on the test queries.
         harm: The mean that was observed on the test queries.
         n_recall: Test queries on which recall loss is defined.
         n_queries: Test queries in all.
         recall_difference: Recall less that of the baseline, gains included; None where only the
             loss was bounded.
-        n_equivalent: Where test queries stand for different numbers of requests, means are over
-            requests, and the queries of the statement weigh as much as so many of the largest
-            weight; None where all weigh the same.
     """
 
     alpha: float
     beta: float | None
     delta: float
-    baseline: Annotated[str, Field(pattern=r"^(pool|k=[1-9][0-9]*)$")]
+    baseline_k: Annotated[int, Field(ge=1)]
     test: str
     p_value: float
     recall_loss: float
@@ -129,7 +126,6 @@ class Certificate(Frozen):
     n_recall: Annotated[int, Field(ge=1)]
     n_queries: Annotated[int, Field(ge=1)]
     recall_difference: RecallDifference | None = None
-    n_equivalent: float | None = None
 
     @property
     def promises_nothing(self) -> bool:
@@ -140,34 +136,26 @@ class Certificate(Frozen):
     @property
     def statement(self) -> str:
         """The certificate in words."""
-        over, count = "queries", "queries"
-        if self.n_equivalent is not None:
-            over = "requests"
-            count = (
-                "questions, each weighing as many requests as it stands for, together as much as "
-                f"{self.n_equivalent:.3g} of the most frequent"
-            )
         if self.recall_difference is not None:
-            difference, k = self.recall_difference, self.baseline.removeprefix("k=")
+            difference = self.recall_difference
             # In full: rounded to nearest, the words could claim more than the bound.
             least = f"at most {abs(difference.lower):g} below"
             if difference.lower > 0.0:
                 least = f"at least {difference.lower:g} above"
             return (
                 f"For this route by itself, with probability at least {1 - self.delta:g}: over "
-                f"{over} that have a relevant passage, mean recall is {least} that of the "
-                f"retriever's first {k} ({self.test}; {difference.n} such test {count}, observed "
-                f"{difference.value:+.3f})."
+                f"queries that have a relevant passage, mean recall is {least} that of the "
+                f"retriever's first {self.baseline_k} ({self.test}; {difference.n} such test "
+                f"queries, observed {difference.value:+.3f})."
             )
-        baseline = "whole pool holds"
-        if self.baseline != "pool":
-            baseline = f"retriever's first {self.baseline.removeprefix('k=')} hold"
-        harm = "" if self.beta is None else f", and over all {over} mean harm at most {self.beta:g}"
+        harm = (
+            "" if self.beta is None else f", and over all queries mean harm at most {self.beta:g}"
+        )
         return (
-            f"For this route by itself, with probability at least {1 - self.delta:g}: over {over} "
-            f"for which the {baseline} a relevant passage, mean recall loss is at most "
-            f"{self.alpha:g}{harm} ({self.test}; {self.n_recall} such test {count}, observed "
-            f"{self.recall_loss:.3f})."
+            f"For this route by itself, with probability at least {1 - self.delta:g}: over queries "
+            f"for which the retriever's first {self.baseline_k} hold a relevant passage, mean "
+            f"recall loss is at most {self.alpha:g}{harm} ({self.test}; {self.n_recall} such test "
+            f"queries, observed {self.recall_loss:.3f})."
         )
 
 
@@ -299,9 +287,6 @@ class SufficiencyProfile(Frozen):
         detected: How many of the latter do; None without a threshold.
         auroc: AUROC of the probability on these contexts; None if they are of one kind.
         needed: The fewest contexts with a relevant passage that give a threshold.
-        n_equivalent: Where contexts stand for different numbers of requests, shares are of
-            requests, and the ``n_sufficient`` contexts weigh as much as so many of the largest
-            weight; None where all weigh the same.
         shown_by: As of ``RouteEvidence``.
     """
 
@@ -315,27 +300,22 @@ class SufficiencyProfile(Frozen):
     detected: int | None
     auroc: float | None
     needed: Annotated[int, Field(ge=1)]
-    n_equivalent: float | None = None
     shown_by: Literal["folds", "held_out"] = "folds"
 
     @property
     def statement(self) -> str:
         """The certificate in words, or why there is none."""
         queries = "labelled" if self.shown_by == "folds" else "held-out"
-        test, weight = "exact binomial", ""
-        if self.n_equivalent is not None:
-            test = "betting, over requests"
-            weight = f", which weigh as much as {self.n_equivalent:.3g} of the most frequent"
         if self.threshold is None:
             return (
                 f"No context is called insufficient: a threshold needs {self.needed} {queries} "
                 f"queries whose context holds a relevant passage, and there were "
-                f"{self.n_sufficient}{weight}."
+                f"{self.n_sufficient}."
             )
         return (
             f"For this route by itself, with probability at least {1 - self.delta:g}: of contexts "
             f"that hold a relevant passage, at most {self.alpha:.3g} are called insufficient "
-            f"({test}; {self.false_alarms} of {self.n_sufficient}{weight}, were). Of "
+            f"(exact binomial; {self.false_alarms} of {self.n_sufficient} were). Of "
             f"{self.n_insufficient} that hold none, {self.detected} were."
         )
 
@@ -400,12 +380,12 @@ class RecallPromise(NamedTuple):
 
     Attributes:
         at_most: The mean loss, in [0, 1].
-        baseline: What it is relative to: ``pool`` or ``k=10``.
+        baseline_k: It is relative to the retriever's first so many passages.
         source: ``certificate``, or ``evidence of calibration``, which is approximate.
     """
 
     at_most: float
-    baseline: str
+    baseline_k: int
     source: str
 
 
@@ -446,11 +426,11 @@ class RouteProfile(Frozen):
     def recall_promise(self) -> RecallPromise | None:
         """The mean recall loss that the policy promises; None where nothing bounds it."""
         if self.certificate is not None:
-            return RecallPromise(self.certificate.alpha, self.certificate.baseline, "certificate")
+            return RecallPromise(self.certificate.alpha, self.certificate.baseline_k, "certificate")
         if self.evidence is None or self.evidence.most_recall_loss is None or self.verdict is None:
             return None
-        baseline = f"k={self.verdict.serving_k}"
-        return RecallPromise(self.evidence.most_recall_loss, baseline, "evidence of calibration")
+        most, k = self.evidence.most_recall_loss, self.verdict.serving_k
+        return RecallPromise(most, k, "evidence of calibration")
 
     @property
     def asking(self) -> str:

@@ -32,6 +32,7 @@ from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import per_query
 from calibration.folded import Folded
 from calibration.grid import ratio_grid
+from calibration.objectives import highest_utility
 from calibration.pool_labels import label
 from calibration.replay import replay
 from ctxguard.core.policies import RatioPolicy
@@ -48,7 +49,7 @@ class TestChoice:
         self, family: str
     ) -> None:
         outcome = outcome_of(calibrated(120, policy=family, objective="utility"))
-        grid = outcome.choosing.grid
+        grid = outcome.route.choosing.grid
         k, threshold = outcome.profile.policy.k, grid.means.udcg_strict.max()
         assert outcome.profile.policy.kind == family
         places = np.argwhere(grid.means.udcg_strict >= threshold - 1e-12)
@@ -70,7 +71,7 @@ class TestChoice:
     @pytest.mark.parametrize("n", [40, 80, 150])
     def test_the_boldest_choice_that_may_be_enforced_is_taken(self, n: int) -> None:
         outcome = outcome_of(calibrated(n, noise=0.2, relevant=4))
-        own = outcome.choosing
+        own = outcome.route.choosing
         places = [own.chosen(rule) for rule in outcome.route.rules("balanced")]
         assert len(places) == 2
         gains = [0.0 if at is None else own.sums.mean_gain[own.tried.index(at)] for at in places]
@@ -84,10 +85,13 @@ class TestChoice:
         outcome = outcome_of(calibrated(150, noise=0.2, relevant=4, held_out=0.5))
         assert len(outcome.route.rules("balanced")) == 1
 
-    def test_of_equally_good_policies_the_safest_then_the_smallest(self) -> None:
+    def test_of_equally_good_policies_the_smallest_is_taken(self) -> None:
         pools, labels = labelled([ranking_of([3.0, 1.0])], [{"p0": 1}], depth=2)
         grid = ratio_grid(pools, labels)
-        assert grid.policy(grid.means.best()) == RatioPolicy(k=1, min_ratio=0.0)
+        every = tuple(np.ndindex(len(grid.ks), grid.thresholds.size))
+        best = Folded.of(grid, every, 2).chosen(highest_utility)
+        assert best is not None
+        assert grid.policy(best) == RatioPolicy(k=1, min_ratio=0.0)
 
     def test_min_keep_is_that_of_every_policy(self) -> None:
         policy = outcome_of(calibrated(80, min_keep=0, objective="utility")).profile.policy
@@ -267,7 +271,7 @@ class TestVerdict:
         outcome = outcome_of(calibrated(200, noise=0.2))
         losses = outcome.chosen.metrics.values["recall_loss"]
         promise = outcome.profile.recall_promise
-        assert (promise.baseline, promise.source) == ("k=5", "evidence of calibration")
+        assert (promise.baseline_k, promise.source) == (5, "evidence of calibration")
         assert np.nanmean(losses) < promise.at_most < np.nanmean(losses) + 0.1
         # What is served today loses nothing of itself, so there is nothing to watch.
         kept = outcome_of(calibrate(*indistinct(100), Settings(depth=DEPTH))).profile
@@ -334,7 +338,7 @@ class TestCostOfTheChoice:
         outcome = outcome_of(result)
         certificate = outcome.profile.certificate
         assert certificate.recall_loss < certificate.alpha < 0.3
-        assert (certificate.beta, certificate.baseline) == (None, "k=5")
+        assert (certificate.beta, certificate.baseline_k) == (None, 5)
         assert certificate.n_queries == len(result.held_out) == 100
         assert certificate.n_recall <= len(result.held_out.answerable) < 100
         found = certificate.recall_difference

@@ -108,7 +108,7 @@ class TestCertify:
     ) -> None:
         grid = population(200, noise=0.3)
 
-        def always(losses: np.ndarray, alpha: float, weights: np.ndarray) -> np.ndarray:
+        def always(losses: np.ndarray, alpha: float) -> np.ndarray:
             return np.zeros(losses.shape[1])
 
         monkeypatch.setattr(risk, "betting_p_value", always)
@@ -131,8 +131,8 @@ class TestCertify:
     def test_the_labels_needed_are_those_that_define_recall_loss(self) -> None:
         """Harm that is as large on twice the queries needs no more answerable ones than half."""
         promise = Promise(alpha=0.5, beta=0.3)
-        harm, ones = np.full(40, 0.2), np.ones(40)
-        every, half = (_needed(np.zeros(n), harm, 1.0, promise, (ones[:n], ones)) for n in (40, 20))
+        harm = np.full(40, 0.2)
+        every, half = (_needed(np.zeros(n), harm, 1.0, promise) for n in (40, 20))
         assert half is not None
         assert half == math.ceil(every / 2)
 

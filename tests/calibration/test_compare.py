@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibration.compare.candidates import (
@@ -107,6 +107,7 @@ def test_sizes_that_the_queries_cannot_tell_apart_are_said_to_be_within_noise() 
     assert 6 not in curve.within_noise
 
 
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from([1, 2, 3, 5, None]), min_size=2, max_size=6), st.integers(1, 6))
 def test_the_curve_at_a_candidates_own_k_is_its_strict_udcg(
     ranks: list[int | None], k: int

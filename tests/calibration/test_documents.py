@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from calibration.data import documents
-from calibration.data.documents import DocumentFolder, Section, sections
-from calibration.data.readers import Corpus, read_corpus
+from calibration.data.documents import Section, sections
+from calibration.data.readers import read_corpus
 from ctxguard.errors import DataError, MissingExtraError
 from tests.documents import WRITERS, markdown
 
@@ -79,7 +79,7 @@ def test_what_cannot_be_read_is_told_and_left_out(tmp_path: Path) -> None:
     notes = "\n".join(corpus.notes)
     assert "1 files of other kinds left out" in notes
     assert "1 documents without text" in notes
-    assert "b.docx could not be read: " in notes
+    assert "1 documents could not be read, first b.docx: " in notes
 
 
 def test_a_folder_without_documents_says_what_is_read(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_the_extra_is_named_before_the_work(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "markitdown", None)
     markdown(tmp_path / "a.md", KETTLE)
-    assert isinstance(read_corpus(tmp_path), DocumentFolder)
+    assert read_corpus(tmp_path).are_documents
     (tmp_path / "b.pdf").touch()
     with pytest.raises(MissingExtraError, match=r"\[documents\]"):
         read_corpus(tmp_path)
@@ -104,7 +104,7 @@ def test_the_extra_is_named_before_the_work(
 def test_a_folder_with_a_corpus_is_a_corpus(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text('{"_id": "a", "text": "b"}\n', encoding="utf-8")
     (tmp_path / "readme.md").write_text("x", encoding="utf-8")
-    assert isinstance(read_corpus(tmp_path), Corpus)
+    assert not read_corpus(tmp_path).are_documents
 
 
 def test_a_document_that_is_too_large_is_left_out(

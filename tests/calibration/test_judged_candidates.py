@@ -59,15 +59,20 @@ def judged(
     )
 
 
-def drawn(
-    rng: np.random.Generator, n: int, chance: float, judge: tuple[float, float] = (0.87, 0.56)
-) -> tuple[JudgedCandidates, FloatArray]:
-    """Questions of differing hardness, ten candidates each; scores tell which are relevant."""
+def ranked(rng: np.random.Generator, n: int) -> tuple[FloatArray, FloatArray]:
+    """Scores of ten candidates of each question, best first, and which are relevant."""
     hardness = rng.beta(1.0, 1.5, size=(n, 1))
     truth = (rng.random((n, 10)) < hardness) * 1.0
     scores = np.exp(rng.normal(size=truth.shape) + truth)
     order = np.argsort(-scores, axis=1)
-    scores, truth = (np.take_along_axis(each, order, axis=1) for each in (scores, truth))
+    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(truth, order, axis=1)
+
+
+def drawn(
+    rng: np.random.Generator, n: int, chance: float, judge: tuple[float, float] = (0.87, 0.56)
+) -> tuple[JudgedCandidates, FloatArray]:
+    """Questions of differing hardness, ten candidates each; scores tell which are relevant."""
+    scores, truth = ranked(rng, n)
     sensitivity, specificity = judge
     yes = rng.random(truth.shape) < np.where(truth > 0, sensitivity, 1.0 - specificity)
     return judged(scores, yes * 1.0, truth, chance, int(rng.integers(2**31))), truth
@@ -149,7 +154,7 @@ def test_intervals_hold_the_truth_with_a_judge_that_says_yes_too_often(
 ) -> None:
     """The gain of serving the first 8 in place of the first 3, of all questions like these."""
     rng = np.random.default_rng(2)
-    _, truth = drawn(rng, 20_000, 0.0)
+    _, truth = ranked(rng, 20_000)
     pools, n = _like(truth), 30
     true_gain = udcg(first_k(pools, 8), truth) - udcg(first_k(pools, SERVED), truth)
     true_precision = float(truth[:, :SERVED].mean())

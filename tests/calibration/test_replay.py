@@ -189,10 +189,10 @@ class TestCache:
         (file,) = (tmp_path / "new" / "folder").iterdir()
         assert file.suffix == ".npz"
 
-    @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.data())
     def test_a_damaged_cache_is_made_anew(self, tmp_path: Path, data: st.DataObject) -> None:
-        expected = replay(self.record(tmp_path), QUERIES, depth=5, cache=tmp_path)
+        self.record(tmp_path)
         (file,) = tmp_path.iterdir()
         whole = file.read_bytes()
         content = bytearray(whole)
@@ -202,12 +202,10 @@ class TestCache:
         else:
             content[position] ^= data.draw(st.integers(1, 255))
         file.write_bytes(content)
-        try:
-            retriever = self.record(tmp_path)
-            again = replay(retriever, QUERIES, depth=5, cache=tmp_path)
-            assert_equal(expected, again)
-        finally:
-            file.write_bytes(whole)
+        retriever = self.record(tmp_path)
+        again = replay(retriever, QUERIES, depth=5, cache=tmp_path)
+        file.unlink()
+        assert_equal(replay(retriever, QUERIES, depth=5), again)
 
     @pytest.mark.parametrize(
         "content",

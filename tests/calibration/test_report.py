@@ -345,7 +345,8 @@ class TestPage:
         write_json(reported(), tmp_path / "deep" / "report.json")
         read = json.loads((tmp_path / "deep" / "report.json").read_text())
         route, own = read["routes"][0], reported().routes[0]
-        assert route["policy"]["threshold"] == pytest.approx(own.policy.threshold, rel=1e-5)
+        share = own.recall_at_depth.value
+        assert route["recall_at_depth"]["value"] == pytest.approx(share, rel=1e-5)
         assert len(route["summary"]["results"]["rows"]) == len(own.summary.results.rows)
         assert read["provenance"]["dataset_digest"] == reported().provenance.dataset_digest
 

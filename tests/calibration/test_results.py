@@ -13,7 +13,6 @@ from calibration.results import (
     NEITHER_IS_BETTER,
     Difference,
     differences,
-    paired_differences,
     tabulate,
 )
 from ctxguard.core.interval import Interval
@@ -21,7 +20,9 @@ from ctxguard.core.types import FloatArray
 
 
 def paired(metric: str, these: FloatArray, those: FloatArray, seed: int = 0) -> Difference:
-    return paired_differences({metric: (these, those)}, seed=seed)[metric]
+    ids = tuple(map(str, range(len(these))))
+    first, second = (QueryMetrics(ids, {metric: own}) for own in (these, those))
+    return differences(first, second, (metric,), seed=seed)[metric]
 
 
 def metrics(ids: str, **columns: list[float]) -> QueryMetrics:

@@ -152,6 +152,16 @@ def test_candidates_tested_together_get_what_each_gets_alone() -> None:
     assert betting_p_value(losses, 0.25).tolist() == pytest.approx(alone)
 
 
+@given(loss_columns, st.tuples(level, level))
+def test_a_looser_limit_never_raises_the_p_value(
+    losses: Losses, limits: tuple[float, float]
+) -> None:
+    """The upper bound bisects by that."""
+    values = [float(betting_p_value(losses, at)) for at in np.linspace(*sorted(limits), 20)]
+    assert (np.diff(values) <= 1e-9).all()
+    assert 0.0 <= min(values) <= max(values) <= 1.0
+
+
 @given(losses=loss_columns, alpha=level, by=unit)
 def test_losses_that_all_reach_alpha_are_no_evidence_at_all(
     losses: Losses, alpha: float, by: float

@@ -64,7 +64,9 @@ class TestRiseByTraffic:
         live = Watching(judge or truth_of(dataset), rates=WHOLE)
         for place, query in enumerate(dataset.queries):
             live.now += 86_400 / 50
-            live.watch(guard.retrieve(query.text, request_id=f"r{place}"))
+            context = guard.retrieve(query.text, request_id=f"r{place}")
+            live.sampler.offer(context, 1.0, live.now)
+        live.watch()
         return live
 
     @staticmethod

@@ -58,7 +58,7 @@ def certified(n: int, policy: Policy = POLICY, **asked: Any) -> SufficiencyProfi
         probability = p_sufficient(decision, own)
         best[row] = np.nan if probability is None else probability
         holds[row] = labels.relevant[row, list(decision.kept)].any()
-    return calibrate_sufficiency(best, holds, labels.weights, **asked)
+    return calibrate_sufficiency(best, holds, **asked)
 
 
 class TestThreshold:
@@ -118,7 +118,7 @@ class TestCalibration:
         assert f"there were {own.n_sufficient}." in own.statement
 
     def test_without_queries_there_is_no_threshold(self) -> None:
-        own = calibrate_sufficiency(np.zeros(0), np.zeros(0, dtype=bool), np.zeros(0))
+        own = calibrate_sufficiency(np.zeros(0), np.zeros(0, dtype=bool))
         assert (own.threshold, own.n_sufficient, own.auroc) == (None, 0, None)
 
     def test_without_probabilities_there_is_none(self) -> None:
@@ -153,7 +153,7 @@ class TestCalibration:
 def test_labels_of_the_kept_passages_decide_and_no_others(held_out: float | None) -> None:
     calibration = calibrated(600, noise=0.2, unanswerable=0.4, held_out=held_out)
     outcome = calibration.outcomes[Route.HYBRID]
-    _, labels = outcome.measured
+    _, labels = outcome.route.measured
     chosen = outcome.chosen
     holds = (labels.reordered(chosen.order).relevant & chosen.kept).any(axis=1)
     found = outcome.profile.sufficiency

@@ -69,7 +69,7 @@ def test_a_certificate_is_stated_in_words(calibrate: Calibrate, many: Path) -> N
         assert part in words
     certificate = profile.routes[Route.HYBRID].certificate
     assert certificate.alpha == 0.3
-    assert certificate.baseline == "k=5"
+    assert certificate.baseline_k == 5
     assert " ".join(certificate.statement.split()[:12]) in words
 
 

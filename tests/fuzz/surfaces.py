@@ -610,7 +610,6 @@ def _risk(random: Random) -> Input:
     call, *arguments = random.choice(
         [
             (betting_p_value, losses, level),
-            (betting_p_value, losses, level, _numbers(random, 50)),
             (betting_upper_bound, losses, level),
             (joint_p_value, losses, _numbers(random)),
             (fixed_sequence, losses, level),

@@ -129,7 +129,7 @@ class Questions(NamedTuple):
 def before_and_after(retriever: HybridRetriever, calibration: Calibration) -> Questions:
     """Show every question without and with the guard."""
     outcome = calibration.outcomes[Route.HYBRID]
-    pools, _ = outcome.measured
+    pools, _ = outcome.route.measured
     counted = BeforeAfter.of(outcome)
     queries = {query.query_id: query for query in calibration.dataset.queries}
     found = []

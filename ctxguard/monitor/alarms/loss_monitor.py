@@ -309,8 +309,7 @@ def _about_recall(calibrated: RouteProfile) -> tuple[str, str]:
     promise, safe = calibrated.recall_promise, calibrated.safe_policy
     against = ""
     if promise is not None:
-        k = promise.baseline.removeprefix("k=")
-        against = " against " + ("the whole pool" if k == "pool" else f"the retriever's first {k}")
+        against = f" against the retriever's first {promise.baseline_k}"
     advice = (
         "this profile has no safe policy to serve meanwhile"
         if safe is None

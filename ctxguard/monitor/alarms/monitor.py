@@ -230,14 +230,14 @@ class AlarmMonitor:
         promise = None if route is None else route.recall_promise
         if promise is None:
             return None, 0.0
-        k = _baseline_k(promise.baseline)
+        k = promise.baseline_k
         self._check_rates(record, k)
         self._with_promised_baseline[record.route] = k == record.rates.baseline_k
         n = len(record.served) + len(record.dropped)
-        chance = record.rates.first_probability(n if k is None else min(k, n))
+        chance = record.rates.first_probability(min(k, n))
         return (recall_loss(record, verdicts, k) if chance else None), chance
 
-    def _check_rates(self, record: SampleRecord, k: int | None) -> None:
+    def _check_rates(self, record: SampleRecord, k: int) -> None:
         """Warn where no sample shows the loss that is promised, until one may."""
         route = record.route
         if record.rates.first_probability(k) > 0.0:
@@ -247,16 +247,11 @@ class AlarmMonitor:
         self._without_promise[route] += 1
         if self._without_promise[route] < _SAMPLES_OF_A_SETTING:
             return
-        baseline, mend = (
-            ("the whole pool", "JudgingRates(full_pool_rate=0.05)")
-            if k is None
-            else (f"the retriever's first {k}", f"JudgingRates(baseline_k={k}, baseline_rate=0.2)")
-        )
         self.add(
             AlarmKind.PROMISE_NOT_MONITORED,
             f"Route {route.value}: the promise on recall loss cannot be monitored. It "
-            f"is about {baseline}, and the samples' settings never have all of these judged. "
-            f"Give sample_to rates={mend}",
+            f"is about the retriever's first {k}, and the samples' settings never have all of "
+            f"these judged. Give sample_to rates=JudgingRates(baseline_k={k}, baseline_rate=0.2)",
             route=route,
         )
 
@@ -284,8 +279,3 @@ def _question(record: SampleRecord) -> int:
     text = record.request_id if record.query is None else " ".join(record.query.casefold().split())
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
-
-
-def _baseline_k(baseline: str) -> int | None:
-    """Return how many of the retriever's first a promise is relative to; None for all."""
-    return None if baseline == "pool" else int(baseline.removeprefix("k="))

@@ -178,14 +178,14 @@ def _log_odds(score: float | None) -> float:
     return min(max(math.log(odds / (1.0 - odds)), -8.0), 8.0)
 
 
-def _has_first(record: SampleRecord, verdicts: Mapping[str, Judgment], k: int | None) -> bool:
+def _has_first(record: SampleRecord, verdicts: Mapping[str, Judgment], k: int) -> bool:
     """Tell whether the retriever's first k were all judged by design, and have verdicts.
 
     Uses only requests that were chosen whatever was served: those whose pool was judged because
     nothing relevant was served would make a loss look larger.
 
     Args:
-        k: Number of the pool's passages that count, in the retriever's own order; None for all.
+        k: Number of the pool's passages that count, in the retriever's own order.
     """
     first = sorted((*record.served, *record.dropped))[:k]
     by_design = (
@@ -196,13 +196,11 @@ def _has_first(record: SampleRecord, verdicts: Mapping[str, Judgment], k: int | 
     return by_design and {record.passage_ids[place] for place in first} <= verdicts.keys()
 
 
-def recall_loss(
-    record: SampleRecord, verdicts: Mapping[str, Judgment], k: int | None
-) -> float | None:
+def recall_loss(record: SampleRecord, verdicts: Mapping[str, Judgment], k: int) -> float | None:
     """Compute the share of the relevant among the retriever's first k that was not served.
 
     Args:
-        k: As many of the pool's passages count, in the retriever's own order; None for all.
+        k: As many of the pool's passages count, in the retriever's own order.
 
     Returns:
         None if they were not all judged by design, a verdict is missing, or none is relevant.

@@ -108,17 +108,14 @@ class JudgingRates:
             return 1.0
         return self.full_pool_rate if has_hit else self.full_pool_rate_if_no_hit
 
-    def first_probability(self, k: int | None) -> float:
+    def first_probability(self, k: int) -> float:
         """Return the probability with which the retriever's first k are all judged by design.
 
         A pool that is judged because nothing relevant was served does not count.
-
-        Args:
-            k: None for the whole pool.
         """
         if self.dropped_rate == 1.0:
             return 1.0
-        baseline = self.baseline_rate if k is not None and k <= self.baseline_k else 0.0
+        baseline = self.baseline_rate if k <= self.baseline_k else 0.0
         return 1.0 - (1.0 - self.full_pool_rate) * (1.0 - baseline)
 
     def dropped_probability(self, *, has_hit: bool, in_baseline: bool) -> float:
