@@ -56,13 +56,12 @@ START = 20_000 * DAY_SECONDS
 _PRIVACY = Privacy(redactor=None, passages=Text.OMITTED)
 """The simulated judge and people know the passages by their ids."""
 _CLAIM = 500
-_SAMPLES, _JUDGED = schema.samples.name, schema.judged.name
+_SAMPLES = schema.samples.name
 _OF_A_SAMPLE = (
     _SAMPLES,
-    _JUDGED,
+    schema.judged.name,
     schema.payloads.name,
     schema.verdicts.name,
-    schema.rejected.name,
 )
 _OF_A_STORE = (schema.series.name, schema.accounts.name)
 _LOCKED_SECONDS = 0.05
@@ -260,11 +259,6 @@ class Service:
             here.execute(
                 f"UPDATE {_SAMPLES} SET label_order = "  # noqa: S608
                 f"label_order_of(request_id) WHERE {within}",
-                times,
-            )
-            here.execute(
-                f"UPDATE {_JUDGED} SET label_order = (SELECT label_order FROM {_SAMPLES} "  # noqa: S608
-                f"WHERE {_SAMPLES}.sample_id = {_JUDGED}.sample_id) WHERE {within}",
                 times,
             )
             here.execute("COMMIT")

@@ -173,7 +173,7 @@ def explain_sample(
         candidates=() if record is None else tuple(_candidates(record, decision, judge, labels)),
         rejected=store.rejected([sample_id]).get(sample_id, ()),
         picked=picked,
-        alarm=dict(store.label_queue()).get(sample_id),
+        alarm=store.label_queue().get(sample_id),
         reactions=tuple([reaction.kind for _, reaction in store.feedback([sample_id])]),
         decision=decision,
         notes=tuple(notes),

@@ -23,6 +23,7 @@ from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow, SampleStore, State
 from ctxguard.profile.schema import Profile
+from tests.stored import request_of
 
 Once = Callable[..., Result]
 """Runs `ctxguard monitor --once` on some traffic."""
@@ -106,7 +107,7 @@ class TestOnce:
         assert first["estimates"] == second["estimates"]
         assert "nothing waited" in once(traffic).stdout
         with SampleStore.open(traffic.url) as store:
-            request_id = store.request_ids([1])[1]
+            request_id = request_of(store, 1)
             assert store.add_labels([LabelRow(request_id, "d0-0", 1, None, "ann", 1.0)]).added == 1
         others = {query: frozenset[str]() for query in traffic.relevant}
         result = once(replace(traffic, relevant=others), "--json")

@@ -67,7 +67,7 @@ def test_a_broken_promise_rings_once_the_day_is_over_and_asks_for_labels() -> No
     assert kinds(live) == []
     live.end_day()
     assert kinds(live) == [AlarmKind.RECALL_LOSS]
-    reasons = dict(live.store.label_queue())
+    reasons = live.store.label_queue()
     assert set(reasons.values()) == {"recall_loss"}
     assert 0 < len(reasons) <= 30
 
@@ -158,7 +158,7 @@ def test_the_samples_to_label_are_those_of_the_route_with_the_largest_losses() -
     live.watch(*served(40, query="found {}"))
     live.watch(*served(60))
     live.end_day()
-    requested = [sample_id for sample_id, _ in live.store.label_queue()]
+    requested = list(live.store.label_queue())
     assert len(requested) == 30
     assert min(requested) > 40
 

@@ -21,6 +21,7 @@ from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import LabelRow
+from tests.stored import request_of
 
 POOL = [f"p{rank}" for rank in range(12)]
 SERVED = 5
@@ -156,7 +157,7 @@ def test_a_sample_on_which_the_judge_fails_does_not_keep_the_others_from_being_j
     live, _ = graded_by_people(100, 60)
     second = erring("2", 0.9, 0.95)
     some = min(live.store.labelled("erring 2"))
-    second.fails_on = live.store.request_ids([some])[some]
+    second.fails_on = request_of(live.store, some)
     with_judge(live, second)
     for _ in range(3):
         live.monitor.step()
@@ -171,7 +172,7 @@ def test_labels_that_come_after_the_judge_changed_count_too() -> None:
     live.monitor.report()
     assert len(live.store.graded("erring 2").sample_ids) > before == 0
     sample = min(live.store.labelled("erring 2"))
-    request = live.store.request_ids([sample])[sample]
+    request = request_of(live.store, sample)
     live.store.add_labels([LabelRow(request, POOL[-1], 1, None, "bob", 5.0)])
     live.monitor.report()
     [newest] = [one for one in live.store.to_grade("erring 1") if one == sample]

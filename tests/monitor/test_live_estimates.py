@@ -161,7 +161,7 @@ def published(
         order = np.random.default_rng(seed).random(REQUESTS).tolist()
         with closing(sqlite3.connect(path)) as connection, connection:
             connection.create_function("drawn", 1, lambda sample_id: order[sample_id - 1])
-            connection.execute("UPDATE ctxguard_judged SET label_order = drawn(sample_id)")
+            connection.execute("UPDATE ctxguard_samples SET label_order = drawn(sample_id)")
         store = open_store(f"sqlite:///{path}")
         label(store, truth)
         return estimated(store)

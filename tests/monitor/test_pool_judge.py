@@ -81,7 +81,7 @@ def test_a_sample_takes_one_call_where_something_relevant_was_served(
     live = Watching(judge)
     live.watch(make_context(["good", "bad", "fair", "poor"], 2, query="q"))
     assert len(endpoint.requests) == 1
-    [sample] = live.store.find("r")
+    [sample] = live.store.find(["r"])
     kept = verdicts_from_json(live.store.verdicts(live.monitor.series, [sample])[sample])
     assert {"good", "bad"} <= kept.keys()
     assert kept["good"].score == 0.9

@@ -55,19 +55,18 @@ class TestJudged:
         rows = store.judged("judge")
         assert rows.blocks == tuple(b"%d" % one for one in ids)
         assert rows.sample_ids.tolist() == ids
-        assert len(store.payloads(ids)) == len(store.request_ids(ids)) == n
+        assert len(store.payloads(ids)) == n
         store.close()
 
     def test_what_is_known_of_single_samples_can_be_looked_up(self, store: SampleStore) -> None:
         first, second = fill(store, 1)[0], fill(store, 1)[0]
-        assert store.find("r0") == [first, second]
-        assert store.find("unknown") == []
+        assert store.find(["r0"]) == [first, second]
+        assert store.find(["unknown"]) == []
         store.finish("judge", [judged(first)])
         assert [
             (one.sample_id, one.state, one.has_text, one.series) for one in store.samples_of("r0")
         ] == [(first, State.JUDGED, True, "judge"), (second, State.PENDING, True, None)]
         assert store.samples_of("unknown") == []
-        assert store.request_ids([first, 10**9]) == {first: "r0"}
         assert store.payloads([second, 10**9]) == {second: b"payload"}
         assert store.verdicts("judge", [second]) == store.rejected([second]) == {}
 

@@ -30,10 +30,10 @@ class TestRetention:
         young = fill(store, 1, time_seconds=clock.now)
         clock.now += 0.2 * DAY
         assert store.clean() == (2, 0)
-        assert store.find("r0") == young
+        assert store.find(["r0"]) == young
         assert store.payloads(ids) == store.verdicts("judge", ids) == store.rejected(ids) == {}
         assert len(store.judged("judge")) == 0
-        assert store.feedback(ids) == store.label_queue() == []
+        assert (store.feedback(ids), store.label_queue()) == ([], {})
         assert store.feedback(young) != []  # the same request was sampled again
         assert store.accounts().stored == 3
 

@@ -41,7 +41,7 @@ class TestWriters:
         odd = "r\0 \ud800 ünï \U0001f600"
         [sample_id] = fill(store, 1, request_id=odd)
         fill(store, 1, request_id="r\0 \ud801")
-        assert store.find(odd) == [sample_id]
+        assert store.find([odd]) == [sample_id]
         assert store.add_labels([LabelRow(odd, "\0", 1, None, "\ud800", NOW)]).added == 1
         assert [found for found, _ in store.labels()] == [sample_id]
 

@@ -254,7 +254,7 @@ def update_graded(store: SampleStore, series: str, scale: Scale) -> None:
         return
     ids = list(newest_label)
     before, payloads = store.blocks(ids), store.payloads(ids)
-    verdicts, first = store.verdicts(series, ids), store.first_verdicts(ids)
+    verdicts, first = store.verdicts(series, ids), store.verdicts(None, ids)
     people, picked = human_verdicts(store.labels(ids)), store.picked(None, ids)
     given = [one.grade for found in people.values() for one in found.by_passage.values()]
     of_people = scale._replace(max_grade=max([store.top_grade() or scale.max_grade, *given]))

@@ -95,7 +95,7 @@ class JudgingAgain:
     def positions(self, sample_id: int, record: SampleRecord) -> list[int]:
         """Return the candidates to judge: those that were judged before, and any that is served."""
         before = self._before(sample_id) or verdicts_from_json(
-            self._store.first_verdicts([sample_id]).get(sample_id, "")
+            self._store.verdicts(None, [sample_id]).get(sample_id, "")
         )
         wanted = {*record.served, *record.to_judge(has_hit=True)}
         order = (*record.served, *record.dropped)

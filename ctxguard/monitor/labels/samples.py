@@ -163,7 +163,7 @@ def _in_file_order(sample: GradedSample) -> tuple[float, float]:
 
 def targeted_samples(store: SampleStore, series: str) -> list[GradedSample]:
     """Return the samples that alarms have requested labels of; all that is judged is asked."""
-    ids = [sample_id for sample_id, _ in store.label_queue()]
+    ids = list(store.label_queue())
     return [
         replace(sample, picked=wholly(sample.sample_id, sample.record))
         for sample in graded_samples(store, series, ids).values()
