@@ -39,10 +39,8 @@ from ctxguard.monitor.labels.files import RowToLabel
 from ctxguard.monitor.labels.human import IF_NONE_ABOVE
 from ctxguard.monitor.labels.samples import graded_samples, targeted_samples, unfinished
 from ctxguard.monitor.redaction import Text
-from ctxguard.monitor.sampling.inclusion import HashSampler
-from ctxguard.monitor.sampling.privacy import Privacy
-from ctxguard.monitor.sampling.sampler import Sampler
-from ctxguard.monitor.sampling.writer import SampleWriter
+from ctxguard.monitor.sampling.sampler import HashSampler, Sampler
+from ctxguard.monitor.sampling.writer import Privacy, SampleWriter
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import (
     LabelRow,

@@ -10,7 +10,7 @@ from ctxguard.core.decision import Decision, decide, decide_with_answers
 from ctxguard.core.types import Flag, Mode, Verdict
 from ctxguard.errors import DataError
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.judges.verdict_text import verdicts_from_json
+from ctxguard.monitor.judges.protocol import verdicts_from_json
 from ctxguard.monitor.labels.human import standing
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow, SampleStore, State, StoredSample

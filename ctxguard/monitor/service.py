@@ -27,8 +27,7 @@ from ctxguard.errors import (
     StoreError,
 )
 from ctxguard.monitor.alarms import AlarmState
-from ctxguard.monitor.alarms.actions import raise_verdict
-from ctxguard.monitor.alarms.monitor import AlarmMonitor
+from ctxguard.monitor.alarms.monitor import AlarmMonitor, raise_verdict
 from ctxguard.monitor.estimation.full_judged_pools import ShadowedTraffic
 from ctxguard.monitor.estimation.judged_request import Scale, update_graded
 from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimates

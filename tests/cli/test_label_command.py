@@ -16,8 +16,8 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.errors import DataError
 from ctxguard.monitor.labels.files import read_feedback_file, read_label_file
-from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store import LabelRow, SampleStore
 from tests.stored import request_of
 
@@ -174,7 +174,7 @@ class TestExport:
 
     def test_without_stored_texts_that_is_said(self, run: Run, tmp_path: Path) -> None:
         from ctxguard.monitor.redaction import Text
-        from ctxguard.monitor.sampling.privacy import Privacy
+        from ctxguard.monitor.sampling.writer import Privacy
 
         traffic = serve(tmp_path, 2, rates=EVERYTHING, privacy=Privacy(passages=Text.OMITTED))
         judge(run, traffic)

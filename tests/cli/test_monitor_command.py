@@ -285,8 +285,7 @@ def test_with_the_index_texts_that_were_not_stored_are_looked_up(
 
     from ctxguard.guard import ContextGuard
     from ctxguard.monitor.redaction import Text
-    from ctxguard.monitor.sampling.privacy import Privacy
-    from ctxguard.monitor.sampling.writer import sample_to
+    from ctxguard.monitor.sampling.writer import Privacy, sample_to
     from ctxguard.request.telemetry import Telemetry
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 

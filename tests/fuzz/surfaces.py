@@ -55,9 +55,8 @@ from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.prompt import messages, read_grade
 from ctxguard.monitor.labels.files import read_feedback_file, read_label_file
 from ctxguard.monitor.redaction import redact
-from ctxguard.monitor.sampling.inclusion import InclusionDesign
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
-from ctxguard.monitor.sampling.sampler import Sample, Sampler
+from ctxguard.monitor.sampling.sampler import InclusionDesign, Sample, Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.service import Monitor, WatchedProfile
 from ctxguard.monitor.store import FeedbackRow, LabelRow, SampleStore, schema

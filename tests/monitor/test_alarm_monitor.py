@@ -16,7 +16,7 @@ from ctxguard.monitor.alarms import AlarmKind, AlarmState, Severity
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.judging.counters import JudgedAs
-from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.service import WatchedProfile
 from ctxguard.profile.schema import RouteProfile
 from tests.profiles import CERTIFICATE, profile_with

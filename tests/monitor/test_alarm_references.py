@@ -16,12 +16,12 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import FloatArray, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.alarms import Alarm, AlarmKind, AlarmState, ReferenceKind
-from ctxguard.monitor.alarms.days import WEEK, Day, Days
+from ctxguard.monitor.alarms.ecusum import WEEK, Day, Days
 from ctxguard.monitor.alarms.reference import corrected, upper_limit
 from ctxguard.monitor.estimation.metrics import Metric, losses
 from ctxguard.monitor.estimation.rows import Rows
 from ctxguard.monitor.estimation.sampling_design import to_label
-from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.service import WatchedProfile
 from ctxguard.profile.schema import Profile, RouteProfile
 from tests.profiles import CERTIFICATE, profile_with

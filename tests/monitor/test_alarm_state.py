@@ -27,7 +27,7 @@ from ctxguard.monitor.alarms import (
     ReferenceKind,
     Severity,
 )
-from ctxguard.monitor.alarms.days import WEEK, Day
+from ctxguard.monitor.alarms.ecusum import WEEK, Day
 from ctxguard.monitor.alarms.loss_monitor import promises
 from ctxguard.monitor.alarms.reference import Correction
 from ctxguard.monitor.store import LossRow

@@ -30,7 +30,7 @@ from ctxguard.monitor.alarms import Alarm, AlarmKind, AlarmState, ReferenceKind,
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.service import WatchedProfile
 from ctxguard.monitor.store import FeedbackRow, LostReason
 from ctxguard.profile.schema import RouteEvidence, RouteProfile, RouteVerdict

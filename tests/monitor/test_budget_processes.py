@@ -11,7 +11,7 @@ from storing import OpenStore
 from watching import NOW, Watching
 
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store import BudgetPeriod
 from tests.timing import PATIENCE_SECONDS
 

@@ -21,8 +21,8 @@ from ctxguard.monitor.alarms.monitor import AlarmMonitor
 from ctxguard.monitor.judges import Judgment, Ledger
 from ctxguard.monitor.judging import worker
 from ctxguard.monitor.judging.budget import BudgetLimits
-from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.record import MOST_BYTES
+from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.service import JudgedAs, Monitor, WatchedProfile
 from ctxguard.monitor.store import (
     Claimed,

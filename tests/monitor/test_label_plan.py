@@ -22,7 +22,7 @@ from ctxguard.monitor.estimation.sampling_design import (
 )
 from ctxguard.monitor.labels.files import RowToLabel
 from ctxguard.monitor.labels.samples import graded_samples
-from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store import OPENED, PickKind
 
 POOL = [f"p{rank}" for rank in range(20)]

@@ -21,8 +21,8 @@ from ctxguard.monitor.estimation.rows import Rows
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.redaction import Text
-from ctxguard.monitor.sampling.inclusion import JudgingRates
-from ctxguard.monitor.sampling.privacy import Privacy
+from ctxguard.monitor.sampling.sampler import JudgingRates
+from ctxguard.monitor.sampling.writer import Privacy
 from ctxguard.monitor.service import JudgedAs, Monitor
 from ctxguard.monitor.store import Entry, State, WorkerCounts
 from tests.timing import PATIENCE_SECONDS, until

@@ -13,7 +13,7 @@ from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, StageUnavailableError
 from ctxguard.monitor.estimation.rows import Rows
 from ctxguard.monitor.judges import InvalidReason, Judgment, PoolJudge, TokenPrices
-from ctxguard.monitor.judges.verdict_text import verdicts_from_json, verdicts_to_json
+from ctxguard.monitor.judges.protocol import verdicts_from_json, verdicts_to_json
 from ctxguard.retrieval.assessors import ModelAssessor
 
 pytest.importorskip("openai")

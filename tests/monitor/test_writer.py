@@ -27,11 +27,9 @@ from ctxguard.core.types import DEFAULT_K, Hit, Mode, Passage, ScoreKind
 from ctxguard.errors import ConfigurationError, DataError, StoreFullError, StoreLockedError
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.redaction import Text
-from ctxguard.monitor.sampling.inclusion import InclusionDesign, JudgingRates
-from ctxguard.monitor.sampling.privacy import Privacy
 from ctxguard.monitor.sampling.record import FORMAT, SampleRecord, record_of
-from ctxguard.monitor.sampling.sampler import Sample, Sampler
-from ctxguard.monitor.sampling.writer import SampleWriter, sample_to
+from ctxguard.monitor.sampling.sampler import InclusionDesign, JudgingRates, Sample, Sampler
+from ctxguard.monitor.sampling.writer import Privacy, SampleWriter, sample_to
 from ctxguard.monitor.service import JudgedAs
 from ctxguard.monitor.store import LostReason, SampleStore, WorkerCounts
 from ctxguard.monitor.store.types import HOUR_SECONDS

@@ -22,8 +22,8 @@ from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.types import Route
 from ctxguard.errors import DataError, ProfileError
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
-from ctxguard.monitor.alarms.days import Day, groups
 from ctxguard.monitor.alarms.drift import Signal, SignalCounts, signal_counts
+from ctxguard.monitor.alarms.ecusum import Day, groups
 from ctxguard.monitor.alarms.loss_monitor import (
     SAME_TARGET,
     LossMonitor,

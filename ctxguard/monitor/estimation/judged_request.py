@@ -29,10 +29,10 @@ from ctxguard.monitor.estimation.rows import (
     to_block,
 )
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.judges.verdict_text import verdicts_from_json
+from ctxguard.monitor.judges.protocol import verdicts_from_json
 from ctxguard.monitor.labels.human import HumanVerdicts, grade_of, human_verdicts, rows_left
-from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store import OPENED, GradedBlock, PickedPassage, PickKind, SampleStore
 
 _log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from ctxguard.monitor.estimation.judged_request import grade_chances
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.files import number_of
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples, unfinished
-from ctxguard.monitor.sampling.inclusion import HashSampler
+from ctxguard.monitor.sampling.sampler import HashSampler
 from ctxguard.monitor.store import PickedPassage, PickKind, SampleStore
 from ctxguard.monitor.store.transactions import chunks
 

@@ -22,17 +22,22 @@ from ctxguard.monitor.alarms.monitor import AlarmMonitor
 from ctxguard.monitor.estimation.metrics import Metric, losses
 from ctxguard.monitor.estimation.rows import Rows
 from ctxguard.monitor.judges import Ledger
-from ctxguard.monitor.judges.verdict_text import verdicts_to_json
-from ctxguard.monitor.judging.again import LEASE_SECONDS, JudgingAgain
+from ctxguard.monitor.judges.protocol import verdicts_to_json
 from ctxguard.monitor.judging.budget import JudgingBudget
 from ctxguard.monitor.judging.counters import (
     JudgedAs,
     MonitorCounters,
     token_counts,
 )
-from ctxguard.monitor.judging.sample_judge import JudgingSettings, SampleJudge, SampleVerdicts
-from ctxguard.monitor.sampling.inclusion import HashSampler
+from ctxguard.monitor.judging.sample_judge import (
+    LEASE_SECONDS,
+    JudgingAgain,
+    JudgingSettings,
+    SampleJudge,
+    SampleVerdicts,
+)
 from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.sampling.sampler import HashSampler
 from ctxguard.monitor.store import Claimed, Finished, LossRow, SampleStore, State
 
 _log = logging.getLogger(__name__)
