@@ -332,7 +332,7 @@ def check_together(service: Service) -> None:
         last = scrapes[-1]
         return sum(n for name, n in last.items() if name[: len(key)] == key)
 
-    judged = len(service.store.judged(service.monitors[0].series))
+    judged = sum(map(len, service.store.judged_pages(service.monitors[0].series)))
     if total("ctxguard_judged_samples_total", "judged") != judged:
         raise RuntimeError(f"the monitors' counters do not add up to {judged} judged samples")
 
@@ -369,7 +369,8 @@ def label_some(service: Service, pick: Pick) -> int:
 def _least_relevant(service: Service, n: int) -> list[int]:
     """The judged samples in which least of what was served is relevant."""
     store, series = service.store, service.monitors[0].series
-    samples = graded_samples(store, series, store.judged(series).sample_ids.tolist())
+    ids = [one for page in store.judged_pages(series) for one in page.sample_ids.tolist()]
+    samples = graded_samples(store, series, ids)
     served = service.traffic.relevant[:, :DEFAULT_K].sum(axis=1)
     return sorted(samples, key=lambda one: served[question_of(samples[one].record.query or "")])[:n]
 

@@ -116,8 +116,8 @@ class WatchedProfile:
     """The profile whose promises a monitor watches, and what may change its file.
 
     Attributes:
-        alarms: The alarms of the profile. They compare what all monitors that were given the
-            profile have judged. ``restore_alarms`` restores what was saved.
+        profile: Its alarms compare what all monitors that were given it have judged.
+            ``Monitor.restore_alarms`` restores what was saved.
         corpus_sketch: Returns the sketch of what the guard searches now, which is compared with
             that of the profile; None compares nothing.
         path: The file of the profile, which the alarms follow when another takes its place; None
@@ -128,7 +128,7 @@ class WatchedProfile:
             requests let it rise.
     """
 
-    alarms: AlarmState
+    profile: Profile
     corpus_sketch: Callable[[], CorpusSketch] | None = None
     path: Path | None = None
     switch_to_safe: bool = False
@@ -152,7 +152,8 @@ class Monitor:
         judge_fault: Why the background thread has stopped; None while it runs.
 
     Raises:
-        ConfigurationError: a window that is not > 0 and finite.
+        ConfigurationError: a window that is not > 0 and finite, or a reference distribution of
+            the profile that cannot be read.
     """
 
     def __init__(
@@ -186,9 +187,9 @@ class Monitor:
         self._watched = watched
         self._alarms: AlarmMonitor | None = None
         if watched is not None:
-            watched.alarms.set_judge(exact=self.exact)
+            state = AlarmState(watched.profile, exact=self.exact)
             safe = watched.path if watched.switch_to_safe else None
-            self._alarms = AlarmMonitor(watched.alarms, store, self.series, clock, safe)
+            self._alarms = AlarmMonitor(state, store, self.series, clock, safe)
         self._reset_after_fork()
         reset_in_children(self)
 

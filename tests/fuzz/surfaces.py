@@ -356,9 +356,7 @@ def filled_store(url: str) -> tuple[SampleStore, Monitor]:
     sampler = Sampler(1.0)
     guard = ContextGuard(lambda query, depth: HITS, score_kind=ScoreKind.RATIO, k=1)
     writer = SampleWriter(sampler, store)
-    monitor = Monitor(
-        store, Judge(), watched=WatchedProfile(AlarmState(WATCHED)), clock=lambda: NOW
-    )
+    monitor = Monitor(store, Judge(), watched=WatchedProfile(WATCHED), clock=lambda: NOW)
     for n in range(4):
         sampler.offer(guard.retrieve("q", request_id=f"r{n}"), 0.5, NOW)
     writer.flush()

@@ -12,7 +12,7 @@ from ctxguard.core.context import Context
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Mode, Route, ScoreKind
-from ctxguard.monitor.alarms import AlarmKind, AlarmState, Severity
+from ctxguard.monitor.alarms import AlarmKind, Severity
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.judging.counters import JudgedAs
@@ -42,7 +42,7 @@ def watching(*, rates: JudgingRates | None = None, **settings: Any) -> Watching:
     return Watching(
         LabelJudge(LOST | FOUND),
         rates=JudgingRates(baseline_rate=1.0) if rates is None else rates,
-        watched=WatchedProfile(AlarmState(PROFILE)),
+        watched=WatchedProfile(PROFILE),
         **settings,
     )
 
@@ -96,9 +96,7 @@ def test_the_first_hours_of_a_day_alone_raise_no_alarm() -> None:
 def test_what_other_monitors_judged_counts() -> None:
     one = watching()
     one.watch(*served(30))
-    other = Watching(
-        LabelJudge(LOST | FOUND), store=one.store, watched=WatchedProfile(AlarmState(PROFILE))
-    )
+    other = Watching(LabelJudge(LOST | FOUND), store=one.store, watched=WatchedProfile(PROFILE))
     other.end_day()
     assert kinds(other) == [AlarmKind.RECALL_LOSS]
 
@@ -186,9 +184,7 @@ def test_a_changed_corpus_warns_once_until_it_is_the_former_again() -> None:
     former, present = CorpusSketch.of(range(100)), [CorpusSketch.of(range(200))]
     live = Watching(
         LabelJudge(LOST | FOUND),
-        watched=WatchedProfile(
-            AlarmState(PROFILE.model_copy(update={"corpus": former})), lambda: present[-1]
-        ),
+        watched=WatchedProfile(PROFILE.model_copy(update={"corpus": former}), lambda: present[-1]),
     )
     for _ in range(2):
         live.monitor.maintain()

@@ -64,9 +64,7 @@ QUESTIONS = count()
 
 
 def state_of(profile: Profile = PROFILE, *, exact: bool = True) -> AlarmState:
-    state = AlarmState(profile)
-    state.set_judge(exact=exact)
-    return state
+    return AlarmState(profile, exact=exact)
 
 
 def row(loss: float | None, harm: float | None = None, route: Route = Route.HYBRID) -> LossRow:

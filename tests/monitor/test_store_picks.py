@@ -15,6 +15,7 @@ from ctxguard.monitor.store import (
     WorkerCounts,
 )
 from ctxguard.monitor.store.types import NO_PICK
+from tests.stored import all_judged
 
 
 def add_judged(
@@ -69,7 +70,7 @@ class TestPicks:
         late = add_judged(store, [0.3])
         save(store, run(late[0]))
         never = add_judged(store, [0.2])
-        found = store.judged("judge")
+        found = all_judged(store, "judge")
         first = dict(zip(found.sample_ids.tolist(), found.first_pick.tolist(), strict=True))
         assert [first[one] for one in (*early, *late, *never)] == [1, 1, 2, NO_PICK]
 

@@ -10,6 +10,7 @@ from storing import DAY, NOW, Clock, OpenStore, entry, fill, judged
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.store import Entry, Finished, SampleStore, State, WorkerCounts
 from ctxguard.monitor.store.transactions import Transaction
+from tests.stored import all_judged
 
 
 class TestQueue:
@@ -95,7 +96,7 @@ class TestQueue:
         assert store.finish("judge", [second]).accepted == set()
         assert store.finish("another judge", [second]).accepted == set()
         assert store.give_back([sample_id], max_attempts=1) == 0
-        assert store.judged("judge").blocks == (b"block",)
+        assert all_judged(store, "judge").blocks == (b"block",)
         assert store.rejected([sample_id]) == {sample_id: (("p", "why", "raw"),)}
         assert store.states()[State.JUDGED] == 1
 
@@ -117,7 +118,7 @@ class TestQueue:
         with ThreadPoolExecutor(2) as pool:
             accepted = list(pool.map(finish, stores))
         assert sum(accepted) == 60
-        assert len(stores[0].judged("judge")) == 60
+        assert len(all_judged(stores[0], "judge")) == 60
 
     def test_a_sample_may_end_without_a_judgment(self, store: SampleStore) -> None:
         ids = fill(store, 2)
@@ -127,7 +128,7 @@ class TestQueue:
             Finished(ids[1], NOW, State.FAILED),
         ]
         assert len(store.finish("judge", ends).accepted) == 2
-        assert len(store.judged("judge")) == 0
+        assert len(all_judged(store, "judge")) == 0
         assert store.verdicts("judge", ids) == {ids[0]: '{"p": null}'}
         assert store.rejected(ids) == {ids[0]: kept}
 

@@ -178,10 +178,9 @@ class AlarmMonitor:
 
         Alarms stay active where it is the former's safe policy; otherwise they end.
         """
-        former, state = self.state, AlarmState(profile)
-        state.set_judge(exact=former.is_exact)
-        state.restore(former.to_json())
-        self.state = state
+        former = self.state
+        self.state = AlarmState(profile, exact=former.is_exact)
+        self.state.restore(former.to_json())
         self._without_promise.clear()
         self._with_promised_baseline.clear()
 

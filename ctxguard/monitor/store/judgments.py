@@ -65,25 +65,17 @@ def judged_counts(db: Transaction) -> dict[str, tuple[int, int]]:
     return {row.name: (row.n, row.n_labelled) for row in rows}
 
 
-def judged(
-    store: Store, series: str, *, since: float | None = None, until: float | None = None
-) -> JudgedRows:
-    """Return the judged requests of a series with since ≤ time < until, ordered by time.
-
-    Args:
-        series: A series that has not begun has no rows.
-        since: Seconds since the epoch; None for the beginning.
-        until: Seconds since the epoch; None for no end.
-    """
-    return JudgedRows.joined(judged_pages(store, series, since=since, until=until))
-
-
 def judged_pages(
     store: Store, series: str, *, since: float | None = None, until: float | None = None
 ) -> Iterator[JudgedRows]:
-    """Read the rows of ``judged`` page by page, each in a transaction of its own.
+    """Read the judged requests of a series by time, page by page, each in its own transaction.
 
     Memory holds one page. Requests that are judged meanwhile may or may not be read.
+
+    Args:
+        series: A series that has not begun has no rows.
+        since: Seconds since the epoch, the earliest; None for the beginning.
+        until: Seconds since the epoch, and earlier; None for no end.
     """
     after: tuple[float, int] | None = None
     while True:

@@ -38,7 +38,6 @@ class SampleStore(Store):
 
     series = judgments.series
     judged_counts = judgments.judged_counts
-    judged = judgments.judged
     judged_pages = judgments.judged_pages
     losses = judgments.losses
     first_loss_seconds = judgments.first_loss_seconds
