@@ -116,7 +116,7 @@ def test_labels_count_under_the_next_judge_before_anybody_grades_more(any_store_
 
 
 def test_a_judge_that_changes_behind_its_name_is_found_out() -> None:
-    live, judge = graded_by_people(400, 300, min_n=30)
+    live, judge = graded_by_people(200, 200, min_n=30)
     watch_days(live, 10)
     figures = scraped(live)
     assert figures["ctxguard_canary_verdicts_total", "yes"] > 10 * PER_DAY * SERVED
@@ -124,14 +124,13 @@ def test_a_judge_that_changes_behind_its_name_is_found_out() -> None:
     assert figures["ctxguard_judge_changed",] == 0
     assert precision_of(figures)
     judge.rates = 0.6, 0.9
-    live.watch(*contexts(range(400, 800)))
+    live.watch(*contexts(range(200, 250)))
     watch_days(live, 14)
-    live.watch(*contexts(range(800, 1200)))
     figures = scraped(live)
     assert figures["ctxguard_canary_verdicts_total", "no"] > 0
     assert figures["ctxguard_judge_changed",] == 1
     # With another version it begins anew, and the labels count again.
-    with_judge(live, erring("1 revised", 0.6, 0.9)).watch(*contexts(range(1200, 1600)))
+    with_judge(live, erring("1 revised", 0.6, 0.9)).watch(*contexts(range(250, 300)))
     figures = scraped(live)
     assert figures["ctxguard_judge_changed",] == 0
 
@@ -206,13 +205,13 @@ def rings_after(rng: np.random.Generator, waver: float, changed: float, most: in
 @pytest.mark.parametrize(("waver", "changed"), [(0.0, 0.0), (0.1, 0.0), (0.05, 0.01)])
 def test_a_judge_that_wavers_or_hardly_changes_does_not_ring(waver: float, changed: float) -> None:
     rng = np.random.default_rng(5)
-    rung = [rings_after(rng, waver, changed, 600) for _ in range(30)]
-    assert sum(one is not None for one in rung) <= 2
+    rung = [rings_after(rng, waver, changed, 600) for _ in range(10)]
+    assert sum(one is not None for one in rung) <= 1
 
 
 @pytest.mark.parametrize(("waver", "days"), [(0.0, 9), (0.05, 12)])
 def test_a_change_of_the_judge_is_seen_within_days(waver: float, days: int) -> None:
     rng = np.random.default_rng(6)
-    rung = [rings_after(rng, waver, 0.15, 200) for _ in range(30)]
+    rung = [rings_after(rng, waver, 0.15, 200) for _ in range(20)]
     assert None not in rung
     assert 2 <= np.median([one / PER_DAY for one in rung if one is not None]) < days

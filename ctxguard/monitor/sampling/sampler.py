@@ -308,11 +308,6 @@ class Sampler:
         """Offered samples by hour: losses are not spread over all hours alike."""
         self._lost = dict.fromkeys(LostReason, 0)
 
-    @property
-    def rate_in_force(self) -> float:
-        """The probability with which a request is selected at present."""
-        return self.rate if self._cap is None else self._cap.rate
-
     def draw(self, request_id: str, /) -> float:
         """Return the probability with which the request was selected; 0.0 if it was not.
 

@@ -171,7 +171,7 @@ def rejected(
 ) -> dict[int, tuple[tuple[str, str, str], ...]]:
     """(passage id, reason, raw reply) of each verdict that was not valid, by sample."""
     query = sa.select(_samples.sample_id, _samples.rejected).where(_samples.rejected.is_not(None))
-    found = db.by_sample(query, sample_ids)
+    found: dict[int, str] = db.by_sample(query, sample_ids)
     return {each: tuple(map(tuple, json.loads(text))) for each, text in found.items()}
 
 
@@ -179,7 +179,7 @@ def rejected(
 def find(db: Transaction, request_ids: Sequence[str]) -> list[int]:
     """Return the samples of requests, oldest first."""
     rows = db.rows_with(sa.select(_samples.sample_id), _samples.request_id, request_ids)
-    return sorted(row.sample_id for row in rows)
+    return sorted({row.sample_id for row in rows})
 
 
 @reads

@@ -374,7 +374,8 @@ def give_back(
     is_own = sa.true() if claimant is None else _samples.claimant == claimant
     again = sa.update(schema.samples).where(_samples.state == State.CLAIMED.value, is_own)
     for some in chunks(sorted(set(sample_ids))):
-        these, attempts = again.where(_samples.sample_id.in_(some)), _samples.attempts
+        these = again.where(_samples.sample_id.in_(some))
+        attempts: sa.ColumnElement[int] = _samples.attempts
         if max_attempts is not None:
             attempts = attempts + 1
             reason = json.dumps([("", "judge_failed", why)])
