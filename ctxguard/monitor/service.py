@@ -43,7 +43,7 @@ from ctxguard.monitor.judging.counters import (
     MonitorCounters,
     judge_counts,
 )
-from ctxguard.monitor.judging.sample_judge import JudgingSettings, PassageLookup
+from ctxguard.monitor.judging.sample_judge import PassageLookup, SampleJudge
 from ctxguard.monitor.judging.worker import JudgingWorker
 from ctxguard.monitor.redaction import Redactor, redact
 from ctxguard.monitor.store import Accounts, SampleStore, State
@@ -139,9 +139,15 @@ class Monitor:
     """Judges stored samples and estimates the quality of live traffic.
 
     Args:
-        judge, utilities, budget, lookup, redactor: See ``JudgingSettings``.
+        judge: Grades passages. Another name or version begins another series of estimates.
         window_seconds: Length of the recent window, > 0.
+        utilities: The utility of a passage; every served passage that is not relevant costs.
         precision: What an estimate needs in order to be shown.
+        budget: The most that judging may take.
+        lookup: Finds the texts of passages that were not stored; None if all are stored.
+        redactor: Applied to texts that ``lookup`` finds before the judge reads them, as the
+            samples' own (``Privacy.redactor``) is to texts that are stored; one that fails costs
+            the passage its verdict. None for no redaction.
         watched: The profile that is watched; None for none.
         clock: Seconds since the epoch.
 
@@ -177,8 +183,9 @@ class Monitor:
         self.exact = bool(getattr(judge, "exact", False))
         self.window_seconds = window_seconds
         self.precision = precision
-        self._settings = JudgingSettings(judge, utilities, budget, lookup, redactor)
-        self.series = self._settings.series
+        self.series = f"{judge.name} {judge.version}"
+        self._limits = budget
+        self._begin_judging = partial(SampleJudge, judge, utilities, lookup, redactor)
         # Makes the rows of what people have graded since.
         self._update_graded = partial(
             update_graded, store, self.series, Scale(utilities, judge.max_grade)
@@ -208,10 +215,11 @@ class Monitor:
         self._sharing = threading.Lock()
         self._shared: Counts = {}
         """What the store was told of these."""
-        self._budget = JudgingBudget(self._settings.budget, self.store, self.series, self._clock)
+        self._budget = JudgingBudget(self._limits, self.store, self.series, self._clock)
         self._worker = JudgingWorker(
             self.store,
-            self._settings,
+            self._begin_judging(),
+            self.series,
             claimant=self._claimant,
             budget=self._budget,
             counters=self._counters,

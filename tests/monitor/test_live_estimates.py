@@ -40,7 +40,7 @@ from ctxguard.monitor.store import (
 )
 
 REQUESTS = 30_000
-EVERY = 4
+EVERY = 10
 GRADES = 400
 SERVED = 5
 SERIES = "erring 1"
@@ -140,7 +140,7 @@ def truth() -> FloatArray:
 def judged_store(
     truth: FloatArray, record: SampleRecord, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A SQLite file with a fourth of the requests, graded by a judge of 0.85 and 0.9."""
+    """A SQLite file with a tenth of the requests, graded by a judge of 0.85 and 0.9."""
     verdicts = verdicts_on(truth, np.random.default_rng(2))
     path = tmp_path_factory.mktemp("store") / "samples.db"
     with SampleStore.open(f"sqlite:///{path}") as store:

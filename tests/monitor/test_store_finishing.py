@@ -4,17 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from storing import NOW, Clock, OpenStore, fill, judged
+from storing import NOW, fill, judged
 
 from ctxguard.errors import StoreError, StoreLockedError
 from ctxguard.monitor.store import Finished, SampleStore, State
 from ctxguard.monitor.store.database import Database
 from tests.stored import all_judged
-
-
-@pytest.fixture
-def store(any_store_url: str, open_store: OpenStore) -> SampleStore:
-    return open_store(any_store_url, clock=Clock())
 
 
 @pytest.fixture

@@ -68,9 +68,9 @@ class TestPeople:
         assert store.labels() == [(sample_id, label(0)) for sample_id in ids]
 
     def test_importers_at_work_at_once_add_a_label_once(
-        self, shared_store_url: str, open_store: OpenStore
+        self, any_store_url: str, open_store: OpenStore
     ) -> None:
-        stores = [open_store(shared_store_url) for _ in range(4)]
+        stores = [open_store(any_store_url) for _ in range(4)]
         fill(stores[0], 30)
         rows = [label(n) for n in range(30)]
         with ThreadPoolExecutor(4) as pool:

@@ -70,9 +70,9 @@ class TestQueue:
         assert not store.lead("another", lease_seconds=60.0)
 
     def test_claimants_at_work_at_once_share_the_samples_out(
-        self, shared_store_url: str, open_store: OpenStore
+        self, any_store_url: str, open_store: OpenStore
     ) -> None:
-        stores = [open_store(shared_store_url) for _ in range(4)]
+        stores = [open_store(any_store_url) for _ in range(4)]
         ids = fill(stores[0], 200)
 
         def claim_all(store: SampleStore) -> list[int]:
@@ -101,9 +101,9 @@ class TestQueue:
         assert store.states()[State.JUDGED] == 1
 
     def test_of_two_monitors_that_finish_at_once_one_is_accepted(
-        self, shared_store_url: str, open_store: OpenStore
+        self, any_store_url: str, open_store: OpenStore
     ) -> None:
-        stores = [open_store(shared_store_url) for _ in range(2)]
+        stores = [open_store(any_store_url) for _ in range(2)]
         ids = fill(stores[0], 60)
         ready = threading.Barrier(2)
 
@@ -175,9 +175,9 @@ class TestQueue:
         assert not store.lead("a", lease_seconds=60.0)
 
     def test_of_monitors_that_begin_at_once_one_leads(
-        self, shared_store_url: str, open_store: OpenStore
+        self, any_store_url: str, open_store: OpenStore
     ) -> None:
-        stores = [open_store(shared_store_url) for _ in range(4)]
+        stores = [open_store(any_store_url) for _ in range(4)]
         with ThreadPoolExecutor(4) as pool:
             leads = list(pool.map(lambda n: stores[n].lead(f"m{n}", lease_seconds=60.0), range(4)))
         assert sum(leads) == 1

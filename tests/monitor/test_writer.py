@@ -392,6 +392,7 @@ def test_a_damaged_store_keeps_no_process_from_beginning(
 
 def test_stopping_writes_what_waits_and_closes_the_accounts() -> None:
     live = Watching(LabelJudge({}))
+    live.writer = SampleWriter(live.sampler, live.store, exit_seconds=PATIENCE_SECONDS)
     live.writer.start()
     live.writer.start()
     for _ in range(250):

@@ -14,16 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
+from ctxguard.core.metrics import Utilities
 from ctxguard.core.types import Passage
 from ctxguard.errors import DataError, JudgeError
 from ctxguard.monitor.estimation.judge_drift import Canaries, canaries_key, yes_or_no
 from ctxguard.monitor.estimation.judged_request import Scale, judged_request
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judge, Judgment, Ledger
 from ctxguard.monitor.judges.protocol import verdicts_from_json, verdicts_to_json
-from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
 from ctxguard.monitor.judging.counters import Counts
-from ctxguard.monitor.redaction import Redactor, is_hash, redact, redacted_once
+from ctxguard.monitor.redaction import Redactor, is_hash, redacted_once
 from ctxguard.monitor.sampling.record import SampleRecord, as_written
 from ctxguard.monitor.sampling.sampler import HashSampler
 from ctxguard.monitor.store import SampleStore
@@ -41,32 +40,6 @@ _LOOK_SECONDS = 60.0
 """How often the store is asked for labelled samples while none is due."""
 _RETRY_SECONDS = 3600.0
 """After which a sample is tried again on which the judge failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class JudgingSettings:
-    """What a monitor judges with, and how much of it.
-
-    Attributes:
-        judge: Grades passages. Another name or version begins another series of estimates.
-        utilities: The utility of a passage; every served passage that is not relevant costs.
-        budget: The most that judging may take.
-        lookup: Finds the texts of passages that were not stored; None if all are stored.
-        redactor: Applied to texts that ``lookup`` finds before the judge reads them, as the
-            samples' own (``Privacy.redactor``) is to texts that are stored; one that fails costs
-            the passage its verdict. None for no redaction.
-    """
-
-    judge: Judge
-    utilities: Utilities = DEFAULT_UTILITIES
-    budget: BudgetLimits = NO_LIMITS
-    lookup: PassageLookup | None = None
-    redactor: Redactor | None = redact
-
-    @property
-    def series(self) -> str:
-        """The name of the judge's series."""
-        return f"{self.judge.name} {self.judge.version}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +66,34 @@ class SampleVerdicts:
 class SampleJudge:
     """Has samples judged, one at a time.
 
+    Args:
+        judge: Grades passages.
+        utilities, lookup, redactor: As of ``Monitor``.
+
     Attributes:
+        ledger: The accounts of the judge; None for one that keeps none.
         n_judged: Passages that the judge has given a verdict of, or was asked for one in vain,
             also those of samples on which it failed later.
         is_proven: Whether it has given a valid verdict; always of a judge that asks no endpoint.
     """
 
-    def __init__(self, settings: JudgingSettings) -> None:
-        self.judge = judge = settings.judge
-        self._settings = settings
+    def __init__(
+        self,
+        judge: Judge,
+        utilities: Utilities,
+        lookup: PassageLookup | None,
+        redactor: Redactor | None,
+    ) -> None:
+        self.judge = judge
+        self.ledger: Ledger | None = getattr(judge, "ledger", None)
+        self._utilities = utilities
+        self._lookup = lookup
+        self._redactor = redactor
         self.is_exact = bool(getattr(judge, "exact", False))
         self._reads_text = getattr(judge, "reads_text", True)
         self._judges_pools = bool(getattr(judge, "judges_pools", False))
         self.n_judged = 0
-        self._ledger: Ledger | None = getattr(judge, "ledger", None)
-        self.is_proven = self._ledger is None
+        self.is_proven = self.ledger is None
 
     def most_passages(self, record: SampleRecord) -> int:
         """Return the most passages of a sample that are given to the judge."""
@@ -140,7 +126,7 @@ class SampleJudge:
         missing = tuple([each for each in wanted if each not in verdicts])
         block, n_wanted, n_invalid = None, len(wanted), len(wanted) - len(verdicts)
         if counts:
-            scale = Scale(self._settings.utilities, self.judge.max_grade)
+            scale = Scale(self._utilities, self.judge.max_grade)
             block = judged_request(record, verdicts, scale, probability=probability)
         return SampleVerdicts(block, verdicts, missing, is_complete, n_wanted, n_invalid)
 
@@ -161,7 +147,7 @@ class SampleJudge:
         if not self._reads_text:
             return Passage(passage_id, "")
         try:
-            passage = None if self._settings.lookup is None else self._settings.lookup(passage_id)
+            passage = None if self._lookup is None else self._lookup(passage_id)
             if passage is None:
                 return None
             if record.where is not None and not record.where.allows(passage.metadata):
@@ -172,7 +158,7 @@ class SampleJudge:
 
     def _redacted(self, passage: Passage) -> Passage:
         """Redact a passage of the index as a sample would hold it: its beginning."""
-        passage, redactor = as_written(passage), self._settings.redactor
+        passage, redactor = as_written(passage), self._redactor
         if redactor is None:
             return passage
         title, text = (redacted_once(one, redactor) for one in (passage.title, passage.text))
@@ -201,8 +187,8 @@ class SampleJudge:
             and 0 <= verdict.grade <= highest
         }
         self.is_proven = self.is_proven or bool(found)
-        if not self.is_proven and self._ledger is not None:
-            _check_replies(self.judge, self._ledger)
+        if not self.is_proven and self.ledger is not None:
+            _check_replies(self.judge, self.ledger)
         return found
 
 

@@ -21,7 +21,6 @@ from ctxguard.monitor.alarms import AlarmKind
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
 from ctxguard.monitor.estimation.metrics import Metric, losses
 from ctxguard.monitor.estimation.rows import Rows
-from ctxguard.monitor.judges import Ledger
 from ctxguard.monitor.judges.protocol import verdicts_to_json
 from ctxguard.monitor.judging.budget import JudgingBudget
 from ctxguard.monitor.judging.counters import (
@@ -32,7 +31,6 @@ from ctxguard.monitor.judging.counters import (
 from ctxguard.monitor.judging.sample_judge import (
     LEASE_SECONDS,
     JudgingAgain,
-    JudgingSettings,
     SampleJudge,
     SampleVerdicts,
 )
@@ -90,6 +88,7 @@ class JudgingWorker:
     dies is judged again, once the leases of its samples end.
 
     Args:
+        series: That of the judge.
         counters: Told the outcome of each sample.
         alarms: Told what each sample shows; None without alarms.
         clock: Seconds since the epoch.
@@ -101,7 +100,8 @@ class JudgingWorker:
     def __init__(
         self,
         store: SampleStore,
-        settings: JudgingSettings,
+        judge: SampleJudge,
+        series: str,
         *,
         claimant: str,
         budget: JudgingBudget,
@@ -111,15 +111,13 @@ class JudgingWorker:
     ) -> None:
         self._store = store
         self._claimant = claimant
-        self._judge = SampleJudge(settings)
-        self._ledger: Ledger | None = getattr(settings.judge, "ledger", None)
-        self._again = JudgingAgain(
-            store, settings.series, self._judge, claimant=claimant, clock=clock
-        )
+        self._judge = judge
+        self._ledger = judge.ledger
+        self._again = JudgingAgain(store, series, judge, claimant=claimant, clock=clock)
         self._budget = budget
         self._counters = counters
         self._alarms = alarms
-        self._series = settings.series
+        self._series = series
         self._held: list[_Result] = []
         self._held_since = 0.0
         self._sampler = HashSampler("budget")
