@@ -15,7 +15,7 @@ from ctxguard.errors import DataError
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.protocol import verdicts_from_json
 from ctxguard.monitor.labels.files import RowToLabel, in_file_order, rows_to_label
-from ctxguard.monitor.labels.human import ALWAYS, human_verdicts, rows_left
+from ctxguard.monitor.labels.human import ALWAYS, NOBODY, human_verdicts, rows_left
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow, PickedPassage, PickKind, SampleStore
 
@@ -39,6 +39,7 @@ class GradedSample:
         people: The verdicts of people so far, by passage id.
         judge: The verdicts of the judge, by passage id.
         picked: What people are asked about.
+        disagreements: Passages on whose relevance annotators disagree.
     """
 
     sample_id: int
@@ -46,6 +47,7 @@ class GradedSample:
     people: Mapping[str, Judgment]
     judge: Mapping[str, Judgment]
     picked: tuple[PickedPassage, ...] = ()
+    disagreements: int = 0
 
     def is_of_tenant(self, tenant: str) -> bool:
         """Tell whether the request could see passages of this value of a field only.
@@ -127,12 +129,10 @@ def graded_samples(
         except DataError as error:
             _log.warning("sample %d is left out: %s", sample_id, error)
             continue
+        own = people.get(sample_id, NOBODY)
+        asked = tuple(picked.get(sample_id, ()))
         found[sample_id] = GradedSample(
-            sample_id,
-            record,
-            people[sample_id].by_passage if sample_id in people else {},
-            by_judge,
-            tuple(picked.get(sample_id, ())),
+            sample_id, record, own.by_passage, by_judge, asked, own.disagreements
         )
     return found
 
