@@ -12,8 +12,7 @@ import numpy as np
 from benchmarks._alarm_judges import quantile
 from ctxguard.core.types import FloatArray, Route
 from ctxguard.monitor.alarms import AlarmKind
-from ctxguard.monitor.alarms.days import Day, groups
-from ctxguard.monitor.alarms.ecusum import ECusum
+from ctxguard.monitor.alarms.ecusum import Day, ECusum, groups
 from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss
 
 TARGET, IN_CONTROL, RAISED = 0.12, 0.10, 0.20

@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks._alarm_judges import quantile
 from ctxguard.core.types import Route
 from ctxguard.monitor.alarms import AlarmKind
-from ctxguard.monitor.alarms.days import Day
+from ctxguard.monitor.alarms.ecusum import Day
 from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss
 from ctxguard.monitor.alarms.reference import ReferenceKind
 

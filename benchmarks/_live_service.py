@@ -39,10 +39,8 @@ from ctxguard.monitor.labels.files import RowToLabel
 from ctxguard.monitor.labels.human import IF_NONE_ABOVE
 from ctxguard.monitor.labels.samples import graded_samples, targeted_samples, unfinished
 from ctxguard.monitor.redaction import Text
-from ctxguard.monitor.sampling.inclusion import HashSampler
-from ctxguard.monitor.sampling.privacy import Privacy
-from ctxguard.monitor.sampling.sampler import Sampler
-from ctxguard.monitor.sampling.writer import SampleWriter
+from ctxguard.monitor.sampling.sampler import HashSampler, Sampler
+from ctxguard.monitor.sampling.writer import Privacy, SampleWriter
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import (
     LabelRow,
@@ -56,13 +54,12 @@ START = 20_000 * DAY_SECONDS
 _PRIVACY = Privacy(redactor=None, passages=Text.OMITTED)
 """The simulated judge and people know the passages by their ids."""
 _CLAIM = 500
-_SAMPLES, _JUDGED = schema.samples.name, schema.judged.name
+_SAMPLES = schema.samples.name
 _OF_A_SAMPLE = (
     _SAMPLES,
-    _JUDGED,
+    schema.judged.name,
     schema.payloads.name,
     schema.verdicts.name,
-    schema.rejected.name,
 )
 _OF_A_STORE = (schema.series.name, schema.accounts.name)
 _LOCKED_SECONDS = 0.05
@@ -262,11 +259,6 @@ class Service:
                 f"label_order_of(request_id) WHERE {within}",
                 times,
             )
-            here.execute(
-                f"UPDATE {_JUDGED} SET label_order = (SELECT label_order FROM {_SAMPLES} "  # noqa: S608
-                f"WHERE {_SAMPLES}.sample_id = {_JUDGED}.sample_id) WHERE {within}",
-                times,
-            )
             here.execute("COMMIT")
         self.now = START + until
 
@@ -340,7 +332,7 @@ def check_together(service: Service) -> None:
         last = scrapes[-1]
         return sum(n for name, n in last.items() if name[: len(key)] == key)
 
-    judged = len(service.store.judged(service.monitors[0].series))
+    judged = sum(map(len, service.store.judged_pages(service.monitors[0].series)))
     if total("ctxguard_judged_samples_total", "judged") != judged:
         raise RuntimeError(f"the monitors' counters do not add up to {judged} judged samples")
 
@@ -377,7 +369,8 @@ def label_some(service: Service, pick: Pick) -> int:
 def _least_relevant(service: Service, n: int) -> list[int]:
     """The judged samples in which least of what was served is relevant."""
     store, series = service.store, service.monitors[0].series
-    samples = graded_samples(store, series, store.judged(series).sample_ids.tolist())
+    ids = [one for page in store.judged_pages(series) for one in page.sample_ids.tolist()]
+    samples = graded_samples(store, series, ids)
     served = service.traffic.relevant[:, :DEFAULT_K].sum(axis=1)
     return sorted(samples, key=lambda one: served[question_of(samples[one].record.query or "")])[:n]
 

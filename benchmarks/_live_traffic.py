@@ -24,7 +24,7 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import DEFAULT_K, FloatArray, Hit, Mode, Passage, Ranking, Route, ScoreKind
 from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.sampling.inclusion import DEFAULT_RATES
+from ctxguard.monitor.sampling.sampler import DEFAULT_RATES
 
 BoolArray = NDArray[np.bool_]
 

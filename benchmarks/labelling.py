@@ -27,13 +27,14 @@ from rich.table import Table
 from ctxguard.core.types import DEFAULT_K, FloatArray
 from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.estimation.prediction_powered import (
+    FOLDS,
     N_COLUMNS,
     Graded,
+    Model,
     corrected_estimates,
     predicted,
 )
-from ctxguard.monitor.estimation.ratio import DEFAULT_MIN_N, Estimate
-from ctxguard.monitor.estimation.relevance import FOLDS, Model
+from ctxguard.monitor.estimation.ratio import DEFAULT_MIN_N, Estimate, Sums
 from ctxguard.monitor.estimation.rows import (
     FAR,
     NEAR,
@@ -46,7 +47,6 @@ from ctxguard.monitor.estimation.rows import (
     rank_group,
 )
 from ctxguard.monitor.estimation.sampling_design import DROPPED_COINS, GO_ON, SERVED_COIN
-from ctxguard.monitor.estimation.sums import Sums
 
 SUMMARY = "Simulate months of grading, and check what the grades give."
 METRICS = (Metric.PRECISION, Metric.UDCG, Metric.SERVED_MRR, Metric.POOLED_RECALL)

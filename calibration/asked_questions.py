@@ -17,10 +17,9 @@ from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import Passage
 from ctxguard.errors import DataError
 from ctxguard.guard import ContextGuard
-from ctxguard.monitor.sampling.inclusion import HashSampler, InclusionDesign, JudgingRates
-from ctxguard.monitor.sampling.privacy import DEFAULT_PRIVACY
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
-from ctxguard.monitor.sampling.sampler import Sample
+from ctxguard.monitor.sampling.sampler import HashSampler, InclusionDesign, JudgingRates, Sample
+from ctxguard.monitor.sampling.writer import DEFAULT_PRIVACY
 from ctxguard.monitor.store import Entry
 
 if TYPE_CHECKING:

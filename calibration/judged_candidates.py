@@ -31,11 +31,9 @@ from ctxguard.core.policies import ExpectedUtilityPolicy, Policy
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
 from ctxguard.monitor.estimation.metrics import Metric, reciprocal_ranks
-from ctxguard.monitor.estimation.prediction_powered import ranks_found, regressed
-from ctxguard.monitor.estimation.ratio import linearised
-from ctxguard.monitor.estimation.relevance import FOLDS, Model
+from ctxguard.monitor.estimation.prediction_powered import FOLDS, Model, ranks_found, regressed
+from ctxguard.monitor.estimation.ratio import Sums, linearised
 from ctxguard.monitor.estimation.rows import MISSING, YES, Rows
-from ctxguard.monitor.estimation.sums import Sums
 
 KS = (1, 3, 5, 10, 20)
 METRICS = ("precision", "mrr", "udcg", "recall")

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     )
     from ctxguard.guard import ContextGuard
     from ctxguard.guard.reload import IndexWatcher, ProfileWatcher
-    from ctxguard.monitor.sampling.inclusion import JudgingRates
-    from ctxguard.monitor.sampling.privacy import Privacy as Privacy
+    from ctxguard.monitor.sampling.sampler import JudgingRates
+    from ctxguard.monitor.sampling.writer import Privacy as Privacy
     from ctxguard.monitor.sampling.writer import sample_to as sample_to
     from ctxguard.profile.comparison import ProfileCheck
     from ctxguard.profile.schema import Profile
@@ -80,9 +80,8 @@ _EXPORTS = {
     "ProfileFormatError ProfileMismatchError QueryError StageError StageUnavailableError",
     "ctxguard.guard": "ContextGuard",
     "ctxguard.guard.reload": "IndexWatcher ProfileWatcher",
-    "ctxguard.monitor.sampling.inclusion": "JudgingRates",
-    "ctxguard.monitor.sampling.privacy": "Privacy",
-    "ctxguard.monitor.sampling.writer": "sample_to",
+    "ctxguard.monitor.sampling.sampler": "JudgingRates",
+    "ctxguard.monitor.sampling.writer": "Privacy sample_to",
     "ctxguard.profile.comparison": "ProfileCheck",
     "ctxguard.profile.schema": "Profile",
     "ctxguard.request.with_text_signals": "WithTextSignals",

@@ -141,7 +141,7 @@ class JudgeCommand(JudgeModel, System):
         system = {**retriever.fingerprint(), "k": str(self.serving_k), "depth": str(depth)}
         if self.questions is None:
             asked = {request_id_of(text, system): (text, n) for text, n in self._log().items()}
-            new = [(one, *about) for one, about in asked.items() if not store.find(one)]
+            new = [(one, *about) for one, about in asked.items() if not store.find([one])]
             step = begin("searching", len(new))
             for first in range(0, len(new), _AT_ONCE):
                 some = new[first : first + _AT_ONCE]
@@ -151,7 +151,7 @@ class JudgeCommand(JudgeModel, System):
         index = cast("HybridRetriever", source)
         drawn = passages_to_ask_about(index.passage_ids, self.questions)
         ids = {name: request_id_of(name, system, is_written=True) for name in drawn}
-        passages = [index.passage(name) for name in drawn if not store.find(ids[name])]
+        passages = [index.passage(name) for name in drawn if not store.find([ids[name]])]
         step = begin("writing questions", len(passages))
         for written in written_questions(passages, cast("LLMJudge", judge)):
             yield _samples(guard, [(ids[p.passage_id], text, 1) for p, text in written if text])

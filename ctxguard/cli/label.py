@@ -69,9 +69,9 @@ class ExportCommand(SettingsModel):
         from ctxguard.monitor.estimation.sampling_design import to_label
         from ctxguard.monitor.labels.files import write_label_file
         from ctxguard.monitor.labels.guide import grading_guide
-        from ctxguard.monitor.labels.repeats import rows_once
         from ctxguard.monitor.labels.samples import (
             minutes_to_grade,
+            rows_once,
             targeted_samples,
             unfinished,
         )
@@ -171,7 +171,7 @@ class ImportCommand(SettingsModel):
     def _take_labels(self, annotator: str, output: Output) -> None:
         from ctxguard.monitor.estimation.sampling_design import usable_labels
         from ctxguard.monitor.labels.files import read_label_file
-        from ctxguard.monitor.labels.repeats import repeats
+        from ctxguard.monitor.labels.samples import repeats
 
         rows, ungraded = read_label_file(self.file, annotator, time.time(), self.max_grade)
         with open_store(self.store) as opened:

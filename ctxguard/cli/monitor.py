@@ -103,7 +103,6 @@ class MonitorCommand(JudgeSettings, IndexSystem):
         """
         if output.as_json and not self.once:
             raise ConfigurationError("--json prints what --once found: give --once")
-        from ctxguard.monitor.alarms import AlarmState
         from ctxguard.monitor.judging.budget import BudgetLimits
         from ctxguard.monitor.service import Monitor, WatchedProfile
         from ctxguard.monitor.store import Limits
@@ -125,7 +124,7 @@ class MonitorCommand(JudgeSettings, IndexSystem):
             watched=None
             if loaded is None
             else WatchedProfile(
-                AlarmState(loaded),
+                loaded,
                 None if retriever is None else partial(_present_corpus, retriever),
                 self.profile,
                 switch_to_safe=self.switch_to_safe,

@@ -10,7 +10,7 @@ from ctxguard.core.decision import Decision, decide, decide_with_answers
 from ctxguard.core.types import Flag, Mode, Verdict
 from ctxguard.errors import DataError
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.judges.verdict_text import verdicts_from_json
+from ctxguard.monitor.judges.protocol import verdicts_from_json
 from ctxguard.monitor.labels.human import standing
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow, SampleStore, State, StoredSample
@@ -173,7 +173,7 @@ def explain_sample(
         candidates=() if record is None else tuple(_candidates(record, decision, judge, labels)),
         rejected=store.rejected([sample_id]).get(sample_id, ()),
         picked=picked,
-        alarm=dict(store.label_queue()).get(sample_id),
+        alarm=store.label_queue().get(sample_id),
         reactions=tuple([reaction.kind for _, reaction in store.feedback([sample_id])]),
         decision=decision,
         notes=tuple(notes),

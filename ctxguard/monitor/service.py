@@ -27,8 +27,7 @@ from ctxguard.errors import (
     StoreError,
 )
 from ctxguard.monitor.alarms import AlarmState
-from ctxguard.monitor.alarms.actions import raise_verdict
-from ctxguard.monitor.alarms.monitor import AlarmMonitor
+from ctxguard.monitor.alarms.monitor import AlarmMonitor, raise_verdict
 from ctxguard.monitor.estimation.full_judged_pools import ShadowedTraffic
 from ctxguard.monitor.estimation.judged_request import Scale, update_graded
 from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimates
@@ -44,7 +43,7 @@ from ctxguard.monitor.judging.counters import (
     MonitorCounters,
     judge_counts,
 )
-from ctxguard.monitor.judging.sample_judge import JudgingSettings, PassageLookup
+from ctxguard.monitor.judging.sample_judge import PassageLookup, SampleJudge
 from ctxguard.monitor.judging.worker import JudgingWorker
 from ctxguard.monitor.redaction import Redactor, redact
 from ctxguard.monitor.store import Accounts, SampleStore, State
@@ -117,8 +116,8 @@ class WatchedProfile:
     """The profile whose promises a monitor watches, and what may change its file.
 
     Attributes:
-        alarms: The alarms of the profile. They compare what all monitors that were given the
-            profile have judged. ``restore_alarms`` restores what was saved.
+        profile: Its alarms compare what all monitors that were given it have judged.
+            ``Monitor.restore_alarms`` restores what was saved.
         corpus_sketch: Returns the sketch of what the guard searches now, which is compared with
             that of the profile; None compares nothing.
         path: The file of the profile, which the alarms follow when another takes its place; None
@@ -129,7 +128,7 @@ class WatchedProfile:
             requests let it rise.
     """
 
-    alarms: AlarmState
+    profile: Profile
     corpus_sketch: Callable[[], CorpusSketch] | None = None
     path: Path | None = None
     switch_to_safe: bool = False
@@ -140,9 +139,15 @@ class Monitor:
     """Judges stored samples and estimates the quality of live traffic.
 
     Args:
-        judge, utilities, budget, lookup, redactor: See ``JudgingSettings``.
+        judge: Grades passages. Another name or version begins another series of estimates.
         window_seconds: Length of the recent window, > 0.
+        utilities: The utility of a passage; every served passage that is not relevant costs.
         precision: What an estimate needs in order to be shown.
+        budget: The most that judging may take.
+        lookup: Finds the texts of passages that were not stored; None if all are stored.
+        redactor: Applied to texts that ``lookup`` finds before the judge reads them, as the
+            samples' own (``Privacy.redactor``) is to texts that are stored; one that fails costs
+            the passage its verdict. None for no redaction.
         watched: The profile that is watched; None for none.
         clock: Seconds since the epoch.
 
@@ -153,7 +158,8 @@ class Monitor:
         judge_fault: Why the background thread has stopped; None while it runs.
 
     Raises:
-        ConfigurationError: a window that is not > 0 and finite.
+        ConfigurationError: a window that is not > 0 and finite, or a reference distribution of
+            the profile that cannot be read.
     """
 
     def __init__(
@@ -177,8 +183,9 @@ class Monitor:
         self.exact = bool(getattr(judge, "exact", False))
         self.window_seconds = window_seconds
         self.precision = precision
-        self._settings = JudgingSettings(judge, utilities, budget, lookup, redactor)
-        self.series = self._settings.series
+        self.series = f"{judge.name} {judge.version}"
+        self._limits = budget
+        self._begin_judging = partial(SampleJudge, judge, utilities, lookup, redactor)
         # Makes the rows of what people have graded since.
         self._update_graded = partial(
             update_graded, store, self.series, Scale(utilities, judge.max_grade)
@@ -187,9 +194,9 @@ class Monitor:
         self._watched = watched
         self._alarms: AlarmMonitor | None = None
         if watched is not None:
-            watched.alarms.set_judge(exact=self.exact)
+            state = AlarmState(watched.profile, exact=self.exact)
             safe = watched.path if watched.switch_to_safe else None
-            self._alarms = AlarmMonitor(watched.alarms, store, self.series, clock, safe)
+            self._alarms = AlarmMonitor(state, store, self.series, clock, safe)
         self._reset_after_fork()
         reset_in_children(self)
 
@@ -208,10 +215,11 @@ class Monitor:
         self._sharing = threading.Lock()
         self._shared: Counts = {}
         """What the store was told of these."""
-        self._budget = JudgingBudget(self._settings.budget, self.store, self.series, self._clock)
+        self._budget = JudgingBudget(self._limits, self.store, self.series, self._clock)
         self._worker = JudgingWorker(
             self.store,
-            self._settings,
+            self._begin_judging(),
+            self.series,
             claimant=self._claimant,
             budget=self._budget,
             counters=self._counters,

@@ -13,7 +13,7 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Route
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.judges import Judgment, LabelJudge
-from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.profile.schema import Profile, RouteProfile
 from ctxguard.request.telemetry import Telemetry
 

@@ -21,8 +21,8 @@ from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.types import Route
 from ctxguard.errors import CalibrationError
 from ctxguard.monitor.estimation.sampling_design import to_label
-from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store import LabelRow
 from ctxguard.profile.schema import Profile
 

@@ -14,8 +14,8 @@ from ctxguard.core.types import Route
 from ctxguard.monitor.estimation.full_judged_pools import ShadowedTraffic
 from ctxguard.monitor.estimation.promotion import FEWEST_LABELLED, Rise
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store import LabelRow
 from ctxguard.profile.schema import Profile, RouteProfile, RouteVerdict
 from tests.profiles import profile_with

@@ -15,9 +15,8 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import Hit, Mode, Route, ScoreKind
 from ctxguard.guard import ContextGuard
-from ctxguard.monitor.sampling.inclusion import DEFAULT_RATES, JudgingRates
-from ctxguard.monitor.sampling.privacy import DEFAULT_PRIVACY, Privacy
-from ctxguard.monitor.sampling.writer import sample_to
+from ctxguard.monitor.sampling.sampler import DEFAULT_RATES, JudgingRates
+from ctxguard.monitor.sampling.writer import DEFAULT_PRIVACY, Privacy, sample_to
 from ctxguard.monitor.store import SampleStore, State
 from ctxguard.profile.schema import Certificate, Profile, RouteProfile
 from ctxguard.request.telemetry import Telemetry

@@ -16,9 +16,10 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.errors import DataError
 from ctxguard.monitor.labels.files import read_feedback_file, read_label_file
-from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store import LabelRow, SampleStore
+from tests.stored import request_of
 
 Rows = list[dict[str, Any]]
 Export = Callable[..., Rows]
@@ -173,7 +174,7 @@ class TestExport:
 
     def test_without_stored_texts_that_is_said(self, run: Run, tmp_path: Path) -> None:
         from ctxguard.monitor.redaction import Text
-        from ctxguard.monitor.sampling.privacy import Privacy
+        from ctxguard.monitor.sampling.writer import Privacy
 
         traffic = serve(tmp_path, 2, rates=EVERYTHING, privacy=Privacy(passages=Text.OMITTED))
         judge(run, traffic)
@@ -226,9 +227,9 @@ class TestAlarm:
         self, export: Export, import_: Import, alarmed: Traffic
     ) -> None:
         with SampleStore.open(alarmed.url) as store:
-            queue = store.request_ids([sample_id for sample_id, _ in store.label_queue()])
+            queue = {request_of(store, each) for each in store.label_queue()}
         targeted = export(alarmed, "--alarm")
-        assert {row["request_id"] for row in targeted} == set(queue.values())
+        assert {row["request_id"] for row in targeted} == queue
         first = export(alarmed, "--alarm", "-n", "30")
         served = [row for row in first if row["passage_id"].endswith("-0")]
         import_(alarmed, graded(served, alarmed))
@@ -239,8 +240,8 @@ class TestAlarm:
         with SampleStore.open(alarmed.url) as store:
             (series,) = store.series()
             picked = store.picked(series)
-            assert set(store.request_ids(list(picked)).values()) == random
-            assert {reason for _, reason in store.label_queue()} == {"recall_loss"}
+            assert {request_of(store, each) for each in picked} == random
+            assert {*store.label_queue().values()} == {"recall_loss"}
 
 
 BAD_LABELS = {
@@ -395,7 +396,7 @@ class TestFeedback:
         self, run: Run, traffic: Traffic, tmp_path: Path
     ) -> None:
         with SampleStore.open(traffic.url) as store:
-            first, second = store.request_ids([1, 2]).values()
+            first, second = request_of(store, 1), request_of(store, 2)
         before = json.loads(judge(run, traffic, "--json").stdout)
         found = read(
             take(

@@ -23,6 +23,7 @@ from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow, SampleStore, State
 from ctxguard.profile.schema import Profile
+from tests.stored import request_of
 
 Once = Callable[..., Result]
 """Runs `ctxguard monitor --once` on some traffic."""
@@ -106,7 +107,7 @@ class TestOnce:
         assert first["estimates"] == second["estimates"]
         assert "nothing waited" in once(traffic).stdout
         with SampleStore.open(traffic.url) as store:
-            request_id = store.request_ids([1])[1]
+            request_id = request_of(store, 1)
             assert store.add_labels([LabelRow(request_id, "d0-0", 1, None, "ann", 1.0)]).added == 1
         others = {query: frozenset[str]() for query in traffic.relevant}
         result = once(replace(traffic, relevant=others), "--json")
@@ -284,8 +285,7 @@ def test_with_the_index_texts_that_were_not_stored_are_looked_up(
 
     from ctxguard.guard import ContextGuard
     from ctxguard.monitor.redaction import Text
-    from ctxguard.monitor.sampling.privacy import Privacy
-    from ctxguard.monitor.sampling.writer import sample_to
+    from ctxguard.monitor.sampling.writer import Privacy, sample_to
     from ctxguard.request.telemetry import Telemetry
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 

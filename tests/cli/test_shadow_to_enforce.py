@@ -11,7 +11,6 @@ from running import Result, Run, ok, read
 
 from ctxguard import ContextGuard, Hit, Mode, RatioPolicy, Route, ScoreKind
 from ctxguard.guard.reload import ProfileWatcher
-from ctxguard.monitor.alarms import AlarmState
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.service import Monitor, WatchedProfile
@@ -122,7 +121,7 @@ def test_a_profile_that_was_replaced_meanwhile_is_not_overwritten(watched: Watch
         monitor = Monitor(
             store,
             LabelJudge({f"which shelf holds tool {n}": {f"d{n}-4": 1} for n in range(80)}),
-            watched=WatchedProfile(AlarmState(KEEPS_ALL), path=watched.file, switch=True),
+            watched=WatchedProfile(KEEPS_ALL, path=watched.file, switch=True),
         )
         while monitor.step():
             pass
@@ -149,7 +148,7 @@ def test_a_scrape_says_what_is_missing_until_it_rises(watched: Watched) -> None:
         monitor = Monitor(
             store,
             judge,
-            watched=WatchedProfile(AlarmState(KEEPS_ALL), path=watched.file, switch=True),
+            watched=WatchedProfile(KEEPS_ALL, path=watched.file, switch=True),
         )
         MonitorCollector(monitor, registry)
         while monitor.step():

@@ -54,9 +54,8 @@ from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.prompt import messages, read_grade
 from ctxguard.monitor.labels.files import read_feedback_file, read_label_file
 from ctxguard.monitor.redaction import redact
-from ctxguard.monitor.sampling.inclusion import InclusionDesign
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
-from ctxguard.monitor.sampling.sampler import Sample, Sampler
+from ctxguard.monitor.sampling.sampler import InclusionDesign, Sample, Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.service import Monitor, WatchedProfile
 from ctxguard.monitor.store import FeedbackRow, LabelRow, SampleStore, schema
@@ -356,9 +355,7 @@ def filled_store(url: str) -> tuple[SampleStore, Monitor]:
     sampler = Sampler(1.0)
     guard = ContextGuard(lambda query, depth: HITS, score_kind=ScoreKind.RATIO, k=1)
     writer = SampleWriter(sampler, store)
-    monitor = Monitor(
-        store, Judge(), watched=WatchedProfile(AlarmState(WATCHED)), clock=lambda: NOW
-    )
+    monitor = Monitor(store, Judge(), watched=WatchedProfile(WATCHED), clock=lambda: NOW)
     for n in range(4):
         sampler.offer(guard.retrieve("q", request_id=f"r{n}"), 0.5, NOW)
     writer.flush()

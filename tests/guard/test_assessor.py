@@ -21,9 +21,8 @@ from ctxguard.core.value_of_information import DEFAULT_PER_SECOND, AnswerModel
 from ctxguard.errors import RedactionError, StageUnavailableError
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.explanation import decided
-from ctxguard.monitor.sampling.inclusion import InclusionDesign, JudgingRates
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
-from ctxguard.monitor.sampling.sampler import Sample
+from ctxguard.monitor.sampling.sampler import InclusionDesign, JudgingRates, Sample
 from ctxguard.profile.schema import AssessorProfile, Profile
 from ctxguard.request import assess
 from ctxguard.request.assess import AssessorStage

@@ -225,7 +225,7 @@ def test_the_way_from_a_sample_to_its_metric_calls_few_functions() -> None:
     # It differs by a few with the time that each step takes.
     assert len(calls) <= 1_000, shown(calls)
     assert len({*calls}) <= 300
-    assert len({file for file, _ in calls}) <= 48
+    assert len({file for file, _ in calls}) <= 41
 
 
 def test_the_way_from_labels_to_a_profile_calls_few_functions(retriever: HybridRetriever) -> None:

@@ -39,9 +39,12 @@ def open_store() -> Iterator[Callable[..., SampleStore]]:
         store.close()
 
 
-@pytest.fixture(params=["sqlite", "memory", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgresql"])
 def any_store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A new, empty store: a SQLite file, SQLite in memory, a PostgreSQL schema."""
+    """A new, empty store that several processes can open: a SQLite file, a PostgreSQL schema.
+
+    One in memory, the parameter ``memory``, is what most tests of the monitor have.
+    """
     if request.param == "memory":
         return "sqlite://"
     if request.param == "sqlite":
@@ -60,12 +63,3 @@ def clock() -> Clock:
 def store(any_store_url: str, clock: Clock, open_store: OpenStore) -> SampleStore:
     """A new, empty store of each kind, on a clock that the test sets."""
     return open_store(any_store_url, clock=clock)
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def shared_store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A new, empty store that several processes can open."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'samples.db'}"
-    url: str = request.getfixturevalue("postgresql_url")
-    return url

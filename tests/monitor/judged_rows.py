@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ctxguard.monitor.estimation.metrics import Metric, weighted_terms
+from ctxguard.monitor.estimation.ratio import RatioSums, Sums
 from ctxguard.monitor.estimation.rows import (
     MISSING,
     NEAR,
@@ -18,7 +19,6 @@ from ctxguard.monitor.estimation.rows import (
     session_number,
     to_block,
 )
-from ctxguard.monitor.estimation.sums import RatioSums, Sums
 
 GAIN, HARM = 1.0, 0.5
 

@@ -12,11 +12,11 @@ from ctxguard.core.context import Context
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Mode, Route, ScoreKind
-from ctxguard.monitor.alarms import AlarmKind, AlarmState, Severity
+from ctxguard.monitor.alarms import AlarmKind, Severity
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.judging.counters import JudgedAs
-from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.service import WatchedProfile
 from ctxguard.profile.schema import RouteProfile
 from tests.profiles import CERTIFICATE, profile_with
@@ -42,7 +42,7 @@ def watching(*, rates: JudgingRates | None = None, **settings: Any) -> Watching:
     return Watching(
         LabelJudge(LOST | FOUND),
         rates=JudgingRates(baseline_rate=1.0) if rates is None else rates,
-        watched=WatchedProfile(AlarmState(PROFILE)),
+        watched=WatchedProfile(PROFILE),
         **settings,
     )
 
@@ -67,7 +67,7 @@ def test_a_broken_promise_rings_once_the_day_is_over_and_asks_for_labels() -> No
     assert kinds(live) == []
     live.end_day()
     assert kinds(live) == [AlarmKind.RECALL_LOSS]
-    reasons = dict(live.store.label_queue())
+    reasons = live.store.label_queue()
     assert set(reasons.values()) == {"recall_loss"}
     assert 0 < len(reasons) <= 30
 
@@ -96,9 +96,7 @@ def test_the_first_hours_of_a_day_alone_raise_no_alarm() -> None:
 def test_what_other_monitors_judged_counts() -> None:
     one = watching()
     one.watch(*served(30))
-    other = Watching(
-        LabelJudge(LOST | FOUND), store=one.store, watched=WatchedProfile(AlarmState(PROFILE))
-    )
+    other = Watching(LabelJudge(LOST | FOUND), store=one.store, watched=WatchedProfile(PROFILE))
     other.end_day()
     assert kinds(other) == [AlarmKind.RECALL_LOSS]
 
@@ -158,7 +156,7 @@ def test_the_samples_to_label_are_those_of_the_route_with_the_largest_losses() -
     live.watch(*served(40, query="found {}"))
     live.watch(*served(60))
     live.end_day()
-    requested = [sample_id for sample_id, _ in live.store.label_queue()]
+    requested = list(live.store.label_queue())
     assert len(requested) == 30
     assert min(requested) > 40
 
@@ -186,9 +184,7 @@ def test_a_changed_corpus_warns_once_until_it_is_the_former_again() -> None:
     former, present = CorpusSketch.of(range(100)), [CorpusSketch.of(range(200))]
     live = Watching(
         LabelJudge(LOST | FOUND),
-        watched=WatchedProfile(
-            AlarmState(PROFILE.model_copy(update={"corpus": former})), lambda: present[-1]
-        ),
+        watched=WatchedProfile(PROFILE.model_copy(update={"corpus": former}), lambda: present[-1]),
     )
     for _ in range(2):
         live.monitor.maintain()

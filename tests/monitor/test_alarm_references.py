@@ -15,16 +15,17 @@ from watching import Watching
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import FloatArray, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.alarms import Alarm, AlarmKind, AlarmState, ReferenceKind
-from ctxguard.monitor.alarms.days import WEEK, Day, Days
+from ctxguard.monitor.alarms import Alarm, AlarmKind, ReferenceKind
+from ctxguard.monitor.alarms.ecusum import WEEK, Day, Days
 from ctxguard.monitor.alarms.reference import corrected, upper_limit
 from ctxguard.monitor.estimation.metrics import Metric, losses
 from ctxguard.monitor.estimation.rows import Rows
 from ctxguard.monitor.estimation.sampling_design import to_label
-from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.service import WatchedProfile
 from ctxguard.profile.schema import Profile, RouteProfile
 from tests.profiles import CERTIFICATE, profile_with
+from tests.stored import all_judged
 
 POOL = [f"p{rank}" for rank in range(5)]
 KEPT, LOST = "p0", "p4"
@@ -52,7 +53,7 @@ class Traffic:
         self.live = Watching(
             ErringJudge(is_named, (0.85, 0.8)),
             rates=rates,
-            watched=WatchedProfile(AlarmState(PROFILE), path=path, switch_to_safe=True),
+            watched=WatchedProfile(PROFILE, path=path, switch_to_safe=True),
         )
         self.registry = self.live.registry
 
@@ -81,7 +82,7 @@ class Traffic:
         monitor.maintain()
 
     def judged_losses(self) -> list[float]:
-        rows = Rows.read(self.live.store.judged(self.live.monitor.series).blocks)
+        rows = Rows.read(all_judged(self.live.store, self.live.monitor.series).blocks)
         found = losses(rows)[Metric.RECALL_LOSS]
         return found[~np.isnan(found)].tolist()
 
@@ -176,9 +177,7 @@ def test_samples_that_never_show_what_is_promised_are_a_warning_with_its_mend(
 def resumed(traffic: Traffic) -> Watching:
     """Another monitor that goes on from what the first one saved."""
     judge = ErringJudge(is_named, (0.85, 0.8))
-    found = Watching(
-        judge, rates=RATES, store=traffic.live.store, watched=WatchedProfile(AlarmState(PROFILE))
-    )
+    found = Watching(judge, rates=RATES, store=traffic.live.store, watched=WatchedProfile(PROFILE))
     found.monitor.restore_alarms()
     return found
 

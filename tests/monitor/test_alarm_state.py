@@ -27,7 +27,7 @@ from ctxguard.monitor.alarms import (
     ReferenceKind,
     Severity,
 )
-from ctxguard.monitor.alarms.days import WEEK, Day
+from ctxguard.monitor.alarms.ecusum import WEEK, Day
 from ctxguard.monitor.alarms.loss_monitor import promises
 from ctxguard.monitor.alarms.reference import Correction
 from ctxguard.monitor.store import LossRow
@@ -64,9 +64,7 @@ QUESTIONS = count()
 
 
 def state_of(profile: Profile = PROFILE, *, exact: bool = True) -> AlarmState:
-    state = AlarmState(profile)
-    state.set_judge(exact=exact)
-    return state
+    return AlarmState(profile, exact=exact)
 
 
 def row(loss: float | None, harm: float | None = None, route: Route = Route.HYBRID) -> LossRow:

@@ -26,11 +26,11 @@ from ctxguard.core.types import FailureKind, Flag, Passage, StageFailure
 from ctxguard.core.value_of_information import Assessment
 from ctxguard.errors import CtxguardError, FilterViolationError, OverloadedError
 from ctxguard.monitor import export
-from ctxguard.monitor.alarms import Alarm, AlarmKind, AlarmState, ReferenceKind, Severity
+from ctxguard.monitor.alarms import Alarm, AlarmKind, ReferenceKind, Severity
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.service import WatchedProfile
 from ctxguard.monitor.store import FeedbackRow, LostReason
 from ctxguard.profile.schema import RouteEvidence, RouteProfile, RouteVerdict
@@ -90,9 +90,7 @@ class Service:
         SafeMultiProcessCollector(folder, self.registries["g"])
         rates = JudgingRates(dropped_rate=1.0, baseline_rate=1.0, baseline_k=5, full_pool_rate=1.0)
         given = {"rates": rates, "lookup": lambda name: Passage(name, "text")}
-        self.live = Watching(
-            LabelJudge(QRELS), watched=WatchedProfile(AlarmState(PROFILE)), min_n=60, **given
-        )
+        self.live = Watching(LabelJudge(QRELS), watched=WatchedProfile(PROFILE), min_n=60, **given)
         self.errs = Watching(PaidOpinion(QRELS), **given)
         for name, each in (("m exact", self.live), ("m errs", self.errs)):
             MonitorCollector(each.monitor, self.registries[name], price_per_million=2.5)

@@ -11,7 +11,7 @@ from storing import OpenStore
 from watching import NOW, Watching
 
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store import BudgetPeriod
 from tests.timing import PATIENCE_SECONDS
 
@@ -47,17 +47,17 @@ print(Counting.n)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_three_monitors_keep_one_limit(shared_store_url: str, open_store: OpenStore) -> None:
+def test_three_monitors_keep_one_limit(any_store_url: str, open_store: OpenStore) -> None:
     live = Watching(
         LabelJudge({}),
-        store=open_store(shared_store_url, clock=lambda: NOW),
+        store=open_store(any_store_url, clock=lambda: NOW),
         rates=JudgingRates(dropped_rate=0.5),
     )
     pool = [f"p{rank}" for rank in range(10)]
     live.serve(*[make_context(pool, 2, request_id=f"r{n}") for n in range(150)])
     monitors = [
         subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(_MONITOR), shared_store_url],
+            [sys.executable, "-c", textwrap.dedent(_MONITOR), any_store_url],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from ctxguard.core.types import FloatArray, Route
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.alarms import AlarmKind, LossMonitor, PromisedLoss
-from ctxguard.monitor.alarms.days import Day, Days, groups
-from ctxguard.monitor.alarms.ecusum import ECusum
+from ctxguard.monitor.alarms.ecusum import Day, Days, ECusum, groups
 
 WATCH = ECusum(target=0.12, rise=0.08)
 

@@ -11,9 +11,8 @@ from scipy import stats
 
 from benchmarks.labelling import Case, judged, traffic, truths
 from ctxguard.monitor.estimation.metrics import Metric
-from ctxguard.monitor.estimation.ratio import Estimate, estimate, t_quantile
+from ctxguard.monitor.estimation.ratio import Estimate, RatioSums, estimate, t_quantile
 from ctxguard.monitor.estimation.rows import YES, Rows
-from ctxguard.monitor.estimation.sums import RatioSums
 
 
 def test_a_few_heavy_requests_count_as_few() -> None:

@@ -15,7 +15,7 @@ from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import DEFAULT_K, Mode, Passage, Route
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.judges import Judgment, LabelJudge
-from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store import FeedbackRow
 from ctxguard.retrieval.usage import InvalidReason
 from tests.timing import until

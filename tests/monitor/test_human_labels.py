@@ -29,8 +29,8 @@ from ctxguard.monitor.labels.human import (
     human_verdicts,
     rows_left,
 )
-from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store import LabelRow, PickedPassage, PickKind
 
 POOL = [f"p{rank}" for rank in range(10)]

@@ -22,10 +22,9 @@ from ctxguard.monitor.estimation.metrics import KEPT, Metric, by_judge, losses
 from ctxguard.monitor.estimation.metrics import POOL as IN_POOL
 from ctxguard.monitor.estimation.rows import MISSING, NO, UNGRADED, YES, Rows
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.sampling.inclusion import InclusionDesign, JudgingRates
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.record import record_of as record_of_sample
-from ctxguard.monitor.sampling.sampler import Sample
+from ctxguard.monitor.sampling.sampler import InclusionDesign, JudgingRates, Sample
 
 POOL = [f"p{rank}" for rank in range(10)]
 RELEVANT = frozenset({"p0", "p4", "p7"})

@@ -21,6 +21,7 @@ from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import LabelRow
+from tests.stored import request_of
 
 POOL = [f"p{rank}" for rank in range(12)]
 SERVED = 5
@@ -115,7 +116,7 @@ def test_labels_count_under_the_next_judge_before_anybody_grades_more(any_store_
 
 
 def test_a_judge_that_changes_behind_its_name_is_found_out() -> None:
-    live, judge = graded_by_people(400, 300, min_n=30)
+    live, judge = graded_by_people(200, 200, min_n=30)
     watch_days(live, 10)
     figures = scraped(live)
     assert figures["ctxguard_canary_verdicts_total", "yes"] > 10 * PER_DAY * SERVED
@@ -123,14 +124,13 @@ def test_a_judge_that_changes_behind_its_name_is_found_out() -> None:
     assert figures["ctxguard_judge_changed",] == 0
     assert precision_of(figures)
     judge.rates = 0.6, 0.9
-    live.watch(*contexts(range(400, 800)))
+    live.watch(*contexts(range(200, 250)))
     watch_days(live, 14)
-    live.watch(*contexts(range(800, 1200)))
     figures = scraped(live)
     assert figures["ctxguard_canary_verdicts_total", "no"] > 0
     assert figures["ctxguard_judge_changed",] == 1
     # With another version it begins anew, and the labels count again.
-    with_judge(live, erring("1 revised", 0.6, 0.9)).watch(*contexts(range(1200, 1600)))
+    with_judge(live, erring("1 revised", 0.6, 0.9)).watch(*contexts(range(250, 300)))
     figures = scraped(live)
     assert figures["ctxguard_judge_changed",] == 0
 
@@ -156,7 +156,7 @@ def test_a_sample_on_which_the_judge_fails_does_not_keep_the_others_from_being_j
     live, _ = graded_by_people(100, 60)
     second = erring("2", 0.9, 0.95)
     some = min(live.store.labelled("erring 2"))
-    second.fails_on = live.store.request_ids([some])[some]
+    second.fails_on = request_of(live.store, some)
     with_judge(live, second)
     for _ in range(3):
         live.monitor.step()
@@ -171,7 +171,7 @@ def test_labels_that_come_after_the_judge_changed_count_too() -> None:
     live.monitor.report()
     assert len(live.store.graded("erring 2").sample_ids) > before == 0
     sample = min(live.store.labelled("erring 2"))
-    request = live.store.request_ids([sample])[sample]
+    request = request_of(live.store, sample)
     live.store.add_labels([LabelRow(request, POOL[-1], 1, None, "bob", 5.0)])
     live.monitor.report()
     [newest] = [one for one in live.store.to_grade("erring 1") if one == sample]
@@ -205,13 +205,13 @@ def rings_after(rng: np.random.Generator, waver: float, changed: float, most: in
 @pytest.mark.parametrize(("waver", "changed"), [(0.0, 0.0), (0.1, 0.0), (0.05, 0.01)])
 def test_a_judge_that_wavers_or_hardly_changes_does_not_ring(waver: float, changed: float) -> None:
     rng = np.random.default_rng(5)
-    rung = [rings_after(rng, waver, changed, 600) for _ in range(30)]
-    assert sum(one is not None for one in rung) <= 2
+    rung = [rings_after(rng, waver, changed, 600) for _ in range(10)]
+    assert sum(one is not None for one in rung) <= 1
 
 
 @pytest.mark.parametrize(("waver", "days"), [(0.0, 9), (0.05, 12)])
 def test_a_change_of_the_judge_is_seen_within_days(waver: float, days: int) -> None:
     rng = np.random.default_rng(6)
-    rung = [rings_after(rng, waver, 0.15, 200) for _ in range(30)]
+    rung = [rings_after(rng, waver, 0.15, 200) for _ in range(20)]
     assert None not in rung
     assert 2 <= np.median([one / PER_DAY for one in rung if one is not None]) < days

@@ -16,13 +16,12 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import Passage, Route, ScoreKind
 from ctxguard.errors import JudgeError, StoreLockedError
-from ctxguard.monitor.alarms import AlarmState
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
 from ctxguard.monitor.judges import Judgment, Ledger
 from ctxguard.monitor.judging import worker
 from ctxguard.monitor.judging.budget import BudgetLimits
-from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.record import MOST_BYTES
+from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.service import JudgedAs, Monitor, WatchedProfile
 from ctxguard.monitor.store import (
     Claimed,
@@ -33,6 +32,7 @@ from ctxguard.monitor.store import (
 from ctxguard.profile.schema import RouteProfile
 from ctxguard.retrieval.usage import InvalidReason
 from tests.profiles import profile_with
+from tests.stored import all_judged
 from tests.timing import until
 
 POOL = [f"p{rank}" for rank in range(4)]
@@ -140,7 +140,7 @@ class TestQuickJudge:
         assert live.store.states()[State.CLAIMED] == 5
         other = Monitor(live.store, TellingJudge(), clock=lambda: live.now)
         assert other.step() == 5
-        assert len(live.store.judged(other.series)) == 5
+        assert len(all_judged(live.store, other.series)) == 5
 
     def test_whatever_ends_a_batch_half_way_what_was_judged_is_written(self) -> None:
         def interrupted(n: int) -> None:
@@ -247,6 +247,7 @@ PROFILE = profile_with(
 
 POISON: dict[str, Callable[[bytes], bytes]] = {
     "no record": lambda _: b"no record",
+    "of a newer release": edited(format=99),
     "cut off": lambda payload: payload[:-9],
     "deep": lambda _: zlib.compress(b"[" * 1_000_000),
     "a bomb": lambda _: zlib.compress(b'"' + b" " * MOST_BYTES + b'"'),
@@ -321,7 +322,7 @@ class TestPoison:
                 raise ZeroDivisionError
 
         monkeypatch.setattr(AlarmMonitor, "loss_row", fail)
-        live = watching(5, watched=WatchedProfile(AlarmState(PROFILE)))
+        live = watching(5, watched=WatchedProfile(PROFILE))
         assert live.monitor.step() == 5
         assert live.monitor.errors == 1
 

@@ -1,8 +1,10 @@
 """What people are asked, and what an export says beforehand of what it takes."""
 
 import random
+import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,13 +24,13 @@ from ctxguard.monitor.estimation.sampling_design import (
 )
 from ctxguard.monitor.labels.files import RowToLabel
 from ctxguard.monitor.labels.samples import graded_samples
-from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store import OPENED, PickKind
 
 POOL = [f"p{rank}" for rank in range(20)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def truth() -> Mapping[str, set[str]]:
     rng = random.Random(3)
     return {
@@ -37,11 +39,24 @@ def truth() -> Mapping[str, set[str]]:
     }
 
 
-@pytest.fixture
-def live(truth: Mapping[str, set[str]]) -> Watching:
-    made = Watching(ErringJudge(truth), min_n=30)
+@pytest.fixture(scope="module")
+def judged(truth: Mapping[str, set[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of judged requests."""
+    path = tmp_path_factory.mktemp("judged") / "samples.db"
+    made = Watching(ErringJudge(truth), url=f"sqlite:///{path}")
     made.watch(*[make_context(POOL, 5, query=name, request_id=name) for name in truth])
-    return made
+    made.writer.stop()
+    made.store.close()
+    return path
+
+
+@pytest.fixture
+def live(truth: Mapping[str, set[str]], judged: Path, tmp_path: Path) -> Iterator[Watching]:
+    path = shutil.copy(judged, tmp_path)
+    made = Watching(ErringJudge(truth), min_n=30, url=f"sqlite:///{path}")
+    yield made
+    made.writer.stop()
+    made.store.close()
 
 
 @pytest.fixture
@@ -140,7 +155,7 @@ def test_a_grade_is_asked_for_as_often_as_its_chance_says(monkeypatch: pytest.Mo
     live = Watching(ErringJudge(truth, (1.0, 1.0)), rates=JudgingRates(dropped_rate=1.0))
     for query in truth:
         k = 0 if query == "nothing" else 5
-        names = [f"{query} {number}" for number in range(400)]
+        names = [f"{query} {number}" for number in range(150)]
         live.watch(*[make_context(POOL[:8], k, query=query, request_id=name) for name in names])
     store, series = live.store, live.monitor.series
     # As where other requests are left to open.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.labelling import CASES, Case, month, outcomes
-from ctxguard.monitor.estimation.relevance import FOLDS, Model
+from ctxguard.monitor.estimation.prediction_powered import FOLDS, Model
 from ctxguard.monitor.estimation.rows import NO, PASSAGE, REQUEST, YES, Rows
 
 SEEDS = range(100, 140)

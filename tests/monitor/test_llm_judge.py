@@ -20,7 +20,7 @@ from ctxguard.errors import ConfigurationError, MissingExtraError, StageUnavaila
 from ctxguard.monitor.judges import InvalidReason, Judgment, LLMJudge, TokenPrices
 from ctxguard.monitor.judges.prompt import MAX_GRADE, messages, read_grade
 from ctxguard.monitor.redaction import Text
-from ctxguard.monitor.sampling.privacy import Privacy
+from ctxguard.monitor.sampling.writer import Privacy
 from ctxguard.monitor.service import JudgedAs
 from ctxguard.retrieval.chat import Pacer, read_reply
 from tests.doubles import JudgeContract

@@ -63,10 +63,10 @@ CLOCKS = {"monotonic": time.monotonic, "sleep": time.sleep}
 
 def test_counts_never_fall_while_the_store_comes_and_goes(
     open_store: OpenStore,
-    shared_store_url: str,
+    any_store_url: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    live = Watching(LabelJudge({}), store=open_store(shared_store_url), capacity=5)
+    live = Watching(LabelJudge({}), store=open_store(any_store_url), capacity=5)
     append, calls = SampleStore.append, count()
 
     def unreliable(self: SampleStore, *arguments: object, **named: object) -> bool:

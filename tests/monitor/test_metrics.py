@@ -13,6 +13,7 @@ from judged_rows import GAIN, HARM, Judged, ratio_sums, rows_of, sums, sums_of
 from ctxguard.core.metrics import udcg
 from ctxguard.errors import DataError
 from ctxguard.monitor.estimation.metrics import Metric
+from ctxguard.monitor.estimation.ratio import RatioSums
 from ctxguard.monitor.estimation.rows import (
     MISSING,
     PASSAGE,
@@ -22,7 +23,6 @@ from ctxguard.monitor.estimation.rows import (
     session_number,
     to_block,
 )
-from ctxguard.monitor.estimation.sums import RatioSums
 
 _VERDICTS = st.integers(0, 2)
 

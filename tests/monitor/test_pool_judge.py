@@ -13,12 +13,13 @@ from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, StageUnavailableError
 from ctxguard.monitor.estimation.rows import Rows
 from ctxguard.monitor.judges import InvalidReason, Judgment, PoolJudge, TokenPrices
-from ctxguard.monitor.judges.verdict_text import verdicts_from_json, verdicts_to_json
+from ctxguard.monitor.judges.protocol import verdicts_from_json, verdicts_to_json
 from ctxguard.retrieval.assessors import ModelAssessor
 
 pytest.importorskip("openai")
 
 from tests.model_endpoint import Answer, ModelEndpoint
+from tests.stored import all_judged
 
 PASSAGES = [Passage(name, f"text of {name}") for name in ("good", "bad", "fair", "poor")]
 CHANCES = {"good": 0.9, "bad": 0.05, "fair": 0.5, "poor": 0.3}
@@ -81,11 +82,11 @@ def test_a_sample_takes_one_call_where_something_relevant_was_served(
     live = Watching(judge)
     live.watch(make_context(["good", "bad", "fair", "poor"], 2, query="q"))
     assert len(endpoint.requests) == 1
-    [sample] = live.store.find("r")
+    [sample] = live.store.find(["r"])
     kept = verdicts_from_json(live.store.verdicts(live.monitor.series, [sample])[sample])
     assert {"good", "bad"} <= kept.keys()
     assert kept["good"].score == 0.9
-    rows = Rows.read(live.store.judged(live.monitor.series).blocks)
+    rows = Rows.read(all_judged(live.store, live.monitor.series).blocks)
     odds = [math.log(chance / (100 - chance)) for chance in (90, 5)]
     assert rows.passages["score"][:2] == pytest.approx(odds, rel=1e-5)
 

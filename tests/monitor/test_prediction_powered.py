@@ -11,17 +11,17 @@ from judged_rows import GAIN, HARM, Judged, rows_of, sums_of
 from ctxguard.core.metrics import udcg
 from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.estimation.prediction_powered import (
+    FOLDS,
     N_COLUMNS,
     QUOTIENTS,
     Graded,
+    Model,
     corrected_estimates,
     predicted,
     regressed,
 )
-from ctxguard.monitor.estimation.ratio import Estimate, estimate
-from ctxguard.monitor.estimation.relevance import FOLDS, Model
+from ctxguard.monitor.estimation.ratio import Estimate, Sums, estimate
 from ctxguard.monitor.estimation.rows import Rows
-from ctxguard.monitor.estimation.sums import Sums
 
 PRIOR = Model.fitted(rows_of([]), np.zeros(0, np.intp))
 BELIEVES = Model(np.tile([-30.0, 60.0, *[0.0] * 8], (FOLDS, 1)))

@@ -21,7 +21,7 @@ from watching import Watching
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
 from ctxguard.monitor import export as prometheus
-from ctxguard.monitor.alarms import Alarm, AlarmKind, AlarmState, ReferenceKind, Severity, Signal
+from ctxguard.monitor.alarms import Alarm, AlarmKind, ReferenceKind, Severity, Signal
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
@@ -57,19 +57,18 @@ def scrapes(tmp_path: Path) -> list[str]:
     Telemetry(registries[0])
     HttpMetrics(registries[0])
     SafeMultiProcessCollector(tmp_path, registries[0])
-    state = AlarmState(_profile())
-    for kind in AlarmKind:
-        for number, reference in enumerate((None, *ReferenceKind)):
-            route = tuple(Route)[number]
-            state.add(Alarm(kind, Severity.ALARM, "", 0.0, route, reference=reference))
-    state.add_signals(
-        Route.HYBRID, {Signal.TOP_SCORE: 5.0, Signal.SCORE_GAP: 1.0, Signal.KEPT: 2.0}
-    )
     qrels = {"q": {"p0": 1}}
     for registry, judge in zip(
         registries[1:], (LabelJudge(qrels), PaidOpinion(qrels)), strict=True
     ):
-        live = Watching(judge, watched=WatchedProfile(state), registry=registry)
+        live = Watching(judge, watched=WatchedProfile(_profile()), registry=registry)
+        state = live.monitor.alarms
+        for kind in AlarmKind:
+            for route, reference in zip(Route, (None, *ReferenceKind), strict=False):
+                state.add(Alarm(kind, Severity.ALARM, "", 0.0, route, reference=reference))
+        state.add_signals(
+            Route.HYBRID, {Signal.TOP_SCORE: 5.0, Signal.SCORE_GAP: 1.0, Signal.KEPT: 2.0}
+        )
         live.watch(*[make_context(["p0", "p1"], 1) for _ in range(3)])
         live.serve(make_context(["p0"], 1))
         live.store.add_feedback([FeedbackRow("r", "thumb_up", (), live.now)])

@@ -4,16 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from storing import NOW, Clock, OpenStore, fill, judged
+from storing import NOW, fill, judged
 
 from ctxguard.errors import StoreError, StoreLockedError
 from ctxguard.monitor.store import Finished, SampleStore, State
 from ctxguard.monitor.store.database import Database
-
-
-@pytest.fixture
-def store(any_store_url: str, open_store: OpenStore) -> SampleStore:
-    return open_store(any_store_url, clock=Clock())
+from tests.stored import all_judged
 
 
 @pytest.fixture
@@ -61,7 +57,7 @@ def test_what_cannot_be_written_of_one_sample_keeps_no_other_back(
     accepted, refused = store.finish("judge", ends)
     assert accepted == {*ids} - {ids[3]}
     assert list(refused) == [ids[3]]
-    assert store.judged("judge").sample_ids.tolist() == [*ids[:3], ids[4]]
+    assert all_judged(store, "judge").sample_ids.tolist() == [*ids[:3], ids[4]]
     assert store.states()[State.CLAIMED] == 1
 
 
@@ -79,7 +75,7 @@ def test_samples_that_were_finished_before_are_neither_accepted_nor_refused(
     store.finish("judge", [judged(ids[0])])
     accepted, refused = store.finish("judge", [judged(one, time_seconds=NOW + 1.0) for one in ids])
     assert (accepted, refused) == ({*ids[1:]}, {})
-    assert store.judged("judge").time_seconds.tolist() == [NOW, NOW + 1.0, NOW + 1.0]
+    assert all_judged(store, "judge").time_seconds.tolist() == [NOW, NOW + 1.0, NOW + 1.0]
 
 
 def test_of_nothing_nothing_is_written(store: SampleStore, transactions: list[None]) -> None:

@@ -5,6 +5,7 @@ import pytest
 from storing import NOW, OpenStore, entry, fill, judge_all, judged, label
 
 from ctxguard.monitor.store import GradedBlock, SampleStore, State, WorkerCounts, judgments
+from tests.stored import all_judged
 
 
 class TestJudged:
@@ -18,14 +19,14 @@ class TestJudged:
                 for sample_id, time in zip(ids, times, strict=True)
             ],
         )
-        rows = store.judged("judge", since=NOW + 1.0, until=NOW + 3.0)
+        rows = all_judged(store, "judge", since=NOW + 1.0, until=NOW + 3.0)
         assert rows.sample_ids.tolist() == [ids[1], ids[2]]
         assert rows.time_seconds.tolist() == [NOW + 1.0, NOW + 2.0]
         assert rows.blocks == (b"1.0", b"2.0")
-        assert store.judged("judge").sample_ids.tolist() == [ids[3], ids[1], ids[2], ids[0]]
+        assert all_judged(store, "judge").sample_ids.tolist() == [ids[3], ids[1], ids[2], ids[0]]
 
     def test_a_series_that_has_not_begun_is_empty(self, store: SampleStore) -> None:
-        rows = store.judged("judge")
+        rows = all_judged(store, "judge")
         assert (len(rows), rows.blocks) == (0, ())
         assert rows.sample_ids.dtype == np.int64
         assert store.series() == []
@@ -35,7 +36,7 @@ class TestJudged:
         store.finish("judge 2", [judged(ids[0])])
         store.finish("judge 10", [judged(ids[1])])
         assert store.series() == ["judge 2", "judge 10"]
-        assert store.judged("judge 10").sample_ids.tolist() == [ids[1]]
+        assert all_judged(store, "judge 10").sample_ids.tolist() == [ids[1]]
         assert store.verdicts("judge 10", ids) == {ids[1]: '{"p": 1}'}
 
     def test_more_rows_than_one_page_are_read_whole(
@@ -52,22 +53,21 @@ class TestJudged:
         done = [judged(one, block=b"%d" % one) for one in ids]
         assert store.finish("judge", done).accepted == set(ids)
         assert [len(page) for page in store.judged_pages("judge")] == [1_000, 1_000, 500]
-        rows = store.judged("judge")
+        rows = all_judged(store, "judge")
         assert rows.blocks == tuple(b"%d" % one for one in ids)
         assert rows.sample_ids.tolist() == ids
-        assert len(store.payloads(ids)) == len(store.request_ids(ids)) == n
+        assert len(store.payloads(ids)) == n
         store.close()
 
     def test_what_is_known_of_single_samples_can_be_looked_up(self, store: SampleStore) -> None:
         first, second = fill(store, 1)[0], fill(store, 1)[0]
-        assert store.find("r0") == [first, second]
-        assert store.find("unknown") == []
+        assert store.find(["r0"]) == [first, second]
+        assert store.find(["unknown"]) == []
         store.finish("judge", [judged(first)])
         assert [
             (one.sample_id, one.state, one.has_text, one.series) for one in store.samples_of("r0")
         ] == [(first, State.JUDGED, True, "judge"), (second, State.PENDING, True, None)]
         assert store.samples_of("unknown") == []
-        assert store.request_ids([first, 10**9]) == {first: "r0"}
         assert store.payloads([second, 10**9]) == {second: b"payload"}
         assert store.verdicts("judge", [second]) == store.rejected([second]) == {}
 
@@ -92,8 +92,8 @@ class TestJudged:
         for number in (1, 2):
             block = GradedBlock(sample_id, b"graded %d" % number, "external", True, 0, newest)
             store.save_graded("second", [block])
-        assert store.judged("first").blocks == (b"block",)
-        assert (len(store.judged("second")), store.to_pick("second").sample_ids) == (0, [])
+        assert all_judged(store, "first").blocks == (b"block",)
+        assert (len(all_judged(store, "second")), store.to_pick("second").sample_ids) == (0, [])
         assert store.graded("second").blocks == (b"graded 2",)
         assert store.graded("first").blocks == ()
         assert (store.to_grade("second"), store.to_grade("first")) == ({}, {sample_id: newest})

@@ -15,6 +15,7 @@ from ctxguard.monitor.store import (
     WorkerCounts,
 )
 from ctxguard.monitor.store.types import NO_PICK
+from tests.stored import all_judged
 
 
 def add_judged(
@@ -69,14 +70,14 @@ class TestPicks:
         late = add_judged(store, [0.3])
         save(store, run(late[0]))
         never = add_judged(store, [0.2])
-        found = store.judged("judge")
+        found = all_judged(store, "judge")
         first = dict(zip(found.sample_ids.tolist(), found.first_pick.tolist(), strict=True))
         assert [first[one] for one in (*early, *late, *never)] == [1, 1, 2, NO_PICK]
 
     def test_of_draws_at_the_same_time_one_is_saved_and_the_others_draw_again(
-        self, shared_store_url: str, open_store: OpenStore
+        self, any_store_url: str, open_store: OpenStore
     ) -> None:
-        stores = [open_store(shared_store_url) for _ in range(4)]
+        stores = [open_store(any_store_url) for _ in range(4)]
         ids = add_judged(stores[0], (np.arange(8) / 8.0).tolist())
         with ThreadPoolExecutor(4) as pool:
             saves = [

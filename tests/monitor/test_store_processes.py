@@ -45,18 +45,18 @@ def outcomes(processes: Sequence["subprocess.Popen[str]"]) -> list[str]:
 
 class TestProcesses:
     def test_processes_that_begin_a_store_together_make_its_tables_once(
-        self, shared_store_url: str, open_store: OpenStore
+        self, any_store_url: str, open_store: OpenStore
     ) -> None:
         program = "append(sys.argv[2], 20)"
-        outcomes([run(program, shared_store_url, f"w{n}") for n in range(4)])
-        store = open_store(shared_store_url)
+        outcomes([run(program, any_store_url, f"w{n}") for n in range(4)])
+        store = open_store(any_store_url)
         assert [store.accounts(worker_id=f"w{n}").stored for n in range(4)] == [20] * 4
         assert store.states()[State.PENDING] == 80
 
     def test_a_killed_writers_count_is_what_the_store_holds_and_what_it_was_told(
-        self, shared_store_url: str, open_store: OpenStore
+        self, any_store_url: str, open_store: OpenStore
     ) -> None:
-        store = open_store(shared_store_url)
+        store = open_store(any_store_url)
         program = """
             batch = [Entry("r", 0.0, 1.0, None, 0.0, bytes(1_000)) for _ in range(7)]
             while True:
@@ -64,7 +64,7 @@ class TestProcesses:
                 print(".", flush=True)
         """
         for n in range(3):
-            writer = run(program, shared_store_url, f"w{n}")
+            writer = run(program, any_store_url, f"w{n}")
             assert writer.stdout is not None
             told = writer.stdout.readline()
             # Somewhere in the midst of an append.
@@ -78,7 +78,7 @@ class TestProcesses:
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
     def test_a_store_can_be_used_on_both_sides_of_a_fork(
-        self, shared_store_url: str, open_store: OpenStore
+        self, any_store_url: str, open_store: OpenStore
     ) -> None:
         program = """
             append("before", 30)
@@ -96,15 +96,15 @@ class TestProcesses:
             busy.join()
             print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
         """
-        assert outcomes([run(program, shared_store_url)]) == ["[0, 0, 0, 0, 0]"]
-        store = open_store(shared_store_url)
+        assert outcomes([run(program, any_store_url)]) == ["[0, 0, 0, 0, 0]"]
+        store = open_store(any_store_url)
         names = ["after", "before", "thread", *(f"child {n}" for n in range(5))]
         assert [store.accounts(worker_id=name).stored for name in names] == [30] * 8
         assert store.states()[State.PENDING] == 240
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
     def test_what_a_child_writes_stays_when_its_parent_closes_the_store(
-        self, shared_store_url: str, open_store: OpenStore
+        self, any_store_url: str, open_store: OpenStore
     ) -> None:
         program = """
             append("w")
@@ -121,8 +121,8 @@ class TestProcesses:
             os.write(to_child[1], b".")
             print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         """
-        assert outcomes([run(program, shared_store_url)]) == ["0"]
-        assert open_store(shared_store_url).accounts().stored == 3
+        assert outcomes([run(program, any_store_url)]) == ["0"]
+        assert open_store(any_store_url).accounts().stored == 3
 
     def test_the_types_import_without_the_database_library(self) -> None:
         program = "import sys\nfrom ctxguard.monitor.store import Entry\nprint(*sys.modules)"

@@ -10,6 +10,7 @@ from storing import DAY, NOW, Clock, OpenStore, entry, fill, judged
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.store import Entry, Finished, SampleStore, State, WorkerCounts
 from ctxguard.monitor.store.transactions import Transaction
+from tests.stored import all_judged
 
 
 class TestQueue:
@@ -69,9 +70,9 @@ class TestQueue:
         assert not store.lead("another", lease_seconds=60.0)
 
     def test_claimants_at_work_at_once_share_the_samples_out(
-        self, shared_store_url: str, open_store: OpenStore
+        self, any_store_url: str, open_store: OpenStore
     ) -> None:
-        stores = [open_store(shared_store_url) for _ in range(4)]
+        stores = [open_store(any_store_url) for _ in range(4)]
         ids = fill(stores[0], 200)
 
         def claim_all(store: SampleStore) -> list[int]:
@@ -95,14 +96,14 @@ class TestQueue:
         assert store.finish("judge", [second]).accepted == set()
         assert store.finish("another judge", [second]).accepted == set()
         assert store.give_back([sample_id], max_attempts=1) == 0
-        assert store.judged("judge").blocks == (b"block",)
+        assert all_judged(store, "judge").blocks == (b"block",)
         assert store.rejected([sample_id]) == {sample_id: (("p", "why", "raw"),)}
         assert store.states()[State.JUDGED] == 1
 
     def test_of_two_monitors_that_finish_at_once_one_is_accepted(
-        self, shared_store_url: str, open_store: OpenStore
+        self, any_store_url: str, open_store: OpenStore
     ) -> None:
-        stores = [open_store(shared_store_url) for _ in range(2)]
+        stores = [open_store(any_store_url) for _ in range(2)]
         ids = fill(stores[0], 60)
         ready = threading.Barrier(2)
 
@@ -117,7 +118,7 @@ class TestQueue:
         with ThreadPoolExecutor(2) as pool:
             accepted = list(pool.map(finish, stores))
         assert sum(accepted) == 60
-        assert len(stores[0].judged("judge")) == 60
+        assert len(all_judged(stores[0], "judge")) == 60
 
     def test_a_sample_may_end_without_a_judgment(self, store: SampleStore) -> None:
         ids = fill(store, 2)
@@ -127,7 +128,7 @@ class TestQueue:
             Finished(ids[1], NOW, State.FAILED),
         ]
         assert len(store.finish("judge", ends).accepted) == 2
-        assert len(store.judged("judge")) == 0
+        assert len(all_judged(store, "judge")) == 0
         assert store.verdicts("judge", ids) == {ids[0]: '{"p": null}'}
         assert store.rejected(ids) == {ids[0]: kept}
 
@@ -174,9 +175,9 @@ class TestQueue:
         assert not store.lead("a", lease_seconds=60.0)
 
     def test_of_monitors_that_begin_at_once_one_leads(
-        self, shared_store_url: str, open_store: OpenStore
+        self, any_store_url: str, open_store: OpenStore
     ) -> None:
-        stores = [open_store(shared_store_url) for _ in range(4)]
+        stores = [open_store(any_store_url) for _ in range(4)]
         with ThreadPoolExecutor(4) as pool:
             leads = list(pool.map(lambda n: stores[n].lead(f"m{n}", lease_seconds=60.0), range(4)))
         assert sum(leads) == 1

@@ -15,6 +15,7 @@ from ctxguard.monitor.store import (
     State,
     WorkerCounts,
 )
+from tests.stored import all_judged
 
 
 class TestRetention:
@@ -30,10 +31,10 @@ class TestRetention:
         young = fill(store, 1, time_seconds=clock.now)
         clock.now += 0.2 * DAY
         assert store.clean() == (2, 0)
-        assert store.find("r0") == young
+        assert store.find(["r0"]) == young
         assert store.payloads(ids) == store.verdicts("judge", ids) == store.rejected(ids) == {}
-        assert len(store.judged("judge")) == 0
-        assert store.feedback(ids) == store.label_queue() == []
+        assert len(all_judged(store, "judge")) == 0
+        assert (store.feedback(ids), store.label_queue()) == ([], {})
         assert store.feedback(young) != []  # the same request was sampled again
         assert store.accounts().stored == 3
 
@@ -52,7 +53,7 @@ class TestRetention:
         assert store.clean() == (3, 0)
         assert store.clean() == (0, 0)
         assert store.labels() == []
-        assert len(store.judged("judge")) == 0
+        assert len(all_judged(store, "judge")) == 0
         assert store.payloads(ids) == store.verdicts("judge", ids) == store.rejected(ids) == {}
         left = store.graded("judge")
         assert (left.sample_ids.tolist(), left.blocks) == ([ids[1]], (b"graded",))
@@ -68,7 +69,7 @@ class TestRetention:
         assert store.size_bytes() == 5_000
         assert sorted(store.payloads(ids)) == ids[3:]
         assert sorted(store.verdicts("judge", ids)) == ids[3:]
-        assert store.judged("judge").sample_ids.tolist() == ids
+        assert all_judged(store, "judge").sample_ids.tolist() == ids
         assert store.to_pick("judge").sample_ids == ids[3:]
 
     def test_over_the_size_limit_what_nobody_judged_goes_whole(

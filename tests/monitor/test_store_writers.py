@@ -13,12 +13,12 @@ NOTHING_LOST = dict.fromkeys(LostReason, 0)
 
 class TestWriters:
     def test_what_was_stored_is_there_when_the_store_is_opened_again(
-        self, shared_store_url: str, open_store: OpenStore
+        self, any_store_url: str, open_store: OpenStore
     ) -> None:
-        with_one = open_store(shared_store_url)
+        with_one = open_store(any_store_url)
         fill(with_one, 1)
         with_one.close()
-        assert open_store(shared_store_url).states()[State.PENDING] == 1
+        assert open_store(any_store_url).states()[State.PENDING] == 1
 
     def test_a_batch_and_its_worker_s_counts_are_written_together(self, store: SampleStore) -> None:
         store.append("w", [entry(1), entry(2)], WorkerCounts(5, {LostReason.QUEUE_FULL: 3}))
@@ -41,10 +41,11 @@ class TestWriters:
         odd = "r\0 \ud800 ünï \U0001f600"
         [sample_id] = fill(store, 1, request_id=odd)
         fill(store, 1, request_id="r\0 \ud801")
-        assert store.find(odd) == [sample_id]
+        assert store.find([odd]) == [sample_id]
         assert store.add_labels([LabelRow(odd, "\0", 1, None, "\ud800", NOW)]).added == 1
         assert [found for found, _ in store.labels()] == [sample_id]
 
+    @pytest.mark.parametrize("any_store_url", ["sqlite", "memory", "postgresql"], indirect=True)
     def test_threads_may_share_a_store(self, store: SampleStore) -> None:
         def work(thread: int) -> None:
             for n in range(10):
@@ -71,9 +72,9 @@ class TestBatches:
         assert sum(store.states().values()) == 3
 
     def test_a_batch_that_two_connections_send_at_once_is_stored_once(
-        self, shared_store_url: str, open_store: OpenStore
+        self, any_store_url: str, open_store: OpenStore
     ) -> None:
-        stores = [open_store(shared_store_url) for _ in range(4)]
+        stores = [open_store(any_store_url) for _ in range(4)]
 
         def send(store: SampleStore) -> None:
             for batch in range(1, 11):

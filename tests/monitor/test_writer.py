@@ -27,11 +27,9 @@ from ctxguard.core.types import DEFAULT_K, Hit, Mode, Passage, ScoreKind
 from ctxguard.errors import ConfigurationError, DataError, StoreFullError, StoreLockedError
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.redaction import Text
-from ctxguard.monitor.sampling.inclusion import InclusionDesign, JudgingRates
-from ctxguard.monitor.sampling.privacy import Privacy
 from ctxguard.monitor.sampling.record import FORMAT, SampleRecord, record_of
-from ctxguard.monitor.sampling.sampler import Sample, Sampler
-from ctxguard.monitor.sampling.writer import SampleWriter, sample_to
+from ctxguard.monitor.sampling.sampler import InclusionDesign, JudgingRates, Sample, Sampler
+from ctxguard.monitor.sampling.writer import Privacy, SampleWriter, sample_to
 from ctxguard.monitor.service import JudgedAs
 from ctxguard.monitor.store import LostReason, SampleStore, WorkerCounts
 from ctxguard.monitor.store.types import HOUR_SECONDS
@@ -394,6 +392,7 @@ def test_a_damaged_store_keeps_no_process_from_beginning(
 
 def test_stopping_writes_what_waits_and_closes_the_accounts() -> None:
     live = Watching(LabelJudge({}))
+    live.writer = SampleWriter(live.sampler, live.store, exit_seconds=PATIENCE_SECONDS)
     live.writer.start()
     live.writer.start()
     for _ in range(250):

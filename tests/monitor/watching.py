@@ -9,10 +9,8 @@ from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.estimation.ratio import Precision
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import Judge
-from ctxguard.monitor.sampling.inclusion import DEFAULT_RATES, JudgingRates
-from ctxguard.monitor.sampling.privacy import Privacy
-from ctxguard.monitor.sampling.sampler import Sampler
-from ctxguard.monitor.sampling.writer import SampleWriter
+from ctxguard.monitor.sampling.sampler import DEFAULT_RATES, JudgingRates, Sampler
+from ctxguard.monitor.sampling.writer import Privacy, SampleWriter
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import SampleStore
 

@@ -11,7 +11,7 @@ from http_service import ENDS, NamedScores, Serve, at_once, counted
 from prometheus_client import CollectorRegistry
 
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.sampling.inclusion import HashSampler
+from ctxguard.monitor.sampling.sampler import HashSampler
 from ctxguard.monitor.store import SampleStore
 from ctxguard.request.telemetry import made_once
 from ctxguard.server import limits, rerank, wire

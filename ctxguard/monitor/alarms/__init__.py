@@ -2,14 +2,14 @@
 
 ``ecusum`` collects evidence of a rise, ``reference`` says what losses are compared with,
 ``loss_monitor`` joins the two for one route and loss, ``drift`` counts signals for Prometheus to
-compare, ``state`` holds the active alarms, ``monitor`` feeds it with what the store holds, and
-``actions`` logs an alarm and switches to the safe policy.
+compare, ``state`` holds the active alarms, and ``monitor`` feeds it with what the store holds, logs
+an alarm and switches to the safe policy.
 """
 
-from ctxguard.monitor.alarms.actions import act_on, switch_to_safe
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind, Severity
 from ctxguard.monitor.alarms.drift import Signal, SignalCounts, signals_of
 from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss
+from ctxguard.monitor.alarms.monitor import act_on, switch_to_safe
 from ctxguard.monitor.alarms.reference import ReferenceKind
 from ctxguard.monitor.alarms.state import AlarmReport, AlarmState
 

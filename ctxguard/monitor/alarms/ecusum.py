@@ -1,26 +1,217 @@
-"""e-CUSUM: detects, day by day, that the mean of a bounded loss has risen above a target.
+"""Evidence, day by day, that the mean of a bounded loss has risen above a target.
 
+A day's losses are one step of it, and how much days have differed so far says how large a step.
 Pure: no I/O, no clock, no logging.
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from operator import add, attrgetter
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ctxguard.core.betting import Evidence
+from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.alarms.days import Day
+
+_PRIOR_LOSSES = 20.0
+"""Losses of 0 or 1 that count as seen: they scatter as much as losses can."""
+_LEAST_SCATTER = 0.25
+"""Of the variance that 0/1 losses of the same mean have: what rises may scatter more."""
+WEEK = 7
+"""Days; weekends may differ."""
+_PRIOR_CHANGE = 0.25
+"""Share of the target by which days differ, before a week was seen; it counts as one day."""
 
 DEFAULT_THRESHOLD = 2e3
 """The e-value of an alarm; false alarms are about this many days apart or more, on average."""
-
 STAKES = np.array([0.35, 0.75])
 """Shares of the stake that grows fastest at the suspected rise: a smaller rise is seen too."""
 _SMALL_RISE = 0.25
 """In standard deviations: a judge that errs dilutes a rise."""
 _MOST = 0.99
 """Of the stake that would lose everything on a single loss of 0."""
+
+
+class Day(NamedTuple):
+    """The losses of one day, one for each group of requests that fail together.
+
+    Attributes:
+        losses: Shape (m,), the mean loss of each group.
+        weights: Shape (m,), in (0, 1].
+        raise_by: ≥ 1; a promise times this is what the mean of the weighted losses must exceed
+            before the mean over all traffic exceeds the promise.
+        n: Judged requests.
+    """
+
+    losses: FloatArray
+    weights: FloatArray
+    raise_by: float
+    n: int
+
+    @classmethod
+    def of(cls, losses: FloatArray, probability: FloatArray, group: NDArray[np.int64]) -> "Day":
+        """Weigh the losses of one day.
+
+        A request counts 1/π, and those of one group together at most 1/c:
+        ``weight = min(c · Σ 1/π, 1)``. What is cut off counts as traffic without any loss, hence
+        ``raise_by``: a question that is asked a thousand times cannot break a promise by itself,
+        nor can the few samples of a burst that stand for thousands of requests. The c is chosen by
+        the weights alone, for the quickest alarm if losses double.
+
+        Args:
+            losses: Shape (n,), ≥ 0.
+            probability: Shape (n,), π of each request, in (0, 1].
+            group: Shape (n,), as ``groups`` numbers them.
+
+        Raises:
+            ConfigurationError: a loss that is negative or not finite, or no probability.
+
+        >>> viral = [7] * 40
+        >>> day = Day.of(np.ones(100), np.ones(100), np.array([*viral, *range(100, 160)]))
+        >>> len(day.losses), float(day.weights.max()), round(day.raise_by, 2)
+        (61, 1.0, 1.64)
+        """
+        if not np.all((losses >= 0.0) & np.isfinite(losses)):
+            raise ConfigurationError("losses must be ≥ 0 and finite; leave out undefined ones")
+        if not np.all((probability > 0.0) & (probability <= 1.0)):
+            raise ConfigurationError("probabilities of judging must lie in (0, 1]")
+        if not len(losses):
+            return cls(losses, losses, 1.0, 0)
+        _, place = np.unique(group, return_inverse=True)
+        stands_for: FloatArray = np.bincount(place, 1.0 / probability).astype(np.float64)
+        means = np.bincount(place, losses / probability) / stands_for
+        most = _most(stands_for)
+        weights = np.minimum(stands_for / most, 1.0)
+        raise_by = float(stands_for.sum() / most / weights.sum())
+        return cls(means, weights, max(raise_by, 1.0), len(losses))
+
+    @property
+    def weight(self) -> float:
+        """Sum of the weights."""
+        return float(self.weights.sum())
+
+    @property
+    def effective(self) -> float:
+        """How many groups of equal weight would tell as much (Kish)."""
+        return self.weight**2 / float(self.weights @ self.weights)
+
+
+def groups(session: NDArray[np.int64], question: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Number the groups of requests that fail together.
+
+    A request belongs to those of its session or to those of its question, whichever are more.
+
+    Args:
+        session: Shape (n,), 0 for a request without one.
+        question: Shape (n,), a number for each different question.
+
+    >>> groups(np.array([5, 5, 0, 6, 7]), np.array([1, 2, 3, 4, 4])).tolist()
+    [6, 6, 2, 3, 3]
+    """
+    _, by_session, alike = np.unique(session, return_inverse=True, return_counts=True)
+    _, by_question, asked = np.unique(question, return_inverse=True, return_counts=True)
+    is_question = (session == 0) | (asked[by_question] > alike[by_session])
+    found: NDArray[np.int64] = np.where(is_question, by_question, len(session) + by_session)
+    return found
+
+
+def _most(stands_for: FloatArray) -> float:
+    """Return the largest number of requests that one group may stand for."""
+    caps = np.sort(stands_for)
+    total = caps.sum()
+    # With each as the cap: the sum of the weights, and by how much a promise is raised.
+    weight = np.cumsum(caps) / caps + np.arange(len(caps) - 1, -1, -1)
+    left = 2.0 - total / caps / weight
+    return float(caps[np.argmax(weight * np.maximum(left, 0.0) ** 2)])
+
+
+@dataclass(frozen=True, slots=True)
+class Days:
+    """Sums over days of losses in [0, 1], from which follows how much days differ.
+
+    Attributes:
+        days: How many.
+        n: Judged requests.
+        weight: Sum of the groups' weights.
+        total: Weighted sum of their losses.
+        means: Sum of the days' means.
+        squared_means: Sum of the squares of these.
+        thinness: Sum over days of 1 / the effective number of groups.
+        within: Squared deviations from the day's mean, in effective groups.
+        freedom: Sum of the effective numbers, each less 1.
+
+    >>> seen = Days()
+    >>> for mean in (0.05, 0.2) * 5:
+    ...     lost = np.arange(100) < 100 * mean
+    ...     seen = seen.plus(Days.of(Day.of(lost.astype(float), np.ones(100), np.arange(100))))
+    >>> round(seen.between(0.12) ** 0.5, 2), round(seen.variance(0.12), 2)
+    (0.07, 0.1)
+    """
+
+    days: int = 0
+    n: int = 0
+    weight: float = 0.0
+    total: float = 0.0
+    means: float = 0.0
+    squared_means: float = 0.0
+    thinness: float = 0.0
+    within: float = 0.0
+    freedom: float = 0.0
+
+    @classmethod
+    def of(cls, day: Day) -> "Days":
+        """Sum up one day of losses in [0, 1]; None for a day without losses."""
+        if not day.n:
+            return cls()
+        weight, effective = day.weight, day.effective
+        mean = float(day.weights @ day.losses) / weight
+        spread = float(day.weights @ (day.losses - mean) ** 2) / weight
+        return cls(
+            days=1,
+            n=day.n,
+            weight=weight,
+            total=weight * mean,
+            means=mean,
+            squared_means=mean**2,
+            thinness=1.0 / effective,
+            within=effective * spread,
+            freedom=effective - 1.0,
+        )
+
+    def plus(self, other: "Days") -> "Days":
+        """Add further days."""
+        return Days(*map(add, _SUMS(self), _SUMS(other)))
+
+    @property
+    def mean(self) -> float:
+        """The mean loss; 0 without any."""
+        return self.total / self.weight if self.weight else 0.0
+
+    def variance(self, target: float) -> float:
+        """Predict the variance of a group's loss while the mean is ``target``.
+
+        Losses in [0, 1] have at most the variance of 0/1 losses; which share of it is learned.
+        """
+        largest = target * (1.0 - target)
+        prior, usual = _PRIOR_LOSSES * largest, self.mean * (1.0 - self.mean)
+        scatter = (self.within + prior) / (self.freedom * usual + prior)
+        return largest * min(max(scatter, _LEAST_SCATTER), 1.0)
+
+    def between(self, target: float) -> float:
+        """Estimate the variance of the days' means beyond that of their few losses."""
+        assumed = 1 if self.days < WEEK else 0
+        found = assumed * (_PRIOR_CHANGE * target) ** 2
+        if self.days > 1:
+            noise = self.within / self.freedom * self.thinness if self.freedom > 0.0 else 0.0
+            spread = self.squared_means - self.means**2 / self.days
+            found += spread - noise * (self.days - 1) / self.days
+        return max(found / max(assumed + self.days - 1, 1), 0.0)
+
+
+_SUMS = attrgetter(*[one.name for one in fields(Days)])
 
 
 @dataclass(frozen=True, slots=True)

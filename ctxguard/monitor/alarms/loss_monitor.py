@@ -12,8 +12,7 @@ from ctxguard.core.metrics import Utilities
 from ctxguard.core.types import Route
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind, Severity
-from ctxguard.monitor.alarms.days import WEEK, Day, Days
-from ctxguard.monitor.alarms.ecusum import ECusum
+from ctxguard.monitor.alarms.ecusum import WEEK, Day, Days, ECusum
 from ctxguard.monitor.alarms.reference import (
     FIRST_BASELINE,
     LONGEST_BASELINE,

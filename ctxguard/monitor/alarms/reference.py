@@ -13,7 +13,7 @@ import numpy as np
 
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.alarms.days import Days
+from ctxguard.monitor.alarms.ecusum import Days
 from ctxguard.monitor.estimation.ratio import t_quantile
 
 FIRST_BASELINE = 400
@@ -55,7 +55,7 @@ def upper_limit(days: Days) -> float:
     By Student's t; the days' means may differ by more than their few losses explain, and then there
     are few degrees of freedom (Satterthwaite).
 
-    >>> from ctxguard.monitor.alarms.days import Day
+    >>> from ctxguard.monitor.alarms.ecusum import Day
     >>> one = Days.of(Day.of(np.full(100, 0.25), np.ones(100), np.arange(100)))
     >>> week = Days()
     >>> for _ in range(7):

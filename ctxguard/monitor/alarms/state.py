@@ -22,8 +22,8 @@ from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.types import Route
 from ctxguard.errors import DataError, ProfileError
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
-from ctxguard.monitor.alarms.days import Day, groups
 from ctxguard.monitor.alarms.drift import Signal, SignalCounts, signal_counts
+from ctxguard.monitor.alarms.ecusum import Day, groups
 from ctxguard.monitor.alarms.loss_monitor import (
     SAME_TARGET,
     LossMonitor,
@@ -77,23 +77,24 @@ def _form() -> TypeAdapter[AlarmReport]:
 class AlarmState:
     """The detectors and alarms of one profile. Safe to use from several threads.
 
-    The judge is taken to be exact until ``set_judge`` says otherwise, as ``Monitor`` does.
-
     Args:
         profile: The profile whose promises and signals are monitored.
+        exact: Whether the judge never errs. Losses of an exact judge are compared with the promise;
+            those of a judge that errs with its own mean and, once there is a correction, with the
+            promise on its scale.
 
     Raises:
         ConfigurationError: a reference distribution of the profile that cannot be read.
     """
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, *, exact: bool = True) -> None:
         self.profile = profile
         self.profile_id = profile.profile_id
         self._safe_profile_id: str | None = None
         with suppress(ProfileError):
             self._safe_profile_id = profile.safe().profile_id
         self.promises = promises(profile)
-        self.is_exact = True
+        self.is_exact = exact
         self._reset_after_fork()
         reset_in_children(self)
 
@@ -110,16 +111,6 @@ class AlarmState:
     def _new_monitors(self) -> dict[_Key, LossMonitor]:
         new = LossMonitor.of_exact_judge if self.is_exact else LossMonitor.of_baseline
         return {monitor.key: monitor for monitor in map(new, self.promises)}
-
-    def set_judge(self, *, exact: bool) -> None:
-        """Say whether the judge errs; all losses seen are forgotten.
-
-        Losses of an exact judge are compared with the promise. Those of a judge that errs are
-        compared with its own mean and, once there is a correction, with the promise on its scale.
-        """
-        with self._lock:
-            self.is_exact = exact
-            self._losses = self._new_monitors()
 
     def correct(self, promise: PromisedLoss, correction: Correction) -> None:
         """Compare a judge that errs with a promise on its own scale too, from now on.

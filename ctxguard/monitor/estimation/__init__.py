@@ -3,10 +3,8 @@
 rows                the record: a row a judged request, a row a judged passage
 judged_request      makes these rows of a sample, its verdicts and people's grades
 metrics             what a request adds to each metric
-sums                columns of numbers added up over independent clusters
-ratio               a metric and its interval from these sums
-relevance           predicts the relevance of judged passages from the grades of people
-prediction_powered  the predictions for all requests, corrected by people's grades
+ratio               sums over independent clusters, a metric and its interval from them
+prediction_powered  predicts relevance for all requests, corrected by people's grades
 sampling_design     which passages people grade, and with what probability
 judge_drift         whether a judge has changed, from labelled samples that it judges again
 live                every metric of a store, over the recent window and over all that is retained

@@ -5,7 +5,6 @@ higher probability where nothing relevant was served, and so such a request weig
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,8 +14,8 @@ from ctxguard.core.types import Route
 from ctxguard.monitor.estimation.promotion import Rise, rise
 from ctxguard.monitor.estimation.rows import Rows
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judgment
-from ctxguard.monitor.labels.human import HumanVerdicts, human_verdicts
-from ctxguard.monitor.labels.samples import graded_samples
+from ctxguard.monitor.labels.human import NOBODY, human_verdicts
+from ctxguard.monitor.labels.samples import GradedSample, graded_samples
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import SampleStore
 from ctxguard.monitor.store.transactions import chunks
@@ -25,52 +24,6 @@ from ctxguard.profile.schema import Profile, RouteVerdict
 _AT_ONCE = 200
 """Samples whose texts are in memory at once."""
 _DAY_SECONDS = 86_400.0
-
-
-@dataclass(frozen=True)
-class JudgedPool:
-    """A judged request with the verdicts on its candidates, by passage id.
-
-    Attributes:
-        labels: A person's verdict where there is one, else the judge's.
-        by_people: Those of ``labels`` that people gave.
-        weight: 1/π: how many requests it stands for; None where a part of its pool has no verdict,
-            or it would not be judged in full had something relevant been served.
-    """
-
-    sample_id: int
-    record: SampleRecord
-    labels: Mapping[str, Judgment]
-    by_people: Mapping[str, Judgment]
-    weight: float | None
-
-
-def judged_pools(
-    store: SampleStore, series: str, *, skip: Collection[int] = ()
-) -> Iterator[JudgedPool]:
-    """Return the requests of a series of which all was to be judged, and whose text is kept.
-
-    Args:
-        skip: Samples that are not read.
-    """
-    alone = series == PEOPLE_ALONE
-    for page in store.judged_pages(series):
-        table = Rows.read(page.blocks).requests
-        wanted = ~np.isnan(table["pool_chance"]) | alone
-        rows = {
-            sample_id: row
-            for sample_id, row in zip(page.sample_ids[wanted].tolist(), table[wanted], strict=True)
-            if sample_id not in skip
-        }
-        for ids in chunks(list(rows), _AT_ONCE):
-            for sample_id, sample in graded_samples(store, series, ids, {}).items():
-                record, row = sample.record, rows[sample_id]
-                labels = {**sample.judge, **sample.people}
-                chance = _whole_pool_chance(record, row, alone=alone)
-                weight = None
-                if chance is not None and _is_usable(record, labels):
-                    weight = 1.0 / float(row["probability"] * chance)
-                yield JudgedPool(sample_id, record, labels, sample.people, weight)
 
 
 def _whole_pool_chance(record: SampleRecord, row: np.void, *, alone: bool) -> float | None:
@@ -115,7 +68,8 @@ class ShadowedTraffic:
         self._store = store
         self._series = series
         self._profile_id = profile.profile_id
-        self._exact = exact or series == PEOPLE_ALONE
+        self._is_alone = series == PEOPLE_ALONE
+        self._exact = exact or self._is_alone
         self._routes = {
             route: (own.policy, own.verdict)
             for route, own in profile.routes.items()
@@ -128,22 +82,33 @@ class ShadowedTraffic:
         if not self._routes:
             return {}
         people = human_verdicts(self._store.labels())
-        nobody = HumanVerdicts({}, 0)
         known = {
             sample_id
             for sample_id, (by_people, _, _) in self._seen.items()
-            if by_people == people.get(sample_id, nobody).by_passage
+            if by_people == people.get(sample_id, NOBODY).by_passage
         }
-        for pool in judged_pools(self._store, self._series, skip=known):
-            route = pool.record.route
-            self._seen[pool.sample_id] = pool.by_people, route, self._difference(pool)
+        for sample, row in self._whole_pools(skip=known):
+            seen = sample.people, sample.record.route, self._difference(sample, row)
+            self._seen[sample.sample_id] = seen
         return {route: self._rise(route, verdict) for route, (_, verdict) in self._routes.items()}
 
-    def _difference(self, pool: JudgedPool) -> tuple[float, ...]:
-        record = pool.record
+    def _whole_pools(self, skip: Collection[int]) -> Iterator[tuple[GradedSample, np.void]]:
+        """Read the requests of which all was to be judged, and whose text is kept."""
+        for page in self._store.judged_pages(self._series):
+            table = Rows.read(page.blocks).requests
+            wanted = ~np.isnan(table["pool_chance"]) | self._is_alone
+            ids, own = page.sample_ids[wanted].tolist(), table[wanted]
+            rows = {one: row for one, row in zip(ids, own, strict=True) if one not in skip}
+            for some in chunks(list(rows), _AT_ONCE):
+                for sample in graded_samples(self._store, self._series, some, {}).values():
+                    yield sample, rows[sample.sample_id]
+
+    def _difference(self, sample: GradedSample, row: np.void) -> tuple[float, ...]:
+        record, labels = sample.record, {**sample.judge, **sample.people}
         counts = record.profile_id == self._profile_id and record.route in self._routes
-        relevant = {name for name, verdict in pool.labels.items() if verdict.grade}
-        if not counts or not relevant or pool.weight is None:
+        relevant = {name for name, verdict in labels.items() if verdict.grade}
+        chance = _whole_pool_chance(record, row, alone=self._is_alone)
+        if not counts or not relevant or chance is None or not _is_usable(record, labels):
             return ()
         ranking, (policy, verdict) = record.ranking(), self._routes[record.route]
         kept, today = (
@@ -151,8 +116,9 @@ class ShadowedTraffic:
             for each in (policy, RatioPolicy(k=verdict.serving_k))
         )
         value = (len(relevant & kept) - len(relevant & today)) / len(relevant)
-        is_graded = kept | today <= pool.by_people.keys()
-        return value, pool.weight, record.time_seconds, is_graded
+        is_graded = kept | today <= sample.people.keys()
+        weight = 1.0 / float(row["probability"] * chance)
+        return value, weight, record.time_seconds, is_graded
 
     def _rise(self, route: Route, verdict: RouteVerdict) -> Rise:
         own = [row for _, (_, each, row) in sorted(self._seen.items()) if each is route and row]

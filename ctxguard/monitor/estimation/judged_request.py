@@ -4,7 +4,6 @@ All served passages are judged, and dropped ones with the probabilities that the
 Blocks are made while the text is available and outlive it; labels that arrive later replace them.
 """
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -29,13 +28,12 @@ from ctxguard.monitor.estimation.rows import (
     to_block,
 )
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.judges.verdict_text import verdicts_from_json
-from ctxguard.monitor.labels.human import HumanVerdicts, grade_of, human_verdicts, rows_left
-from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.judges.protocol import verdicts_from_json
+from ctxguard.monitor.labels.human import grade_of, rows_left
+from ctxguard.monitor.labels.samples import graded_samples
 from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store import OPENED, GradedBlock, PickedPassage, PickKind, SampleStore
-
-_log = logging.getLogger(__name__)
 
 _NOTHING_DROPPED = JudgingRates(dropped_rate=1.0)
 """If nothing was dropped, all of it is judged with certainty."""
@@ -251,41 +249,34 @@ def update_graded(store: SampleStore, series: str, scale: Scale) -> None:
     if not newest_label:
         return
     ids = list(newest_label)
-    before, payloads = store.blocks(ids), store.payloads(ids)
-    verdicts, first = store.verdicts(series, ids), store.first_verdicts(ids)
-    people, picked = human_verdicts(store.labels(ids)), store.picked(None, ids)
-    given = [one.grade for found in people.values() for one in found.by_passage.values()]
+    before, first = store.blocks(ids), store.verdicts(None, ids)
+    # Grades given before a text was deleted stay.
+    samples = graded_samples(store, series, list(before), store.picked(None, ids))
+    given = [one.grade for sample in samples.values() for one in sample.people.values()]
     of_people = scale._replace(max_grade=max([store.top_grade() or scale.max_grade, *given]))
     rows = []
-    for sample_id, block in before.items():
-        if sample_id not in payloads:
-            # Grades given before its text was deleted stay.
-            continue
+    for sample_id, sample in samples.items():
         try:
-            record = SampleRecord.from_bytes(payloads[sample_id])
-            by_judge = verdicts_from_json(verdicts.get(sample_id, ""))
             by_first = verdicts_from_json(first.get(sample_id, ""))
-        except DataError as error:
+        except DataError:
             # One damaged sample must not break every report.
-            _log.warning("labels of sample %d are left out: %s", sample_id, error)
             continue
-        found = people.get(sample_id, HumanVerdicts({}, 0))
+        own = Rows.read([before[sample_id]]).requests
+        block = judged_request(
+            sample.record,
+            sample.judge,
+            scale,
+            probability=float(own["probability"][0]),
+            first=by_first,
+            people=PeopleGrades(sample.people, of_people, sample.picked),
+        )
         rows.append(
             GradedBlock(
                 sample_id=sample_id,
-                block=judged_request(
-                    record,
-                    by_judge,
-                    scale,
-                    probability=float(Rows.read([block]).requests["probability"][0]),
-                    first=by_first,
-                    people=PeopleGrades(
-                        found.by_passage, of_people, tuple(picked.get(sample_id, ()))
-                    ),
-                ),
-                route=record.route.value,
-                is_graded=bool(found.by_passage),
-                disagreements=found.disagreements,
+                block=block,
+                route=sample.record.route.value,
+                is_graded=bool(sample.people),
+                disagreements=sample.disagreements,
                 last_label_id=newest_label[sample_id],
             )
         )

@@ -17,10 +17,9 @@ from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation import prediction_powered as corrected
 from ctxguard.monitor.estimation.judge_drift import Canaries, canaries_key
 from ctxguard.monitor.estimation.metrics import METRICS, Metric, weighted_terms
-from ctxguard.monitor.estimation.ratio import Estimate, Precision, estimate, lacks_grades
-from ctxguard.monitor.estimation.relevance import FOLDS, Model
+from ctxguard.monitor.estimation.prediction_powered import FOLDS, Model
+from ctxguard.monitor.estimation.ratio import Estimate, Precision, Sums, estimate, lacks_grades
 from ctxguard.monitor.estimation.rows import BoolArray, IntArray, Rows
-from ctxguard.monitor.estimation.sums import Sums
 from ctxguard.monitor.store import GradedRows, JudgedRows, SampleStore, StoredShares
 from ctxguard.monitor.store.types import MOST_UNCOVERED
 

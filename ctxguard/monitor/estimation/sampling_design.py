@@ -11,14 +11,13 @@ large as it allows.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 
 from ctxguard.errors import StoreError
 from ctxguard.monitor.estimation.judged_request import grade_chances
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.files import number_of
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples, unfinished
-from ctxguard.monitor.sampling.inclusion import HashSampler
+from ctxguard.monitor.sampling.sampler import HashSampler
 from ctxguard.monitor.store import PickedPassage, PickKind, SampleStore
 from ctxguard.monitor.store.transactions import chunks
 
@@ -169,7 +168,7 @@ def usable_labels(store: SampleStore, request_ids: Sequence[str]) -> dict[str, i
         The graded passages that were drawn, the requests whose grades are complete, those that need
         more, and those that no draw asked about.
     """
-    ids = list(chain.from_iterable(store.find(request_id) for request_id in request_ids))
+    ids = store.find(request_ids)
     samples: dict[int, GradedSample] = {}
     for series in store.series():
         for sample_id, sample in graded_samples(store, series, ids).items():

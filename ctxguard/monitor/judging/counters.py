@@ -68,8 +68,6 @@ _VALUES: dict[str, Iterable[str]] = {
     "mode": Mode,
     "fate": TokenAccount._fields[:-1],
     "same": ("yes", "no"),
-    "half": ("first", "second"),
-    "relevant": ("yes", "no"),
 }
 NOTHING_COUNTED: Counts = {
     (name, *map(str, values)): 0.0

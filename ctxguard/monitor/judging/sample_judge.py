@@ -1,21 +1,31 @@
-"""Judging one sample: which passages the judge is given, and which verdicts are valid.
+"""Judging one sample, at first and again.
 
 All served passages are judged, and dropped ones with the probabilities that the record holds. A
 verdict that is missing, misplaced or out of range is counted and never imputed.
+
+What people graded is judged again. A new judge judges all of it, so that the labels count under it
+too: before fresh samples, and within the same budget. A judge that stays judges a few of its
+samples again each day (``estimation.judge_drift``), so that a change behind an unchanged name is
+seen.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
-from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
+from ctxguard.core.metrics import Utilities
 from ctxguard.core.types import Passage
-from ctxguard.errors import JudgeError
+from ctxguard.errors import DataError, JudgeError
+from ctxguard.monitor.estimation.judge_drift import Canaries, canaries_key, yes_or_no
 from ctxguard.monitor.estimation.judged_request import Scale, judged_request
-from ctxguard.monitor.judges import Judge, Judgment, Ledger
-from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
-from ctxguard.monitor.redaction import Redactor, is_hash, redact
-from ctxguard.monitor.sampling.privacy import redacted_once
+from ctxguard.monitor.judges import PEOPLE_ALONE, Judge, Judgment, Ledger
+from ctxguard.monitor.judges.protocol import verdicts_from_json, verdicts_to_json
+from ctxguard.monitor.judging.counters import Counts
+from ctxguard.monitor.redaction import Redactor, is_hash, redacted_once
 from ctxguard.monitor.sampling.record import SampleRecord, as_written
+from ctxguard.monitor.sampling.sampler import HashSampler
+from ctxguard.monitor.store import SampleStore
 
 PassageLookup = Callable[[str], Passage]
 """The passage of an id; raises where there is none."""
@@ -23,31 +33,13 @@ PassageLookup = Callable[[str], Passage]
 CALLS_IN_VAIN = 20
 """Calls without any valid verdict after which a judge is asked no more."""
 
-
-@dataclass(frozen=True, slots=True)
-class JudgingSettings:
-    """What a monitor judges with, and how much of it.
-
-    Attributes:
-        judge: Grades passages. Another name or version begins another series of estimates.
-        utilities: The utility of a passage; every served passage that is not relevant costs.
-        budget: The most that judging may take.
-        lookup: Finds the texts of passages that were not stored; None if all are stored.
-        redactor: Applied to texts that ``lookup`` finds before the judge reads them, as the
-            samples' own (``Privacy.redactor``) is to texts that are stored; one that fails costs
-            the passage its verdict. None for no redaction.
-    """
-
-    judge: Judge
-    utilities: Utilities = DEFAULT_UTILITIES
-    budget: BudgetLimits = NO_LIMITS
-    lookup: PassageLookup | None = None
-    redactor: Redactor | None = redact
-
-    @property
-    def series(self) -> str:
-        """The name of the judge's series."""
-        return f"{self.judge.name} {self.judge.version}"
+LEASE_SECONDS = 60.0
+"""How long what a monitor has claimed stays with it without a word of it."""
+_DAY_SECONDS = 86_400.0
+_LOOK_SECONDS = 60.0
+"""How often the store is asked for labelled samples while none is due."""
+_RETRY_SECONDS = 3600.0
+"""After which a sample is tried again on which the judge failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +66,34 @@ class SampleVerdicts:
 class SampleJudge:
     """Has samples judged, one at a time.
 
+    Args:
+        judge: Grades passages.
+        utilities, lookup, redactor: As of ``Monitor``.
+
     Attributes:
+        ledger: The accounts of the judge; None for one that keeps none.
         n_judged: Passages that the judge has given a verdict of, or was asked for one in vain,
             also those of samples on which it failed later.
         is_proven: Whether it has given a valid verdict; always of a judge that asks no endpoint.
     """
 
-    def __init__(self, settings: JudgingSettings) -> None:
-        self.judge = judge = settings.judge
-        self._settings = settings
+    def __init__(
+        self,
+        judge: Judge,
+        utilities: Utilities,
+        lookup: PassageLookup | None,
+        redactor: Redactor | None,
+    ) -> None:
+        self.judge = judge
+        self.ledger: Ledger | None = getattr(judge, "ledger", None)
+        self._utilities = utilities
+        self._lookup = lookup
+        self._redactor = redactor
         self.is_exact = bool(getattr(judge, "exact", False))
         self._reads_text = getattr(judge, "reads_text", True)
         self._judges_pools = bool(getattr(judge, "judges_pools", False))
         self.n_judged = 0
-        self._ledger: Ledger | None = getattr(judge, "ledger", None)
-        self.is_proven = self._ledger is None
+        self.is_proven = self.ledger is None
 
     def most_passages(self, record: SampleRecord) -> int:
         """Return the most passages of a sample that are given to the judge."""
@@ -121,7 +126,7 @@ class SampleJudge:
         missing = tuple([each for each in wanted if each not in verdicts])
         block, n_wanted, n_invalid = None, len(wanted), len(wanted) - len(verdicts)
         if counts:
-            scale = Scale(self._settings.utilities, self.judge.max_grade)
+            scale = Scale(self._utilities, self.judge.max_grade)
             block = judged_request(record, verdicts, scale, probability=probability)
         return SampleVerdicts(block, verdicts, missing, is_complete, n_wanted, n_invalid)
 
@@ -142,7 +147,7 @@ class SampleJudge:
         if not self._reads_text:
             return Passage(passage_id, "")
         try:
-            passage = None if self._settings.lookup is None else self._settings.lookup(passage_id)
+            passage = None if self._lookup is None else self._lookup(passage_id)
             if passage is None:
                 return None
             if record.where is not None and not record.where.allows(passage.metadata):
@@ -153,7 +158,7 @@ class SampleJudge:
 
     def _redacted(self, passage: Passage) -> Passage:
         """Redact a passage of the index as a sample would hold it: its beginning."""
-        passage, redactor = as_written(passage), self._settings.redactor
+        passage, redactor = as_written(passage), self._redactor
         if redactor is None:
             return passage
         title, text = (redacted_once(one, redactor) for one in (passage.title, passage.text))
@@ -182,8 +187,8 @@ class SampleJudge:
             and 0 <= verdict.grade <= highest
         }
         self.is_proven = self.is_proven or bool(found)
-        if not self.is_proven and self._ledger is not None:
-            _check_replies(self.judge, self._ledger)
+        if not self.is_proven and self.ledger is not None:
+            _check_replies(self.judge, self.ledger)
         return found
 
 
@@ -204,3 +209,104 @@ def _check_replies(judge: Judge, ledger: Ledger) -> None:
         "The samples wait. Name another model, one that keeps to a JSON schema (--model), or "
         "allow longer replies"
     )
+
+
+class JudgingAgain:
+    """Judges labelled samples again; one monitor of a series at a time does.
+
+    Args:
+        series: That of the judge.
+        judge: For an exact one, and where people grade alone, nothing is judged again: no estimate
+            depends on the judge's errors.
+        clock: Seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        store: SampleStore,
+        series: str,
+        judge: SampleJudge,
+        *,
+        claimant: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._series = series
+        self._judge = judge
+        self._claimant = claimant
+        self._clock = clock
+        self._is_off = judge.is_exact or self._series == PEOPLE_ALONE
+        self._looked_at = -math.inf
+        self._retry_at: dict[int, float] = {}
+        self._order = HashSampler("judged again", self._series)
+        self._of_day = HashSampler("canary", self._series)
+
+    def due(self, limit: int) -> list[tuple[int, bool]]:
+        """Choose the samples to judge again now, at most ``limit``: ids, and which are canaries.
+
+        In random order, so that those that are judged stand for those that are not yet.
+        """
+        now = self._clock()
+        if self._is_off or abs(now - self._looked_at) < _LOOK_SECONDS:
+            return []
+        day = int(now // _DAY_SECONDS)
+        labelled = self._store.labelled(self._series)
+        new = [one for one, is_judged in labelled.items() if not is_judged]
+        old = [one for one, is_judged in labelled.items() if is_judged]
+        new.sort(key=lambda one: self._order.uniform(str(one)))
+        old.sort(key=lambda one: self._of_day.uniform(f"{day} {one}"))
+        of_day = self._canaries().due(old, day)
+        wanted = [*((one, True) for one in of_day), *((one, False) for one in new)]
+        found = list(
+            islice((one for one in wanted if now >= self._retry_at.get(one[0], now)), limit)
+        )
+        if not found or not self._store.lead(
+            self._claimant, lease_seconds=LEASE_SECONDS, task=f"judging again {self._series}"
+        ):
+            self._looked_at = now
+            return []
+        return found
+
+    def record(self, sample_id: int) -> SampleRecord | None:
+        """Read the record of a sample; None where it was deleted or cannot be read."""
+        self._retry_at[sample_id] = self._clock() + _RETRY_SECONDS
+        try:
+            return SampleRecord.from_bytes(self._store.payloads([sample_id]).get(sample_id, b""))
+        except DataError:
+            return None
+
+    def positions(self, sample_id: int, record: SampleRecord) -> list[int]:
+        """Return the candidates to judge: those that were judged before, and any that is served."""
+        before = self._before(sample_id) or verdicts_from_json(
+            self._store.verdicts(None, [sample_id]).get(sample_id, "")
+        )
+        wanted = {*record.served, *record.to_judge(has_hit=True)}
+        order = (*record.served, *record.dropped)
+        return [one for one in order if one in wanted or record.passage_ids[one] in before]
+
+    def judge(self, sample_id: int, record: SampleRecord, *, is_canary: bool) -> Counts:
+        """Judge a sample again, and store what came of it; raises whatever the judge raises.
+
+        Returns:
+            Of a canary, counts of the verdicts that are the same as at first, and of the others.
+        """
+        positions = self.positions(sample_id, record)
+        verdicts = self._judge.verdicts_again(record, positions)
+        self._retry_at.pop(sample_id, None)
+        if not is_canary:
+            names = [record.passage_ids[one] for one in positions]
+            missing = [name for name in names if name not in verdicts]
+            self._store.save_again(self._series, {sample_id: verdicts_to_json(verdicts, missing)})
+            return {}
+        first, now = yes_or_no(self._before(sample_id), verdicts)
+        canaries = self._canaries().after(sample_id, first, now, self._clock())
+        self._store.set_state(canaries_key(self._series), canaries.to_json())
+        same = sum(one == other for one, other in zip(first, now, strict=True))
+        return {("canary_verdicts", "yes"): same, ("canary_verdicts", "no"): len(first) - same}
+
+    def _before(self, sample_id: int) -> dict[str, Judgment]:
+        found = self._store.verdicts(self._series, [sample_id])
+        return verdicts_from_json(found.get(sample_id, ""))
+
+    def _canaries(self) -> Canaries:
+        return Canaries.from_json(self._store.get_state(canaries_key(self._series)))

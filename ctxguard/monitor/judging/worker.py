@@ -21,18 +21,21 @@ from ctxguard.monitor.alarms import AlarmKind
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
 from ctxguard.monitor.estimation.metrics import Metric, losses
 from ctxguard.monitor.estimation.rows import Rows
-from ctxguard.monitor.judges import Ledger
-from ctxguard.monitor.judges.verdict_text import verdicts_to_json
-from ctxguard.monitor.judging.again import LEASE_SECONDS, JudgingAgain
+from ctxguard.monitor.judges.protocol import verdicts_to_json
 from ctxguard.monitor.judging.budget import JudgingBudget
 from ctxguard.monitor.judging.counters import (
     JudgedAs,
     MonitorCounters,
     token_counts,
 )
-from ctxguard.monitor.judging.sample_judge import JudgingSettings, SampleJudge, SampleVerdicts
-from ctxguard.monitor.sampling.inclusion import HashSampler
+from ctxguard.monitor.judging.sample_judge import (
+    LEASE_SECONDS,
+    JudgingAgain,
+    SampleJudge,
+    SampleVerdicts,
+)
 from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.sampling.sampler import HashSampler
 from ctxguard.monitor.store import Claimed, Finished, LossRow, SampleStore, State
 
 _log = logging.getLogger(__name__)
@@ -85,6 +88,7 @@ class JudgingWorker:
     dies is judged again, once the leases of its samples end.
 
     Args:
+        series: That of the judge.
         counters: Told the outcome of each sample.
         alarms: Told what each sample shows; None without alarms.
         clock: Seconds since the epoch.
@@ -96,7 +100,8 @@ class JudgingWorker:
     def __init__(
         self,
         store: SampleStore,
-        settings: JudgingSettings,
+        judge: SampleJudge,
+        series: str,
         *,
         claimant: str,
         budget: JudgingBudget,
@@ -106,15 +111,13 @@ class JudgingWorker:
     ) -> None:
         self._store = store
         self._claimant = claimant
-        self._judge = SampleJudge(settings)
-        self._ledger: Ledger | None = getattr(settings.judge, "ledger", None)
-        self._again = JudgingAgain(
-            store, settings.series, self._judge, claimant=claimant, clock=clock
-        )
+        self._judge = judge
+        self._ledger = judge.ledger
+        self._again = JudgingAgain(store, series, judge, claimant=claimant, clock=clock)
         self._budget = budget
         self._counters = counters
         self._alarms = alarms
-        self._series = settings.series
+        self._series = series
         self._held: list[_Result] = []
         self._held_since = 0.0
         self._sampler = HashSampler("budget")

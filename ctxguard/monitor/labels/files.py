@@ -23,8 +23,8 @@ from ctxguard.core.metrics import Negative
 from ctxguard.errors import DataError
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.human import ALWAYS, rows_left
-from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.sampling.sampler import HashSampler
 from ctxguard.monitor.store import FEEDBACK_KINDS, FeedbackRow, LabelRow, PickedPassage
 
 _ORDER = HashSampler("label rows")

@@ -35,6 +35,9 @@ class HumanVerdicts:
     disagreements: int
 
 
+NOBODY = HumanVerdicts({}, 0)
+
+
 def human_verdicts(labels: Iterable[tuple[int, LabelRow]]) -> dict[int, HumanVerdicts]:
     """Return the verdicts of people by sample.
 

@@ -1,4 +1,10 @@
-"""Samples as people grade them: what was found, what people said so far, and what the judge did."""
+"""Samples as people grade them: what was found, what people said so far, and what the judge did.
+
+The same passage of the same question is graded once, however many requests asked it. Two requests
+of one draw and one file share the grade of a passage whose id, title and text are the same. Another
+draw asks again, and so does the file of another tenant: a draw counts once its files have grades of
+their own (``store.judgments.graded``).
+"""
 
 import logging
 import math
@@ -7,15 +13,11 @@ from dataclasses import dataclass, replace
 
 from ctxguard.errors import DataError
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.judges.verdict_text import verdicts_from_json
+from ctxguard.monitor.judges.protocol import verdicts_from_json
 from ctxguard.monitor.labels.files import RowToLabel, in_file_order, rows_to_label
-from ctxguard.monitor.labels.human import (
-    ALWAYS,
-    human_verdicts,
-    rows_left,
-)
+from ctxguard.monitor.labels.human import ALWAYS, NOBODY, human_verdicts, rows_left
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.store import PickedPassage, PickKind, SampleStore
+from ctxguard.monitor.store import LabelRow, PickedPassage, PickKind, SampleStore
 
 _log = logging.getLogger(__name__)
 
@@ -24,6 +26,8 @@ _MOST_OVER = 1.25
 _SECONDS_A_GRADE = 20.0
 _LIKELY = {False: 0.2, True: 0.8}
 """About how likely a passage is to be relevant, by whether the judge calls it so."""
+
+_Key = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,7 @@ class GradedSample:
         people: The verdicts of people so far, by passage id.
         judge: The verdicts of the judge, by passage id.
         picked: What people are asked about.
+        disagreements: Passages on whose relevance annotators disagree.
     """
 
     sample_id: int
@@ -42,6 +47,7 @@ class GradedSample:
     people: Mapping[str, Judgment]
     judge: Mapping[str, Judgment]
     picked: tuple[PickedPassage, ...] = ()
+    disagreements: int = 0
 
     def is_of_tenant(self, tenant: str) -> bool:
         """Tell whether the request could see passages of this value of a field only.
@@ -123,12 +129,10 @@ def graded_samples(
         except DataError as error:
             _log.warning("sample %d is left out: %s", sample_id, error)
             continue
+        own = people.get(sample_id, NOBODY)
+        asked = tuple(picked.get(sample_id, ()))
         found[sample_id] = GradedSample(
-            sample_id,
-            record,
-            people[sample_id].by_passage if sample_id in people else {},
-            by_judge,
-            tuple(picked.get(sample_id, ())),
+            sample_id, record, own.by_passage, by_judge, asked, own.disagreements
         )
     return found
 
@@ -163,7 +167,7 @@ def _in_file_order(sample: GradedSample) -> tuple[float, float]:
 
 def targeted_samples(store: SampleStore, series: str) -> list[GradedSample]:
     """Return the samples that alarms have requested labels of; all that is judged is asked."""
-    ids = [sample_id for sample_id, _ in store.label_queue()]
+    ids = list(store.label_queue())
     return [
         replace(sample, picked=wholly(sample.sample_id, sample.record))
         for sample in graded_samples(store, series, ids).values()
@@ -174,3 +178,59 @@ def wholly(sample_id: int, record: SampleRecord) -> tuple[PickedPassage, ...]:
     """Ask about all that is judged of any request, in a sample that no draw chose."""
     positions = (*record.served, *record.to_judge(has_hit=True))
     return tuple([PickedPassage(sample_id, PickKind.COIN, position, 1.0) for position in positions])
+
+
+def rows_once(samples: Iterable[GradedSample]) -> list[RowToLabel]:
+    """List the rows of a file, those that repeat a question and passage once.
+
+    A row that stands for others is graded always, if they disagree on when it is.
+    """
+    rows: dict[_Key, RowToLabel] = {}
+    for sample in samples:
+        for row in sample.rows():
+            key = _draw(sample)[:1], *_content(row)
+            first = rows.setdefault(key, row)
+            if first.when != row.when:
+                rows[key] = replace(first, when=ALWAYS)
+    return list(rows.values())
+
+
+def repeats(store: SampleStore, labels: Sequence[LabelRow]) -> list[LabelRow]:
+    """Return the same labels for the other requests that they stand for.
+
+    A label that takes another back does so for all of them.
+
+    Args:
+        labels: Of requests of one file, or of some of them.
+    """
+    given = {(label.request_id, label.passage_id) for label in labels}
+    requests = {label.request_id for label in labels}
+    found: dict[tuple[str, ...], LabelRow] = {}
+    for series in store.series():
+        picked = store.picked_samples(series)
+        questions = {one.question for one in picked if one.request_id in requests}
+        asking = [one.sample_id for one in picked if one.question in questions]
+        same: dict[_Key, list[tuple[str, str]]] = {}
+        keys: dict[tuple[str, str], list[_Key]] = {}
+        for sample in graded_samples(store, series, asking).values():
+            for row in rows_to_label(sample.record, sample.picked, {}):
+                own, key = (row.request_id, row.passage_id), (_draw(sample), *_content(row))
+                same.setdefault(key, []).append(own)
+                keys.setdefault(own, []).append(key)
+        for label in labels:
+            for key in keys.get((label.request_id, label.passage_id), ()):
+                for request_id, passage_id in same[key]:
+                    if (request_id, passage_id) not in given:
+                        whose = request_id, passage_id, label.annotator
+                        found[whose] = replace(label, request_id=request_id)
+    return list(found.values())
+
+
+def _draw(sample: GradedSample) -> tuple[object, ...]:
+    """Return the draw that asked about a sample first, and for which file."""
+    return (sample.picked[0].pick_id, sample.picked[0].asked) if sample.picked else (0, None)
+
+
+def _content(row: RowToLabel) -> _Key:
+    # A question whose text is not kept is like no other.
+    return row.query or (row.request_id,), row.passage_id, row.title, row.text

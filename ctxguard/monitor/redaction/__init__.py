@@ -14,6 +14,7 @@ from ctxguard.monitor.redaction.redactor import (
     kept,
     redact,
     redacted,
+    redacted_once,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "kept",
     "redact",
     "redacted",
+    "redacted_once",
 ]

@@ -22,6 +22,7 @@ Redactor = Callable[[str], str]
 RULES = (*KEY_RULES, *PERSONAL_RULES)
 
 _MAX_ROUNDS = 8
+_REMEMBERED_TEXTS = 100_000
 _HASH = re.compile(r"hash:[0-9a-f]{32}")
 _KEY_BYTES = range(16, 65)  # BLAKE2b accepts up to 64
 
@@ -152,6 +153,30 @@ def redacted(text: str, redactor: Redactor) -> str:
     if not isinstance(clean, str):
         raise RedactionError(f"the redactor failed ({cause}); the text was not written")
     return clean
+
+
+_redactions: dict[tuple[Redactor, bytes], str | None] = {}
+"""Redacted texts by redactor and hash of the text; None for a text that redaction left as it is."""
+
+
+def redacted_once(text: str, redactor: Redactor) -> str:
+    """Redact a passage's text, remembered because the same passages recur.
+
+    Raises:
+        RedactionError: the redactor failed.
+    """
+    # Redaction takes half a millisecond for a thousand characters, a hash a microsecond. Only
+    # changed texts are kept, so that a hundred thousand passages take a few MB.
+    key = redactor, blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    try:
+        changed = _redactions[key]
+    except KeyError:
+        clean = redacted(text, redactor)
+        if len(_redactions) >= _REMEMBERED_TEXTS:
+            _redactions.clear()
+        _redactions[key] = None if clean == text else clean
+        return clean
+    return text if changed is None else changed
 
 
 class Text(StrEnum):

@@ -30,8 +30,7 @@ from ctxguard.core.types import (
     ScoreKind,
 )
 from ctxguard.errors import DataError
-from ctxguard.monitor.sampling.inclusion import InclusionDesign, JudgingRates
-from ctxguard.monitor.sampling.sampler import Sample
+from ctxguard.monitor.sampling.sampler import InclusionDesign, JudgingRates, Sample
 
 FORMAT = 5
 

@@ -3,7 +3,8 @@
 A background thread of each process that serves requests. An error here never reaches a request,
 and every lost sample has a recorded reason: ``sampled = stored + pending + lost`` holds exactly
 (DESIGN.md §7). Each of the four is counted by itself and reported with each batch, in the batch's
-transaction; what a process that is killed held is unaccounted for.
+transaction; what a process that is killed held is unaccounted for. ``Privacy`` says how much of a
+sample's text is stored.
 """
 
 import atexit
@@ -13,24 +14,28 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from ctxguard._support.error_text import describe_error
 from ctxguard._support.fork_safety import reset_in_children
+from ctxguard.core.metadata_filter import Where
 from ctxguard.errors import ConfigurationError, StoreCorruptError, StoreFullError, StoreLockedError
-from ctxguard.monitor.sampling.inclusion import (
+from ctxguard.monitor.redaction import Redactor, Text, kept, redact, redacted, redacted_once
+from ctxguard.monitor.sampling.record import SampleRecord, record_of
+from ctxguard.monitor.sampling.sampler import (
     DEFAULT_RATES,
     HashSampler,
     InclusionDesign,
     JudgingRates,
+    Sample,
+    Sampler,
 )
-from ctxguard.monitor.sampling.privacy import DEFAULT_PRIVACY, Privacy
-from ctxguard.monitor.sampling.record import record_of
-from ctxguard.monitor.sampling.sampler import Sample, Sampler
 from ctxguard.monitor.store import Accounts, Entry, Limits, LostReason, SampleStore, WorkerCounts
 from ctxguard.monitor.store.types import HOUR_SECONDS
 
-_log = logging.getLogger(__name__)
+TextName = Literal["stored", "hashed", "omitted"]
 
+_log = logging.getLogger(__name__)
 _BATCH = 100
 _GRACE_SECONDS = 0.5
 _RETRY_SECONDS = (0.1, 5.0)
@@ -38,6 +43,88 @@ _RETRY_SECONDS = (0.1, 5.0)
 _LOOKS = 20
 _LOOK_SECONDS = 0.001
 """Counts are read anew so often, and after so long, while requests are being counted."""
+_Reported = tuple[Accounts, dict[int, int]]
+"""All that a store knows of a process once it has a batch, but for what it stored, which it counts
+itself; and how many samples of each hour."""
+
+
+@dataclass(frozen=True, slots=True)
+class Privacy:
+    """How much of a request's text is stored.
+
+    The filter of a request is stored as it is, because a search with a changed one would find what
+    the request could not see. One in which the redactor finds something is withheld.
+
+    Attributes:
+        redactor: Applied to every text before it is written; None for no redaction. If it
+            raises, the sample is lost, never written unredacted.
+        query: Whether queries are stored, replaced by a keyed hash, or left out.
+        passages: The same for titles and texts of passages. A judge that reads texts needs them:
+            where they are hashed or left out, give the monitor the index. Without it, and with a
+            query that is hashed or left out, samples are not judged and counted as ``incomplete``.
+        hash_key: Keeps hashes from being reversed by a dictionary; needed if anything is hashed.
+
+    Raises:
+        ConfigurationError: at construction, for a hash without a key of 16 to 64 bytes, or another
+            way to keep a text.
+    """
+
+    redactor: Redactor | None = redact
+    query: Text | TextName = Text.STORED
+    passages: Text | TextName = Text.STORED
+    hash_key: bytes | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("query", "passages"):
+            given = getattr(self, name)
+            if given not in list(Text):
+                raise ConfigurationError(f"{name} {given!r} must be one of {', '.join(Text)}")
+            kept("", Text(given), self.hash_key)
+            # A text is one of them too. Through object.__setattr__, because this is frozen.
+            object.__setattr__(self, name, Text(given))
+
+    def apply(self, record: SampleRecord) -> SampleRecord:
+        """Make of the record what may be stored.
+
+        Raises:
+            RedactionError: the redactor failed.
+        """
+        query = None if record.query is None else self._kept(record.query, self.query)
+        passages = {
+            position: replace(
+                passage,
+                title=self._kept(passage.title, self.passages, recurs=True) or "",
+                text=self._kept(passage.text, self.passages, recurs=True) or "",
+                metadata=None,
+            )
+            for position, passage in record.passages.items()
+            if self.passages is not Text.OMITTED
+        }
+        withheld = record.where is not None and self._is_secret(record.where)
+        return replace(
+            record,
+            query=query,
+            passages=passages,
+            where=None if withheld else record.where,
+            where_withheld=withheld or record.where_withheld,
+        )
+
+    def _is_secret(self, where: Where) -> bool:
+        """Tell whether a filter may not be written, or cannot be written unchanged."""
+        texts = [str(value) for values in where.allowed.values() for value in values]
+        return any(
+            text != text.encode("utf-8", "replace").decode()
+            or (self.redactor is not None and redacted(text, self.redactor) != text)
+            for text in (*texts, *where.fields)
+        )
+
+    def _kept(self, text: str, how: Text | TextName, *, recurs: bool = False) -> str | None:
+        if how is Text.STORED and self.redactor is not None:
+            text = (redacted_once if recurs else redacted)(text, self.redactor)
+        return kept(text, Text(how), self.hash_key)
+
+
+DEFAULT_PRIVACY = Privacy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +135,6 @@ class _Batch:
     entries: tuple[Entry, ...]
     counts: WorkerCounts
     told: "_Reported"
-
-
-_Reported = tuple[Accounts, dict[int, int]]
-"""All that a store knows of a process once it has a batch, but for what it stored, which it counts
-itself; and how many samples of each hour."""
 
 
 class SampleWriter:

@@ -1,13 +1,13 @@
 """The sample store: SQLite on one host, PostgreSQL for several.
 
     types         the values that go in and come out
-    schema        the tables                        transactions  what runs in one
-    database      connections, creation             errors     database errors as the store's
-    sqlite        how SQLite is set up              retention  deletion
-    accounts      what writers report               queue      samples claimed and finished
-    judgments     judged requests, by time          labelling  labels and feedback of people
-    picks         samples picked for labels         graded     what people have graded
+    schema        the tables                    transactions  what runs in one
+    database      connections, creation         errors        database errors as the store's
+    samples       written with counts, claimed, finished
+    judgments     judged requests, by time, single, and graded
+    labelling     what people are asked, their labels, feedback
     shared        what monitors share: leases, counts, budgets
+    retention     deletion
     sample_store  SampleStore, the table of all that it does
 
 The types import without SQLAlchemy, which is imported with ``SampleStore``.

@@ -1,13 +1,16 @@
 """One database behind every table: connections, transactions, and errors that say how to mend them.
 
-A connection never crosses a fork, and a transaction waits a bounded time. Where someone moved a
-SQLite file away, the next transaction begins a new one.
+A connection never crosses a fork, and a transaction waits a bounded time. SQLite has a write-ahead
+log, short waits for locks, and returns space to the disk. Where someone moved its file away, the
+next transaction begins a new one.
 """
 
 import logging
 import os
+import random
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -20,7 +23,6 @@ from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import ClosedAtForks, reset_in_children
 from ctxguard.errors import ConfigurationError, StoreLockedError, StoreSchemaError
 from ctxguard.monitor.store import errors as faults
-from ctxguard.monitor.store import sqlite as lite
 from ctxguard.monitor.store.schema import SCHEMA_VERSION, metadata, schema_version
 
 _log = logging.getLogger(__name__)
@@ -32,6 +34,12 @@ BUSY_SECONDS = 5.0
 AHEAD_SECONDS = 60.0
 """A time of the clock of leases may lie this much ahead: another may have read the clock later and
 acted sooner. One further ahead is from before a restart or a change of the clock."""
+_WRITES = "ctxguard_writes"
+"""The execution option of a transaction that will write."""
+_JOURNAL_BYTES = 16 * 2**20
+"""Size to which SQLite's log is truncated after a burst."""
+_LOOK_SECONDS = (0.0005, 0.003)
+"""Wait between two attempts to take SQLite's write lock."""
 _CREATION_LOCK = 7_243_118
 """Any number: processes that create the tables in one PostgreSQL database agree on it."""
 
@@ -87,7 +95,7 @@ class Database:
         """
         try:
             with self._turn, self._current().connect() as connection:
-                connection.execution_options(**{lite.WRITES: writes})
+                connection.execution_options(**{_WRITES: writes})
                 with connection.begin():
                     yield connection
         except sa.exc.TimeoutError as error:
@@ -146,7 +154,7 @@ class Database:
             with engine.connect() as connection, connection.begin():
                 is_new = not self._has_tables(connection)
             if self.is_sqlite:
-                lite.persist(engine, BUSY_SECONDS)
+                _persist(engine)
             if is_new:
                 self._create_tables(engine)
         except BaseException:
@@ -170,14 +178,13 @@ class Database:
         if not self.is_sqlite:
             sa.event.listen(engine, "connect", _bound_waiting)
             return engine
-        patience = BUSY_SECONDS
-        sa.event.listen(engine, "connect", lite.prepare)
-        sa.event.listen(engine, "begin", lambda connection: lite.begin(connection, patience))
+        sa.event.listen(engine, "connect", _prepare)
+        sa.event.listen(engine, "begin", _begin)
         return engine
 
     def _create_tables(self, engine: sa.Engine) -> None:
         with engine.connect() as connection:
-            connection.execution_options(**{lite.WRITES: True})
+            connection.execution_options(**{_WRITES: True})
             with connection.begin():
                 if not self.is_sqlite:
                     connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_CREATION_LOCK})")
@@ -285,3 +292,57 @@ def _bound_waiting(connection: Any, _: object) -> None:
     with connection.cursor() as cursor:
         cursor.execute(f"SET lock_timeout = {round(1e3 * BUSY_SECONDS)}")
     connection.commit()
+
+
+def _prepare(connection: sqlite3.Connection, _: object) -> None:
+    """Set up a new connection; nothing of it is kept in the file."""
+    connection.isolation_level = None  # only begin() begins transactions
+    connection.execute("PRAGMA synchronous = NORMAL")
+    # Deleted data must not remain in the file, though overwriting costs a write.
+    connection.execute("PRAGMA secure_delete = ON")
+    connection.execute(f"PRAGMA journal_size_limit = {_JOURNAL_BYTES}")
+
+
+def _persist(engine: sa.Engine) -> None:
+    """Set up what the file keeps: how it returns space, and its write-ahead log."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        connection = engine.raw_connection()
+        try:
+            cursor = connection.cursor()
+            # Takes effect while the file is empty, and only before the log is chosen.
+            cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            cursor.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            # Processes that create a file together refuse each other at once, without waiting.
+            if not faults.is_busy(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        finally:
+            connection.close()
+
+
+def _begin(connection: sa.Connection) -> None:
+    """Begin a transaction; one that will write has the write lock from the start.
+
+    SQLite's own waits grow to 0.1 s, so that a busy store starves some writers for a second;
+    short, uneven waits give every writer a turn.
+    """
+    driver: Any = connection.connection.driver_connection
+    if not connection.get_execution_options().get(_WRITES, False):
+        driver.execute("BEGIN")
+        return
+    deadline = time.monotonic() + BUSY_SECONDS
+    driver.execute("PRAGMA busy_timeout = 0")
+    try:
+        while True:
+            try:
+                driver.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if not faults.is_busy(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(random.uniform(*_LOOK_SECONDS))  # noqa: S311  no secret
+    finally:
+        driver.execute(f"PRAGMA busy_timeout = {round(1e3 * BUSY_SECONDS)}")

@@ -1,19 +1,33 @@
-"""Judged requests by series and time, and the judgments of single samples."""
+"""Judged requests: by series and time, single ones, and those that people have graded."""
 
+import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
 
 from ctxguard.monitor.store import schema
-from ctxguard.monitor.store.transactions import Store, Transaction, reads, record
-from ctxguard.monitor.store.types import NO_PICK, JudgedRows, LossRow, State, StoredSample
+from ctxguard.monitor.store.transactions import Store, Transaction, reads, record, writes
+from ctxguard.monitor.store.types import (
+    MOST_UNCOVERED,
+    NO_PICK,
+    OPENED,
+    GradedBlock,
+    GradedRows,
+    JudgedRows,
+    LossRow,
+    State,
+    StoredSample,
+)
 
 PAGE_ROWS = 5_000
 _samples = schema.samples.c
 _judged = schema.judged.c
+_verdicts = schema.verdicts.c
+_picked = schema.picked.c
 JUDGED = (
     _judged.sample_id,
     _judged.time_seconds,
@@ -51,25 +65,17 @@ def judged_counts(db: Transaction) -> dict[str, tuple[int, int]]:
     return {row.name: (row.n, row.n_labelled) for row in rows}
 
 
-def judged(
-    store: Store, series: str, *, since: float | None = None, until: float | None = None
-) -> JudgedRows:
-    """Return the judged requests of a series with since ≤ time < until, ordered by time.
-
-    Args:
-        series: A series that has not begun has no rows.
-        since: Seconds since the epoch; None for the beginning.
-        until: Seconds since the epoch; None for no end.
-    """
-    return JudgedRows.joined(judged_pages(store, series, since=since, until=until))
-
-
 def judged_pages(
     store: Store, series: str, *, since: float | None = None, until: float | None = None
 ) -> Iterator[JudgedRows]:
-    """Read the rows of ``judged`` page by page, each in a transaction of its own.
+    """Read the judged requests of a series by time, page by page, each in its own transaction.
 
     Memory holds one page. Requests that are judged meanwhile may or may not be read.
+
+    Args:
+        series: A series that has not begun has no rows.
+        since: Seconds since the epoch, the earliest; None for the beginning.
+        until: Seconds since the epoch, and earlier; None for no end.
     """
     after: tuple[float, int] | None = None
     while True:
@@ -113,11 +119,10 @@ def losses(
     db: Transaction, series: str, profile_id: str, *, since: float, until: float
 ) -> list[LossRow]:
     """Return the losses of requests of a profile with since ≤ time < until, in any order."""
-    table = schema.losses.c
-    query = sa.select(*[table[each.name] for each in fields(LossRow)]).where(
+    query = sa.select(*[_judged[each.name] for each in fields(LossRow)]).where(
         *_of_profile(db, series, profile_id),
-        table.time_seconds >= since,
-        table.time_seconds < until,
+        _judged.time_seconds >= since,
+        _judged.time_seconds < until,
     )
     return [LossRow(*row) for row in db.execute(query)]
 
@@ -132,21 +137,31 @@ def first_loss_seconds(
         profile_id: The profile that served it.
         since: Leave earlier ones out; None for the first of all.
     """
-    times = schema.losses.c.time_seconds
-    query = sa.select(sa.func.min(times)).where(*_of_profile(db, series, profile_id))
+    first_of = sa.func.min(_judged.time_seconds)
+    query = sa.select(first_of).where(*_of_profile(db, series, profile_id))
     if since is not None:
-        query = query.where(times >= since)
+        query = query.where(_judged.time_seconds >= since)
     first: float | None = db.execute(query).scalar()
     return first
 
 
 @reads
-def verdicts(db: Transaction, series: str, sample_ids: Sequence[int]) -> dict[int, str]:
-    """Return verdicts by sample, without those that were deleted or never given."""
-    table = schema.verdicts.c
-    query = sa.select(table.sample_id, table.verdicts).where(
-        table.series_id == db.series_id(series)
-    )
+def verdicts(db: Transaction, series: str | None, sample_ids: Sequence[int]) -> dict[int, str]:
+    """Return verdicts by sample, without those that were deleted or never given.
+
+    Args:
+        series: None for the one that judged each sample first.
+    """
+    query = sa.select(_verdicts.sample_id, _verdicts.verdicts)
+    if series is None:
+        first = sa.and_(
+            _judged.sample_id == _verdicts.sample_id,
+            _judged.series_id == _verdicts.series_id,
+            _judged.is_counted,
+        )
+        query = query.join(schema.judged, first)
+    else:
+        query = query.where(_verdicts.series_id == db.series_id(series))
     return db.by_sample(query, sample_ids)
 
 
@@ -155,20 +170,16 @@ def rejected(
     db: Transaction, sample_ids: Sequence[int]
 ) -> dict[int, tuple[tuple[str, str, str], ...]]:
     """(passage id, reason, raw reply) of each verdict that was not valid, by sample."""
-    table = schema.rejected.c
-    query = sa.select(table.sample_id, table.passage_id, table.reason, table.reply)
-    by_sample: dict[int, tuple[tuple[str, str, str], ...]] = {}
-    for row in db.rows_with(query.order_by(table.rejected_id), table.sample_id, sample_ids):
-        one = (row.passage_id, row.reason, row.reply)
-        by_sample[row.sample_id] = (*by_sample.get(row.sample_id, ()), one)
-    return by_sample
+    query = sa.select(_samples.sample_id, _samples.rejected).where(_samples.rejected.is_not(None))
+    found: dict[int, str] = db.by_sample(query, sample_ids)
+    return {each: tuple(map(tuple, json.loads(text))) for each, text in found.items()}
 
 
 @reads
-def find(db: Transaction, request_id: str) -> list[int]:
-    """Return the samples of a request, oldest first."""
-    query = sa.select(_samples.sample_id).where(_samples.request_id == request_id)
-    return db.scalars(query.order_by(_samples.sample_id))
+def find(db: Transaction, request_ids: Sequence[str]) -> list[int]:
+    """Return the samples of requests, oldest first."""
+    rows = db.rows_with(sa.select(_samples.sample_id), _samples.request_id, request_ids)
+    return sorted({row.sample_id for row in rows})
 
 
 @reads
@@ -192,18 +203,10 @@ def newest_samples(db: Transaction, n: int, *, before: int | None = None) -> lis
     return list(map(_stored_sample, db.execute(query)))
 
 
-@reads
-def request_ids(db: Transaction, sample_ids: Sequence[int]) -> dict[int, str]:
-    """Return the request of each sample, without samples that were deleted."""
-    query = sa.select(_samples.sample_id, _samples.request_id)
-    return db.by_sample(query, sample_ids)
-
-
 def _of_profile(
     db: Transaction, series: str, profile_id: str
 ) -> tuple[sa.ColumnElement[bool], ...]:
-    table = schema.losses.c
-    return table.series_id == db.series_id(series), table.profile_id == profile_id
+    return _judged.series_id == db.series_id(series), _judged.profile_id == profile_id
 
 
 def _stored() -> sa.Select[Any]:
@@ -236,3 +239,140 @@ def judged_rows(rows: Sequence[Any]) -> JudgedRows:
         np.fromiter(picks, np.int64, len(picks)),
         tuple(blocks),
     )
+
+
+@reads
+def to_grade(db: Transaction, series: str) -> dict[int, int]:
+    """Return the judged samples with labels that their block of the series lacks.
+
+    Those that another series judged first count once they were judged again.
+
+    Returns:
+        By sample, the id of its newest label.
+    """
+    newest = sa.func.max(schema.labels.c.label_id)
+    own, block = db.series_id(series), schema.judged.alias()
+    again = sa.and_(_verdicts.sample_id == _judged.sample_id, _verdicts.series_id == own)
+    of_sample = sa.and_(block.c.sample_id == _judged.sample_id, block.c.series_id == own)
+    query = (
+        sa.select(_judged.sample_id, newest.label("newest"))
+        .join(schema.samples, _samples.sample_id == _judged.sample_id)
+        .join(schema.labels, schema.labels.c.request_id == _samples.request_id)
+        .outerjoin(schema.verdicts, again)
+        .outerjoin(block, of_sample)
+        .where(
+            _judged.is_counted,
+            sa.or_(_judged.series_id == own, _verdicts.sample_id.is_not(None)),
+        )
+        .group_by(_judged.sample_id, block.c.last_label_id)
+        .having(newest > sa.func.coalesce(block.c.last_label_id, -1))
+    )
+    return {row.sample_id: row.newest for row in db.execute(query)}
+
+
+@reads
+def labelled(db: Transaction, series: str) -> dict[int, bool]:
+    """Return the samples that draws asked about, people labelled, and whose text is kept.
+
+    Returns:
+        By sample, whether the series has judged it, first or again.
+    """
+    own = db.series_id(series)
+    again = sa.and_(_verdicts.sample_id == _picked.sample_id, _verdicts.series_id == own)
+    labels = schema.labels.c
+    rows = db.execute(
+        sa.select(_picked.sample_id, _verdicts.sample_id.is_not(None).label("is_judged"))
+        .join(schema.samples, _samples.sample_id == _picked.sample_id)
+        .join(schema.payloads, schema.payloads.c.sample_id == _picked.sample_id)
+        .outerjoin(schema.verdicts, again)
+        .where(sa.exists().where(labels.request_id == _samples.request_id))
+        .distinct()
+    )
+    return {row.sample_id: bool(row.is_judged) for row in rows}
+
+
+@reads
+def blocks(db: Transaction, sample_ids: Sequence[int]) -> dict[int, bytes]:
+    """Return the block of each sample by its first series, without those that were deleted."""
+    query = sa.select(_judged.sample_id, _judged.block).where(_judged.is_counted)
+    return db.by_sample(query, sorted(set(sample_ids)))
+
+
+@writes
+def save_graded(db: Transaction, series: str, rows: Sequence[GradedBlock]) -> None:
+    """Save the blocks of a series in place of its former ones of their samples."""
+    own = db.series_id(series)
+    first = sa.select(sa.literal(own), _judged.time_seconds, _judged.sample_id).where(
+        _judged.is_counted
+    )
+    for row in rows:
+        values = asdict(row)
+        is_own = sa.and_(_judged.series_id == own, _judged.sample_id == values.pop("sample_id"))
+        updated = db.execute(sa.update(schema.judged).where(is_own).values(values))
+        if not updated.rowcount:
+            given = {**values, "is_counted": False}
+            copied = first.where(_judged.sample_id == row.sample_id)
+            literals = [sa.literal(value, _judged[name].type) for name, value in given.items()]
+            columns = ["series_id", "time_seconds", "sample_id", *given]
+            db.execute(sa.insert(schema.judged).from_select(columns, copied.add_columns(*literals)))
+
+
+@reads
+def graded(db: Transaction, series: str) -> GradedRows:
+    """Read all samples of a series that people have graded, by ascending id.
+
+    Those whose text or sample was deleted since are among them.
+    """
+    own = db.series_id(series)
+    rows = db.execute(
+        sa.select(schema.judged, _samples.label_reason.is_not(None).label("is_targeted"))
+        .outerjoin(schema.samples, _samples.sample_id == _judged.sample_id)
+        .where(_judged.series_id == own, _judged.is_graded)
+        .order_by(_judged.sample_id)
+    ).all()
+    firsts = [NO_PICK if row.first_pick is None else row.first_pick for row in rows]
+    return GradedRows(
+        sample_ids=np.array([row.sample_id for row in rows], np.int64),
+        time_seconds=np.array([row.time_seconds for row in rows], np.float64),
+        first_pick=np.array(firsts, np.int64),
+        routes=tuple([row.route for row in rows]),
+        blocks=tuple([row.block for row in rows]),
+        is_targeted=np.array([row.is_targeted for row in rows], np.bool_),
+        asked=_asked(db, own),
+        disagreements=sum(row.disagreements for row in rows),
+    )
+
+
+def _asked(db: Transaction, own: int) -> dict[tuple[int, bool], int]:
+    """Count the requests that draws opened, of those draws of which every tenants' part has grades.
+
+    A draw from what another series judged counts as far as the samples were judged again. People
+    grade the samples of a file in random order, so those that they got to stand for the
+    others of the same file. But one tenant's graded file says nothing of the other tenants: until
+    theirs has grades, no label of the draw counts.
+    """
+    is_graded = sa.func.coalesce(_judged.is_graded, sa.false())
+    rows = db.execute(
+        sa.select(
+            _picked.pick_id,
+            _picked.asked,
+            is_graded.label("is_graded"),
+            _samples.label_reason.is_not(None).label("is_targeted"),
+            sa.func.count().label("n"),
+        )
+        .outerjoin(
+            schema.judged,
+            sa.and_(_judged.sample_id == _picked.sample_id, _judged.series_id == own),
+        )
+        .outerjoin(schema.samples, _samples.sample_id == _picked.sample_id)
+        .where(_picked.kind.in_(OPENED))
+        .group_by(_picked.pick_id, _picked.asked, sa.text("3"), sa.text("4"))
+    ).all()
+    graded_files = {(row.pick_id, row.asked) for row in rows if row.is_graded}
+    whole, missed = Counter[int](), Counter[int]()
+    asked = Counter[tuple[int, bool]]()
+    for row in rows:
+        whole[row.pick_id] += row.n
+        missed[row.pick_id] += row.n * ((row.pick_id, row.asked) not in graded_files)
+        asked[row.pick_id, bool(row.is_targeted)] += row.n
+    return {key: n for key, n in asked.items() if missed[key[0]] <= MOST_UNCOVERED * whole[key[0]]}

@@ -1,6 +1,6 @@
-"""Labels of passages, the queue of samples to label, and feedback on answers.
+"""What people are asked to grade and with what probability, their labels, and users' feedback.
 
-All of it belongs to a request, and so to every sample of that request.
+Labels and feedback belong to a request, and so to every sample of that request.
 """
 
 import json
@@ -14,13 +14,24 @@ import sqlalchemy as sa
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.schema import storable
-from ctxguard.monitor.store.transactions import Transaction, reads, record, writes
-from ctxguard.monitor.store.types import Added, FeedbackRow, LabelRow
+from ctxguard.monitor.store.transactions import Transaction, chunks, reads, record, writes
+from ctxguard.monitor.store.types import (
+    OPENED,
+    Added,
+    FeedbackRow,
+    LabelRow,
+    PickedPassage,
+    PickedSample,
+    PickKind,
+    ToPick,
+)
 
 _samples = schema.samples.c
 _labels = schema.labels.c
-_queue = schema.label_queue.c
 _feedback = schema.feedback.c
+_judged = schema.judged.c
+_picked = schema.picked.c
+_HAS_TEXT = sa.exists().where(schema.payloads.c.sample_id == _judged.sample_id)
 
 _Verdict = tuple[int | None, str | None]
 
@@ -67,7 +78,7 @@ def add_labels(db: Transaction, rows: Sequence[LabelRow], top_grade: int | None 
         [asdict(row) | ({"grade": _TAKEN_BACK} if row.grade is None else {}) for row in new],
     )
     if new and top_grade is not None and scale is None:
-        db.upsert(schema.state, {"key": _SCALE, "value": str(top_grade)}, changes=None)
+        db.set_state(_SCALE, str(top_grade))
     unknown = dict.fromkeys(row.request_id for row in rows if row.request_id not in known)
     return Added(len(new), tuple(unknown), len(of_known) - len(new), disagreeing)
 
@@ -100,8 +111,7 @@ def _new_labels(former: Sequence[LabelRow], rows: Sequence[LabelRow]) -> tuple[l
 
 def _top_grade(db: Transaction) -> int | None:
     """Return the highest grade of the scale of people's labels; None where none was named."""
-    query = sa.select(schema.state.c.value).where(schema.state.c.key == _SCALE)
-    value = db.execute(query).scalar()
+    value = db.state(_SCALE)
     return None if value is None else int(value)
 
 
@@ -132,7 +142,7 @@ def labels(db: Transaction, sample_ids: Sequence[int] | None = None) -> list[tup
 
 @writes
 def queue_labels(db: Transaction, sample_ids: Sequence[int], *, reason: str) -> int:
-    """Request labels of samples; those already requested keep their place.
+    """Request labels of samples; those already requested keep their reason.
 
     Args:
         sample_ids: Samples that the store does not hold are left out.
@@ -141,26 +151,18 @@ def queue_labels(db: Transaction, sample_ids: Sequence[int], *, reason: str) -> 
     Returns:
         How many were not requested before.
     """
-    db.lock_writers(schema.label_queue)
-    wanted = list(dict.fromkeys(sample_ids))
-    known, requested = (
-        {row.sample_id for row in db.rows_with(sa.select(column), column, wanted)}
-        for column in (_samples.sample_id, _queue.sample_id)
+    new = sa.update(schema.samples).where(_samples.label_reason.is_(None))
+    return sum(
+        db.execute(new.where(_samples.sample_id.in_(some)).values(label_reason=reason)).rowcount
+        for some in chunks(sorted(set(sample_ids)))
     )
-    new = [sample_id for sample_id in wanted if sample_id in known - requested]
-    db.insert(schema.label_queue, [{"sample_id": sample_id, "reason": reason} for sample_id in new])
-    return len(new)
 
 
 @reads
-def label_queue(db: Transaction) -> list[tuple[int, str]]:
-    """(sample id, reason) of samples whose labels were requested, in order."""
-    rows = db.execute(
-        sa.select(_queue.sample_id, _queue.reason)
-        .join(schema.samples, _samples.sample_id == _queue.sample_id)
-        .order_by(_queue.place)
-    )
-    return [(row.sample_id, row.reason) for row in rows]
+def label_queue(db: Transaction) -> dict[int, str]:
+    """Return the reason of each sample whose labels were requested, in the order of their ids."""
+    query = sa.select(_samples.sample_id, _samples.label_reason).order_by(_samples.sample_id)
+    return dict(map(tuple, db.execute(query.where(_samples.label_reason.is_not(None)))))
 
 
 @writes
@@ -229,3 +231,123 @@ def _label(row: sa.Row[Any]) -> LabelRow:
 
 def _storable_texts(row: LabelRow) -> dict[str, Any]:
     return {name: storable(text) for name, text in asdict(row).items() if isinstance(text, str)}
+
+
+@reads
+def to_pick(db: Transaction, series: str) -> ToPick:
+    """Read which judged samples a draw can open, in their order."""
+    opened = sa.exists().where(_picked.sample_id == _judged.sample_id, _picked.kind.in_(OPENED))
+    query = (
+        sa.select(_judged.sample_id)
+        .join(schema.samples, _samples.sample_id == _judged.sample_id)
+        .where(_of_series(db, series), _HAS_TEXT, ~opened)
+        .order_by(_samples.label_order, _judged.sample_id)
+    )
+    return ToPick(db.scalars(query), _last_pick(db))
+
+
+def _of_series(db: Transaction, series: str) -> sa.ColumnElement[bool]:
+    return sa.and_(_judged.series_id == db.series_id(series), _judged.is_counted)
+
+
+def _last_pick(db: Transaction) -> int:
+    last: int | None = db.execute(sa.select(sa.func.max(_picked.pick_id))).scalar()
+    return last or 0
+
+
+@writes
+def save_pick(
+    db: Transaction, series: str, passages: Sequence[PickedPassage], last_pick: int
+) -> bool:
+    """Remember a draw, and which judged samples it could have taken.
+
+    Args:
+        series: The series of the judged samples.
+        passages: The drawn passages and opened requests.
+        last_pick: From the ``ToPick`` that they were drawn from.
+
+    Returns:
+        False if another draw was saved meanwhile; nothing is written then.
+    """
+    db.lock_writers(schema.picked)
+    if _last_pick(db) != last_pick:
+        return False
+    own = {"pick_id": (pick_id := last_pick + 1), "series_id": db.series_id(series)}
+    db.execute(
+        sa.update(schema.judged)
+        .where(_of_series(db, series), _judged.first_pick.is_(None), _HAS_TEXT)
+        .values(first_pick=pick_id)
+    )
+    rows = [{**asdict(one), **own, "kind": one.kind.value} for one in passages]
+    db.execute(sa.insert(schema.picked), rows)
+    for some in chunks(sorted({one.sample_id for one in passages})):
+        # Grades that were there before count in this draw too.
+        db.execute(
+            sa.update(schema.judged).where(_judged.sample_id.in_(some)).values(last_label_id=-1)
+        )
+    return True
+
+
+@writes
+def ask_for_labels(db: Transaction, sample_ids: Sequence[int], tenant: str) -> None:
+    """Remember that people are asked to grade picked samples, which is the first time.
+
+    Args:
+        tenant: The tenant whose file they are in; empty for a file of all tenants.
+    """
+    for some in chunks(sample_ids):
+        db.execute(
+            sa.update(schema.picked)
+            .where(_picked.sample_id.in_(some), _picked.asked.is_(None))
+            .values(asked=tenant)
+        )
+
+
+@reads
+def picked(
+    db: Transaction, series: str | None, sample_ids: Sequence[int] | None = None
+) -> dict[int, list[PickedPassage]]:
+    """Read what people are asked about by sample, in the order of draws.
+
+    Args:
+        series: From whose judged samples it was drawn; None for any.
+        sample_ids: None for all.
+    """
+    query = sa.select(schema.picked).order_by(_picked.pick_id, _picked.sample_id, _picked.position)
+    if series is not None:
+        query = query.where(_picked.series_id == db.series_id(series))
+    rows = (
+        db.execute(query)
+        if sample_ids is None
+        else db.rows_with(query, _picked.sample_id, sorted(set(sample_ids)))
+    )
+    found: dict[int, list[PickedPassage]] = {}
+    for row in rows:
+        passage = record(PickedPassage, row, kind=PickKind(row.kind))
+        found.setdefault(row.sample_id, []).append(passage)
+    return found
+
+
+@reads
+def picked_samples(db: Transaction, series: str) -> list[PickedSample]:
+    """Read the picked samples whose text is kept, by sample id."""
+    own = (
+        sa.select(_picked.sample_id, _picked.question)
+        .where(_picked.series_id == db.series_id(series))
+        .distinct()
+        .subquery()
+    )
+    query = (
+        sa.select(
+            _samples.sample_id,
+            _samples.request_id,
+            own.c.question,
+            sa.func.count(_labels.label_id).label("n_labels"),
+        )
+        .join(own, own.c.sample_id == _samples.sample_id)
+        .join(schema.payloads, schema.payloads.c.sample_id == _samples.sample_id)
+        .outerjoin(schema.labels, _labels.request_id == _samples.request_id)
+        .group_by(_samples.sample_id, _samples.request_id, own.c.question)
+        .order_by(_samples.sample_id)
+    )
+    return [record(PickedSample, row) for row in db.execute(query)]

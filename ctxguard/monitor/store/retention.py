@@ -33,8 +33,7 @@ _PAUSE_SECONDS = 0.002
 _samples = schema.samples.c
 _payloads = schema.payloads.c
 _judged = schema.judged.c
-_WITH_TEXT = (schema.payloads, schema.verdicts, schema.rejected)
-_WITHOUT_TEXT = (schema.samples, schema.losses, schema.label_queue)
+_WITH_TEXT = (schema.payloads, schema.verdicts)
 
 
 @reads
@@ -122,18 +121,16 @@ def _remove(db: Transaction, rows: Sequence[_Row], whole: Sequence[_Row]) -> Non
     if whole_ids:
         _forget(db, whole_ids)
     if len(whole_ids) < len(ids):
-        db.execute(
-            sa.update(schema.samples).where(_samples.sample_id.in_(ids)).values(payload_bytes=0)
-        )
+        without = sa.update(schema.samples).values(payload_bytes=0, rejected=None)
+        db.execute(without.where(_samples.sample_id.in_(ids)))
 
 
 def _forget(db: Transaction, sample_ids: Sequence[int]) -> None:
     requests = db.scalars(sa.select(_samples.request_id).where(_samples.sample_id.in_(sample_ids)))
-    for table in _WITHOUT_TEXT:
-        db.execute(sa.delete(table).where(table.c.sample_id.in_(sample_ids)))
+    db.execute(sa.delete(schema.samples).where(_samples.sample_id.in_(sample_ids)))
     own = _judged.sample_id.in_(sample_ids)
     db.execute(sa.delete(schema.judged).where(own, ~_judged.is_graded))
-    db.execute(sa.update(schema.judged).where(own).values(is_counted=False))
+    db.execute(sa.update(schema.judged).where(own).values(is_counted=False, profile_id=None))
     # Another sample of the request may be younger.
     for table in (schema.feedback, schema.labels):
         db.execute(

@@ -8,9 +8,7 @@ never hold a payload.
 import time
 from collections.abc import Callable
 
-from ctxguard.monitor.store import accounts as writing
-from ctxguard.monitor.store import graded as grading
-from ctxguard.monitor.store import judgments, labelling, picks, queue, retention, shared
+from ctxguard.monitor.store import judgments, labelling, retention, samples, shared
 from ctxguard.monitor.store.database import Database
 from ctxguard.monitor.store.transactions import Store
 from ctxguard.monitor.store.types import DEFAULT_LIMITS, Limits
@@ -23,24 +21,23 @@ class SampleStore(Store):
     it is mended the store goes on: there is room again, or a damaged file was moved away.
     """
 
-    append = writing.append
-    stored_shares = writing.stored_shares
-    fold_accounts = writing.fold_accounts
-    accounts = writing.accounts
+    append = samples.append
+    stored_shares = samples.stored_shares
+    fold_accounts = samples.fold_accounts
+    accounts = samples.accounts
 
-    claim = queue.claim
-    finish = queue.finish
-    save_again = queue.save_again
-    give_back = queue.give_back
-    renew = queue.renew
-    states = queue.states
-    oldest_pending_seconds = queue.oldest_pending_seconds
-    is_unfinished = queue.is_unfinished
-    payloads = queue.payloads
+    claim = samples.claim
+    finish = samples.finish
+    save_again = samples.save_again
+    give_back = samples.give_back
+    renew = samples.renew
+    states = samples.states
+    oldest_pending_seconds = samples.oldest_pending_seconds
+    is_unfinished = samples.is_unfinished
+    payloads = samples.payloads
 
     series = judgments.series
     judged_counts = judgments.judged_counts
-    judged = judgments.judged
     judged_pages = judgments.judged_pages
     losses = judgments.losses
     first_loss_seconds = judgments.first_loss_seconds
@@ -49,7 +46,6 @@ class SampleStore(Store):
     find = judgments.find
     samples_of = judgments.samples_of
     newest_samples = judgments.newest_samples
-    request_ids = judgments.request_ids
 
     add_labels = labelling.add_labels
     top_grade = labelling.top_grade
@@ -61,18 +57,17 @@ class SampleStore(Store):
     feedback_counts = labelling.feedback_counts
     feedback = labelling.feedback
 
-    to_pick = picks.to_pick
-    save_pick = picks.save_pick
-    ask_for_labels = picks.ask_for_labels
-    picked = picks.picked
-    picked_samples = picks.picked_samples
+    to_pick = labelling.to_pick
+    save_pick = labelling.save_pick
+    ask_for_labels = labelling.ask_for_labels
+    picked = labelling.picked
+    picked_samples = labelling.picked_samples
 
-    to_grade = grading.to_grade
-    labelled = grading.labelled
-    first_verdicts = grading.first_verdicts
-    blocks = grading.blocks
-    save_graded = grading.save_graded
-    graded = grading.graded
+    to_grade = judgments.to_grade
+    labelled = judgments.labelled
+    blocks = judgments.blocks
+    save_graded = judgments.save_graded
+    graded = judgments.graded
 
     lead = shared.lead
     add_counts = shared.add_counts

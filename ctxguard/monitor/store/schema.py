@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from ctxguard.monitor.store.types import LostReason, State
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 metadata = sa.MetaData()
 
@@ -72,6 +72,10 @@ samples = sa.Table(
     # Both ends of a lease, by a clock that no change of the wall clock moves (``lease_now``).
     sa.Column("leased_at", sa.Double),
     sa.Column("leased_until", sa.Double),
+    # JSON of replies that were no verdict; it goes with the text.
+    sa.Column("rejected", sa.Text),
+    # Such as the alarm that asked for labels.
+    sa.Column("label_reason", StorableText),
     # The state comes first: it counts samples by state, and finds the oldest that waits.
     sa.Index("ctxguard_samples_queue", "state", "sample_id"),
     sa.Index("ctxguard_samples_request", "request_id"),
@@ -101,33 +105,31 @@ judged = sa.Table(
     *_key("series_id"),
     sa.Column("time_seconds", sa.Double, primary_key=True),
     *_key("sample_id"),
-    sa.Column("label_order", sa.Double, nullable=False),
     sa.Column("first_pick", sa.BigInteger),
     sa.Column("block", sa.LargeBinary, nullable=False),
     # Whether the series judged it first and the sample is kept: estimates are about these.
     sa.Column("is_counted", sa.Boolean, nullable=False),
-    # What people graded, as of GradedBlock.
+    # What people graded, as of GradedBlock; the route is also of the losses.
     sa.Column("route", StorableText, nullable=False),
     sa.Column("is_graded", sa.Boolean, nullable=False),
     sa.Column("disagreements", sa.Integer, nullable=False),
     sa.Column("last_label_id", sa.BigInteger, nullable=False),
+    # What alarms compare with the promises of a profile, as of LossRow; null without one.
+    sa.Column("profile_id", StorableText),
+    *[sa.Column(name, sa.BigInteger) for name in ("session", "question")],
+    *[
+        sa.Column(name, sa.Double)
+        for name in ("probability", "recall_probability", "recall_loss", "harm")
+    ],
     sa.Index("ctxguard_judged_sample", "sample_id"),
+    sa.Index(
+        "ctxguard_judged_losses",
+        *("series_id", "profile_id", "time_seconds"),
+        sqlite_where=sa.text("profile_id IS NOT NULL"),
+        postgresql_where=sa.text("profile_id IS NOT NULL"),
+    ),
     # Clustered by its key: a window of a series lies in one run of pages.
     sqlite_with_rowid=False,
-)
-
-# What alarms compare with a profile's promises: the fields of LossRow.
-losses = sa.Table(
-    "ctxguard_losses",
-    metadata,
-    *_key("sample_id"),
-    sa.Column("series_id", _Id, nullable=False),
-    *_columns(sa.Double, "time_seconds", "probability", "recall_probability"),
-    *_columns(StorableText, "profile_id", "route"),
-    *_columns(sa.BigInteger, "session", "question"),
-    sa.Column("recall_loss", sa.Double),
-    sa.Column("harm", sa.Double),
-    sa.Index("ctxguard_losses_time", "series_id", "profile_id", "time_seconds"),
 )
 
 # Of the judge that the sample waited for, and of later ones that judged what people graded again.
@@ -136,14 +138,6 @@ verdicts = sa.Table(
     metadata,
     *_key("sample_id", "series_id"),
     sa.Column("verdicts", StorableText, nullable=False),
-)
-
-rejected = sa.Table(
-    "ctxguard_rejected",
-    metadata,
-    sa.Column("rejected_id", _Id, primary_key=True),
-    sa.Column("sample_id", _Id, nullable=False, index=True),
-    *_columns(StorableText, "passage_id", "reason", "reply"),
 )
 
 # What a process sampled, stored and lost in one hour.
@@ -173,23 +167,6 @@ labels = sa.Table(
     sa.Index("ctxguard_labels_request", "request_id", "passage_id"),
 )
 
-label_queue = sa.Table(
-    "ctxguard_label_queue",
-    metadata,
-    sa.Column("place", _Id, primary_key=True),
-    sa.Column("sample_id", _Id, nullable=False, unique=True),
-    sa.Column("reason", StorableText, nullable=False),
-)
-
-# A draw of passages for people to grade.
-label_picks = sa.Table(
-    "ctxguard_label_picks",
-    metadata,
-    sa.Column("pick_id", _Id, primary_key=True),
-    sa.Column("series_id", _Id, nullable=False),
-    sa.Column("time_seconds", sa.Double, nullable=False),
-)
-
 # What a draw asks people about; see ``PickedPassage``.
 picked = sa.Table(
     "ctxguard_picked",
@@ -197,26 +174,11 @@ picked = sa.Table(
     *_key("sample_id", "pick_id"),
     sa.Column("kind", StorableText, primary_key=True),
     sa.Column("position", sa.Integer, primary_key=True, autoincrement=False),
+    # From whose judged samples it was drawn.
+    sa.Column("series_id", _Id, nullable=False),
     sa.Column("probability", sa.Double, nullable=False),
     sa.Column("asked", StorableText),
     sa.Column("question", sa.Double, nullable=False),
-)
-
-# What judging has spent or reserved in the present hour, and in the present day.
-budgets = sa.Table(
-    "ctxguard_budgets",
-    metadata,
-    *_key("name", "kind", kind=StorableText),
-    sa.Column("number", sa.BigInteger, nullable=False),
-    *_columns(sa.Double, "calls", "cost"),
-)
-
-# What monitors have counted in a series since it began; the key is JSON of name and label values.
-counts = sa.Table(
-    "ctxguard_counts",
-    metadata,
-    *_key("series", "key", kind=StorableText),
-    sa.Column("n", sa.Double, nullable=False),
 )
 
 feedback = sa.Table(
@@ -228,19 +190,12 @@ feedback = sa.Table(
     sa.Column("time_seconds", sa.Double, nullable=False),
 )
 
+# What monitors share: leases, counts, budgets, the state of alarms.
 state = sa.Table(
     "ctxguard_state",
     metadata,
     sa.Column("key", StorableText, primary_key=True),
     sa.Column("value", StorableText, nullable=False),
-)
-
-leases = sa.Table(
-    "ctxguard_leases",
-    metadata,
-    sa.Column("name", StorableText, primary_key=True),
-    sa.Column("holder", StorableText, nullable=False),
-    *_columns(sa.Double, "leased_at", "leased_until"),
 )
 
 UNFINISHED = (State.PENDING.value, State.CLAIMED.value)

@@ -4,15 +4,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import sqlalchemy as sa
-
-from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.database import AHEAD_SECONDS
-from ctxguard.monitor.store.transactions import Transaction, insertion, reads, writes
+from ctxguard.monitor.store.transactions import Transaction, reads, writes
 from ctxguard.monitor.store.types import BudgetPeriod
 
 _LEADER = "leader"
-_budgets = schema.budgets.c
 
 
 @writes
@@ -26,12 +22,13 @@ def lead(db: Transaction, who: str, *, lease_seconds: float, task: str = _LEADER
     Returns:
         Whether ``who`` leads; False while another does.
     """
-    now, own = db.lease_now(), schema.leases.c
-    lease = {"holder": who, "leased_at": now, "leased_until": now + lease_seconds}
-    is_free = sa.or_(
-        own.holder == who, own.leased_until <= now, own.leased_at > now + AHEAD_SECONDS
-    )
-    return db.upsert(schema.leases, {"name": task, **lease}, changes=lease, where=is_free)
+    key = f"lease {task}"
+    held, now = db.locked_state(key), db.lease_now()
+    holder, begun, until = json.loads(held) if held else (who, 0.0, 0.0)
+    if holder != who and begun - AHEAD_SECONDS <= now < until:
+        return False
+    db.set_state(key, json.dumps([who, now, now + lease_seconds]))
+    return True
 
 
 @writes
@@ -43,16 +40,13 @@ def add_counts(
     Args:
         more: By name and label values, what was counted since the last call.
     """
-    table = schema.counts
-    rows = [{"series": series, "key": json.dumps(key), "n": n} for key, n in more.items()]
-    if rows:
-        insert = insertion(table, is_sqlite=db.is_sqlite)
-        added = {"n": table.c.n + insert.excluded.n}
-        upsert = insert.on_conflict_do_update(index_elements=list(table.primary_key), set_=added)
-        # In one order, or two monitors might wait for each other.
-        db.execute(upsert, sorted(rows, key=lambda row: str(row["key"])))
-    query = sa.select(table.c.key, table.c.n).where(table.c.series == series)
-    return {tuple(json.loads(row.key)): row.n for row in db.execute(query)}
+    key = f"counts {series}"
+    totals = {tuple(name): n for *name, n in json.loads(db.locked_state(key) or "[]")}
+    for name, n in more.items():
+        totals[name] = totals.get(name, 0.0) + n
+    if more:
+        db.set_state(key, json.dumps([[*name, n] for name, n in totals.items()]))
+    return totals
 
 
 @writes
@@ -82,44 +76,34 @@ def spend(
         Whether the calls were within every limit and are reserved; and by kind, the period in
         force and all that is spent or reserved in it.
     """
-    _add(db, name, returned_to or {}, -returned, cost)
+    key = f"budget {name}"
+    kept: dict[str, list[float]] = json.loads(db.locked_state(key) or "{}")
     spent: dict[str, BudgetPeriod] = {}
     for period in periods:
-        key = {"name": name, "kind": period.kind}
-        begun = {"number": period.number, "calls": 0.0, "cost": 0.0}
-        # Where it changes nothing, it still waits for whoever has the row.
-        is_next = _budgets.number < period.number
-        db.upsert(schema.budgets, {**key, **begun}, changes=begun, where=is_next)
-        query = sa.select(_budgets.number, _budgets.calls, _budgets.cost)
-        row = db.execute(query.filter_by(**key)).one()
-        spent[period.kind] = replace(period, **row._mapping)
-    if not all(period.fits(calls) for period in spent.values()):
-        return False, spent
-    _add(db, name, {kind: one.number for kind, one in spent.items()}, calls, 0.0)
-    return True, {kind: replace(one, calls=one.calls + calls) for kind, one in spent.items()}
-
-
-def _add(db: Transaction, name: str, numbers: Mapping[str, int], calls: float, cost: float) -> None:
-    """Add to what is spent in the periods of some kinds, as far as they have not ended."""
-    for kind, number in numbers.items() if calls or cost else ():
-        db.execute(
-            sa.update(schema.budgets)
-            .where(_budgets.name == name, _budgets.kind == kind, _budgets.number == number)
-            .values(calls=_budgets.calls + calls, cost=_budgets.cost + cost)
-        )
+        number, n, paid = kept.get(period.kind, (-1, 0.0, 0.0))
+        if number == (returned_to or {}).get(period.kind):
+            n, paid = n - returned, paid + cost
+        if number < period.number:
+            number, n, paid = period.number, 0.0, 0.0
+        spent[period.kind] = replace(period, number=int(number), calls=n, cost=paid)
+    fits = all(period.fits(calls) for period in spent.values())
+    if fits:
+        spent = {kind: replace(one, calls=one.calls + calls) for kind, one in spent.items()}
+    now = {kind: [one.number, one.calls, one.cost] for kind, one in spent.items()}
+    db.set_state(key, json.dumps(now))
+    return fits, spent
 
 
 @reads
 def get_state(db: Transaction, key: str) -> str | None:
     """Read a value that monitors keep; None where none was set."""
-    state = schema.state.c
-    return db.execute(sa.select(state.value).where(state.key == key)).scalar()
+    return db.state(key)
 
 
 @writes
 def set_state(db: Transaction, key: str, value: str) -> None:
     """Keep a value for this and other monitors."""
-    db.upsert(schema.state, {"key": key, "value": value}, changes={"value": value})
+    db.set_state(key, value)
 
 
 @reads

@@ -154,6 +154,20 @@ class Transaction:
         found = self.execute(sa.select(table.series_id).where(table.name == series)).scalar()
         return -1 if found is None else found
 
+    def state(self, key: str) -> str | None:
+        """Read a value that monitors share; None where none was set."""
+        table = schema.state.c
+        return self.execute(sa.select(table.value).where(table.key == key)).scalar() or None
+
+    def locked_state(self, key: str) -> str | None:
+        """Read a value that no other transaction changes until this one ends."""
+        self.upsert(schema.state, {"key": key, "value": ""}, changes={"key": key})
+        return self.state(key)
+
+    def set_state(self, key: str, value: str) -> None:
+        """Keep a value for all monitors."""
+        self.upsert(schema.state, {"key": key, "value": value}, changes={"value": value})
+
 
 def reads(
     function: Callable[Concatenate[Transaction, P], T],

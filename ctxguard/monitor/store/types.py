@@ -5,7 +5,7 @@ them.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -313,17 +313,6 @@ class JudgedRows:
 
     def __len__(self) -> int:
         return len(self.sample_ids)
-
-    @classmethod
-    def joined(cls, parts: Iterable["JudgedRows"]) -> "JudgedRows":
-        """Join several parts in their order."""
-        parts = list(parts)
-        return cls(
-            np.concatenate([np.empty(0, np.int64), *(part.sample_ids for part in parts)]),
-            np.concatenate([np.empty(0), *(part.time_seconds for part in parts)]),
-            np.concatenate([np.empty(0, np.int64), *(part.first_pick for part in parts)]),
-            tuple([block for part in parts for block in part.blocks]),
-        )
 
 
 class PickKind(StrEnum):

@@ -13,11 +13,11 @@ from ctxguard.monitor.judges import PEOPLE_ALONE, Judgment
 from ctxguard.monitor.labels.files import RowToLabel, in_file_order, rows_to_label
 from ctxguard.monitor.labels.guide import EXAMPLE_QUERY, NEGATIVES, example, meanings, words
 from ctxguard.monitor.labels.human import ALWAYS, IF_NONE_ABOVE, human_verdicts
-from ctxguard.monitor.labels.repeats import repeats
 from ctxguard.monitor.labels.samples import (
     GradedSample,
     graded_samples,
     minutes_to_grade,
+    repeats,
     unfinished,
 )
 from ctxguard.monitor.service import let_people_grade

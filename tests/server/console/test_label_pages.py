@@ -18,6 +18,7 @@ from ctxguard.monitor.judges import PeopleAlone
 from ctxguard.monitor.labels.human import ALWAYS
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import LabelRow, PickKind, SampleStore
+from tests.stored import request_of
 
 SERIES = "words 1"
 ANN = {"annotator": "ann", "judge": SERIES, "tenant": ""}
@@ -129,7 +130,7 @@ def test_the_last_grade_counts_also_when_the_clock_is_set_back(
 ) -> None:
     text = pick(client).text
     sample, passage = sample_on(text), shown(text)[0]
-    request_id = store.request_ids([sample])[sample]
+    request_id = request_of(store, sample)
     store.add_labels([LabelRow(request_id, passage, 3, None, "ann", 9e9)])
     give(client, "1", passage, sample)
     (found,) = to_label(store, SERIES, 1)
@@ -184,8 +185,8 @@ def test_a_tenants_page_holds_only_requests_of_that_tenant(tmp_path: Path) -> No
         text = pick(client, 72, tenant="a", **WHOLE).text
         assert "0 of 2 requests graded" in text
         sample = sample_on(text)
-        assert store.request_ids([sample])[sample] in (REQUEST(0), REQUEST(3))
-        foreign = store.find(REQUEST(1))[0]
+        assert request_of(store, sample) in (REQUEST(0), REQUEST(3))
+        foreign = store.find([REQUEST(1)])[0]
         refused = client.get("/console/label", params={**ANN, "tenant": "a", "sample": foreign})
     assert refused.status_code == 404
 
@@ -219,7 +220,7 @@ def test_what_cannot_be_a_grade_is_refused_in_words(
 def test_only_what_was_picked_is_graded(store: SampleStore, client: TestClient) -> None:
     pick(client, 1)
     (picked,) = store.picked(SERIES)
-    other = next(one for n in range(6) for one in store.find(REQUEST(n)) if one != picked)
+    other = next(one for n in range(6) for one in store.find([REQUEST(n)]) if one != picked)
     assert client.get("/console/label", params={**ANN, "sample": other}).status_code == 404
 
 
