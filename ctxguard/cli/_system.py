@@ -9,9 +9,8 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, redirect_stdout
-from functools import reduce
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ctxguard._support.settings import about, key_of, optional, optional_key
@@ -164,9 +163,8 @@ def _shown(name: str) -> str:
     return key_of(name, field) if about(field)["key"] else f"--{key_of(name, field)}"
 
 
-def _imported(name: str) -> object:
-    module, colon, path = name.partition(":")
-    if not module or not colon or not path:
+def _imported(name: str) -> Any:
+    if not all(name.partition(":")):
         raise ConfigurationError(
             f"--retriever {name!r} is not MODULE:OBJECT, such as app.search:retriever"
         )
@@ -176,15 +174,12 @@ def _imported(name: str) -> object:
     try:
         # Standard output holds the result alone.
         with redirect_stdout(sys.stderr):
-            loaded = import_module(module)
+            return resolve_name(name)
+    except AttributeError as error:
+        raise ConfigurationError(f"--retriever {name}: {error}") from error
     except (Exception, SystemExit) as error:
         raise ConfigurationError(
-            f"--retriever {name}: the module {module!r} cannot be imported "
+            f"--retriever {name}: the module {name.partition(':')[0]!r} cannot be imported "
             f"({type(error).__name__}: {error}); run the command in the folder that holds it, or "
             "install it"
         ) from error
-    try:
-        found: object = reduce(getattr, path.split("."), loaded)
-    except AttributeError as error:
-        raise ConfigurationError(f"--retriever {name}: {error}") from None
-    return found

@@ -2,10 +2,11 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from household import SUBJECTS, TASKS, write_jsonl
-from running import Run, figures, read
+from running import Result, Run, figures, read
 
 from ctxguard.core.types import Route
 from ctxguard.retrieval.analysers import LANGUAGES
@@ -30,27 +31,21 @@ def corpus_of(folder: Path, *texts: str, **named: str) -> Path:
     )
 
 
-def test_json_is_the_only_thing_on_standard_output(
-    run: Run, collection: Path, index: Path, tmp_path: Path
-) -> None:
-    result = run("index", collection, "--out", tmp_path / "i", "--json")
-    document = read(result)
+def test_json_is_the_only_thing_on_standard_output(index_made: Result, index: Path) -> None:
+    document = read(index_made)
     assert document["passages"] == N_PASSAGES
     assert document["vectors"] == {"dimension": 384, "search": "exact"}
     assert document["fingerprint"] == HybridRetriever.load(index).fingerprint()
     assert document["size_bytes"] > 0
     assert document["passages_per_second"] > 0
-    assert "encoding passages" in result.stderr
+    assert "encoding passages" in index_made.stderr
     found = HybridRetriever.load(index).retrieve("clean a violin").passage_ids
     assert found[0] == "clean-violin"
 
 
-def test_the_lexical_engine_can_be_chosen(run: Run, collection: Path, tmp_path: Path) -> None:
-    pytest.importorskip("rank_bm25")
-    chosen = ("--out", tmp_path / "i")
-    document = run.read("index", collection, *chosen, "--json", system={"lexical": "rank-bm25"})
-    assert document["fingerprint"]["lexical"].startswith("rank-bm25")
-    assert document["vectors"]["search"] == "exact"
+def test_the_lexical_engine_can_be_chosen(rank_bm25: Any) -> None:
+    assert rank_bm25["fingerprint"]["lexical"].startswith("rank-bm25")
+    assert rank_bm25["vectors"]["search"] == "exact"
 
 
 def test_an_index_is_replaced_by_a_new_one_and_not_by_a_failed_build(
