@@ -353,10 +353,6 @@ def _print_alarms(alarms: "AlarmReport", output: Output) -> None:
         )
 
 
-def _minute(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
-
-
 def _print_estimates(report: "Report", output: Output) -> None:
     from ctxguard.monitor.estimation.live import Window
 
@@ -410,7 +406,11 @@ def _next_step(report: "Report") -> str:
 def _population(about: "WindowPopulation") -> str:
     span = ""
     if about.since_seconds is not None and about.until_seconds is not None:
-        span = f" from {_minute(about.since_seconds)} to {_minute(about.until_seconds)} UTC"
+        since, until = (
+            f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
+            for seconds in (about.since_seconds, about.until_seconds)
+        )
+        span = f" from {since} to {until} UTC"
     return f"{about.judged:,} judged requests{span}, {about.labelled:,} of them labelled"
 
 

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from accounting import ProcessAccounts, read_metrics
+from accounting import ENDS, ProcessAccounts, read_metrics
 from fleet_faults import open_later
 from prometheus_client import REGISTRY, CollectorRegistry
 from serving import Result, ServingProcess, Size
@@ -24,10 +24,10 @@ def writer_killed(folder: Path, size: Size) -> Result:
     rng = random.Random(5)
     rounds = 2 if size is Size.SMALL else 12
     processes = [_killed(folder / f"round{n}", size, rng.uniform(0.3, 0.9)) for n in range(rounds)]
-    held = sum(one.samples.unaccounted for one in processes if one.samples is not None)
+    held = sum(one.samples.unaccounted for one in processes)
     return Result(
         f"{rounds} killed; {held} samples are unaccounted for, which they had reported as pending",
-        {"every process had served": all(one.metrics.received > 0 for one in processes)},
+        {"every process had served": all(one.metrics["received"] > 0 for one in processes)},
         tuple(processes),
     )
 
@@ -69,8 +69,8 @@ def _killed(folder: Path, size: Size, after_seconds: float) -> ProcessAccounts:
     with open_later(url) as store:
         rows = sum(store.states().values())
         known = store.accounts()
-    ended = found.ok + found.degraded + found.failed + found.shed
-    under_way = found.received - ended
+    ended = sum(found[end] for end in ENDS)
+    under_way = found["received"] - ended
     wrong = []
     if not 0 <= under_way <= _THREADS:
         wrong.append(f"{under_way} requests were under way in {_THREADS} threads")
@@ -86,7 +86,7 @@ def _killed(folder: Path, size: Size, after_seconds: float) -> ProcessAccounts:
             f"for, {rows} rows"
         )
     # Every answer has a hundred. Those of requests that were under way may be half counted.
-    candidates = found.kept + sum(found.dropped.values())
+    candidates = found["kept"] + found["dropped"]
     if not 0 <= DEFAULT_DEPTH * ended - candidates <= DEFAULT_DEPTH * _THREADS:
         wrong.append(f"{candidates} candidates of {ended} answers")
     return ProcessAccounts(found, candidates, known, rows, under_way, tuple(wrong))
