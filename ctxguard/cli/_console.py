@@ -341,6 +341,18 @@ class _Lines:
         self._err.print(f"{self._name}: {done} in {seconds:.0f} s{rate}", soft_wrap=True)
 
 
+def by_total(advance: Callable[[int], None]) -> Callable[[int], None]:
+    """Make a function that is told all that is done so far, of one that adds what is done."""
+    said = 0
+
+    def tell(done: int) -> None:
+        nonlocal said
+        advance(done - said)
+        said = done
+
+    return tell
+
+
 class _Rate(ProgressColumn):
     """Steps per second since the pass began; rich has no rate for a pass of one step."""
 

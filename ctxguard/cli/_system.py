@@ -104,7 +104,9 @@ class System(PassageWorth, ServedSystem):
         if self.index is not None:
             return self.open_index()
         if self.engine is not None:
-            engine = self.open_engine(self.engine)
+            from ctxguard.integrations.engines.retriever import EngineRetriever
+
+            engine = EngineRetriever.open(self.engine)
             atexit.register(engine.close)
             return engine
         from calibration.data.readers import read_trec_run

@@ -13,7 +13,7 @@ from rich.filesize import decimal
 import ctxguard
 from ctxguard._support.file_version import file_version
 from ctxguard._support.settings import SettingsModel, optional, setting
-from ctxguard.cli._console import Output, Passes, picked, print_labelled
+from ctxguard.cli._console import Output, Passes, by_total, picked, print_labelled
 from ctxguard.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -330,8 +330,8 @@ class _Corpus:
         self.window = {"tokens": tokens, "longer": 0, "chunks": 0 if chunk else None}
         self.passages, self.read_at = 0, perf_counter()
         self._begin, self._is_update = begin, is_update
-        self._read, self._encoded = begin("reading passages", None), 0
-        self._advance: Callable[[int], None] | None = None
+        self._read = begin("reading passages", None)
+        self._encoded: Callable[[int], None] | None = None
 
     def __iter__(self) -> "Iterator[Passage]":
         for passage in self._fitted():
@@ -344,14 +344,14 @@ class _Corpus:
 
     def encoded(self, done: int) -> None:
         """Show the passages encoded so far."""
-        total = None if self._is_update else self.passages
-        self._advance = self._advance or self._begin("encoding passages", total)
-        self._advance(done - self._encoded)
-        self._encoded = done
+        if self._encoded is None:
+            total = None if self._is_update else self.passages
+            self._encoded = by_total(self._begin("encoding passages", total))
+        self._encoded(done)
 
     def finish(self) -> None:
         """Show those that were left out as done."""
-        if self._advance is not None and not self._is_update:
+        if self._encoded is not None and not self._is_update:
             self.encoded(self.passages)
 
     def _fitted(self) -> "Iterator[Passage]":
