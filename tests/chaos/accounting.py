@@ -87,7 +87,6 @@ class ProcessAccounts:
         candidates: How many candidates the callers saw.
         samples: The counts of its sampler and writer.
         stored_rows: How many of its samples the store holds.
-        under_way: How many requests were under way when the process was killed.
         wrong: Each figure that does not agree with another, in words; empty if all do.
     """
 
@@ -95,7 +94,6 @@ class ProcessAccounts:
     candidates: int
     samples: Accounts
     stored_rows: int
-    under_way: int = 0
     wrong: tuple[str, ...] = ()
 
 
@@ -129,7 +127,7 @@ def compare(
         ("samples unaccounted for", samples.unaccounted, 0),
     ]
     wrong = [f"{what}: {found}, not {due}" for what, found, due in pairs if found != due]
-    return ProcessAccounts(metrics, seen["candidates"], samples, stored_rows, wrong=tuple(wrong))
+    return ProcessAccounts(metrics, seen["candidates"], samples, stored_rows, tuple(wrong))
 
 
 def in_sums(processes: Iterable[ProcessAccounts]) -> str:
@@ -137,7 +135,7 @@ def in_sums(processes: Iterable[ProcessAccounts]) -> str:
     counts: Counter[str] = Counter()
     for one in processes:
         counts.update(one.metrics)
-        counts.update({"under way": one.under_way, "seen": one.candidates})
+        counts["seen"] += one.candidates
         counts.update(
             {each: getattr(one.samples, each) for each in ("sampled", "stored", "pending")}
         )
@@ -151,7 +149,7 @@ def in_sums(processes: Iterable[ProcessAccounts]) -> str:
 
     return "; ".join(
         [
-            in_words("requests", "received", *ENDS, "under way"),
+            in_words("requests", "received", *ENDS),
             in_words("candidates", "seen", "kept", "dropped"),
             in_words("samples", "sampled", "stored", "lost", "pending", "unaccounted"),
         ]
