@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 import ctxguard
 from ctxguard._support.foreign_distribution import foreign_distribution
@@ -77,17 +77,17 @@ COMMANDS = {name.split()[-1] for name in _COMMANDS}
 
 _JSON = "--json"
 
-_LOADERS: dict[str, Any] = {}
-"""Functions that import a command each, by its words."""
-
 
 class _Group(TyperGroup):
-    """A group whose help shows the whole summary of each command, not its first words."""
+    """A group whose help shows the whole summary of each command, not its first words.
+
+    A command is imported when it is used or its own help is asked for.
+    """
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command, imported; None if there is none of this name."""
-        command = super().get_command(ctx, cmd_name)
-        return command.load() if isinstance(command, _Later) else command
+        words = f"{self.name} {cmd_name}" if self.name in _GROUPS else cmd_name
+        return command_named(words) or super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - overridden
         rows = {name: (name, each.help) for name, each in self.commands.items()}
@@ -107,12 +107,6 @@ class _Application(_Group):
         if _JSON in args[:end]:
             args = [_JSON, *(one for one in args[:end] if one != _JSON), *args[end:]]
         return super().parse_args(ctx, args)
-
-
-class _Later(TyperCommand):
-    """The place of a command that is not imported yet."""
-
-    load: Any
 
 
 app = typer.Typer(
@@ -149,47 +143,37 @@ def _application(
     pass
 
 
-def _add(group: typer.Typer, words: str) -> None:
-    """Add a command, which is imported when it is used or its own help is asked for."""
+@cache
+def command_named(words: str) -> Any:
+    """Import and return a command; None if there is none of this name."""
+    if words not in _COMMANDS:
+        return None
+    from ctxguard.cli._settings import command_of
+
     module, _, own = words.partition(" ")
     name = own or module
-
-    @cache
-    def load() -> Any:
-        from ctxguard.cli._settings import command_of
-
-        settings = f"{name.replace('-', ' ').title().replace(' ', '')}Command"
-        model = getattr(import_module(f"{__name__}.{module}"), settings)
-        made = command_of(model, name, _COMMANDS[words], words=words, **_FIELDS.get(words, {}))
-        return typer.main.get_command(made)
-
-    _LOADERS[words] = load
-    later = type("Later", (_Later,), {"load": staticmethod(load)})
-    group.command(name, cls=later, help=_COMMANDS[words])(lambda: None)
+    settings = f"{name.replace('-', ' ').title().replace(' ', '')}Command"
+    model = getattr(import_module(f"{__name__}.{module}"), settings)
+    made = command_of(model, name, _COMMANDS[words], words=words, **_FIELDS.get(words, {}))
+    return typer.main.get_command(made)
 
 
 def options_of_all() -> dict[str, Any]:
     """Import every command; return the fields of their options, by name."""
     found: dict[str, Any] = {}
-    for load in _LOADERS.values():
-        command = load()
+    for command in map(command_named, _COMMANDS):
         options = {param.name for param in command.params if param.param_type_name == "option"}
         found |= {name: field for name, field in command.settings.items() if name in options}
     return found
-
-
-def command_named(words: str) -> Any:
-    """Import and return a command; None if there is none of this name."""
-    load = _LOADERS.get(words)
-    return None if load is None else load()
 
 
 _groups = {"": app}
 for _name, _help in _GROUPS.items():
     _groups[_name] = typer.Typer(name=_name, cls=_Group, help=_help, no_args_is_help=True)
     app.add_typer(_groups[_name])
-for _words in _COMMANDS:
-    _add(_groups[_words.rpartition(" ")[0]], _words)
+for _words, _help in _COMMANDS.items():
+    _group, _, _name = _words.rpartition(" ")
+    _groups[_group].command(_name, help=_help)(lambda: None)  # the place of one
 
 
 def main() -> None:

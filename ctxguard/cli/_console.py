@@ -341,6 +341,18 @@ class _Lines:
         self._err.print(f"{self._name}: {done} in {seconds:.0f} s{rate}", soft_wrap=True)
 
 
+def by_total(advance: Callable[[int], None]) -> Callable[[int], None]:
+    """Make a function that is told all that is done so far, of one that adds what is done."""
+    said = 0
+
+    def tell(done: int) -> None:
+        nonlocal said
+        advance(done - said)
+        said = done
+
+    return tell
+
+
 class _Rate(ProgressColumn):
     """Steps per second since the pass began; rich has no rate for a pass of one step."""
 
@@ -366,25 +378,26 @@ def picked(record: object, *names: str) -> dict[str, Any]:
     return {name: getattr(record, name) for name in names}
 
 
-def number(value: float | None) -> str:
-    """Write a value with three decimals, or ``no data``.
+def number(value: float | None, digits: int = 3, sign: str = "") -> str:
+    """Write a value, or ``no data``; a difference with the sign ``+``.
 
-    >>> number(0.12345), number(None)
-    ('0.123', 'no data')
+    >>> number(0.12345), number(-0.0001, 2, "+"), number(None)
+    ('0.123', '+0.00', 'no data')
     """
-    return NO_DATA if value is None else f"{value:.3f}"
+    # Rounded twice, so that no zero is negative.
+    return NO_DATA if value is None else f"{round(value, digits) + 0.0:{sign}.{digits}f}"
 
 
-def interval(estimate: Interval) -> str:
+def bounds(found: Interval, digits: int = 3, sign: str = "", form: str = "[{}, {}]") -> str:
     """Write the bounds of an estimate; empty if it has none."""
-    return "" if estimate.bounds is None else "[{:.3f}, {:.3f}]".format(*estimate.bounds)
+    if found.bounds is None:
+        return ""
+    return form.format(*[number(each, digits, sign) for each in found.bounds])
 
 
-def short_interval(estimate: Interval) -> str:
-    """Write a value and its bounds with two decimals, or ``no data``."""
-    if estimate.value is None or estimate.bounds is None:
-        return number(estimate.value)
-    return f"{estimate.value:.2f} " + "[{:.2f}, {:.2f}]".format(*estimate.bounds)
+def interval(found: Interval, digits: int = 2, sign: str = "") -> str:
+    """Write an estimate and its bounds, if it has some."""
+    return f"{number(found.value, digits, sign)} {bounds(found, digits, sign)}".rstrip()
 
 
 def one_line(text: str) -> str:
@@ -398,8 +411,6 @@ def one_line(text: str) -> str:
 
 def check_writable(file: Path | None, option: str) -> None:
     """Refuse a file that cannot be written, before the work instead of after it.
-
-    Says on standard error which missing folder will be made for it.
 
     Raises:
         typer.BadParameter: it is a folder, or no file can be created there.
@@ -416,7 +427,3 @@ def check_writable(file: Path | None, option: str) -> None:
     ):
         if refused:
             raise typer.BadParameter(words, param_hint=option)
-    if existing != file.absolute().parent:
-        print_labelled(
-            "note", "bold yellow", f"{option}: {file.parent} is missing and will be made"
-        )

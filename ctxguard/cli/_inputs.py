@@ -1,7 +1,7 @@
 """Inputs that several commands read: labelled queries, a profile, and candidates of a system."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,7 @@ from ctxguard.errors import ConfigurationError, DataError, ProfileMismatchError
 if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
     from calibration.replay import Pools
-    from ctxguard import HybridRetriever, Profile
-    from ctxguard.integrations.engines.retriever import EngineRetriever
+    from ctxguard import Profile
     from ctxguard.profile.comparison import SystemComparison
     from ctxguard.server.settings import IndexSystem
 
@@ -62,11 +61,11 @@ class Labelled:
         Raises:
             DataError: they belong to another corpus.
         """
-        from calibration.data.dataset import unknown_passages
+        from calibration.data.dataset import named_passages, unknown_passages
+        from calibration.data.label_check import check_ids, check_texts
         from calibration.retrievers import RankingSource
 
-        dataset = self.dataset
-        answerable = len(dataset.answerable)
+        dataset, answerable = self.dataset, len(self.dataset.answerable)
         counts = {
             "queries": len(dataset),
             "answerable": answerable,
@@ -74,48 +73,16 @@ class Labelled:
         }
         if isinstance(retriever, RankingSource):
             return self, counts
-        unknown = unknown_passages(dataset, _labelled_ids(dataset, retriever))
-        counts["unknown_passages"] = len(unknown)
-        notes = (*self.notes, *label_notes(dataset, self.corpus, retriever))
+        if isinstance(retriever, ctxguard.HybridRetriever):
+            labelled, present = retriever.labelled_ids, frozenset(retriever.passage_ids)
+        else:  # an engine may have billions: only ids that the labels use
+            labelled = retriever.labelled_ids(named_passages(dataset))
+            present = retriever.known_ids(labelled)
+        counts["unknown_passages"] = len(unknown_passages(dataset, labelled))
+        notes = (*self.notes, *check_ids(dataset, labelled))
+        if self.corpus is not None:
+            notes += check_texts(dataset, self.corpus, present, retriever.passage)
         return replace(self, notes=notes), counts
-
-
-def label_notes(
-    dataset: "Dataset", corpus: Path | None, retriever: "HybridRetriever | EngineRetriever"
-) -> tuple[str, ...]:
-    """Note which labelled passages the index lacks, or has with another text.
-
-    Args:
-        dataset: The labels.
-        corpus: The file of their own corpus, to compare the texts with.
-        retriever: The index.
-
-    Raises:
-        DataError: the labels belong to another corpus.
-    """
-    from calibration.data.label_check import check_ids, check_texts
-
-    labelled = _labelled_ids(dataset, retriever)
-    notes = check_ids(dataset, labelled)
-    if corpus is not None:
-        present = (
-            frozenset(retriever.passage_ids)
-            if isinstance(retriever, ctxguard.HybridRetriever)
-            else retriever.known_ids(labelled)
-        )
-        notes += check_texts(dataset, corpus, present, retriever.passage)
-    return notes
-
-
-def _labelled_ids(
-    dataset: "Dataset", retriever: "HybridRetriever | EngineRetriever"
-) -> frozenset[str]:
-    """Return the ids that labels may name; of an engine, which may have billions, those used."""
-    from calibration.data.dataset import named_passages
-
-    if isinstance(retriever, ctxguard.HybridRetriever):
-        return retriever.labelled_ids
-    return retriever.labelled_ids(named_passages(dataset))
 
 
 def open_labelled(
@@ -160,7 +127,7 @@ def read_labelled(data: Path, preferred: str) -> Labelled:
 
     split: str | None = None
     taken: tuple[str, ...] = ()
-    if is_split(data):
+    if data.suffix == ".tsv" and data.parent.name == "qrels":
         data, split = data.parent.parent, data.stem
     elif not data.is_dir():
         dataset = read_jsonl(data)
@@ -177,11 +144,6 @@ def read_labelled(data: Path, preferred: str) -> Labelled:
             except DataError as error:
                 notes.append(f"questions shared with the split {other!r} are unknown: {error}")
     return Labelled(dataset, split, data / "corpus.jsonl", tuple(others), tuple(notes))
-
-
-def is_split(data: Path) -> bool:
-    """Tell whether a path is the file of one split of a BEIR folder."""
-    return data.suffix == ".tsv" and data.parent.name == "qrels"
 
 
 def shared_questions(labelled: Labelled) -> tuple[str, ...]:
@@ -284,12 +246,6 @@ def served_depth(depth: int | None, k: int, profile: "Profile | None") -> int:
     if depth < k:
         raise ConfigurationError(f"depth {depth} is less than k = {k}")
     return depth
-
-
-def fusion_of(retriever: "Source") -> dict[str, object] | None:
-    """Describe as JSON how an index fuses its legs; None for a wrapped retriever."""
-    fusion = getattr(retriever, "fusion", None)
-    return None if fusion is None else asdict(fusion)
 
 
 def beyond_index(retriever: "Source", k: int) -> list[str]:

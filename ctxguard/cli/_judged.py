@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, cast
 
 from ctxguard._support.words import count
-from ctxguard.cli._console import short_interval
+from ctxguard.cli._console import interval
 from ctxguard.cli._tables import TextTable
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def table_of_k(found: "JudgedStore") -> TextTable:
     from calibration.judged_candidates import METRICS, table_by_k
 
     rows = [
-        [str(row.k), *(short_interval(getattr(row, name)) for name in METRICS)]
+        [str(row.k), *(interval(getattr(row, name)) for name in METRICS)]
         for row in table_by_k(found.judged, found.utilities)
     ]
     columns = ["k>", "precision>", "MRR>", "UDCG>", "recall>"]

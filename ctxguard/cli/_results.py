@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from ctxguard.cli._console import NO_DATA, Output, number, one_line, short_interval
+from ctxguard.cli._console import NO_DATA, Output, bounds, interval, number, one_line
 from ctxguard.cli._tables import TextTable
 from ctxguard.core.types import Route
 from ctxguard.profile.describe import describe_policy
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from calibration.compare.saved_comparison import RegressionCheck
     from calibration.report.summary import Summary
     from calibration.results import Difference, Results
-    from ctxguard.core.interval import Interval
     from ctxguard.profile.schema import RouteProfile
 
 _CURVE_KS = (1, 2, 3, 4, 5, 7, 10, 15, 20)
@@ -58,41 +57,28 @@ def by_metric(results: "Results", meanings: Mapping[str, str] | None = None) -> 
         found = [results.of(policy, metric) for policy in policies]
         difference = found[-1].difference
         if pair and proven and difference is not None:
-            cells: list[Text | str] = [_figure(each.mean.value, metric) for each in found]
+            cells: list[Text | str] = [number(each.mean.value, _digits(metric)) for each in found]
             cells += _difference(difference, metric)
         else:
-            cells = [_estimate(each.mean, metric) for each in found]
+            cells = [interval(each.mean, _digits(metric, 2)) for each in found]
             cells.append(f"{found[-1].mean.n:,}")
         rows.append([metric, *cells, *([] if meanings is None else [meanings[metric]])])
     return TextTable(["metric", *(f"{one_line(name)}>" for name in policies), *last, *rest], rows)
 
 
-def _figure(value: float | None, metric: str, *, signed: bool = False) -> str:
-    """Write a value as precisely as a reader can use it."""
-    if value is None:
-        return NO_DATA
-    return f"{value:{'+' if signed else ''}{'.0f' if metric == 'tokens' else '.3f'}}"
-
-
-def _estimate(found: "Interval", metric: str) -> str:
-    if metric != "tokens" or found.value is None or found.bounds is None:
-        return short_interval(found)
-    return f"{found.value:.0f} [{found.bounds[0]:.0f}, {found.bounds[1]:.0f}]"
+def _digits(metric: str, usual: int = 3) -> int:
+    """Return as many decimals as a reader can use."""
+    return 0 if metric == "tokens" else usual
 
 
 def _difference(found: "Difference", metric: str) -> list[Text | str]:
     """Make the cells of ``_DIFFERENCE``."""
-    words = signed_interval(found, metric)
-    return [words, f"{found.n:,}", _styled(found.outcome)]
+    return [_signed(found, metric), f"{found.n:,}", _styled(found.outcome)]
 
 
-def signed_interval(found: "Interval", metric: str = "") -> Text:
+def _signed(found: "Difference", metric: str = "") -> Text:
     """Write a difference with its interval, in the colour of its outcome."""
-    words = _figure(found.value, metric, signed=True)
-    if found.bounds is not None:
-        lower, upper = (_figure(bound, metric, signed=True) for bound in found.bounds)
-        words += f" [{lower}, {upper}]"
-    return Text(words, style=_STYLES.get(getattr(found, "outcome", ""), ""))
+    return Text(interval(found, _digits(metric), "+"), style=_STYLES.get(found.outcome, ""))
 
 
 def _name(name: str) -> Text:
@@ -117,7 +103,7 @@ def print_comparison(
     rows = []
     for each in comparison.candidates:
         recall, strict = (results.of(each.candidate.name, m) for m in ("recall", "udcg_strict"))
-        less = "" if strict.difference is None else signed_interval(strict.difference)
+        less = "" if strict.difference is None else _signed(strict.difference)
         means = (number(recall.mean.value), number(strict.mean.value), less, f"{strict.mean.n:,}")
         rows.append((_name(each.candidate.name), *means, _styled(each.verdict or NO_DATA)))
     less_than = f"less {results.reference}>"
@@ -143,11 +129,11 @@ def _print_sizes(comparison: "Comparison", output: Output) -> None:
     for each in comparison.candidates:
         size, name = each.curve, _name(each.candidate.name)
         points = [size.points[k - 1].udcg_strict.value for k in ks]
-        cells = [NO_DATA if value is None else f"{value:.2f}" for value in points]
+        cells = [number(value, 2) for value in points]
         span = f" ({min(size.within_noise)}–{max(size.within_noise)})"
         best = f"{size.optimal_k}{span if len(size.within_noise) > 1 else ''}"
         rows.append((name, *cells, best))
-        others.append((name, short_interval(each.harm_share), f"{each.latency_ms:.2f}"))
+        others.append((name, interval(each.harm_share), f"{each.latency_ms:.2f}"))
     output.table(("candidate", *(f"{k}>" for k in ks), "best k>"), rows)
     output.out.print("best k: k of the highest (range of k within noise of it)", style="dim")
     output.table(("candidate", "share of harm>", "ms>"), others)
@@ -223,10 +209,15 @@ def _print_options(summary: "Summary", output: Output) -> None:
     rows: list[Sequence[str | Text]] = []
     for size, name in summary.by_size.items():
         found = {metric: summary.results.of(name, metric) for metric in _OPTION_METRICS}
-        own = [_brief(each.mean.value, metric) for metric, each in found.items()]
+        # Five columns with intervals: fewer decimals than elsewhere.
+        digits = {metric: {"tokens": 0, "kept": 1}.get(metric, 2) for metric in found}
+        own = [number(each.mean.value, digits[metric]) for metric, each in found.items()]
         mark = "→ " if size == chosen else "  "
         rows.append((Text(mark + size, style="bold" if size == chosen else ""), *own))
-        less = [_brief_bounds(each.difference, metric) for metric, each in found.items()]
+        less = [
+            bounds(each.difference, digits[metric], "+", "{} … {}") if each.difference else ""
+            for metric, each in found.items()
+        ]
         if any(less):
             rows.append(("", *(Text(words, style="dim") for words in less)))
     output.table(("  context", *(f"{name}>" for name in _OPTION_METRICS.values())), rows)
@@ -238,21 +229,6 @@ def _print_options(summary: "Summary", output: Output) -> None:
             "below each figure: the interval of its difference from today's, paired by query; "
             "--context leaner or --context richer chooses so"
         )
-
-
-def _brief(value: float | None, metric: str, *, signed: bool = False) -> str:
-    """Write a figure of the table of contexts, which has five columns with intervals."""
-    if value is None:
-        return NO_DATA
-    digits = {"tokens": 0, "kept": 1}.get(metric, 2)
-    # Rounded twice, so that no zero has a sign.
-    return f"{round(value, digits) or 0.0:{'+' if signed else ''}.{digits}f}"
-
-
-def _brief_bounds(found: "Difference | None", metric: str) -> str:
-    if found is None or found.bounds is None:
-        return ""
-    return "{} … {}".format(*(_brief(bound, metric, signed=True) for bound in found.bounds))
 
 
 def print_asking(route: "RouteProfile", output: Output) -> None:

@@ -9,12 +9,13 @@ from ctxguard._support.settings import SettingsModel, key, optional, optional_ke
 from ctxguard.cli._console import Output
 from ctxguard.cli._inputs import read_labelled
 from ctxguard.core.types import Mode
-from ctxguard.errors import ConfigurationError, DataError, StoreUnavailableError
+from ctxguard.errors import ConfigurationError, DataError, JudgeError, StoreUnavailableError
 from ctxguard.retrieval.rerank_forms import Protocol
 
 if TYPE_CHECKING:
     from ctxguard.monitor.judges import Judge
     from ctxguard.monitor.judging.counters import Counts
+    from ctxguard.monitor.service import Monitor
     from ctxguard.monitor.store import Limits, SampleStore
 
 IN_WORDS = {
@@ -218,6 +219,21 @@ def open_store(url: str, limits: "Limits | None" = None) -> "SampleStore":
             "write to, or make it: by `sample_to` where you serve, or by `ctxguard judge`"
         )
     return SampleStore.open(url, limits=Limits() if limits is None else limits)
+
+
+def judge_waiting(running: "Monitor", output: Output, at_once: int = 100) -> str | None:
+    """Judge the samples that wait; return why it ended before, None where it did not."""
+    from ctxguard.monitor.store import State
+
+    waiting = running.store.states().get(State.PENDING, 0)
+    with output.passes() as begin:
+        step = begin("judging samples", waiting) if waiting else lambda _: None
+        try:
+            while done := running.step(at_once):
+                step(done)
+        except JudgeError as error:
+            return str(error)
+    return None
 
 
 def named_series(store: "SampleStore", named: str | None) -> str:

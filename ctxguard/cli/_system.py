@@ -9,9 +9,8 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, redirect_stdout
-from functools import reduce
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ctxguard._support.settings import about, key_of, optional, optional_key
@@ -105,7 +104,9 @@ class System(PassageWorth, ServedSystem):
         if self.index is not None:
             return self.open_index()
         if self.engine is not None:
-            engine = self.open_engine(self.engine)
+            from ctxguard.integrations.engines.retriever import EngineRetriever
+
+            engine = EngineRetriever.open(self.engine)
             atexit.register(engine.close)
             return engine
         from calibration.data.readers import read_trec_run
@@ -164,9 +165,8 @@ def _shown(name: str) -> str:
     return key_of(name, field) if about(field)["key"] else f"--{key_of(name, field)}"
 
 
-def _imported(name: str) -> object:
-    module, colon, path = name.partition(":")
-    if not module or not colon or not path:
+def _imported(name: str) -> Any:
+    if not all(name.partition(":")):
         raise ConfigurationError(
             f"--retriever {name!r} is not MODULE:OBJECT, such as app.search:retriever"
         )
@@ -176,15 +176,12 @@ def _imported(name: str) -> object:
     try:
         # Standard output holds the result alone.
         with redirect_stdout(sys.stderr):
-            loaded = import_module(module)
+            return resolve_name(name)
+    except AttributeError as error:
+        raise ConfigurationError(f"--retriever {name}: {error}") from error
     except (Exception, SystemExit) as error:
         raise ConfigurationError(
-            f"--retriever {name}: the module {module!r} cannot be imported "
+            f"--retriever {name}: the module {name.partition(':')[0]!r} cannot be imported "
             f"({type(error).__name__}: {error}); run the command in the folder that holds it, or "
             "install it"
         ) from error
-    try:
-        found: object = reduce(getattr, path.split("."), loaded)
-    except AttributeError as error:
-        raise ConfigurationError(f"--retriever {name}: {error}") from None
-    return found

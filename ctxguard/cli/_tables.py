@@ -9,12 +9,14 @@ from typing import TypeAlias
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 _TEXT_WIDTH = 24
-_GAPS = (3, 2)
+_FORMS = ((3, True), (2, True), (3, False), (2, False))
+"""Of a table: the gap between its columns, and whether the header of a figure is on one line."""
 
 Row: TypeAlias = Sequence[Text]
 
@@ -50,31 +52,22 @@ class TextTable:
             if len(row) != len(columns):
                 raise ValueError(f"{len(row)} cells for {len(columns)} columns")
 
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self._title is not None:
             yield Text(self._title, style="italic")
         yield Text()
-        yield from _fitting(self._columns, self._rows, options.max_width)
+        yield from _fitting(self._columns, self._rows, console, options)
 
 
-def _fitting(columns: Sequence[str], rows: Sequence[Row], width: int) -> Iterator[RenderableType]:
-    """Choose the first form that fits: the table, or a block for each record.
-
-    Columns begin at their least width, and what is left is given to them in their order.
-    """
-    cells = [[row[place] for row in rows] for place in range(len(columns))]
-    widths = list(map(_least_width, columns, cells))
-    for gap in _GAPS:
-        spare = width - sum(widths) - gap * (len(columns) - 1)
-        if spare >= 0:
-            for place, (name, own) in enumerate(zip(columns, cells, strict=True)):
-                natural = max(
-                    [Text(name.removesuffix(">")).cell_len, 1, *(cell.cell_len for cell in own)]
-                )
-                added = min(spare, natural - widths[place])
-                widths[place] += added
-                spare -= added
-            yield _table(columns, rows, widths, gap)
+def _fitting(
+    columns: Sequence[str], rows: Sequence[Row], console: Console, options: ConsoleOptions
+) -> Iterator[RenderableType]:
+    """Choose the first form that fits: the table, or a block for each record."""
+    for gap, in_one_line in _FORMS:
+        table = _table(columns, rows, gap, in_one_line=in_one_line)
+        least = Measurement.get(console, options.update(max_width=10**6), table).minimum
+        if least <= options.max_width:
+            yield Padding(table, (0, 0, 1, 0))
             return
     records: list[list[Row]] = []
     for row in rows:
@@ -82,18 +75,20 @@ def _fitting(columns: Sequence[str], rows: Sequence[Row], width: int) -> Iterato
             records.append([])
         records[-1].append(row)
     for record in records:
-        yield from _block(columns, record, width)
+        yield from _block(columns, record, console, options)
 
 
-def _block(columns: Sequence[str], record: Sequence[Row], width: int) -> Iterator[RenderableType]:
+def _block(
+    columns: Sequence[str], record: Sequence[Row], console: Console, options: ConsoleOptions
+) -> Iterator[RenderableType]:
     """Lay out a record under its first cell: its fields, or its rows in the form that fits."""
     head = (Text(columns[0].removesuffix(">"), "dim"), record[0][0])
     yield Text(" ").join([part for part in head if part.plain])
     if len(record) > 1:
-        yield from _fitting(columns[1:], [row[1:] for row in record], width)
+        yield from _fitting(columns[1:], [row[1:] for row in record], console, options)
         return
     grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", max_width=max(width // 3, _TEXT_WIDTH))
+    grid.add_column(style="bold", max_width=max(options.max_width // 3, _TEXT_WIDTH))
     grid.add_column(overflow="fold")
     for name, cell in zip(columns[1:], record[0][1:], strict=True):
         if cell.plain:
@@ -101,24 +96,18 @@ def _block(columns: Sequence[str], record: Sequence[Row], width: int) -> Iterato
     yield Padding(grid, (0, 0, 1, 2))
 
 
-def _table(columns: Sequence[str], rows: Sequence[Row], widths: Sequence[int], gap: int) -> Padding:
-    table = Table(
-        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, gap - _GAPS[-1])
-    )
-    for name, width in zip(columns, widths, strict=True):
-        justify = "right" if name.endswith(">") else "left"
-        header = Text(name.removesuffix(">"))
-        table.add_column(header, justify=justify, width=width, overflow="fold")  # type: ignore[arg-type]
+def _table(columns: Sequence[str], rows: Sequence[Row], gap: int, *, in_one_line: bool) -> Table:
+    """Make the table, whose figures stay on one line and whose texts do not get too narrow."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, gap - 2))
+    for place, name in enumerate(columns):
+        longest = max((row[place].cell_len for row in rows), default=0)
+        header = name.removesuffix(">")
+        if header == name:
+            table.add_column(Text(name), min_width=min(longest, _TEXT_WIDTH), overflow="fold")
+        else:
+            words = [header] if in_one_line else header.split()
+            width = max([longest, 1, *(Text(word).cell_len for word in words)])
+            table.add_column(Text(header), justify="right", width=width)
     for cells in rows:
         table.add_row(*cells)
-    return Padding(table, (0, 0, 1, 0))
-
-
-def _least_width(name: str, cells: Sequence[Text]) -> int:
-    """Return the width below which a figure or a word breaks, or a text is hard to read."""
-    words = name.removesuffix(">").split()
-    longest = max((cell.cell_len for cell in cells), default=0)
-    if not name.endswith(">"):
-        words += [word for cell in cells for word in cell.plain.split()]
-        longest = min(longest, _TEXT_WIDTH)
-    return max([longest, 1, *(Text(word).cell_len for word in words)])
+    return table

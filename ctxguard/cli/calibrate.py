@@ -13,7 +13,7 @@ from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.extras import require
 from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, picked
+from ctxguard.cli._console import Output, interval, picked
 from ctxguard.cli._inputs import Labelled, notes_on_pools, open_labelled, shared_questions
 from ctxguard.cli._judged import by_k, in_first_order, next_step, table_of_k
 from ctxguard.cli._results import print_asking, print_summary
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from calibration.calibrate import Calibration
     from calibration.calibrate_route import RouteOutcome, Settings
     from calibration.from_store import SystemIdentity
-    from ctxguard.core.interval import Interval
     from ctxguard.profile.schema import Profile
 
 
@@ -187,9 +186,10 @@ class CalibrateCommand(System, ChoiceSettings):
                     ("route", found.route.value),
                     ("keeps", describe_policy(own.policy)),
                     *[
-                        (name, f"strict UDCG {_signed(gain.udcg)}, recall {_signed(gain.recall)}")
+                        (name, f"strict UDCG {udcg}, recall {recall}")
                         for name, gain in (("gain", made.gain), ("in force", made.in_force))
                         if gain is not None
+                        for udcg, recall in [[interval(each, sign="+") for each in gain]]
                     ],
                 )
             output.out.print(table_of_k(found))
@@ -294,12 +294,6 @@ def lacks_verdict(profile: "Profile", required: str | None) -> bool:
     """Tell whether the verdict is not the one required, if any is."""
     verdict = profile.verdict
     return required is not None and (verdict is None or verdict.decision != required)
-
-
-def _signed(found: "Interval") -> str:
-    if found.value is None or found.bounds is None:
-        return "no data"
-    return "{:+.2f} [{:+.2f}, {:+.2f}]".format(found.value, *found.bounds)
 
 
 def _is_page(report: Path) -> bool:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.settings import SettingsModel, optional, setting
-from ctxguard.cli._console import Output, interval, number, one_line, picked
+from ctxguard.cli._console import Output, bounds, number, one_line, picked
 from ctxguard.cli._results import print_differences
 from ctxguard.cli._store import tokens_in_words
 from ctxguard.core.types import Route
@@ -126,7 +126,7 @@ def _show_traffic(output: Output, traffic: "MonitoredTraffic") -> None:
     rows = []
     for metric, truth in traffic.truth.items():
         estimate = traffic.estimates[metric]
-        figures = (number(estimate.value), interval(estimate), number(truth), str(estimate.n))
+        figures = (number(estimate.value), bounds(estimate), number(truth), str(estimate.n))
         rows.append((metric.value, *figures))
     output.table(("metric", "estimate>", "95% interval>", "true value>", "n>"), rows)
     for line in generate_latest(traffic.registry).decode().splitlines():

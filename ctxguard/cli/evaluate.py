@@ -11,7 +11,6 @@ from ctxguard.cli._inputs import (
     beyond_index,
     compared,
     fitted,
-    fusion_of,
     notes_on_pools,
     on_route,
     open_labelled,
@@ -142,7 +141,7 @@ class EvaluateCommand(System):
             "seed": self.seed,
             "utilities": utilities,
             "unlabelled": unlabelled_note(dataset, utilities),
-            "fusion": fusion_of(source),
+            "fusion": getattr(source, "fusion", None),
             "fingerprint": source.fingerprint(),
             "run": self.write_run,
         }

@@ -119,10 +119,7 @@ class ExplainCommand(SettingsModel):
                 ]
                 _print_table(None, rows, output)
                 output.notes([one.note] if one.note else [])
-            if len(shown) < len(found.mistakes):
-                output.note(
-                    f"{len(found.mistakes) - len(shown):,} more lost less; --all shows them"
-                )
+            _note_more(shown, found.mistakes, "lost less", output)
 
         output.result(asdict(found), lambda: self._bounded(show, output, len(notes)), notes)
 
@@ -180,9 +177,7 @@ def _print(explanation: "Explanation", output: Output, *, show_all: bool) -> Non
         rejected = tuple([(name, why, reply[:_REPLY_CHARS]) for name, why, reply in rejected[:2]])
     if rejected:
         output.table(("passage", "why", "reply"), rejected, "Why there is no verdict")
-    if len(rejected) < len(explanation.rejected):
-        n = len(explanation.rejected) - len(rejected)
-        output.note(f"{n:,} more without a verdict; --all shows them")
+    _note_more(rejected, explanation.rejected, "without a verdict", output)
     in_shadow = explanation.is_in_shadow
     if in_shadow:
         would = count(explanation.would_drop, "served passage")
@@ -191,11 +186,14 @@ def _print(explanation: "Explanation", output: Output, *, show_all: bool) -> Non
     worst = sorted(served, key=lambda one: one.enforced != "dropped") if in_shadow else served
     kept = served if show_all else [one for one in served if one in worst[:_SERVED_SHOWN]]
     _print_candidates("Served, best first", kept, output)
-    if len(kept) < len(served):
-        output.note(f"{len(served) - len(kept):,} more served; --all shows them")
+    _note_more(kept, served, "served", output)
     _print_candidates("Dropped, best first", shown, output)
-    if len(shown) < len(dropped):
-        output.note(f"{len(dropped) - len(shown):,} more dropped; --all shows them")
+    _note_more(shown, dropped, "dropped", output)
+
+
+def _note_more(shown: Sequence[object], of: Sequence[object], what: str, output: Output) -> None:
+    if len(shown) < len(of):
+        output.note(f"{len(of) - len(shown):,} more {what}; --all shows them")
 
 
 def _print_candidates(

@@ -11,8 +11,9 @@ from pydantic import model_validator
 from rich.filesize import decimal
 
 import ctxguard
+from ctxguard._support.file_version import file_version
 from ctxguard._support.settings import SettingsModel, optional, setting
-from ctxguard.cli._console import Output, Passes, picked, print_labelled
+from ctxguard.cli._console import Output, Passes, by_total, picked, print_labelled
 from ctxguard.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -91,35 +92,29 @@ class IndexCommand(SettingsModel):
         return self
 
     def __call__(self, output: Output) -> None:
-        manifest = None if self.out is None else self.out / "manifest.json"
-
-        def saved_at() -> int | None:
-            there = manifest is not None and manifest.exists()
-            return manifest.stat().st_mtime_ns if manifest is not None and there else None
-
-        before = saved_at()
+        before = self._version
         try:
             self._index(output)
         except KeyboardInterrupt:
+            kept = f"{self.out} was not changed"
             if self.out is None:
                 kept = (
                     "passages already written stay in the engine; run `ctxguard index --update` on "
                     "the same corpus to add the rest"
                 )
-            elif saved_at() != before:
+            elif self._version != before:
                 kept = f"{self.out} is complete"
             elif self._vectors is not None and self._vectors.exists():
-                kept = (
-                    f"{self.out} was not changed; what was encoded is kept in {self._vectors}, and "
-                    "the same command goes on from there"
-                )
+                kept += f"; what was encoded is kept in {self._vectors}, and the same command goes "
+                kept += "on from there"
             else:
-                kept = (
-                    f"{self.out} was not changed, and nothing that was encoded is kept; run the "
-                    "command again"
-                )
+                kept += ", and nothing that was encoded is kept; run the command again"
             print_labelled("warning", "bold yellow", f"interrupted: {kept}")
             raise
+
+    @property
+    def _version(self) -> object:
+        return None if self.out is None else file_version(self.out / "manifest.json")
 
     @property
     def _vectors(self) -> Path | None:
@@ -212,8 +207,7 @@ class IndexCommand(SettingsModel):
         try:
             return ctxguard.HybridRetriever.build(passages, lexical=lexical, **about)
         finally:
-            if kept.is_empty:
-                kept.discard()
+            kept.close()
 
     def _embedder(self, existing: "_Index | None") -> "SentenceTransformerEmbedder":
         from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder, named_embedder
@@ -335,8 +329,8 @@ class _Corpus:
         self.window = {"tokens": tokens, "longer": 0, "chunks": 0 if chunk else None}
         self.passages, self.read_at = 0, perf_counter()
         self._begin, self._is_update = begin, is_update
-        self._read, self._encoded = begin("reading passages", None), 0
-        self._advance: Callable[[int], None] | None = None
+        self._read = begin("reading passages", None)
+        self._encoded: Callable[[int], None] | None = None
 
     def __iter__(self) -> "Iterator[Passage]":
         for passage in self._fitted():
@@ -349,14 +343,14 @@ class _Corpus:
 
     def encoded(self, done: int) -> None:
         """Show the passages encoded so far."""
-        total = None if self._is_update else self.passages
-        self._advance = self._advance or self._begin("encoding passages", total)
-        self._advance(done - self._encoded)
-        self._encoded = done
+        if self._encoded is None:
+            total = None if self._is_update else self.passages
+            self._encoded = by_total(self._begin("encoding passages", total))
+        self._encoded(done)
 
     def finish(self) -> None:
         """Show those that were left out as done."""
-        if self._advance is not None and not self._is_update:
+        if self._encoded is not None and not self._is_update:
             self.encoded(self.passages)
 
     def _fitted(self) -> "Iterator[Passage]":

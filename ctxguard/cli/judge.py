@@ -14,11 +14,11 @@ from ctxguard._support.words import count
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output
 from ctxguard.cli._judged import by_k, in_first_order, next_step, table_of_k
-from ctxguard.cli._store import JudgeModel
+from ctxguard.cli._store import JudgeModel, judge_waiting
 from ctxguard.cli._system import System
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K
-from ctxguard.errors import ConfigurationError, JudgeError, QueryError
+from ctxguard.errors import ConfigurationError, QueryError
 
 if TYPE_CHECKING:
     from ctxguard import ContextGuard, HybridRetriever
@@ -220,16 +220,9 @@ def _judge_all(store: "SampleStore", judge: "Judge", output: Output) -> str | No
     """Judge all that waits; return why it ended before, None where it did not."""
     from ctxguard.monitor.judging.counters import JudgedAs
     from ctxguard.monitor.service import Monitor
-    from ctxguard.monitor.store import State
 
-    running, fault = Monitor(store, judge), None
-    with output.passes() as begin:
-        step = begin("judging", store.states().get(State.PENDING, 0))
-        try:
-            while done := running.step(_AT_ONCE):
-                step(done)
-        except JudgeError as error:
-            fault = str(error)
+    running = Monitor(store, judge)
+    fault = judge_waiting(running, output, _AT_ONCE)
     report = running.report()
     if report.outcomes[JudgedAs.JUDGE_FAILED]:
         fault = f"the judge could not be reached; {count(report.waiting, 'sample')} wait for it"

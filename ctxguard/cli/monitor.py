@@ -18,10 +18,10 @@ import ctxguard
 from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard._support.words import count
 from ctxguard.cli import _options
-from ctxguard.cli._console import FINDING, NO_DATA, Output, picked, short_interval
-from ctxguard.cli._store import IN_WORDS, JudgeSettings, open_store, tokens_in_words
+from ctxguard.cli._console import FINDING, NO_DATA, Output, interval, picked
+from ctxguard.cli._store import IN_WORDS, JudgeSettings, judge_waiting, open_store, tokens_in_words
 from ctxguard.core.metrics import DEFAULT_UTILITIES
-from ctxguard.errors import ConfigurationError, CtxguardError, JudgeError, StoreError
+from ctxguard.errors import ConfigurationError, CtxguardError, StoreError
 from ctxguard.server.settings import IndexSystem
 
 if TYPE_CHECKING:
@@ -152,17 +152,8 @@ class MonitorCommand(JudgeSettings, IndexSystem):
         from ctxguard.monitor.alarms import Severity
         from ctxguard.monitor.judging.counters import tokens_by_mode
         from ctxguard.monitor.service import JudgedAs
-        from ctxguard.monitor.store import State
 
-        with output.passes() as begin:
-            waiting = running.store.states().get(State.PENDING, 0)
-            step = begin("judging samples", waiting) if waiting else lambda _: None
-            judge_fault = None
-            try:
-                while done := running.step():
-                    step(done)
-            except JudgeError as error:
-                judge_fault = str(error)
+        judge_fault = judge_waiting(running, output)
         before = None if running.alarms is None else running.alarms.profile_id
         report = running.maintain()
         alarms = None if running.alarms is None else running.alarms.report()
@@ -361,10 +352,6 @@ def _print_alarms(alarms: "AlarmReport", output: Output) -> None:
         )
 
 
-def _minute(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
-
-
 def _print_estimates(report: "Report", output: Output) -> None:
     from ctxguard.monitor.estimation.live import Window
 
@@ -392,7 +379,7 @@ def _print_estimates(report: "Report", output: Output) -> None:
     ):
         if by_window:
             chosen = {metric: by_window[window][metric] for metric, window in live.shown.items()}
-            _print_figures(title, {"estimate": chosen}, output, windows)
+            _print_figures(title, chosen, windows, output)
 
 
 def _next_step(report: "Report") -> str:
@@ -418,26 +405,24 @@ def _next_step(report: "Report") -> str:
 def _population(about: "WindowPopulation") -> str:
     span = ""
     if about.since_seconds is not None and about.until_seconds is not None:
-        span = f" from {_minute(about.since_seconds)} to {_minute(about.until_seconds)} UTC"
+        since, until = (
+            f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
+            for seconds in (about.since_seconds, about.until_seconds)
+        )
+        span = f" from {since} to {until} UTC"
     return f"{about.judged:,} judged requests{span}, {about.labelled:,} of them labelled"
 
 
 def _print_figures(
-    title: str,
-    columns: "Mapping[str, Estimates]",
-    output: Output,
-    windows: "Mapping[Metric, str] | None" = None,
+    title: str, estimates: "Estimates", windows: "Mapping[Metric, str]", output: Output
 ) -> None:
-    """Print one row for each metric, with the window and the effective requests first."""
+    """Print one row for each metric, with its window and the effective requests."""
     rows = []
-    for metric, first in next(iter(columns.values())).items():
-        cells = [_figure(estimates[metric]) for estimates in columns.values()]
-        if windows:
-            n = first.n_effective
-            cells += [windows[metric], NO_DATA if n is None else f"{n:,.0f}"]
-        rows.append((IN_WORDS.get(metric.value, metric.value), *cells))
-    about = ("window", "effective>") if windows else ()
-    output.table(("metric", *(f"{name}>" for name in columns), *about), rows, title)
+    for metric, found in estimates.items():
+        n = NO_DATA if found.n_effective is None else f"{found.n_effective:,.0f}"
+        name = IN_WORDS.get(metric.value, metric.value)
+        rows.append((name, _figure(found), windows[metric], n))
+    output.table(("metric", "estimate>", "window", "effective>"), rows, title)
 
 
 def _figure(estimate: "Estimate") -> str:
@@ -445,4 +430,4 @@ def _figure(estimate: "Estimate") -> str:
     if estimate.value is None and estimate.n_needed is not None:
         unit = "request" if estimate.grades is None else "grade"
         return f"needs {count(estimate.n_needed, unit)}"
-    return short_interval(estimate)
+    return interval(estimate)

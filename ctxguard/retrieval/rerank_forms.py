@@ -98,9 +98,6 @@ FORMS: Mapping[Protocol, RerankForm] = {
     ),
 }
 
-PATHS = {path: form for form in FORMS.values() for path in form.paths}
-"""Where a service is asked, with a form that is asked there."""
-
 
 MARKS = {mark: form for form in FORMS.values() for mark in form.marks}
 """The form of a request that has one of these fields; others are of Cohere's form."""

@@ -1,14 +1,11 @@
 """Builds the ASGI application from `ServiceSettings`, behind the gate."""
 
 import os
-from collections.abc import Awaitable, Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
-from starlette.exceptions import HTTPException
-from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, Router
@@ -18,9 +15,10 @@ from ctxguard.guard import ContextGuard, Tracing
 from ctxguard.request.telemetry import default_telemetry, made_once
 from ctxguard.server import context, filtering, rerank
 from ctxguard.server.gate import Gate
+from ctxguard.server.limits import rules_of
 from ctxguard.server.metrics import Endpoint, HttpMetrics, forget_dead_workers
 from ctxguard.server.openapi import openapi
-from ctxguard.server.problems import HttpAnswer, ProblemKind, answer, of_status
+from ctxguard.server.problems import ProblemKind, answer
 from ctxguard.server.scoring import Scorer
 from ctxguard.server.service import Service
 from ctxguard.server.settings import ServiceSettings, is_loopback
@@ -57,23 +55,22 @@ def create_app(
         CtxguardError: something that the settings name cannot be opened.
     """
     service = Service(settings, scorer, retriever, default_telemetry(registry), tracing)
-    operations = _operations(service, registry)
-    document = openapi(operations, __version__, needs_token=settings.secrets.token is not None)
+    operations, rules = _operations(service, registry), rules_of(settings)
+    # Described when it is first asked for: that takes longer than all else here.
+    described = cache(lambda: openapi(operations, __version__, rules))
     routes: list[BaseRoute] = [
-        Route(
-            each.path,
-            # Starlette's own wrapper of an endpoint takes longer than many a decision.
-            each.endpoint if each.asks is None else each,
-            methods=[each.method],
-        )
+        Route(each.path, each if each.asks else each.endpoint, methods=[each.method])
         for each in operations
     ]
-    routes.append(Route("/openapi.json", _always(document), methods=["GET"]))
+    routes.append(Route("/openapi.json", lambda _: answer(described()), methods=["GET"]))
     routes += _console(service)
-    router = Router(routes, lifespan=service.running)
-    app = ExceptionMiddleware(router, {HTTPException: _http_problem})
-    direct = {each.path: each for each in operations if each.asks}
-    return Gate(app, direct, settings, made_once(registry, HttpMetrics))
+    return Gate(
+        Router(routes, lifespan=service.running),
+        {each.path: each.what for each in operations},
+        rules,
+        settings.receive_seconds,
+        made_once(registry, HttpMetrics),
+    )
 
 
 def _operations(service: Service, registry: CollectorRegistry) -> list[Operation]:
@@ -98,9 +95,7 @@ def _operations(service: Service, registry: CollectorRegistry) -> list[Operation
     ]
     health = dict[Literal["status", "reranker", "profile"], str | None]
     operations += [
-        Operation(
-            path, partial(_health, service), Endpoint.HEALTH, summary, health, without_token=True
-        )
+        Operation(path, partial(_health, service), Endpoint.HEALTH, summary, health)
         for path, summary in _HEALTH_PATHS.items()
     ]
     if service.scorer is not None:
@@ -117,7 +112,7 @@ def _operations(service: Service, registry: CollectorRegistry) -> list[Operation
             for path in paths
         ]
         operations += [
-            Operation(path, _always(content), Endpoint.OTHER, summary, _OBJECT)
+            Operation(path, partial(_tell, content), Endpoint.OTHER, summary, _OBJECT)
             for path, (summary, content) in rerank.clients_documents(service.settings).items()
         ]
     if service.guard.retriever is None:
@@ -148,7 +143,7 @@ def _console(service: Service) -> list[BaseRoute]:
     return [Mount("/console", routes=routes)]
 
 
-async def _health(service: Service, _: Request) -> HttpAnswer:
+async def _health(service: Service, _: Request) -> Response:
     """Answer that the process serves, and whether with its reranker and by its profile."""
     is_open = None if service.scorer is None else service.scorer.is_open
     profile = _profile_in_words(service.guard)
@@ -176,18 +171,6 @@ def _metrics(registry: CollectorRegistry, _: Request) -> Response:
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
-def _always(content: object) -> Callable[[Request], Awaitable[HttpAnswer]]:
-    """Make an endpoint that always gives the same answer."""
-
-    async def tell(_: Request) -> HttpAnswer:
-        return answer(content)
-
-    return tell
-
-
-async def _http_problem(request: Request, error: Exception) -> Any:
-    """Answer the framework's own refusals, as of an unknown path, with problem documents."""
-    assert isinstance(error, HTTPException)  # noqa: S101 - it handles no other
-    problem = of_status(error.status_code)
-    problem.headers = error.headers
-    return problem.answer(request.scope["state"]["request_id"])
+async def _tell(content: object, _: Request) -> Response:
+    """Give the same answer to everybody."""
+    return answer(content)

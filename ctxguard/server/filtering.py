@@ -1,6 +1,6 @@
 """``POST /v1/filter``: the decision on candidates that the caller has, with every reason."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, NotRequired
 
 import numpy as np
@@ -158,8 +158,7 @@ def ranking_of(given: FilterRequest, kind: ScoreKind) -> Ranking:
     titles = [one.get("title", "") for one in candidates]
     metadata = [one.get("metadata") for one in candidates]
     ranks = [one.get("rank") for one in candidates]
-    scores, signals = _Columns(candidates, "legs"), _Columns(candidates, "signals")
-    kinds = given.get("leg_kinds", {})
+    scores, kinds = _columns(candidates, "legs"), given.get("leg_kinds", {})
     missing = sorted(scores.keys() - kinds.keys())
     if missing:
         raise invalid(f"leg_kinds does not say what {missing[0]!r} means")
@@ -169,47 +168,31 @@ def ranking_of(given: FilterRequest, kind: ScoreKind) -> Ranking:
         ScoreKind(given.get("score_kind") or kind),
         CheckedPassages((ids, texts, titles, metadata)),
         ranks=None if ranks.count(None) == len(ranks) else ranks,
-        legs={name: Leg(scores[name], ScoreKind(kinds[name])) for name in scores},
-        signals=signals,
+        legs={name: Leg(column, ScoreKind(kinds[name])) for name, column in scores.items()},
+        signals=_columns(candidates, "signals"),
         copies=copies_of(texts),
     )
 
 
-class _Columns(Mapping[str, FloatArray]):
-    """The named numbers of all candidates, shape (n,) each, NaN where one has none.
-
-    A column is made when it is first read: on the request path those that the profile names, for
-    a sample all of them.
+def _columns(candidates: Sequence[Any], field: str) -> dict[str, FloatArray]:
+    """Make the columns of named numbers by name, shape (n,) each, NaN where a candidate has none.
 
     Raises:
         Problem: there are more than `MOST_NAMES`.
     """
-
-    def __init__(self, candidates: Sequence[Any], field: str) -> None:
-        rows = [one.get(field) for one in candidates]
-        self._rows: list[dict[str, float | None]] = [row or {} for row in rows] if any(rows) else []
-        names: set[str] = set()
-        for row in self._rows:
-            names.update(row)
-            if len(names) > MOST_NAMES:
-                raise invalid(
-                    f"the candidates have more than {MOST_NAMES} names of {field}: send those that "
-                    "the profile names"
-                )
-        self._columns: dict[str, FloatArray | None] = dict.fromkeys(sorted(names))
-
-    def __getitem__(self, name: str) -> FloatArray:
-        column = self._columns[name]
-        if column is None:
-            numbers = [row.get(name) for row in self._rows]
-            column = self._columns[name] = np.array(numbers, dtype=np.float64)  # None becomes NaN
-        return column
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
-
-    def __len__(self) -> int:
-        return len(self._columns)
+    columns: dict[str, FloatArray] = {}
+    for at, one in enumerate(candidates):
+        for name, value in (one.get(field) or {}).items():
+            if name not in columns:
+                columns[name] = np.full(len(candidates), np.nan)
+            if value is not None:
+                columns[name][at] = value
+        if len(columns) > MOST_NAMES:
+            raise invalid(
+                f"the candidates have more than {MOST_NAMES} names of {field}: send those that the "
+                "profile names"
+            )
+    return dict(sorted(columns.items()))
 
 
 def decision_of(context: Context) -> dict[str, object]:

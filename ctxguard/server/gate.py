@@ -5,17 +5,18 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from time import perf_counter
+from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ctxguard._support.error_text import describe_error
 from ctxguard.errors import QueryError, StageError
-from ctxguard.server.limits import EndpointRule, Head, rules_of
-from ctxguard.server.metrics import ENDPOINTS, Endpoint, HttpMetrics, Outcome, endpoint_of
-from ctxguard.server.problems import HttpAnswer, Problem, ProblemKind, problem_of
-from ctxguard.server.settings import ServiceSettings
-from ctxguard.server.wire import Operation
+from ctxguard.server.limits import EndpointRule, Head
+from ctxguard.server.metrics import Endpoint, HttpMetrics, Outcome
+from ctxguard.server.problems import Problem, ProblemKind, problem_of
 
 _log = logging.getLogger(__name__)
 
@@ -41,33 +42,31 @@ class Gate:
     with a document, and counts how it ended. Sets ``request_id`` and ``body`` in the scope's state.
 
     Args:
-        app: Answers what has no direct answer.
-        direct: Answers what is posted to a path, by path: a framework's routing
-            takes longer than many a decision.
-        settings: Tokens and limits.
+        app: Answers what passes.
+        endpoints: The endpoint of each path that has one.
+        rules: What a request to an endpoint needs, and how much it may be.
+        receive_seconds: The longest that a body may take.
         metrics: Where requests are counted.
     """
 
     def __init__(
         self,
         app: ASGIApp,
-        direct: Mapping[str, Operation],
-        settings: ServiceSettings,
+        endpoints: Mapping[str, Endpoint],
+        rules: Mapping[Endpoint, EndpointRule],
+        receive_seconds: float,
         metrics: HttpMetrics,
     ) -> None:
         self.app = app
-        self._direct = direct
-        self._rules = rules_of(settings)
-        self._receive_seconds = settings.receive_seconds
-        self._metrics = metrics
+        self._endpoints, self._rules = endpoints, rules
+        self._receive_seconds, self._metrics = receive_seconds, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, and account for how it ended."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, path = perf_counter(), scope["path"]
-        endpoint = ENDPOINTS.get(path) or endpoint_of(path)
+        start, endpoint = perf_counter(), self._endpoint_of(scope["path"])
         self._metrics.received(endpoint)
         given = dict(scope["headers"])
         label, request_id = given.get(b"x-request-id"), os.urandom(8).hex()
@@ -92,18 +91,9 @@ class Gate:
             state["body"] = await self._received(rule, given, receive)
             n_bytes = state["body_bytes"] = len(state["body"])
             try:
-                operation = self._direct.get(path)
-                if operation and scope["method"] == "POST" and not scope.get("root_path"):
-                    answer = await operation.answered(scope)
-                    status, headers = answer.status, [*answer.headers, named]
-                    await send(
-                        {"type": "http.response.start", "status": status, "headers": headers}
-                    )
-                    await send({"type": "http.response.body", "body": answer.body})
-                else:
-                    # Without it Starlette's router answers by itself what it does not know.
-                    scope["app"] = self.app
-                    await self.app(scope, _replaying(state.pop("body"), receive), send_named)
+                # Without it Starlette's router answers by itself what it does not know.
+                scope["app"] = self.app
+                await self.app(scope, _replaying(state, receive), send_named)
             finally:
                 rule.budget.in_flight -= 1
                 rule.budget.buffered -= n_bytes
@@ -125,11 +115,15 @@ class Gate:
             late = f"the body was not whole after {self._receive_seconds:g} s"
             raise Problem(ProblemKind.TOO_SLOW, late) from None
 
+    def _endpoint_of(self, path: str) -> Endpoint:
+        of_console = path == "/console" or path.startswith("/console/")
+        return self._endpoints.get(path, Endpoint.CONSOLE if of_console else Endpoint.OTHER)
+
     def _refusal(
         self, error: Exception, endpoint: Endpoint, request_id: str
-    ) -> tuple[Outcome, HttpAnswer]:
+    ) -> tuple[Outcome, Response]:
         """Tell how a request ends that raised an error, and make its answer."""
-        if not isinstance(error, (Problem, StageError, QueryError)):
+        if not isinstance(error, (Problem, StageError, QueryError, HTTPException)):
             _log.error("request %s failed: %s", request_id, describe_error(error))
         problem = problem_of(error)
         is_shed = problem.kind is ProblemKind.OVERLOADED
@@ -138,13 +132,12 @@ class Gate:
         return outcome, problem.answer(request_id, retry_after=retry_after)
 
 
-def _replaying(body: bytes, receive: Receive) -> Receive:
-    """Hand on a body that was read already, then what comes after it."""
-    unread = [body]
+def _replaying(state: dict[str, Any], receive: Receive) -> Receive:
+    """Hand on the body that was read already, unless it was taken, then what comes after it."""
 
     async def replay() -> Message:
-        if unread:
-            return {"type": "http.request", "body": unread.pop(), "more_body": False}
+        if "body" in state:
+            return {"type": "http.request", "body": state.pop("body"), "more_body": False}
         return await receive()
 
     return replay

@@ -12,8 +12,6 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.multiprocess import mark_process_dead
 
-from ctxguard.retrieval.rerank_forms import PATHS
-
 _BUCKETS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -27,31 +25,6 @@ class Endpoint(StrEnum):
     METRICS = "metrics"
     HEALTH = "health"
     OTHER = "other"
-
-
-ENDPOINTS = {
-    **dict.fromkeys(PATHS, Endpoint.RERANK),
-    "/v1/filter": Endpoint.FILTER,
-    "/v1/context": Endpoint.CONTEXT,
-    "/metrics": Endpoint.METRICS,
-    "/healthz": Endpoint.HEALTH,
-    "/readyz": Endpoint.HEALTH,
-    "/health": Endpoint.HEALTH,
-    "/console": Endpoint.CONSOLE,
-}
-"""Of each path that has no part of its own."""
-
-
-def endpoint_of(path: str) -> Endpoint:
-    """Find the endpoint of a path, as a metric label.
-
-    >>> endpoint_of("/v2/rerank").value, endpoint_of("/favicon.ico").value
-    ('rerank', 'other')
-    """
-    known = ENDPOINTS.get(path)
-    if known is not None:
-        return known
-    return Endpoint.CONSOLE if path.startswith("/console/") else Endpoint.OTHER
 
 
 class Outcome(StrEnum):

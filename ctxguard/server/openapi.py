@@ -6,6 +6,8 @@ from typing import Any
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
+from ctxguard.server.limits import EndpointRule
+from ctxguard.server.metrics import Endpoint
 from ctxguard.server.problems import MEDIA_TYPE, ProblemKind
 from ctxguard.server.wire import Operation
 
@@ -42,13 +44,15 @@ class ProblemDocument(TypedDict, total=False):
     errors: list[FieldFault]
 
 
-def openapi(operations: Sequence[Operation], version: str, *, needs_token: bool) -> dict[str, Any]:
+def openapi(
+    operations: Sequence[Operation], version: str, rules: Mapping[Endpoint, EndpointRule]
+) -> dict[str, Any]:
     """Write the OpenAPI 3.1 document of these operations.
 
     Args:
         operations: All that the service answers.
         version: The package's version.
-        needs_token: Whether a token is needed for all but some of them.
+        rules: What a request to each endpoint needs.
     """
     adapters: dict[int, TypeAdapter[Any]] = {0: TypeAdapter(ProblemDocument)}
     for each in operations:
@@ -64,7 +68,7 @@ def openapi(operations: Sequence[Operation], version: str, *, needs_token: bool)
     paths: dict[str, dict[str, Any]] = {}
     for each in operations:
         paths.setdefault(each.path, {})[each.method.lower()] = _described(
-            each, schema_of, needs_token=needs_token and not each.without_token
+            each, schema_of, needs_token=rules[each.what].token is not None
         )
     return {
         "openapi": "3.1.0",
@@ -104,7 +108,7 @@ def _described(
                     "description": " or ".join(
                         kind.title.lower() for kind in kinds if kind.status == status
                     ),
-                    "content": {MEDIA_TYPE.decode(): {"schema": schema_of[0]}},
+                    "content": {MEDIA_TYPE: {"schema": schema_of[0]}},
                 }
                 for status in sorted({kind.status for kind in kinds})
             },

@@ -4,14 +4,13 @@ A problem never quotes a query or a document: error pages end in logs.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
-from http import HTTPStatus
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import to_json
-from starlette.types import Receive, Scope, Send
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
 from ctxguard._support.error_text import reason_of
 from ctxguard.errors import (
@@ -22,7 +21,7 @@ from ctxguard.errors import (
     StageError,
 )
 
-MEDIA_TYPE = b"application/problem+json"
+MEDIA_TYPE = "application/problem+json"
 TYPES = "urn:ctxguard:problem:"
 """A problem's ``type`` is this and the kind's name; docs/serve.md explains each."""
 
@@ -30,32 +29,12 @@ _MOST_ERRORS = 10
 """Faults that one problem lists: 10,000 documents of a wrong type are one mistake."""
 
 
-@dataclass(slots=True)
-class HttpAnswer:
-    """The answer to a request, as an ASGI application.
-
-    Attributes:
-        body: The whole body.
-        headers: All of them.
-        status: Status of HTTP.
-    """
-
-    body: bytes
-    headers: list[tuple[bytes, bytes]]
-    status: int
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """Send it."""
-        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
-        await send({"type": "http.response.body", "body": self.body})
-
-
 def answer(
     content: Any,
     headers: Mapping[str, str] | None = None,
     status: int = 200,
-    media_type: bytes = b"application/json",
-) -> HttpAnswer:
+    media_type: str = "application/json",
+) -> Response:
     """Write an answer in JSON; a number that JSON cannot carry is null.
 
     Args:
@@ -64,11 +43,7 @@ def answer(
         status: Status of HTTP.
         media_type: Type of the body.
     """
-    body = to_json(content, inf_nan_mode="null")
-    own = [(b"content-length", b"%d" % len(body)), (b"content-type", media_type)]
-    for name, text in headers.items() if headers else ():
-        own.append((name.encode("latin-1"), text.encode("latin-1")))
-    return HttpAnswer(body, own, status)
+    return Response(to_json(content, inf_nan_mode="null"), status, headers, media_type)
 
 
 class ProblemKind(Enum):
@@ -122,7 +97,7 @@ class Problem(Exception):  # noqa: N818 - RFC 9457 calls it a problem
         self.errors = errors
         self.headers = headers
 
-    def answer(self, request_id: str | None = None, *, retry_after: bool = False) -> HttpAnswer:
+    def answer(self, request_id: str | None = None, *, retry_after: bool = False) -> Response:
         """Write the problem document.
 
         Args:
@@ -174,23 +149,22 @@ def problem_of(error: Exception) -> Problem:
     else, before it asks the guard. Other errors, such as of a damaged index, are the service's
     own, and their text holds paths.
     """
+    kind, detail = ProblemKind.INTERNAL, "the log of the service has the request id"
     match error:
         case Problem():
             return error
+        case HTTPException():  # the framework's own, as of an unknown path
+            kinds = {kind.status: kind for kind in reversed(ProblemKind)}
+            kind = kinds.get(error.status_code, ProblemKind.INVALID_REQUEST)
+            return Problem(kind, error.detail, headers=error.headers)
         case QueryError():
-            return invalid(str(error))
+            kind, detail = ProblemKind.INVALID_REQUEST, str(error)
         case FilterViolationError():
-            return Problem(ProblemKind.FILTER_VIOLATED, "nothing was served")
+            kind, detail = ProblemKind.FILTER_VIOLATED, "nothing was served"
         case OverloadedError():
-            return Problem(ProblemKind.OVERLOADED, str(error))
+            kind, detail = ProblemKind.OVERLOADED, str(error)
         case StageError():
-            return Problem(ProblemKind.UNAVAILABLE, f"{error.stage} did not answer")
-    kind = ProblemKind.UNAVAILABLE if isinstance(error, CtxguardError) else ProblemKind.INTERNAL
-    return Problem(kind, "the log of the service has the request id")
-
-
-def of_status(status: int) -> Problem:
-    """Make the problem of a status that the framework answers with by itself."""
-    kinds = {kind.status: kind for kind in reversed(ProblemKind)}
-    kind = kinds.get(status, ProblemKind.INVALID_REQUEST)
-    return Problem(kind, HTTPStatus(status).phrase)
+            kind, detail = ProblemKind.UNAVAILABLE, f"{error.stage} did not answer"
+        case CtxguardError():
+            kind = ProblemKind.UNAVAILABLE
+    return Problem(kind, detail)

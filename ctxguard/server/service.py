@@ -153,10 +153,12 @@ def _scorer(settings: ServiceSettings) -> Scorer | None:
 def _retriever(settings: ServiceSettings) -> Any:
     if not settings.searches:
         return None
+    from ctxguard.integrations.engines.retriever import EngineRetriever
+
     retriever: Any = (
         settings.open_index(Deadlines(total_seconds=settings.deadline_seconds))
         if settings.engine is None
-        else settings.open_engine(settings.engine)
+        else EngineRetriever.open(settings.engine)
     )
     retriever.warm_up()
     return retriever

@@ -16,7 +16,6 @@ from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval.rerank_forms import FORMS, Protocol
 
 if TYPE_CHECKING:
-    from ctxguard.integrations.engines.retriever import EngineRetriever
     from ctxguard.request.assess import AssessorStage
     from ctxguard.resilience import Deadlines
     from ctxguard.retrieval import HybridRetriever
@@ -185,17 +184,6 @@ class ServedSystem(IndexSystem):
         "TABLE",
         factory=dict,
     )
-
-    def open_engine(self, url: str) -> "EngineRetriever":
-        """Open an index in an engine.
-
-        Raises:
-            ConfigurationError: the URL is wrong, or there is no such index.
-            StageUnavailableError: the engine cannot be reached.
-        """
-        from ctxguard.integrations.engines.retriever import EngineRetriever
-
-        return EngineRetriever.open(url)
 
     def upstream(
         self, url: str, key: str | None, seconds: float, model: str | None

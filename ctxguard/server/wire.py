@@ -16,7 +16,7 @@ from ctxguard.core.types import StageFailure
 from ctxguard.resilience.pool import DaemonPool
 from ctxguard.server.limits import MOST_BODY_VALUES
 from ctxguard.server.metrics import Endpoint
-from ctxguard.server.problems import HttpAnswer, ProblemKind, answer, invalid, invalid_body
+from ctxguard.server.problems import ProblemKind, answer, invalid, invalid_body
 
 _T = TypeVar("_T")
 
@@ -124,7 +124,6 @@ class Operation:
         answers: The type of the answer; None for text.
         asks: The body; None without one, and its method is then ``GET`` instead of ``POST``.
         problems: Its own problems, beside those of any operation.
-        without_token: Whether it needs no token.
     """
 
     path: str
@@ -134,14 +133,13 @@ class Operation:
     answers: Any
     asks: Body | None = None
     problems: tuple[ProblemKind, ...] = ()
-    without_token: bool = False
 
     @property
     def method(self) -> str:
         """``POST`` for those with a body."""
         return "GET" if self.asks is None else "POST"
 
-    async def answered(self, scope: Scope) -> HttpAnswer:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request whose body is in the scope's state, and take it from there.
 
         Raises:
@@ -152,12 +150,8 @@ class Operation:
         given = await off_the_loop(scope, self.asks.read, state.pop("body"))
         failure: StageFailure | None
         content, failure = await self.endpoint(given, scope)
-        if failure is None:
-            return answer(content)
-        state["degraded"] = True
-        return answer(content, {"x-ctxguard-degraded": failure.kind.value})
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request that Starlette's router hands on."""
-        answered = await self.answered(scope)
-        await answered(scope, receive, send)
+        headers = None
+        if failure is not None:
+            state["degraded"] = True
+            headers = {"x-ctxguard-degraded": failure.kind.value}
+        await answer(content, headers)(scope, receive, send)

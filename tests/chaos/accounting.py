@@ -1,13 +1,13 @@
 """What callers saw beside what was counted: the invariants of DESIGN.md §7, to the last request.
 
-Callers keep their own callers. Nothing here is worked out from the other side's figures, but for
+Callers keep their own counts. Nothing here is worked out from the other side's figures, but for
 ``pending``, which is what is left.
 """
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
@@ -15,97 +15,67 @@ from ctxguard.core.context import Context
 from ctxguard.errors import CtxguardError, OverloadedError
 from ctxguard.monitor.store import Accounts
 
-_ENDED = ("ok", "degraded", "failed", "shed")
+ENDS = ("ok", "degraded", "failed", "shed")
 """How a request may end."""
+
+_METRICS = {
+    "ctxguard_received_requests_total": "received",
+    "ctxguard_failed_requests_total": "failed",
+    "ctxguard_shed_requests_total": "shed",
+    "ctxguard_kept_candidates_total": "kept",
+    "ctxguard_dropped_candidates_total": "dropped",
+}
 
 
 class CallerCounts:
-    """The requests of one process, counted by its callers. Safe to use from many threads."""
+    """The requests of one process, counted by its callers. Safe to use from many threads.
+
+    Attributes:
+        counts: Requests by how they ended, ``candidates``, ``kept``, and errors that are no
+            ``CtxguardError`` (``untyped``).
+        errors: Errors by type.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.asked = self.ok = self.degraded = self.failed = self.shed = 0
-        self.candidates = self.kept = 0
-        self.errors: Counter[str] = Counter()
-        self.untyped = 0
+        self.counts, self.errors = Counter[str](), Counter[str]()
         self.slowest_seconds = 0.0
 
     def answered(self, context: Context, seconds: float) -> None:
         """Count a context."""
         ranking = context.decision.ranking
-        with self._lock:
-            self.asked += 1
-            if ranking.failures:
-                self.degraded += 1
-            else:
-                self.ok += 1
-            self.candidates += len(ranking)
-            self.kept += len(context.kept_ids)
-            self.slowest_seconds = max(self.slowest_seconds, seconds)
+        end = "degraded" if ranking.failures else "ok"
+        found = {end: 1, "candidates": len(ranking), "kept": len(context.kept_ids)}
+        self._count(found, seconds)
 
     def raised(self, error: BaseException, seconds: float) -> None:
         """Count an error."""
+        end = "shed" if isinstance(error, OverloadedError) else "failed"
+        self._count({end: 1, "untyped": not isinstance(error, CtxguardError)}, seconds)
+        self.errors[type(error).__name__] += 1
+
+    def _count(self, found: dict[str, int], seconds: float) -> None:
         with self._lock:
-            self.asked += 1
-            if isinstance(error, OverloadedError):
-                self.shed += 1
-            else:
-                self.failed += 1
-            self.untyped += not isinstance(error, CtxguardError)
-            self.errors[type(error).__name__] += 1
+            self.counts.update(found)
             self.slowest_seconds = max(self.slowest_seconds, seconds)
 
     @property
     def answers(self) -> int:
         """How many requests got a context."""
-        return self.ok + self.degraded
+        return self.counts["ok"] + self.counts["degraded"]
 
 
-@dataclass(frozen=True)
-class MetricCounts:
-    """The requests of one process, counted by its metrics."""
-
-    received: int = 0
-    ok: int = 0
-    degraded: int = 0
-    failed: int = 0
-    shed: int = 0
-    kept: int = 0
-    dropped: Mapping[str, int] = field(default_factory=dict)
-
-    def less(self, before: "MetricCounts") -> "MetricCounts":
-        """What was counted since ``before``: a forked child inherits its parent's counts."""
-        numbers = {
-            name: getattr(self, name) - getattr(before, name)
-            for name in (*_ENDED, "received", "kept")
-        }
-        dropped = {why: n - before.dropped.get(why, 0) for why, n in self.dropped.items()}
-        return MetricCounts(**numbers, dropped={why: n for why, n in dropped.items() if n})
-
-
-def read_metrics(registry: CollectorRegistry) -> MetricCounts:
-    """Read the counts from a registry."""
+def read_metrics(registry: CollectorRegistry) -> Counter[str]:
+    """Read the requests received and by their ends, and the candidates kept and dropped."""
     found: Counter[str] = Counter()
-    dropped: Counter[str] = Counter()
     for metric in registry.collect():
         for sample in metric.samples:
-            if not sample.value:
-                continue
-            n = int(sample.value)
-            match sample.name:
-                case "ctxguard_received_requests_total":
-                    found["received"] += n
-                case "ctxguard_requests_total":
-                    found[sample.labels["outcome"]] += n
-                case "ctxguard_failed_requests_total":
-                    found["failed"] += n
-                case "ctxguard_shed_requests_total":
-                    found["shed"] += n
-                case "ctxguard_kept_candidates_total":
-                    found["kept"] += n
-                case "ctxguard_dropped_candidates_total":
-                    dropped[sample.labels["reason"]] += n
-    return MetricCounts(**found, dropped=dict(dropped))
+            name = _METRICS.get(sample.name)
+            if sample.name == "ctxguard_requests_total":
+                name = sample.labels["outcome"]
+            if name is not None:
+                found[name] += int(sample.value)
+    return found
 
 
 @dataclass(frozen=True)
@@ -115,25 +85,22 @@ class ProcessAccounts:
     Attributes:
         metrics: The counts of its metrics.
         candidates: How many candidates the callers saw.
-        samples: The counts of its sampler and writer; None where nothing is sampled.
+        samples: The counts of its sampler and writer.
         stored_rows: How many of its samples the store holds.
-        under_way: How many requests were under way when the process was killed.
         wrong: Each figure that does not agree with another, in words; empty if all do.
     """
 
-    metrics: MetricCounts
+    metrics: Counter[str]
     candidates: int
-    samples: Accounts | None
+    samples: Accounts
     stored_rows: int
-    under_way: int = 0
     wrong: tuple[str, ...] = ()
-    worker_id: str = ""
 
 
 def compare(
     callers: CallerCounts,
-    metrics: MetricCounts,
-    samples: Accounts | None,
+    metrics: Counter[str],
+    samples: Accounts,
     stored_rows: int,
     *,
     waiting: int = 0,
@@ -143,60 +110,47 @@ def compare(
     Args:
         callers: The counts of its callers.
         metrics: The counts of its metrics.
-        samples: The counts of its sampler and writer; None where nothing is sampled.
+        samples: The counts of its sampler and writer.
         stored_rows: How many of its samples the store holds.
         waiting: How many samples are still in its queue.
     """
+    seen = callers.counts
     pairs = [
-        ("requests received", metrics.received, callers.asked),
-        *[(f"requests {end}", getattr(metrics, end), getattr(callers, end)) for end in _ENDED],
-        ("requests that ended", sum(getattr(metrics, end) for end in _ENDED), metrics.received),
-        ("candidates kept", metrics.kept, callers.kept),
-        (
-            "candidates kept and dropped",
-            metrics.kept + sum(metrics.dropped.values()),
-            callers.candidates,
-        ),
-        ("errors that are not the package's", 0, callers.untyped),
+        ("requests received", metrics["received"], sum(seen[end] for end in ENDS)),
+        *[(f"requests {end}", metrics[end], seen[end]) for end in ENDS],
+        ("candidates kept", metrics["kept"], seen["kept"]),
+        ("candidates", metrics["kept"] + metrics["dropped"], seen["candidates"]),
+        ("errors that are not the package's", 0, seen["untyped"]),
+        ("samples", samples.sampled, callers.answers),
+        ("samples stored", samples.stored, stored_rows),
+        ("samples pending", samples.pending, waiting),
+        ("samples unaccounted for", samples.unaccounted, 0),
     ]
-    if samples is not None:
-        pairs += [
-            ("samples", samples.sampled, callers.answers),
-            ("samples stored", samples.stored, stored_rows),
-            ("samples pending", samples.pending, waiting),
-            ("samples unaccounted for", samples.unaccounted, 0),
-        ]
     wrong = [f"{what}: {found}, not {due}" for what, found, due in pairs if found != due]
-    return ProcessAccounts(
-        metrics=metrics,
-        candidates=callers.candidates,
-        samples=samples,
-        stored_rows=stored_rows,
-        wrong=tuple(wrong),
-    )
+    return ProcessAccounts(metrics, seen["candidates"], samples, stored_rows, tuple(wrong))
 
 
 def in_sums(processes: Iterable[ProcessAccounts]) -> str:
     """The requests, candidates and samples of all processes, each as one sum."""
-    metrics, samples, lost = Counter[str](), Counter[str](), Counter[str]()
+    counts: Counter[str] = Counter()
     for one in processes:
-        metrics.update({name: getattr(one.metrics, name) for name in (*_ENDED, "received", "kept")})
-        metrics.update({"under way": one.under_way, "seen": one.candidates})
-        metrics["dropped"] += sum(one.metrics.dropped.values())
-        if (found := one.samples) is not None:
-            lost.update({why.value: n for why, n in found.lost.items() if n})
-            names = ("sampled", "stored", "pending", "unaccounted")
-            samples.update({name: getattr(found, name) for name in names})
-    samples[f"lost ({', '.join(sorted(lost))})"] = sum(lost.values())
+        counts.update(one.metrics)
+        counts["seen"] += one.candidates
+        counts.update(
+            {each: getattr(one.samples, each) for each in ("sampled", "stored", "pending")}
+        )
+        counts.update(
+            {"lost": sum(one.samples.lost.values()), "unaccounted": one.samples.unaccounted}
+        )
 
-    def in_words(what: str, counts: Counter[str], whole: str, parts: Iterable[str]) -> str:
+    def in_words(what: str, whole: str, *parts: str) -> str:
         each = [f"{counts[part]:,} {part}" for part in parts if counts[part]]
         return f"{counts[whole]:,} {what} = {' + '.join(each) or '0'}"
 
     return "; ".join(
         [
-            in_words("requests", metrics, "received", (*_ENDED, "under way")),
-            in_words("candidates", metrics, "seen", ("kept", "dropped")),
-            in_words("samples", samples, "sampled", [one for one in samples if one != "sampled"]),
+            in_words("requests", "received", *ENDS),
+            in_words("candidates", "seen", "kept", "dropped"),
+            in_words("samples", "sampled", "stored", "lost", "pending", "unaccounted"),
         ]
     )

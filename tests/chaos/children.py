@@ -37,7 +37,7 @@ def fork_child(serving: ServingProcess, work: Callable[[], object]) -> Child:
         samples = serving.writer.accounts()
         accounts = compare(
             serving.callers,
-            read_metrics(serving.registry).less(before),
+            read_metrics(serving.registry) - before,
             samples,
             samples.stored,
             waiting=samples.pending,

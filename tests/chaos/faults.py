@@ -9,7 +9,6 @@ import process_faults as processes
 import reload_faults as reloading
 import reranker_faults as rerankers
 import sample_faults as samples
-from kill_faults import writer_killed
 from serving import Result, Size
 
 _WITHOUT_DENSE = "the lexical route by its own policy, flagged; hybrid again when it is back"
@@ -45,7 +44,6 @@ FAULTS: dict[str, tuple[str, Callable[[Path, Size], Result]]] = {
         "samples wait, are stored once it is free, or lost as store_failed at the end",
         samples.store_locked,
     ),
-    "writer killed": ("what was in hand and is not stored is unaccounted for", writer_killed),
     "writers of a fleet killed": (
         "sampled = stored + lost + pending while they live; then what they held is unaccounted for",
         fleet.writers_killed,

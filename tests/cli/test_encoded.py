@@ -46,22 +46,18 @@ def test_the_next_run_goes_on_where_one_was_interrupted(tmp_path: Path) -> None:
     np.testing.assert_array_equal(vectors, WordHashEmbedder().encode_passages(TEXTS))
 
 
-def test_a_record_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
-    file = tmp_path / "i.vectors"
-    KeptVectors(WordHashEmbedder(), file).encode_passages(TEXTS)
-    file.write_bytes(file.read_bytes()[:-5])
-    embedder = Interrupted()
-    vectors = KeptVectors(embedder, file).encode_passages(TEXTS)
-    assert embedder.n == 1
-    np.testing.assert_array_equal(vectors, WordHashEmbedder().encode_passages(TEXTS))
-
-
-def test_another_models_file_is_begun_anew(tmp_path: Path) -> None:
+def test_another_models_vectors_are_not_taken_and_another_file_is_begun_anew(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "i.vectors"
     file.write_bytes(b'["another", 3]\n' + bytes(1_000))
-    kept = KeptVectors(WordHashEmbedder(), file)
-    assert kept.is_empty
-    kept.encode_passages(TEXTS)
-    assert not kept.is_empty
-    kept.discard()
-    assert not file.exists()
+    KeptVectors(WordHashEmbedder(), file).close()
+    assert not file.exists(), "it held no vector"
+    for model in ("one", "another"):
+        embedder = Interrupted()
+        embedder.fingerprint = lambda name=model: name
+        kept = KeptVectors(embedder, file)
+        kept.encode_passages(TEXTS)
+        kept.close()
+        assert embedder.n == len(TEXTS)
+    assert file.exists()

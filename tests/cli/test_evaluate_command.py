@@ -90,19 +90,7 @@ def test_the_table_shows_seven_metrics_and_on_request_each(show: Show) -> None:
     assert len(printed.splitlines()) <= 40
 
 
-def test_queries_that_the_profile_was_calibrated_on_are_told(
-    evaluate: Evaluate, profile: Path, collection: Path
-) -> None:
-    by = ("--profile", profile)
-    seen, unseen = (
-        evaluate(*by, data=collection / f"qrels/{split}.tsv", evaluate=LEXICAL)["notes"]
-        for split in ("train", "test")
-    )
-    assert any("calibrated on these queries" in note for note in seen)
-    assert unseen == []
-
-
-def test_a_difference_on_queries_that_chose_the_policy_is_no_data(
+def test_queries_that_chose_the_policy_are_told_and_a_difference_on_them_is_no_data(
     evaluate: Evaluate, profile: Path, collection: Path
 ) -> None:
     outcomes = {}
@@ -115,32 +103,32 @@ def test_a_difference_on_queries_that_chose_the_policy_is_no_data(
             for row in rows
             if row["metric"] == "recall"
         }
-        assert any("no data for differences" in note for note in found["notes"]) == (
-            split == "train"
-        )
+        said = " ".join(found["notes"])
+        assert ("calibrated on these queries" in said) is (split == "train")
+        assert ("no data for differences" in said) is (split == "train")
+        assert (found["notes"] == []) is (split == "test")
     assert outcomes["train"] == {(True, "no data")}
     assert not any(is_absent for is_absent, _ in outcomes["test"])
 
 
-@pytest.mark.parametrize(("added", "notes"), [(1, []), (40, ["corpus: 53% has changed"])])
 def test_a_profile_holds_for_a_corpus_that_has_changed_a_little(
-    run: Run, evaluate: Evaluate, profile: Path, tmp_path: Path, *, added: int, notes: list[str]
+    run: Run, evaluate: Evaluate, profile: Path, tmp_path: Path
 ) -> None:
-    other = write_collection(tmp_path / "other")
-    with (other / "corpus.jsonl").open("a") as corpus:
-        for n in range(added):
-            corpus.write(json.dumps({"_id": f"more {n}", "text": "one more passage"}) + "\n")
-    run.ok("index", other, "--out", tmp_path / "i")
-    document = evaluate("--index", tmp_path / "i", "--profile", profile, data=other)
-    said = [note for note in document["notes"] if note.startswith("corpus")]
-    assert [note[: len(expected)] for note, expected in zip(said, notes, strict=True)] == notes
+    other, made = write_collection(tmp_path / "other"), ("--out", tmp_path / "i")
+    for more, update, notes in ((1, (), []), (39, ("--update",), ["corpus: 53% has changed"])):
+        with (other / "corpus.jsonl").open("a") as corpus:
+            for n in range(more):
+                corpus.write(json.dumps({"_id": f"{more} {n}", "text": "one more passage"}) + "\n")
+        run.ok("index", other, *made, *update)
+        document = evaluate("--index", tmp_path / "i", "--profile", profile, data=other)
+        said = [note for note in document["notes"] if note.startswith("corpus")]
+        assert [note[: len(expected)] for note, expected in zip(said, notes, strict=True)] == notes
 
 
 def test_a_profile_of_another_index_is_a_finding_that_says_what_differs(
-    run: Run, collection: Path, profile: Path, tmp_path: Path
+    run: Run, collection: Path, profile: Path, rank_bm25: Any
 ) -> None:
-    run("index", collection, "--out", tmp_path / "i", system={"lexical": "rank-bm25"})
-    arguments = ("--index", tmp_path / "i", "--data", collection, "--profile", profile)
+    arguments = ("--index", rank_bm25["index"], "--data", collection, "--profile", profile)
     result = run("evaluate", *arguments, "--json")
     assert result.exit_code == 1
     assert "lexical is 'rank-bm25" in result.stderr

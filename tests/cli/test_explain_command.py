@@ -16,17 +16,23 @@ from ctxguard.monitor.store import Limits, SampleStore
 REQUEST = "which-shelf-holds-tool-{}".format
 
 
-@pytest.fixture
-def traffic(run: Run, tmp_path: Path) -> Traffic:
-    """Judged requests; the policy keeps at most 5 and needs a score near the top.
+PROFILE = profile_of(RatioPolicy(k=5, min_ratio=0.85))
+"""Keeps at most 5, and needs a score near the top."""
 
-    The profile lies beside the store.
-    """
-    profile = profile_of(RatioPolicy(k=5, min_ratio=0.85))
-    profile.save(tmp_path / "profile.json")
-    made = serve(tmp_path, 4, profile=profile, relevant_ranks=[1], rates=EVERYTHING)
+
+@pytest.fixture(scope="module")
+def judged(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Traffic:
+    folder = tmp_path_factory.mktemp("judged")
+    made = serve(folder, 4, profile=PROFILE, relevant_ranks=[1], rates=EVERYTHING)
     assert judge(run, made).exit_code == 0
     return made
+
+
+@pytest.fixture
+def traffic(judged: Traffic, tmp_path: Path) -> Traffic:
+    """Judged requests; the profile lies beside the store."""
+    PROFILE.save(tmp_path / "profile.json")
+    return judged.copied(tmp_path)
 
 
 def explained(run: Run, traffic: Traffic, number: int, *options: object) -> list[dict[str, Any]]:
@@ -158,9 +164,8 @@ def test_what_the_judge_could_not_do_is_said(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_request_in_shadow_shows_what_would_be_dropped(run: Run, tmp_path: Path) -> None:
-    profile = profile_of(RatioPolicy(k=5, min_ratio=0.85))
-    profile.save(tmp_path / "profile.json")
-    made = serve(tmp_path, 1, profile=profile, mode=Mode.SHADOW, relevant_ranks=[1])
+    PROFILE.save(tmp_path / "profile.json")
+    made = serve(tmp_path, 1, profile=PROFILE, mode=Mode.SHADOW, relevant_ranks=[1])
     options = ("--profile", tmp_path / "profile.json")
     (found,) = explained(run, made, 0, *options)
     by_outcome = {
@@ -175,17 +180,14 @@ def test_a_request_in_shadow_shows_what_would_be_dropped(run: Run, tmp_path: Pat
     assert f"{n} served passages would be dropped" in " ".join(shown.split())
 
 
-@pytest.mark.parametrize("columns", ["80", "50"])
 @pytest.mark.parametrize("mode", [Mode.ENFORCE, Mode.SHADOW])
-def test_a_request_is_explained_in_at_most_40_lines(
-    run: Run, tmp_path: Path, mode: Mode, columns: str
-) -> None:
-    profile = profile_of(RatioPolicy(k=5, min_ratio=0.85))
-    profile.save(tmp_path / "profile.json")
-    made = serve(tmp_path, 1, profile=profile, mode=mode, ids=("a/long/path/" * 9 + "{}-{}").format)
+def test_a_request_is_explained_in_at_most_40_lines(run: Run, tmp_path: Path, mode: Mode) -> None:
+    PROFILE.save(tmp_path / "profile.json")
+    made = serve(tmp_path, 1, profile=PROFILE, mode=mode, ids=("a/long/path/" * 9 + "{}-{}").format)
     options = ("--profile", tmp_path / "profile.json")
     command = ("explain", REQUEST(0), "--store", made.url, *options)
-    shown = run.ok(*command, columns=columns).stdout
-    assert len(shown.splitlines()) <= 40
-    assert "--all" in shown
-    assert len(run.ok(*command, "--all", columns=columns).stdout.splitlines()) > 40
+    for columns in ("80", "50"):
+        shown = run.ok(*command, columns=columns).stdout
+        assert len(shown.splitlines()) <= 40
+        assert "--all" in shown
+        assert len(run.ok(*command, "--all", columns=columns).stdout.splitlines()) > 40

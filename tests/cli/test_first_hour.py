@@ -1,8 +1,6 @@
 """The first hour of a person: from documents, or a reranker, to a context that is filtered."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -12,12 +10,18 @@ import pytest
 from household import write_jsonl
 from running import Run
 
+from ctxguard.profile.schema import Profile
 from tests.documents import WRITERS
+from tests.monitor.chat_endpoint import ChatEndpoint
 from tests.rerank_endpoint import RerankEndpoint
 
 pytest.importorskip("httpx2")
 pytest.importorskip("uvicorn")
-import httpx2
+from prometheus_client import CollectorRegistry
+from starlette.testclient import TestClient
+
+from ctxguard.server.app import create_app
+from ctxguard.server.settings import ServiceSettings
 
 THINGS = (
     *("kettle", "violin", "tractor", "lantern", "compass", "telescope", "blanket", "ladder"),
@@ -64,18 +68,15 @@ def write_documents(folder: Path, documents: int, labelled: int) -> None:
 
 
 @contextmanager
-def serving(*options: str) -> Iterator[httpx2.Client]:
-    """A client of ``ctxguard serve``, which runs in a process of its own."""
-    command = [sys.executable, "-m", "ctxguard", "serve", "--port", "0", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout
-            found = re.search(r"http://\S+:\d+", process.stdout.readline())
-            assert found
-            with httpx2.Client(base_url=found[0], timeout=60, trust_env=False) as client:
-                yield client
-        finally:
-            process.terminate()
+def serving(run: Run, *options: str) -> Iterator[TestClient]:
+    """A client of what ``ctxguard serve`` serves, in this process."""
+    served: list[ServiceSettings] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ctxguard.server.run.serve", lambda settings, _: served.append(settings))
+        run.ok("serve", *options)
+    app = create_app(served[0], registry=CollectorRegistry())
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        yield client
 
 
 @pytest.mark.model
@@ -94,7 +95,7 @@ def test_documents_of_every_kind_are_guarded_after_three_commands(
     assert "enforce" in calibrated.stdout
     # It shows documents of the folder.
     assert re.search(r"\w+-\w+\.\w+", Path("report.html").read_text(encoding="utf-8"))
-    with serving("--index", "index", "--profile", "profile.json") as service:
+    with serving(run, "--index", "index", "--profile", "profile.json") as service:
         asked = {"query": "How is a broken copper violin mended?"}
         answer = service.post("/v1/context", json=asked).raise_for_status().json()
     kept = [each["passage_id"] for each in answer["verdicts"] if each["kept"]]
@@ -103,12 +104,11 @@ def test_documents_of_every_kind_are_guarded_after_three_commands(
     assert answer["flags"] == []
 
 
-def test_a_reranker_behind_a_url_filters_after_two_commands(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From one file of candidates with labels, and one that describes the system."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+PAGE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text(encoding="utf-8")
+
+
+def write_candidates(folder: Path) -> list[dict[str, Any]]:
+    """Writes lists of near things with labels, under both names that the page's file gives."""
     rows: list[dict[str, Any]] = []
     for number, thing in enumerate(THINGS):
         near = [THINGS[(number + step) % len(THINGS)] for step in range(8)]
@@ -126,26 +126,37 @@ def test_a_reranker_behind_a_url_filters_after_two_commands(
                 }
                 for place, question in enumerate(questions)
             ]
-    write_jsonl(tmp_path / "candidates.jsonl", rows)
-    with closing(RerankEndpoint()) as reranker:
-        Path("system.toml").write_text(
-            f"""rerank-upstream = "{reranker.url}"
-candidates = "candidates.jsonl"
-profile = "profile.json"
+    for name in ("candidates", "labels"):
+        write_jsonl(folder / f"{name}.jsonl", rows)
+    return rows
 
-[calibrate]
-data = "candidates.jsonl"
-out = "profile.json"
-""",
-            encoding="utf-8",
-        )
-        calibrated = run.ok("calibrate", "--system", "system.toml")
-        assert "enforce" in calibrated.stdout
-        with serving("--system", "system.toml") as service:
+
+def test_a_reranker_behind_a_url_filters_by_the_system_file_of_the_page(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command of the page takes its file."""
+    shown = re.findall(r"^ctxguard (\w+) --system system\.toml$", PAGE, re.MULTILINE)
+    assert shown == ["calibrate", "serve", "monitor"]
+    [example] = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    rows, file = write_candidates(tmp_path), ("--system", "system.toml")
+    with closing(RerankEndpoint()) as reranker, closing(ChatEndpoint()) as chat:
+        text = example.replace("http://localhost:8080", reranker.url)
+        Path("system.toml").write_text(text, encoding="utf-8")
+        assert "enforce" in run.ok("calibrate", *file).stdout
+        made_for = Profile.load(Path("profile.json")).fingerprint["reranker"]
+        assert made_for == "tei bge-reranker-v2-m3"
+        with serving(run, *file) as service:
             texts = [each["text"] for each in rows[0]["documents"]]
             body = {"query": rows[0]["query"], "documents": texts}
             answer = service.post("/rerank", json=body).raise_for_status().json()
+            assert service.get("/info").json()["max_client_batch_size"] == 200
+        monkeypatch.setenv("OPENAI_BASE_URL", chat.url)
+        monkeypatch.setenv("OPENAI_API_KEY", "k")
+        run.ok("monitor", *file, "--once")
     kept = [each["index"] for each in answer["results"] if each["relevance_score"] > 0.0]
     assert kept[0] == 0
     assert len(kept) <= 5 < len(answer["results"])
+    assert answer["model"] == "bge-reranker-v2-m3"
     assert answer["meta"]["ctxguard"]["flags"] == []

@@ -2,10 +2,11 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from household import SUBJECTS, TASKS, write_jsonl
-from running import Run, figures, read
+from running import Result, Run, figures, read
 
 from ctxguard.core.types import Route
 from ctxguard.retrieval.analysers import LANGUAGES
@@ -30,27 +31,21 @@ def corpus_of(folder: Path, *texts: str, **named: str) -> Path:
     )
 
 
-def test_json_is_the_only_thing_on_standard_output(
-    run: Run, collection: Path, index: Path, tmp_path: Path
-) -> None:
-    result = run("index", collection, "--out", tmp_path / "i", "--json")
-    document = read(result)
+def test_json_is_the_only_thing_on_standard_output(index_made: Result, index: Path) -> None:
+    document = read(index_made)
     assert document["passages"] == N_PASSAGES
     assert document["vectors"] == {"dimension": 384, "search": "exact"}
     assert document["fingerprint"] == HybridRetriever.load(index).fingerprint()
     assert document["size_bytes"] > 0
     assert document["passages_per_second"] > 0
-    assert "encoding passages" in result.stderr
+    assert "encoding passages" in index_made.stderr
     found = HybridRetriever.load(index).retrieve("clean a violin").passage_ids
     assert found[0] == "clean-violin"
 
 
-def test_the_lexical_engine_can_be_chosen(run: Run, collection: Path, tmp_path: Path) -> None:
-    pytest.importorskip("rank_bm25")
-    chosen = ("--out", tmp_path / "i")
-    document = run.read("index", collection, *chosen, "--json", system={"lexical": "rank-bm25"})
-    assert document["fingerprint"]["lexical"].startswith("rank-bm25")
-    assert document["vectors"]["search"] == "exact"
+def test_the_lexical_engine_can_be_chosen(rank_bm25: Any) -> None:
+    assert rank_bm25["fingerprint"]["lexical"].startswith("rank-bm25")
+    assert rank_bm25["vectors"]["search"] == "exact"
 
 
 def test_an_index_is_replaced_by_a_new_one_and_not_by_a_failed_build(
@@ -196,53 +191,44 @@ def test_labels_of_documents_count_over_an_index_of_chunks(run: Run, tmp_path: P
     assert figures(run.read("evaluate", *data, "-k", "2", "--json"))["recall"]["mean"]["value"] == 1
 
 
-class TestDocuments:
-    @pytest.fixture
-    def documents(self, tmp_path: Path) -> Path:
-        folder = tmp_path / "handbook"
-        folder.mkdir()
-        for subject in SUBJECTS[:3]:
-            sections = {f"{task} a {subject}": how.format(subject) for task, how in TASKS.items()}
-            markdown(folder / f"{subject}.md", sections)
-        text(folder / "long.txt", {"": LONG})
-        return folder
+def test_documents_are_cut_at_headings_and_sentences_which_labels_name(
+    run: Run, tmp_path: Path
+) -> None:
+    """And an update encodes the sections that have changed."""
+    pytest.importorskip("semantic_text_splitter")
+    documents, made = tmp_path / "handbook", ("--out", tmp_path / "i", "--json")
+    documents.mkdir()
+    for subject in SUBJECTS[:3]:
+        sections = {f"{task} a {subject}": how.format(subject) for task, how in TASKS.items()}
+        markdown(documents / f"{subject}.md", sections)
+    text(documents / "long.txt", {"": LONG})
+    document = run.read("index", documents, *made)
+    retriever = HybridRetriever.load(tmp_path / "i")
+    assert document["passages"] == len(retriever) > 10
+    assert document["window"]["chunks"] > 1
+    best = retriever.retrieve("how do I repair a kettle").passage_ids[0]
+    assert best == "kettle.md:repair-a-kettle"
+    metadata = retriever.passage(best).metadata
+    assert metadata == {"path": "kettle.md", "heading": "repair a kettle"}
+    chunk = retriever.passage("long.txt#1")
+    assert chunk.text.startswith("How to clean a kettle")
+    assert chunk.text.endswith(".")
 
-    def test_a_folder_is_cut_at_headings_and_sentences(
-        self, run: Run, documents: Path, tmp_path: Path
-    ) -> None:
-        pytest.importorskip("semantic_text_splitter")
-        document = run.read("index", documents, "--out", tmp_path / "i", "--json")
-        retriever = HybridRetriever.load(tmp_path / "i")
-        assert document["passages"] == len(retriever) > 10
-        assert document["window"]["chunks"] > 1
-        best = retriever.retrieve("how do I repair a kettle").passage_ids[0]
-        assert best == "kettle.md:repair-a-kettle"
-        metadata = retriever.passage(best).metadata
-        assert metadata == {"path": "kettle.md", "heading": "repair a kettle"}
-        chunk = retriever.passage("long.txt#1")
-        assert chunk.text.startswith("How to clean a kettle")
-        assert chunk.text.endswith(".")
-
-    def test_labels_name_sections_and_an_update_encodes_those_that_have_changed(
-        self, run: Run, documents: Path, tmp_path: Path
-    ) -> None:
-        run.ok("index", documents, "--out", tmp_path / "i")
-        rows: list[dict[str, object]] = [
-            {
-                "query_id": f"{task}-{subject}",
-                "text": f"how do I {task} my {subject}",
-                "relevant": [f"{subject}.md:{task}-a-{subject}"],
-            }
-            for subject in SUBJECTS[:3]
-            for task in TASKS
-        ]
-        labels = write_jsonl(tmp_path / "labels.jsonl", rows)
-        measured = run.read("evaluate", "--index", tmp_path / "i", "--data", labels, "--json")
-        assert (measured["queries"], measured["unknown_passages"]) == (9, 0)
-        markdown(documents / "kettle.md", {"clean a kettle": "use vinegar"})
-        updated = run.read("index", "--update", documents, "--out", tmp_path / "i", "--json")
-        assert (updated["update"]["changed"], updated["update"]["deleted"]) == (1, 2)
-        assert updated["update"]["encoded"] == 1
+    rows: list[dict[str, object]] = [
+        {
+            "query_id": f"{task}-{subject}",
+            "text": f"how do I {task} my {subject}",
+            "relevant": [f"{subject}.md:{task}-a-{subject}"],
+        }
+        for subject in SUBJECTS[:3]
+        for task in TASKS
+    ]
+    labels = write_jsonl(tmp_path / "labels.jsonl", rows)
+    measured = run.read("evaluate", "--index", tmp_path / "i", "--data", labels, "--json")
+    assert (measured["queries"], measured["unknown_passages"]) == (9, 0)
+    markdown(documents / "kettle.md", {"clean a kettle": "use vinegar"})
+    updated = run.read("index", "--update", documents, *made)["update"]
+    assert (updated["changed"], updated["deleted"], updated["encoded"]) == (1, 2, 1)
 
 
 def test_what_was_encoded_before_an_interrupt_is_not_encoded_again(

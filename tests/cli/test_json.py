@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running import Run
+from running import Result, Run, read
 
 pytestmark = pytest.mark.model
 
@@ -44,8 +44,6 @@ def estimates(value: object) -> Iterator[dict[str, object]]:
 
 
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "index": ("DATA", "--out", "NEW/index"),
-    "calibrate": ("--index", "INDEX", "--data", "DATA", "--out", "NEW/p.json"),
     "evaluate": ("--index", "INDEX", "--data", "DATA", "--profile", "PROFILE", "-k", "5"),
     "query": ("clean a violin", "--index", "INDEX", "--profile", "PROFILE"),
     "compare": ("--index", "INDEX", "--data", "DATA", "--profile", "PROFILE"),
@@ -73,10 +71,15 @@ def places(*, index: Path, collection: Path, profile: Path, golden: Path) -> dic
     }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_json_is_one_document_in_one_style(run: Run, places: dict[str, Path], command: str) -> None:
-    words = [re.sub("^[A-Z]+", lambda w: str(places[w[0]]), word) for word in COMMANDS[command]]
-    document = run.read(*command.split(), *words, "--json")
+@pytest.mark.parametrize("command", [*COMMANDS, "index", "calibrate"])
+def test_json_is_one_document_in_one_style(
+    run: Run, places: dict[str, Path], index_made: Result, profile_made: Result, command: str
+) -> None:
+    if command in COMMANDS:
+        words = [re.sub("^[A-Z]+", lambda w: str(places[w[0]]), word) for word in COMMANDS[command]]
+        document = run.read(*command.split(), *words, "--json")
+    else:
+        document = read({"index": index_made, "calibrate": profile_made}[command])
     assert all(SNAKE.fullmatch(key) for key in document)
     assert isinstance(document["notes"], list)
     for estimate in estimates(document):

@@ -26,12 +26,17 @@ Export = Callable[..., Rows]
 Import = Callable[..., dict[str, Any]]
 
 
-@pytest.fixture
-def traffic(run: Run, tmp_path: Path) -> Traffic:
+@pytest.fixture(scope="module")
+def judged(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Traffic:
     """Twenty judged requests, of which the whole pool is to be judged."""
-    made = serve(tmp_path, 20, rates=EVERYTHING)
+    made = serve(tmp_path_factory.mktemp("judged"), 20, rates=EVERYTHING)
     assert judge(run, made).exit_code == 0
     return made
+
+
+@pytest.fixture
+def traffic(judged: Traffic, tmp_path: Path) -> Traffic:
+    return judged.copied(tmp_path)
 
 
 @pytest.fixture

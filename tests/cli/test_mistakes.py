@@ -21,18 +21,24 @@ YESTERDAY = datetime.now(UTC).date() - timedelta(days=1)
 REQUEST = "which-shelf-holds-tool-{}".format
 
 
-@pytest.fixture
-def traffic(run: Run, tmp_path: Path) -> Traffic:
+@pytest.fixture(scope="module")
+def judged(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Traffic:
     """Yesterday's requests: of the first three the ranks 2, 5 and 7 are relevant, of others 2.
 
     The guard serves the first four.
     """
     settings = {"profile": PROFILE, "rates": EVERYTHING, "days_ago": 1.0}
-    lost = serve(tmp_path, 3, relevant_ranks=[1, 4, 6], **settings)
-    kept = serve(tmp_path, 4, first=3, relevant_ranks=[1], **settings)
+    folder = tmp_path_factory.mktemp("judged")
+    lost = serve(folder, 3, relevant_ranks=[1, 4, 6], **settings)
+    kept = serve(folder, 4, first=3, relevant_ranks=[1], **settings)
     made = Traffic(lost.file, {**lost.relevant, **kept.relevant})
     assert judge(run, made).exit_code == 0
     return made
+
+
+@pytest.fixture
+def traffic(judged: Traffic, tmp_path: Path) -> Traffic:
+    return judged.copied(tmp_path)
 
 
 def of_day(traffic: Traffic, day: date = YESTERDAY, **options: object) -> DayOfMistakes:

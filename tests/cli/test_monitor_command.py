@@ -184,19 +184,20 @@ class TestLanguageModel:
         assert 0 < len(endpoint.requests) <= 55
         assert found["outcomes"]["judged"] == len(endpoint.requests) / 5
 
-    @pytest.mark.parametrize("as_json", [True, False])
     def test_while_it_is_down_samples_wait_and_the_exit_code_says_so(
-        self, run: Run, endpoint: ChatEndpoint, tmp_path: Path, as_json: bool
+        self, run: Run, endpoint: ChatEndpoint, tmp_path: Path
     ) -> None:
         traffic = serve(tmp_path, 8, rates=ONLY_SERVED)
-        endpoint.script.extend([Answer(status=401, body="no")] * 10)
-        result = self.judge(run, endpoint, traffic, *(["--json"] if as_json else []))
-        assert result.exit_code == 1
-        said = result.stderr if as_json else result.stdout
-        assert "the judge could not be reached; 8 samples wait for it" in " ".join(said.split())
-        if as_json:
-            assert json.loads(result.stdout)["outcomes"]["judge_failed"] == 2
-        assert states(traffic) == {State.PENDING: 8}
+        for options in (("--json",), ()):
+            endpoint.script.extend([Answer(status=401, body="no")] * 10)
+            result = self.judge(run, endpoint, traffic, *options)
+            endpoint.script.clear()
+            assert result.exit_code == 1
+            said = " ".join((result.stderr if options else result.stdout).split())
+            assert "the judge could not be reached; 8 samples wait for it" in said
+            if options:
+                assert json.loads(result.stdout)["outcomes"]["judge_failed"] == 2
+            assert states(traffic) == {State.PENDING: 8}
         assert self.judge(run, endpoint, traffic).exit_code == 0
         assert states(traffic) == {State.JUDGED: 8}
 
@@ -227,16 +228,13 @@ class TestLanguageModel:
 
 
 class TestAlarms:
-    def broken(self, folder: Path, n: int = 60) -> Traffic:
-        profile = profile_of(BROKEN)
-        profile.save(folder / "profile.json")
-        return serve(folder, n, profile=profile, relevant_ranks=[4], rates=EVERYTHING, days_ago=2.0)
-
     def test_a_broken_promise_rings_until_another_profile_takes_over(
         self, once: Once, tmp_path: Path
     ) -> None:
-        traffic, broken = self.broken(tmp_path), profile_of(BROKEN)
-        file = tmp_path / "profile.json"
+        broken, file = profile_of(BROKEN), tmp_path / "profile.json"
+        broken.save(file)
+        settings = {"relevant_ranks": [4], "rates": EVERYTHING, "days_ago": 2.0}
+        traffic = serve(tmp_path, 60, profile=broken, **settings)
         result = once(traffic, "--profile", file, "--json")
         assert result.exit_code == 1
         found = json.loads(result.stdout)
@@ -252,16 +250,11 @@ class TestAlarms:
         said = "judged recall loss against the retriever's first 5"
         assert said in " ".join(again.stdout.split())
         assert Profile.load(file) == broken, "nobody asked for a switch"
+        assert once(traffic, "--profile", file, **{"switch-to-safe": True}).exit_code == 1
+        assert Profile.load(file) == broken.safe(), "asked for, it takes the profile's place"
         profile_of(RatioPolicy(k=10)).save(file)
         result = ok(once(traffic, "--profile", file))
         assert "no day of requests that this profile served" in " ".join(result.stdout.split())
-
-    def test_the_safe_policy_takes_the_profiles_place_where_asked_for(
-        self, once: Once, tmp_path: Path
-    ) -> None:
-        traffic, file = self.broken(tmp_path), tmp_path / "profile.json"
-        assert once(traffic, "--profile", file, **{"switch-to-safe": True}).exit_code == 1
-        assert Profile.load(file) == profile_of(BROKEN).safe()
 
     def test_a_promise_that_holds_is_shown_with_what_speaks_against_it(
         self, once: Once, tmp_path: Path

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ import pytest
 from household import write_jsonl
 from running import Run, figures
 
-from ctxguard.core.types import Mode
+from calibration.reranked_candidates import RerankedCandidates, read_candidates
+from ctxguard.core.types import Mode, Passage, ScoreKind
+from ctxguard.errors import DataError, OverloadedError
 from ctxguard.profile.schema import Profile
+from ctxguard.retrieval import RerankClient
 from ctxguard.server.settings import ServiceSettings
 from tests.rerank_endpoint import Answer, RerankEndpoint, share_of_words
 
@@ -163,11 +167,6 @@ def test_a_query_without_candidates_and_a_failing_request_are_left_out_with_a_no
 
 
 def test_a_rate_limit_is_waited_for(upstream: RerankEndpoint) -> None:
-    from calibration.reranked_candidates import RerankedCandidates
-    from ctxguard.core.types import Passage, ScoreKind
-    from ctxguard.errors import OverloadedError
-    from ctxguard.retrieval import RerankClient
-
     client, pauses = RerankClient(upstream.url), list[float]()
     listed = {"red fox": (Passage("a", "a blue fox"), Passage("b", "red fox"))}
     source = RerankedCandidates(listed, client, ScoreKind.PROBABILITY, sleep=pauses.append)
@@ -219,15 +218,22 @@ def test_a_reranker_that_changes_or_is_down_while_it_is_calibrated_ends_the_comm
         ),
         (['{"query": "q", "documents": []}'] * 2, "line 2: line 1 has the query 'q' already"),
         (["{"], "broken JSON"),
-        (['{"query": "another question", "documents": []}'], "has none of the 13 labelled queries"),
     ],
 )
-def test_candidates_that_cannot_be_used_are_refused(
-    run: Run, collection: Path, tmp_path: Path, lines: list[str], says: str
+def test_candidates_that_cannot_be_read_are_refused(
+    tmp_path: Path, lines: list[str], says: str
 ) -> None:
     file = tmp_path / "candidates.jsonl"
     file.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(DataError, match=re.escape(says)):
+        read_candidates(file)
+
+
+def test_candidates_of_other_questions_are_refused(
+    run: Run, collection: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "candidates.jsonl"
+    file.write_text('{"query": "another question", "documents": []}', encoding="utf-8")
     described = {"rerank-upstream": "http://127.0.0.1:9", "candidates": str(file)}
-    result = run("evaluate", "--data", collection, columns="1000", system=described)
-    assert result.exit_code != 0
-    assert says in result.stderr
+    says = "has none of the 13 labelled queries"
+    run.refused("evaluate", "--data", collection, columns="1000", system=described, says=says)

@@ -112,22 +112,20 @@ def test_a_function_is_calibrated_evaluated_and_guarded(
     assert context.flags == ()
 
 
-@pytest.mark.parametrize("name", ["asearch", "Nested.engine", "newer"])
 def test_asynchronous_and_nested_objects_give_the_same_figures(
-    run: Run, engine: str, collection: Path, name: str
+    run: Run, engine: str, collection: Path
 ) -> None:
-    def metrics(name: str) -> object:
-        described = {"retriever": f"{engine}:{name}", "score-kind": "ratio"}
-        result = run.ok("evaluate", "--data", collection, "--json", system=described)
-        return figures(json.loads(result.stdout))
-
-    assert metrics(name) == metrics("search")
-    # The module prints while it is imported, which is no part of the document.
-    document = run.read(
-        "evaluate", "--retriever", f"{engine}:newer", "--data", collection, "--json"
-    )
-    assert (document["fusion"], document["fingerprint"]) == (None, {"engine": "2"})
-    assert "unknown_passages" not in document
+    """The module prints while it is imported, which is no part of the document."""
+    found = {
+        name: run.read(
+            *("evaluate", "--data", collection, "--json"),
+            system={"retriever": f"{engine}:{name}", "score-kind": "ratio"},
+        )
+        for name in ("search", "asearch", "Nested.engine", "newer")
+    }
+    assert all(figures(each) == figures(found["search"]) for each in found.values())
+    assert (found["newer"]["fusion"], found["newer"]["fingerprint"]) == (None, {"engine": "2"})
+    assert "unknown_passages" not in found["newer"]
 
 
 def test_a_retriever_without_scores_is_cut_by_k(run: Run, engine: str, collection: Path) -> None:

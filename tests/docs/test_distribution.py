@@ -49,22 +49,11 @@ def test_the_readme_in_the_wheel_installs_this_project(metadata: str) -> None:
     assert not FOREIGN_INSTALL.search(metadata)
 
 
-@pytest.mark.parametrize(
-    ("line", "foreign"),
-    [
-        ("pip install ctxguard", True),
-        ('pip install "ctxguard[serve]"', True),
-        ("it comes with `ctxguard[fast]`", True),
-        ("pip install ctxguard-rag lancedb", False),
-        ('pip install "ctxguard-rag[serve]"', False),
-    ],
-)
-def test_the_pattern_finds_installs_of_the_other_project(line: str, foreign: bool) -> None:
-    assert bool(FOREIGN_INSTALL.search(line)) == foreign
-
-
 def test_no_page_or_message_installs_the_other_project() -> None:
     assert len(SHIPPED_TEXT) > 300
+    for line in ("pip install ctxguard", "it comes with `ctxguard[fast]`"):
+        assert FOREIGN_INSTALL.search(line)
+    assert not FOREIGN_INSTALL.search('pip install "ctxguard-rag[serve]" lancedb')
     found = [
         f"{path.relative_to(ROOT)}: {match[0]}"
         for path in SHIPPED_TEXT

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import ctxguard
-from tools.docs import REFERENCE, ROOT, expanded, main, public_names, summary_of
+from tools.docs import REFERENCE, ROOT, main, public_names
 
 _OURS = r"ctxguard|calibration|haystack_integrations\.components\.rankers\.ctxguard"
 _IMPORT = rf"^from ((?:{_OURS})(?:\.[\w.]+)?) import ([\w, ]+)$"
@@ -86,14 +86,3 @@ def test_the_reference_has_what_pages_import(pages: dict[str, str]) -> None:
         for module, names in re.findall(_IMPORT, text, re.MULTILINE):
             for each in names.split(", "):
                 assert f"{module}.{each}" in listed, (name, module, each)
-
-
-def test_a_page_is_placed_where_it_is_named_before_where_it_fits() -> None:
-    pages = dict.fromkeys(["index.md", "b.md", "a.md", "in/c.md"], "")
-    nav = [{"All": ["index.md", "*.md"]}, {"Own": ["a.md", "in/*.md", "absent.md"]}]
-    assert expanded(nav, pages) == {"All": ["index.md", "b.md"], "Own": ["a.md", "in/c.md"]}
-
-
-def test_a_summary_is_the_first_sentence() -> None:
-    page = "# T\n\n```\npip\n```\n\n**One** [link](a.md) here. Two.\n"
-    assert summary_of(page) == "One link here."

@@ -71,7 +71,7 @@ def test_a_body_that_cannot_be_answered_is_a_problem_document(
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     response = client.post(path, content=content, headers={"content-type": "application/json"})
     assert response.status_code == status
-    assert response.headers["content-type"] == MEDIA_TYPE.decode()
+    assert response.headers["content-type"] == MEDIA_TYPE
     problem = response.json()
     assert problem["type"].endswith(f":{slug}")
     assert problem["status"] == status

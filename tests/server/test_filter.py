@@ -8,8 +8,6 @@ import pytest
 from http_service import Serve
 
 from ctxguard.core.types import ScoreKind
-from ctxguard.server import filtering
-from ctxguard.server.filtering import ranking_of
 from ctxguard.server.limits import MOST_NAMES
 from ctxguard.server.problems import answer
 
@@ -70,17 +68,6 @@ def test_a_request_has_so_many_names_of_signals_and_legs(serve: Serve, field: st
     response = client.post("/v1/filter", json={**body, "candidates": candidates(MOST_NAMES + 1)})
     assert response.status_code == 422
     assert f"{MOST_NAMES} names of {field}" in response.json()["detail"]
-
-
-def test_only_the_columns_that_somebody_reads_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    signals = dict.fromkeys(("fresh", "long", "near"), 1.0)
-    given = {"query": "q", "candidates": [{"id": "a", "signals": signals}, {"id": "b"}]}
-    found = ranking_of(given, ScoreKind.PROBABILITY).signals
-    assert sorted(found) == ["fresh", "long", "near"]
-    made = []
-    monkeypatch.setattr(filtering.np, "array", lambda *given, **_: made.append(given) or given)
-    assert found["near"] is found["near"]
-    assert len(made) == 1
 
 
 def test_a_list_of_wrong_things_is_one_error(serve: Serve) -> None:

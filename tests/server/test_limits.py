@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from http_service import ENDS, NamedScores, Serve, at_once, counted
 from prometheus_client import CollectorRegistry
+from starlette.responses import Response
 
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.sampling.sampler import HashSampler
@@ -16,7 +17,6 @@ from ctxguard.monitor.store import SampleStore
 from ctxguard.request.telemetry import made_once
 from ctxguard.server import limits, rerank, wire
 from ctxguard.server.metrics import HttpMetrics
-from ctxguard.server.problems import HttpAnswer
 from ctxguard.server.settings import Secrets, ServiceSettings
 
 TOKEN, METRICS_TOKEN = "a" * 16, "b" * 16
@@ -316,7 +316,7 @@ def test_a_failed_request_is_failed_though_it_went_on_without_a_stage(
     registry: CollectorRegistry,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wire, "answer", lambda *_: HttpAnswer(b"", [], 500))
+    monkeypatch.setattr(wire, "answer", lambda *_: Response(b"", 500))
     with scorer.fault.injected(lambda work: None):
         assert serve().post("/rerank", json=BODY).status_code == 500
     assert counted(registry, "ctxguard_http_requests_total", outcome="failed") == 1

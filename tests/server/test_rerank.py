@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
 
 from ctxguard.errors import StageError
+from ctxguard.profile.schema import Profile
+from ctxguard.server import service
 from ctxguard.server.app import create_app
 from ctxguard.server.settings import ServiceSettings
 from tests.timing import until
@@ -182,7 +185,7 @@ def test_equal_scores_keep_the_order_of_the_request(serve: Serve) -> None:
     assert [each["index"] for each in answer["results"]] == list(range(12))
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(
     scores=st.lists(st.floats(0.0, 1.0) | st.just(float("nan")), max_size=30),
     top_n=st.none() | st.integers(0, 35),
@@ -327,9 +330,11 @@ def test_half_a_surrogate_pair_is_read_as_a_question_mark(serve: Serve) -> None:
     assert response.json()["results"][0]["document"]["text"] == "0.5 ? x"
 
 
-def test_a_profile_is_replaced_while_serving(serve: Serve, profile: Path, tmp_path: Path) -> None:
-    from ctxguard.profile.schema import Profile
-
+def test_a_profile_is_replaced_while_serving(
+    serve: Serve, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    often = partial(service.ProfileWatcher, interval_seconds=0.05)
+    monkeypatch.setattr(service, "ProfileWatcher", often)
     file = tmp_path / "profile.json"
     first = Profile.load(profile)
     first.save(file)

@@ -58,40 +58,40 @@ def comes_to(client, expected: list[str]) -> None:
     until(lambda: flags(client) == expected, f"{expected}")
 
 
-def test_the_same_reranker_is_served_by_the_profile(serve: Serve, probed: Path) -> None:
-    assert flags(serve(profile=probed)) == []
-
-
-def test_another_reranker_of_the_same_name_is_a_mismatch(
-    serve: Serve, probed: Path, scorer: Reranker, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("scale", "expected", "told"),
+    [(1.0, [], "applies"), (1.5, ["profile_mismatch"], "its scores of the probe texts differ")],
+)
+def test_a_profile_holds_for_the_reranker_whose_scores_it_knows(
+    serve: Serve,
+    probed: Path,
+    scorer: Reranker,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    scale: float,
+    expected: list[str],
+    told: str,
 ) -> None:
-    scorer.scale = 1.5
-    assert flags(serve(profile=probed)) == ["profile_mismatch"]
-    assert "its scores of the probe texts differ" in caplog.text
-
-
-def test_readiness_tells_that_the_profile_is_of_another_reranker(
-    serve: Serve, probed: Path, scorer: Reranker
-) -> None:
+    """Whatever it calls itself; readiness and the log say so too."""
+    scorer.scale = scale
     client = serve(profile=probed)
-    assert client.get("/readyz").json()["profile"] == "applies"
-    scorer.scale = 1.5
-    told = serve(profile=probed).get("/readyz").json()["profile"]
-    assert "does not apply" in told
-    assert "its scores of the probe texts differ" in told
+    assert flags(client) == expected
+    ready = client.get("/readyz").json()["profile"]
+    assert told in ready
+    assert ("does not apply" in ready) is bool(expected)
+    assert (told in caplog.text) is bool(expected)
 
 
-def test_readiness_tells_that_the_profile_was_made_with_another_rerank_model(
+def test_a_profile_without_scores_is_told_apart_by_the_name_and_asks_for_none(
     serve: Serve, profile: Path, scorer: Reranker
 ) -> None:
+    assert flags(serve(profile=profile)) == []
+    assert len(scorer.asked) == 1
     known = Profile.load(profile).fingerprint["reranker"]
     scorer.fingerprint = "cohere another"
     told = serve(profile=profile).get("/readyz").json()["profile"]
     assert known in told
     assert "cohere another" in told
-
-
-def test_readiness_says_nothing_of_a_profile_where_there_is_none(serve: Serve) -> None:
     assert serve(profile=None).get("/readyz").json()["profile"] is None
 
 
@@ -114,13 +114,6 @@ def test_a_reranker_that_does_not_answer_leaves_the_profile_unverified(
     assert flags(client) == ["unverified"]
     scorer.is_down = False
     comes_to(client, [])
-
-
-def test_no_probe_is_asked_where_the_profile_has_no_scores(
-    serve: Serve, profile: Path, scorer: Reranker
-) -> None:
-    assert flags(serve(profile=profile)) == []
-    assert len(scorer.asked) == 1
 
 
 def test_the_log_speaks_of_no_former_profile_where_there_was_none(

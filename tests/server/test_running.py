@@ -215,14 +215,6 @@ def test_no_series_says_when_a_counter_was_made(small: Process) -> None:
     assert "_created" not in small.client.get("/metrics").text
 
 
-def test_what_is_no_http_is_refused_and_fills_no_log() -> None:
-    service = Process()
-    with connected(service.port) as one:
-        one.sendall(b"this is no request\r\n\r\n")
-        assert b" 400 " in one.recv(4096)
-    assert "Invalid HTTP" not in service.stop()
-
-
 def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "MOST_UNREAD_SECONDS", 0.05)
     ended = threading.Event()
@@ -245,22 +237,26 @@ def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch)
         assert ended.wait(PATIENCE_SECONDS)
 
 
-def test_a_request_under_way_is_finished_before_the_process_ends(upstream: RerankEndpoint) -> None:
-    service = Process()
-    one = connected(service.port)
+def test_what_is_no_http_fills_no_log_and_a_request_under_way_is_finished(small: Process) -> None:
+    """The last test of this process, which is told to end."""
+    with connected(small.port) as one:
+        one.sendall(b"this is no request\r\n\r\n")
+        assert b" 400 " in one.recv(4096)
     body = json.dumps({"query": "q", "candidates": []}).encode()
-    one.sendall(
-        b"POST /v1/filter HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        b"Content-Length: " + str(len(body)).encode() + b"\r\n\r\n" + body[:5]
-    )
-    service.client.get("/healthz")
-    service.process.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
-    one.sendall(body[5:])
-    assert b" 200 " in one.recv(4096)
-    one.close()
-    service.client.close()
-    assert "Traceback" not in service.process.communicate(timeout=PATIENCE_SECONDS)[0]
+    with connected(small.port) as one:
+        one.sendall(
+            b"POST /v1/filter HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: " + str(len(body)).encode() + b"\r\n\r\n" + body[:5]
+        )
+        small.client.get("/healthz")
+        small.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        one.sendall(body[5:])
+        assert b" 200 " in one.recv(4096)
+    small.client.close()
+    written = small.process.communicate(timeout=PATIENCE_SECONDS)[0]
+    assert "Traceback" not in written
+    assert "Invalid HTTP" not in written
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ return.
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from calibration.calibrate import Calibration, Passes, calibrate
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query
 from calibration.report.before_after import BeforeAfter
+from ctxguard.cli._console import by_total
 from ctxguard.cli.demonstration.corpus import passages
 from ctxguard.core.context import Context
 from ctxguard.core.fusion import Fusion
@@ -67,21 +68,10 @@ def open_index(folder: Path, passes: Passes) -> tuple[HybridRetriever, bool]:
             return retriever, False
     except (IndexFolderError, KeyError):
         pass
-    retriever = HybridRetriever.build(corpus, progress=_total(passes, len(corpus)))
+    advance = passes("encoding passages", len(corpus))
+    retriever = HybridRetriever.build(corpus, progress=by_total(advance))
     retriever.save(folder)
     return retriever, True
-
-
-def _total(passes: Passes, n_passages: int) -> Callable[[int], None]:
-    """Report progress by the number of passages encoded so far, as building an index does."""
-    advance, encoded = passes("encoding passages", n_passages), 0
-
-    def progress(done: int) -> None:
-        nonlocal encoded
-        advance(done - encoded)
-        encoded = done
-
-    return progress
 
 
 def calibrate_demo(retriever: HybridRetriever, questions: Dataset, passes: Passes) -> Calibration:
@@ -142,10 +132,6 @@ def before_and_after(retriever: HybridRetriever, calibration: Calibration) -> Qu
         labels, gain = _labels(calibration.dataset, query_id), float(counted.gain[row])
         found.append(ShownQuestion(queries[query_id], before, after, labels, gain))
     return Questions(counted, found, {name: found[row] for name, row in counted.shown().items()})
-
-
-def _ids(context: Context) -> list[str]:
-    return [passage.passage_id for passage in context.passages]
 
 
 def _labels(dataset: Dataset, query_id: str) -> dict[str, int]:
@@ -237,7 +223,7 @@ def _truth(
     precisions: list[float] = []
     for context in served:
         query_id = query_ids[context.query]
-        served_ids = _ids(context)
+        served_ids = [passage.passage_id for passage in context.passages]
         relevant = dataset.relevant(query_id)
         grades = [relevant.get(passage_id, 0) for passage_id in served_ids]
         n_in_pool = sum(i in relevant for i in context.decision.ranking.passage_ids)

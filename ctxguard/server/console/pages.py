@@ -4,6 +4,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -85,37 +86,13 @@ class Pages:
         clock: Callable[[], float],
     ) -> None:
         self.sessions, self.store, self.profile, self.clock = sessions, store, profile, clock
-        self._environment = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(FOLDER / "templates"),
-            autoescape=True,
-            undefined=jinja2.StrictUndefined,
-            auto_reload=False,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self._environment.filters |= {
-            "reveal": _revealed,
-            "unwrap": unwrapped,
-            "counted": count,
-            "time": time_in_words,
-            "verdict": verdict_in_words,
-            "labels": labels_in_words,
-            "sentence": lambda text: text[:1].upper() + text[1:],
-        }
-        self._environment.globals["state_in_words"] = state_in_words
-        self._environment.globals["version_of"] = {
-            file.name: hashlib.sha256(file.read_bytes()).hexdigest()[:12]
-            for file in (FOLDER / "static").iterdir()
-        }
-        # Compiled now, not while the first visitor waits.
-        for name in self._environment.list_templates():
-            self._environment.get_template(name)
+        _templates()  # compiled now, not while the first visitor waits
 
     def page(
         self, request: Request, template: str, *, status: int = 200, **values: Any
     ) -> HTMLResponse:
         """Answer with a template."""
-        html = self._environment.get_template(template).render(
+        html = _templates()[template].render(
             base=base(request), needs_token=self.sessions.needs_token, **values
         )
         # What UTF-8 cannot hold (half a surrogate pair) is replaced.
@@ -193,6 +170,34 @@ class Pages:
             status, title = 500, "Something went wrong here"
             text = "The server's log says where. Please report it."
         return self.page(request, "message.html", status=status, title=title, text=text)
+
+
+@cache
+def _templates() -> dict[str, jinja2.Template]:
+    """Compile the templates, by the names of their files."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(FOLDER / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        auto_reload=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "reveal": _revealed,
+        "unwrap": unwrapped,
+        "counted": count,
+        "time": time_in_words,
+        "verdict": verdict_in_words,
+        "labels": labels_in_words,
+        "sentence": lambda text: text[:1].upper() + text[1:],
+    }
+    environment.globals["state_in_words"] = state_in_words
+    environment.globals["version_of"] = {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+        for file in (FOLDER / "static").iterdir()
+    }
+    return {name: environment.get_template(name) for name in environment.list_templates()}
 
 
 def base(request: Request) -> str:

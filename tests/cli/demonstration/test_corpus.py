@@ -16,9 +16,14 @@ def entries() -> list[Passage]:
     return list(corpus.passages())
 
 
-def test_a_replaced_hook_of_the_interpreter_changes_nothing(
+def test_what_other_libraries_replace_or_graft_on_is_no_part_of_it(
     entries: list[Passage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def warning_once(self: logging.Logger) -> None:
+        """A method that some library adds to every logger."""
+
+    warning_once.__module__ = "transformers.utils.logging"
+    monkeypatch.setattr(logging.Logger, "warning_once", warning_once, raising=False)
     monkeypatch.setattr("sys.excepthook", lambda *_: None)
     assert list(corpus.passages()) == entries
 
@@ -50,27 +55,14 @@ def test_another_process_reads_the_same_text() -> None:
         "import hashlib; from ctxguard.cli.demonstration import corpus; "
         "print(hashlib.sha256(repr(list(corpus.passages())).encode()).hexdigest())"
     )
+    command = [sys.executable, "-c", program]
     digests = {
         subprocess.run(
-            [sys.executable, "-c", program],
-            check=True,
-            capture_output=True,
-            text=True,
-            env={"PYTHONHASHSEED": seed},
+            command, check=True, capture_output=True, text=True, env={"PYTHONHASHSEED": seed}
         ).stdout
         for seed in ("1", "2")
     }
     assert len(digests) == 1
-
-
-def test_what_other_libraries_graft_on_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def warning_once(self: logging.Logger) -> None:
-        """A method that some library adds to every logger."""
-
-    warning_once.__module__ = "transformers.utils.logging"
-    monkeypatch.setattr(logging.Logger, "warning_once", warning_once, raising=False)
-    names = {entry.passage_id for entry in corpus.passages()}
-    assert "logging.Logger.warning_once" not in names
 
 
 @pytest.fixture(scope="module")

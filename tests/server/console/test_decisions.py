@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from judged_store import HOSTILE, REQUEST, SHOWN, filled, visitor
+from judged_store import HOSTILE, PROFILE, REQUEST, SHOWN, filled, visitor
 from live_traffic import profile_of
 from starlette.testclient import TestClient
 
@@ -54,23 +54,20 @@ def test_one_request_is_shown_with_reasons_and_thresholds(client: TestClient) ->
     assert "at most 5 passages, each with at least 0.85 of the top score" in page
 
 
-def test_in_shadow_it_shows_what_would_be_dropped(tmp_path: Path) -> None:
+def test_in_shadow_it_shows_what_would_be_dropped_and_the_p_of_each_passage(
+    tmp_path: Path,
+) -> None:
     with SampleStore.open(filled(tmp_path, 1, mode=Mode.SHADOW)) as store:
-        client = visitor(store)
-        page = client.get("/console/request", params={"id": REQUEST(0)}).text
-        listed = client.get("/console/decisions").text
-    n = page.count("would be dropped</span>")
+        pages = [
+            visitor(store, profile=profile).get("/console/request", params={"id": REQUEST(0)}).text
+            for profile in (PROFILE, WITH_P)
+        ]
+        listed = visitor(store).get("/console/decisions").text
+    n = pages[0].count("would be dropped</span>")
     assert n > 0
-    assert f"In shadow: {n} served passages would be dropped under enforce." in page
+    assert f"In shadow: {n} served passages would be dropped under enforce." in pages[0]
     assert "shadow: would keep 4" in listed
-
-
-def test_each_passage_has_its_p(tmp_path: Path) -> None:
-    url = filled(tmp_path, 1, mode=Mode.SHADOW)
-    with SampleStore.open(url) as store:
-        client = visitor(store, profile=WITH_P)
-        page = client.get("/console/request", params={"id": REQUEST(0)}).text
-    assert page.count("P(relevant)</span>") == 12
+    assert pages[1].count("P(relevant)</span>") == 12
 
 
 @pytest.mark.parametrize("request_id", ["", "never", "\ud800\0", "x" * 2_000])
@@ -88,9 +85,10 @@ def test_a_place_in_the_list_that_is_no_number_is_refused(client: TestClient, be
     assert "before is no whole number" in page.text
 
 
-def test_before_the_first_sample_there_is_nothing(client: TestClient) -> None:
-    assert "There are no older samples" in client.get("/console/decisions?before=1").text
-    assert "There are no older samples" in client.get("/console/decisions?before=0").text
+@pytest.mark.parametrize("before", [0, 1])
+def test_before_the_first_sample_there_is_nothing(client: TestClient, before: int) -> None:
+    page = client.get(f"/console/decisions?before={before}")
+    assert "There are no older samples" in page.text
 
 
 def test_an_empty_store_is_said_in_words(tmp_path: Path) -> None:
