@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ctxguard.retrieval.protocols import LexicalIndex
+from ctxguard.retrieval.index.lexical import Bm25sIndex
 
 
 class LexicalContract(ABC):
     """The contract of every lexical index. Inherit in a test module, as ``class TestMine``."""
 
     @abstractmethod
-    def build(self, texts: Sequence[str]) -> LexicalIndex:
+    def build(self, texts: Sequence[str]) -> Bm25sIndex:
         """Index the texts, one per row."""
 
     TEXTS = (

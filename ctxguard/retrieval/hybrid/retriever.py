@@ -4,7 +4,7 @@ Views of a retriever share the index's changes, the thread pools and the circuit
 """
 
 import copy
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.metadata_filter import Token, Where
+from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import DEFAULT_DEPTH, Passage, Route
 from ctxguard.errors import ConfigurationError
 from ctxguard.resilience import Deadlines, Watcher
@@ -302,10 +302,6 @@ class HybridRetriever(Hybrid):
     def corpus_sketch(self) -> CorpusSketch:
         """Return a sketch of all passages, which tells a profile how many have changed."""
         return self.generation.passages.sketch
-
-    def metadata_values(self, field: str) -> Collection[Token]:
-        """Return all values of a metadata field, as filters compare them."""
-        return self.generation.passages.metadata_rows.values(field)
 
     def warm_up(self, *, filter_fields: Iterable[str] = ()) -> None:
         """Load the models, so that the first query does not wait.
