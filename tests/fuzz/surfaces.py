@@ -972,11 +972,11 @@ def _command_line(folder: Path, closing: ExitStack) -> Make:
     # A file that an odd argument names is written here.
     closing.enter_context(chdir(folder))
     embedder = _CommandsEmbedder()
-    made = mock.Mock(return_value=embedder)
+    made = mock.Mock(return_value=embedder, **{"of_index.return_value": embedder})
 
     @contextmanager
     def without_a_model() -> Iterator[None]:
-        names = {"SentenceTransformerEmbedder": made, "named_embedder": made}
+        names = {"SentenceTransformerEmbedder": made}
         with (
             mock.patch.multiple("ctxguard.retrieval.hybrid.retriever", **names),
             mock.patch.multiple("ctxguard.retrieval.models.embedder", **names),

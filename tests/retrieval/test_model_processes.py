@@ -23,7 +23,7 @@ pytestmark = [
 _BOTH = """
 import json, os, signal, sys, threading
 import numpy as np
-from ctxguard.retrieval.models.encoder import Encoder
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder as Encoder
 
 outcomes = {}
 
@@ -75,7 +75,7 @@ def in_a_thread(work):
     return answer
 
 query = lambda: encoder.query(QUERY).vector
-passages = lambda: encoder.encode(TEXTS)
+passages = lambda: encoder.encode_passages(TEXTS)
 score = lambda: reranker.score(QUERY, TEXTS)
 another = lambda: torch_encoder().query(QUERY).vector
 work = {
@@ -112,9 +112,9 @@ outcomes["libraries"] = sorted(
 ) + [sys.modules.get("openvino_telemetry")]
 
 texts = ["one", "two words", "and three words"] * 10
-before = encoder.encode(texts)
+before = encoder.encode_passages(texts)
 work = {
-    "passages": (lambda: encoder.encode(texts), before),
+    "passages": (lambda: encoder.encode_passages(texts), before),
     "query": (lambda: encoder.query("one").vector, before[0]),
 }
 outcomes["child"] = forked(lambda: max(compare(*each) for each in work.values()))

@@ -1,5 +1,6 @@
 """The real models: the bundled embedder, and a cross-encoder made on the spot."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,22 @@ from ctxguard.core.types import Passage, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.models import files
-from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
-from ctxguard.retrieval.models.encoder import DEFAULT_MODEL, DEFAULT_MODEL_SHA256
+from ctxguard.retrieval.models.embedder import (
+    DEFAULT_MODEL,
+    DEFAULT_MODEL_SHA256,
+    SentenceTransformerEmbedder,
+)
 from ctxguard.retrieval.models.graph import quiet_loading
 from ctxguard.retrieval.models.reranker import CrossEncoderReranker
+from tests.opened_once import models_opened_once
 
 pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _opened_once() -> Iterator[None]:
+    with models_opened_once():
+        yield
 
 
 @pytest.fixture(scope="module")

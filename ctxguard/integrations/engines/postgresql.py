@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from ctxguard._support.extras import require
-from ctxguard.core.types import Ranking
 from ctxguard.errors import (
     ConfigurationError,
     CtxguardError,
@@ -30,6 +29,7 @@ from ctxguard.integrations.engines.engine import (
     EngineDownError,
     LazyClient,
     LegQuery,
+    Legs,
     number,
 )
 from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage
@@ -217,10 +217,10 @@ class PostgresEngine(Engine):
             "lexical": f"postings lucene k1={K1} b={B}",
         }
 
-    def find(self, query: LegQuery) -> dict[str, Ranking | CtxguardError]:
+    def find(self, query: LegQuery) -> Legs:
         """Search both legs, and score the candidates of either in both, in one statement."""
         found = self._query(*_statement(query, self._vector))
-        legs: dict[str, Ranking | CtxguardError] = {}
+        legs: Legs = {}
         for leg in query.legs:
             column = (LEXICAL, DENSE).index(leg)
             # A passage without a BM25 score has no term of the query; all have a cosine.

@@ -32,6 +32,7 @@ from ctxguard.integrations.engines.engine import (
     EngineDownError,
     LazyClient,
     LegQuery,
+    Legs,
     leave_to_parent,
 )
 from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage
@@ -60,6 +61,7 @@ class QdrantEngine(Engine):
     name = "qdrant"
     # Qdrant refuses requests over 32 MB by default; 128 vectors of 4,096 numbers are 11 MB of JSON.
     rows_per_write = 128
+    first_file = "meta.json"
 
     def __init__(self, address: EngineAddress) -> None:
         super().__init__(address)
@@ -85,11 +87,6 @@ class QdrantEngine(Engine):
                 check_compatibility=False,
             )
         )
-
-    @classmethod
-    def check_there(cls, address: EngineAddress) -> None:
-        if address.path is not None and not (Path(address.path) / "meta.json").is_file():
-            raise nothing_there(address)
 
     def stored_settings(self) -> str:
         stored = (self._call("get_collection").config.metadata or {}).get(_METADATA_KEY)
@@ -133,7 +130,7 @@ class QdrantEngine(Engine):
             "dense": hnsw if self._folder is None else "exact",
         }
 
-    def find(self, query: LegQuery) -> dict[str, Ranking | CtxguardError]:
+    def find(self, query: LegQuery) -> Legs:
         """Ask for both legs in one call."""
         requests = self._requests(query)
         answers: Sequence[Any] = ()

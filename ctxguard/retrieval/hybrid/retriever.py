@@ -26,7 +26,7 @@ from ctxguard.retrieval.index.dense import EXACT_LIMIT
 from ctxguard.retrieval.index.hybrid_index import Changes, HybridIndex, SignalLevel
 from ctxguard.retrieval.index.lexical import LexicalEngine
 from ctxguard.retrieval.index.passages import BuildReport, searchable_text
-from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder, named_embedder
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.retrieval.models.files import portable_name
 from ctxguard.retrieval.protocols import (
     Analyser,
@@ -159,7 +159,8 @@ class HybridRetriever(Hybrid):
         """
         given = None if analyser is None else as_analyser(analyser)
         index, version = open_index(Path(folder), given)
-        embedder = named_embedder(index.embedder) if embedder is None else embedder
+        if embedder is None:
+            embedder = SentenceTransformerEmbedder.of_index(index.embedder)
         loaded = cls(index, embedder=embedder, **options)
         loaded._live.folder, loaded._live.version = Path(folder), version
         return loaded
