@@ -233,7 +233,7 @@ class TestSearching:
         route=st.sampled_from(ROUTES),
         depth=st.integers(1, 30),
     )
-    @settings(max_examples=75, deadline=None)
+    @settings(max_examples=40, deadline=None)
     def test_the_ranking_is_the_unfiltered_one_with_forbidden_passages_cut_out_first(
         self,
         engine: Any,
@@ -731,7 +731,7 @@ class TestThroughTheGuard:
             Guarded(Degraded(HITS, honest=False)).guard.retrieve("q?", where=TENANT_A)
 
     @given(corpora(), QUERIES, WHERES, st.sampled_from(list(Mode)), st.data())
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=25, deadline=None)
     def test_no_forbidden_passage_is_served_ranked_or_sampled_whatever_changes_between(
         self, corpus: list[Passage], query: str, where: Where, mode: Mode, data: st.DataObject
     ) -> None:

@@ -18,7 +18,7 @@ from ctxguard.retrieval.protocols import Float32Array
 from tests.doubles import WordHashEmbedder, WordTokenEmbedder
 
 WORDS = ["red", "dog", "dogs", "fox", "foxes.", "rose", "wait_for", "sun", "sea", "the"]
-QUERIES = ("red fox", "sun sun sea", "rose", "cat dog quagga")
+QUERIES = ("red fox", "sun sun sea", "cat dog quagga")
 NEAR = 1e-5
 """Below this, scores of sums in another order may differ."""
 
@@ -69,7 +69,7 @@ def assert_same_answers(updated: HybridRetriever, anew: HybridRetriever) -> None
 
 
 @given(first=corpora, then=st.lists(corpora, min_size=1, max_size=3))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_any_updates_give_the_answers_of_an_index_built_anew(
     first: dict[str, str], then: list[dict[str, str]]
 ) -> None:
@@ -92,7 +92,7 @@ def test_updates_of_a_saved_index_give_the_answers_of_one_built_anew(tmp_path: P
     now = some(60)
     build(now).save(tmp_path)
     writer, reader = load(tmp_path), load(tmp_path)
-    for _ in range(6):
+    for _ in range(3):
         now = {**dict(chance.sample(sorted(now.items()), len(now) - 3)), **some(6)}
         writer.update(passages_of(now))
         writer.save(tmp_path)
