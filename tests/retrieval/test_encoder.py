@@ -23,7 +23,7 @@ TEXTS = [
     "How do vaccines train the immune system?",
     "Ünïcödé – 東京 and 3.14159",
     "a passage far beyond the model's limit of tokens " * 60,
-    *[f"passage number {n} " + "with some more words " * n for n in range(12)],
+    *[f"passage number {n} " + "with some more words " * n for n in range(0, 12, 4)],
 ]
 
 

@@ -62,7 +62,7 @@ outcomes["threads of a child forked before"] = forked(torch.get_num_threads)
 from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 
 QUERY = "How do vaccines train the immune system?"
-TEXTS = [f"passage number {n} " + "with some more words " * n for n in range(12)]
+TEXTS = [f"passage number {n} " + "with some more words " * n for n in range(4)]
 reranker = CrossEncoderReranker(sys.argv[1], runtime="torch")
 
 def in_a_thread(work):

@@ -18,7 +18,6 @@ from ctxguard.integrations.engines import retriever as retriever_module
 from ctxguard.integrations.engines.address import EngineAddress
 from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.request.telemetry import Telemetry
-from ctxguard.testing import RetrieverContract
 from tests.doubles import WordHashEmbedder
 
 
@@ -46,8 +45,6 @@ class TestEngine(EngineContract):
     def url(self, name: str) -> str:
         return f"qdrant:///x#{name}"
 
-
-class TestRetriever(RetrieverContract):
     def retriever(self, passages: Sequence[Passage]) -> EngineRetriever:
         return _built(passages, signals="full")
 

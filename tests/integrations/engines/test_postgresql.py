@@ -23,7 +23,6 @@ from ctxguard.integrations.engines.engine import LegQuery
 from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.hybrid.search import vector_of
-from ctxguard.testing import RetrieverContract
 from tests.doubles import WordHashEmbedder
 
 _server = ""
@@ -58,11 +57,6 @@ class TestEngine(EngineContract):
 
     def url(self, name: str) -> str:
         return f"{_server}#{name}"
-
-
-class TestRetriever(RetrieverContract):
-    def retriever(self, passages: Sequence[Passage]) -> EngineRetriever:
-        return _built(passages)
 
     def unreachable_retriever(self) -> EngineRetriever:
         built = _built()

@@ -31,7 +31,6 @@ from ctxguard.integrations.engines.engine import LegQuery
 from ctxguard.integrations.engines.qdrant import bm25_weights, term_index
 from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.resilience import UnansweredError
-from ctxguard.testing import RetrieverContract
 from tests.doubles import WordHashEmbedder
 from tests.rerank_endpoint import Answer, RerankEndpoint
 
@@ -57,11 +56,6 @@ def built(passages: Sequence[Passage] = PASSAGES) -> EngineRetriever:
 class TestEngine(EngineContract):
     def url(self, name: str) -> str:
         return url(name)
-
-
-class TestRetriever(RetrieverContract):
-    def retriever(self, passages: Sequence[Passage]) -> EngineRetriever:
-        return built(passages)
 
     def unreachable_retriever(self) -> EngineRetriever:
         retriever = built()
