@@ -337,7 +337,7 @@ class HybridRetriever(Hybrid):
             QueryError: As for ``retrieve``.
         """
         search = self._search(self._checked(query), DEFAULT_DEPTH)
-        states = search.query_states()
+        states = search.query_states
         return self._settings.embedder.encode_query(search.query) if states is None else states
 
     def _search(
