@@ -25,7 +25,7 @@ from benchmarks._collection import all_splits
 from benchmarks._timing import Timing, environment, interleaved
 from calibration.data.readers import read_corpus
 from ctxguard.retrieval.index.passages import searchable_text
-from ctxguard.retrieval.models.encoder import Encoder
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.retrieval.models.files import bundled_model
 from ctxguard.retrieval.models.graph import quiet_loading
 from ctxguard.retrieval.models.reranker import CrossEncoderReranker
@@ -69,9 +69,9 @@ def systems(cross_encoder: Path) -> tuple[Work, Work, Work]:
         LIBRARY: lambda pair: scorer.predict([(pair[0], each) for each in pair[1]])
     }
     for runtime in RUNTIMES:
-        encoder = Encoder(runtime=runtime, remembered=0)
+        encoder = SentenceTransformerEmbedder(runtime=runtime, remembered=0)
         reranker = CrossEncoderReranker(cross_encoder, runtime=runtime)
-        query[runtime], passages[runtime] = encoder.query, encoder.encode
+        query[runtime], passages[runtime] = encoder.query, encoder.encode_passages_passages
         pairs[runtime] = partial(_scored, reranker)
     return query, passages, pairs
 

@@ -268,10 +268,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     if options.write:
         file = Path(ctxguard.retrieval.signals.ranker.__file__).with_name("ranker.json")
-        whole.save(file)
         RANKERS.mkdir(exist_ok=True)
-        for name, ranker in rankers.items():
-            ranker.save(RANKERS / f"{name}.json")
+        files = {file: whole} | {RANKERS / f"{name}.json": each for name, each in rankers.items()}
+        for at, ranker in files.items():
+            about = {"trained_on": ranker.trained_on, "weights": ranker.weights}
+            at.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         console.print(f"written: {file.name}, and {len(rankers)} in {RANKERS.name}")
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")

@@ -63,9 +63,9 @@ def _without_bfloat16() -> Iterator[None]:
     """Where asked for, embedders choose their runtime as on a processor without bfloat16."""
     with pytest.MonkeyPatch.context() as patch:
         if NO_BFLOAT16 in os.environ:
-            from ctxguard.retrieval.models.encoder import Encoder
+            from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
-            patch.setattr(Encoder, "_precisions", ("f32",))
+            patch.setattr(SentenceTransformerEmbedder, "_precisions", ("f32",))
         yield
 
 

@@ -1,14 +1,15 @@
-"""A fixture for folders whose tests run commands in this process."""
+"""Models that are opened once for several tests."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 
-@pytest.fixture(scope="session", autouse=True)
-def open_models_once() -> Iterator[None]:
-    """The commands that run in this process share a model: opening it takes seconds each time."""
+@contextmanager
+def models_opened_once() -> Iterator[None]:
+    """Models of one folder share what is opened: opening it takes seconds each time."""
     from ctxguard.retrieval.models.graph import GraphModel
 
     graphs: dict[Any, Any] = {}
@@ -22,4 +23,11 @@ def open_models_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GraphModel, "_opened", opened_once)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def open_models_once() -> Iterator[None]:
+    """For folders whose tests run commands in this process."""
+    with models_opened_once():
         yield

@@ -210,11 +210,11 @@ class IndexCommand(SettingsModel):
             kept.close()
 
     def _embedder(self, existing: "_Index | None") -> "SentenceTransformerEmbedder":
-        from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder, named_embedder
+        from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
         if existing is not None:
             holder: Any = getattr(existing, "generation", existing)
-            return named_embedder(holder.embedder)
+            return SentenceTransformerEmbedder.of_index(holder.embedder)
         # A folder's name must still find it when the index is opened from elsewhere.
         is_folder = self.model is not None and Path(self.model).is_dir()
         model = Path(str(self.model)).resolve() if is_folder else self.model

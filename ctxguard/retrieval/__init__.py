@@ -15,7 +15,6 @@ if TYPE_CHECKING:
         AsyncRetriever,
         Embedder,
         FilteringRetriever,
-        LexicalIndex,
         Reranker,
         Retriever,
         RetrieverFunction,
@@ -29,7 +28,6 @@ __all__ = [
     "Embedder",
     "FilteringRetriever",
     "HybridRetriever",
-    "LexicalIndex",
     "RerankClient",
     "Reranker",
     "Retriever",
@@ -44,7 +42,7 @@ if not TYPE_CHECKING:
         {
             "ctxguard.retrieval.hybrid.retriever": "HybridRetriever",
             "ctxguard.retrieval.protocols": "Analyser AsyncRetriever Embedder FilteringRetriever "
-            "LexicalIndex Reranker Retriever RetrieverFunction SwappingRetriever",
+            "Reranker Retriever RetrieverFunction SwappingRetriever",
             "ctxguard.retrieval.rerank_client": "RerankClient",
         },
     )

@@ -241,32 +241,6 @@ class LexicalHits(NamedTuple):
     all_scores: Float32Array
 
 
-class LexicalIndex(Protocol):
-    """Scores passages, known by their row, by the words that they share with a query.
-
-    Scores are of kind ``ratio``: zero means no word in common. Safe to search from several
-    threads at once.
-    """
-
-    @property
-    def analyser(self) -> Analyser:
-        """Splits passages and queries into terms."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """The engine, the analyser and their parameters."""
-        ...
-
-    def __len__(self) -> int:
-        """Count the passages that it holds."""
-        ...
-
-    def search(self, query: str, k: int) -> LexicalHits:
-        """Return the at most ``k`` best rows, and every row's score."""
-        ...
-
-
 class Assessor(Protocol):
     """Answers questions about candidates of one query. Safe to call from several threads at once.
 

@@ -345,8 +345,8 @@ def _garbage(what: str) -> StageError:
     return StageError(RERANK, f"the server's answer {what}")
 
 
-def server_url(url: str, whose: str) -> SplitResult:
-    """Parse the URL of a server.
+def _endpoint(url: str, form: RerankForm) -> SplitResult:
+    """Return the URL of the endpoint, from it or from the server's base.
 
     Raises:
         ConfigurationError: it is no such URL, or holds a user name or password.
@@ -358,28 +358,10 @@ def server_url(url: str, whose: str) -> SplitResult:
         is_whole = False
     if not is_whole or any(character <= " " for character in url):
         raise ConfigurationError(
-            f"the {whose} URL is not http://HOST[:PORT][/PATH] or https://HOST[:PORT][/PATH]"
+            "the rerank URL is not http://HOST[:PORT][/PATH] or https://HOST[:PORT][/PATH]"
         )
     if "@" in parsed.netloc:
-        raise ConfigurationError(
-            f"the {whose} URL holds a user name or password; pass a key instead"
-        )
-    return parsed
-
-
-def check_key(key: str, whose: str) -> None:
-    """Refuse a key that no header can carry.
-
-    Raises:
-        ConfigurationError: it is empty, or has other than printable ASCII characters.
-    """
-    if not key.isascii() or not key.isprintable() or not key.strip():
-        raise ConfigurationError(f"the {whose} key must be printable ASCII characters, not empty")
-
-
-def _endpoint(url: str, form: RerankForm) -> SplitResult:
-    """Return the URL of the endpoint, from it or from the server's base."""
-    parsed = server_url(url, "rerank")
+        raise ConfigurationError("the rerank URL holds a user name or password; pass a key instead")
     path = parsed.path.rstrip("/")
     if not path.endswith(form.paths[0]):
         path += form.paths[0]
@@ -387,6 +369,11 @@ def _endpoint(url: str, form: RerankForm) -> SplitResult:
 
 
 def _headers(key: str | None) -> dict[str, str]:
+    """Build the headers of every request.
+
+    Raises:
+        ConfigurationError: no header can carry the key.
+    """
     headers = {
         "Accept": "application/json",
         "Accept-Encoding": "identity",
@@ -394,5 +381,6 @@ def _headers(key: str | None) -> dict[str, str]:
     }
     if key is None:
         return headers
-    check_key(key, "rerank")
+    if not key.isascii() or not key.isprintable() or not key.strip():
+        raise ConfigurationError("the rerank key must be printable ASCII characters, not empty")
     return headers | {"Authorization": f"Bearer {key}"}

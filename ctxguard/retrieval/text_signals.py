@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.types import FloatArray, Hit, Leg, Passage, ScoreKind
-from ctxguard.errors import ConfigurationError, DataError
+from ctxguard.errors import DataError
 from ctxguard.retrieval.analysers import as_analyser
 from ctxguard.retrieval.index.dense import unit_rows
 from ctxguard.retrieval.index.lexical import idf, length_norms
@@ -101,7 +101,6 @@ class TextReader:
         embedder: Encodes passages; None if their vectors are given, or unknown.
         corpus: What is counted for how rare each term is and how long passages are; read once.
             None to count the candidates of each query.
-        max_words: How many words of passages are kept, those used last.
     """
 
     # By passage id, those used last at the end.
@@ -116,10 +115,8 @@ class TextReader:
         *,
         embedder: Embedder | None = None,
         corpus: Iterable[Passage] | None = None,
-        max_words: int = MAX_WORDS,
     ) -> None:
         self._analyser, self.encoder, self._embedder = analyser, encoder, embedder
-        self._max_words = max_words
         self._counts = None if corpus is None else self._counted(corpus)
 
     def read(self, passages: Sequence[Passage | Hit], vectors: Float32Array | None = None) -> Read:
@@ -201,7 +198,7 @@ class TextReader:
             old = self._kept.pop(passage_id, None)
             self._kept[passage_id] = text
             self._size += text.size - (0 if old is None else old.size)
-            while self._size > self._max_words:
+            while self._size > MAX_WORDS:
                 _, gone = self._kept.popitem(last=False)
                 self._size -= gone.size
 
@@ -256,11 +253,10 @@ class TextSignals:
             none.
         corpus: What is counted for how rare each word is and how long passages are; read once.
             None to count the candidates of each query: a signal then depends on the others.
-        max_words: How many words of passages are kept, those used last.
         ranker: The weights; None for those of the package.
 
     Raises:
-        ConfigurationError: an unknown language, or ``max_words`` below 1.
+        ConfigurationError: an unknown language.
         DataError: a corpus without passages.
         MissingExtraError: a library that it needs is not installed.
     """
@@ -271,11 +267,8 @@ class TextSignals:
         *,
         embedder: Embedder | None = None,
         corpus: Iterable[Passage] | None = None,
-        max_words: int = MAX_WORDS,
         ranker: Ranker | None = None,
     ) -> None:
-        if max_words < 1:
-            raise ConfigurationError(f"max_words is {max_words!r}; it must be at least 1")
         self._analyser, self._embedder = as_analyser(analyser), embedder
         self._ranker = Ranker.default() if ranker is None else ranker
         self._reader = TextReader(
@@ -283,7 +276,6 @@ class TextSignals:
             lambda: None if embedder is None else token_encoder_of(embedder),
             embedder=embedder,
             corpus=corpus,
-            max_words=max_words,
         )
         self._counted_in = "its candidates" if corpus is None else "a corpus"
 

@@ -28,7 +28,6 @@ from ctxguard.monitor.labels.files import (
     write_label_file,
 )
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.retrieval.signals.ranker import Ranker
 from tests.doubles import WordHashEmbedder
 
 
@@ -176,7 +175,6 @@ class TestReadRegular:
         "read",
         [
             read_snapshot,
-            lambda folder: Ranker.load(folder / "snapshot.json"),
             lambda folder: _load(folder / "snapshot.json"),
             lambda folder: list(read_corpus(folder / "snapshot.json")),
             lambda folder: asked_questions(folder / "snapshot.json"),
@@ -185,7 +183,7 @@ class TestReadRegular:
             lambda folder: AnswerFile(folder / "snapshot.json", "reader"),
         ],
         ids=[
-            *("frozen set", "ranker", "cache of rankings", "corpus", "questions"),
+            *("frozen set", "cache of rankings", "corpus", "questions"),
             *("labels", "feedback", "answers"),
         ],
     )

@@ -1,9 +1,8 @@
-"""Fakes, and the contracts of what has one kind of implementation here: judges, lexical indexes."""
+"""Fakes, and the contract of judges, which have one kind of implementation here."""
 
 from tests.doubles.fake_retriever import FakeRetriever
 from tests.doubles.faults import Fault, FaultyEmbedder, FaultyReranker, FaultyRetriever
 from tests.doubles.judge_contract import JudgeContract
-from tests.doubles.lexical_contract import LexicalContract
 from tests.doubles.word_hash_embedder import WordHashEmbedder, WordTokenEmbedder
 
 __all__ = [
@@ -13,7 +12,6 @@ __all__ = [
     "FaultyReranker",
     "FaultyRetriever",
     "JudgeContract",
-    "LexicalContract",
     "WordHashEmbedder",
     "WordTokenEmbedder",
 ]

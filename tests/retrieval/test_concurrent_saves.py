@@ -151,7 +151,7 @@ def test_two_processes_may_save_while_a_third_loads(tmp_path: Path) -> None:
 
     # One save before the others begin, so that there is something to load.
     start("3", 1).communicate()
-    processes = [start("3", 20), start("4", 20), start("load", 20)]
+    processes = [start("3", 8), start("4", 8), start("load", 8)]
     errors = [process.communicate()[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], errors
     assert len(list(folder.iterdir())) == 2

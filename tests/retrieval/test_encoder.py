@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctxguard.retrieval.models import files, graph
-from ctxguard.retrieval.models.encoder import DEFAULT_MODEL_SHA256, Encoder
+from ctxguard.retrieval.models import graph
+from ctxguard.retrieval.models.embedder import DEFAULT_MODEL_SHA256
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder as Encoder
 from ctxguard.retrieval.models.graph import quiet_loading
 from ctxguard.retrieval.models.reranker import CrossEncoderReranker
+from tests.tiny_models import tiny_encoder
 
 pytestmark = pytest.mark.model
 
@@ -21,7 +23,7 @@ TEXTS = [
     "How do vaccines train the immune system?",
     "Ünïcödé – 東京 and 3.14159",
     "a passage far beyond the model's limit of tokens " * 60,
-    *[f"passage number {n} " + "with some more words " * n for n in range(12)],
+    *[f"passage number {n} " + "with some more words " * n for n in range(0, 12, 4)],
 ]
 
 
@@ -60,10 +62,12 @@ def expected(library: Any) -> np.ndarray:
 
 
 def test_vectors_are_those_of_sentence_transformers(
-    encoder: Encoder, in_torch: Encoder, expected: np.ndarray
+    encoder: Encoder,
+    in_torch: Encoder,
+    expected: np.ndarray,
 ) -> None:
     queries = np.stack([encoder.query(text).vector for text in TEXTS])
-    for vectors in (encoder.encode(TEXTS), queries):
+    for vectors in (encoder.encode_passages(TEXTS), queries):
         assert (vectors.dtype, vectors.shape) == (np.float32, (len(TEXTS), 384))
         assert np.linalg.norm(vectors, axis=1) == pytest.approx(1.0, abs=1e-3)
         assert (vectors * expected).sum(axis=1).min() >= 0.9999
@@ -88,58 +92,60 @@ def test_states_of_word_pieces_are_those_of_sentence_transformers(
         assert cosines.min() > 0.9999
 
 
-def test_no_texts_have_no_vectors(in_torch: Encoder) -> None:
-    assert in_torch.encode([]).shape == (0, 384)
-    assert in_torch.pieces([]) == []
+def test_no_texts_have_no_vectors(small: Encoder) -> None:
+    assert small.encode_passages([]).shape == (0, 32)
+    assert small.pieces([]) == []
 
 
 def test_progress_counts_the_texts_that_are_encoded(
-    exported: Encoder, monkeypatch: pytest.MonkeyPatch
+    small: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graph, "_CHUNK", 7)
     done: list[int] = []
-    exported.encode(["a text"] * 17, done.append)
+    small.encode_passages(["a text"] * 17, done.append)
     assert done == [7, 14, 17]
 
 
-def test_pieces_beyond_the_window_are_read_in_up_to_eight(exported: Encoder) -> None:
-    long, empty, short = exported.pieces(["cat " * 4000, "", TEXTS[3]])
-    assert long.tolist() == [int(exported.query("cat").piece_ids[0])] * (8 * 256)
+def test_pieces_beyond_the_window_are_read_in_up_to_eight(
+    small: Encoder,
+) -> None:
+    long, empty, short = small.pieces(["cat " * 4000, "", TEXTS[3]])
+    assert long.tolist() == [int(small.query("cat").piece_ids[0])] * (8 * 256)
     assert empty.tolist() == []
-    assert short.tolist() == exported.query(TEXTS[3]).piece_ids.tolist()
+    assert short.tolist() == small.query(TEXTS[3]).piece_ids.tolist()
     assert short.dtype == np.int32
 
 
-def test_the_table_has_each_piece_by_itself(exported: Encoder) -> None:
-    """Of the first pieces up to a mark's: all take half a minute."""
-    mark = exported.query("!")
+def test_the_table_has_each_piece_by_itself(small: Encoder) -> None:
+    """Of the first pieces up to a mark's."""
+    mark = small.query("!")
     (piece,) = mark.piece_ids.tolist()
-    table = exported._states(range(piece + 1))
-    assert (table.shape, table.dtype) == ((piece + 1, 384), np.float32)
+    table = small._states(range(piece + 1))
+    assert (table.shape, table.dtype) == ((piece + 1, 32), np.float32)
     assert float(table[piece] @ mark.states[0]) > 0.99
 
 
 def test_vectors_do_not_depend_on_the_number_of_threads(
-    exported: Encoder, exports: Path, monkeypatch: pytest.MonkeyPatch
+    small: Encoder, tiny: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = "3" if exported.graph.run.workers == 1 else "1"
+    other = "3" if small.graph.run.workers == 1 else "1"
     monkeypatch.setenv("OMP_NUM_THREADS", other)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(4), raising=False)
-    again = Encoder(runtime="openvino", cache=exports)
+    again = Encoder(tiny, runtime="openvino", cache=cache)
     assert again.graph.run.workers == int(other)
-    assert again.encode(TEXTS) == pytest.approx(exported.encode(TEXTS), abs=1e-5)
-    assert again.query(TEXTS[2]).vector == pytest.approx(exported.query(TEXTS[2]).vector, abs=1e-5)
+    assert again.encode_passages(TEXTS) == pytest.approx(small.encode_passages(TEXTS), abs=1e-5)
+    assert again.query(TEXTS[2]).vector == pytest.approx(small.query(TEXTS[2]).vector, abs=1e-5)
 
 
-def test_many_threads_may_encode_at_once(exported: Encoder) -> None:
+def test_many_threads_may_encode_at_once(small: Encoder) -> None:
     texts = [f"passage number {n}" for n in range(40)]
 
     def vector(text: str) -> np.ndarray:
-        return exported.query(text).vector
+        return small.query(text).vector
 
     with ThreadPoolExecutor(4) as threads:
         together = list(threads.map(vector, texts))
-        tables = list(threads.map(exported.pieces, [texts] * 4))
+        tables = list(threads.map(small.pieces, [texts] * 4))
     assert np.stack(together) == pytest.approx(np.stack([*map(vector, texts)]), abs=1e-5)
     assert all(np.concatenate(each).size == np.concatenate(tables[0]).size for each in tables)
 
@@ -171,42 +177,36 @@ def test_no_query_is_remembered_where_that_is_switched_off() -> None:
     assert encoder.encoded == ["a", "a"]
 
 
-def test_a_remembered_query_cannot_be_changed(in_torch: Encoder) -> None:
-    found = in_torch.query("a question")
+def test_a_remembered_query_cannot_be_changed(small: Encoder) -> None:
+    found = small.query("a question")
     with pytest.raises(ValueError, match="read-only"):
         found.vector[0] = 1.0
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("exported")
-def test_prompts_and_another_pooling_are_kept(tmp_path: Path, exports: Path) -> None:
+@pytest.mark.usefixtures("small")
+def test_prompts_and_another_pooling_are_kept(tmp_path: Path, cache: Path) -> None:
     """A model with prompts of its own and the first token's vector, saved as a folder."""
-
-    bundled = files.bundled_model()
-    assert bundled is not None
     from sentence_transformers import SentenceTransformer
 
+    prompts = {"query": "query: ", "document": "passage: "}
+    folder = tiny_encoder(tmp_path / "mine", pooling="cls", prompts=prompts)
     with quiet_loading():
-        model = SentenceTransformer(
-            str(bundled), prompts={"query": "query: ", "document": "passage: "}, device="cpu"
-        )
-    model[1].pooling_mode = "cls"
-    model.save(str(tmp_path / "mine"))
+        model = SentenceTransformer(str(folder), device="cpu")
     expected = {
         "query": model.encode_query("words", normalize_embeddings=True),
         "passage": model.encode_document("words", normalize_embeddings=True),
     }
     for runtime in ("openvino", "torch"):
-        encoder = Encoder(tmp_path / "mine", runtime=runtime, cache=exports)
+        encoder = Encoder(folder, runtime=runtime, cache=cache)
         query = encoder.query("words")
         assert query.vector @ expected["query"] >= 0.9999
-        assert encoder.encode(["words"])[0] @ expected["passage"] >= 0.9999
+        assert encoder.encode_passages(["words"])[0] @ expected["passage"] >= 0.9999
         assert len(query.piece_ids) == 1  # the prompt's are not the query's
     assert expected["query"] @ expected["passage"] < 0.999
 
 
-@pytest.mark.usefixtures("exported")
-def test_logits_are_those_of_torch(exports: Path, cross_encoder: Path) -> None:
+@pytest.mark.usefixtures("small")
+def test_logits_are_those_of_torch(cache: Path, cross_encoder: Path) -> None:
     from sentence_transformers import CrossEncoder
     from torch import nn
 
@@ -215,6 +215,6 @@ def test_logits_are_those_of_torch(exports: Path, cross_encoder: Path) -> None:
     query = "How do vaccines train the immune system?"
     expected = library.predict([(query, text) for text in TEXTS], show_progress_bar=False)
     for runtime in ("openvino", "torch"):
-        reranker = CrossEncoderReranker(cross_encoder, runtime=runtime, cache=exports)
+        reranker = CrossEncoderReranker(cross_encoder, runtime=runtime, cache=cache)
         assert reranker.score(query, TEXTS) == pytest.approx(expected, abs=1e-5)
         assert reranker.runtime == runtime

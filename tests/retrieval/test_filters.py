@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from enum import StrEnum
@@ -45,10 +45,6 @@ from tests.timing import PATIENCE_SECONDS
 
 WORDS = ("red", "fox", "dog", "rose", "snow", "hill", "rain", "cloud")
 ROUTES = (Route.HYBRID, Route.LEXICAL, Route.DENSE)
-
-
-def metadata_rows(read: Callable[[], Iterable[object]], n_passages: int) -> MetadataRows:
-    return MetadataRows(read, n_passages)
 
 
 def build(corpus: Sequence[Passage], **settings: Any) -> HybridRetriever:
@@ -233,7 +229,7 @@ class TestSearching:
         route=st.sampled_from(ROUTES),
         depth=st.integers(1, 30),
     )
-    @settings(max_examples=75, deadline=None)
+    @settings(max_examples=40, deadline=None)
     def test_the_ranking_is_the_unfiltered_one_with_forbidden_passages_cut_out_first(
         self,
         engine: Any,
@@ -327,7 +323,7 @@ class TestReadingFields:
     ) -> None:
         """Prepared, filtered on, prepared again, or a field that no passage has."""
         read = Readings(self.every)
-        held = metadata_rows(read, 60)
+        held = MetadataRows(read, 60)
         for names in prepared:
             held.prepare(names)
             assert set(held.fields) <= {"t", "u", "f0"}
@@ -335,25 +331,25 @@ class TestReadingFields:
         assert read.count == 1
 
     def test_of_too_many_fields_the_first_are_prepared(self) -> None:
-        held = metadata_rows(Readings(self.every), 60)
+        held = MetadataRows(Readings(self.every), 60)
         held.prepare(["t", *(f"f{n}" for n in range(20))])
         assert held.fields == ("t", *(f"f{n}" for n in range(filters_module.MAX_FIELDS - 1)))
 
     def test_a_filter_on_more_fields_than_are_kept_is_answered_all_the_same(self) -> None:
         every = [{f"f{n}": n < 3 or row % 2 for n in range(40)} for row in range(6)]
-        held = metadata_rows(Readings(every), 6)
+        held = MetadataRows(Readings(every), 6)
         where = Where({f"f{n}": [True, 1] for n in range(40)})
         assert held.allowed(where).rows.tolist() == [1, 3, 5]
         assert len(held.fields) == filters_module.MAX_FIELDS
 
     def test_a_filter_that_allows_nothing_reads_nothing(self) -> None:
         read = Readings(self.every)
-        assert metadata_rows(read, 60).allowed(Where(t=1, u=[])).rows.size == 0
+        assert MetadataRows(read, 60).allowed(Where(t=1, u=[])).rows.size == 0
         assert read.count == 0
 
     def test_filters_on_other_fields_are_answered_while_a_field_is_read(self) -> None:
         read = HeldUp(self.every)
-        held = metadata_rows(read, 60)
+        held = MetadataRows(read, 60)
         before = held.allowed(Where(t=1))
         read.begun.clear()
         read.let_go.clear()
@@ -377,7 +373,7 @@ class TestReadingFields:
 
     def test_those_who_need_the_field_that_is_being_read_wait_for_that_one_pass(self) -> None:
         read = HeldUp(self.every)
-        held = metadata_rows(read, 60)
+        held = MetadataRows(read, 60)
         read.let_go.clear()
         with ThreadPoolExecutor(9) as pool:
             preparing = pool.submit(held.prepare, ["t"])
@@ -398,13 +394,13 @@ class TestReadingFields:
                 raise failure
             yield from read()
 
-        held = metadata_rows(unsure, 60)
+        held = MetadataRows(unsure, 60)
         with pytest.raises(OSError, match="a page"):
             held.prepare(["t"])
         assert held.allowed(Where(t=1)).rows.size == 12
 
     def test_a_forked_child_does_not_wait_for_its_parents_pass(self) -> None:
-        held = metadata_rows(Readings(self.every), 60)
+        held = MetadataRows(Readings(self.every), 60)
         with held._reading, held._lock:
             fork_safety._reset_all()
             assert held.allowed(Where(t=1)).rows.size == 12
@@ -467,14 +463,14 @@ class TestWarmingUp:
 
 class TestRowsOfMetadata:
     def rows(self) -> MetadataRows:
-        return metadata_rows(lambda: [{"t": i % 5, f"f{i % 20}": 1} for i in range(100)], 100)
+        return MetadataRows(lambda: [{"t": i % 5, f"f{i % 20}": 1} for i in range(100)], 100)
 
     @given(corpora(), WHERES)
-    @settings(deadline=None)
+    @settings(max_examples=50, deadline=None)
     def test_the_rows_are_those_that_the_filter_allows(
         self, corpus: list[Passage], where: Where
     ) -> None:
-        held = metadata_rows(lambda: [each.metadata for each in corpus], len(corpus))
+        held = MetadataRows(lambda: [each.metadata for each in corpus], len(corpus))
         rows = held.allowed(where).rows.tolist()
         assert rows == [n for n, each in enumerate(corpus) if where.allows(each.metadata)]
 
@@ -499,7 +495,7 @@ class TestRowsOfMetadata:
 
     def test_a_cached_filter_keeps_none_of_the_values_that_it_names(self) -> None:
         held = self.rows()
-        names = [f"member {n} of a long access list" for n in range(20_000)]
+        names = [f"member {n} of a long access list" for n in range(5_000)]
         tracemalloc.start()
         try:
             for n in range(5):
@@ -507,7 +503,7 @@ class TestRowsOfMetadata:
             kept, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        assert kept < 1_000_000
+        assert kept < 250_000
 
     def test_what_a_text_says_of_its_metadata_is_not_believed(self) -> None:
         """Nor a nested field, nor a line of a saved index that is not as it was written."""
@@ -731,7 +727,7 @@ class TestThroughTheGuard:
             Guarded(Degraded(HITS, honest=False)).guard.retrieve("q?", where=TENANT_A)
 
     @given(corpora(), QUERIES, WHERES, st.sampled_from(list(Mode)), st.data())
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=25, deadline=None)
     def test_no_forbidden_passage_is_served_ranked_or_sampled_whatever_changes_between(
         self, corpus: list[Passage], query: str, where: Where, mode: Mode, data: st.DataObject
     ) -> None:

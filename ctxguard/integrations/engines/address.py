@@ -131,11 +131,3 @@ def nothing_there(address: EngineAddress) -> ConfigurationError:
         f"{address.shown}: there is no index of that name; build it with `ctxguard index CORPUS "
         "--engine URL`"
     )
-
-
-def already_there(address: EngineAddress) -> ConfigurationError:
-    """Build the error for an index that is there and would have to be replaced."""
-    return ConfigurationError(
-        f"{address.shown}: there is an index of that name; --update brings it up to date, and "
-        "another name after # in the URL makes another one"
-    )

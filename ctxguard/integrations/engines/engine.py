@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import islice
+from pathlib import Path
 from threading import Lock
 from typing import Any, ClassVar, Self
 
 from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.scores import is_valid
-from ctxguard.core.types import FailureKind, Hit, Passage, Ranking, ScoreKind
+from ctxguard.core.types import FailureKind, Hit, Ranking, ScoreKind
 from ctxguard.errors import (
     ConfigurationError,
     CtxguardError,
@@ -23,18 +24,15 @@ from ctxguard.errors import (
     StageError,
     StageUnavailableError,
 )
-from ctxguard.integrations.engines.address import ENGINES, EngineAddress, already_there
+from ctxguard.integrations.engines.address import ENGINES, EngineAddress, nothing_there
 from ctxguard.integrations.engines.stored import IndexedPassage, IndexSettings, passage_of
 from ctxguard.resilience import UnansweredError
 from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL
 from ctxguard.retrieval.protocols import Float32Array
 
-__all__ = ["DENSE", "KINDS", "LEXICAL", "Engine", "EngineDownError", "LazyClient"]
-__all__ += ["LegQuery", "Legs", "leave_to_parent", "ranking_of_rows"]
-
 KINDS = {LEXICAL: ScoreKind.RATIO, DENSE: ScoreKind.COSINE}
 
-Legs = Mapping[str, Ranking | CtxguardError]
+Legs = dict[str, Ranking | CtxguardError]
 """The result of each leg, or the error with which it failed."""
 
 
@@ -80,25 +78,20 @@ class Engine(ABC):
         name: The engine's name in errors.
         rows_per_write: Maximum number of passages in one `insert`.
         scores_both: Whether each leg's rows also hold the other leg's candidates.
+        first_file: The file that every index on this machine has in its path, ``.`` if the path is
+            itself a file; None for an engine on a server.
         settings: The settings that the index was built with.
     """
 
     name: ClassVar[str]
     rows_per_write: ClassVar[int] = 512
     scores_both: ClassVar[bool] = False
+    first_file: ClassVar[str | None] = None
     settings: IndexSettings
     _client: "LazyClient"
 
     def __init__(self, address: EngineAddress) -> None:
         self.address = address
-
-    @classmethod  # noqa: B027 - an engine on a server tells by itself
-    def check_there(cls, address: EngineAddress) -> None:
-        """Refuse an address where nothing was made; an engine on a server tells by itself.
-
-        Raises:
-            ConfigurationError: the file or folder is not there.
-        """
 
     @classmethod
     def open(cls, address: EngineAddress, settings: IndexSettings | None = None) -> Self:
@@ -110,8 +103,11 @@ class Engine(ABC):
             DataError: this release cannot read it.
             StageUnavailableError: the engine cannot be reached.
         """
-        if settings is None:
-            cls.check_there(address)
+        # Connecting would make the file or folder.
+        path, first = address.path, cls.first_file
+        is_there = path is None or first is None or Path(path, first).exists()
+        if settings is None and not is_there:
+            raise nothing_there(address)
         engine = cls(address)
         try:
             if settings is None:
@@ -120,7 +116,10 @@ class Engine(ABC):
             else:
                 engine.settings = settings
                 if not engine.make():
-                    raise already_there(address)
+                    raise ConfigurationError(
+                        f"{address.shown}: there is an index of that name; --update brings it up "
+                        "to date, and another name after # in the URL makes another one"
+                    )
         except BaseException:
             engine.close()
             raise
@@ -185,7 +184,7 @@ class Engine(ABC):
         """Close the connections."""
         self._client.close()
 
-    def search(self, query: LegQuery) -> dict[str, Ranking | CtxguardError]:
+    def search(self, query: LegQuery) -> Legs:
         """Search the legs that are asked; one that fails is returned as its error.
 
         If both were asked in one call and that failed, each is asked by itself.
@@ -196,7 +195,7 @@ class Engine(ABC):
         if query.vector is not None:
             self._check_vector("the query", query.vector)
         try:
-            return dict(self.find(query))
+            return self.find(query)
         except (EngineDownError, OverloadedError, UnansweredError):
             raise
         except StageError:
@@ -217,13 +216,36 @@ class Engine(ABC):
         query: LegQuery,
         kind: ScoreKind | None = None,
     ) -> Ranking | CtxguardError:
-        """Build a leg's ranking of its rows, best first: each the fields of a passage, and a score.
+        """Build a leg's ranking of its rows, of which nothing is trusted.
 
-        ``kind`` is the kind of the scores, None for that of `KINDS`.
+        At most as many rows are read as the leg may have. A row without a passage that can be read
+        whole is left out, and so is a BM25 score of 0. A score that is no number becomes None,
+        which a decision sets aside.
+
+        Args:
+            leg: ``lexical`` or ``dense``.
+            rows: The stored fields of each, and its score, higher is better; best first.
+            query: What was asked.
+            kind: The kind of the scores; None for the leg's of `KINDS`.
+
+        Returns:
+            The ranking; an error if there are rows and none holds a passage.
         """
-        depth = (2 if self.scores_both else 1) * query.depth
-        found = ((passage_of(row), score) for row, score in rows)
-        return ranking_of_rows(self.name, found, kind or KINDS[leg], depth)
+        kind = KINDS[leg] if kind is None else kind
+        most = (2 if self.scores_both else 1) * query.depth
+        read = [(passage_of(row), number(score)) for row, score in islice(rows, most)]
+        if read and not any(passage for passage, _ in read):
+            return StageUnavailableError(
+                self.name, f"none of its {len(read)} results holds a passage's id and text"
+            )
+        return Ranking.from_hits(
+            [
+                Hit(one.passage_id, score, one.text, one.title, metadata=one.metadata)
+                for one, score in read
+                if one is not None and not (kind is ScoreKind.RATIO and score == 0.0)
+            ],
+            kind,
+        )
 
     def write(self, passages: Sequence[IndexedPassage]) -> None:
         """Insert passages, replacing those with the same ids.
@@ -301,43 +323,6 @@ class LazyClient:
             client, self.client = self.client, None
         if client is not None:
             client.close()
-
-
-def ranking_of_rows(
-    engine: str, rows: Iterable[tuple[Passage | None, object]], kind: ScoreKind, depth: int
-) -> Ranking | StageUnavailableError:
-    """Build the ranking of a leg's rows, of which nothing is trusted.
-
-    At most ``depth`` rows are read. A row without a passage is left out, and so is a BM25 score of
-    0. A score that is no number becomes None, which a decision sets aside.
-
-    Args:
-        engine: Its name in errors.
-        rows: The passage of each row, None if it holds none that can be read, and its score, higher
-            is better, which may be anything; best first.
-        kind: The kind of the scores.
-        depth: Maximum number of rows.
-
-    Returns:
-        The ranking; an error if there are rows and none holds a passage.
-
-    >>> rows = [(Passage("a", "text"), 2.5), (None, 2.0), (Passage("b", "text"), "1.5")]
-    >>> ranking_of_rows("engine", rows, ScoreKind.RATIO, 10).scores
-    (2.5, None)
-    """
-    read = list(islice(rows, depth))
-    if read and not any(passage for passage, _ in read):
-        return StageUnavailableError(
-            engine, f"none of its {len(read)} results holds a passage's id and text"
-        )
-    return Ranking.from_hits(
-        [
-            Hit(passage.passage_id, score, passage.text, passage.title, metadata=passage.metadata)
-            for passage, score in ((passage, number(score)) for passage, score in read)
-            if passage is not None and not (kind is ScoreKind.RATIO and score == 0.0)
-        ],
-        kind,
-    )
 
 
 def number(score: object) -> float | None:

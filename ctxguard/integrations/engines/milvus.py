@@ -35,6 +35,7 @@ from ctxguard.integrations.engines.engine import (
     EngineDownError,
     LazyClient,
     LegQuery,
+    Legs,
     number,
 )
 from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage
@@ -98,6 +99,7 @@ class MilvusEngine(Engine):
     name = "milvus"
     # Milvus takes messages of 64 MB; a row is at most 5 texts of `MAX_BYTES` and a vector.
     rows_per_write = 128
+    first_file = "."
     _writing = OfProcess(threading.Lock)
 
     def __init__(self, address: EngineAddress) -> None:
@@ -115,12 +117,6 @@ class MilvusEngine(Engine):
                 logger.setLevel(logging.CRITICAL)
         self._client, self._process = LazyClient(self._connected), os.getpid()
         self._lexical_leg = Stage(f"{self.name} {LEXICAL}", breaks=False)
-
-    @classmethod
-    def check_there(cls, address: EngineAddress) -> None:
-        path = address.path
-        if path is not None and path.endswith(".db") and not Path(path).exists():
-            raise nothing_there(address)
 
     def stored_settings(self) -> str:
         # Not `describe_collection`, whose client logs an error with a traceback if there is none.
@@ -214,9 +210,9 @@ class MilvusEngine(Engine):
             "dense": self._index_types[DENSE].lower(),
         }
 
-    def find(self, query: LegQuery) -> dict[str, Ranking | CtxguardError]:
+    def find(self, query: LegQuery) -> Legs:
         """Ask for both legs at once, each in a call of its own."""
-        found: dict[str, Ranking | CtxguardError] = {}
+        found: Legs = {}
         lexical = None
         if query.terms:
             asked = " ".join(map(_term, query.terms))

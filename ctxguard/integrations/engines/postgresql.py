@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from ctxguard._support.extras import require
-from ctxguard.core.types import Ranking
 from ctxguard.errors import (
     ConfigurationError,
     CtxguardError,
@@ -30,6 +29,7 @@ from ctxguard.integrations.engines.engine import (
     EngineDownError,
     LazyClient,
     LegQuery,
+    Legs,
     number,
 )
 from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage
@@ -38,9 +38,6 @@ from ctxguard.retrieval.protocols import Float32Array
 
 psycopg: Any = require("psycopg", "postgres")
 psycopg_pool: Any = require("psycopg_pool", "postgres")
-
-VERSION = 2
-"""Version of the tables; another is refused."""
 
 _WRITE_SECONDS = 300.0
 _PAGE = 2_000
@@ -57,7 +54,7 @@ _LOCK = 7_243_119
 """Any number: processes that create an index agree on it."""
 
 _TABLES = """
-CREATE TABLE about (version int NOT NULL, settings text NOT NULL);
+CREATE TABLE about (settings text NOT NULL);
 CREATE TABLE totals (passages bigint NOT NULL, terms bigint NOT NULL);
 INSERT INTO totals VALUES (0, 0);
 CREATE TABLE passages (
@@ -177,16 +174,8 @@ class PostgresEngine(Engine):
         return _type(self.settings.dimension)
 
     def stored_settings(self) -> str:
-        rows = self._query("SELECT version, settings FROM about", {})
-        if len(rows) != 1:
-            raise DataError(f"{self.address.shown}: the index is not whole; build it again")
-        version, settings = rows[0]
-        if version != VERSION:
-            raise DataError(
-                f"{self.address.shown}: another release made the tables (version {version}, and "
-                f"this one reads {VERSION}): use that release, or index anew"
-            )
-        return str(settings)
+        rows = self._query("SELECT settings FROM about", {})
+        return str(rows[0][0]) if rows else ""
 
     def make(self) -> bool:
         """Make the schema and its tables."""
@@ -208,7 +197,7 @@ class PostgresEngine(Engine):
             for statement in _TABLES.split(";"):
                 if statement.strip():
                     run(_filled(statement, dimension))
-            run("INSERT INTO about VALUES (%s, %s)", [VERSION, self.settings.to_json()])
+            run("INSERT INTO about VALUES (%s)", [self.settings.to_json()])
         return True
 
     def fingerprint(self) -> Mapping[str, str]:
@@ -217,10 +206,10 @@ class PostgresEngine(Engine):
             "lexical": f"postings lucene k1={K1} b={B}",
         }
 
-    def find(self, query: LegQuery) -> dict[str, Ranking | CtxguardError]:
+    def find(self, query: LegQuery) -> Legs:
         """Search both legs, and score the candidates of either in both, in one statement."""
         found = self._query(*_statement(query, self._vector))
-        legs: dict[str, Ranking | CtxguardError] = {}
+        legs: Legs = {}
         for leg in query.legs:
             column = (LEXICAL, DENSE).index(leg)
             # A passage without a BM25 score has no term of the query; all have a cosine.

@@ -5,11 +5,13 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 from uuid import UUID
+from weakref import WeakSet
 
 import numpy as np
 
@@ -32,7 +34,7 @@ from ctxguard.integrations.engines.engine import (
     EngineDownError,
     LazyClient,
     LegQuery,
-    leave_to_parent,
+    Legs,
 )
 from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage
 from ctxguard.retrieval.index.lexical import K1, B
@@ -60,16 +62,19 @@ class QdrantEngine(Engine):
     name = "qdrant"
     # Qdrant refuses requests over 32 MB by default; 128 vectors of 4,096 numbers are 11 MB of JSON.
     rows_per_write = 128
+    first_file = "meta.json"
 
     def __init__(self, address: EngineAddress) -> None:
         super().__init__(address)
         self._library: Any = require("qdrant_client", "qdrant")
         self._models: Any = self._library.models
-        self._folder = None if address.path is None else Path(address.path).resolve()
+        self._folder: _Folder | None = None
         # Qdrant wants whole seconds.
         self._seconds = math.ceil(address.timeout_seconds)
-        if self._folder is not None:
-            _folders.open(self._folder, self)
+        if address.path is not None:
+            path = Path(address.path).resolve()
+            folder = _Folder(partial(_opened, path, address.shown))
+            self._folder = _Folder.opened.setdefault(path, folder)
             return
         parts = urlsplit(address.url)
         if parts.username or parts.password:
@@ -85,11 +90,6 @@ class QdrantEngine(Engine):
                 check_compatibility=False,
             )
         )
-
-    @classmethod
-    def check_there(cls, address: EngineAddress) -> None:
-        if address.path is not None and not (Path(address.path) / "meta.json").is_file():
-            raise nothing_there(address)
 
     def stored_settings(self) -> str:
         stored = (self._call("get_collection").config.metadata or {}).get(_METADATA_KEY)
@@ -133,7 +133,7 @@ class QdrantEngine(Engine):
             "dense": hnsw if self._folder is None else "exact",
         }
 
-    def find(self, query: LegQuery) -> dict[str, Ranking | CtxguardError]:
+    def find(self, query: LegQuery) -> Legs:
         """Ask for both legs in one call."""
         requests = self._requests(query)
         answers: Sequence[Any] = ()
@@ -242,7 +242,7 @@ class QdrantEngine(Engine):
         if self._folder is None:
             self._client.close()
         else:
-            _folders.close(self._folder, self)
+            self._folder.leave(self)
 
     def _write(self, method: str, *args: Any, **options: Any) -> None:
         self._call(method, *args, timeout=_WRITE_SECONDS, **options)
@@ -255,7 +255,7 @@ class QdrantEngine(Engine):
 
         try:
             if self._folder is not None:
-                return _folders.call(self._folder, work)
+                return self._folder.call(self, work)
             return work(self._client.get())
         except CtxguardError:
             raise
@@ -311,73 +311,59 @@ def bm25_weights(terms: Sequence[str], mean_length: float) -> dict[int, float]:
     return {at: count / (count + norm) for at, count in Counter(map(term_index, terms)).items()}
 
 
-_Opened = dict[Path, tuple[Any, set[QdrantEngine]]]
+def _opened(path: Path, shown: str) -> Any:
+    """Open a folder.
+
+    Raises:
+        ConfigurationError: another process has it open.
+        DataError: it cannot be opened.
+    """
+    library: Any = require("qdrant_client", "qdrant")
+    try:
+        # Calls take turns, so threads may share its connections to SQLite.
+        return library.QdrantClient(path=str(path), force_disable_check_same_thread=True)
+    except RuntimeError:
+        raise ConfigurationError(
+            f"{shown}: another process has the folder open; a folder is for one process at a time, "
+            "and a Qdrant server for several"
+        ) from None
+    except Exception as error:
+        raise DataError(
+            f"{shown}: the folder cannot be opened ({describe_error(error)})"
+        ) from error
 
 
-def _leave(opened: _Opened) -> None:
-    for client, _ in opened.values():
-        leave_to_parent(client)
+class _Folder(LazyClient):
+    """The client of a folder, which all engines of this process that have it open share.
+
+    It is closed with the last of them, or when the program ends: the client cannot do it later.
+    """
+
+    opened: ClassVar[dict[Path, Self]] = {}
+    _turn = OfProcess(threading.RLock)
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        super().__init__(connect)
+        self._engines = WeakSet[QdrantEngine]()
+
+    def call(self, engine: QdrantEngine, work: Callable[[Any], Any]) -> Any:
+        """Return what ``work`` returns for the client; calls take turns."""
+        with self._turn:
+            self._engines.add(engine)
+            return work(self.get())
+
+    def leave(self, engine: QdrantEngine) -> None:
+        """Close the folder if no other engine uses it."""
+        with self._turn:
+            self._engines.discard(engine)
+            if not self._engines:
+                self.close()
+
+    @classmethod
+    def close_all(cls) -> None:
+        """Close what is open."""
+        for each in cls.opened.values():
+            each.close()
 
 
-class _Folders:
-    """The folders that this process has open: the client of each, and the engines that use it."""
-
-    _lock = OfProcess(threading.RLock)
-    _opened = OfProcess[_Opened](dict, _leave)
-
-    def open(self, path: Path, engine: QdrantEngine) -> None:
-        """Open a folder for an engine.
-
-        Raises:
-            ConfigurationError: another process has it open.
-            DataError: it cannot be opened.
-        """
-        with self._lock:
-            if path not in self._opened:
-                self._opened[path] = self._client(path, engine), set()
-            self._opened[path][1].add(engine)
-
-    def _client(self, path: Path, engine: QdrantEngine) -> Any:
-        try:
-            # Calls take turns, so threads may share its connections to SQLite.
-            return engine._library.QdrantClient(
-                path=str(path), force_disable_check_same_thread=True
-            )
-        except RuntimeError:
-            raise ConfigurationError(
-                f"{engine.address.shown}: another process has the folder open; a folder is for one "
-                "process at a time, and a Qdrant server for several"
-            ) from None
-        except Exception as error:
-            raise DataError(
-                f"{engine.address.shown}: the folder cannot be opened ({describe_error(error)})"
-            ) from error
-
-    def call(self, path: Path, work: Callable[[Any], Any]) -> Any:
-        """Return what ``work`` returns for a folder's client."""
-        with self._lock:
-            if path not in self._opened:
-                raise EngineDownError(
-                    QdrantEngine.name,
-                    "the folder is closed, or open in the process that this one came from",
-                )
-            return work(self._opened[path][0])
-
-    def close(self, path: Path, engine: QdrantEngine) -> None:
-        """Close a folder if no other engine uses it."""
-        with self._lock:
-            client, engines = self._opened.get(path, (None, set()))
-            engines.discard(engine)
-            if client is not None and not engines:
-                del self._opened[path]
-                client.close()
-
-    def close_all(self) -> None:
-        """Close what is open when the program ends: the client cannot do it later."""
-        with self._lock:
-            for client, _ in self._opened.values():
-                client.close()
-
-
-_folders = _Folders()
-atexit.register(_folders.close_all)
+atexit.register(_Folder.close_all)

@@ -1,21 +1,22 @@
 """A hybrid retriever over an index in an engine, which answers the legs."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from itertools import islice
 from statistics import fmean
 from typing import Any, Self
 
 import numpy as np
 
-from ctxguard.core.corpus_sketch import CorpusSketch, passage_digest
+from ctxguard.core.corpus_sketch import SKETCH_SIZE, CorpusSketch, passage_digest
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.types import Passage, Ranking
-from ctxguard.errors import ConfigurationError, CtxguardError
+from ctxguard.core.types import Passage
+from ctxguard.errors import ConfigurationError
 from ctxguard.integrations.engines.address import EngineAddress
-from ctxguard.integrations.engines.engine import KINDS, Engine, LegQuery, engine_class
-from ctxguard.integrations.engines.signals import EngineSignals, LegsOfRankings, sketch_of
+from ctxguard.integrations.engines.engine import Engine, engine_class
+from ctxguard.integrations.engines.search import EngineSearch
 from ctxguard.integrations.engines.stored import (
     PASSAGE,
     SIGN,
@@ -28,11 +29,10 @@ from ctxguard.integrations.engines.stored import (
 )
 from ctxguard.retrieval.analysers import analyser_of_index, as_analyser
 from ctxguard.retrieval.chunks import first_chunk_id
-from ctxguard.retrieval.hybrid.candidates import LEXICAL
 from ctxguard.retrieval.hybrid.pipeline import DEFAULT_MAX_QUERY_CHARS, Hybrid, SearchSettings
 from ctxguard.retrieval.index.hybrid_index import Changes, SignalLevel, check_embedder, encode
 from ctxguard.retrieval.index.passages import PassageTable, read_passages, searchable_text
-from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder, named_embedder
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.retrieval.models.files import portable_name
 from ctxguard.retrieval.protocols import (
     Analyser,
@@ -40,8 +40,10 @@ from ctxguard.retrieval.protocols import (
     Float32Array,
     Progress,
     QueryStates,
+    token_encoder_of,
 )
 from ctxguard.retrieval.signals.ranker import Ranker
+from ctxguard.retrieval.text_signals import TextReader
 
 BATCH = 512
 """Passages that are written or deleted at a time."""
@@ -81,11 +83,19 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
     ) -> None:
         settings = engine.settings
         self._engine = engine
-        embedder = named_embedder(settings.embedder) if embedder is None else embedder
+        if embedder is None:
+            embedder = SentenceTransformerEmbedder.of_index(settings.embedder)
         given = None if analyser is None else as_analyser(analyser)
         self.analyser = analyser_of_index(settings.analyser, given)
-        _check_models(settings, embedder, self.analyser)
-        self._signals = EngineSignals(engine, self.analyser, embedder)
+        check_embedder(settings.embedder, settings.embedder_weights, embedder)
+        if self.analyser.fingerprint != settings.analyser_fingerprint:
+            raise ConfigurationError(
+                f"the index was built with the analyser {settings.analyser_fingerprint!r}, and "
+                f"this release has {self.analyser.fingerprint!r}; build the index again"
+            )
+        self._reader = TextReader(
+            self.analyser, lambda: token_encoder_of(embedder) if self.has_signals else None
+        )
         default = Fusion("ranker") if self.has_signals else Fusion()
         self._settings = SearchSettings(
             embedder=embedder,
@@ -187,7 +197,13 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         return self._engine.settings.signals
 
     def _usable(self, fusion: Fusion) -> Fusion:
-        return fusion if self.has_signals else without_ranker(fusion)
+        """Refuse fusion ``ranker``, which reads signals, without them."""
+        if fusion.method == "ranker" and not self.has_signals:
+            raise ConfigurationError(
+                "fusion 'ranker' needs an index with signals: build it by ctxguard with the "
+                "signals 'full', or fuse by 'reciprocal_rank' or 'convex'"
+            )
+        return fusion
 
     def fingerprint(self) -> dict[str, str]:
         """Return the model, the analyser, the fusion, and the engine's settings that decide.
@@ -206,7 +222,11 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
 
     def corpus_sketch(self) -> CorpusSketch:
         """Read a sketch of all passages from the engine."""
-        return sketch_of(self._engine)
+        digests = self._engine.smallest_digests(SKETCH_SIZE)
+        sketch = CorpusSketch.of([each + SIGN for each in digests])
+        if sketch.passages < SKETCH_SIZE:
+            return sketch
+        return replace(sketch, passages=max(len(self), sketch.passages))
 
     def __len__(self) -> int:
         return self._engine.count()
@@ -337,7 +357,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
     def warm_up(self) -> None:
         """Load the model, so that the first query does not wait."""
         self.encode_query("warm up")
-        if (encoder := self._signals.encoder) is not None:
+        if (encoder := self._reader.encoder()) is not None:
             encoder.piece_table  # noqa: B018  computed once
 
     def encode_query(self, query: str) -> Float32Array | QueryStates:
@@ -349,7 +369,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         Raises:
             QueryError: As for ``retrieve``.
         """
-        encoder, text = self._signals.encoder, self._checked(query)
+        encoder, text = self._reader.encoder(), self._checked(query)
         return (
             self._settings.embedder.encode_query(text) if encoder is None else encoder.query(text)
         )
@@ -360,45 +380,19 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         depth: int,
         query_vector: Float32Array | QueryStates | None,
         where: Where | None,
-    ) -> LegsOfRankings:
-        any_of, stages = where_tokens(where), self._settings.stages
-        terms = self.analyser.analyse(query) if LEXICAL in stages else None
-
-        def ask(vector: Float32Array | None) -> Mapping[str, Ranking | CtxguardError]:
-            asked = LegQuery(terms, vector, depth, any_of)
-            if all(any_of):
-                return self._engine.search(asked)
-            # Nothing satisfies the filter.
-            return {leg: Ranking.from_hits([], KINDS[leg]) for leg in asked.legs}
-
-        by_ranker = self.fusion.method == "ranker"
-        return LegsOfRankings(
-            self._settings, query, depth, query_vector, ask, self._signals if by_ranker else None
+    ) -> EngineSearch:
+        return EngineSearch(
+            self._engine,
+            self._settings,
+            self.analyser,
+            self._reader,
+            query,
+            depth,
+            query_vector,
+            where_tokens(where),
+            with_signals=self.fusion.method == "ranker",
         )
-
-
-def without_ranker(fusion: Fusion) -> Fusion:
-    """Refuse fusion ``ranker``, which reads signals.
-
-    Raises:
-        ConfigurationError: it is ``ranker``.
-    """
-    if fusion.method == "ranker":
-        raise ConfigurationError(
-            "fusion 'ranker' needs an index with signals: build it by ctxguard with the signals "
-            "'full', or fuse by 'reciprocal_rank' or 'convex'"
-        )
-    return fusion
 
 
 def _terms(analyser: Analyser, passage: Passage) -> list[str]:
     return analyser.analyse(searchable_text(passage))
-
-
-def _check_models(settings: IndexSettings, embedder: Embedder, analyser: Analyser) -> None:
-    check_embedder(settings.embedder, settings.embedder_weights, embedder)
-    if analyser.fingerprint != settings.analyser_fingerprint:
-        raise ConfigurationError(
-            f"the index was built with the analyser {settings.analyser_fingerprint!r}, and this "
-            f"release has {analyser.fingerprint!r}; build the index again"
-        )

@@ -11,8 +11,8 @@ from ctxguard.core.types import Passage
 from ctxguard.errors import DataError
 from ctxguard.retrieval.protocols import Float32Array
 
-FORMAT = 2
-"""Version of `IndexSettings`; another is refused."""
+FORMAT = 3
+"""Version of the settings and of what engines store; another is refused."""
 
 PASSAGE = ("passage_id", "title", "text", "metadata")
 """The stored fields that make a passage."""

@@ -61,7 +61,6 @@ class SearchSettings:
         deadlines: Time limits on the search and its stages; None disables them.
         stages: The stages to run, a value of ``STAGES``.
         ranker: Orders the candidates if the fusion is ``ranker``.
-        legs_rerank: Whether reranking is a leg of the engine's own.
         leg_fusion: Finds the candidates: ``fusion``, or reciprocal ranks for ``ranker``.
         leg_kind: The kind of its scores.
 
@@ -78,7 +77,6 @@ class SearchSettings:
     deadlines: Deadlines | None = None
     stages: tuple[str, ...] = STAGES[Route.HYBRID]
     ranker: Ranker = field(default_factory=Ranker.default)
-    legs_rerank: bool = False
     leg_fusion: Fusion = field(init=False)
     leg_kind: ScoreKind = field(init=False)
 
@@ -315,7 +313,7 @@ class Hybrid(ABC):
     @property
     def routes(self) -> tuple[Route, ...]:
         """Every route that this retriever can take, most stages first."""
-        can_rerank = self._settings.reranker is not None or self._settings.legs_rerank
+        can_rerank = self._settings.reranker is not None
         return tuple(
             [route for route, stages in STAGES.items() if RERANK not in stages or can_rerank]
         )

@@ -4,7 +4,7 @@ Views of a retriever share the index's changes, the thread pools and the circuit
 """
 
 import copy
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.metadata_filter import Token, Where
+from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import DEFAULT_DEPTH, Passage, Route
 from ctxguard.errors import ConfigurationError
 from ctxguard.resilience import Deadlines, Watcher
@@ -26,7 +26,7 @@ from ctxguard.retrieval.index.dense import EXACT_LIMIT
 from ctxguard.retrieval.index.hybrid_index import Changes, HybridIndex, SignalLevel
 from ctxguard.retrieval.index.lexical import LexicalEngine
 from ctxguard.retrieval.index.passages import BuildReport, searchable_text
-from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder, named_embedder
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.retrieval.models.files import portable_name
 from ctxguard.retrieval.protocols import (
     Analyser,
@@ -159,7 +159,8 @@ class HybridRetriever(Hybrid):
         """
         given = None if analyser is None else as_analyser(analyser)
         index, version = open_index(Path(folder), given)
-        embedder = named_embedder(index.embedder) if embedder is None else embedder
+        if embedder is None:
+            embedder = SentenceTransformerEmbedder.of_index(index.embedder)
         loaded = cls(index, embedder=embedder, **options)
         loaded._live.folder, loaded._live.version = Path(folder), version
         return loaded
@@ -303,10 +304,6 @@ class HybridRetriever(Hybrid):
         """Return a sketch of all passages, which tells a profile how many have changed."""
         return self.generation.passages.sketch
 
-    def metadata_values(self, field: str) -> Collection[Token]:
-        """Return all values of a metadata field, as filters compare them."""
-        return self.generation.passages.metadata_rows.values(field)
-
     def warm_up(self, *, filter_fields: Iterable[str] = ()) -> None:
         """Load the models, so that the first query does not wait.
 
@@ -340,7 +337,7 @@ class HybridRetriever(Hybrid):
             QueryError: As for ``retrieve``.
         """
         search = self._search(self._checked(query), DEFAULT_DEPTH)
-        states = search.query_states()
+        states = search.query_states
         return self._settings.embedder.encode_query(search.query) if states is None else states
 
     def _search(

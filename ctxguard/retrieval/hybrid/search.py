@@ -4,7 +4,8 @@ A leg that fails is left out, and the other's candidates are the answer without 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -66,7 +67,7 @@ class DenseHits(NamedTuple):
     vector: Float32Array
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class Search:
     """One checked query over one generation of an index.
 
@@ -91,8 +92,6 @@ class Search:
     query_vector: Float32Array | QueryStates | None = None
     allowed: AllowedRows | None = None
     with_signals: bool = False
-    _states: list[QueryStates | None] = field(default_factory=list, init=False)
-    _encoders: list[TokenEncoder | None] = field(default_factory=list, init=False)
 
     @property
     def passages(self) -> PassageTable:
@@ -112,20 +111,22 @@ class Search:
         stages, asked = self.stages, self.settings.stages
         lexical: LexicalHits | StageFailed | None = None
         dense: DenseHits | StageFailed | None = None
-        if LEXICAL not in asked:
-            dense = attempt(DENSE, stages[DENSE].call, self.dense, _left(budget, DENSE))
-        elif DENSE not in asked:
-            lexical = attempt(LEXICAL, stages[LEXICAL].call, self.lexical, _left(budget, LEXICAL))
-        elif budget is not None and (budget(LEXICAL), budget(DENSE)) != (None, None):
+        limits: dict[str, float | None] = dict.fromkeys(_BOTH)
+        if budget is not None:
+            limits = {leg: budget(leg) for leg in _BOTH}
+        is_limited = limits[LEXICAL] is not None or limits[DENSE] is not None
+        if is_limited and LEXICAL in asked and DENSE in asked:
             # Side by side, the dense leg in its pool.
-            call = attempt(DENSE, stages[DENSE].submit, self.dense, budget(DENSE))
-            lexical = attempt(LEXICAL, stages[LEXICAL].call, self.lexical, budget(LEXICAL))
+            call = attempt(DENSE, stages[DENSE].submit, self.dense, limits[DENSE])
+            lexical = attempt(LEXICAL, stages[LEXICAL].call, self.lexical, limits[LEXICAL])
             dense = call if isinstance(call, StageFailed) else attempt(DENSE, call.result)
         else:
             # On this thread: side by side would save an eighth of the time over a million passages,
             # and cost a third of the throughput with as many clients as cores.
-            dense = attempt(DENSE, stages[DENSE].call, self.dense)
-            lexical = attempt(LEXICAL, stages[LEXICAL].call, self.lexical)
+            if DENSE in asked:
+                dense = attempt(DENSE, stages[DENSE].call, self.dense, limits[DENSE])
+            if LEXICAL in asked:
+                lexical = attempt(LEXICAL, stages[LEXICAL].call, self.lexical, limits[LEXICAL])
         if not isinstance(lexical, LexicalHits) and not isinstance(dense, DenseHits):
             # An open circuit skips a leg only while the other answers: overload may have opened
             # both.
@@ -182,33 +183,26 @@ class Search:
         fused, kind = fuse(legs, self.settings.leg_fusion), self.settings.leg_kind
         return Candidates(rows, fused, kind, _BOTH, legs).ordered_by(fused, kind, self.depth)
 
+    @cached_property
     def query_states(self) -> QueryStates | None:
-        """Return the query's word pieces, encoded once unless the caller gave them.
+        """The query's word pieces, encoded once unless the caller gave them.
 
-        Returns:
-            None if the index has no word pieces, or the embedder gives no states of them.
-
-        Raises:
-            Exception: whatever the embedder raises.
+        None if the index has no word pieces, or the embedder gives no states of them. Raises
+        whatever the embedder raises.
         """
         if isinstance(self.query_vector, QueryStates):
             return self.query_vector
-        if not self._states:
-            encoder = self._token_encoder()
-            self._states.append(None if encoder is None else encoder.query(self.query))
-        return self._states[0]
+        return None if self._encoder is None else self._encoder.query(self.query)
 
-    def _token_encoder(self) -> TokenEncoder | None:
-        """Return what encodes word pieces, asked for once."""
-        if not self._encoders:
-            has_pieces = self.index.pieces is not None
-            self._encoders.append(token_encoder_of(self.settings.embedder) if has_pieces else None)
-        return self._encoders[0]
+    @cached_property
+    def _encoder(self) -> TokenEncoder | None:
+        has_pieces = self.index.pieces is not None
+        return token_encoder_of(self.settings.embedder) if has_pieces else None
 
     def unit_vector(self) -> Float32Array:
         """Return the query's vector at unit length, shape (dimension,); errors as for `dense`."""
         given = self.query_vector
-        known = self.query_states() if given is None and self.with_signals else given
+        known = self.query_states if given is None and self.with_signals else given
         vector = (
             self.settings.embedder.encode_query(self.query) if known is None else vector_of(known)
         )
@@ -254,11 +248,10 @@ class Search:
         )
 
     def _query_pieces(self) -> QueryPieces | None:
-        encoder = self._token_encoder()
-        states = None if encoder is None else self.query_states()
-        if encoder is None or states is None:
+        if self._encoder is None or self.query_states is None:
             return None
-        return QueryPieces.of(states, self.index.piece_weights, encoder.piece_table)
+        table = self._encoder.piece_table
+        return QueryPieces.of(self.query_states, self.index.piece_weights, table)
 
 
 def _alone(

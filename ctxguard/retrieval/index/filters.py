@@ -7,7 +7,7 @@ in memory.
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Self
@@ -157,11 +157,6 @@ class MetadataRows:
             holds = field.mask(wanted, self._n_passages)
             mask = holds if mask is None else mask & holds
         return nothing if mask is None else np.flatnonzero(mask)
-
-    def values(self, field: str) -> Collection[Token]:
-        """Return all values of a field."""
-        read = self._named((field,)).get(field)
-        return () if read is None else read.numbers.keys()
 
     @property
     def fields(self) -> tuple[str, ...]:

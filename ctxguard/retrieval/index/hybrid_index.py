@@ -1,7 +1,6 @@
 """The index of a hybrid retriever: one generation, which never changes, in memory or on disk."""
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -33,7 +32,7 @@ from ctxguard.retrieval.index.passages import (
     read_passages,
     searchable_text,
 )
-from ctxguard.retrieval.index.scripts import letters_by_script, unhandled_letters
+from ctxguard.retrieval.index.scripts import unhandled_letters
 from ctxguard.retrieval.protocols import (
     Analyser,
     Embedder,
@@ -90,7 +89,6 @@ class HybridIndex:
         signals: Whether the candidates of a search have signals.
         embedder: The name of the model that made the vectors.
         embedder_weights: The digest of its weights.
-        letters: The number of letters of each script in the passages.
         report: The numbers of passages that were indexed, left out and repaired.
     """
 
@@ -103,7 +101,6 @@ class HybridIndex:
     signals: SignalLevel
     embedder: str
     embedder_weights: str
-    letters: Mapping[str, int]
     report: BuildReport
 
     @classmethod
@@ -141,20 +138,8 @@ class HybridIndex:
             signals=signals,
             embedder=embedder.name,
             embedder_weights=embedder.fingerprint(),
-            letters=letters_by_script(texts),
-            report=report,
-        )._reported()
-
-    def _reported(self) -> "HybridIndex":
-        """Report the passages, and letters that the analyser is not made for."""
-        unhandled, warning = unhandled_letters(self.letters, self.lexical.analyser)
-        report = replace(
-            self.report,
-            indexed=len(self.passages),
-            unhandled_letters=unhandled,
-            script_warning=warning,
+            report=_fitted(report, texts, analyser),
         )
-        return replace(self, report=report)
 
     def updated(
         self, passages: Iterable[Passage], embedder: Embedder, progress: Progress | None = None
@@ -210,12 +195,6 @@ class HybridIndex:
         if self.pieces is not None and encoder is not None:
             pieces = self.pieces.followed_by(_pieces(encoder.pieces(texts))).taken(rows)
         analyser = self.lexical.analyser
-        letters = Counter(self.letters)
-        gone = np.setdiff1d(np.arange(len(self.passages)), former[known])
-        letters.subtract(
-            letters_by_script(searchable_text(self.passages[row]) for row in gone.tolist())
-        )
-        letters.update(letters_by_script(texts))
         index = replace(
             self,
             passages=given,
@@ -224,10 +203,9 @@ class HybridIndex:
             ),
             dense=DenseIndex(vectors, exact_limit=self.dense.exact_limit),
             pieces=pieces,
-            letters=+letters,
-            report=report,
+            report=_fitted(report, map(searchable_text, given), analyser),
         )
-        return index._reported(), changes
+        return index, changes
 
     @property
     def corpus_digest(self) -> str:
@@ -268,7 +246,7 @@ class HybridIndex:
         """
         content = {
             "passages": len(self.passages),
-            "report": asdict(self.report) | {"letters": self.letters},
+            "report": asdict(self.report),
             "corpus_digest": self.corpus_digest,
             "signals": self.signals,
             "lexical": {
@@ -360,8 +338,6 @@ class HybridIndex:
             numbers = array("pieces.numbers")
             pieces = SparseRows(numbers, _ones(numbers.size), array("pieces.starts"))
             pieces.checked(n_pieces)
-        report = dict(manifest["report"])
-        letters = report.pop("letters")
         vectors, rows = array("vectors"), [terms.rows.starts, *([pieces.starts] if pieces else [])]
         sizes = [table.digests.size, len(table), terms.lengths.size, len(vectors)]
         sizes += [manifest["passages"]]
@@ -390,9 +366,14 @@ class HybridIndex:
             signals=manifest["signals"],
             embedder=dense["embedder"],
             embedder_weights=dense["weights"],
-            letters=letters,
-            report=BuildReport(**report),
+            report=BuildReport(**manifest["report"]),
         )
+
+
+def _fitted(report: BuildReport, texts: Iterable[str], analyser: Analyser) -> BuildReport:
+    """Add to a report how far the passages' texts are of scripts that the analyser is made for."""
+    share, warning = unhandled_letters(texts, analyser)
+    return replace(report, unhandled_letters=share, script_warning=warning)
 
 
 def _named(part: str, *fields: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import islice
 
 import numpy as np
@@ -16,12 +16,12 @@ WARN_FROM = 0.01
 _BLOCK = 1_000
 
 
-def unhandled_letters(by_script: Mapping[str, int], analyser: Analyser) -> tuple[float, str | None]:
-    """Compute the share of letters that are in none of an analyser's scripts.
+def unhandled_letters(texts: Iterable[str], analyser: Analyser) -> tuple[float, str | None]:
+    """Compute the share of texts' letters that are in none of an analyser's scripts.
 
     Args:
-        by_script: From `letters_by_script`.
-        analyser: Splits the texts into terms.
+        texts: Without lone surrogates.
+        analyser: Splits them into terms.
 
     Returns:
         Their share of all letters, in [0, 1], 0 where there is no letter; and from `WARN_FROM` on
@@ -29,6 +29,7 @@ def unhandled_letters(by_script: Mapping[str, int], analyser: Analyser) -> tuple
     """
     if analyser.scripts is None:
         return 0.0, None
+    by_script = letters_by_script(texts)
     unhandled = Counter({at: n for at, n in by_script.items() if at not in analyser.scripts})
     if not unhandled.total():
         return 0.0, None

@@ -6,10 +6,12 @@ its sources. An archive that is damaged, or of another name, is made again.
 
 import hashlib
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.cache_folder import cache_folder
@@ -103,15 +105,24 @@ def cache_key(kind: str, weights: str, folder: Path) -> str:
     return f"{kind}-{digest.hexdigest()[:32]}"
 
 
-def read_kept(cache: Path | None, key: str) -> dict[str, Any] | None:
-    """Read the arrays kept under a key; None if there are none, or their archive is damaged.
+def kept(
+    cache: Path | None, key: str, make: Callable[[], dict[str, NDArray[Any]]]
+) -> dict[str, NDArray[Any]]:
+    """Return the arrays kept under a key; made and kept if there are none, or they are damaged.
+
+    If they cannot be kept, a warning is logged; the next start makes them again.
 
     Args:
         cache: The folder; None for ``ctxguard/models`` in the user's cache folder.
         key: From `cache_key`.
+        make: Makes the arrays.
     """
     try:
-        file = _archive(cache, key)
+        file = (cache_folder() / "models" if cache is None else cache) / f"{key}.npz"
+    except ConfigurationError as error:
+        _log.warning("%s is not kept (%s); every start will make it again", key, error)
+        return make()
+    try:
         # Opened here, since a damaged archive would leave numpy's own handle open.
         with file.open("rb") as handle, np.load(handle, allow_pickle=False) as arrays:
             # Read to their ends, where the archive's own checksums are compared.
@@ -119,25 +130,15 @@ def read_kept(cache: Path | None, key: str) -> dict[str, Any] | None:
         if str(parts.pop("key")) != key:
             raise ValueError("it is of another name")
         return parts
-    except (FileNotFoundError, ConfigurationError):
-        return None
+    except FileNotFoundError:
+        pass
     except Exception as error:
         # A damaged archive may raise anything.
         _log.warning("%s is damaged and made again (%s)", file, type(error).__name__)
-        return None
-
-
-def keep(cache: Path | None, key: str, **parts: Any) -> None:
-    """Keep arrays under a key, in place of any that are there; arguments as for `read_kept`.
-
-    If that fails, a warning is logged; the next start makes them again.
-    """
+    made = make()
     try:
-        with atomic_write(_archive(cache, key)) as stream:
-            np.savez(stream, allow_pickle=False, key=np.array(key), **parts)
-    except (OSError, ConfigurationError) as error:
+        with atomic_write(file) as stream:
+            np.savez(stream, allow_pickle=False, key=np.array(key), **made)  # type: ignore[arg-type]
+    except OSError as error:
         _log.warning("%s was not kept (%s); every start will make it again", key, error)
-
-
-def _archive(cache: Path | None, key: str) -> Path:
-    return (cache_folder() / "models" if cache is None else cache) / f"{key}.npz"
+    return made

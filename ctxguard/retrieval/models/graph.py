@@ -221,12 +221,9 @@ class GraphModel(ABC):
     def _in_openvino(self) -> Graph:
         """Open the export in the first precision whose results for the probes are torch's."""
         key = files.cache_key(f"openvino-{openvino().__version__}", self.weights, self.folder)
-        kept = files.read_kept(self._cache, key)
-        export = self._export() if kept is None else kept
-        settings, expected = (
-            GraphSettings(*json.loads(export["settings"].tobytes())),
-            export["expected"],
-        )
+        export = files.kept(self._cache, key, self._export)
+        settings = GraphSettings(*json.loads(export["settings"].tobytes()))
+        expected = export["expected"]
         for precision in self._precisions:
             run = _OpenVino(export["graph"].tobytes(), export["weights"].tobytes(), precision)
             graph = Graph(settings, run)
@@ -235,8 +232,6 @@ class GraphModel(ABC):
                 break
         else:
             raise ValueError(f"its results differ from torch's by {error:.2g}")
-        if kept is None:
-            files.keep(self._cache, key, **export)
         _log.info("%s runs on openvino in %s", self.name, run.precision)
         return graph
 

@@ -14,16 +14,16 @@ from ctxguard.retrieval.models.graph import PROBES, GraphModel
 
 
 class CrossEncoderReranker(GraphModel):
-    """Any CrossEncoder with one output, by folder or hub name; threads and forks as `Encoder`.
+    """Any CrossEncoder with one output, by folder or hub name; see `SentenceTransformerEmbedder`.
 
     A model's configuration may apply a sigmoid to its output or not; here the activation is
     always the identity, so that the score is a logit.
 
     Args:
         name_or_path: A folder, or a name on the model hub.
-        runtime: As for `Encoder`; OpenVINO computes in 32 bits, since logits have no fixed scale
+        runtime: As for an embedder; OpenVINO computes in 32 bits, since logits have no fixed scale
             on which bfloat16's error could be called small.
-        cache: As for `Encoder`.
+        cache: As for an embedder.
 
     Raises:
         ConfigurationError: an unknown runtime.

@@ -1,12 +1,13 @@
 """An engine in memory: brute-force cosines, and BM25 of an index that each search builds."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
 from ctxguard.core.types import Ranking
 from ctxguard.errors import CtxguardError, StageError
+from ctxguard.integrations.engines.address import EngineAddress, nothing_there
 from ctxguard.integrations.engines.engine import DENSE, LEXICAL, Engine, LegQuery
 from ctxguard.integrations.engines.stored import IndexedPassage, IndexSettings
 from ctxguard.retrieval.index.lexical import Bm25sIndex
@@ -32,20 +33,30 @@ class MemoryEngine(Engine):
     """
 
     name = "memory"
+    kept: ClassVar[dict[str, "MemoryEngine"]] = {}
+    """The indexes that were made, by name."""
 
-    def __init__(self, settings: IndexSettings) -> None:
-        self.settings = settings
+    def __init__(self, address: EngineAddress) -> None:
+        super().__init__(address)
         self.stored: dict[str, IndexedPassage] = {}
         self.before_write: Callable[[], None] = lambda: None
         self.failing: set[str] = set()
         self.finished = 0
         self.before_evidence: Callable[[], None] = lambda: None
 
+    @classmethod
+    def open(cls, address: EngineAddress, settings: IndexSettings | None = None) -> Self:
+        """Return an index that was made as the same object, with what a test has set of it."""
+        opened = super().open(address, settings)
+        return cast(Self, cls.kept[opened.address.name])
+
     def stored_settings(self) -> str:
-        return self.settings.to_json()
+        if self.address.name not in self.kept:
+            raise nothing_there(self.address)
+        return self.kept[self.address.name].settings.to_json()
 
     def make(self) -> bool:
-        return True
+        return self.kept.setdefault(self.address.name, self) is self
 
     def fingerprint(self) -> Mapping[str, str]:
         return {"engine": "memory"}

@@ -15,44 +15,27 @@ from ctxguard import ContextGuard, Flag, Fusion, Passage, Route, ScoreKind, Wher
 from ctxguard.core.fusion import fuse
 from ctxguard.errors import ConfigurationError, QueryError, StageError, StageUnavailableError
 from ctxguard.integrations.engines import retriever as retriever_module
-from ctxguard.integrations.engines.address import EngineAddress, already_there, nothing_there
+from ctxguard.integrations.engines.address import EngineAddress
 from ctxguard.integrations.engines.retriever import EngineRetriever
-from ctxguard.integrations.engines.stored import IndexSettings
 from ctxguard.request.telemetry import Telemetry
-from ctxguard.testing import RetrieverContract
 from tests.doubles import WordHashEmbedder
-
-_kept: dict[str, MemoryEngine] = {}
-
-
-class _Memory:
-    """The class of the engine in memory, whose indexes are kept by name."""
-
-    def open(self, address: EngineAddress, settings: IndexSettings | None = None) -> MemoryEngine:
-        if settings is None and address.name not in _kept:
-            raise nothing_there(address)
-        if settings is not None:
-            if address.name in _kept:
-                raise already_there(address)
-            _kept[address.name] = MemoryEngine(settings)
-        return _kept[address.name]
 
 
 @pytest.fixture(autouse=True)
 def _in_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(retriever_module, "engine_class", lambda address: _Memory())
+    monkeypatch.setattr(retriever_module, "engine_class", lambda address: MemoryEngine)
     yield
-    _kept.clear()
+    MemoryEngine.kept.clear()
 
 
 def _built(passages: Sequence[Passage] = PASSAGES, **options: Any) -> EngineRetriever:
     options = {"embedder": WordHashEmbedder(), "signals": "none", **options}
-    return EngineRetriever.build(passages, f"qdrant:///x#index_{len(_kept)}", **options)
+    return EngineRetriever.build(passages, f"qdrant:///x#index_{len(MemoryEngine.kept)}", **options)
 
 
 def _engine() -> MemoryEngine:
     """Return the engine of the only index."""
-    (engine,) = _kept.values()
+    (engine,) = MemoryEngine.kept.values()
     return engine
 
 
@@ -62,8 +45,6 @@ class TestEngine(EngineContract):
     def url(self, name: str) -> str:
         return f"qdrant:///x#{name}"
 
-
-class TestRetriever(RetrieverContract):
     def retriever(self, passages: Sequence[Passage]) -> EngineRetriever:
         return _built(passages, signals="full")
 

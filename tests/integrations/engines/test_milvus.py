@@ -27,7 +27,6 @@ from ctxguard.integrations.engines import milvus
 from ctxguard.integrations.engines.address import EngineAddress
 from ctxguard.integrations.engines.engine import LegQuery
 from ctxguard.integrations.engines.retriever import EngineRetriever
-from ctxguard.testing import RetrieverContract
 from tests.doubles import WordHashEmbedder
 
 _names = count(1)
@@ -74,11 +73,6 @@ def silent_server() -> Iterator[str]:
 
 class TestEngine(_File, EngineContract):
     bm25_factor = milvus.K1 + 1.0
-
-
-class TestRetriever(RetrieverContract):
-    def retriever(self, passages: Sequence[Passage]) -> EngineRetriever:
-        return _built(passages)
 
     def unreachable_retriever(self) -> Any:
         built = _built(self.PASSAGES[:1])

@@ -23,7 +23,6 @@ from ctxguard.integrations.engines.engine import LegQuery
 from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.hybrid.search import vector_of
-from ctxguard.testing import RetrieverContract
 from tests.doubles import WordHashEmbedder
 
 _server = ""
@@ -58,11 +57,6 @@ class TestEngine(EngineContract):
 
     def url(self, name: str) -> str:
         return f"{_server}#{name}"
-
-
-class TestRetriever(RetrieverContract):
-    def retriever(self, passages: Sequence[Passage]) -> EngineRetriever:
-        return _built(passages)
 
     def unreachable_retriever(self) -> EngineRetriever:
         built = _built()
@@ -181,23 +175,13 @@ def test_nul_characters_are_replaced_and_ids_with_one_refused() -> None:
             retriever.upsert([Passage("o\0dd", "text")])
 
 
-def test_tables_of_another_version_are_refused(
-    built: EngineRetriever, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = f"{_server}#{_engine(built).address.name}"
-    for version in (0, postgresql.VERSION + 1):
-        monkeypatch.setattr(postgresql, "VERSION", version)
-        with pytest.raises(DataError, match="another release made the tables"):
-            EngineRetriever.open(url, embedder=WordHashEmbedder())
-
-
 @pytest.mark.parametrize(
     ("fault", "error", "said"),
     [
         ("UPDATE about SET settings = '{}'", DataError, "settings"),
-        ("""UPDATE about SET settings = replace(settings, '"format": 2', '"format": 9')""",
+        ("""UPDATE about SET settings = replace(settings, '"format": 3', '"format": 9')""",
          DataError, "format 9"),
-        ("DELETE FROM about", DataError, "not whole"),
+        ("DELETE FROM about", DataError, "build the index again"),
         ("DROP TABLE about", ConfigurationError, "no index of that name"),
     ],
 )  # fmt: skip

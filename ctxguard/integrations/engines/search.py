@@ -1,65 +1,55 @@
-"""One search whose legs a server answers, and the signals of an engine's candidates.
+"""The search of a query in an engine, and the signals of its candidates.
 
 Signals are computed from the candidates' texts, and from the vectors that the engine keeps.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ctxguard.core.corpus_sketch import SKETCH_SIZE, CorpusSketch
 from ctxguard.core.types import FloatArray, Leg, Ranking, ScoreKind, StageFailure
-from ctxguard.errors import CtxguardError, StageUnavailableError
-from ctxguard.integrations.engines.engine import DENSE, LEXICAL, Engine
-from ctxguard.integrations.engines.stored import SIGN
+from ctxguard.errors import StageUnavailableError
+from ctxguard.integrations.engines.engine import DENSE, KINDS, LEXICAL, Engine, LegQuery
 from ctxguard.resilience import Budget, StageFailed, attempt, failure_of
 from ctxguard.retrieval.hybrid.candidates import Candidates, Pool, alone, united
 from ctxguard.retrieval.hybrid.pipeline import SearchSettings
 from ctxguard.retrieval.hybrid.search import vector_of
-from ctxguard.retrieval.protocols import (
-    Analyser,
-    Embedder,
-    Float32Array,
-    QueryStates,
-    TokenEncoder,
-    token_encoder_of,
-)
+from ctxguard.retrieval.protocols import Analyser, Float32Array, QueryStates
 from ctxguard.retrieval.signals import likeness
 from ctxguard.retrieval.text_signals import TextReader
 
 
 @dataclass(slots=True)
-class LegsOfRankings:
-    """The search of a query whose legs are rankings that a server answers.
+class EngineSearch:
+    """One checked query over an index in an engine.
 
     Attributes:
+        engine: The index.
         settings: The settings of the view that searches.
+        analyser: Splits the query into terms.
+        reader: Reads the candidates' texts.
         query: The query's text, without lone surrogates.
         depth: Maximum number of candidates of each leg and of their fusion, ≥ 1.
         query_vector: The caller's vector of the query; None to encode it.
-        ask: Asks for the legs of a unit vector; None for a vector that is not to be searched, or
-            could not be encoded.
-        signals: Computes the candidates' signals; None for none.
+        any_of: As for `LegQuery`, but a set may be empty: nothing satisfies it.
+        with_signals: Whether the candidates' signals are computed.
         passages: The candidates' passages, once the legs have answered.
         states: The query's word pieces; None if they are not known.
         vector: The query's unit vector; None if it was not encoded.
     """
 
+    engine: Engine
     settings: SearchSettings
+    analyser: Analyser
+    reader: TextReader
     query: str
     depth: int
     query_vector: Float32Array | QueryStates | None
-    ask: Callable[[Float32Array | None], Mapping[str, Ranking | CtxguardError]]
-    signals: "EngineSignals | None" = None
+    any_of: tuple[tuple[str, ...], ...]
+    with_signals: bool
     passages: Pool = field(default_factory=lambda: Pool((), ()), init=False)
     states: QueryStates | None = field(default=None, init=False)
     vector: Float32Array | None = field(default=None, init=False)
-
-    @property
-    def with_signals(self) -> bool:
-        """Whether the candidates' signals are computed."""
-        return self.signals is not None
 
     def legs(self, budget: Budget | None) -> tuple[Candidates, list[StageFailure]]:  # noqa: ARG002
         """Encode the query, ask for the legs, and unite the candidates of those that answered.
@@ -70,16 +60,23 @@ class LegsOfRankings:
             StageError: no leg answered.
         """
         failures: list[StageFailure] = []
-        if DENSE in self.settings.stages:
+        stages = self.settings.stages
+        if DENSE in stages:
             encoded = attempt(DENSE, self._encode)
             if isinstance(encoded, StageFailed):
                 failures.append(encoded.failure)
-                if LEXICAL not in self.settings.stages:
+                if LEXICAL not in stages:
                     raise StageUnavailableError(DENSE, encoded.failure.cause)
+        terms = self.analyser.analyse(self.query) if LEXICAL in stages else None
+        asked = LegQuery(terms, self.vector, self.depth, self.any_of)
+        answers = (
+            self.engine.search(asked)
+            if all(self.any_of)
+            else {leg: Ranking.from_hits([], KINDS[leg]) for leg in asked.legs}
+        )
         rankings: dict[str, Ranking] = {}
         errors = []
-        answers = self.ask(self.vector)
-        for leg in [each for each in self.settings.stages if each in answers]:
+        for leg in [each for each in stages if each in answers]:
             answer = answers[leg]
             if isinstance(answer, Ranking):
                 rankings[leg] = answer
@@ -97,10 +94,11 @@ class LegsOfRankings:
     def _encode(self) -> None:
         given = self.query_vector
         if given is None:
-            encoder = None if self.signals is None else self.signals.encoder
-            embedder = self.settings.embedder
+            encoder = self.reader.encoder() if self.with_signals else None
             given = (
-                embedder.encode_query(self.query) if encoder is None else encoder.query(self.query)
+                self.settings.embedder.encode_query(self.query)
+                if encoder is None
+                else encoder.query(self.query)
             )
         self.states = given if isinstance(given, QueryStates) else None
         vector = vector_of(given)
@@ -109,31 +107,7 @@ class LegsOfRankings:
         self.vector = np.asarray(vector / length, np.float32)
 
     def signalled(self, candidates: Candidates) -> Candidates:
-        """Add the candidates' signals; see `EngineSignals.signalled`."""
-        return candidates if self.signals is None else self.signals.signalled(self, candidates)
-
-
-class EngineSignals:
-    """The signals of one index in an engine. Safe to use from several threads at once.
-
-    Args:
-        engine: The index; its settings say whether there are signals.
-        analyser: Splits passages and queries.
-        embedder: The model that made its vectors.
-    """
-
-    def __init__(self, engine: Engine, analyser: Analyser, embedder: Embedder) -> None:
-        self._engine, self._analyser, self._embedder = engine, analyser, embedder
-        self._reader = TextReader(analyser, lambda: self.encoder)
-
-    @property
-    def encoder(self) -> TokenEncoder | None:
-        """Encodes word pieces too; None without signals. May load the model."""
-        has_signals = self._engine.settings.signals != "none"
-        return token_encoder_of(self._embedder) if has_signals else None
-
-    def signalled(self, search: LegsOfRankings, candidates: Candidates) -> Candidates:
-        """Add a search's candidates' signals, and order those of both legs by the ranker.
+        """Add the candidates' signals, and order those of both legs by the ranker.
 
         Passages that were deleted since the legs were searched are left out. How rare words are is
         counted in the candidates.
@@ -142,10 +116,10 @@ class EngineSignals:
             StageError: the engine does not answer.
             Exception: whatever the embedder raises.
         """
-        passage_ids, _ = search.passages.select(candidates.rows)
+        passage_ids, _ = self.passages.select(candidates.rows)
         kept = {
             row["passage_id"]: row["vector"]
-            for row in self._engine.rows(("passage_id", "vector"), passage_ids)
+            for row in self.engine.rows(("passage_id", "vector"), passage_ids)
         }
         there = [at for at, each in enumerate(passage_ids) if each in kept]
         if len(there) < len(passage_ids):
@@ -153,22 +127,21 @@ class EngineSignals:
         if not there:
             return candidates
         vectors = np.stack([kept[passage_ids[at]] for at in there])
-        passages = [search.passages[row] for row in candidates.rows.tolist()]
-        read = self._reader.read(passages, vectors)
-        if len(candidates.legs) > 1 and search.vector is not None and not self._engine.scores_both:
-            cosines = np.einsum("nd,d->n", vectors, search.vector).astype(np.float64)
-            bm25 = read.bm25(self._analyser.analyse(search.query))
+        read = self.reader.read([self.passages[row] for row in candidates.rows.tolist()], vectors)
+        if len(candidates.legs) > 1 and self.vector is not None and not self.engine.scores_both:
+            cosines = np.einsum("nd,d->n", vectors, self.vector).astype(np.float64)
+            bm25 = read.bm25(self.analyser.analyse(self.query))
             lexical = _completed(candidates.legs[LEXICAL], bm25)
             legs = {LEXICAL: lexical, DENSE: Leg(cosines, ScoreKind.COSINE)}
             candidates = replace(candidates, legs=legs)
-        states = search.states
-        if states is None and search.vector is not None and self.encoder is not None:
-            states = self.encoder.query(search.query)
+        states, encoder = self.states, self.reader.encoder()
+        if states is None and self.vector is not None and encoder is not None:
+            states = encoder.query(self.query)
         return candidates.signalled(
             likeness.signals(
                 read.candidates._replace(legs=candidates.legs),
-                self._reader.query_pieces(states, read),
-                search.settings.ranker,
+                self.reader.query_pieces(states, read),
+                self.settings.ranker,
             )
         )
 
@@ -186,11 +159,3 @@ def _completed(leg: Leg, bm25: FloatArray) -> Leg:
     scale, lowest = np.median(leg.scores[known] / bm25[known]), leg.scores[known].min()
     missing = np.minimum(scale * bm25, lowest)
     return Leg(np.where(leg.scores > 0.0, leg.scores, missing), leg.kind)
-
-
-def sketch_of(engine: Engine) -> CorpusSketch:
-    """Read a sketch of all passages."""
-    sketch = CorpusSketch.of([each + SIGN for each in engine.smallest_digests(SKETCH_SIZE)])
-    if sketch.passages < SKETCH_SIZE:
-        return sketch
-    return replace(sketch, passages=max(engine.count(), sketch.passages))
