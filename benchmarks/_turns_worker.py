@@ -14,16 +14,19 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from functools import lru_cache
+from collections.abc import Callable, Sequence
 from itertools import count, cycle
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path.cwd()))
 
 from benchmarks import overhead
 from benchmarks._collection import default_cache, indexed
-from ctxguard.core.types import Passage
+from benchmarks._search_data import prepare
+from benchmarks._search_peers.embedded import GivenVectors, passages_of
+from benchmarks._search_tokens import query_states
+from ctxguard.core.fusion import Fusion
 from ctxguard.monitor.store import Entry, SampleStore, WorkerCounts
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
@@ -52,39 +55,32 @@ def cases(folder: Path) -> dict[str, Callable[[], object]]:
         "guard, ratio": drained(ours[overhead.GUARD].call),
         "guard, P of legs": drained(ours[overhead.GUARD_UTILITY].call),
     }
-    found |= searches()
+    found |= searches(folder)
     found["store, append a batch"] = append(folder)
     return found
 
 
-def searches() -> dict[str, Callable[[], object]]:
-    """The embedded search at both levels of signals; queries are encoded before the clock runs."""
-    chance = random.Random(0)
-    words = [f"word{n}" for n in range(300)]
-    passages = [
-        Passage(f"p{n}", ". ".join(" ".join(chance.choices(words, k=8)) for _ in range(4)))
-        for n in range(PASSAGES)
-    ]
-    queries = [" ".join(chance.choices(words, k=8)) for _ in range(20)]
-    found: dict[str, Callable[[], object]] = {}
-    for level in ("none", "full"):
-        embedder = SentenceTransformerEmbedder()
-        encode = embedder.encode_query
-        embedder.encode_query = lru_cache(encode)  # type: ignore[method-assign]
-        retriever = HybridRetriever.build(
-            passages,
-            embedder=embedder,
-            signals=level,
-        )
-        turns = cycle(queries)
+def searches(folder: Path) -> dict[str, Callable[[], object]]:
+    """The embedded search at both levels of signals, with the states of its queries given."""
+    corpus = prepare(PASSAGES, folder, n_queries=20)
+    queries = list(
+        zip(corpus.queries, query_states(corpus.queries, corpus.query_vectors), strict=True)
+    )
+    built = HybridRetriever.build(passages_of(corpus), embedder=GivenVectors(corpus.vectors))
+    return {
+        "search, signals none": _search(built.with_fusion(Fusion()), queries),
+        "search, signals full": _search(built, queries),
+    }
 
-        def search(retriever: HybridRetriever = retriever, turns: Iterator[str] = turns) -> None:
-            retriever.retrieve(next(turns), depth=100)
 
-        for _ in queries:
-            search()
-        found[f"search, signals {level}"] = search
-    return found
+def _search(retriever: HybridRetriever, queries: Sequence[tuple[str, Any]]) -> Callable[[], object]:
+    given = cycle(queries)
+
+    def search() -> None:
+        query, vector = next(given)
+        retriever.retrieve(query, depth=100, query_vector=vector)
+
+    return search
 
 
 def collection_searches(folder: Path) -> dict[str, Callable[[], object]]:
@@ -93,15 +89,10 @@ def collection_searches(folder: Path) -> dict[str, Callable[[], object]]:
     lines = (folder / "queries.jsonl").read_text(encoding="utf-8").splitlines()
     texts = [json.loads(line)["text"] for line in lines[:QUERIES]]
     queries = [(text, retriever.encode_query(text)) for text in texts]
-    encoded, given = cycle(texts), cycle(queries)
-
-    def search() -> None:
-        query, vector = next(given)
-        retriever.retrieve(query, depth=100, query_vector=vector)
-
+    encoded = cycle(texts)
     return {
         f"{folder.name}, encoding included": lambda: retriever.retrieve(next(encoded), depth=100),
-        f"{folder.name}, vector given": search,
+        f"{folder.name}, vector given": _search(retriever, queries),
     }
 
 

@@ -68,20 +68,15 @@ LEAST_OF_A_LIST = -0.03
 LEAST_NET_BM25, LEAST_NET, LEAST_NET_OF_A_LIST = 0.50, 0.40, -0.02
 RICHER_SHARE = 0.8
 
+CHOICES = {
+    "leaner": Settings(context="leaner"),
+    "richer": Settings(context="richer"),
+    "utility": Settings(objective="utility"),
+}
+"""The choices of calibration that are served whatever their verdict."""
+
 Rule = Callable[[Recorded, IntArray, IntArray], IntArray]
 """How many passages are kept of each other query, given the rows of the labelled and the others."""
-
-
-def choices() -> dict[str, Settings]:
-    """The choices of calibration that are served whatever their verdict."""
-    fields = Settings.model_fields
-    found: dict[str, Settings] = {}
-    if "context" in fields:
-        found |= {name: Settings.model_validate({"context": name}) for name in ("leaner", "richer")}
-    if "objective" in fields:
-        names = ("utility",) if found else ("keep-recall", "utility")
-        found |= {name: Settings.model_validate({"objective": name}) for name in names}
-    return found
 
 
 def above(least: Callable[[FloatArray], FloatArray]) -> Rule:
@@ -164,7 +159,7 @@ def contexts_of(collection: Recorded, n: int, seed: int) -> dict[str, dict[str, 
     served: dict[str, Served] = {}
     profile = collection.calibrated(labelled, Settings(seed=seed)).profile
     served["default"] = collection.served(profile, rows)
-    for name, settings in choices().items():
+    for name, settings in CHOICES.items():
         given = settings.model_copy(update={"seed": seed})
         profile = collection.calibrated(labelled, given).profile
         served[name] = collection.served(profile, rows, mode="enforce")
@@ -187,17 +182,14 @@ def bars(by_labels: Mapping[int, Any], asking: Mapping[str, Any]) -> Bars:
             f"{gains[worst]:+.3f}, {worst}",
             gains[worst] >= LEAST_OF_A_LIST,
         )
-        if all("richer" in own and "utility" in own for own in lists.values()):
-            richer, utility, recall = (
-                float(np.mean([own[name][figure] for own in lists.values()]))
-                for name, figure in (
-                    *(("richer", "udcg"), ("utility", "udcg"), ("richer", "recall")),
-                )
-            )
-            found[f"{n} labels, richer: ≥ {RICHER_SHARE:g} of utility, recall as today's"] = (
-                f"{richer:+.3f} of {utility:+.3f}, recall {recall:+.3f}",
-                richer >= RICHER_SHARE * utility and recall >= 0.0,
-            )
+        richer, utility, recall = (
+            float(np.mean([own[name][figure] for own in lists.values()]))
+            for name, figure in (("richer", "udcg"), ("utility", "udcg"), ("richer", "recall"))
+        )
+        found[f"{n} labels, richer: ≥ {RICHER_SHARE:g} of utility, recall as today's"] = (
+            f"{richer:+.3f} of {utility:+.3f}, recall {recall:+.3f}",
+            richer >= RICHER_SHARE * utility and recall >= 0.0,
+        )
     own = asking.get(GRADED, {})
     if set(ASKED_LISTS) <= own.keys():
         net = own[BM25]["net"]

@@ -23,8 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ CASES = {
 }
 """For each case the path, the service and its floor, and how many times longer it may take."""
 
+ATTACKS = {"none": [], **{form: [form] for form in FORMS}, "all": list(FORMS)}
 MOST_ATTACKED_P99_MS = 250.0
 MOST_ATTACKED_MIB = 512.0
 _PAUSE_SECONDS = 0.005
@@ -135,17 +136,15 @@ def request_of(path: str) -> bytes:
 @contextmanager
 def serving(*what: str) -> Iterator[tuple[int, int]]:
     """A server in a process of its own: its port and its process id."""
-    process = subprocess.Popen(  # noqa: S603 - this package's own
-        [sys.executable, "-m", "benchmarks._serve_app", *what], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        port = urlsplit(process.stdout.readline().strip()).port
-        assert port is not None
-        yield port, process.pid
-    finally:
-        process.terminate()
-        process.wait(30)
+    command = [sys.executable, "-m", "benchmarks._serve_app", *what]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+        try:
+            assert process.stdout is not None
+            port = urlsplit(process.stdout.readline().strip()).port
+            assert port is not None
+            yield port, process.pid
+        finally:
+            process.terminate()
 
 
 class Client:
@@ -154,6 +153,10 @@ class Client:
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
 
     def ask(self, request: bytes) -> None:
         """Send a request and read its answer, which must be 200."""
@@ -267,18 +270,18 @@ class Attacked:
     resident_mib: float
 
 
-def hostile(calls: int) -> dict[str, Attacked]:
+def hostile(calls: int, attacks: Iterable[str]) -> dict[str, Attacked]:
     """An authorised client without attack, beside each form of attack, and beside all of them.
 
     The service has one core. The client shares the other with the attackers, which give way to it.
     Each row has a service of its own, so that its memory is that row's.
     """
-    attackers_core, service_core = sorted(os.sched_getaffinity(0))[:2]
-    os.sched_setaffinity(0, {attackers_core})
-    rows = {"none": [], **{form: [form] for form in FORMS}, "all": list(FORMS)}
-    return {
-        name: _attacked(forms, attackers_core, service_core, calls) for name, forms in rows.items()
-    }
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[:1])
+    try:
+        return {name: _attacked(ATTACKS[name], *cores[:2], calls) for name in attacks}
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def _attacked(forms: list[str], attackers_core: int, service_core: int, calls: int) -> Attacked:
@@ -291,16 +294,15 @@ def _attacked(forms: list[str], attackers_core: int, service_core: int, calls: i
         for thread in Path(f"/proc/{pid}/task").iterdir():
             os.sched_setaffinity(int(thread.name), {service_core})
         request = authorised(request_of("/v1/filter"))
-        client = Client(port)
+        client = stack.enter_context(closing(Client(port)))
         for _ in range(20):
             client.ask(request)
         if forms:
-            command = [sys.executable, "-m", "benchmarks._serve_attacks"]
-            attackers = subprocess.Popen(  # noqa: S603 - this package's own
-                [*command, str(port), str(attackers_core), ",".join(forms)],
-                stdout=subprocess.PIPE,
+            command = [sys.executable, "-m", "benchmarks._serve_attacks", str(port)]
+            command += [str(attackers_core), ",".join(forms)]
+            attackers = stack.enter_context(
+                subprocess.Popen(command, stdout=subprocess.PIPE)  # noqa: S603
             )
-            stack.callback(attackers.wait)
             stack.callback(attackers.kill)
             assert attackers.stdout is not None
             attackers.stdout.readline()
@@ -312,7 +314,7 @@ def _attacked(forms: list[str], attackers_core: int, service_core: int, calls: i
                 client.ask(request)
             except (OSError, AssertionError):
                 failed += 1
-                client = Client(port)
+                client = stack.enter_context(closing(Client(port)))
             seconds.append(time.perf_counter() - began)
             resident = max(resident, _resident(pid))
             time.sleep(_PAUSE_SECONDS)
@@ -343,8 +345,8 @@ def _resident(pid: int) -> int:
     return pages * 4096
 
 
-def _hostile(calls: int, file: Path | None, console: Console, *, check: bool) -> int:
-    rows = hostile(calls)
+def _hostile(given: argparse.Namespace, console: Console) -> int:
+    rows = hostile(given.calls, given.hostile or ATTACKS)
     table = Table("attack", "p50 ms", "p99 ms", "longest ms", "failed", "memory MiB")
     for name, row in rows.items():
         table.add_row(
@@ -356,16 +358,17 @@ def _hostile(calls: int, file: Path | None, console: Console, *, check: bool) ->
             f"{row.resident_mib:.0f}",
         )
     console.print(table)
-    if file is not None:
+    if given.json is not None:
         found = {name: asdict(row) for name, row in rows.items()}
-        document = {"environment": environment(PACKAGES), "requests": calls, "attacks": found}
-        file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        about = {"environment": environment(PACKAGES), "requests": given.calls}
+        document = json.dumps({**about, "attacks": found}, indent=2)
+        given.json.write_text(document + "\n", encoding="utf-8")
     missed = [
         name
         for name, row in rows.items()
         if row.failed or row.p99_ms > MOST_ATTACKED_P99_MS or row.resident_mib > MOST_ATTACKED_MIB
     ]
-    return 1 if check and missed else 0
+    return 1 if given.check and missed else 0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -376,11 +379,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--calls", type=int, default=200, help="beside each attack")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a bar is missed")
-    parser.add_argument("--hostile", action="store_true", help="under attack")
+    parser.add_argument(
+        "--hostile", nargs="*", choices=ATTACKS, metavar="ATTACK", help="under all attacks, or some"
+    )
     given = parser.parse_args(arguments)
     console = Console(width=120)
-    if given.hostile:
-        return _hostile(given.calls, given.json, console, check=given.check)
+    if given.hostile is not None:
+        return _hostile(given, console)
     if shutil.which("wrk") is None:
         console.print(
             "wrk is not installed, and clients in Python measure themselves: "

@@ -4,8 +4,8 @@
 
 For each collection, by a ranker that was not trained on it (``benchmarks._collection``): bytes a
 passage by kind of file; nDCG@10 of the default search over all labelled queries; strict UDCG of
-P(relevant) with all signals, and without each family of `benchmarks._families`, of queries that the
-fit did not see; and the median milliseconds of a search with signals and without, vectors given.
+P(relevant) with all signals, less that without each family; and the median milliseconds of a
+search with signals and without, vectors given.
 """
 
 import argparse
@@ -15,7 +15,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,62 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks._collection import DEMO, Collection, default_cache
-from benchmarks._families import family_gains
 from benchmarks._timing import environment
+from calibration.fit import fit_relevance, out_of_fold
+from calibration.grid import utility_grid
+from calibration.pool_labels import PoolLabels
+from calibration.replay import Pools
 from ctxguard.core.fusion import Fusion
+from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
 SUMMARY = "Measure what signals are worth by family, and what they cost an index and a search."
+
+
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "match": ("match", "vector_match"),
+    "length": ("length",),
+    "ranker": ("ranker",),
+    "support": (
+        "term_support_3",
+        "term_support",
+        "vector_support_3",
+        "smoothed_by_vectors",
+        "smoothed_by_terms",
+        "vector_redundancy",
+        "term_redundancy",
+    ),
+}
+"""The families of `ctxguard.retrieval.signals`; the legs' own scores are one beside them."""
+
+
+def udcg_gains(pools: Pools, labels: PoolLabels) -> dict[str, float]:
+    """What each family that the retriever gives adds to strict UDCG, by P(relevant) without it.
+
+    Passages are kept while they are worth it by the utilities, P ≥ c / (c + 1) where c is what an
+    irrelevant one costs: no threshold is tuned. The ranker keeps its inputs and the pools their
+    candidates; what is taken away is taken from P alone, of queries that the fit did not see.
+    """
+    families = {"legs": tuple(pools.legs), **FAMILIES}
+    whole = _udcg(pools, labels)
+    found = {}
+    for family, names in families.items():
+        rest = replace(
+            pools,
+            legs={name: values for name, values in pools.legs.items() if name not in names},
+            signals={name: own for name, own in pools.signals.items() if name not in names},
+        )
+        found[family] = whole - _udcg(rest, labels)
+    return found
+
+
+def _udcg(pools: Pools, labels: PoolLabels) -> float:
+    model, values = fit_relevance(pools, labels), out_of_fold(pools, labels)
+    cost = max(-DEFAULT_UTILITIES.irrelevant, 0.0)
+    ks, thresholds = (values.shape[1],), np.array([cost / (cost + 1.0)])
+    grid = utility_grid(pools, labels, values, model, ks=ks, thresholds=thresholds, min_keep=1)
+    return float(np.nanmean(grid.at([(0, 0)]).udcg_strict[:, 0]))
 
 
 def bytes_by_kind(retriever: HybridRetriever) -> dict[str, float]:
@@ -68,9 +118,7 @@ def measured(folder: Path, embedder: SentenceTransformerEmbedder, n_timed: int) 
         "queries": len(own.dataset.queries),
         "bytes_per_passage": bytes_by_kind(own.retriever),
         "ndcg": statistics.fmean(ndcg[~np.isnan(ndcg)].tolist()),
-        "udcg_gain": {
-            gain.family: gain.gain.value for gain in family_gains((view.pools, view.labels))
-        },
+        "udcg_gain": udcg_gains(view.pools, view.labels),
         "milliseconds": {
             "signals": search_milliseconds(own.retriever, timed),
             "none": search_milliseconds(plain, timed),

@@ -2,10 +2,11 @@
 
     python -m benchmarks.turns --former FOLDER --data DIR… --check
 
-Each checkout answers from a process of its own, with its own environment (``.venv`` in its folder)
-and its own code. In each turn every case runs in both, one directly after the other, in an order
-that alternates; a turn's figure is the ratio of their medians of processor time. The bar holds for
-the lower 95% bound of the median ratio (order statistics; exact whatever the distribution).
+Each checkout answers from a process of its own, with its own environment (``.venv`` in its folder,
+this one's where there is none) and its own code. In each turn every case runs in both, one directly
+after the other, in an order that alternates; a turn's figure is the ratio of their medians of
+processor time. The bar holds for the lower 95% bound of the median ratio (order statistics; exact
+whatever the distribution).
 """
 
 import argparse
@@ -59,8 +60,10 @@ class Checkout:
     """
 
     def __init__(self, folder: Path, collections: Sequence[Path]) -> None:
+        own = folder / ".venv/bin/python"
+        python = own if own.exists() else sys.executable
         self._process = subprocess.Popen(  # noqa: S603  the checkout is the caller's
-            [folder / ".venv/bin/python", "-P", WORKER, *map(Path.resolve, collections)],
+            [python, "-P", WORKER, *map(Path.resolve, collections)],
             cwd=folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -81,6 +84,10 @@ class Checkout:
         self._process.stdin.write(json.dumps([case, seconds]) + "\n")
         self._process.stdin.flush()
         return float(self._read())
+
+    def close(self) -> None:
+        """End the worker."""
+        self._process.communicate()
 
 
 def of_turns(here: Sequence[float], former: Sequence[float]) -> Ratio:
@@ -103,7 +110,7 @@ def of_turns(here: Sequence[float], former: Sequence[float]) -> Ratio:
     )
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and say whether the bar holds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--former", type=Path, required=True, help="the other checkout")
@@ -114,13 +121,15 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.5, help="of a case in a turn")
     parser.add_argument("--check", action="store_true", help="exit with 1 if the bar is missed")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     former, here = (Checkout(one, given.data) for one in (given.former, HERE))
     taken: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in here.cases}
     for turn in range(given.turns):
         for name, (ours, theirs) in taken.items():
             for which, times in ((here, ours), (former, theirs))[:: 1 if turn % 2 else -1]:
                 times.append(which.median_ns(name, given.seconds))
+    here.close()
+    former.close()
     ratios = {name: of_turns(*times) for name, times in taken.items()}
     table = Table("case", "here, µs", "former, µs", "ratio", "95%")
     for name, ratio in ratios.items():

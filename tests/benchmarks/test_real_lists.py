@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks._served import Recorded, mean_figures
-from benchmarks.real_lists import BM25, GRADED, RULES, bars, choices, read_lists, read_verdicts
+from benchmarks.real_lists import BM25, GRADED, RULES, bars, read_lists, read_verdicts
 
 SCORES = {"a": (10.0, 9.0, 2.0, 1.0), "b": (5.0, 4.9, 4.8, -1.0)}
 
@@ -65,10 +65,6 @@ def test_recorded_verdicts_answer_by_passage(folder: Path, collection: Recorded)
     np.testing.assert_array_equal(found, [np.nan, 2.0])
 
 
-def test_choices_are_those_that_the_settings_have() -> None:
-    assert "utility" in choices()
-
-
 def test_each_bar_can_be_met_and_missed() -> None:
     run = {
         "gain": 0.6,
@@ -82,8 +78,9 @@ def test_each_bar_can_be_met_and_missed() -> None:
     poor = {**run, "gain": -0.1, "net": -0.1, "unlike": 2.0}
     for udcg, each, holds in ((0.4, run, True), (-0.1, poor, False)):
         policy = {"udcg": udcg, "recall": 0.0, "kept": 6.0}
-        by_labels = {n: {BM25: {"default": policy}} for n in (20, 27)}
+        lists = {BM25: dict.fromkeys(("default", "richer", "utility"), policy)}
+        by_labels = dict.fromkeys((20, 27), lists)
         asked = {GRADED: {name: mean_figures([each]) for name in (BM25, "tas_b", "repllama")}}
         found = bars(by_labels, asked)
-        assert len(found) == 9
+        assert len(found) == 11
         assert all(kept is holds for _, kept in found.values())

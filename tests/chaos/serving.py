@@ -26,7 +26,7 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Route, ScoreKind
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.sampling.sampler import Sampler
-from ctxguard.monitor.sampling.writer import DEFAULT_PRIVACY, Privacy, SampleWriter
+from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.store import SampleStore
 from ctxguard.profile.comparison import ProfileCheck
 from ctxguard.profile.schema import Profile, Provenance, RouteProfile
