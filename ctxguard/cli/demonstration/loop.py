@@ -36,6 +36,7 @@ from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import SampleStore
 from ctxguard.request.telemetry import Telemetry
 from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
 SERVING_K = 10
 FUSION = Fusion("reciprocal_rank")
@@ -68,8 +69,12 @@ def open_index(folder: Path, passes: Passes) -> tuple[HybridRetriever, bool]:
             return retriever, False
     except (IndexFolderError, KeyError):
         pass
+    embedder = SentenceTransformerEmbedder()
+    advance = passes("reading word pieces, once", 1)
+    embedder.piece_table  # noqa: B018  computed, and kept
+    advance(1)
     advance = passes("encoding passages", len(corpus))
-    retriever = HybridRetriever.build(corpus, progress=by_total(advance))
+    retriever = HybridRetriever.build(corpus, embedder=embedder, progress=by_total(advance))
     retriever.save(folder)
     return retriever, True
 
