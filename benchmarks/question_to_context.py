@@ -111,7 +111,7 @@ def systems(corpus: Corpus) -> tuple[dict[str, Answer], Answer]:
     def search(question: str) -> str:
         return str(retriever.retrieve(question, depth=100, query_vector=states[question]))
 
-    found = {"ctxguard": ours, "by hand": by_hand}
+    found: dict[str, Answer] = {"ctxguard": ours, "by hand": by_hand}
     if find_spec("txtai") is not None:
         found["txtai"] = txtai(texts, vectors, model)
     return found, search

@@ -279,7 +279,7 @@ def hostile(calls: int, attacks: Iterable[str]) -> dict[str, Attacked]:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[:1])
     try:
-        return {name: _attacked(ATTACKS[name], *cores[:2], calls) for name in attacks}
+        return {name: _attacked(ATTACKS[name], cores[0], cores[1], calls) for name in attacks}
     finally:
         os.sched_setaffinity(0, cores)
 
