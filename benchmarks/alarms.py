@@ -23,7 +23,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -62,8 +61,6 @@ REQUESTS_BEFORE, REQUESTS_AFTER = 2_000, 3_000
 
 MOST_FALSE_ALARMS = 0.02
 LONGEST_MEDIAN_DELAY = 400
-
-BoolArray = NDArray[np.bool_]
 
 PROMISE = PromisedLoss(Route.HYBRID, AlarmKind.RECALL_LOSS, TARGET)
 _MONITOR = LossMonitor.of_exact_judge(PROMISE)

@@ -137,14 +137,14 @@ def measure(arguments: argparse.Namespace, cross_encoder: Path) -> dict[str, Any
     return report
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--scifact", type=Path, default=Path("../shared/data/scifact"))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="where to write the figures")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     # Read by OpenVINO when it opens a model, and by torch when it is imported.
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
     with tempfile.TemporaryDirectory() as folder:

@@ -123,7 +123,7 @@ def timings(retrievers: Mapping[str, AnyIndex], dataset: Dataset, rounds: int) -
         cases[name] = search(retriever)
         cases[f"{name} {WITHOUT_SIGNALS}"] = search(retriever.with_fusion(WITHOUT))
     # Short turns: on a busy machine the cases of a round then see the same load.
-    return interleaved(cases, rounds=10 * rounds, calls=5, seconds=0.2)
+    return interleaved(cases, rounds=rounds, calls=5, seconds=0.2)
 
 
 def compared(own: Outcome, base: Outcome, seed: int = 0) -> dict[str, Interval]:
@@ -244,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="a BEIR folder")
     parser.add_argument("--split", default="test")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    parser.add_argument("--rounds", type=int, default=5, help="of the timing of searches")
+    parser.add_argument("--rounds", type=int, default=50, help="of the timing of searches")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
     options = parser.parse_args(arguments)

@@ -136,12 +136,12 @@ def microseconds_per_kilobyte(redactor: Callable[[str], str], lines: Sequence[st
     return best * 1e6 / (len(text.encode()) / 1000)
 
 
-def main() -> int:
+def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--text", type=Path, nargs="*", default=(), help="files of ordinary lines")
     parser.add_argument("--json", type=Path, help="where to write the counts")
     parser.add_argument("--check", action="store_true", help="fail if a bar is not held")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     more = [line for file in arguments.text for line in file.read_text("utf-8").splitlines()]
     read, counted = halves()
     tables = {
@@ -153,8 +153,9 @@ def main() -> int:
     table = Table("lines", "forms", "by vendors", "by people", "ordinary")
     cost = microseconds_per_kilobyte(redact, read.ordinary)
     result: dict[str, Any] = {"microseconds_per_kilobyte": cost}
-    for title, half in tables.items():
-        result[title] = part = measure(half).report()
+    ours = [measure(half) for half in tables.values()]
+    for title, counts in zip(tables, ours, strict=True):
+        result[title] = part = counts.report()
         table.add_row(
             title,
             *(
@@ -164,7 +165,6 @@ def main() -> int:
             f"{part['changed']} of {part['ordinary']} changed: {part['changed_share']:.1%}",
         )
     report = {"seed": SEED, "first_look": FIRST_LOOK, "redactors": {"ctxguard": result}}
-    ours = [measure(half) for half in tables.values()]
     for form in (form for counts in ours for form in counts.missed):
         console.print(
             f"missed  {form.kind}: {form.line!r}\n        {redact(form.line)!r}", markup=False

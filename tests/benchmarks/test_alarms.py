@@ -1,8 +1,6 @@
 """The alarms benchmark simulates what the monitor runs, and holds it to its bars."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -56,26 +54,6 @@ def test_the_alarm_keeps_its_bars() -> None:
 def test_a_missed_bar_is_named() -> None:
     slow = Ringing("0 or 1", 100, 5, 10, 0, 0, 600.0, 700.0)
     assert missed_bars([slow], 100) == ["0 or 1: 5 false alarms", "0 or 1: median delay 600.0"]
-
-
-def test_the_command_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alarms, "QUIET_REQUESTS", 1_000)
-    monkeypatch.setattr(alarms, "RHYTHMS", RHYTHMS[:1])
-    monkeypatch.setattr(alarms, "DESIGNS", DESIGNS[:1])
-    monkeypatch.setattr(alarms, "JUDGES", ((1.0, 1.0), (0.95, 0.98)))
-    monkeypatch.setattr(alarms, "AFTER_ALARM", (0.05,))
-    monkeypatch.setattr(alarms, "REQUESTS_AFTER_ALARM", 1_000)
-    file = tmp_path / "alarms.json"
-    assert main(["--repeats", "1", "--json", str(file)]) == 0
-    found = json.loads(file.read_text(encoding="utf-8"))
-    assert len(found["ringing"]) == 2
-    assert [row["reference"] for row in found["judges"]] == 2 * [
-        "promise",
-        "baseline",
-        "corrected",
-        "all",
-    ]
-    assert [row["ended"] for row in found["endings"]] == [1]
 
 
 def test_a_missed_bar_of_a_judge_that_errs_is_named() -> None:

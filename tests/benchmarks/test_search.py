@@ -1,7 +1,6 @@
 """The search benchmark: its data, its exact answers, and one system after the other."""
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from benchmarks._search_data import Corpus, prepare
 from benchmarks._search_peers import PEERS, open_peer
 from benchmarks._search_run import Limits, run
-from benchmarks.search import bars, main, peers_of, row_of
+from benchmarks.search import bars, peers_of, row_of
 from ctxguard.retrieval.analysers.english import ENGLISH
 from tests.rankings import assert_best
 
@@ -122,21 +121,3 @@ def test_bars_are_read_against_the_nearest_peer_and_not_the_engines_alone() -> N
     assert measured["four_clients_to_one"] == 3.0
     assert measured["memory_to_vectors_and_postings"] == 1.1
     assert bars({})["times_faster_at_p50"] is None
-
-
-def options(tmp_path: Path, *more: str) -> list[str]:
-    return ["--sizes", "300", "--data", str(tmp_path), "--json", str(tmp_path / "out.json"), *more]
-
-
-def test_the_command_writes_what_it_measured(tmp_path: Path) -> None:
-    main(options(tmp_path, "--no-direct", "--peers", "ctxguard,ctxguard-none", "--seconds", "0.1"))
-    figures = json.loads((tmp_path / "out.json").read_text())["300"]["peers"]
-    assert figures["systems"]["ctxguard"]["clients_1"]["p50_ms"] > 0.0
-    assert figures["bars"]["recall_of_exact_top_10"] == 1.0
-
-
-@pytest.mark.slow
-def test_the_command_compares_the_retriever_with_its_engines(tmp_path: Path) -> None:
-    main(options(tmp_path, "--peers", "none", "--queries", "5", "--repeats", "1"))
-    figures = json.loads((tmp_path / "out.json").read_text())["300"]["direct"]
-    assert set(figures["milliseconds"]) >= {"direct", "hybrid", "lexical", "dense"}
