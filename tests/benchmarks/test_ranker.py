@@ -16,7 +16,7 @@ def lists(inputs: FloatArray, relevant: int, queries: int = 1) -> Lists:
     whole = np.zeros((queries, len(INPUTS), inputs.size))
     whole[:, 0] = inputs
     shares = np.tile(np.arange(inputs.size) == relevant, (queries, 1)).astype(float)
-    return Lists(whole, shares, np.ones_like(shares, bool), np.ones(queries))
+    return Lists(whole, shares, np.ones_like(shares, bool))
 
 
 def test_the_weights_minimise_the_loss() -> None:
