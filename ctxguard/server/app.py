@@ -66,7 +66,7 @@ def create_app(
     routes += _console(service)
     return Gate(
         Router(routes, lifespan=service.running),
-        {each.path: each.what for each in operations},
+        {each.path: each for each in operations},
         rules,
         settings.receive_seconds,
         made_once(registry, HttpMetrics),

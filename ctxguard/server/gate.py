@@ -16,6 +16,7 @@ from ctxguard.resilience.within import LateError, within
 from ctxguard.server.limits import EndpointRule
 from ctxguard.server.metrics import Endpoint, HttpMetrics, Outcome
 from ctxguard.server.problems import Problem, ProblemKind, problem_of
+from ctxguard.server.wire import Operation
 
 _log = logging.getLogger(__name__)
 
@@ -41,8 +42,9 @@ class Gate:
     with a document, and counts how it ended. Sets ``request_id`` and ``body`` in the scope's state.
 
     Args:
-        app: Answers what passes.
-        endpoints: The endpoint of each path that has one.
+        app: Answers what passes, but for what is posted to an operation: a framework's routing
+            takes longer than many a decision.
+        operations: The operations by their paths.
         rules: What a request to an endpoint needs, and how much it may be.
         receive_seconds: The longest that a body may take.
         metrics: Where requests are counted.
@@ -51,13 +53,13 @@ class Gate:
     def __init__(
         self,
         app: ASGIApp,
-        endpoints: Mapping[str, Endpoint],
+        operations: Mapping[str, Operation],
         rules: Mapping[Endpoint, EndpointRule],
         receive_seconds: float,
         metrics: HttpMetrics,
     ) -> None:
         self.app = app
-        self._endpoints, self._rules = endpoints, rules
+        self._operations, self._rules = operations, rules
         self._receive_seconds, self._metrics = receive_seconds, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,7 +67,8 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, endpoint = perf_counter(), self._endpoint_of(scope["path"])
+        start, operation = perf_counter(), self._operations.get(scope["path"])
+        endpoint = operation.what if operation else _endpoint_of(scope["path"])
         self._metrics.received(endpoint)
         given = dict(scope["headers"])
         label, request_id = given.get(b"x-request-id"), os.urandom(8).hex()
@@ -89,9 +92,16 @@ class Gate:
             body = await within(self._receive_seconds, rule.enter(given, receive))
             state["body"] = body
             try:
-                # Without it Starlette's router answers by itself what it does not know.
-                scope["app"] = self.app
-                await self.app(scope, _replaying(body, receive), send_named)
+                is_post = scope["method"] == "POST" and not scope.get("root_path")
+                if is_post and operation and operation.asks:
+                    answer = await operation.answered(scope)
+                    answer.raw_headers.append(named)
+                    status = answer.status_code
+                    await answer(scope, receive, send)
+                else:
+                    # Without it Starlette's router answers by itself what it does not know.
+                    scope["app"] = self.app
+                    await self.app(scope, _replaying(body, receive), send_named)
             finally:
                 rule.budget.in_flight -= 1
                 rule.budget.buffered -= len(body)
@@ -104,10 +114,6 @@ class Gate:
                 await refusal(scope, receive, send_named)
         finally:
             self._metrics.ended(endpoint, outcome, perf_counter() - start)
-
-    def _endpoint_of(self, path: str) -> Endpoint:
-        of_console = path == "/console" or path.startswith("/console/")
-        return self._endpoints.get(path, Endpoint.CONSOLE if of_console else Endpoint.OTHER)
 
     def _refusal(
         self, error: Exception, endpoint: Endpoint, request_id: str
@@ -123,6 +129,11 @@ class Gate:
         outcome = Outcome.SHED if is_shed else _ENDS[problem.kind.status // 100, False]
         retry_after = is_shed and endpoint in _BEAR_RETRY_AFTER
         return outcome, problem.answer(request_id, retry_after=retry_after)
+
+
+def _endpoint_of(path: str) -> Endpoint:
+    of_console = path == "/console" or path.startswith("/console/")
+    return Endpoint.CONSOLE if of_console else Endpoint.OTHER
 
 
 def _replaying(body: bytes, receive: Receive) -> Receive:
