@@ -4,10 +4,13 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from ctxguard.errors import DataError
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import Embedder, Float32Array, Progress
@@ -43,7 +46,18 @@ class KeptVectors:
     def encode_passages(
         self, texts: Sequence[str], progress: "Progress | None" = None
     ) -> "Float32Array":
-        """Encode each text as `Embedder.encode_passages` does, those that are not kept yet."""
+        """Encode each text as `Embedder.encode_passages` does, those that are not kept yet.
+
+        Raises:
+            DataError: the file is damaged, or cannot be written.
+        """
+        try:
+            return self._encode(texts, progress)
+        except sqlite3.Error as error:
+            text = f"{error}; delete the file, or free some space, and run the command again"
+            raise DataError(text, path=self._file) from error
+
+    def _encode(self, texts: Sequence[str], progress: "Progress | None") -> "Float32Array":
         names = [self._digest(text) for text in texts]
         vectors = np.empty((len(texts), self._embedder.dimension), np.float32)
         missing = []
@@ -68,7 +82,9 @@ class KeptVectors:
 
     def close(self) -> None:
         """Close the file; delete it if it holds no vector."""
-        is_empty = self._vectors.execute("SELECT 1 FROM kept LIMIT 1").fetchone() is None
+        is_empty = False
+        with suppress(sqlite3.Error):
+            is_empty = self._vectors.execute("SELECT 1 FROM kept LIMIT 1").fetchone() is None
         self._vectors.close()
         if is_empty:
             self._file.unlink()

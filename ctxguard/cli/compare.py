@@ -183,27 +183,21 @@ class CompareCommand(_options.PassageWorth):
         """Return the index, and the others by the names of their candidates.
 
         Raises:
-            ConfigurationError: there are none, two indexes, or two of one name.
+            ConfigurationError: there are none, or two indexes.
         """
-        described = {
-            name: System(**read_system(file)) for name, file in _by_name(self.system).items()
-        }
+        files = {name: System(**read_system(file)) for name, file in _by_name(self.system).items()}
         # A file without a source is about those that options name.
-        shared = [each for each in described.values() if not each.sources]
-        systems = [(name, each) for name, each in described.items() if each.sources]
-        systems += [
-            ("index", System(index=folder)) for folder in [self.index] if folder is not None
-        ]
-        systems = [(name, each.completed(shared)) for name, each in systems]
-        indexes = [each for _, each in systems if each.index is not None]
-        others = [(name, each) for name, each in systems if each.index is None]
+        shared = [each for each in files.values() if not each.sources]
+        named = {name: each.completed(shared) for name, each in files.items() if each.sources}
+        indexes = [each for each in named.values() if each.index is not None]
+        if self.index is not None:
+            indexes.append(System(index=self.index).completed(shared))
+        others = {name: each for name, each in named.items() if each.index is None}
         if not indexes and not others:
             raise typer.BadParameter("give --index FOLDER or --system FILE", param_hint="--index")
         if len(indexes) > 1:
             raise ConfigurationError("two indexes are given: compare them in two comparisons")
-        if len(dict(others)) < len(others):
-            raise ConfigurationError("two files --system have one name; rename one")
-        return next(iter(indexes), None), dict(others)
+        return next(iter(indexes), None), others
 
     def _candidates(
         self,

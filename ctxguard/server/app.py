@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, Router
 
 from ctxguard import __version__
-from ctxguard.guard import ContextGuard, Tracing
+from ctxguard.guard import Tracing
 from ctxguard.request.telemetry import default_telemetry, made_once
 from ctxguard.server import context, filtering, rerank
 from ctxguard.server.gate import Gate
@@ -66,7 +66,7 @@ def create_app(
     routes += _console(service)
     return Gate(
         Router(routes, lifespan=service.running),
-        {each.path: each.what for each in operations},
+        {each.path: each for each in operations},
         rules,
         settings.receive_seconds,
         made_once(registry, HttpMetrics),
@@ -146,18 +146,12 @@ def _console(service: Service) -> list[BaseRoute]:
 async def _health(service: Service, _: Request) -> Response:
     """Answer that the process serves, and whether with its reranker and by its profile."""
     is_open = None if service.scorer is None else service.scorer.is_open
-    profile = _profile_in_words(service.guard)
+    profile = None
+    if service.guard.profile is not None:
+        differences = "; ".join(service.guard.comparison.mismatches)
+        profile = f"does not apply, the top k are served: {differences}"
+        profile = profile if differences else "applies"
     return answer({"status": "ok", "reranker": _HEALTH_WORDS[is_open], "profile": profile})
-
-
-def _profile_in_words(guard: ContextGuard) -> str | None:
-    """Tell whether the profile's thresholds apply, else why not; None without a profile."""
-    if guard.profile is None:
-        return None
-    differences = guard.comparison.mismatches
-    if differences:
-        return f"does not apply, the top k are served: {'; '.join(differences)}"
-    return "applies"
 
 
 def _metrics(registry: CollectorRegistry, _: Request) -> Response:

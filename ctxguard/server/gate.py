@@ -17,6 +17,7 @@ from ctxguard.errors import QueryError, StageError
 from ctxguard.server.limits import EndpointRule, Head
 from ctxguard.server.metrics import Endpoint, HttpMetrics, Outcome
 from ctxguard.server.problems import Problem, ProblemKind, problem_of
+from ctxguard.server.wire import Operation
 
 _log = logging.getLogger(__name__)
 
@@ -42,8 +43,9 @@ class Gate:
     with a document, and counts how it ended. Sets ``request_id`` and ``body`` in the scope's state.
 
     Args:
-        app: Answers what passes.
-        endpoints: The endpoint of each path that has one.
+        app: Answers what passes, but for what is posted to an operation: a framework's routing
+            takes longer than many a decision.
+        operations: The operations by their paths.
         rules: What a request to an endpoint needs, and how much it may be.
         receive_seconds: The longest that a body may take.
         metrics: Where requests are counted.
@@ -52,13 +54,13 @@ class Gate:
     def __init__(
         self,
         app: ASGIApp,
-        endpoints: Mapping[str, Endpoint],
+        operations: Mapping[str, Operation],
         rules: Mapping[Endpoint, EndpointRule],
         receive_seconds: float,
         metrics: HttpMetrics,
     ) -> None:
         self.app = app
-        self._endpoints, self._rules = endpoints, rules
+        self._operations, self._rules = operations, rules
         self._receive_seconds, self._metrics = receive_seconds, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,7 +68,8 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, endpoint = perf_counter(), self._endpoint_of(scope["path"])
+        start, operation = perf_counter(), self._operations.get(scope["path"])
+        endpoint = operation.what if operation else _endpoint_of(scope["path"])
         self._metrics.received(endpoint)
         given = dict(scope["headers"])
         label, request_id = given.get(b"x-request-id"), os.urandom(8).hex()
@@ -91,9 +94,16 @@ class Gate:
             state["body"] = await self._received(rule, given, receive)
             n_bytes = state["body_bytes"] = len(state["body"])
             try:
-                # Without it Starlette's router answers by itself what it does not know.
-                scope["app"] = self.app
-                await self.app(scope, _replaying(state, receive), send_named)
+                is_post = scope["method"] == "POST" and not scope.get("root_path")
+                if is_post and operation and operation.asks:
+                    answer = await operation.answered(scope)
+                    answer.raw_headers.append(named)
+                    status = answer.status_code
+                    await answer(scope, receive, send)
+                else:
+                    # Without it Starlette's router answers by itself what it does not know.
+                    scope["app"] = self.app
+                    await self.app(scope, _replaying(state, receive), send_named)
             finally:
                 rule.budget.in_flight -= 1
                 rule.budget.buffered -= n_bytes
@@ -115,10 +125,6 @@ class Gate:
             late = f"the body was not whole after {self._receive_seconds:g} s"
             raise Problem(ProblemKind.TOO_SLOW, late) from None
 
-    def _endpoint_of(self, path: str) -> Endpoint:
-        of_console = path == "/console" or path.startswith("/console/")
-        return self._endpoints.get(path, Endpoint.CONSOLE if of_console else Endpoint.OTHER)
-
     def _refusal(
         self, error: Exception, endpoint: Endpoint, request_id: str
     ) -> tuple[Outcome, Response]:
@@ -130,6 +136,11 @@ class Gate:
         outcome = Outcome.SHED if is_shed else _ENDS[problem.kind.status // 100, False]
         retry_after = is_shed and endpoint in _BEAR_RETRY_AFTER
         return outcome, problem.answer(request_id, retry_after=retry_after)
+
+
+def _endpoint_of(path: str) -> Endpoint:
+    of_console = path == "/console" or path.startswith("/console/")
+    return Endpoint.CONSOLE if of_console else Endpoint.OTHER
 
 
 def _replaying(state: dict[str, Any], receive: Receive) -> Receive:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ctxguard._support.fork_safety import reset_in_children
@@ -139,7 +140,7 @@ class Operation:
         """``POST`` for those with a body."""
         return "GET" if self.asks is None else "POST"
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answered(self, scope: Scope) -> Response:
         """Answer a request whose body is in the scope's state, and take it from there.
 
         Raises:
@@ -150,8 +151,12 @@ class Operation:
         given = await off_the_loop(scope, self.asks.read, state.pop("body"))
         failure: StageFailure | None
         content, failure = await self.endpoint(given, scope)
-        headers = None
-        if failure is not None:
-            state["degraded"] = True
-            headers = {"x-ctxguard-degraded": failure.kind.value}
-        await answer(content, headers)(scope, receive, send)
+        if failure is None:
+            return answer(content)
+        state["degraded"] = True
+        return answer(content, {"x-ctxguard-degraded": failure.kind.value})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request that Starlette's router hands on."""
+        answered = await self.answered(scope)
+        await answered(scope, receive, send)

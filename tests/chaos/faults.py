@@ -1,6 +1,7 @@
 """The list of faults: the effect that each should have, and the function that causes it."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import fleet_faults as fleet
@@ -11,15 +12,21 @@ import reranker_faults as rerankers
 import sample_faults as samples
 from serving import Result, Size
 
+from ctxguard.core.types import FailureKind, Route
+
+_HANGS = partial(legs.lost, fault=legs.hangs, kind=FailureKind.TIMEOUT)
 _WITHOUT_DENSE = "the lexical route by its own policy, flagged; hybrid again when it is back"
 _WITHOUT_RERANKER = "the hybrid route by its own policy, flagged; reranked again when it is back"
 
 FAULTS: dict[str, tuple[str, Callable[[Path, Size], Result]]] = {
-    "dense leg raises": (_WITHOUT_DENSE, legs.dense_raises),
-    "dense leg hangs": (_WITHOUT_DENSE + "; by the deadline", legs.dense_hangs),
+    "dense leg raises": (
+        _WITHOUT_DENSE,
+        partial(legs.lost, fault=legs.raises, kind=FailureKind.ERROR),
+    ),
+    "dense leg hangs": (_WITHOUT_DENSE + "; by the deadline", _HANGS),
     "lexical leg hangs": (
         "the dense route by its own policy, flagged; by the deadline",
-        legs.lexical_hangs,
+        partial(_HANGS, leg="lexical", left=Route.DENSE),
     ),
     "lexical index missing": (
         "loading refuses it, reloading keeps the last good one; without it the dense route answers",

@@ -23,7 +23,6 @@ class Report:
 
     Attributes:
         name: The fault.
-        expected: The effect that it should have, in words.
         observed: The effect that it had, in words.
         accounts: The sums of requests, candidates and samples, as text.
         wrong: Checks that failed and accounts that do not add up; empty if it passed.
@@ -31,7 +30,6 @@ class Report:
     """
 
     name: str
-    expected: str
     observed: str
     accounts: str
     wrong: tuple[str, ...]
@@ -43,7 +41,7 @@ class Report:
         return not self.wrong
 
 
-def run_isolated(name: str, expected: str, size: Size) -> Report:
+def run_isolated(name: str, size: Size) -> Report:
     """Run a fault in a process of its own, and wait for its report."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ctxguard-chaos-") as folder:
@@ -74,7 +72,6 @@ def run_isolated(name: str, expected: str, size: Size) -> Report:
             wrong += [f"it wrote no report (exit status {process.returncode}): {' '.join(last)}"]
     return Report(
         name=name,
-        expected=expected,
         observed=data.get("observed", ""),
         accounts=data.get("accounts", ""),
         wrong=(*data.get("wrong", ()), *wrong),
@@ -103,9 +100,7 @@ def main(name: str, size: Size, folder: Path) -> None:
     failed = [what for what, held in result.checks.items() if not held]
     failed += [wrong for one in result.accounts for wrong in one.wrong]
     data = {"observed": result.observed, "accounts": in_sums(result.accounts), "wrong": failed}
-    part = folder / "report.part"
-    part.write_text(json.dumps(data))
-    part.rename(folder / "report.json")
+    (folder / "report.json").write_text(json.dumps(data))
 
 
 if __name__ == "__main__":

@@ -34,22 +34,7 @@ def hangs(_: Callable[[], Any]) -> Any:
     threading.Event().wait(_NEVER_SECONDS)
 
 
-def dense_raises(folder: Path, size: Size) -> Result:
-    """The dense leg raises."""
-    return _lost(folder, size, raises, FailureKind.ERROR)
-
-
-def dense_hangs(folder: Path, size: Size) -> Result:
-    """The dense leg never returns."""
-    return _lost(folder, size, hangs, FailureKind.TIMEOUT)
-
-
-def lexical_hangs(folder: Path, size: Size) -> Result:
-    """The lexical leg never returns."""
-    return _lost(folder, size, hangs, FailureKind.TIMEOUT, leg="lexical", left=Route.DENSE)
-
-
-def _lost(
+def lost(
     folder: Path,
     size: Size,
     fault: Instead,
@@ -58,6 +43,7 @@ def _lost(
     leg: str = "dense",
     left: Route = Route.LEXICAL,
 ) -> Result:
+    """One leg fails."""
     serving = ServingProcess(folder, size, deadlines=DEADLINES)
     part: Fault = getattr(serving, leg)
     n = serving.by_size(40, 400)

@@ -26,7 +26,7 @@ def report_of(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Report
     ]
     pool = ThreadPoolExecutor(_AT_ONCE)
     running: dict[str, Future[Report]] = {
-        name: pool.submit(run_isolated, name, FAULTS[name][0], Size.SMALL) for name in names
+        name: pool.submit(run_isolated, name, Size.SMALL) for name in names
     }
     yield lambda name: running[name].result()
     pool.shutdown(cancel_futures=True)
@@ -44,7 +44,7 @@ def test_a_fault_has_the_expected_effect_only(
 @pytest.mark.model
 @pytest.mark.parametrize("fault", _WITH_THE_MODEL)
 def test_so_it_does_with_the_model(fault: str) -> None:
-    report = run_isolated(fault, FAULTS[fault][0], Size.FULL)
+    report = run_isolated(fault, Size.FULL)
     assert report.passed, (report.wrong, report)
 
 

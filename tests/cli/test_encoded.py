@@ -1,6 +1,8 @@
 """Vectors that outlast an interrupted build."""
 
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 
 from ctxguard.cli import _encoded
 from ctxguard.cli._encoded import KeptVectors
+from ctxguard.errors import DataError
 from ctxguard.retrieval.protocols import Float32Array, Progress
 from tests.doubles import WordHashEmbedder
 
@@ -61,3 +64,13 @@ def test_another_models_vectors_are_not_taken_and_another_file_is_begun_anew(
         kept.close()
         assert embedder.n == len(TEXTS)
     assert file.exists()
+
+
+def test_a_file_that_cannot_be_used_any_more_is_named_with_the_mend(tmp_path: Path) -> None:
+    file = tmp_path / "i.vectors"
+    kept = KeptVectors(WordHashEmbedder(), file)
+    with closing(sqlite3.connect(file)) as other:
+        other.execute("DROP TABLE kept")
+    with pytest.raises(DataError, match=r"i\.vectors: .*delete the file"):
+        kept.encode_passages(TEXTS)
+    kept.close()

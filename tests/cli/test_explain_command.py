@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from household import write_jsonl
-from live_traffic import EVERYTHING, Traffic, judge, profile_of, read_rows, serve
+from live_traffic import EVERYTHING, ONLY_SERVED, Traffic, judge, profile_of, read_rows, serve
 from running import Run
 
 from ctxguard.core.policies import RatioPolicy
@@ -137,7 +137,7 @@ def test_what_the_judge_could_not_do_is_said(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("openai")
     from chat_endpoint import Answer, ChatEndpoint
 
-    made = serve(tmp_path, 1, rates=EVERYTHING)
+    made = serve(tmp_path, 1, rates=ONLY_SERVED)
     endpoint = ChatEndpoint()
     endpoint.script.extend([Answer(content="seven")] * 60)
     try:

@@ -43,13 +43,22 @@ def questions(collection: Path) -> list[str]:
     return [json.loads(line)["text"] for line in lines]
 
 
-@pytest.fixture
-def log(questions: list[str], tmp_path: Path) -> Path:
-    """The questions of a labelled collection, as a log would have them."""
-    file = tmp_path / "log.csv"
+def write_log(file: Path, questions: list[str]) -> Path:
     with file.open("w", encoding="utf-8", newline="") as stream:
         csv.writer(stream).writerows([["query"], *([text] for text in questions)])
     return file
+
+
+@pytest.fixture
+def log(questions: list[str], tmp_path: Path) -> Path:
+    """The questions of a labelled collection, as a log would have them."""
+    return write_log(tmp_path / "log.csv", questions)
+
+
+@pytest.fixture
+def few(questions: list[str], tmp_path: Path) -> Path:
+    """A log of eight questions."""
+    return write_log(tmp_path / "few.csv", questions[:8])
 
 
 @pytest.fixture
@@ -144,7 +153,7 @@ def test_a_reranker_judges_what_is_served_and_a_repeated_question_counts_as_ofte
 ) -> None:
     pytest.importorskip("httpx2")
     log = tmp_path / "log.jsonl"
-    rows = [{"query": text} for text in (*questions[:30], questions[0].upper())]
+    rows = [{"query": text} for text in (*questions[:12], questions[0].upper())]
     log.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     endpoint = RerankEndpoint()
     asked = ("judge", "--index", index, "--queries", log, "--store", url, "--judge", "reranker")
@@ -155,7 +164,7 @@ def test_a_reranker_judges_what_is_served_and_a_repeated_question_counts_as_ofte
     finally:
         endpoint.close()
     assert found["judge"] == "reranker cohere stand-in score>=0.3"
-    assert found["requests"] == 30
+    assert found["requests"] == 12
     samples = records(url)
     assert sorted({one.probability for one in samples}) == [0.5, 1.0]
     guard = ContextGuard(HybridRetriever.load(index), k=3)
@@ -195,14 +204,14 @@ def test_without_questions_the_model_writes_some_and_says_so(
 
 
 def test_a_judge_that_answers_nonsense_stops_and_the_samples_wait_for_another(
-    run: Run, index: Path, log: Path, url: str, chat: ChatEndpoint
+    run: Run, index: Path, few: Path, url: str, chat: ChatEndpoint
 ) -> None:
     class Nonsense(ChatEndpoint):
         def answer(self, path: str, request: dict[str, Any]) -> Answer:
             return Answer("it is hard to say")
 
     bad = Nonsense()
-    asked = ("judge", "--index", index, "--queries", log, "--store", url, "--judge", "llm")
+    asked = ("judge", "--index", index, "--queries", few, "--store", url, "--judge", "llm")
     try:
         result = run(*asked, "--model", "m", system={"judge": {"base-url": bad.url}})
     finally:
@@ -247,14 +256,14 @@ def test_the_lists_of_a_reranker_behind_a_url_are_judged(
 
 @pytest.mark.model
 def test_a_cross_encoder_judges_what_a_function_retrieves(
-    run: Run, log: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, few: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The retriever is a plain function that returns texts with scores."""
     model = make_cross_encoder(tmp_path / "model", seed=0)
     (tmp_path / "shop.py").write_text(FUNCTION, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     run.ok(
-        *("judge", "--retriever", "shop:search", "--queries", log, "--store", url),
+        *("judge", "--retriever", "shop:search", "--queries", few, "--store", url),
         *("--judge", "cross-encoder", "--model", model),
         system={"score-kind": "cosine", "judge": {"min-score": -0.5}},
     )

@@ -228,13 +228,16 @@ class TestLanguageModel:
 
 
 class TestAlarms:
+    def serve_by(self, profile: Profile, file: Path) -> Traffic:
+        profile.save(file)
+        settings = {"relevant_ranks": [4], "rates": EVERYTHING, "days_ago": 2.0}
+        return serve(file.parent, 60, profile=profile, **settings)
+
     def test_a_broken_promise_rings_until_another_profile_takes_over(
         self, once: Once, tmp_path: Path
     ) -> None:
         broken, file = profile_of(BROKEN), tmp_path / "profile.json"
-        broken.save(file)
-        settings = {"relevant_ranks": [4], "rates": EVERYTHING, "days_ago": 2.0}
-        traffic = serve(tmp_path, 60, profile=broken, **settings)
+        traffic = self.serve_by(broken, file)
         result = once(traffic, "--profile", file, "--json")
         assert result.exit_code == 1
         found = json.loads(result.stdout)
@@ -250,11 +253,17 @@ class TestAlarms:
         said = "judged recall loss against the retriever's first 5"
         assert said in " ".join(again.stdout.split())
         assert Profile.load(file) == broken, "nobody asked for a switch"
-        assert once(traffic, "--profile", file, **{"switch-to-safe": True}).exit_code == 1
-        assert Profile.load(file) == broken.safe(), "asked for, it takes the profile's place"
         profile_of(RatioPolicy(k=10)).save(file)
         result = ok(once(traffic, "--profile", file))
         assert "no day of requests that this profile served" in " ".join(result.stdout.split())
+
+    def test_the_safe_policy_takes_the_profiles_place_where_asked_for(
+        self, once: Once, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "profile.json"
+        traffic = self.serve_by(profile_of(BROKEN), file)
+        assert once(traffic, "--profile", file, **{"switch-to-safe": True}).exit_code == 1
+        assert Profile.load(file) == profile_of(BROKEN).safe()
 
     def test_a_promise_that_holds_is_shown_with_what_speaks_against_it(
         self, once: Once, tmp_path: Path

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,94 +150,61 @@ FINDINGS = [
 ]
 
 
-class Places:
-    """What the words in capitals stand for, made where a command names it."""
+ROWS: dict[str, list[dict[str, object]]] = {
+    "FILE": [{"name": "a file of another kind"}],
+    "ROWS": [],
+    "TRUTH": [{"query_id": "q", "query": "q", "relevant": ["d"]}],
+    "NOTHING": [{"query_id": "1", "text": "kettle", "relevant": []}],
+    "OTHER": [{"query_id": "1", "text": "a", "relevant": ["gone"]}],
+    "ONE": [{"_id": "q", "text": "clean a violin", "relevant": ["clean-violin"]}],
+}
+FIXTURES = {"INDEX": "index", "DATA": "collection"}
 
-    def __init__(self, folder: Path, request: pytest.FixtureRequest) -> None:
-        self.root, self._request = folder, request
-
-    def __call__(self, word: str) -> str:
-        name, _, rest = word.partition("/")
-        make = getattr(self, name.lower(), None) if name.isupper() else None
-        return word if make is None else str(make() / rest)
-
-    def of(self, fixture: str) -> Path:
-        found: Path = self._request.getfixturevalue(fixture)
-        return found
-
-    def index(self) -> Path:
-        return self.of("index")
-
-    def data(self) -> Path:
-        return self.of("collection")
-
-    def profile(self) -> Path:
-        return self.of("profile")
-
-    def out(self) -> Path:
-        return self.root / "out"
-
-    def gone(self) -> Path:
-        return self.root / "gone"
-
-    def file(self) -> Path:
-        return write_jsonl(self.root / "file.json", [{"name": "a file of another kind"}])
-
-    def rows(self) -> Path:
-        return write_jsonl(self.root / "rows.jsonl", [])
-
-    def truth(self) -> Path:
-        row = {"query_id": "q", "query": "q", "relevant": ["d"]}
-        return write_jsonl(self.root / "truth.jsonl", [row])
-
-    def nothing(self) -> Path:
-        row = {"query_id": "1", "text": "kettle", "relevant": []}
-        return write_jsonl(self.root / "nothing.jsonl", [row])
-
-    def other(self) -> Path:
-        row = {"query_id": "1", "text": "a", "relevant": ["gone"]}
-        return write_jsonl(self.root / "other.jsonl", [row])
-
-    def one(self) -> Path:
-        row = {"_id": "q", "text": "clean a violin", "relevant": ["clean-violin"]}
-        return write_jsonl(self.root / "one.jsonl", [row])
-
-    def folder(self) -> Path:
-        folder = self.root / "folder"
-        folder.mkdir(exist_ok=True)
-        return folder
-
-    def foreign(self) -> Path:
-        folder = self.root / "foreign"
-        folder.mkdir()
-        (folder / "manifest.json").write_text('{"name": "a web application"}')
-        return folder
-
-    def half(self) -> Path:
-        half = Path(shutil.copytree(self.index(), self.root / "half"))
-        next(half.rglob("vectors.npy")).unlink()
-        return half
-
-    def handmade(self) -> Path:
-        profile_of(RatioPolicy(k=1)).save(self.root / "handmade.json")
-        return self.root / "handmade.json"
-
-    def one_route(self) -> Path:
-        content = json.loads(self.profile().read_text())
-        del content["routes"][Route.LEXICAL.value]
-        return write_jsonl(self.root / "one.json", [content])
+Place = Callable[[str], str]
 
 
 @pytest.fixture
-def place(
-    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Places:
+def place(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """What the words in capitals stand for, made where a command names it."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
-    return Places(tmp_path, request)
+
+    def made(name: str) -> Path:
+        file = tmp_path / name.lower()
+        match name:
+            case "FOLDER":
+                file.mkdir(exist_ok=True)
+            case "FOREIGN":
+                file.mkdir()
+                (file / "manifest.json").write_text('{"name": "a web application"}')
+            case "HALF":
+                shutil.copytree(request.getfixturevalue("index"), file)
+                next(file.rglob("vectors.npy")).unlink()
+            case "HANDMADE":
+                file = file.with_suffix(".json")
+                profile_of(RatioPolicy(k=1)).save(file)
+            case "ONE_ROUTE":
+                content = json.loads(request.getfixturevalue("profile").read_text())
+                del content["routes"][Route.LEXICAL.value]
+                write_jsonl(file, [content])
+        return file
+
+    def placed(word: str) -> str:
+        name, _, rest = word.partition("/")
+        if name in FIXTURES:
+            found: Path = request.getfixturevalue(FIXTURES[name])
+        elif name in ROWS:
+            found = write_jsonl(tmp_path / f"{name.lower()}.jsonl", ROWS[name])
+        elif name in {"OUT", "GONE", "FOLDER", "FOREIGN", "HALF", "HANDMADE", "ONE_ROUTE"}:
+            found = made(name)
+        else:
+            return word
+        return str(found / rest)
+
+    return placed
 
 
-def placed(value: Any, place: Places) -> Any:
+def placed(value: Any, place: Place) -> Any:
     if isinstance(value, dict):
         return {name: placed(each, place) for name, each in value.items()}
     return place(value) if isinstance(value, str) else value
@@ -250,23 +218,23 @@ def cases(*rows: tuple[Any, ...]) -> list[Any]:
 
 @pytest.mark.parametrize(("words", "said", "system"), cases(*REFUSED))
 def test_what_cannot_work_is_refused_and_nothing_is_written(
-    run: Run, place: Places, words: str, said: str, system: dict[str, Any]
+    run: Run, place: Place, words: str, said: str, system: dict[str, Any]
 ) -> None:
     arguments = [place(word) for word in words.split()]
     result = run.refused(*arguments, columns="1000", system=placed(system, place) or None)
     assert said in " ".join(result.stderr.split())
     assert "encoding passages" not in result.stderr
-    assert not {"out", "smaples.db"} & {file.name for file in place.root.iterdir()}
+    assert not {"out", "smaples.db"} & {file.name for file in Path().iterdir()}
 
 
 @pytest.mark.parametrize(("words", "said"), cases(*FINDINGS))
 def test_labels_that_show_nothing_are_a_finding(
-    run: Run, place: Places, words: str, said: str
+    run: Run, place: Place, words: str, said: str
 ) -> None:
     result = run(*map(place, words.split()))
     assert result.exit_code == 1
     assert said in " ".join(result.stderr.split())
-    assert not place.out().exists()
+    assert not Path("out").exists()
 
 
 @pytest.mark.model

@@ -108,8 +108,8 @@ def test_an_option_on_a_page_is_one_of_a_command(page: Path) -> None:
             }, line
 
 
-class Shown(SettingsModel):
-    """Settings of the command below."""
+class Show(SettingsModel):
+    """Settings of a command, which prints them."""
 
     n: Annotated[int, setting("A number.", "N", ge=0)] = 1
     file: Annotated[Path | None, setting("A file.", "FILE", key=True)] = None
@@ -121,16 +121,30 @@ class Shown(SettingsModel):
         typer.echo(self.model_dump_json())
 
 
+class Need(SettingsModel):
+    """A command with an option that must be given, and a file."""
+
+    store: Annotated[str, setting("A store.", "URL")]
+    out: Annotated[Path | None, setting("A file to write.", "FILE", writes=True)] = None
+    seed: Annotated[int, setting("A number.", "N", key=True)] = 0
+
+    def __call__(self, _: Output) -> None:
+        typer.echo(self.model_dump_json())
+
+
 @pytest.fixture
 def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs the command with a file that holds a document."""
-    application = command_of(Shown, "show", "Show the settings.")
-    monkeypatch.setattr("ctxguard.cli._settings.COMMANDS", {"show"})
+    """Runs a command with a file that holds a document."""
 
-    def run(document: dict[str, Any], *options: str) -> Any:
-        file = tmp_path / "system.toml"
-        file.write_text(as_toml(document), encoding="utf-8")
-        return CliRunner().invoke(application, ["--system", str(file), *options])
+    def run(
+        document: dict[str, Any] | None, *options: str, model: type[SettingsModel] = Show
+    ) -> Any:
+        name, file = model.__name__.lower(), tmp_path / "system.toml"
+        monkeypatch.setattr("ctxguard.cli._settings.COMMANDS", {name})
+        if document is not None:
+            file.write_text(as_toml(document), encoding="utf-8")
+            options = ("--system", str(file), *options)
+        return CliRunner().invoke(command_of(model, name, "Shows the settings."), options)
 
     return run
 
@@ -153,27 +167,31 @@ def test_a_refused_value_is_told_in_the_words_of_the_check() -> None:
         EvenSettings(n=1)
 
 
-def test_a_key_replaces_a_default_and_an_option_replaces_a_key(shown: Any) -> None:
-    document = {"show": {"share": 0.25, "n": 2}}
-    assert '"n":2,' in shown(document).output
-    assert '"share":0.25' in shown(document).output
-    assert '"n":1,' in shown(document, "--n", "1").output
+@pytest.mark.parametrize(
+    ("document", "options", "expected"),
+    [
+        # A key replaces a default, and an option a key.
+        ({"show": {"share": 0.25, "n": 2}}, (), ('"n":2,', '"share":0.25')),
+        ({"show": {"share": 0.25, "n": 2}}, ("--n", "1"), ('"n":1,', '"share":0.25')),
+        # Of an option that stands twice, the table of its command counts.
+        ({"n": 2, "show": {"n": 3}}, (), ('"n":3,',)),
+        # What the command does not need, of the system or of another command, is no fault.
+        ({"index": "i", "depth": 7, "score-kind": "rank"}, (), ('"n":1,',)),
+        ({"calls-per-day": 5, "profile": "p.json", "rerank-model": "m", "n": 2}, (), ('"n":2,',)),
+    ],
+)
+def test_a_file_gives_what_no_option_gives(
+    shown: Any, document: dict[str, Any], options: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    result = shown(document, *options)
+    assert result.exit_code == 0
+    assert all(each in result.output for each in expected)
 
 
 def test_a_relative_path_starts_from_the_folder_of_the_file(shown: Any, tmp_path: Path) -> None:
     output = shown({"index": "i", "show": {"file": "/a"}}).output
     assert str(tmp_path / "i") in output
     assert '"file":"/a"' in output
-
-
-def test_a_key_of_the_system_that_a_command_does_not_need_is_no_fault(shown: Any) -> None:
-    assert shown({"index": "i", "depth": 7, "score-kind": "rank"}).exit_code == 0
-
-
-def test_a_key_that_another_command_knows_is_no_fault(shown: Any) -> None:
-    result = shown({"calls-per-day": 5, "profile": "p.json", "rerank-model": "m", "n": 2})
-    assert result.exit_code == 0
-    assert '"n":2,' in result.output
 
 
 def test_a_source_that_a_command_cannot_use_is_told(shown: Any) -> None:
@@ -183,43 +201,17 @@ def test_a_source_that_a_command_cannot_use_is_told(shown: Any) -> None:
     assert "no use" not in shown({"retriever": "a:b", "index": "i"}).output
 
 
-def test_an_option_at_the_top_gives_way_to_the_one_in_the_table_of_its_command(shown: Any) -> None:
-    assert '"n":3,' in shown({"n": 2, "show": {"n": 3}}).output
-
-
-class Needing(SettingsModel):
-    """A command with an option that must be given, and a file."""
-
-    store: Annotated[str, setting("A store.", "URL")]
-    out: Annotated[Path | None, setting("A file to write.", "FILE", writes=True)] = None
-    seed: Annotated[int, setting("A number.", "N", key=True)] = 0
-
-    def __call__(self, _: Output) -> None:
-        typer.echo(self.model_dump_json())
-
-
 @pytest.mark.parametrize("document", [{"store": "s"}, {"need": {"store": "s"}}])
 def test_an_option_that_must_be_given_may_stand_in_the_file(
-    document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shown: Any, document: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("ctxguard.cli._settings.COMMANDS", {"need"})
-    application = command_of(Needing, "need", "Needs a store.")
-    file = tmp_path / "system.toml"
-    file.write_text(as_toml(document), encoding="utf-8")
-    result = CliRunner().invoke(application, ["--system", str(file)])
-    assert '"store":"s"' in result.output
-    missing = refused(CliRunner().invoke(application, []))
+    assert '"store":"s"' in shown(document, model=Need).output
+    missing = refused(shown(None, model=Need))
     assert "give --store URL, or store in a file --system" in missing.stderr
 
 
-def test_what_is_written_is_named_for_one_command_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ctxguard.cli._settings.COMMANDS", {"need"})
-    application = command_of(Needing, "need", "Needs a store.")
-    file = tmp_path / "system.toml"
-    file.write_text(as_toml({"out": "o", "store": "s"}), encoding="utf-8")
-    assert '"out":null' in CliRunner().invoke(application, ["--system", str(file)]).output
+def test_what_is_written_is_named_for_one_command_alone(shown: Any) -> None:
+    assert '"out":null' in shown({"out": "o", "store": "s"}, model=Need).output
 
 
 @pytest.mark.parametrize(

@@ -728,7 +728,7 @@ class Service:
             for scorer, retriever in ((_Scores(), None), (None, index))
         ]
         for app in self._apps:
-            lifespan = app.app.app.lifespan_context(app)
+            lifespan = app.app.lifespan_context(app)
             self._loop.run_until_complete(lifespan.__aenter__())
             closing.callback(self._ended, lifespan)
 

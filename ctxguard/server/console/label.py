@@ -28,6 +28,8 @@ from ctxguard.server.console.queue import LabelQueue, Task
 _MOST_NAME_CHARS = 100
 _MOST_PICKED = 1_000
 _TAKE_BACK = ""
+_USUAL_GRADE = 3
+"""The highest of the scale where the store's labels name none."""
 _KEYS = {"d": Negative.DISTRACTOR, "h": Negative.HARD_NEGATIVE}
 _LATER_SECONDS = 1e-6
 
@@ -55,17 +57,15 @@ class Label:
 
     Args:
         pages: Renders templates from the store.
-        max_grade: The highest grade of the scale where the store's labels name none.
     """
 
-    def __init__(self, pages: Pages, max_grade: int) -> None:
+    def __init__(self, pages: Pages) -> None:
         self._pages, self._store, self._clock = pages, pages.store, pages.clock
         self._queue = LabelQueue(pages.store)
-        self._max_grade = max_grade
 
     @property
     def _top_grade(self) -> int:
-        return self._store.top_grade() or self._max_grade
+        return self._store.top_grade() or _USUAL_GRADE
 
     def grade_page(self, request: Request, _form: Form) -> Response:
         """Show the next request to grade, or without a name the form that asks for it."""

@@ -20,7 +20,6 @@ def console_routes(
     profile: Profile | None,
     *,
     token: str | None = None,
-    max_grade: int = 3,
     clock: Callable[[], float] = time.time,
 ) -> Sequence[BaseRoute]:
     """Make the routes of the console, to be mounted at one path, such as ``/console``.
@@ -33,11 +32,10 @@ def console_routes(
         profile: Gives each drop its reason and threshold; None for none.
         token: What people sign in with; None lets in everybody who reaches the server, which then
             has to listen on this machine only, and to refuse other names than its own in `Host`.
-        max_grade: The highest grade of the scale.
         clock: Seconds since the epoch.
     """
     pages = Pages(Sessions(token, store, clock), store, profile, clock)
-    label = Label(pages, max_grade)
+    label = Label(pages)
     handlers: dict[str, Handler] = {
         "GET /": partial(decisions.home, pages),
         "GET /decisions": partial(decisions.newest, pages),

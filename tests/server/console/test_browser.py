@@ -18,7 +18,7 @@ from ctxguard.monitor.store import SampleStore
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-N = 6
+N = 4
 BEGUN = "?annotator=ann"
 
 
@@ -122,7 +122,7 @@ def test_labels_given_by_keyboard_are_the_numbers_of_the_live_report(
         page.wait_for_selector("[data-current], h1:not(.query)")
     assert page.inner_text("h1") == "All that was picked is graded"
     judge = WordJudge()
-    report = Monitor(store, judge, precision=Precision(min_n=5)).report()
+    report = Monitor(store, judge, precision=Precision(min_n=N)).report()
     assert report.live.labelled == N
     assert report.live.unpicked == 0
     by_people = report.estimates[Window.ALL_RETAINED][Metric.PRECISION]
