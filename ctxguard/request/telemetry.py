@@ -232,6 +232,7 @@ class Telemetry:
         dropped = counters["dropped_candidates"]
         added = [
             counters["requests"][context.mode, context.route, bool(decision.ranking.failures)],
+            *[dropped[drop.reason] for drop in context.dropped_in_assembly],
             *map(counters["flags"].__getitem__, context.flags),
             *[
                 counters["stage_failures"][_stage_label(one.stage), one.kind]
@@ -242,7 +243,7 @@ class Telemetry:
             added.append(counters["context_sufficiency"][context.route, context.sufficient])
         for counter in added:
             counter.inc()
-        for reason, count in context.dropped_by_reason.items():
+        for reason, count in decision.dropped_by_reason.items():
             dropped[reason].inc(count)
         counters["kept_candidates"].inc(decision.n_kept - len(context.dropped_in_assembly))
         self._histograms["context_passages"].observe(len(context.passages))

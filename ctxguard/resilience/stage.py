@@ -342,7 +342,7 @@ class Stage:
         else:
             _log.warning("%s has recovered and is in use again", self.name)
             self._timer.cancel()
-            self._last_failed = None
+            self._last_failed = self._last_awaited = None
 
     def _probe_later(self) -> None:
         """Repeat the call that failed last once no request has: to notice that it recovers."""

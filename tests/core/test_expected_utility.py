@@ -85,27 +85,24 @@ class TestRule:
 
 class TestProperties:
     @given(shares, policies())
-    def test_the_kept_are_a_prefix_of_the_order_by_probability(
+    def test_exactly_the_worthwhile_by_probability_within_k_and_min_keep_are_kept(
         self, probabilities: list[float], policy: ExpectedUtilityPolicy
     ) -> None:
-        decision = decide(ranking_of(probabilities), policy)
+        decision, n = decide(ranking_of(probabilities), policy), len(probabilities)
         order, found = list(decision.order), list(decision.probabilities or ())
-        assert sorted(order) == list(range(len(probabilities)))
+        assert sorted(order) == list(range(n))
         assert found == pytest.approx([probabilities[position] for position in order])
         assert list(zip(found, order, strict=True)) == sorted(
             zip(found, order, strict=True), key=lambda pair: (-pair[0], pair[1])
         )
         assert list(decision.kept) == order[: decision.n_kept]
-
-    @given(shares, policies())
-    def test_exactly_the_worthwhile_within_k_and_min_keep(
-        self, probabilities: list[float], policy: ExpectedUtilityPolicy
-    ) -> None:
-        decision = decide(ranking_of(probabilities), policy)
-        assert decision.probabilities is not None or not probabilities
-        worthwhile = sum(p >= policy.min_probability for p in decision.probabilities or ())
-        n = len(probabilities)
+        worthwhile = sum(p >= policy.min_probability for p in found)
         assert decision.n_kept == max(min(worthwhile, policy.k), min(policy.min_keep, n))
+        assert len(decision.verdicts) == n
+        assert decision.n_kept + sum(decision.dropped_by_reason.values()) == n
+        for verdict in decision.verdicts:
+            assert verdict.kept == (verdict.passage_id in decision.kept_ids)
+            assert verdict.kept == (not verdict.kept_if)
 
     @given(shares, policies(), st.randoms())
     def test_the_order_of_input_does_not_matter(
@@ -121,17 +118,6 @@ class TestProperties:
             legs={"rerank": Leg(ranking.legs["rerank"].scores[order], ScoreKind.LOGIT)},
         )
         assert decide(shuffled, policy).kept_ids == decide(ranking, policy).kept_ids
-
-    @given(shares, policies())
-    def test_every_candidate_has_a_verdict_and_a_count(
-        self, probabilities: list[float], policy: ExpectedUtilityPolicy
-    ) -> None:
-        decision = decide(ranking_of(probabilities), policy)
-        assert len(decision.verdicts) == len(probabilities)
-        assert decision.n_kept + sum(decision.dropped_by_reason.values()) == len(probabilities)
-        for verdict in decision.verdicts:
-            assert verdict.kept == (verdict.passage_id in decision.kept_ids)
-            assert verdict.kept == (not verdict.kept_if)
 
 
 class TestVerdicts:

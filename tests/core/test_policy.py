@@ -92,7 +92,7 @@ def outcome(decision: Decision) -> list[tuple[object, ...]]:
 
 class TestProperties:
     @given(rankings(), policies())
-    def test_the_kept_set_is_a_prefix_of_the_sorted_candidates(
+    def test_the_kept_are_those_of_the_sorted_that_reach_the_ratio_or_are_owed_to_min_keep(
         self, ranking: Ranking, policy: RatioPolicy
     ) -> None:
         decision = decide(ranking, policy)
@@ -103,6 +103,10 @@ class TestProperties:
         assert list(decision.kept_ids) == [
             passage_id for _, _, passage_id in expected[: decision.n_kept]
         ]
+        scores = [ranking.scores[position] for position in decision.order]
+        relative = relative_scores(ranking.kind, scores, policy.temperature)  # type: ignore[arg-type]
+        reaching = sum(r >= policy.min_ratio for r in relative)
+        assert decision.n_kept == max(min(reaching, policy.k), min(policy.min_keep, len(ranking)))
 
     @given(rankings(min_size=1), policies(), st.data())
     def test_adding_a_worse_candidate_changes_nothing(
@@ -194,17 +198,6 @@ class TestProperties:
         again = decide(picked(ranking, decision.kept), policy)
         assert again.kept_ids == decision.kept_ids
 
-    @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=25), st.integers(1, 30))
-    def test_on_positive_scores_it_is_the_plain_rule_of_seventy_percent(
-        self, scores: list[float], k: int
-    ) -> None:
-        ranking = Ranking.from_hits(
-            [Hit(f"p{i:02d}", score) for i, score in enumerate(scores)], ScoreKind.RATIO
-        )
-        best_first = sorted(ranking.passage_ids, key=lambda p: (-scores[int(p[1:])], p))
-        plain = [p for p in best_first if scores[int(p[1:])] / max(scores) >= 0.7][:k]
-        assert list(decide(ranking, RatioPolicy(k=k, min_ratio=0.7)).kept_ids) == plain
-
     @given(rankings(), policies(), st.randoms(use_true_random=False))
     def test_input_order_changes_nothing_even_with_ties(
         self, ranking: Ranking, policy: RatioPolicy, rng: random.Random
@@ -279,6 +272,7 @@ NOTHING_COMPARED = (Flag.INVALID_SCORES,)
     ("kind", "scores", "policy", "kept", "flags"),
     [
         (ScoreKind.RATIO, [], RatioPolicy(min_ratio=0.7), "", ()),
+        (ScoreKind.RATIO, [10.0, 7.0, 6.99], RatioPolicy(min_ratio=0.7), "ab", ()),
         (ScoreKind.RATIO, [0.0, 0.0, 0.0], RatioPolicy(k=2, min_ratio=0.7), "ab", ()),
         (ScoreKind.LOGIT, [-8.0, -8.1, -12.0], RatioPolicy(min_ratio=0.7), "ab", ()),
         # Rank is cut by k alone, and needs no scores.
@@ -294,7 +288,7 @@ NOTHING_COMPARED = (Flag.INVALID_SCORES,)
         ),
     ],
 )
-def test_what_is_kept_of_unusual_scores(
+def test_what_is_kept_of_plain_and_of_unusual_scores(
     kind: ScoreKind,
     scores: list[float | None],
     policy: RatioPolicy,
@@ -441,17 +435,6 @@ def test_scores_may_be_a_numpy_array(sort: object) -> None:
     for dtype in (np.float64, np.float32):
         as_array = rescored(ranked(scores), np.array(scores, dtype=dtype))  # type: ignore[arg-type]
         assert decide(as_array, RatioPolicy(min_ratio=0.7)).kept_ids == as_list.kept_ids
-
-
-@given(rankings(min_size=1), policies())
-def test_kept_passages_reach_the_ratio_or_are_owed_to_min_keep(
-    ranking: Ranking, policy: RatioPolicy
-) -> None:
-    decision = decide(ranking, policy)
-    scores = [ranking.scores[position] for position in decision.order]
-    relative = relative_scores(ranking.kind, scores, policy.temperature)  # type: ignore[arg-type]
-    reaching = sum(r >= policy.min_ratio for r in relative)
-    assert decision.n_kept == max(min(reaching, policy.k), min(policy.min_keep, len(ranking)))
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,6 @@ kinds = st.sampled_from(list(RANGES))
 temperatures = st.floats(0.05, 20.0)
 
 
-def relative_score(kind: ScoreKind, top: float, score: float, temperature: float = 1.0) -> float:
-    return relative_scores(kind, (top, score), temperature)[1]
-
-
 @pytest.mark.parametrize("score", [0, 1.5, -3.0, True, np.float32(0.5), np.int64(3), Decimal(2)])
 def test_a_finite_number_is_a_score(score: object) -> None:
     assert is_valid(score)
@@ -92,41 +88,40 @@ def test_every_kind_accepts_its_own_range(kind: ScoreKind) -> None:
     assert is_relative(kind)
 
 
-def test_on_a_ratio_scale_it_is_the_share_of_the_top() -> None:
-    assert relative_score(ScoreKind.RATIO, 8.0, 6.0) == 0.75
-    assert relative_score(ScoreKind.RATIO, 8.0, 2.0, temperature=2.0) == pytest.approx(0.5)
+ODDS_RATIO = (0.2 / 0.8) / (0.8 / 0.2)
 
 
-def test_an_all_zero_ranking_has_nothing_worse_than_its_top() -> None:
-    assert relative_scores(ScoreKind.RATIO, [0.0, 0.0]) == [1.0, 1.0]
-
-
-def test_no_scores_have_no_relative_scores() -> None:
-    assert relative_scores(ScoreKind.LOGIT, []) == []
-
-
-@pytest.mark.parametrize("kind", IDENTITY_KINDS)
-def test_on_an_interval_scale_it_is_the_exponential_of_the_gap(kind: ScoreKind) -> None:
-    assert relative_score(kind, -0.25, -0.75, temperature=0.5) == pytest.approx(math.exp(-1.0))
-
-
-def test_on_logits_and_probabilities_it_is_a_ratio_of_odds() -> None:
-    top, score = 0.8, 0.2
-    odds_ratio = (score / (1 - score)) / (top / (1 - top))
-    assert relative_score(ScoreKind.PROBABILITY, top, score) == pytest.approx(odds_ratio)
-    logits = math.log(top / (1 - top)), math.log(score / (1 - score))
-    assert relative_score(ScoreKind.LOGIT, *logits) == pytest.approx(odds_ratio)
+@pytest.mark.parametrize(
+    ("kind", "scores", "temperature", "relative"),
+    [
+        # The share of the top on a ratio scale, the exponential of the gap on an interval scale,
+        # a ratio of odds on logits and probabilities.
+        (ScoreKind.RATIO, [8.0, 6.0], 1.0, [1.0, 0.75]),
+        (ScoreKind.RATIO, [8.0, 2.0], 2.0, [1.0, 0.5]),
+        *[(kind, [-0.25, -0.75], 0.5, [1.0, math.exp(-1.0)]) for kind in IDENTITY_KINDS],
+        (ScoreKind.PROBABILITY, [0.8, 0.2], 1.0, [1.0, ODDS_RATIO]),
+        (ScoreKind.LOGIT, [math.log(4.0), -math.log(4.0)], 1.0, [1.0, ODDS_RATIO]),
+        # Nothing is worse than a top of zero.
+        (ScoreKind.RATIO, [0.0, 0.0], 1.0, [1.0, 1.0]),
+        (ScoreKind.LOGIT, [], 1.0, []),
+    ],
+)
+def test_scores_are_compared_with_their_top_as_their_kind_allows(
+    kind: ScoreKind, scores: list[float], temperature: float, relative: list[float]
+) -> None:
+    assert relative_scores(kind, scores, temperature) == pytest.approx(relative)
 
 
 def test_probabilities_of_zero_and_one_have_finite_odds() -> None:
-    assert 0.0 < relative_score(ScoreKind.PROBABILITY, 1.0, 0.5) < 1.0
-    assert 0.0 < relative_score(ScoreKind.PROBABILITY, 1.0, 0.0) < 1e-15
+    _, half, none = relative_scores(ScoreKind.PROBABILITY, [1.0, 0.5, 0.0])
+    assert 0.0 < half < 1.0
+    assert 0.0 < none < 1e-15
 
 
 def test_rank_only_scores_have_no_relative_score() -> None:
     assert not is_relative(ScoreKind.RANK)
     with pytest.raises(ConfigurationError, match="min_ratio to 0"):
-        relative_score(ScoreKind.RANK, 0.03, 0.02)
+        relative_scores(ScoreKind.RANK, [0.03, 0.02])
 
 
 @given(kinds, st.data(), temperatures)
@@ -146,5 +141,5 @@ def test_a_higher_temperature_is_more_forgiving(
     kind: ScoreKind, data: st.DataObject, temperature: float
 ) -> None:
     low, high = sorted(data.draw(st.tuples(*[st.floats(*RANGES[kind])] * 2)))
-    cool = relative_score(kind, high, low, temperature)
-    assert cool <= relative_score(kind, high, low, 2 * temperature) + 1e-12
+    cool, warm = (relative_scores(kind, [high, low], t)[1] for t in (temperature, 2 * temperature))
+    assert cool <= warm + 1e-12

@@ -66,7 +66,7 @@ def system() -> tuple[Profile, Recorded, set[str]]:
         )
         for query, ranking in own.rankings.items()
     }
-    profile = calibrated(600, noise=0.25, objective="utility").profile
+    profile = calibrated(300, noise=0.25, objective="utility").profile
     relevant = {passage_id for grades in dataset.qrels.values() for passage_id in grades}
     return profile, Recorded(rankings, {"simulated": "0"}), relevant
 
@@ -522,18 +522,9 @@ def test_accounts_are_exact(world: World) -> None:
     )
 
 
-def test_samples_keep_the_answers(world: World) -> None:
-    guard = world.guard(stage_of(world.oracle))
-    context = next(each for each in world.contexts(guard) if each.assessment is not None)
-    made = record_of(Sample(context, 1.0, 0.0), InclusionDesign(JudgingRates()))
-    signals = SampleRecord.from_bytes(made.to_bytes()).ranking().signals
-    assert context.assessment is not None
-    answers = context.assessment.answers["relevant"]
-    assert signals["answer_relevant"] == pytest.approx(answers, nan_ok=True)
-    assert signals["answer_place"] == pytest.approx(context.assessment.places, nan_ok=True)
-
-
-def test_a_sample_is_explained_by_the_decision_with_the_answers(world: World) -> None:
+def test_samples_keep_the_answers_and_are_explained_by_the_decision_with_them(
+    world: World,
+) -> None:
     guard = world.guard(stage_of(world.oracle))
     found = next(
         each
@@ -541,7 +532,13 @@ def test_a_sample_is_explained_by_the_decision_with_the_answers(world: World) ->
         if each.assessment is not None and each.assessment.changed
     )
     made = record_of(Sample(found, 1.0, 0.0), InclusionDesign(JudgingRates()))
-    explained, notes = decided(SampleRecord.from_bytes(made.to_bytes()), guard.profile)
+    record = SampleRecord.from_bytes(made.to_bytes())
+    signals = record.ranking().signals
+    assert found.assessment is not None
+    answers = found.assessment.answers["relevant"]
+    assert signals["answer_relevant"] == pytest.approx(answers, nan_ok=True)
+    assert signals["answer_place"] == pytest.approx(found.assessment.places, nan_ok=True)
+    explained, notes = decided(record, guard.profile)
     assert explained is not None
     assert explained.kept_ids == found.decision.kept_ids
     assert notes == []

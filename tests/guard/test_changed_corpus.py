@@ -91,20 +91,18 @@ def guard_of(engine: object, profile: Profile | None, **settings: object) -> Con
     return ContextGuard(engine, profile=profile, **settings)  # type: ignore[arg-type]
 
 
-class TestWithinTheShare:
-    def test_one_passage_added_leaves_the_profile_in_force(self, engine: Engine) -> None:
-        guard = guard_of(engine, profile_of(engine))
-        engine.swap(corpus(range(101)))
-        context = guard.retrieve("q?")
-        assert context.flags == ()
-        assert context.differences == ()
-        assert context.decision.policy == SEVENTY
-        assert guard.comparison.corpus_change == pytest.approx(1 / 101)
-
-    def test_strict_mode_serves_by_it_too(self, engine: Engine) -> None:
-        profile = profile_of(engine)
-        engine.swap(corpus(range(1, 101)))
-        assert guard_of(engine, profile, check=ProfileCheck(strict=True)).retrieve("q?").flags == ()
+def test_one_passage_changed_leaves_the_profile_in_force_also_in_strict_mode(
+    engine: Engine,
+) -> None:
+    profile = profile_of(engine)
+    guard = guard_of(engine, profile)
+    engine.swap(corpus(range(101)))
+    context = guard.retrieve("q?")
+    assert (context.flags, context.differences) == ((), ())
+    assert context.decision.policy == SEVENTY
+    assert guard.comparison.corpus_change == pytest.approx(1 / 101)
+    engine.swap(corpus(range(1, 101)))
+    assert guard_of(engine, profile, check=ProfileCheck(strict=True)).retrieve("q?").flags == ()
 
 
 class TestBeyondTheShare:
@@ -130,26 +128,23 @@ class TestBeyondTheShare:
         scraped = generate_latest(registry).decode()
         assert 'ctxguard_flags_total{flag="corpus_changed"} 2.0' in scraped
 
-    def test_the_answer_says_how_much_has_changed(self, engine: Engine, profile: Profile) -> None:
+    @pytest.mark.parametrize("share", [0.5, 0.6])
+    def test_the_answer_says_how_much_has_changed_beyond_the_share_that_is_set(
+        self, share: float, engine: Engine, profile: Profile
+    ) -> None:
         engine.swap(corpus(range(250)))
-        context = guard_of(engine, profile, check=ProfileCheck(max_corpus_change=0.5)).retrieve(
+        context = guard_of(engine, profile, check=ProfileCheck(max_corpus_change=share)).retrieve(
             "q?"
         )
         line = (
             "corpus: 60% has changed since calibration, a profile holds up to 50% "
             "(250 passages, were 100)"
         )
-        assert context.differences == (line,)
-        assert context.to_dict()["differences"] == [line]
+        said = [line] if share == 0.5 else []
+        assert context.flags == ((Flag.CORPUS_CHANGED,) if said else ())
+        assert context.to_dict()["differences"] == [*context.differences] == said
 
-    def test_the_share_is_a_setting(self, engine: Engine, profile: Profile) -> None:
-        engine.swap(corpus(range(250)))
-        assert (
-            guard_of(engine, profile, check=ProfileCheck(max_corpus_change=0.6))
-            .retrieve("q?")
-            .flags
-            == ()
-        )
+    def test_a_share_that_is_none_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="max_corpus_change 60 must lie in"):
             ProfileCheck(max_corpus_change=60)
 
@@ -175,6 +170,8 @@ class TestBeyondTheShare:
         guard.use_profile(profile.safe())
         context = guard.retrieve("q?")
         assert (context.flags, len(context)) == ((Flag.CORPUS_CHANGED,), 6)
+        guard.use_profile(profile_of(engine))  # a new calibration ends it
+        assert guard.retrieve("q?").flags == ()
 
     def test_a_watched_file_is_not_loaded_again_for_it(
         self, engine: Engine, profile: Profile, tmp_path: Path
@@ -185,12 +182,6 @@ class TestBeyondTheShare:
         telemetry = Telemetry(CollectorRegistry())
         watcher = ProfileWatcher(guard_of(engine, profile), file, telemetry=telemetry)
         assert watcher.check(force=True) is None
-
-    def test_a_new_calibration_ends_it(self, engine: Engine, profile: Profile) -> None:
-        engine.swap(corpus(range(250)))
-        guard = guard_of(engine, profile)
-        guard.use_profile(profile_of(engine))
-        assert guard.retrieve("q?").flags == ()
 
 
 class TestAnotherSystem:

@@ -59,14 +59,22 @@ either_way = pytest.mark.parametrize("awaited", [False, True], ids=["called", "a
 
 class TestDeadline:
     @either_way
+    @pytest.mark.parametrize("one_by_one", [False, True])
     def test_a_retriever_that_hangs_is_an_outage_by_the_deadline(
-        self, awaited: bool, counts: Counted, over: threading.Event
+        self, awaited: bool, one_by_one: bool, counts: Counted, over: threading.Event
     ) -> None:
-        def search(query: str, depth: int) -> Ranking:
-            over.wait(NEVER)
-            return RANKING
+        """Also one whose hits come one by one, and do not all come by it."""
 
-        guard = guard_of(search, counts, limits=RequestLimits(deadline_seconds=SOON))
+        def search(query: str, depth: int) -> Iterator[Hit]:
+            yield Hit("a", 2.0, "first")
+            over.wait(NEVER)
+
+        guard = guard_of(
+            search if one_by_one else lambda query, depth: [*search(query, depth)],
+            counts,
+            limits=RequestLimits(deadline_seconds=SOON),
+            score_kind="ratio",
+        )
         with pytest.raises(StageUnavailableError, match="retriever: no answer within 50 ms"):
             asked(guard, awaited)
         assert counts.failed == {"timeout": 1}
@@ -106,20 +114,6 @@ class TestDeadline:
             end.set()
 
         asyncio.run(main())
-
-    @either_way
-    def test_hits_that_come_one_by_one_must_all_come_by_the_deadline(
-        self, awaited: bool, counts: Counted, over: threading.Event
-    ) -> None:
-        def search(query: str, depth: int) -> Iterator[Hit]:
-            yield Hit("a", 2.0, "first")
-            over.wait(NEVER)
-
-        guard = guard_of(
-            search, counts, limits=RequestLimits(deadline_seconds=SOON), score_kind="ratio"
-        )
-        with pytest.raises(StageUnavailableError, match="no answer within"):
-            asked(guard, awaited)
 
     @either_way
     def test_errors_are_the_same_with_a_deadline(self, awaited: bool, counts: Counted) -> None:
@@ -281,41 +275,31 @@ class TestOverload:
         assert counts.add_up()
 
 
-class TestCancellation:
-    def test_a_request_that_is_given_up_counts_as_failed(
-        self, counts: Counted, over: threading.Event
-    ) -> None:
-        def search(query: str, depth: int) -> Ranking:
-            over.wait(NEVER)
-            return RANKING
+def test_a_request_that_is_given_up_counts_as_failed(
+    counts: Counted, over: threading.Event
+) -> None:
+    """An asynchronous retriever is cancelled with it."""
 
-        async def main() -> None:
-            guard = guard_of(search, counts)
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(guard.aretrieve("q?"), SOON)
+    def plain(query: str, depth: int) -> Ranking:
+        over.wait(NEVER)
+        return RANKING
 
-        asyncio.run(main())
-        assert counts.failed == {"cancelled": 1}
-        assert counts.add_up()
+    async def search(query: str, *, depth: int) -> Ranking:
+        await asyncio.sleep(NEVER)
+        return RANKING
 
-    def test_the_same_for_an_asynchronous_retriever_which_is_cancelled_with_it(
-        self, counts: Counted
-    ) -> None:
-        async def search(query: str, *, depth: int) -> Ranking:
-            await asyncio.sleep(NEVER)
-            return RANKING
+    async def main(retriever: object, **settings: RequestLimits) -> None:
+        guard = guard_of(retriever, counts, **settings)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(guard.aretrieve("q?"), SOON)
+        await asyncio.sleep(0)  # a task that was cancelled ends on the loop's next turn
+        assert len(asyncio.all_tasks()) == 1
 
-        async def main(**settings: RequestLimits) -> None:
-            guard = guard_of(search, counts, **settings)
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(guard.aretrieve("q?"), SOON)
-            await asyncio.sleep(0)  # a task that was cancelled ends on the loop's next turn
-            assert len(asyncio.all_tasks()) == 1
-
-        asyncio.run(main())
-        asyncio.run(main(limits=RequestLimits(deadline_seconds=NEVER)))
-        assert counts.failed == {"cancelled": 2}
-        assert counts.add_up()
+    asyncio.run(main(plain))
+    asyncio.run(main(search))
+    asyncio.run(main(search, limits=RequestLimits(deadline_seconds=NEVER)))
+    assert counts.failed == {"cancelled": 3}
+    assert counts.add_up()
 
 
 class TestAccounting:

@@ -59,25 +59,38 @@ def served(context: Context) -> int:
     return len(context.passages)
 
 
+@pytest.mark.parametrize(
+    ("decision", "settings", "mode", "n"),
+    [
+        ("enforce", {}, Mode.ENFORCE, 4),
+        # As many as the profile was compared with.
+        ("shadow", {}, Mode.SHADOW, 6),
+        (None, {}, Mode.ENFORCE, 4),
+        # A mode given by hand wins, and so does a number of passages.
+        ("shadow", {"mode": "enforce"}, Mode.ENFORCE, 4),
+        ("enforce", {"mode": "shadow"}, Mode.SHADOW, 6),
+        ("enforce", {"mode": "off"}, Mode.OFF, 6),
+        ("enforce", {"mode": "shadow", "k": 2}, Mode.SHADOW, 2),
+        ("enforce", {"mode": "off", "k": 2}, Mode.OFF, 2),
+    ],
+)
+def test_the_verdict_decides_what_is_served_unless_a_mode_is_given(
+    decision: Decision | None, settings: dict[str, object], mode: Mode, n: int
+) -> None:
+    guard = guard_of(profile_of(hybrid=decision), **settings)
+    context = asked(guard)
+    assert guard.mode is context.mode is mode
+    assert served(context) == n
+    assert context.decision.n_kept == (4 if mode is not Mode.OFF else n)
+
+
 class TestTheVerdictDecides:
-    def test_enforce_serves_what_the_policy_keeps(self) -> None:
-        context = asked(guard_of(profile_of(hybrid="enforce")))
-        assert (context.mode, served(context)) == (Mode.ENFORCE, 4)
-
-    def test_shadow_serves_as_many_as_the_profile_was_compared_with_and_records(self) -> None:
-        guard = guard_of(profile_of(hybrid="shadow"))
-        context = asked(guard)
-        assert guard.mode is context.mode is Mode.SHADOW
-        assert served(context) == 6
-        assert context.decision.n_kept == 4
-
     def test_keep_serves_its_policy_which_is_that_of_today(self) -> None:
         profile = profile_with({Route.HYBRID: route_with("keep", RatioPolicy(k=6))})
         context = asked(guard_of(profile))
         assert (context.mode, served(context)) == (Mode.ENFORCE, 6)
 
-    def test_a_profile_without_a_verdict_is_enforced(self) -> None:
-        assert asked(guard_of(profile_of(hybrid=None))).mode is Mode.ENFORCE
+    def test_without_a_profile_the_policy_is_enforced(self) -> None:
         assert guard_of(None).mode is Mode.ENFORCE
 
     def test_each_route_has_its_own(self) -> None:
@@ -108,40 +121,27 @@ class TestTheVerdictDecides:
 
 
 class TestAModeGivenByHandWins:
-    def test_it_is_said_on_every_answer_that_an_unproven_policy_serves(
-        self, caplog: pytest.LogCaptureFixture
+    @pytest.mark.parametrize(
+        ("decision", "mode", "said"),
+        [
+            ("shadow", "enforce", [BY_HAND]),
+            (
+                "enforce",
+                "shadow",
+                ["mode 'shadow' was set by hand; the profile's verdict is 'enforce'"],
+            ),
+            ("enforce", "enforce", []),
+        ],
+    )
+    def test_a_contradiction_is_logged_and_said_where_an_unproven_policy_serves(
+        self, decision: Decision, mode: str, said: list[str], caplog: pytest.LogCaptureFixture
     ) -> None:
         with caplog.at_level(logging.WARNING):
-            context = asked(guard_of(profile_of(hybrid="shadow"), mode="enforce"))
-        assert (context.mode, served(context)) == (Mode.ENFORCE, 4)
-        assert context.differences[-1] == BY_HAND
-        assert caplog.messages == [BY_HAND]
-
-    def test_it_is_logged_where_it_holds_a_proven_policy_back(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        with caplog.at_level(logging.WARNING):
-            context = asked(guard_of(profile_of(hybrid="enforce"), mode="shadow"))
-        assert served(context) == 6
-        assert caplog.messages == [
-            "mode 'shadow' was set by hand; the profile's verdict is 'enforce'"
-        ]
-
-    def test_without_a_contradiction_nothing_is_said(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        with caplog.at_level(logging.WARNING):
-            context = asked(guard_of(profile_of(hybrid="enforce"), mode="enforce"))
-        assert BY_HAND not in context.differences
-        assert caplog.messages == []
+            context = asked(guard_of(profile_of(hybrid=decision), mode=mode))
+        assert caplog.messages == said
+        assert (BY_HAND in context.differences) == (said == [BY_HAND])
 
     def test_none_gives_the_word_back_to_the_verdict(self) -> None:
         guard = guard_of(profile_of(hybrid="shadow"), mode="enforce")
         guard.mode = None
         assert guard.mode is asked(guard).mode is Mode.SHADOW
-
-    @pytest.mark.parametrize("mode", ["shadow", "off"])
-    def test_so_does_a_number_of_passages(self, mode: Literal["shadow", "off"]) -> None:
-        profile = profile_of(hybrid="enforce")
-        assert served(asked(guard_of(profile, mode=mode))) == 6
-        assert served(asked(guard_of(profile, mode=mode, k=2))) == 2
