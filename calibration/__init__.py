@@ -17,7 +17,7 @@
       judged_candidates  their rows: a policy, and metrics corrected by grades
     hard_negatives   passages ranked high but labelled not relevant
     compare          ways to rank and to cut side by side
-    reader           what passages are worth to one reader
+    answers          a reader asked with today's contexts and with the guard's
     report           the evidence as one HTML page
 
 Arguments of these names mean the same everywhere, so that functions describe them only where

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.calibrate_route import Fitted, LabelledRoute, RouteOutcome
+from calibration.calibrate_route import Fitted, LabelledRoute, RouteOutcome, among
 from calibration.figures import significant
 from calibration.fit import folds, probabilities
 from calibration.folded import Choose, Folded
@@ -217,18 +217,19 @@ def _choose(
         return place
 
     def chosen(chances: FloatArray) -> tuple[Folded, GridIndex, bool]:
-        among = route.among(fitted.grid(own.pools, own.labels, chances))
-        index = among.chosen(rule)
-        best = among.chosen(highest_utility) if index is None else index
-        return among, (0, 0) if best is None else best, index is not None
+        policies = among(fitted.grid(own.pools, own.labels, chances), route.settings)
+        index = policies.chosen(rule)
+        best = policies.chosen(highest_utility) if index is None else index
+        return policies, (0, 0) if best is None else best, index is not None
 
     asked = _Updated(own.chances, *np.zeros((2, len(own.pools))))
-    among, index, accepted = chosen(asked.chances)
+    policies, index, accepted = chosen(asked.chances)
     for _ in range(ROUNDS):
-        asked = _updated(own, by_fold, among.grid.settings(index), price)
-        among, index, accepted = chosen(asked.chances)
-    policy = cast(ExpectedUtilityPolicy, among.grid.policy(index))
-    return _Choice(index, policy, accepted, asked, *among.contexts(rule, route.settings.serving_k))
+        asked = _updated(own, by_fold, policies.grid.settings(index), price)
+        policies, index, accepted = chosen(asked.chances)
+    policy = cast(ExpectedUtilityPolicy, policies.grid.policy(index))
+    contexts = policies.contexts(rule, route.settings.serving_k)
+    return _Choice(index, policy, accepted, asked, *contexts)
 
 
 def _on_held_out(

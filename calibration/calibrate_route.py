@@ -266,7 +266,7 @@ class LabelledRoute:
             family,
             why,
             fitted,
-            _among(grid, settings),
+            among(grid, settings),
             Folded.of(longer, tried(longer, k), k),
             chances,
             measured,
@@ -330,10 +330,6 @@ class LabelledRoute:
                 f"{n} answerable queries to choose on, and a probability needs {FEWEST_LABELS}"
             )
         return _fit("expected_utility", *self.own, self.settings)
-
-    def among(self, grid: Grid) -> Folded:
-        """Return the policies of a grid over the choosing queries, to choose among."""
-        return _among(grid, self.settings)
 
     def promised(self, chosen_on: Dataset, promise: Promise) -> tuple[Option, Certification]:
         """Choose the policy that keeps a promise, with its verdict, and how it was tested."""
@@ -515,7 +511,8 @@ class LabelledRoute:
         return f"{self.why}; the first {k} as today, since no other policy {shown}"
 
 
-def _among(grid: Grid, settings: Settings) -> Folded:
+def among(grid: Grid, settings: Settings) -> Folded:
+    """Return the policies of a grid over the choosing queries, to choose among."""
     indices = tried(grid, settings.serving_k)
     if settings.objective == "utility":
         indices = tuple(np.ndindex(len(grid.ks), grid.thresholds.size))

@@ -106,30 +106,27 @@ class _Sample:
         return self.name if not text or is_hash(text) else folded(text)
 
 
-def judged_store(
-    store: "SampleStore", series: str, utilities: Utilities, *, route: Route | None = None
-) -> JudgedStore:
-    """Read the samples that a judge has judged, with what people graded of them.
+def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> JudgedStore:
+    """Read the samples of the commonest route that a judge judged, with what people graded of them.
 
     Args:
         store: The samples.
         series: The series of judgments, as the store names it.
         utilities: The worth of a passage.
-        route: The stages that answered; the commonest unless given.
 
     Raises:
         CalibrationError: no sample can be used.
     """
     update_graded(store, series, Scale(utilities, TOP_GRADE))
     samples = list(_samples(store, series))
-    left_out: Counter[str] = Counter()
-    if route is None and samples:
-        route = Counter([each.sample.record.route for each in samples]).most_common(1)[0][0]
-    own = [each for each in samples if each.sample.record.route is route]
-    for each in samples:
-        if each.sample.record.route is not route:
-            left_out[f"of another route ({each.sample.record.route.value})"] += 1
-    own = [each for each in own if each.sample.record.passage_ids]
+    routes = Counter([each.sample.record.route for each in samples]).most_common()
+    route = routes[0][0] if routes else None
+    left_out = Counter({f"of another route ({other.value})": n for other, n in routes[1:]})
+    own = [
+        each
+        for each in samples
+        if each.sample.record.route is route and each.sample.record.passage_ids
+    ]
     if not own or route is None:
         raise CalibrationError(
             f"no sample judged by {series!r} can be calibrated on; judge some with `ctxguard "

@@ -269,7 +269,6 @@ def utility_grid(
     probabilities: FloatArray,
     model: RelevanceModel,
     *,
-    gain: float = 1.0,
     ks: Sequence[int] | None = None,
     thresholds: FloatArray = PROBABILITIES,
     min_keep: int = 1,
@@ -281,7 +280,6 @@ def utility_grid(
         probabilities: Shape (n_q, depth), from the model; out of fold if a threshold is chosen
             on the queries that the model was fitted to.
         model: The model of the policies.
-        gain: The worth of a relevant passage.
         ks: Sizes of context; ``sizes`` up to the depth unless given.
         thresholds: On P(relevant), ascending, in [0, 1).
         min_keep: The fewest passages that every policy keeps.
@@ -296,8 +294,7 @@ def utility_grid(
         lambda k, threshold: ExpectedUtilityPolicy(
             model=model,
             k=k,
-            cost=significant(gain * threshold / (1.0 - threshold), 8),
-            gain=gain,
+            cost=significant(threshold / (1.0 - threshold), 8),
             min_keep=min(min_keep, k),
         ),
         order,

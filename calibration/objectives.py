@@ -230,13 +230,11 @@ def extend(
     sums: PolicySums,
     serving_k: int,
     context: Context = "balanced",
-    *,
-    caution: float = EXTENSION_CAUTION,
 ) -> int | None:
     """Choose how far to go on in today's order, never serving fewer than today.
 
-    Recall cannot fall; accepted is what gains strict UDCG by more than ``caution`` paired standard
-    errors. A leaner context has no extension.
+    Recall cannot fall; accepted is what gains strict UDCG by more than ``EXTENSION_CAUTION``
+    paired standard errors. A leaner context has no extension.
 
     Args:
         sums: Of policies that keep the first ``serving_k`` in the retriever's own order, whatever
@@ -248,7 +246,7 @@ def extend(
     if context == "leaner":
         return None
     gain, kept = sums.mean_gain, sums.mean_kept
-    accepted = gain > caution * sums.gain_error + _TIE
+    accepted = gain > EXTENSION_CAUTION * sums.gain_error + _TIE
     if context == "balanced":
         accepted &= kept <= MOST_KEPT * serving_k + _TIE
     return _best(accepted, gain, -kept)

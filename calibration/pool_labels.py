@@ -139,14 +139,6 @@ class PoolLabels:
         own = 1.0 - share
         return own * relevant + share * expected, own * self.utilities + share * worth
 
-    def with_baseline(self, k: int | None) -> "PoolLabels":
-        """Make the first ``k`` columns the baseline; in the retriever's own order."""
-        in_baseline = self.retrieved.copy()
-        in_baseline[:, k:] &= k is None
-        utility = np.where(in_baseline, self.utilities, 0.0) * discounts(in_baseline.shape[1])
-        served = np.column_stack([utility.sum(axis=1), np.maximum(-utility, 0.0).sum(axis=1)])
-        return replace(self, in_baseline=in_baseline, served=served)
-
 
 def label(
     pools: Pools,
@@ -199,14 +191,17 @@ def label(
         n_relevant.append(len(relevant))
         best_grades[row, : len(relevant)] = relevant[:NDCG_CUTOFF]
     retrieved = ~np.isnan(pools.scores)
-    labels = PoolLabels(
+    most = shape[1] if baseline_k is None else baseline_k
+    in_baseline = retrieved & (np.arange(shape[1]) < most)
+    utility = np.where(in_baseline, worth, 0.0) * discounts(shape[1])
+    return PoolLabels(
         grades=grades,
         retrieved=retrieved,
         judged=judged,
         utilities=worth,
         negatives=negatives,
-        in_baseline=retrieved,
-        served=np.zeros((len(pools), 2)),
+        in_baseline=in_baseline,
+        served=np.column_stack([utility.sum(axis=1), np.maximum(-utility, 0.0).sum(axis=1)]),
         best_grades=best_grades,
         n_relevant=np.array(n_relevant, dtype=np.int64),
         top_grade=top_grade,
@@ -214,7 +209,6 @@ def label(
         positives_only=dataset.positives_only,
         groups=np.array([dataset.groups[query_id] for query_id in pools.query_ids], dtype=np.str_),
     )
-    return labels.with_baseline(baseline_k)
 
 
 def labelled_part(

@@ -42,7 +42,6 @@ from ctxguard.core.types import (
     Ranking,
     Route,
     ScoreKind,
-    ScoreKindName,
 )
 from ctxguard.core.value_of_information import ANSWER
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError, QueryError
@@ -261,7 +260,6 @@ def replay(
     queries: Sequence[Query],
     *,
     depth: int = DEFAULT_DEPTH,
-    score_kind: ScoreKind | ScoreKindName | None = None,
     vectors: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     cache: Path | None = None,
@@ -271,10 +269,9 @@ def replay(
 
     Args:
         retriever: The retriever that answers in production, on one route: anything that
-            ``ContextGuard`` takes.
+            ``ContextGuard`` takes; a `RankingSource` says what plain hits' scores mean.
         queries: The labelled queries.
         depth: Candidates per query.
-        score_kind: The meaning of the scores of plain hits; see ``ContextGuard``.
         vectors: Query vectors by query id, for a retriever that takes ``query_vector``.
         progress: Called with the number of queries done since the last call.
         cache: Folder for pools; None keeps none. Only pools of a retriever with a
@@ -288,7 +285,7 @@ def replay(
     """
     if not queries:
         raise CalibrationError("there are no queries to replay")
-    retriever = wrapped(retriever, score_kind=score_kind)
+    retriever = wrapped(retriever)
     file = None if cache is None else _cache_file(retriever, queries, depth, cache, columns)
     if file is not None:
         try:  # before the work

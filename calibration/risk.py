@@ -35,6 +35,7 @@ ROUNDING = 1e-9
 """How far outside [0, 1] a loss may lie and still count as a rounding error."""
 
 _BISECTIONS = 30
+_POWER = 0.8
 
 LEAST_MARGIN = 1e-6
 """A mean loss closer to alpha than this cannot be certified by any practical number of labels."""
@@ -185,22 +186,10 @@ def joint_p_value(*p_values: ArrayLike) -> FloatArray:
     Args:
         p_values: One array per promise, all of one shape.
 
-    Raises:
-        CalibrationError: no p-values, one outside [0, 1], or shapes that differ.
-
     >>> joint_p_value([0.01, 0.30], [0.04, 0.02]).tolist()
     [0.04, 0.3]
     """
-    if not p_values:
-        raise CalibrationError("no p-values were given: a promise needs at least one risk")
-    checked = [_check_p_values(values) for values in p_values]
-    shapes = {values.shape for values in checked}
-    if len(shapes) > 1:
-        raise CalibrationError(
-            f"p-values of shapes {sorted(shapes)} cannot be joined: give every risk the same "
-            "candidates"
-        )
-    return np.asarray(np.maximum.reduce(checked))
+    return np.asarray(np.maximum.reduce([np.asarray(values) for values in p_values]))
 
 
 def pareto_order(risk: ArrayLike, benefit: ArrayLike) -> IntArray:
@@ -216,32 +205,17 @@ def pareto_order(risk: ArrayLike, benefit: ArrayLike) -> IntArray:
     constant, as fixed-sequence testing requires. A poor order costs power, never validity.
 
     Args:
-        risk: Shape (n_candidates,), lower is safer, such as the mean recall loss.
+        risk: Shape (n_candidates,) with n ≥ 1, lower is safer, such as the mean recall loss.
         benefit: Shape (n_candidates,), higher is better, such as the mean utility.
 
     Returns:
         Indices of candidates, at least one.
 
-    Raises:
-        CalibrationError: no candidates, an undefined figure, or shapes that differ.
-
     >>> pareto_order(risk=[0.02, 0.10, 0.05, 0.02], benefit=[0.1, 0.4, 0.0, 0.3]).tolist()
     [0, 3, 1]
     """
-    risks = np.asarray(risk, dtype=np.float64)
     benefits = np.asarray(benefit, dtype=np.float64)
-    if risks.ndim != 1 or risks.shape != benefits.shape or risks.size == 0:
-        raise CalibrationError(
-            f"an order needs one risk and one benefit per candidate, not shapes {risks.shape} "
-            f"and {benefits.shape}"
-        )
-    for name, values in (("risk", risks), ("benefit", benefits)):
-        if np.isnan(values).any():
-            raise CalibrationError(
-                f"the {name} of candidate {int(np.isnan(values).argmax())} is undefined: leave "
-                "out the queries where it has none"
-            )
-    order = np.lexsort((benefits, risks))
+    order = np.lexsort((benefits, np.asarray(risk, dtype=np.float64)))
     best = np.maximum.accumulate(benefits[order])
     better = np.concatenate([[True], best[1:] > best[:-1]])
     worth_testing: IntArray = order[better]
@@ -277,14 +251,12 @@ def labels_needed(
     losses: ArrayLike,
     alpha: float,
     delta: float = DEFAULT_DELTA,
-    *,
-    power: float = 0.8,
 ) -> int | None:
     """Count the labelled queries that would certify one candidate by betting, if typical.
 
     An approximation, not a guarantee: the log wealth after n queries is taken as normal, with
     the growth and spread that the stakes would have on losses like those given; the answer is
-    the least n at which it reaches log(1/delta) with probability ``power``. A sample whose mean
+    the least n at which it reaches log(1/delta) with probability 0.8. A sample whose mean
     is low by luck gives a number that is too low.
 
     Args:
@@ -308,12 +280,12 @@ def labels_needed(
     checked = _check_losses(losses)
     if checked.ndim != 1:
         raise CalibrationError(f"losses of shape {checked.shape}: give those of one candidate")
-    for name, value in (("alpha", alpha), ("delta", delta), ("power", power)):
-        _check_share(name, value)
+    _check_share("alpha", alpha)
+    _check_share("delta", delta)
     mean = float(checked.mean())
     if mean > alpha - LEAST_MARGIN:
         return None
-    z = NormalDist().inv_cdf(power)
+    z = NormalDist().inv_cdf(_POWER)
     sample_variance = checked.var()
 
     def suffices(n: int) -> bool:

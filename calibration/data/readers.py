@@ -368,17 +368,14 @@ def read_trec_run(path: Path | str) -> dict[str, tuple[Hit, ...]]:
     }
 
 
-def write_trec_run(
-    path: Path | str, run: Mapping[str, Sequence[Hit]], *, tag: str = "ctxguard"
-) -> None:
-    """Write rankings as a TREC run file, ``query Q0 passage rank score tag``.
+def write_trec_run(path: Path | str, run: Mapping[str, Sequence[Hit]]) -> None:
+    """Write rankings as a TREC run file, ``query Q0 passage rank score ctxguard``.
 
     ``read_trec_run`` reads the same rankings back, with scores exact to the last bit.
 
     Args:
         path: The file; written beside and renamed, so that no reader sees half of it.
         run: Rankings by query id, best first. A query without candidates has no line.
-        tag: The name of the run.
 
     Raises:
         DataError: an id contains white space, which the format cannot carry, or there is no id.
@@ -387,14 +384,16 @@ def write_trec_run(
     lines = []
     for query_id, entries in run.items():
         for entry in entries:
-            for name in (query_id, entry.passage_id, tag):
+            for name in (query_id, entry.passage_id):
                 if name.split() != [name]:
                     raise DataError(
                         f"{shown(name)} cannot stand in a TREC run, whose columns are separated by "
                         "white space; give it an id without any",
                         path=path,
                     )
-            lines.append(f"{query_id} Q0 {entry.passage_id} {entry.rank} {entry.score!r} {tag}\n")
+            lines.append(
+                f"{query_id} Q0 {entry.passage_id} {entry.rank} {entry.score!r} ctxguard\n"
+            )
     with atomic_write(path) as stream:
         stream.write("".join(lines).encode())
 

@@ -203,7 +203,7 @@ def test_the_profile_carries_it_to_a_guard() -> None:
 
 def test_the_forecast_is_what_other_queries_gain() -> None:
     gains = []
-    retriever, dataset = simulate(400, seed=9, noise=0.25)
+    retriever, dataset = simulate(250, seed=9, noise=0.25)
     rankings = with_texts(retriever.rankings)
     for d in (1.0, 1.5):
         profile = asked(150, d).profile

@@ -19,7 +19,7 @@ from simulated_pools import (
 )
 
 from calibration import risk
-from calibration.calibrate import calibrate
+from calibration.calibrate import calibrate, dealt
 from calibration.calibrate_route import (
     FEWEST_TO_CHOOSE,
     RouteOutcome,
@@ -243,7 +243,8 @@ class TestVerdict:
     def refuted(self, asked: Settings) -> RouteOutcome:
         """A calibration whose held-out queries have their relevant passages at the end."""
         retriever, dataset = simulate(300, noise=0.1, relevant=2)
-        held_out = calibrate(retriever, dataset, asked).held_out
+        _, held_out = dealt(dataset, asked)
+        assert held_out is not None
         qrels = {
             **dataset.qrels,
             **{
@@ -319,7 +320,7 @@ class TestFewLabels:
     def test_42_sparse_labels_lose_no_recall_worth_naming(self, seed: int) -> None:
         """One relevant passage per query, as where a person labels what answered."""
         retriever, dataset = simulate(42, relevant=1, noise=0.25, seed=seed)
-        truth_retriever, truth = simulate(600, relevant=1, noise=0.25, seed=seed + 100)
+        truth_retriever, truth = simulate(300, relevant=1, noise=0.25, seed=seed + 100)
         route = outcome_of(calibrate(retriever, dataset, Settings(depth=DEPTH))).profile
         pools = replay(truth_retriever, truth.queries, depth=DEPTH)
         labels = label(pools, truth, baseline_k=5)
@@ -376,8 +377,7 @@ class TestCostOfTheChoice:
     def test_where_no_held_out_query_is_answerable_nothing_is_claimed(self) -> None:
         retriever, dataset = simulate(40)
         asked = Settings(policy="ratio", objective="utility", depth=DEPTH, held_out=0.5)
-        probe = calibrate(retriever, dataset, asked)
-        answerable = {q.query_id for q in probe.chosen_on.queries}
+        answerable = {q.query_id for q in dealt(dataset, asked)[0].queries}
         qrels = {q: grades for q, grades in dataset.qrels.items() if q in answerable}
         outcome = outcome_of(calibrate(retriever, replace(dataset, qrels=qrels), asked))
         route = outcome.profile

@@ -259,7 +259,7 @@ RULES = [
 
 
 class TestAllAtOnce:
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=50, deadline=None)
     @given(
         cases(rules=RULES),
         st.integers(1, 9),

@@ -66,11 +66,10 @@ class TestGridEqualsNaiveLoop:
     @given(
         cases(legs=True),
         st.lists(st.floats(-2.0, 2.0), min_size=5, max_size=5),
-        st.sampled_from([0.5, 1.0, 2.0]),
         st.integers(0, 3),
     )
     def test_expected_utility_policies(
-        self, case: Case, coefficients: list[float], gain: float, min_keep: int
+        self, case: Case, coefficients: list[float], min_keep: int
     ) -> None:
         model = RelevanceModel(("dense",), tuple(coefficients), (0.0,) * 5, (1.0,) * 5, -0.3)
         thresholds = np.array([0.0, 0.1, 0.3, 0.5, 0.8])
@@ -80,7 +79,6 @@ class TestGridEqualsNaiveLoop:
             *case,
             values,
             model,
-            gain=gain,
             ks=[1, 2, 3, 8],
             thresholds=thresholds,
             min_keep=min_keep,

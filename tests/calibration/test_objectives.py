@@ -198,13 +198,13 @@ class TestChoose:
     def test_on_other_queries_it_loses_a_percent_of_recall_at_most_on_the_mean(
         self, relevant: int
     ) -> None:
-        """Thirty times 60 queries choose; a population of 3,000 says what that costs."""
-        population, truth = simulated(3_000, 5, seed=99, noise=0.2, relevant=relevant)
+        """Thirty times 60 queries choose; a population of 1,500 says what that costs."""
+        population, truth = simulated(1_500, 5, seed=99, noise=0.2, relevant=relevant)
         random = np.random.default_rng(0)
         lost, gain = [], []
         grid = ratio_grid(population, truth, temperature=1.0)
         for _ in range(30):
-            rows = random.choice(3_000, 60, replace=False)
+            rows = random.choice(1_500, 60, replace=False)
             own = Folded.of(grid.rows(rows), tried(grid, 5), 5)
             index = own.chosen(lambda sums: choose(sums, 5, tolerance=TOLERANCE))
             lost.append(0.0 if index is None else -recall_gained(grid, index).mean())

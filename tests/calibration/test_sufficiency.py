@@ -142,7 +142,7 @@ class TestCalibration:
         assert calibration.profile.safe().routes[Route.HYBRID].sufficiency is None
 
     def test_the_report_says_it(self) -> None:
-        calibration = calibrated(600, noise=0.2, unanswerable=0.4)
+        calibration = calibrated(60, noise=0.2, unanswerable=0.4)
         own = calibration.profile.routes[Route.HYBRID].sufficiency
         words = report(calibration).routes[0].sufficiency
         assert words == sufficiency_words(own)

@@ -36,7 +36,7 @@ from calibration.data.readers import read_beir, read_corpus, read_jsonl, read_tr
 from calibration.fit import fit_fusion, fit_relevance, fit_temperature, out_of_fold
 from calibration.pool_labels import label
 from calibration.replay import replay
-from calibration.risk import betting_p_value, betting_upper_bound, fixed_sequence, joint_p_value
+from calibration.risk import betting_p_value, betting_upper_bound, fixed_sequence
 from ctxguard.cli import app as command_line
 from ctxguard.core import metrics
 from ctxguard.core.assembly import Assembly, assemble
@@ -605,7 +605,6 @@ def _risk(random: Random) -> Input:
         [
             (betting_p_value, losses, level),
             (betting_upper_bound, losses, level),
-            (joint_p_value, losses, _numbers(random)),
             (fixed_sequence, losses, level),
         ]
     )
@@ -643,7 +642,7 @@ def _pool(random: Random) -> tuple[Any, Dataset]:
 
 
 def _run_fit(retriever: Any, dataset: Dataset) -> None:
-    pools = replay(retriever, dataset.queries, depth=8, score_kind=ScoreKind.RATIO)
+    pools = replay(retriever, dataset.queries, depth=8)
     labels = label(pools, dataset)
     for call in (
         lambda: fit_fusion(pools, labels) if pools.legs else None,
