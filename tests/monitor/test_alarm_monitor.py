@@ -36,6 +36,7 @@ PROFILE = profile_with(
         )
     },
 )
+PROFILE_ID = PROFILE.profile_id
 
 
 def watching(*, rates: JudgingRates | None = None, **settings: Any) -> Watching:
@@ -49,7 +50,7 @@ def watching(*, rates: JudgingRates | None = None, **settings: Any) -> Watching:
 
 def of_profile(request_id: str, query: str) -> Context:
     context = make_context(POOL, 3, request_id=request_id, query=query)
-    return replace(context, profile_id=PROFILE.profile_id)
+    return replace(context, profile_id=PROFILE_ID)
 
 
 def served(n: int, *, query: str = "lost {}") -> list[Context]:
@@ -126,7 +127,7 @@ def test_a_rate_limit_breaks_no_promise_and_hides_no_broken_one(
                 live.sampler.offer(context, probability, live.now)
         live.now += 1.0
     live.watch()
-    rows = live.store.losses(live.monitor.series, PROFILE.profile_id, since=0.0, until=live.now)
+    rows = live.store.losses(live.monitor.series, PROFILE_ID, since=0.0, until=live.now)
     assert busy_loss > 0.1 or sum(row.recall_loss or 0.0 for row in rows) > 0.2 * len(rows)
     live.end_day()
     assert scraped(live) == active

@@ -37,6 +37,7 @@ ROUTE = RouteProfile(
     safe_policy=RatioPolicy(k=5),
 )
 PROFILE = profile_with({Route.EXTERNAL: ROUTE})
+PROFILE_ID = PROFILE.profile_id
 
 
 def is_named(query: str, passage_id: str) -> bool:
@@ -67,7 +68,7 @@ class Traffic:
             relevant = LOST if self._rng.random() < loss else KEPT
             context = make_context(POOL, 3, request_id=f"r{number}", query=f"{relevant} {number}")
             self._relevant[f"r{number}"] = relevant
-            contexts.append(replace(context, profile_id=PROFILE.profile_id))
+            contexts.append(replace(context, profile_id=PROFILE_ID))
         self.live.watch(*contexts)
         self.live.end_day()
 
@@ -188,7 +189,7 @@ def test_the_warning_ends_with_the_setting() -> None:
     mended = resumed(traffic)
     assert mended.monitor.alarms.active() != ()
     later = make_context(POOL, 3, request_id="later", query="p0 later")
-    mended.watch(replace(later, profile_id=PROFILE.profile_id))
+    mended.watch(replace(later, profile_id=PROFILE_ID))
     assert mended.monitor.alarms.active() == ()
 
 

@@ -57,6 +57,7 @@ def profile_of(**changes: object) -> Profile:
 
 
 PROFILE = profile_of()
+PROFILE_ID = PROFILE.profile_id
 FORM = TypeAdapter(LossMonitor)
 PROMISE = PromisedLoss(Route.HYBRID, AlarmKind.RECALL_LOSS, 0.12)
 MONITOR = LossMonitor.of_exact_judge(PROMISE)
@@ -68,8 +69,8 @@ def state_of(profile: Profile = PROFILE, *, exact: bool = True) -> AlarmState:
 
 
 def row(loss: float | None, harm: float | None = None, route: Route = Route.HYBRID) -> LossRow:
-    question, profile_id = next(QUESTIONS), PROFILE.profile_id
-    return LossRow(0, 1.0, profile_id, route.value, 0, question, 0.5, 0.1, loss, harm)
+    question = next(QUESTIONS)
+    return LossRow(0, 1.0, PROFILE_ID, route.value, 0, question, 0.5, 0.1, loss, harm)
 
 
 def lose(
@@ -368,8 +369,8 @@ class TestActiveAlarms:
 
 
 class TestRestarting:
-    @given(st.lists(st.floats(0.0, 1.0), max_size=60), st.integers(0, 60))
-    @settings(deadline=None)
+    @given(st.lists(st.floats(0.0, 1.0), max_size=20), st.integers(0, 20))
+    @settings(deadline=None, max_examples=50)
     def test_a_restored_state_goes_on_as_if_it_had_never_stopped(
         self, losses: list[float], stopped_at: int
     ) -> None:

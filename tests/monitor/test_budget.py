@@ -206,8 +206,8 @@ def test_a_store_that_fails_lets_no_one_spend_twice() -> None:
     class Deaf:
         """Does what it is asked, and its answer is lost."""
 
-        def spend(self, *arguments: Any, **options: Any) -> None:
-            STORE.spend(*arguments, **options)
+        def update_state(self, *arguments: Any) -> None:
+            STORE.update_state(*arguments)
             raise StoreUnavailableError("no answer")
 
     judged(one, 4, 0.0)

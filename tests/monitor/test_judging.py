@@ -30,7 +30,7 @@ POOL = [f"p{rank}" for rank in range(10)]
 RELEVANT = frozenset({"p0", "p4", "p7"})
 NO_HIT = frozenset({"p4", "p7"})
 """Of the first three, which are served, none."""
-REPEATS = 3_000
+REPEATS = 1_500
 
 
 def record_of(rates: JudgingRates, *, request_id: str = "r", k: int = 3) -> SampleRecord:

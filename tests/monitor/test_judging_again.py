@@ -103,9 +103,9 @@ def watch_days(live: Watching, n: int) -> None:
 
 
 def test_labels_count_under_the_next_judge_before_anybody_grades_more(any_store_url: str) -> None:
-    live, _ = graded_by_people(400, 300, url=any_store_url, min_n=30)
+    live, _ = graded_by_people(150, 150, url=any_store_url, min_n=30)
     live.now += DAY_SECONDS
-    later = range(400, 900)
+    later = range(150, 250)
     with_judge(live, erring("2", 0.6, 0.95)).watch(*contexts(later))
     figures = scraped(live)
     assert figures["ctxguard_labelled_waiting_samples",] == 0

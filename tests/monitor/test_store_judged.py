@@ -42,17 +42,17 @@ class TestJudged:
     def test_more_rows_than_one_page_are_read_whole(
         self, any_store_url: str, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(judgments, "PAGE_ROWS", 1_000)
+        monkeypatch.setattr(judgments, "PAGE_ROWS", 500)
         store = open_store(any_store_url)
-        n = 2_500
-        for start in range(0, n, 500):
-            batch = [entry(i, request_id=f"r{i}") for i in range(start, start + 500)]
-            store.append("w", batch, WorkerCounts(500))
+        n = 1_200
+        for start in range(0, n, 400):
+            batch = [entry(i, request_id=f"r{i}") for i in range(start, start + 400)]
+            store.append("w", batch, WorkerCounts(400))
         claimed = store.claim("m", n, lease_seconds=60.0)
         ids = [one.sample_id for one in claimed]
         done = [judged(one, block=b"%d" % one) for one in ids]
         assert store.finish("judge", done).accepted == set(ids)
-        assert [len(page) for page in store.judged_pages("judge")] == [1_000, 1_000, 500]
+        assert [len(page) for page in store.judged_pages("judge")] == [500, 500, 200]
         rows = all_judged(store, "judge")
         assert rows.blocks == tuple(b"%d" % one for one in ids)
         assert rows.sample_ids.tolist() == ids

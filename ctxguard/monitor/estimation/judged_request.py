@@ -119,12 +119,9 @@ def judged_request(
     places = [*record.served, *dropped]
     found = [verdicts.get(record.passage_ids[place], _NO_VERDICT) for place in places]
     rank = np.array([*range(1, len(record.served) + 1), *[0] * len(dropped)], np.int64)
-    near, baseline = set(record.dropped[:NEAR_DROPPED]), set(record.in_baseline)
+    is_near, baseline = np.isin(places, record.dropped[:NEAR_DROPPED]), set(record.in_baseline)
     passages["position"], passages["rank"] = places, rank
-    passages["group"] = [
-        rank_group(np.array(own)) if own else NEAR if place in near else FAR
-        for own, place in zip(rank.tolist(), places, strict=True)
-    ]
+    passages["group"] = np.where(rank > 0, rank_group(rank), np.where(is_near, NEAR, FAR))
     passages["in_baseline"] = [place in baseline for place in places]
     passages["verdict"] = [_verdict(one) for one in found]
     passages["score"] = [_log_odds(one.score) for one in found]

@@ -5,13 +5,16 @@ Whether a sample is judged is decided by a hash, at a probability set before the
 That probability is part of the sample's own, so that the judged samples stand for the skipped ones.
 """
 
+import json
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.store import BudgetPeriod, SampleStore, State
+from ctxguard.monitor.store import SampleStore, State
 
 _SECONDS = {"hour": 3600.0, "day": 86_400.0}
 _QUEUE_SECONDS = 10.0
@@ -46,6 +49,14 @@ class BudgetLimits:
 NO_LIMITS = BudgetLimits()
 
 
+class _Spent(NamedTuple):
+    """What all monitors have spent or reserved in the hour or day of a number since the epoch."""
+
+    number: int
+    calls: float = 0.0
+    cost: float = 0.0
+
+
 class JudgingBudget:
     """What judging in one series has spent, in all monitors together, and what it may still spend.
 
@@ -66,10 +77,14 @@ class JudgingBudget:
         self, limits: BudgetLimits, store: SampleStore, series: str, clock: Callable[[], float]
     ) -> None:
         self._limits = limits
+        self._most = {
+            "hour": (limits.calls_per_hour, None),
+            "day": (limits.calls_per_day, limits.cost_per_day),
+        }
         self._store = store
         self._series = series
         self._clock = clock
-        self._spent: dict[str, BudgetPeriod] = {}
+        self._spent: dict[str, _Spent] = {}
         """In the store, by kind of period; what is reserved here is part of it."""
         self._read_at = -math.inf
         self._reserved = 0.0
@@ -116,16 +131,17 @@ class JudgingBudget:
         calls = self._calls / self._samples if self._samples else 1.0
         cost = self._cost / self._samples if self._samples else 0.0
         probability = 1.0
-        for own in self._spent.values():
+        for kind, own in self._spent.items():
+            max_calls, max_cost = self._most[kind]
             for limit, spent, each in (
-                (own.max_calls, own.calls - self._reserved, calls),
-                (own.max_cost, own.cost + self._cost_since, cost),
+                (max_calls, own.calls - self._reserved, calls),
+                (max_cost, own.cost + self._cost_since, cost),
             ):
                 if limit is None:
                     continue
                 if spent + each > limit:
                     return 0.0
-                seconds = _SECONDS[own.kind]
+                seconds = _SECONDS[kind]
                 left_seconds = seconds - now % seconds
                 needed = (max(waiting, 1) + arriving_per_second * left_seconds) * each
                 probability = min(probability, (limit - spent) / needed if needed else 1.0)
@@ -161,17 +177,37 @@ class JudgingBudget:
         """Settle with the store, learn what others have spent, and reserve calls if they fit."""
         # Given up first: should the answer be lost, too much counts as spent, not too little.
         returned, self._reserved = self._reserved, 0.0
-        fits, self._spent = self._store.spend(
-            self._series,
-            self._periods(),
-            calls=calls,
-            returned=returned,
-            cost=self._cost_since,
-            returned_to={kind: spent.number for kind, spent in self._spent.items()},
+        fits, self._spent = self._store.update_state(
+            f"budget {self._series}", partial(self._settled, calls, returned)
         )
         self._read_at = time.monotonic()
         self._cost_since = 0.0
         return fits
+
+    def _settled(
+        self, calls: float, returned: float, kept: str | None
+    ) -> tuple[tuple[bool, dict[str, _Spent]], str]:
+        """Settle, in what the store keeps, what was reserved before, and reserve calls if they fit.
+
+        A period that has begun for one monitor has begun for all of them.
+        """
+        former = {kind: _Spent(*own) for kind, own in json.loads(kept or "{}").items()}
+        spent = {}
+        for kind, number in self._periods().items():
+            own, known = former.get(kind, _Spent(-1)), self._spent.get(kind)
+            if known is not None and known.number == own.number:
+                own = own._replace(calls=own.calls - returned, cost=own.cost + self._cost_since)
+            spent[kind] = own if own.number >= number else _Spent(number)
+        fits = all(self._allows(kind, own, calls) for kind, own in spent.items())
+        if fits:
+            spent = {kind: own._replace(calls=own.calls + calls) for kind, own in spent.items()}
+        return (fits, spent), json.dumps(spent)
+
+    def _allows(self, kind: str, own: _Spent, calls: float) -> bool:
+        max_calls, max_cost = self._most[kind]
+        if max_calls is not None and own.calls + calls > max_calls:
+            return False
+        return max_cost is None or own.cost < max_cost
 
     def _measure_queue(self) -> None:
         now = time.monotonic()
@@ -184,23 +220,15 @@ class JudgingBudget:
         self._measured = (now, stored)
         self._waiting = self._store.states().get(State.PENDING, 0)
 
-    def _periods(self) -> list[BudgetPeriod]:
-        """Return the hour and the day by the clock; the store knows later ones that have begun."""
-        now, limits = self._clock(), self._limits
-        most = {
-            "hour": (limits.calls_per_hour, None),
-            "day": (limits.calls_per_day, limits.cost_per_day),
-        }
-        return [
-            BudgetPeriod(kind, math.floor(now / seconds), *most[kind])
-            for kind, seconds in _SECONDS.items()
-        ]
+    def _periods(self) -> dict[str, int]:
+        """Number the hour and the day by the clock; the store knows later ones that have begun."""
+        now = self._clock()
+        return {kind: math.floor(now / seconds) for kind, seconds in _SECONDS.items()}
 
     def _begin_periods(self) -> float:
         """Go on to a new hour or day where the clock has passed the last one's end; return now."""
         known = self._spent
-        if any(
-            one.kind not in known or one.number > known[one.kind].number for one in self._periods()
-        ):
+        periods = self._periods().items()
+        if any(kind not in known or number > known[kind].number for kind, number in periods):
             self._exchange()
         return self._clock()

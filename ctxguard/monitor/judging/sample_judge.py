@@ -49,18 +49,14 @@ class SampleVerdicts:
     Attributes:
         block: What estimates need of it; None if a served passage got no valid verdict.
         verdicts: The valid ones by passage id, in the order in which they were wanted.
-        missing: Ids of the pool's passages that got none.
+        missing: Ids of the passages that got none though one was wanted, unreadable ones included.
         is_complete: Whether all served passages got one.
-        n_wanted: Passages that a verdict was wanted of.
-        n_invalid: Wanted passages without a valid verdict, unreadable passages included.
     """
 
     block: bytes | None
     verdicts: Mapping[str, Judgment]
     missing: tuple[str, ...]
     is_complete: bool
-    n_wanted: int
-    n_invalid: int
 
 
 class SampleJudge:
@@ -124,11 +120,11 @@ class SampleJudge:
         wanted = [names[position] for position in (*record.served, *dropped)]
         verdicts = {name: found[name] for name in wanted if name in found}
         missing = tuple([each for each in wanted if each not in verdicts])
-        block, n_wanted, n_invalid = None, len(wanted), len(wanted) - len(verdicts)
+        block = None
         if counts:
             scale = Scale(self._utilities, self.judge.max_grade)
             block = judged_request(record, verdicts, scale, probability=probability)
-        return SampleVerdicts(block, verdicts, missing, is_complete, n_wanted, n_invalid)
+        return SampleVerdicts(block, verdicts, missing, is_complete)
 
     def verdicts_again(self, record: SampleRecord, positions: Sequence[int]) -> dict[str, Judgment]:
         """Judge some candidates of a sample; the valid verdicts by passage id."""

@@ -321,12 +321,9 @@ class JudgingWorker:
             # Also where it was another process, before a restart, that saw the judge fail.
             self._alarms.state.clear(AlarmKind.JUDGE_DOWN)
         self.failing = False
-        self._counters.add(
-            {
-                ("verdicts", record.route): verdicts.n_wanted,
-                ("invalid_verdicts", record.route): verdicts.n_invalid,
-            }
-        )
+        n_invalid, route = len(verdicts.missing), record.route
+        n_wanted = len(verdicts.verdicts) + n_invalid
+        self._counters.add({("verdicts", route): n_wanted, ("invalid_verdicts", route): n_invalid})
         return _Result(outcome, finished, record)
 
     def _loss(

@@ -75,26 +75,15 @@ def rows_to_label(
         picked: What draws ask about it.
         verdicts: Those of people so far, by passage id.
     """
-    rows = [row_of(record, *left) for left in rows_left(record, picked, verdicts)]
+    rows = []
+    for position, when in rows_left(record, picked, verdicts):
+        passage, name = record.passage(position), record.passage_ids[position]
+        about = (record.query or "", passage.title, passage.text)
+        rows.append(RowToLabel(when, *about, None, None, record.request_id, name))
     if all(row.when == ALWAYS for row in rows):
         # Where no row depends on another, their order does not reveal the ranks.
         rows.sort(key=lambda row: _ORDER.uniform(f"{row.request_id}\0{row.passage_id}"))
     return rows
-
-
-def row_of(record: SampleRecord, position: int, when: str) -> RowToLabel:
-    """Return the row of one candidate of a sample."""
-    passage = record.passage(position)
-    return RowToLabel(
-        when=when,
-        query=record.query or "",
-        title=passage.title,
-        text=passage.text,
-        grade=None,
-        negative=None,
-        request_id=record.request_id,
-        passage_id=record.passage_ids[position],
-    )
 
 
 def in_file_order(question: float, request_id: str) -> tuple[float, float]:

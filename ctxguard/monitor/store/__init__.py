@@ -6,7 +6,7 @@
     samples       written with counts, claimed, finished
     judgments     judged requests, by time, single, and graded
     labelling     what people are asked, their labels, feedback
-    shared        what monitors share: leases, counts, budgets
+    shared        what monitors share: leases, counts, state
     retention     deletion
     sample_store  SampleStore, the table of all that it does
 
@@ -21,7 +21,6 @@ from ctxguard.monitor.store.types import (
     OPENED,
     Accounts,
     Added,
-    BudgetPeriod,
     Claimed,
     Entry,
     FeedbackRow,
@@ -52,7 +51,6 @@ __all__ = [
     "OPENED",
     "Accounts",
     "Added",
-    "BudgetPeriod",
     "Claimed",
     "Entry",
     "FeedbackRow",

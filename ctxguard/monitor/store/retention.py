@@ -115,7 +115,8 @@ def _oldest(
 
 def _remove(db: Transaction, rows: Sequence[_Row], whole: Sequence[_Row]) -> None:
     """Delete the text of all rows, and all else of those deleted whole."""
-    ids, whole_ids = ([row.sample_id for row in each] for each in (rows, whole))
+    ids = [row.sample_id for row in rows]
+    whole_ids = [row.sample_id for row in whole]
     for table in _WITH_TEXT:
         db.execute(sa.delete(table).where(table.c.sample_id.in_(ids)))
     if whole_ids:

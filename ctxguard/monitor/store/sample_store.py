@@ -71,9 +71,9 @@ class SampleStore(Store):
 
     lead = shared.lead
     add_counts = shared.add_counts
-    spend = shared.spend
     get_state = shared.get_state
     set_state = shared.set_state
+    update_state = shared.update_state
     check = shared.check
 
     size_bytes = retention.size_bytes

@@ -304,8 +304,8 @@ def _finish(db: Transaction, series: str, finished: Sequence[Finished]) -> list[
         .order_by(_samples.sample_id)
         .with_for_update()
     )
-    ids = [row.sample_id for row in db.rows_with(unfinished, _samples.sample_id, sorted(last))]
-    accepted = [one for one in last.values() if one.sample_id in set(ids)]
+    rows = db.rows_with(unfinished, _samples.sample_id, sorted(last))
+    accepted = [last[row.sample_id] for row in rows]
     if not accepted:
         return []
     series_id = _begun(db, series)

@@ -155,32 +155,6 @@ class StoredShares:
 
 
 @dataclass(frozen=True, slots=True)
-class BudgetPeriod:
-    """An hour or a day: the most that judging may take in it, and what is spent or reserved.
-
-    Attributes:
-        kind: ``hour`` or ``day``.
-        number: How many of them have passed since the epoch.
-        max_calls: Calls of the judge; None for no limit.
-        max_cost: In the currency of its prices; None for no limit.
-        calls, cost: What the store says of these.
-    """
-
-    kind: str
-    number: int
-    max_calls: float | None = None
-    max_cost: float | None = None
-    calls: float = 0.0
-    cost: float = 0.0
-
-    def fits(self, calls: float) -> bool:
-        """Tell whether the limits allow some more calls."""
-        if self.max_calls is not None and self.calls + calls > self.max_calls:
-            return False
-        return self.max_cost is None or self.cost < self.max_cost
-
-
-@dataclass(frozen=True, slots=True)
 class Claimed:
     """A sample that one monitor has until its lease ends; for the other fields see ``Entry``.
 
