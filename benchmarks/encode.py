@@ -71,7 +71,7 @@ def systems(cross_encoder: Path) -> tuple[Work, Work, Work]:
     for runtime in RUNTIMES:
         encoder = SentenceTransformerEmbedder(runtime=runtime, remembered=0)
         reranker = CrossEncoderReranker(cross_encoder, runtime=runtime)
-        query[runtime], passages[runtime] = encoder.query, encoder.encode_passages_passages
+        query[runtime], passages[runtime] = encoder.query, encoder.encode_passages
         pairs[runtime] = partial(_scored, reranker)
     return query, passages, pairs
 
