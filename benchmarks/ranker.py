@@ -271,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         RANKERS.mkdir(exist_ok=True)
         files = {file: whole} | {RANKERS / f"{name}.json": each for name, each in rankers.items()}
         for at, ranker in files.items():
-            about = {"trained_on": ranker.trained_on, "weights": ranker.weights}
+            about = {"trained_on": ranker.trained_on, "weights": dict(ranker.weights)}
             at.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         console.print(f"written: {file.name}, and {len(rankers)} in {RANKERS.name}")
     if options.json is not None:

@@ -4,9 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count, repeat
-from typing import Any, TypeVar
-
-from pydantic import BaseModel
+from typing import Any
 
 from ctxguard.core.context import Context
 from ctxguard.core.scores import is_valid
@@ -15,8 +13,6 @@ from ctxguard.errors import ConfigurationError
 
 METADATA_KEY = "ctxguard"
 """Where a verdict is in a document's metadata."""
-
-_Model = TypeVar("_Model", bound=BaseModel)
 
 Read = Callable[[str, Any], Passage]
 """The passage of an id and a framework's document."""
@@ -101,23 +97,6 @@ def text_digest(text: object) -> str:
     """
     encoded = str(text).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(encoded, digest_size=16).hexdigest()
-
-
-_new, _set_field = object.__new__, object.__setattr__  # the models may be frozen
-
-
-def copied(model: _Model, **changes: Any) -> _Model:
-    """Copy a pydantic model with other values, which are ours and need no check.
-
-    ``model_copy``, which copies each part by the module copy, takes five times as long.
-    """
-    extra, private = model.__pydantic_extra__, model.__pydantic_private__
-    new = _new(type(model))
-    _set_field(new, "__dict__", {**model.__dict__, **changes})
-    _set_field(new, "__pydantic_fields_set__", {*model.__pydantic_fields_set__, *changes})
-    _set_field(new, "__pydantic_extra__", None if extra is None else {**extra})
-    _set_field(new, "__pydantic_private__", None if private is None else {**private})
-    return new
 
 
 Served = tuple[Passage, int, dict[str, Any]]

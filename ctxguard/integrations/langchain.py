@@ -14,7 +14,7 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Flag, Mode, Passage, Ranking, ScoreKind, ScoreKindName, member_of
 from ctxguard.errors import ConfigurationError
 from ctxguard.guard import ContextGuard
-from ctxguard.integrations.documents import METADATA_KEY, copied, ranking_of_documents, served
+from ctxguard.integrations.documents import METADATA_KEY, ranking_of_documents, served
 from ctxguard.request.wrapped_retriever import describe
 
 require("langchain_core", "langchain")
@@ -22,8 +22,6 @@ require("langchain_core", "langchain")
 from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.retrievers import BaseRetriever
 from pydantic import ConfigDict, Field
-
-_DOCUMENT = Document(page_content="")
 
 WhereArguments = Callable[[Where], Mapping[str, Any]]
 """Translates a filter into keyword arguments of a search, as the vector store wants them."""
@@ -260,8 +258,7 @@ def documents_of(context: Context, k: int | None = None) -> list[Document]:
     if k is not None and k < 1:
         raise ConfigurationError(f"k {k!r} must be at least 1, or None for all that are kept")
     documents = [
-        copied(
-            _DOCUMENT,
+        Document(
             id=passage.passage_id,
             page_content=passage.text,
             metadata=_metadata(passage, verdict),

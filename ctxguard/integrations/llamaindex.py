@@ -10,7 +10,6 @@ from ctxguard.errors import ConfigurationError, QueryError
 from ctxguard.guard import ContextGuard
 from ctxguard.integrations.documents import (
     METADATA_KEY,
-    copied,
     ranking_of_documents,
     served,
 )
@@ -109,12 +108,14 @@ def _passage(passage_id: str, found: NodeWithScore) -> Passage:
 def _with_verdict(found: NodeWithScore, verdict: dict[str, Any], cut: str | None) -> NodeWithScore:
     """Copy a node, which may be the index's own, with its verdict and a text that was cut."""
     node: Any = found.node
-    node = copied(
-        node,
-        metadata={**node.metadata, METADATA_KEY: verdict},
-        excluded_embed_metadata_keys=[*node.excluded_embed_metadata_keys, METADATA_KEY],
-        excluded_llm_metadata_keys=[*node.excluded_llm_metadata_keys, METADATA_KEY],
+    node = node.model_copy(
+        update={
+            "metadata": {**node.metadata, METADATA_KEY: verdict},
+            "excluded_embed_metadata_keys": [*node.excluded_embed_metadata_keys, METADATA_KEY],
+            "excluded_llm_metadata_keys": [*node.excluded_llm_metadata_keys, METADATA_KEY],
+        }
     )
     if cut is not None:
         node.set_content(cut)
-    return copied(found, node=node, score=None if verdict["score"] is None else found.score)
+    score = None if verdict["score"] is None else found.score
+    return found.model_copy(update={"node": node, "score": score})

@@ -4,7 +4,7 @@ Any object with these methods will do: nothing needs to be inherited.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol, cast, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,7 +116,11 @@ AnyRetriever = Retriever | AsyncRetriever | AwaitableRetriever | RetrieverFuncti
 
 
 class Embedder(Protocol):
-    """Turns text into vectors. Safe to call from several threads at once."""
+    """Turns text into vectors. Safe to call from several threads at once.
+
+    It may have ``token_encoder() -> TokenEncoder | None``, which gives states of word pieces and
+    may load the model; None where this model cannot.
+    """
 
     @property
     def name(self) -> str:
@@ -178,19 +182,11 @@ class TokenEncoder(Protocol):
         ...
 
 
-class TokenEmbedder(Protocol):
-    """An `Embedder` that can give states of word pieces too."""
-
-    def token_encoder(self) -> TokenEncoder | None:
-        """Return what gives them; None where this model cannot. May load the model."""
-        ...
-
-
 def token_encoder_of(embedder: Embedder) -> TokenEncoder | None:
     """Find what gives an embedder's states of word pieces; None where it has none."""
     # Asked for every query: isinstance of a protocol takes ten times as long.
-    has_one = hasattr(embedder, "token_encoder")
-    return cast(TokenEmbedder, embedder).token_encoder() if has_one else None
+    make: Callable[[], TokenEncoder | None] | None = getattr(embedder, "token_encoder", None)
+    return None if make is None else make()
 
 
 @runtime_checkable

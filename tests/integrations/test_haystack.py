@@ -78,14 +78,6 @@ def test_what_is_kept_is_a_copy_with_its_verdict() -> None:
     assert asyncio.run(ranker.run_async("q", DOCUMENTS))["documents"][0].id == "d0"
 
 
-def test_in_shadow_the_first_k_come_with_the_reasons() -> None:
-    guard = ContextGuard(
-        policy=RatioPolicy(k=5, min_ratio=0.5), score_kind="cosine", mode="shadow", k=3
-    )
-    kept = ContextGuardRanker(guard=guard).run("q", DOCUMENTS)["documents"]
-    assert [each.meta["ctxguard"]["reason"] for each in kept] == [None, None, "below_ratio"]
-
-
 def test_a_document_that_is_a_file_is_left_out() -> None:
     picture = Document(blob=ByteStream(b"\x89PNG"), score=0.95)
     kept = ContextGuardRanker(score_kind="cosine").run("q", [picture, *DOCUMENTS])["documents"]

@@ -113,15 +113,6 @@ def test_awaited_it_does_the_same() -> None:
     assert [each.node_id for each in kept] == ["n0", "n1"]
 
 
-def test_in_shadow_the_first_k_come_with_the_reasons() -> None:
-    guard = ContextGuard(
-        policy=RatioPolicy(k=5, min_ratio=0.5), score_kind="cosine", mode="shadow", k=3
-    )
-    kept = GuardPostprocessor(guard=guard).postprocess_nodes(NODES, query_str="q")
-    reasons = [each.metadata["ctxguard"]["reason"] for each in kept]
-    assert reasons == [None, None, "below_ratio"]
-
-
 def test_a_text_that_assembly_cut_is_cut_in_the_node() -> None:
     text = "The kettle boils. The kettle whistles loudly, and then it is quiet again."
     guard = ContextGuard(assembly=Assembly(max_passage_chars=30), score_kind="cosine")

@@ -130,6 +130,15 @@ def test_a_damaged_folder_is_refused_with_what_is_wrong(
         load(saved)
 
 
+def list_as_it_is(saved: Path, file: Path) -> None:
+    """Let the manifest name a file's present size and digest."""
+    manifest = json.loads((saved / "manifest.json").read_text(encoding="utf-8"))
+    content = file.read_bytes()
+    listed = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    manifest["files"][file.name] = listed
+    (saved / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+
+
 def zip_bytes() -> bytes:
     archive = io.BytesIO()
     np.savez(archive, a=np.zeros(1))
@@ -142,33 +151,25 @@ def zip_bytes() -> bytes:
     ids=["empty", "zip", "deep JSON", "a number", "half a header"],
 )
 def test_a_file_of_anything_else_under_its_digest_is_refused(saved: Path, content: bytes) -> None:
-    manifest = json.loads((saved / "manifest.json").read_text(encoding="utf-8"))
-    for name in manifest["files"]:
-        file = saved / manifest["generation"] / name
+    for file in saved.glob("generation-*/*"):
         before = file.read_bytes()
         file.write_bytes(content)
-        listed = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        changed = {**manifest, "files": {**manifest["files"], name: listed}}
-        (saved / "manifest.json").write_text(json.dumps(changed), encoding="utf-8")
+        list_as_it_is(saved, file)
         with pytest.raises(IndexFolderError):
             load(saved)
         file.write_bytes(before)
+        list_as_it_is(saved, file)
 
 
 def test_a_term_outside_of_the_vocabulary_is_refused_before_anything_is_counted(
     saved: Path,
 ) -> None:
     """A count by term would take 16 GB for the largest number."""
-    name = "lexical.numbers.npy"
-    manifest = json.loads((saved / "manifest.json").read_text(encoding="utf-8"))
-    file = data_file(saved, name)
+    file = data_file(saved, "lexical.numbers.npy")
     numbers = np.load(file)
     numbers[0] = np.iinfo(np.int32).max
     np.save(file, numbers)
-    content = file.read_bytes()
-    listed = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    changed = {**manifest, "files": {**manifest["files"], name: listed}}
-    (saved / "manifest.json").write_text(json.dumps(changed), encoding="utf-8")
+    list_as_it_is(saved, file)
     with pytest.raises(IndexFolderError, match="names terms outside"):
         load(saved)
 

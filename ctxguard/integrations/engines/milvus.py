@@ -29,8 +29,6 @@ from ctxguard.errors import (
 )
 from ctxguard.integrations.engines.address import KEY_VARIABLE, EngineAddress, nothing_there
 from ctxguard.integrations.engines.engine import (
-    DENSE,
-    LEXICAL,
     Engine,
     EngineDownError,
     LazyClient,
@@ -40,6 +38,7 @@ from ctxguard.integrations.engines.engine import (
 )
 from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage
 from ctxguard.resilience import Stage
+from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL
 from ctxguard.retrieval.index.lexical import K1, B
 
 MAX_BYTES = 65_535

@@ -23,8 +23,6 @@ from ctxguard.errors import (
 )
 from ctxguard.integrations.engines.address import EngineAddress, nothing_there
 from ctxguard.integrations.engines.engine import (
-    DENSE,
-    LEXICAL,
     Engine,
     EngineDownError,
     LazyClient,
@@ -33,6 +31,7 @@ from ctxguard.integrations.engines.engine import (
     number,
 )
 from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage
+from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL
 from ctxguard.retrieval.index.lexical import K1, B
 from ctxguard.retrieval.protocols import Float32Array
 

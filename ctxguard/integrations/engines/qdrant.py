@@ -28,8 +28,6 @@ from ctxguard.errors import (
 )
 from ctxguard.integrations.engines.address import KEY_VARIABLE, EngineAddress, nothing_there
 from ctxguard.integrations.engines.engine import (
-    DENSE,
-    LEXICAL,
     Engine,
     EngineDownError,
     LazyClient,
@@ -37,6 +35,7 @@ from ctxguard.integrations.engines.engine import (
     Legs,
 )
 from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage
+from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL
 from ctxguard.retrieval.index.lexical import K1, B
 
 _WRITE_SECONDS = 120

@@ -9,9 +9,9 @@ import numpy as np
 
 from ctxguard.core.types import FloatArray, Leg, Ranking, ScoreKind, StageFailure
 from ctxguard.errors import StageUnavailableError
-from ctxguard.integrations.engines.engine import DENSE, KINDS, LEXICAL, Engine, LegQuery
+from ctxguard.integrations.engines.engine import KINDS, Engine, LegQuery
 from ctxguard.resilience import Budget, StageFailed, attempt, failure_of
-from ctxguard.retrieval.hybrid.candidates import Candidates, Pool, alone, united
+from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL, Candidates, Pool, alone, united
 from ctxguard.retrieval.hybrid.pipeline import SearchSettings
 from ctxguard.retrieval.hybrid.search import vector_of
 from ctxguard.retrieval.protocols import Analyser, Float32Array, QueryStates

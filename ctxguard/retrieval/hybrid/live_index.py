@@ -14,7 +14,7 @@ from ctxguard.resilience import Stage
 from ctxguard.retrieval.analysers import own_analyser
 from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL
 from ctxguard.retrieval.index import storage
-from ctxguard.retrieval.index.hybrid_index import HybridIndex
+from ctxguard.retrieval.index.hybrid_index import HybridIndex, check_embedder
 from ctxguard.retrieval.protocols import Analyser, Embedder
 
 _MAX_OPENINGS = 20
@@ -50,7 +50,7 @@ class LiveIndex:
             if folder == self.folder and _version_of(folder) == self.version is not None:
                 return False
             index, version = open_index(folder, own_analyser(self.index.lexical.analyser))
-            index.check_embedder(embedder)
+            check_embedder(index.embedder, index.embedder_weights, embedder)
             self.swap(index)
             self.folder, self.version = folder, version
         return True

@@ -23,7 +23,7 @@ from ctxguard.retrieval.hybrid.live_index import LiveIndex, open_index
 from ctxguard.retrieval.hybrid.pipeline import Hybrid, SearchSettings
 from ctxguard.retrieval.hybrid.search import Search, vector_of
 from ctxguard.retrieval.index.dense import EXACT_LIMIT
-from ctxguard.retrieval.index.hybrid_index import Changes, HybridIndex, SignalLevel
+from ctxguard.retrieval.index.hybrid_index import Changes, HybridIndex, SignalLevel, check_embedder
 from ctxguard.retrieval.index.lexical import LexicalEngine
 from ctxguard.retrieval.index.passages import BuildReport, searchable_text
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
@@ -78,7 +78,7 @@ class HybridRetriever(Hybrid):
     def __init__(
         self, index: HybridIndex, *, embedder: Embedder, **options: Unpack[HybridOptions]
     ) -> None:
-        index.check_embedder(embedder)
+        check_embedder(index.embedder, index.embedder_weights, embedder)
         given: dict[str, Any] = {k: value for k, value in options.items() if value is not None}
         given.setdefault("fusion", Fusion() if index.signals == "none" else Fusion("ranker"))
         route = Route.HYBRID_RERANK if "reranker" in given else Route.HYBRID

@@ -218,10 +218,6 @@ class HybridIndex:
         numbers = np.zeros(0, np.int32) if self.pieces is None else self.pieces.numbers
         return idf(np.bincount(numbers, minlength=self.n_pieces), len(self.passages))
 
-    def check_embedder(self, embedder: Embedder) -> None:
-        """Refuse an embedder other than the one that made the vectors; see `check_embedder`."""
-        check_embedder(self.embedder, self.embedder_weights, embedder)
-
     def search_lexical(self, query: str, k: int, allowed: AllowedRows | None) -> LexicalHits:
         """Find the at most ``k`` best rows that share a word with a query.
 

@@ -138,7 +138,7 @@ def kept(
     made = make()
     try:
         with atomic_write(file) as stream:
-            np.savez(stream, allow_pickle=False, key=np.array(key), **made)  # type: ignore[arg-type]
+            np.savez(stream, allow_pickle=False, key=np.array(key), **made)
     except OSError as error:
         _log.warning("%s was not kept (%s); every start will make it again", key, error)
     return made

@@ -8,8 +8,9 @@ import numpy as np
 from ctxguard.core.types import Ranking
 from ctxguard.errors import CtxguardError, StageError
 from ctxguard.integrations.engines.address import EngineAddress, nothing_there
-from ctxguard.integrations.engines.engine import DENSE, LEXICAL, Engine, LegQuery
+from ctxguard.integrations.engines.engine import Engine, LegQuery
 from ctxguard.integrations.engines.stored import IndexedPassage, IndexSettings
+from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL
 from ctxguard.retrieval.index.lexical import Bm25sIndex
 
 
