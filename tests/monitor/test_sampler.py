@@ -105,17 +105,6 @@ class TestCap:
         stood_for = sum(1 / rate for second in drawn for rate in second if rate)
         assert stood_for == pytest.approx(120_000, rel=0.15)
 
-    def test_the_rate_in_force_is_known(self) -> None:
-        now = [0.0]
-        sampler = Sampler(0.5, max_per_second=1, clock=lambda: now[0])
-        assert sampler.rate_in_force == 0.5
-        for i in range(1_000):
-            sampler.draw(str(i))
-        assert sampler.rate_in_force < 0.01
-        now[0] = 100.0
-        sampler.draw("later")
-        assert sampler.rate_in_force == pytest.approx(0.08)
-
 
 def test_samples_are_drained_oldest_first_up_to_the_limit() -> None:
     sampler, context = Sampler(1.0), make_context(["a"], 1)
