@@ -19,6 +19,7 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 from ctxguard._support.error_text import describe_error
 from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import OfProcess
+from ctxguard._support.json_values import MOST_VALUES, has_more_values
 from ctxguard.core.types import FailureKind, FloatArray
 from ctxguard.errors import ConfigurationError, OverloadedError, StageError, StageUnavailableError
 from ctxguard.resilience import UnansweredError
@@ -297,12 +298,14 @@ def read_scores(answer: bytes, n_documents: int, protocol: Protocol) -> FloatArr
         protocol: The form of the answer.
 
     Raises:
-        StageError: the answer has another form, a result for a document that was not sent, two
-            results for one document, or no score at all.
+        StageError: the answer has another form, too many values, a result for a document that was
+            not sent, two results for one document, or no score at all.
 
     >>> read_scores(b'[{"index": 1, "score": 2.5}]', 2, "tei")
     array([nan, 2.5])
     """
+    if has_more_values(answer):
+        raise _garbage(f"has more than {MOST_VALUES:,} values")
     try:
         content = from_json(answer)
     except ValueError:

@@ -25,8 +25,6 @@ MOST_UNREAD_SECONDS = 30.0
 
 MOST_QUERY_BODY_BYTES = 512 * 2**10
 """Body of a search: a query and a filter, no documents."""
-MOST_BODY_VALUES = 100_000
-"""JSON values of a body, in documents and metadata together: ten thousand candidates of ten."""
 MOST_FORM_BYTES = 64 * 2**10
 """Body of a form of the console."""
 

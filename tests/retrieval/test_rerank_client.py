@@ -224,6 +224,7 @@ def test_a_document_without_a_finite_score_has_none(score: str) -> None:
         ("", "is not JSON"),
         ("<html>", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
+        ("[" + "[]," * 100_000 + "[]]", "has more than 100,000 values"),
         ("null", "is not of the cohere form"),
         ('{"error": "no"}', "is not of the cohere form"),
         ('{"results": {"0": 1}}', "is not of the cohere form"),
