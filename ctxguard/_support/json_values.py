@@ -6,7 +6,7 @@ MOST_VALUES = 100_000
 _NO_MARKS = bytes(set(range(256)) - set(b'",[{'))
 
 
-def has_more_values(document: bytes, most: int = MOST_VALUES) -> bool:
+def has_more_values(document: bytes | bytearray, most: int = MOST_VALUES) -> bool:
     r"""Tell whether JSON has more than so many values.
 
     Counts the commas and opening brackets outside of texts, of which there are at least as many as

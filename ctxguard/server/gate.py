@@ -117,7 +117,7 @@ class Gate:
         finally:
             self._metrics.ended(endpoint, outcome, perf_counter() - start)
 
-    async def _received(self, rule: EndpointRule, given: Head, receive: Receive) -> bytes:
+    async def _received(self, rule: EndpointRule, given: Head, receive: Receive) -> bytearray:
         try:
             async with asyncio.timeout(self._receive_seconds):
                 return await rule.enter(given, receive)
@@ -148,7 +148,7 @@ def _replaying(state: dict[str, Any], receive: Receive) -> Receive:
 
     async def replay() -> Message:
         if "body" in state:
-            return {"type": "http.request", "body": state.pop("body"), "more_body": False}
+            return {"type": "http.request", "body": bytes(state.pop("body")), "more_body": False}
         return await receive()
 
     return replay

@@ -39,7 +39,7 @@ def named(most: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def check_values(body: bytes) -> None:
+def check_values(body: bytes | bytearray) -> None:
     """Refuse JSON of too many values, before anything is built from it.
 
     Raises:
@@ -77,7 +77,7 @@ class Body:
     def __init__(self, asked: Any) -> None:
         self.adapter: TypeAdapter[Any] = TypeAdapter(asked)
 
-    def read(self, body: bytes) -> Any:
+    def read(self, body: bytes | bytearray) -> Any:
         """Read a body.
 
         Half a surrogate pair, which some scrapers leave in texts, is read as a question mark.
