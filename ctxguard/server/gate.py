@@ -40,10 +40,11 @@ class Gate:
     """The application in front of all others.
 
     Gives each request an id, refuses it or reads its body, has it answered, answers a `Problem`
-    with a document, and counts how it ended. Sets ``request_id`` and ``body`` in the scope's state.
+    with a document, and counts how it ended. Sets ``request_id``, ``body_bytes`` and ``body`` in
+    the scope's state; who reads the body takes it away.
 
     Args:
-        app: Answers what passes, but for what is posted to an operation: a framework's routing
+        app: Answers what passes. Posts to an operation go to it directly instead, because routing
             takes longer than many a decision.
         operations: The operations by their paths.
         rules: What a request to an endpoint needs, and how much it may be.
@@ -90,7 +91,6 @@ class Gate:
             if len(given) < len(scope["headers"]):
                 _check_repeated(scope["headers"])
             rule = self._rules[endpoint]
-            # Held here alone: what reads it takes it away.
             state["body"] = await self._received(rule, given, receive)
             n_bytes = state["body_bytes"] = len(state["body"])
             try:
