@@ -208,6 +208,6 @@ def _policies(
         raise ConfigurationError(
             f"the profile has no policy for the route {route.value!r}; it has {names}"
         )
-    certificate = calibrated.certificate
-    baseline_k = DEFAULT_K if certificate is None else certificate.baseline_k
+    verdict = calibrated.verdict
+    baseline_k = DEFAULT_K if verdict is None else verdict.serving_k
     return {**first, "profile": calibrated.policy}, baseline_k

@@ -209,6 +209,17 @@ def test_the_first_k_stand_beside_a_profile_under_the_same_fusion(
     assert any(line.startswith("fusion") and "ranker" in line for line in lines)
 
 
+def test_a_profile_is_compared_with_the_first_k_that_it_was_calibrated_beside(
+    evaluate: Evaluate, profile: Path, tmp_path: Path
+) -> None:
+    made = json.loads(profile.read_text(encoding="utf-8"))
+    for route in made["routes"].values():
+        route["verdict"]["serving_k"], route["certificate"] = 2, None
+    beside_two = tmp_path / "profile.json"
+    beside_two.write_text(json.dumps(made), encoding="utf-8")
+    assert evaluate("--profile", beside_two, evaluate=LEXICAL)["baseline_k"] == 2
+
+
 def relabelled(collection: Path, folder: Path, *rows: str) -> Path:
     """The collection with these qrels of its test split."""
     shutil.copytree(collection, folder)
