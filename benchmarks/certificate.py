@@ -10,7 +10,6 @@ a share of them for it.
 Populations:
     retrieval    rankings with relevant passages and falling scores; the grid is k × min_ratio,
                  and the promise is recall loss ≤ alpha
-    two risks    the same, with a second promise: harm, as a share of the largest possible, ≤ beta
     boundary     the mean of every setting is just above alpha, with rare, fractional losses, so
                  that every certificate is false
 """
@@ -40,7 +39,6 @@ from calibration.risk import (
     IntArray,
     betting_p_value,
     fixed_sequence,
-    joint_p_value,
     pareto_order,
 )
 from ctxguard.core.types import FloatArray
@@ -48,7 +46,6 @@ from ctxguard.core.types import FloatArray
 SUMMARY = "Simulate how often a certificate is false, and what it costs in utility."
 POPULATION_SIZE = 20_000
 ALPHA = 0.1
-BETA = 0.85
 DELTA = 0.1
 ORDERING_SHARE = 0.2
 MIN_LABELS = 10
@@ -71,20 +68,19 @@ class Population:
     """A finite population of queries, whose true risks are its means.
 
     Attributes:
-        risks: The promises.
+        risk: The promise.
         utility: Shape (n_queries, n_settings).
         fallback: The setting that is served if nothing is certified.
     """
 
     name: str
-    risks: tuple[Risk, ...]
+    risk: Risk
     utility: FloatArray
     fallback: int
 
     def broken(self) -> NDArray[np.bool_]:
-        """Whether each setting breaks a promise on the population, shape (n_settings,)."""
-        limits_passed = [risk.losses.mean(axis=0) > risk.limit for risk in self.risks]
-        return np.asarray(np.any(limits_passed, axis=0))
+        """Whether each setting breaks the promise on the population, shape (n_settings,)."""
+        return np.asarray(self.risk.losses.mean(axis=0) > self.risk.limit)
 
 
 @dataclass(frozen=True)
@@ -92,14 +88,14 @@ class Sample:
     """The labelled queries of one repeat.
 
     Attributes:
-        whole: The risks on all labelled queries.
-        testing: The risks on those that do not order.
+        whole: The risk on all labelled queries.
+        testing: The risk on those that do not order.
         order: Settings, safest first, by the queries that order.
         utility: Mean utility of every setting on all labelled queries.
     """
 
-    whole: tuple[Risk, ...]
-    testing: tuple[Risk, ...]
+    whole: Risk
+    testing: Risk
     order: IntArray
     utility: FloatArray
 
@@ -110,9 +106,9 @@ class Outcome:
 
     Attributes:
         certified: Share of repeats in which it chose a setting.
-        violations: Share of repeats in which its choice breaks a promise.
-        price: Mean utility lost against the best setting that keeps every promise, with the
-            fallback served if nothing is chosen; None if no setting keeps them.
+        violations: Share of repeats in which its choice breaks the promise.
+        price: Mean utility lost against the best setting that keeps the promise, with the
+            fallback served if nothing is chosen; None if no setting keeps it.
     """
 
     population: str
@@ -131,8 +127,8 @@ PValue = Callable[[FloatArray, float], FloatArray]
 Method = Callable[[Sample], IntArray]
 
 
-def retrieval(seed: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Recall loss, harm (a share of the largest possible) and utility at every (k, min_ratio)."""
+def retrieval(seed: int) -> tuple[FloatArray, FloatArray]:
+    """Recall loss and utility at every (k, min_ratio)."""
     rng = np.random.default_rng(seed)
     ranks = np.arange(1, POOL_SIZE + 1)
     discount = 1.0 / np.log2(ranks + 1)
@@ -150,19 +146,13 @@ def retrieval(seed: int) -> tuple[FloatArray, FloatArray, FloatArray]:
     total = relevant.sum(axis=1)
     gain = np.where(relevant, discount, 0.0)
     harm = np.where(relevant, 0.0, DISTRACTOR_COST * discount)
-    recall_losses, harms, utilities = [], [], []
+    recall_losses, utilities = [], []
     for min_ratio in MIN_RATIOS:
         for k in KS:
             kept = (ratio >= min_ratio) & (ranks <= k)
             recall_losses.append(1.0 - (relevant & kept).sum(axis=1) / total)
-            harms.append((harm * kept).sum(axis=1))
-            utilities.append((gain * kept).sum(axis=1) - harms[-1])
-    largest_harm = DISTRACTOR_COST * discount[: max(KS)].sum()
-    return (
-        np.column_stack(recall_losses),
-        np.column_stack(harms) / largest_harm,
-        np.column_stack(utilities),
-    )
+            utilities.append((gain * kept).sum(axis=1) - (harm * kept).sum(axis=1))
+    return np.column_stack(recall_losses), np.column_stack(utilities)
 
 
 def boundary(seed: int, alpha: float, n_settings: int = 100) -> tuple[FloatArray, FloatArray]:
@@ -183,15 +173,13 @@ def boundary(seed: int, alpha: float, n_settings: int = 100) -> tuple[FloatArray
 
 
 def populations(seed: int) -> tuple[Population, ...]:
-    """The three populations; equal seeds give equal ones."""
-    recall_loss, harm, utility = retrieval(seed)
-    bounded_recall = Risk(recall_loss, ALPHA)
+    """The two populations; equal seeds give equal ones."""
+    recall_loss, utility = retrieval(seed)
     hair_above, rising = boundary(seed, ALPHA)
     everything = len(KS) - 1
     return (
-        Population("retrieval", (bounded_recall,), utility, everything),
-        Population("two risks", (bounded_recall, Risk(harm, BETA)), utility, everything),
-        Population("boundary", (Risk(hair_above, ALPHA),), rising, 0),
+        Population("retrieval", Risk(recall_loss, ALPHA), utility, everything),
+        Population("boundary", Risk(hair_above, ALPHA), rising, 0),
     )
 
 
@@ -201,53 +189,40 @@ def draw(population: Population, n: int, rng: np.random.Generator) -> Sample:
     n_ordering = round(n * ORDERING_SHARE)
     ordering, testing = rows[:n_ordering], rows[n_ordering:]
     utility = population.utility[rows].mean(axis=0)
-    estimated_risk = joint_p_values(clt_p_value, _rows(population.risks, ordering))
+    risk = population.risk
+    estimated_risk = clt_p_value(risk.losses[ordering], risk.limit)
     return Sample(
-        whole=_rows(population.risks, rows),
-        testing=_rows(population.risks, testing),
+        whole=Risk(risk.losses[rows], risk.limit),
+        testing=Risk(risk.losses[testing], risk.limit),
         order=pareto_order(estimated_risk, population.utility[ordering].mean(axis=0)),
         utility=utility,
     )
-
-
-def _rows(risks: Sequence[Risk], rows: IntArray) -> tuple[Risk, ...]:
-    return tuple(Risk(risk.losses[rows], risk.limit) for risk in risks)
-
-
-def joint_p_values(p_value: PValue, risks: Sequence[Risk]) -> FloatArray:
-    """One p-value per setting for all its promises together."""
-    return joint_p_value(*[p_value(risk.losses, risk.limit) for risk in risks])
 
 
 def in_sequence(p_value: PValue) -> Method:
     """Fixed-sequence testing of the ordered candidates with one kind of p-value."""
 
     def certify(sample: Sample) -> IntArray:
-        ordered = [Risk(risk.losses[:, sample.order], risk.limit) for risk in sample.testing]
-        return sample.order[: fixed_sequence(joint_p_values(p_value, ordered), DELTA)]
+        p_values = p_value(sample.testing.losses[:, sample.order], sample.testing.limit)
+        return sample.order[: fixed_sequence(p_values, DELTA)]
 
     return certify
 
 
 def all_at_once(sample: Sample) -> IntArray:
     """Hoeffding–Bentkus with Bonferroni over the grid; needs no order, so tests on all labels."""
-    return bonferroni(joint_p_values(hoeffding_bentkus_p_value, sample.whole), DELTA)
+    return bonferroni(hoeffding_bentkus_p_value(sample.whole.losses, sample.whole.limit), DELTA)
 
 
 def conformal(sample: Sample) -> IntArray:
-    """The prefix of the order that conformal risk control allows for every risk."""
-    return sample.order[
-        : min(
-            conformal_risk_control(risk.losses[:, sample.order], risk.limit)
-            for risk in sample.testing
-        )
-    ]
+    """The prefix of the order that conformal risk control allows."""
+    own = sample.testing
+    return sample.order[: conformal_risk_control(own.losses[:, sample.order], own.limit)]
 
 
 def uncorrected(sample: Sample) -> IntArray:
-    """The settings whose means on the labelled queries keep every promise."""
-    kept = [risk.losses.mean(axis=0) <= risk.limit for risk in sample.whole]
-    return np.flatnonzero(np.all(kept, axis=0))
+    """The settings whose means on the labelled queries keep the promise."""
+    return np.flatnonzero(sample.whole.losses.mean(axis=0) <= sample.whole.limit)
 
 
 METHODS: Mapping[str, Method] = {
@@ -314,7 +289,7 @@ def guarantee_is_kept(outcome: Outcome) -> bool:
 
 def table(outcomes: Sequence[Outcome]) -> Table:
     """The outcomes as a table, each figure with its Monte Carlo error."""
-    result = Table(title=f"alpha {ALPHA}, beta {BETA}, delta {DELTA}; ± one Monte Carlo error")
+    result = Table(title=f"alpha {ALPHA}, delta {DELTA}; ± one Monte Carlo error")
     for name in ("population", "n", "method"):
         result.add_column(name, no_wrap=True)
     for name in ("certified", "violations", "utility price"):
@@ -372,7 +347,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json is not None:
         results = {
             "alpha": ALPHA,
-            "beta": BETA,
             "delta": DELTA,
             "ordering_share": ORDERING_SHARE,
             "population_size": POPULATION_SIZE,

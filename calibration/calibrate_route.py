@@ -58,9 +58,6 @@ FEWEST_LABELS = 20
 FEWEST_TO_CHOOSE = 30
 """With a promise: answerable queries that are left to choose on before any are held out."""
 
-TIGHT = 0.05
-"""A bound on the decrease in recall that people can rely on; see ``RouteOutcome``."""
-
 ORDERING_SHARE = 0.4
 """With a promise: share of the choosing queries that fits and orders; the rest tests."""
 
@@ -152,8 +149,6 @@ class RouteOutcome:
         chosen: The policy of the profile.
         others: By what a context may cost, what would be chosen so; a size is missing where that
             is the first k.
-        labels_needed: How many held-out queries like these would show that the choice loses at
-            most ``TIGHT`` of mean recall; None where no number would, or nothing is held out.
         route: What all of this was chosen and measured on.
     """
 
@@ -161,7 +156,6 @@ class RouteOutcome:
     certification: Certification | None
     chosen: Option
     others: Mapping[Context, Option]
-    labels_needed: int | None
     route: "LabelledRoute"
 
     @property
@@ -356,13 +350,13 @@ class LabelledRoute:
         settings, promise = self.settings, self.settings.promise
         pools, _ = self.measured
         is_today = chosen.policy == self.today.policy
-        differences = self._differences(chosen.metrics)
         certificate = None
         if certification is not None and promise is not None:
-            # The first k lose nothing of themselves; what harm they do was not tested.
-            if not is_today or (promise.beta is None and certification.n_recall):
+            # The first k lose nothing of themselves.
+            if certification.n_recall:
                 certificate = _certificate(certification, promise, settings)
         elif self.held_out and not is_today:
+            differences = self._differences(chosen.metrics)
             certificate = _cost_certificate(chosen.metrics, differences, settings)
         profile = RouteProfile(
             policy=chosen.policy,
@@ -375,15 +369,11 @@ class LabelledRoute:
             safe_policy=self.today.policy,
             sufficiency=self._sufficiency(chosen),
         )
-        needed = None
-        if self.held_out and differences.size:
-            needed = risk.differences_needed(differences, TIGHT, settings.delta)
         return RouteOutcome(
             profile=profile,
             certification=certification,
             chosen=replace(chosen, name="chosen"),
             others=others,
-            labels_needed=needed,
             route=self,
         )
 
@@ -606,15 +596,11 @@ def _certificate(certification: Certification, promise: Promise, settings: Setti
     tested = certification.grid_index is not None
     return Certificate(
         alpha=promise.alpha,
-        beta=promise.beta,
         delta=promise.delta,
         baseline_k=settings.serving_k,
         test="betting p-values, fixed sequence" if tested else "by definition",
-        p_value=significant(certification.p_value or 0.0),
         recall_loss=significant(certification.recall_loss),
-        harm=significant(certification.harm),
         n_recall=certification.n_recall,
-        n_queries=certification.n_harm,
     )
 
 
@@ -629,15 +615,11 @@ def _cost_certificate(
     lower = risk.betting_lower_bound(differences, settings.delta)
     return Certificate(
         alpha=math.ceil(upper * 1e4) / 1e4,
-        beta=None,
         delta=settings.delta,
         baseline_k=settings.serving_k,
         test="betting bound",
-        p_value=settings.delta,
         recall_loss=significant(losses.mean()),
-        harm=significant(chosen.values["harm"].mean()),
         n_recall=int(losses.size),
-        n_queries=len(chosen.query_ids),
         recall_difference=RecallDifference(
             value=significant(differences.mean()),
             lower=math.floor(lower * 1e4) / 1e4,

@@ -70,13 +70,11 @@ class GridValues:
 
     Attributes:
         udcg_strict: Strict UDCG.
-        harm: Its negative part, as a positive number.
         recall_loss: The share of the baseline's relevant passages that the policy drops; its
             mean is over queries whose baseline has one, NaN if none has.
     """
 
     udcg_strict: FloatArray
-    harm: FloatArray
     recall_loss: FloatArray
 
 
@@ -147,15 +145,22 @@ class Grid:
             )
 
     @cached_property
-    def today(self) -> tuple[float, float]:
-        """Mean strict UDCG and harm of the baseline, which is served today.
+    def today(self) -> float:
+        """Mean strict UDCG of the baseline, which is served today.
 
         Raises:
             CalibrationError: there are no queries.
         """
         self.check_queries()
-        udcg, harm = self.labels.served.mean(axis=0).tolist()
-        return udcg, harm
+        return float((self.labels.utilities * self._todays_discounts).sum(axis=1).mean())
+
+    @cached_property
+    def _todays_discounts(self) -> FloatArray:
+        """The discount of each candidate's rank in what is served today, 0 where it is not."""
+        discount = discounts(self.reached.shape[1])
+        ranks = np.arange(discount.size) if self.order is None else self.order
+        own: FloatArray = discount[ranks] * self.labels.in_baseline
+        return own
 
     @cached_property
     def means(self) -> GridValues:
@@ -165,15 +170,15 @@ class Grid:
             at = self.at([(size, threshold) for threshold in range(self.thresholds.size)])
             loss = at.recall_loss[~np.isnan(at.recall_loss[:, 0])]
             of_loss = loss.mean(axis=0) if len(loss) else np.full(self.thresholds.size, np.nan)
-            rows.append((at.udcg_strict.mean(axis=0), at.harm.mean(axis=0), of_loss))
+            rows.append((at.udcg_strict.mean(axis=0), of_loss))
         return GridValues(*map(np.stack, zip(*rows, strict=True)))
 
     def at(self, indices: Sequence[GridIndex]) -> GridValues:
         """Return every query's figures for some policies, shape (n_q, n_indices)."""
         added, defined = self._added
-        utility, harm, recall = np.take_along_axis(added, self.kept(indices)[None], axis=2)
+        utility, recall = np.take_along_axis(added, self.kept(indices)[None], axis=2)
         loss = np.where(defined[:, None], np.clip(1.0 - recall, 0.0, 1.0), np.nan)
-        return GridValues(utility, harm, loss)
+        return GridValues(utility, loss)
 
     @cached_property
     def beyond_today(self) -> FloatArray:
@@ -192,8 +197,7 @@ class Grid:
         if self.chances is not None:
             relevant, worth = labels.with_expected(self.chances, EXPECTED)
         share = relevant / np.maximum(labels.n_relevant, 1)[:, None]
-        ranks = np.arange(discount.size) if self.order is None else self.order
-        today = np.stack([share, worth * discount[ranks]]) * labels.in_baseline
+        today = np.stack([share * labels.in_baseline, worth * self._todays_discounts])
         added = np.stack([share, worth * discount]).cumsum(axis=2)
         running = np.pad(added, ((0, 0), (0, 0), (1, 0)))
         beyond: FloatArray = running - today.sum(axis=2, keepdims=True)
@@ -204,12 +208,12 @@ class Grid:
         """What the first n candidates add up to, n = 0 … depth.
 
         Returns:
-            Utility, harm and share of the baseline's recall, shape (3, n_q, depth + 1); and whether
-            the baseline serves a relevant passage, shape (n_q,).
+            Utility and share of the baseline's recall, shape (2, n_q, depth + 1); and whether the
+            baseline serves a relevant passage, shape (n_q,).
         """
         utility = self.labels.utilities * discounts(self.labels.grades.shape[1])
         share, defined = self.labels.recall_shares()
-        added = np.stack([utility, np.maximum(-utility, 0.0), share]).cumsum(axis=2)
+        added = np.stack([utility, share]).cumsum(axis=2)
         return np.pad(added, ((0, 0), (0, 0), (1, 0))), defined
 
 

@@ -19,7 +19,7 @@ IntArray = NDArray[np.int64]
 _BY_CANDIDATE = ("grades", "retrieved", "judged", "utilities", "negatives", "in_baseline")
 """The fields of `PoolLabels` of shape (n_q, depth)."""
 
-_BY_QUERY = (*_BY_CANDIDATE, "served", "best_grades", "n_relevant", "groups")
+_BY_QUERY = (*_BY_CANDIDATE, "best_grades", "n_relevant", "groups")
 
 NDCG_CUTOFF = 10
 
@@ -39,7 +39,6 @@ class PoolLabels:
         negatives: Shape (n_q, depth) of ``Negative``, for passages known to mislead, or None.
         in_baseline: Shape (n_q, depth), whether the baseline of recall loss serves the
             candidate; the baseline is the whole pool, or the retriever's own first few.
-        served: Shape (n_q, 2), strict UDCG and harm of the baseline, in the retriever's own order.
         best_grades: Shape (n_q, 10), the highest grades that the labels hold for each query, in the
             pool or not; 0 beyond.
         n_relevant: Shape (n_q,), how many passages are relevant to each, in the pool or not.
@@ -56,7 +55,6 @@ class PoolLabels:
     utilities: FloatArray
     negatives: NDArray[np.object_]
     in_baseline: NDArray[np.bool_]
-    served: FloatArray
     best_grades: IntArray
     n_relevant: IntArray
     top_grade: int
@@ -192,16 +190,13 @@ def label(
         best_grades[row, : len(relevant)] = relevant[:NDCG_CUTOFF]
     retrieved = ~np.isnan(pools.scores)
     most = shape[1] if baseline_k is None else baseline_k
-    in_baseline = retrieved & (np.arange(shape[1]) < most)
-    utility = np.where(in_baseline, worth, 0.0) * discounts(shape[1])
     return PoolLabels(
         grades=grades,
         retrieved=retrieved,
         judged=judged,
         utilities=worth,
         negatives=negatives,
-        in_baseline=in_baseline,
-        served=np.column_stack([utility.sum(axis=1), np.maximum(-utility, 0.0).sum(axis=1)]),
+        in_baseline=retrieved & (np.arange(shape[1]) < most),
         best_grades=best_grades,
         n_relevant=np.array(n_relevant, dtype=np.int64),
         top_grade=top_grade,

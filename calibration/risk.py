@@ -148,48 +148,8 @@ def betting_lower_bound(differences: ArrayLike, delta: float = DEFAULT_DELTA) ->
     >>> round(betting_lower_bound([0.0] * 100), 3), round(betting_lower_bound([0.1] * 100), 3)
     (-0.031, 0.066)
     """
-    return 1.0 - 2.0 * betting_upper_bound(_as_losses(differences), delta)
-
-
-def differences_needed(
-    differences: ArrayLike, limit: float, delta: float = DEFAULT_DELTA
-) -> int | None:
-    """Count the labelled queries that would show a mean difference of at least ``−limit``.
-
-    ``labels_needed`` of the losses that ``betting_lower_bound`` makes of the differences.
-
-    Args:
-        differences: Shape (n,), each in [−1, 1].
-        limit: The largest decrease to be excluded, in (−1, 1).
-        delta: The level of the test, in (0, 1).
-
-    Returns:
-        A number of test queries. None where the mean is not above ``−limit``.
-    """
-    return labels_needed(_as_losses(differences), (1.0 + limit) / 2.0, delta)
-
-
-def _as_losses(differences: ArrayLike) -> FloatArray:
-    losses: FloatArray = (1.0 - np.asarray(differences, dtype=np.float64)) / 2.0
-    return losses
-
-
-def joint_p_value(*p_values: ArrayLike) -> FloatArray:
-    """Test "at least one of several promises fails": the largest of their p-values.
-
-    The null hypothesis of a candidate with two promises (recall loss ≤ alpha and harm ≤ beta)
-    is the union of two nulls. Whichever is true, the largest p-value is at least that one's, so
-    it is valid without any correction (intersection-union test: Berger, Technometrics 24(4),
-    1982). A harm is not bounded by 1: divide it, and beta, by the largest harm that the grid
-    allows, a constant known without the labels.
-
-    Args:
-        p_values: One array per promise, all of one shape.
-
-    >>> joint_p_value([0.01, 0.30], [0.04, 0.02]).tolist()
-    [0.04, 0.3]
-    """
-    return np.asarray(np.maximum.reduce([np.asarray(values) for values in p_values]))
+    losses = (1.0 - np.asarray(differences, dtype=np.float64)) / 2.0
+    return 1.0 - 2.0 * betting_upper_bound(losses, delta)
 
 
 def pareto_order(risk: ArrayLike, benefit: ArrayLike) -> IntArray:

@@ -14,17 +14,12 @@ from ctxguard.profile.schema import (
 
 CERTIFICATE = Certificate(
     alpha=0.12,
-    beta=None,
     delta=0.1,
     baseline_k=5,
     test="betting upper bound",
-    p_value=0.1,
     recall_loss=0.1,
-    harm=0.3,
     n_recall=200,
-    n_queries=250,
 )
-"""A promise of recall alone, without one of harm."""
 
 
 def sufficiency_with(*, threshold: float | None) -> SufficiencyProfile:

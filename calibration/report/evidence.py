@@ -93,10 +93,9 @@ def certificate_words(outcome: RouteOutcome, settings: Settings) -> str:
         return certificate.statement
     k = settings.serving_k
     if test is not None and promise is not None:
-        harm = "" if promise.beta is None else f" and mean harm ≤ {promise.beta:g}"
         return (
             f"None: none of {test.tested} policies that gain utility over the first {k} could be "
-            f"shown to keep mean recall loss ≤ {promise.alpha:g}{harm} with probability "
+            f"shown to keep mean recall loss ≤ {promise.alpha:g} with probability "
             f"{1 - promise.delta:g} on {test.n_recall} answerable test queries. "
             f"{_labels_needed(test)} The first {k} are kept."
         )
@@ -117,13 +116,13 @@ def certificate_words(outcome: RouteOutcome, settings: Settings) -> str:
 def _labels_needed(test: Certification) -> str:
     if test.labels_needed is None:
         return "No number of labels would be enough on queries like these: relax the promise."
-    defined = test.n_recall / test.n_harm
+    defined = test.n_recall / test.n_queries
     total = int(np.ceil(test.labels_needed / defined / (1.0 - ORDERING_SHARE)))
     return (
         f"About {test.labels_needed} test queries with a defined recall loss would be enough if "
-        f"they are like these, of which {test.n_recall} of {test.n_harm} define it: about {total} "
-        f"labelled queries to choose on in all, of which a share of {ORDERING_SHARE:g} orders the "
-        "policies."
+        f"they are like these, of which {test.n_recall} of {test.n_queries} define it: about "
+        f"{total} labelled queries to choose on in all, of which a share of {ORDERING_SHARE:g} "
+        "orders the policies."
     )
 
 

@@ -7,7 +7,7 @@ the report begins with it.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from calibration.calibrate_route import SIZES, TIGHT, RouteOutcome, Settings
+from calibration.calibrate_route import SIZES, RouteOutcome, Settings
 from calibration.evaluate import QueryMetrics, bootstrap_interval
 from calibration.results import Results, differences, tabulate
 from ctxguard.core.interval import Interval
@@ -136,11 +136,4 @@ def _warnings(
             f"the certificate promises nothing: {certificate.n_recall} held-out queries allow a "
             "loss of more than half of the recall"
         )
-    if certificate is not None and not is_today and outcome.labels_needed is not None:
-        difference = certificate.recall_difference
-        if difference is not None and outcome.labels_needed > difference.n:
-            lines.append(
-                f"about {outcome.labels_needed} held-out queries like these would show that mean "
-                f"recall falls by {TIGHT:g} at most; {difference.n} were at hand"
-            )
     return lines

@@ -71,9 +71,6 @@ class CalibrateCommand(System, ChoiceSettings):
         "LOSS",
     )
     show_all: _options.ShowRest = False
-    beta: float | None = optional_key(
-        "Certify a mean harm of at most this as well; needs --alpha.", "HARM"
-    )
     cache: Path | None = optional_key(
         "Folder that caches the retrieved candidates, by the fingerprint of the system.",
         "FOLDER",
@@ -98,8 +95,6 @@ class CalibrateCommand(System, ChoiceSettings):
             raise ConfigurationError("an assessor is calibrated on labelled queries: give --data")
         if self.price is not None and self.assessor is None:
             raise ConfigurationError("--price needs an assessor: name it in a file --system")
-        if self.beta is not None and self.alpha is None:
-            raise ConfigurationError("beta needs --alpha")
         if self.cache is not None and self.rerank_upstream is not None:
             # Kept pools are told apart by the reranker, not by the candidates that it scored.
             raise ConfigurationError("cache goes with no rerank-upstream")
@@ -219,7 +214,7 @@ class CalibrateCommand(System, ChoiceSettings):
 
         promise = None
         if self.alpha is not None:
-            promise = Promise(self.alpha, self.beta, self.delta)
+            promise = Promise(self.alpha, self.delta)
         return Settings(
             **picked(self, *ChoiceSettings.model_fields),
             promise=promise,

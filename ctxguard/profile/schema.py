@@ -101,30 +101,24 @@ class Certificate(Frozen):
     """A proved promise of one route's policy, and the probability that it is false.
 
     With probability at least 1 − delta over the queries of the test, the policy's mean recall
-    loss is at most alpha and, where beta is given, its mean harm is at most beta. Recall loss is
-    averaged over queries whose baseline holds a relevant passage; elsewhere it is undefined.
+    loss is at most alpha. It is averaged over queries whose baseline holds a relevant passage;
+    elsewhere it is undefined.
     Each route is certified by itself, and so is the difference in recall.
 
     Attributes:
         baseline_k: Recall loss is relative to the retriever's first so many passages.
         recall_loss: The mean that was observed on the test queries.
-        harm: The mean that was observed on the test queries.
         n_recall: Test queries on which recall loss is defined.
-        n_queries: Test queries in all.
         recall_difference: Recall less that of the baseline, gains included; None where only the
             loss was bounded.
     """
 
     alpha: float
-    beta: float | None
     delta: float
     baseline_k: Annotated[int, Field(ge=1)]
     test: str
-    p_value: float
     recall_loss: float
-    harm: float
     n_recall: Annotated[int, Field(ge=1)]
-    n_queries: Annotated[int, Field(ge=1)]
     recall_difference: RecallDifference | None = None
 
     @property
@@ -148,13 +142,10 @@ class Certificate(Frozen):
                 f"retriever's first {self.baseline_k} ({self.test}; {difference.n} such test "
                 f"queries, observed {difference.value:+.3f})."
             )
-        harm = (
-            "" if self.beta is None else f", and over all queries mean harm at most {self.beta:g}"
-        )
         return (
             f"For this route by itself, with probability at least {1 - self.delta:g}: over queries "
             f"for which the retriever's first {self.baseline_k} hold a relevant passage, mean "
-            f"recall loss is at most {self.alpha:g}{harm} ({self.test}; {self.n_recall} such test "
+            f"recall loss is at most {self.alpha:g} ({self.test}; {self.n_recall} such test "
             f"queries, observed {self.recall_loss:.3f})."
         )
 

@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry
 from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import RouteOutcome, Settings
 from calibration.data.dataset import Dataset, Query
-from calibration.pool_labels import PoolLabels, label
+from calibration.pool_labels import PoolLabels, discounts, label
 from calibration.replay import Pools, replay
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
-from ctxguard.core.types import Hit, Leg, Ranking, Route, ScoreKind
+from ctxguard.core.types import FloatArray, Hit, Leg, Ranking, Route, ScoreKind
 from ctxguard.errors import QueryError
 from ctxguard.guard import ContextGuard
 from ctxguard.profile.schema import Profile
@@ -124,6 +124,12 @@ def simulate(
             f"{query.query_id}-{position}": 1 for position in np.flatnonzero(truth)
         }
     return Recorded(rankings, {"simulated": str(seed)}), Dataset("simulated", tuple(queries), qrels)
+
+
+def served_today(labels: PoolLabels) -> FloatArray:
+    """Strict UDCG of the baseline of each query, whose labels are in the order of the pools."""
+    worth = np.where(labels.in_baseline, labels.utilities, 0.0)
+    return np.asarray(worth @ discounts(worth.shape[1]))
 
 
 def indistinct(n_queries: int) -> tuple[Recorded, Dataset]:

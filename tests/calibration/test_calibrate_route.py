@@ -339,8 +339,7 @@ class TestCostOfTheChoice:
         outcome = outcome_of(result)
         certificate = outcome.profile.certificate
         assert certificate.recall_loss < certificate.alpha < 0.3
-        assert (certificate.beta, certificate.baseline_k) == (None, 5)
-        assert certificate.n_queries == len(result.held_out) == 100
+        assert certificate.baseline_k == 5
         assert certificate.n_recall <= len(result.held_out.answerable) < 100
         found = certificate.recall_difference
         assert found.n == len(result.held_out.answerable)
@@ -350,11 +349,6 @@ class TestCostOfTheChoice:
         shuffled = paired[np.random.default_rng(0).permutation(paired.size)]
         bound = risk.betting_lower_bound(shuffled, 0.1)
         assert bound - 1e-4 <= found.lower <= bound
-
-    def test_it_says_how_many_labels_would_make_it_tight(self) -> None:
-        # Below the mean lost nothing is loose: the first k itself needs some queries as well.
-        outcome = outcome_of(calibrated(200, noise=0.1, held_out=0.5))
-        assert 0 < outcome.labels_needed < 1_000
 
     def test_a_choice_that_loses_everything_is_certified_to_lose_at_most_everything(self) -> None:
         # One passage of five is relevant and is ranked last: keeping the first alone harms least.
@@ -369,7 +363,6 @@ class TestCostOfTheChoice:
         assert (route.certificate.alpha, route.certificate.recall_loss) == (1.0, 1.0)
         assert route.certificate.recall_difference.lower == -1.0
         assert route.certificate.promises_nothing
-        assert outcome.labels_needed is None
         # The default gives up none of it.
         kept = outcome_of(calibrate(retriever, dataset, Settings(policy="ratio", depth=10))).profile
         assert kept.policy == RatioPolicy(k=5)
@@ -382,7 +375,6 @@ class TestCostOfTheChoice:
         outcome = outcome_of(calibrate(retriever, replace(dataset, qrels=qrels), asked))
         route = outcome.profile
         assert route.certificate is None
-        assert outcome.labels_needed is None
         assert route.evidence.metrics["recall"].n == 0
         assert route.evidence.metrics["harm"].n == 20
 
@@ -393,18 +385,11 @@ class TestPromise:
         outcome = outcome_of(result)
         certificate, certification = outcome.profile.certificate, outcome.certification
         assert (certificate.alpha, certificate.delta) == (0.1, 0.1)
-        assert certificate.p_value <= 0.1
         assert certificate.recall_loss <= 0.1
-        assert certificate.n_queries == certification.n_harm == 120
+        assert certification.n_queries == 120
         assert "at most 0.1" in certificate.statement
         assert certification.grid_index is not None
         assert outcome.profile.evidence.metrics["recall_loss"].value <= 0.1
-
-    def test_harm_can_be_promised_as_well(self) -> None:
-        both = Promise(alpha=0.1, beta=0.5)
-        certificate = outcome_of(calibrated(400, noise=0.1, promise=both)).profile.certificate
-        assert certificate.beta == 0.5
-        assert certificate.harm <= 0.5
 
     def test_few_labels_keep_what_is_served_today_and_say_what_would_do(self) -> None:
         outcome = outcome_of(
@@ -417,15 +402,7 @@ class TestPromise:
         assert (certificate.recall_loss, certificate.test) == (0.0, "by definition")
         assert certificate.alpha == 0.02
 
-    def test_a_promise_of_harm_that_no_policy_keeps_is_not_made(self) -> None:
-        impossible = Promise(alpha=0.5, beta=0.01)
-        outcome = outcome_of(calibrated(200, noise=0.8, promise=impossible))
-        assert outcome.profile.policy == RatioPolicy(k=5)
-        assert outcome.profile.certificate is None
-
-    @pytest.mark.parametrize(
-        "settings", [{"alpha": 0.0}, {"alpha": 1.0}, {"delta": 1.5}, {"beta": 0.0}, {"beta": -1.0}]
-    )
+    @pytest.mark.parametrize("settings", [{"alpha": 0.0}, {"alpha": 1.0}, {"delta": 1.5}])
     def test_a_promise_that_means_nothing_is_refused(self, settings: dict[str, float]) -> None:
         with pytest.raises(ConfigurationError, match=str(next(iter(settings)))):
             Promise(**settings)

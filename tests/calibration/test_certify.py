@@ -1,13 +1,11 @@
 """Certification on grids whose truth is known: the order, the test, the choice among certified."""
 
-import math
-
 import numpy as np
 import pytest
 from simulated_pools import DEPTH, labelled, ranking_of, simulate
 
 from calibration import risk
-from calibration.certify import Promise, _needed, certify
+from calibration.certify import Promise, certify
 from calibration.grid import Grid, ratio_grid
 from calibration.pool_labels import label
 from calibration.replay import replay
@@ -30,7 +28,7 @@ def parts(grid: Grid, middle: int, end: int) -> tuple[Grid, Grid]:
 
 def gain(grid: Grid) -> np.ndarray:
     """Mean strict UDCG of every policy above that of the first k."""
-    return grid.means.udcg_strict - grid.today[0]
+    return grid.means.udcg_strict - grid.today
 
 
 class TestCertify:
@@ -54,7 +52,7 @@ class TestCertify:
         ordering, testing = parts(population(400, noise=0.25), 160, 400)
         found = certify(ordering, testing, PROMISE, seed=3)
         means = ordering.means
-        better = np.argwhere(gain(ordering) > 0.0)
+        better = np.argwhere(gain(ordering) > 1e-12)
         cells = tuple(better.T)
         order = risk.pareto_order(means.recall_loss[cells], means.udcg_strict[cells])
         indices = [(int(k), int(threshold)) for k, threshold in better[order]]
@@ -63,7 +61,7 @@ class TestCertify:
         passed = 0
         for column in range(len(indices)):
             own = losses[~np.isnan(losses[:, column]), column]
-            if own.mean() > 0.1 or risk.betting_p_value(own, 0.1) > 0.1:
+            if own.mean() > 0.1 + 1e-12 or risk.betting_p_value(own, 0.1) > 0.1:
                 break
             passed += 1
         assert found.certified == passed > 0
@@ -89,7 +87,7 @@ class TestCertify:
         found = certify(*parts(ratio_grid(pools, labels), 10, 20), PROMISE)
         assert found.grid_index is None
         assert (found.tested, found.certified, found.labels_needed) == (0, 0, None)
-        assert (found.recall_loss, found.p_value, found.n_recall) == (0.0, None, 10)
+        assert (found.recall_loss, found.n_recall) == (0.0, 10)
 
     @pytest.mark.parametrize("k", [2, 5, 10])
     def test_the_choice_has_more_utility_than_the_first_k_on_all_these_queries(
@@ -114,27 +112,8 @@ class TestCertify:
         monkeypatch.setattr(risk, "betting_p_value", always)
         found = certify(*parts(grid, 80, 200), PROMISE)
         assert found.grid_index is not None
-        assert found.recall_loss <= PROMISE.alpha
+        assert found.recall_loss <= PROMISE.alpha + 1e-12
         assert found.certified < found.tested
-
-    def test_the_labels_needed_count_the_harm_as_well(self) -> None:
-        # The relevant passage is second of three: keeping it costs a harm of 0.5 every time.
-        pools, labels = labelled(
-            [ranking_of([3.0, 2.0, 1.0])] * 20, [{"p1": 1}] * 20, depth=3, baseline_k=3
-        )
-        grids = parts(ratio_grid(pools, labels), 10, 20)
-        for beta, possible in ((None, True), (0.6, True), (0.4, False)):
-            found = certify(*grids, Promise(alpha=0.05, beta=beta))
-            assert found.grid_index is None
-            assert (found.labels_needed is not None) == possible, beta
-
-    def test_the_labels_needed_are_those_that_define_recall_loss(self) -> None:
-        """Harm that is as large on twice the queries needs no more answerable ones than half."""
-        promise = Promise(alpha=0.5, beta=0.3)
-        harm = np.full(40, 0.2)
-        every, half = (_needed(np.zeros(n), harm, 1.0, promise) for n in (40, 20))
-        assert half is not None
-        assert half == math.ceil(every / 2)
 
     def test_without_a_relevant_passage_in_the_first_k_it_is_kept(self) -> None:
         pools, labels = labelled([ranking_of([1.0])] * 2, [{"p0": 1}, {}], depth=1, baseline_k=1)

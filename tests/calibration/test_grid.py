@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from simulated_pools import Case, cases, labelled, ranking_of
+from simulated_pools import Case, cases, labelled, ranking_of, served_today
 
 from calibration.evaluate import per_query
 from calibration.fit import probabilities
@@ -111,7 +111,7 @@ class TestBeyondToday:
             own = naive(case, grid, index)
             recall = np.nan_to_num(own["recall"] - baseline / np.maximum(labels.n_relevant, 1))
             assert found[0, :, column] == pytest.approx(recall, abs=1e-9)
-            gain = own["udcg_strict"] - labels.served[:, 0]
+            gain = own["udcg_strict"] - served_today(labels)
             assert found[1, :, column] == pytest.approx(gain, abs=1e-9)
 
     def test_half_by_probability_it_varies_less_around_the_same_mean(self) -> None:
@@ -138,8 +138,9 @@ class TestBeyondToday:
         model = RelevanceModel(("ranking",), (1.0,) * 5, (0.0,) * 5, (1.0,) * 5, 0.0)
         grid = utility_grid(pools, labels, np.array([[0.0, 0.0, 1.0]]), model)
         recall, udcg = grid.beyond_today
+        today = served_today(labels)[0]
         assert recall.tolist() == [[0.0, 1.0, 1.0, 1.0]]
-        assert udcg[0, :2] == pytest.approx([-labels.served[0, 0], 1.0 - labels.served[0, 0]])
+        assert udcg[0, :2] == pytest.approx([-today, 1.0 - today])
 
 
 class TestRelativeValues:

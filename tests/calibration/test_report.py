@@ -70,10 +70,10 @@ def hostile_calibration() -> Calibration:
 
 class TestFigures:
     def test_a_promise_that_cannot_be_kept_says_how_many_labels_it_would_take(self) -> None:
-        route = reported(60, Promise(0.02, 0.5, 0.1)).routes[0]
+        route = reported(60, Promise(0.02, 0.1)).routes[0]
         assert route.certificate is None
         assert "The first 5 are kept." in route.certificate_words
-        promised = "mean recall loss ≤ 0.02 and mean harm ≤ 0.5 with probability 0.9"
+        promised = "mean recall loss ≤ 0.02 with probability 0.9"
         assert promised in route.certificate_words
         assert re.search(r"About \d+ answerable test queries|No number", route.certificate_words)
 
@@ -84,7 +84,7 @@ class TestFigures:
         assert folded.routes[0].certificate is None
         assert "each of which was left out of the choice" in page(folded)
         assert by_hand.routes[0].summary.shown_by == "held_out"
-        assert by_hand.routes[0].certificate.n_queries == by_hand.routes[0].summary.queries == 30
+        assert by_hand.routes[0].summary.queries == 30
         assert "that were held out" in page(by_hand)
         assert "left out of the choice" not in page(by_hand)
 
@@ -248,16 +248,6 @@ class TestSummary:
         many = self.of(calibrated(200, objective="utility", held_out=0.5))
         assert not any("promises nothing" in line for line in many.warnings)
 
-    def test_it_says_how_many_labels_would_make_a_loose_bound_tight(self) -> None:
-        found = calibrated(60, noise=0.1, objective="utility", held_out=0.5)
-        needed = found.outcomes[Route.HYBRID].labels_needed
-        assert needed > 30
-        assert any(
-            line.startswith(f"about {needed} held-out queries like these would show")
-            and line.endswith("30 were at hand")
-            for line in self.of(found).warnings
-        )
-
     def test_leaner_and_richer_contexts_stand_beside_the_default(self) -> None:
         summary = self.of(calibrated(200, noise=0.25))
         sizes = list(summary.by_size)
@@ -294,8 +284,8 @@ class TestSummary:
         [
             {},
             {"objective": "utility"},
-            {"promise": Promise(0.2, None, 0.1)},
-            {"promise": Promise(0.02, 0.5, 0.1), "noise": 0.25},  # cannot be kept
+            {"promise": Promise(0.2, 0.1)},
+            {"promise": Promise(0.02, 0.1), "noise": 0.25},  # cannot be kept
             {"held_out": 0.5},
             {"context": "leaner"},
             {"context": "richer"},
@@ -330,7 +320,7 @@ def negatives_labelled(dataset: Dataset) -> Dataset:
 @pytest.fixture(scope="module")
 def text() -> str:
     """A page with a promise that is kept."""
-    return page(reported(240, Promise(0.2, None, 0.1)))
+    return page(reported(240, Promise(0.2, 0.1)))
 
 
 class TestPage:

@@ -15,9 +15,7 @@ from calibration.risk import (
     betting_lower_bound,
     betting_p_value,
     betting_upper_bound,
-    differences_needed,
     fixed_sequence,
-    joint_p_value,
     labels_needed,
     pareto_order,
 )
@@ -134,18 +132,6 @@ def test_gains_on_some_queries_count_against_losses_on_others() -> None:
     assert betting_lower_bound([0.5] * 100) > 0.0
 
 
-def test_as_many_differences_as_are_needed_show_the_limit() -> None:
-    seen = np.array([0.0] * 19 + [-0.2])
-    needed = differences_needed(seen, 0.05)
-    assert needed is not None
-    shown = [
-        betting_lower_bound(np.random.default_rng(seed).choice(seen, needed)) >= -0.05
-        for seed in range(40)
-    ]
-    assert np.mean(shown) >= 0.6
-    assert differences_needed([-0.1] * 20, 0.05) is None
-
-
 def test_candidates_tested_together_get_what_each_gets_alone() -> None:
     losses = np.random.default_rng(0).random((30, 6)) ** 4
     alone = [float(betting_p_value(losses[:, j], 0.25)) for j in range(6)]
@@ -189,14 +175,6 @@ def test_betting_is_valid_at_levels_that_its_stakes_were_not_tuned_for() -> None
     for target_delta in (0.001, 0.5):
         p_values = betting_p_value(losses, 0.15, target_delta=target_delta)
         assert (p_values <= DELTA).mean() <= allowed(DELTA, repeats)
-
-
-def test_two_promises_of_which_one_is_broken_are_certified_at_most_delta_of_the_time() -> None:
-    rng, repeats = np.random.default_rng(8), 4000
-    broken = fractional_losses(rng, (100, repeats), 0.15, 0.5)
-    kept = 0.5 * broken
-    joint = joint_p_value(betting_p_value(broken, 0.15), betting_p_value(kept, 0.15))
-    assert (joint <= DELTA).mean() <= allowed(DELTA, repeats)
 
 
 @pytest.mark.parametrize(

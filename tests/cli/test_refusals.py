@@ -29,7 +29,6 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     (CALIBRATE, "serving_k 0", {"calibrate": {"serving-k": 0}}),
     (CALIBRATE, "tolerance 1.0", {"calibrate": {"tolerance": 1.0}}),
     (CALIBRATE, "held_out 1", {"calibrate": {"held-out": 1}}),
-    (CALIBRATE, "beta needs --alpha", {"calibrate": {"beta": 0.5}}),
     (CALIBRATE, "false_alarms 1: should be", {"calibrate": {"false-alarms": 1}}),
     (CALIBRATE, "magic", {"calibrate": {"policy": "magic"}}),
     (CALIBRATE, "has no key 'polcy'", {"calibrate": {"polcy": "ratio"}}),

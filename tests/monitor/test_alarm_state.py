@@ -115,7 +115,7 @@ def promises_of(profile: Profile) -> dict[AlarmKind, PromisedLoss]:
 CHANGED = Alarm(AlarmKind.CORPUS_CHANGED, Severity.WARNING, "changed", 1.0)
 
 
-VACUOUS = CERTIFICATE.model_copy(update={"alpha": 1.0, "beta": 50.0})
+VACUOUS = CERTIFICATE.model_copy(update={"alpha": 1.0})
 HARMLESS = Utilities(hard_negative=0.0, distractor=0.0, irrelevant=0.0, unjudged=0.0)
 RECALL_OF = {AlarmKind.RECALL_LOSS: (0.12, "certificate")}
 HARM_OF = {AlarmKind.HARM: (0.36, "evidence of calibration")}
@@ -126,19 +126,15 @@ class TestWhatIsMonitored:
         ("profile", "promised"),
         [
             (PROFILE, RECALL_OF | HARM_OF),
-            (
-                profile_of(certificate=CERTIFICATE.model_copy(update={"beta": 0.4})),
-                RECALL_OF | {AlarmKind.HARM: (0.4, "certificate")},
-            ),
             (profile_of(evidence=None), RECALL_OF),
             (
                 profile_of(certificate=None),
                 HARM_OF | {AlarmKind.RECALL_LOSS: (0.2, "evidence of calibration")},
             ),
             (PROFILE.model_copy(update={"utilities": HARMLESS}), RECALL_OF),
-            (profile_of(certificate=VACUOUS), {}),
+            (profile_of(certificate=VACUOUS), HARM_OF),
         ],
-        ids=["alpha and evidence", "beta", "no evidence", "no certificate", "harmless", "vacuous"],
+        ids=["alpha and evidence", "no evidence", "no certificate", "harmless", "vacuous"],
     )
     def test_it_is_what_the_profile_promises_and_losses_can_break(
         self, profile: Profile, promised: dict[AlarmKind, tuple[float, str]]

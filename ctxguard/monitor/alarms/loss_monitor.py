@@ -321,22 +321,20 @@ def promises(profile: Profile) -> tuple[PromisedLoss, ...]:
     """List what a profile promises that can be monitored.
 
     Of recall loss it is the certificate's alpha or, without one, the bound of the evidence. Of
-    harm it is the certificate's beta or the upper end of the interval of the evidence. A quantity
-    without a promise, or with one that no loss can exceed, is left out.
+    harm it is the upper end of the interval of the evidence. A quantity without a promise, or with
+    one that no loss can exceed, is left out.
     """
     found = []
     for route, calibrated in sorted(profile.routes.items()):
-        certificate, promise = calibrated.certificate, calibrated.recall_promise
+        promise, evidence = calibrated.recall_promise, calibrated.evidence
         if promise is not None and promise.at_most < 1.0:
             loss = max(promise.at_most, 0.0)
             found.append(PromisedLoss(route, AlarmKind.RECALL_LOSS, loss, source=promise.source))
-        at_most, source = None if certificate is None else certificate.beta, "certificate"
-        evidence = calibrated.evidence
-        if at_most is None and evidence is not None and "harm" in evidence.metrics:
-            at_most, source = evidence.metrics["harm"].upper, "evidence of calibration"
+        harm = None if evidence is None else evidence.metrics.get("harm")
         bound = _harm_bound(calibrated, profile.utilities)
-        if at_most is not None and 0.0 <= at_most < bound:
-            found.append(PromisedLoss(route, AlarmKind.HARM, at_most, bound, source))
+        if harm is not None and harm.upper is not None and 0.0 <= harm.upper < bound:
+            source = "evidence of calibration"
+            found.append(PromisedLoss(route, AlarmKind.HARM, harm.upper, bound, source))
     return tuple(found)
 
 
