@@ -351,10 +351,8 @@ class LabelledRoute:
         pools, _ = self.measured
         is_today = chosen.policy == self.today.policy
         certificate = None
-        if certification is not None and promise is not None:
-            # The first k lose nothing of themselves.
-            if certification.n_recall:
-                certificate = _certificate(certification, promise, settings)
+        if certification is not None and promise is not None and not is_today:
+            certificate = _certificate(certification, promise, settings)
         elif self.held_out and not is_today:
             differences = self._differences(chosen.metrics)
             certificate = _cost_certificate(chosen.metrics, differences, settings)
@@ -592,13 +590,12 @@ def _fit(family: Family, pools: Pools, labels: PoolLabels, settings: Settings) -
 
 
 def _certificate(certification: Certification, promise: Promise, settings: Settings) -> Certificate:
-    """Return the certificate of a promise, of the chosen policy or of the first k as today."""
-    tested = certification.grid_index is not None
+    """Return the certificate of a promise that the chosen policy keeps."""
     return Certificate(
         alpha=promise.alpha,
         delta=promise.delta,
         baseline_k=settings.serving_k,
-        test="betting p-values, fixed sequence" if tested else "by definition",
+        test="betting p-values, fixed sequence",
         recall_loss=significant(certification.recall_loss),
         n_recall=certification.n_recall,
     )

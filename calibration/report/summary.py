@@ -119,7 +119,6 @@ def _warnings(
 ) -> list[str]:
     lines = []
     k, certificate = settings.serving_k, outcome.profile.certificate
-    is_today = outcome.chosen.policy == outcome.today.policy
     if judged.value is not None and judged.value < LEAST_JUDGED:
         lines.append(
             f"only {judged.value:.0%} of the first {k} passages were ever labelled: harm and "
@@ -131,7 +130,7 @@ def _warnings(
             f"mean recall is {-recall.value:.3f} lower than that of the first {k}"
             + (", which may be noise" if noise else "")
         )
-    if certificate is not None and not is_today and certificate.promises_nothing:
+    if certificate is not None and certificate.promises_nothing:
         lines.append(
             f"the certificate promises nothing: {certificate.n_recall} held-out queries allow a "
             "loss of more than half of the recall"
