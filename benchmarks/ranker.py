@@ -87,11 +87,11 @@ class Family:
 
 
 def family(folder: Path, cache: Path, embedder: SentenceTransformerEmbedder) -> Family:
-    """Index a folder and replay its queries, or read both from the cache."""
+    """Index a folder, or read its index from the cache, and replay its queries."""
     # The signals before the ranker do not depend on it.
     collection = Collection(folder, cache, embedder, ranker=Ranker.default())
     view = collection.retriever.with_fusion(Fusion("ranker")).on_route(Route.HYBRID)
-    pools = replay(view, collection.dataset.queries, cache=cache / "pools")
+    pools = replay(view, collection.dataset.queries)
     return Family(collection.name, pools, label(pools, collection.dataset))
 
 

@@ -4,8 +4,8 @@
     python -m benchmarks.verdict --collections demo musique --labels 50 --splits 8
 
 The collections are BEIR folders of ``--data``, and the demonstration's corpus and questions
-(``demo``). Each is searched once by the hybrid route, in the order of a ranker that did not see it;
-rankings and signals are kept in the cache folder. In every split so many answerable queries, and a
+(``demo``). Each is searched once by the hybrid route, in the order of a ranker that did not see it.
+In every split so many answerable queries, and a
 proportional number of others, are labelled: ``calibrate`` chooses by them and says its verdict. All
 other queries are the truth: of the answerable ones a fifth, and ten at least.
 
@@ -69,11 +69,11 @@ Summaries = Mapping[str, Mapping[int, Mapping[str, float]]]
 
 
 def recorded(name: str, data: Path, cache: Path, embedder: SentenceTransformerEmbedder) -> Recorded:
-    """Search a collection once for all its queries, or read what was kept of that."""
+    """Search a collection once for all its queries."""
     collection = Collection(Path(name) if name == "demo" else data / name, cache, embedder)
     by_ranker = collection.retriever.with_fusion(Fusion("ranker")).on_route(Route.HYBRID)
     queries, depth = collection.dataset.queries, collection.depth
-    pools = replay(by_ranker, queries, depth=depth, cache=cache / "pools")
+    pools = replay(by_ranker, queries, depth=depth)
     return Recorded(name, collection.dataset, pools)
 
 

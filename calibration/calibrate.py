@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from calibration.asking import Asking, calibrate_asking
@@ -76,7 +75,6 @@ def calibrate(
     fingerprint: Mapping[str, str] | None = None,
     corpus_sketch: CorpusSketch | None = None,
     passes: Passes | None = None,
-    cache: Path | None = None,
     asking: Asking | None = None,
 ) -> Calibration:
     """Choose a policy for every route of a retriever, certify it, measure it on held-out queries.
@@ -93,7 +91,6 @@ def calibrate(
         fingerprint: Identity of a retriever that has no ``fingerprint()``. Without either the
             profile is unverified: it cannot be told from a profile of another system.
         corpus_sketch: The corpus sketch, if the retriever has no method for it.
-        cache: Folder for replayed pools; None keeps none.
         asking: An assessor that is asked where that pays; None for none.
 
     Raises:
@@ -112,7 +109,7 @@ def calibrate(
         vectors = encode_queries(several, dataset.queries, passes("encoding queries", len(dataset)))
         if fusion == "fit":
             fusion, reasons = _fit_fusion(
-                several, dataset, chosen_on, settings, vectors=vectors, passes=passes, cache=cache
+                several, dataset, chosen_on, settings, vectors=vectors, passes=passes
             )
             notes += reasons
         source = several.with_fusion(fusion)
@@ -132,7 +129,6 @@ def calibrate(
             depth=settings.depth,
             vectors=vectors,
             progress=passes(f"replaying {name}", len(dataset)),
-            cache=cache,
             columns=columns,
         )
         for name, view in views.items()
@@ -209,7 +205,6 @@ def _fit_fusion(
     *,
     vectors: Mapping[str, Any],
     passes: Passes,
-    cache: Path | None,
 ) -> tuple[Fusion, tuple[str, ...]]:
     """Fit the fusion, and say why where it is not the default.
 
@@ -230,7 +225,6 @@ def _fit_fusion(
         depth=2 * settings.depth,  # deep enough for the whole pools of both legs
         vectors=vectors,
         progress=passes("replaying hybrid, to fit the fusion", len(fit_on)),
-        cache=cache,
     )
     labels = label(pools, dataset, settings.utilities)
     if default == Fusion():

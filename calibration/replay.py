@@ -1,31 +1,22 @@
 """Replay every labelled query through a retriever once, and keep its candidates as columns.
 
-Pools are cached on disk by all that they depend on: the system's fingerprint, the queries and
-the depth. Later steps read pools, never the retriever.
+Later steps read these pools, never the retriever.
 """
 
-import hashlib
-import json
-import os
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
-from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import finalize
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibration.data.dataset import Dataset, Query
 from calibration.retrievers import MultiRoute, RankingSource, wrapped
-from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.extras import require
-from ctxguard._support.regular_file import open_regular
 from ctxguard.core.columns import SignalColumn, with_columns
 from ctxguard.core.decision import candidate_order
 from ctxguard.core.scores import INVALID_MAGNITUDE
@@ -46,20 +37,11 @@ from ctxguard.core.types import (
 from ctxguard.core.value_of_information import ANSWER
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError, QueryError
 from ctxguard.retrieval.chunks import document_of, is_chunk_id
-from ctxguard.retrieval.protocols import QueryStates
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever
 
 Progress = Callable[[int], None]
-
-_FORMAT = 4
-_IN_WORDS = (
-    *("route", "kind", "query_ids", "passage_ids", "leg_kinds", "skipped", "documents", "notes"),
-)
-"""The fields of `Pools` that are no arrays, as a cached file keeps them."""
-
-_MAX_CACHE_BYTES = 2**30
 
 _NO_SCORES = (
     "no candidate has a score that is a number; if the retriever gives none, say that its score "
@@ -200,49 +182,14 @@ def _textless(ids: Sequence[str], position: int) -> Passage:
     return Passage(ids[position], "")
 
 
-class QueryVectors(Mapping[str, Any]):
-    """The vectors of queries by query id, with their word pieces, in a temporary file."""
-
-    def __init__(self) -> None:
-        self._file = TemporaryFile()  # noqa: SIM115  closed with this object
-        finalize(self, self._file.close)
-        self._arrays: dict[str, tuple[Callable[..., Any], list[tuple[np.dtype[Any], Any, int]]]]
-        self._arrays = {}
-
-    def add(self, query_id: str, encoded: Any) -> None:
-        """Keep what a retriever's ``encode_query`` returned."""
-        has_states = isinstance(encoded, QueryStates)
-        found = []
-        for each in encoded if has_states else (np.asarray(encoded),):
-            found.append((each.dtype, each.shape, self._file.seek(0, os.SEEK_END)))
-            self._file.write(each.tobytes())
-        self._arrays[query_id] = (QueryStates if has_states else np.asarray, found)
-
-    def __getitem__(self, query_id: str) -> Any:
-        make, arrays = self._arrays[query_id]
-        return make(*[self._read(*each) for each in arrays])
-
-    def _read(self, dtype: np.dtype[Any], shape: tuple[int, ...], at: int) -> NDArray[Any]:
-        array = np.empty(shape, dtype)
-        self._file.seek(at)
-        self._file.readinto(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-        return array
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
-
-    def __len__(self) -> int:
-        return len(self._arrays)
-
-
 def encode_queries(
     retriever: MultiRoute, queries: Sequence[Query], progress: Progress
-) -> QueryVectors:
-    """Encode each query once, on one thread; return the vectors by query id.
+) -> dict[str, Any]:
+    """Encode each query once, on one thread; return what the retriever takes by query id.
 
     The last bits of a vector depend on the number of threads; a profile must not.
     """
-    vectors = QueryVectors()
+    vectors = {}
     if queries:
         with suppress(QueryError):
             retriever.encode_query(queries[0].text)  # loads the libraries to be limited
@@ -250,7 +197,7 @@ def encode_queries(
         for query in queries:
             # If it is refused, the replay meets it again and records why.
             with suppress(QueryError):
-                vectors.add(query.query_id, retriever.encode_query(query.text))
+                vectors[query.query_id] = retriever.encode_query(query.text)
             progress(1)
     return vectors
 
@@ -262,7 +209,6 @@ def replay(
     depth: int = DEFAULT_DEPTH,
     vectors: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
-    cache: Path | None = None,
     columns: Sequence[SignalColumn] = (),
 ) -> Pools:
     """Retrieve every query and keep its candidates in the order that ``decide`` sees.
@@ -274,45 +220,15 @@ def replay(
         depth: Candidates per query.
         vectors: Query vectors by query id, for a retriever that takes ``query_vector``.
         progress: Called with the number of queries done since the last call.
-        cache: Folder for pools; None keeps none. Only pools of a retriever with a
-            ``fingerprint()`` are kept, since nothing else tells two systems apart.
         columns: Columns of the passages' metadata that give signals.
 
     Raises:
         CalibrationError: no query could be replayed.
-        ConfigurationError: the cache folder cannot be made, or the retriever is none, or returns
-            neither a ranking nor hits.
+        ConfigurationError: the retriever is none, or returns neither a ranking nor hits.
     """
     if not queries:
         raise CalibrationError("there are no queries to replay")
     retriever = wrapped(retriever)
-    file = None if cache is None else _cache_file(retriever, queries, depth, cache, columns)
-    if file is not None:
-        try:  # before the work
-            file.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigurationError(
-                f"the cache folder {cache} cannot be made ({error}); give another, or none"
-            ) from error
-    if file is not None and (cached := _load(file)) is not None:
-        if progress is not None:
-            progress(len(queries))
-        return cached
-    pools = _replay(retriever, queries, depth, vectors=vectors, progress=progress, columns=columns)
-    if file is not None:
-        _save(pools, file)
-    return pools
-
-
-def _replay(
-    retriever: RankingSource,
-    queries: Sequence[Query],
-    depth: int,
-    *,
-    vectors: Mapping[str, Any] | None,
-    progress: Progress | None,
-    columns: Sequence[SignalColumn],
-) -> Pools:
     answers: list[_Replayed] = []
     skipped: list[str] = []
     for query in queries:
@@ -456,68 +372,3 @@ def _documents(ranking: Ranking, order: Sequence[int]) -> tuple[str, ...]:
         if document is not None:
             seen.add(document)
     return tuple(ids)
-
-
-def _cache_file(
-    retriever: RankingSource,
-    queries: Sequence[Query],
-    depth: int,
-    cache: Path,
-    columns: Sequence[SignalColumn],
-) -> Path | None:
-    if not (fingerprint := retriever.fingerprint()):
-        return None
-    key = json.dumps(
-        [
-            _FORMAT,
-            fingerprint,
-            str(retriever.route),
-            None if retriever.score_kind is None else retriever.score_kind.value,
-            depth,
-            [(query.query_id, query.text) for query in queries],
-            [repr(column) for column in columns],
-        ],
-        sort_keys=True,
-    )
-    return cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npz"
-
-
-def _save(pools: Pools, file: Path) -> None:
-    """Write beside and rename: a reader never meets half a file."""
-    about = {name: getattr(pools, name) for name in _IN_WORDS} | {"signals": list(pools.signals)}
-    arrays: dict[str, Any] = {f"leg_{name}": leg for name, leg in pools.legs.items()}
-    arrays |= {f"signal_{name}": values for name, values in pools.signals.items()}
-    arrays["about"] = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
-    arrays["scores"] = pools.scores
-    if pools.tokens is not None:
-        arrays["tokens"] = pools.tokens
-    with atomic_write(file) as stream:
-        np.savez_compressed(stream, **arrays)
-
-
-def _load(file: Path) -> Pools | None:
-    """Load the cached pools; None if there are none, or if they are damaged."""
-    try:
-        # Opened here, since a damaged archive would leave numpy's own handle open.
-        with (
-            open_regular(file, _MAX_CACHE_BYTES) as handle,
-            np.load(handle, allow_pickle=False) as arrays,
-        ):
-            about = json.loads(arrays["about"].tobytes())
-            ids, documents = about.pop("passage_ids"), about.pop("documents")
-            kinds, signals = about.pop("leg_kinds"), about.pop("signals")
-            return Pools(
-                route=Route(about.pop("route")),
-                kind=ScoreKind(about.pop("kind")),
-                passage_ids=tuple(map(tuple, ids)),
-                scores=arrays["scores"],
-                legs={name: arrays[f"leg_{name}"] for name in kinds},
-                leg_kinds={name: ScoreKind(kind) for name, kind in kinds.items()},
-                tokens=arrays.get("tokens"),
-                documents=None if documents is None else tuple(map(tuple, documents)),
-                signals={name: arrays[f"signal_{name}"] for name in signals},
-                **{name: tuple(lines) for name, lines in about.items()},
-            )
-    except Exception:
-        # A damaged archive can raise any type.
-        return None

@@ -9,7 +9,6 @@ from pydantic import model_validator
 
 import ctxguard
 from calibration.settings import ChoiceSettings
-from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.extras import require
 from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard.cli import _options
@@ -71,11 +70,6 @@ class CalibrateCommand(System, ChoiceSettings):
         "LOSS",
     )
     show_all: _options.ShowRest = False
-    cache: Path | None = optional_key(
-        "Folder that caches the retrieved candidates, by the fingerprint of the system.",
-        "FOLDER",
-        default="ctxguard/pools in the user's cache folder for an index, otherwise none",
-    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -95,9 +89,6 @@ class CalibrateCommand(System, ChoiceSettings):
             raise ConfigurationError("an assessor is calibrated on labelled queries: give --data")
         if self.price is not None and self.assessor is None:
             raise ConfigurationError("--price needs an assessor: name it in a file --system")
-        if self.cache is not None and self.rerank_upstream is not None:
-            # Kept pools are told apart by the reranker, not by the candidates that it scored.
-            raise ConfigurationError("cache goes with no rerank-upstream")
         return self
 
     def __call__(self, output: Output) -> None:
@@ -116,9 +107,6 @@ class CalibrateCommand(System, ChoiceSettings):
             self._from_store(str(self.store), chosen, output)
             return
         labelled, counts, opened = open_labelled(self, self.data, "train", output)
-        # Whoever changes a retriever of their own may forget its fingerprint, and would get old
-        # pools.
-        default_cache = None if self.index is None else cache_folder() / "pools"
         price = DEFAULT_PRICE if self.price is None else self.price
         with open_assessor(self, patient=True) as stage, output.passes() as begin:
             made = calibrate(
@@ -126,7 +114,6 @@ class CalibrateCommand(System, ChoiceSettings):
                 labelled.dataset,
                 chosen,
                 passes=begin,
-                cache=self.cache or default_cache,
                 asking=None if stage is None else Asking(stage, opened.passage, price),
             )
         made.profile.save(self.out)

@@ -43,15 +43,12 @@ def rank_bm25(collection: Path, run: Run, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="session")
-def profile_made(index: Path, collection: Path, cache: Path, run: Run) -> Result:
+def profile_made(
+    index: Path, collection: Path, tmp_path_factory: pytest.TempPathFactory, run: Run
+) -> Result:
     """What `ctxguard calibrate` said of the index, by the split train."""
-    named = ("--index", index, "--data", collection, "--out", cache / "profile.json", "--json")
-    return run.ok("calibrate", *named, system={"calibrate": {"cache": str(cache)}})
+    out = tmp_path_factory.mktemp("profile") / "profile.json"
+    return run.ok("calibrate", "--index", index, "--data", collection, "--out", out, "--json")
 
 
 @pytest.fixture(scope="session")

@@ -73,17 +73,15 @@ def system(endpoint: ModelEndpoint) -> dict[str, Any]:
 
 
 @pytest.fixture
-def calibrated(run: Run, index: Path, many: Path, cache: Path, tmp_path: Path) -> Calibrated:
+def calibrated(run: Run, index: Path, many: Path, tmp_path: Path) -> Calibrated:
     """Calibrates the index on the labels, under a system; the command's arguments and its file."""
     out = tmp_path / "p.json"
     asked = ("calibrate", "--index", index, "--data", many, "--out", out)
 
     def calibrate(system: dict[str, Any] | None, *others: object) -> tuple[Result, Path]:
-        own = {} if system is None else system
         if "--report" in others:
             others = (*others, out.with_suffix(".html"))
-        under = {**own, "calibrate": {**own.get("calibrate", {}), "cache": str(cache)}}
-        return run(*asked, *others, system=under), out
+        return run(*asked, *others, system=system), out
 
     return calibrate
 

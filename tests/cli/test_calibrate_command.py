@@ -30,14 +30,14 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def calibrate(run: Run, index: Path, collection: Path, cache: Path, tmp_path: Path) -> Calibrate:
+def calibrate(run: Run, index: Path, collection: Path, tmp_path: Path) -> Calibrate:
     """What the command prints of the household index, in one line or as JSON, and the profile."""
 
     def calibrated(
         *options: object, data: Path = collection, system: Any = None, **keys: object
     ) -> tuple[Any, Profile]:
         out = tmp_path / "p.json"
-        named = {"cache": str(cache)} | {k.replace("_", "-"): each for k, each in keys.items()}
+        named = {k.replace("_", "-"): each for k, each in keys.items()}
         arguments = ("--index", index, "--data", data, "--out", out, *options)
         result = run.ok("calibrate", *arguments, system={**(system or {}), "calibrate": named})
         found = (
@@ -136,18 +136,17 @@ def test_sparse_labels_keep_the_recall_of_what_is_served_today(
 
 
 def test_the_verdict_is_the_first_line_and_a_required_one_sets_the_exit_code(
-    run: Run, index: Path, collection: Path, cache: Path, tmp_path: Path
+    run: Run, index: Path, collection: Path, tmp_path: Path
 ) -> None:
     asked = ("calibrate", "--index", index, "--data", collection, "--out", tmp_path / "p.json")
     asked += ("--require", "enforce")
-    required = run(*asked, system={"calibrate": {"cache": str(cache)}})
+    required = run(*asked)
     verdict = Profile.load(tmp_path / "p.json").verdict
     words = " ".join(required.stdout.split())
     assert words.startswith(f"verdict {verdict.decision}:")
     assert required.exit_code == (0 if verdict.decision == "enforce" else 1)
     # Nothing may be lost: no number of queries this small shows that.
-    strict = {"cache": str(cache), "max-loss": 0.0001}
-    assert run(*asked, system={"calibrate": strict}).exit_code == 1
+    assert run(*asked, system={"calibrate": {"max-loss": 0.0001}}).exit_code == 1
 
 
 def test_where_nothing_is_certified_the_first_k_is_kept_and_that_is_said(
@@ -200,12 +199,11 @@ def test_the_number_of_threads_does_not_show_in_the_profile(
     index: Path, collection: Path, profile: Path, tmp_path: Path
 ) -> None:
     """With the real model, whose last bits depend on how many threads compute them."""
-    out, system = tmp_path / "profile.json", tmp_path / "system.toml"
-    system.write_text('[calibrate]\ncache = "pools"', encoding="utf-8")
+    out = tmp_path / "profile.json"
     subprocess.run(
         [
             *(sys.executable, "-m", "ctxguard", "calibrate"),
-            *("--index", index, "--data", collection, "--out", out, "--system", system),
+            *("--index", index, "--data", collection, "--out", out),
         ],
         check=True,
         capture_output=True,

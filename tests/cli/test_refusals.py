@@ -66,11 +66,6 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     (OWN, "--index and rerank-upstream says where", UPSTREAM | {"index": "i"}),
     (OWN, "fingerprint has no effect with", UPSTREAM | {"fingerprint": {"a": "b"}}),
     (OWN, "reranker has no effect with rerank-upstream", UPSTREAM | {"reranker": "m"}),
-    (
-        "calibrate --data DATA --out OUT",
-        "cache goes with no rerank-upstream",
-        UPSTREAM | {"calibrate": {"cache": "f"}},
-    ),
     (COMPARE, "not a metric that can get worse", {"compare": {"regression-metrics": ["kept"]}}),
     (COMPARE, "must rise within", {"compare": {"safe": 0.9}}),
     (COMPARE, "'nobody' is not a candidate", {"compare": {"baseline": "nobody"}}),

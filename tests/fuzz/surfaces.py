@@ -68,7 +68,7 @@ from ctxguard.retrieval.rerank_client import read_scores
 from ctxguard.server.app import create_app
 from ctxguard.server.settings import ServiceSettings
 from tests.core.test_profile import PROFILE
-from tests.doubles import WordHashEmbedder, WordTokenEmbedder
+from tests.doubles import WordTokenEmbedder
 from tests.fuzz.inputs import altered, body, changed, number, text, value
 from tests.profiles import profile_with
 
@@ -280,24 +280,6 @@ def _index(folder: Path, closing: ExitStack) -> Make:
             files["manifest.json"].write_text(json.dumps({**manifest, "files": described}))
         # What the others take to be read is no fault of this one.
         return Input((name, new), len(new) + sum(map(len, contents.values())), answer)
-
-    return make
-
-
-@_surface("file: cache of rankings")
-def _cache(folder: Path, closing: ExitStack) -> Make:
-    queries = [Query("q1", "a text")]
-    retriever = HybridRetriever.build(
-        [Passage(f"p{n}", f"a text about {n}") for n in range(5)], embedder=WordHashEmbedder()
-    )
-    replay(retriever, queries, depth=3, cache=folder)
-    (file,) = (each for each in folder.rglob("*") if each.is_file())
-    content = file.read_bytes()
-
-    def make(random: Random) -> Input:
-        new = changed(content, random)
-        file.write_bytes(new)
-        return Input(new, len(new), lambda: replay(retriever, queries, depth=3, cache=folder))
 
     return make
 
