@@ -13,8 +13,7 @@ RECORD = PICTURES / "sources.json"
 SOURCES = {
     "terminal.svg": ("ctxguard/cli/demo.py", "ctxguard/cli/demonstration"),
     "report.png": (
-        "calibration/report/charts.py",
-        "calibration/report/svg.py",
+        "calibration/report/chart.py",
         "calibration/report/templates",
     ),
     "console.png": ("ctxguard/server/console/static", "ctxguard/server/console/templates"),

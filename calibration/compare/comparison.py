@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from calibration.compare.candidates import Candidate
-from calibration.curve import Curve, curve
+from calibration.compare.curve import Curve, curve
 from calibration.data.dataset import Dataset
 from calibration.evaluate import CONFIDENCE, QueryMetrics, bootstrap_ratio, per_query
 from calibration.pool_labels import label, unlabelled_note
@@ -95,7 +95,7 @@ class Compared:
     Attributes:
         kind: The kind of its scores.
         per_query: The metrics ``COMPARED``, query by query.
-        curve: Gain and harm by the size of the context.
+        curve: Strict UDCG by the size of the context.
         harm_share: Mean harm / (mean gain + mean harm) of strict UDCG over the queries with either,
             in [0, 1]; no value if there is none.
         verdict: The verdict of the rule; None without an interval.

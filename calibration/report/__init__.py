@@ -3,9 +3,16 @@
 ``report`` gathers the evidence as data; ``write_html`` and ``write_json`` write it.
 """
 
-from calibration.report.data import ReportData
-from calibration.report.evidence import certificate_words, report
-from calibration.report.page import write_html, write_json
+from calibration.report.evidence import Report, certificate_words, report
+from calibration.report.page import write_html, write_json, write_judged
 from calibration.report.summary import summarise
 
-__all__ = ["ReportData", "certificate_words", "report", "summarise", "write_html", "write_json"]
+__all__ = [
+    "Report",
+    "certificate_words",
+    "report",
+    "summarise",
+    "write_html",
+    "write_json",
+    "write_judged",
+]

@@ -1,108 +1,102 @@
-"""Passages that a policy dropped: irrelevant ones, and relevant ones.
+"""Relevant passages that a policy dropped.
 
 Pure, except that it looks up the passages shown as examples.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from calibration.calibrate_route import RouteOutcome
 from calibration.data.dataset import Dataset
 from calibration.evaluate import bootstrap_ratio
-from calibration.pool_labels import PoolLabels
-from calibration.report.data import Example, Examples
 from calibration.report.passages import PassageOf, one_line, passage_or_none, snippet
-from ctxguard.core.types import FloatArray
+from ctxguard.core.interval import Interval
 
 SHOWN = 6
 
-Candidate = tuple[int, int, int]
-"""The row of a query, a position in its pool, and the candidate's rank in the policy's order."""
+
+@dataclass(frozen=True)
+class Example:
+    """One dropped passage.
+
+    Attributes:
+        snippet: The beginning of the text; None if the passage could not be looked up.
+        label: The label, in words.
+        retrieved_rank: Rank in the retriever's order, from 1.
+        rank: Rank in the policy's order, from 1.
+        probability: P(relevant), by a model that did not see the query's labels; None without.
+    """
+
+    query_id: str
+    query: str
+    passage_id: str
+    title: str
+    snippet: str | None
+    label: str
+    retrieved_rank: int
+    rank: int
+    probability: float | None
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Relevant passages among those served today.
+
+    Attributes:
+        total: How many there are.
+        dropped: How many of them were dropped.
+        share: dropped / total, with an interval clustered by query; its n counts queries.
+        shown: Examples, at most one per query, the highest grades first, then by rank.
+    """
+
+    total: int
+    dropped: int
+    share: Interval
+    shown: tuple[Example, ...]
 
 
 def dropped_passages(
-    outcome: RouteOutcome,
-    dataset: Dataset,
-    passage: PassageOf | None,
-    *,
-    bare_k: int,
-    seed: int = 0,
-) -> tuple[Examples, Examples]:
-    """Count what was dropped rightly and wrongly, with the worst of each as examples.
+    outcome: RouteOutcome, dataset: Dataset, passage_of: PassageOf | None, *, seed: int = 0
+) -> Dropped:
+    """Count what was dropped wrongly, with the worst as examples.
 
     Args:
         outcome: Its chosen contexts, of queries that had no part in the choice.
         dataset: The queries, with their texts.
-        passage: Returns a passage by its id, or raises KeyError; None shows ids only.
-        bare_k: Irrelevant passages are counted among the retriever's first ``bare_k``.
-
-    Returns:
-        Irrelevant passages of the first ``bare_k``, labelled distractors shown first; and
-        relevant passages of the baseline of recall loss, the highest grades shown first.
+        passage_of: Returns a passage by its id, or raises KeyError; None shows ids only.
     """
-    pools, labels = outcome.route.measured
-    order, kept = outcome.chosen.order, outcome.chosen.kept
-    irrelevant: list[Candidate] = []
-    relevant: list[Candidate] = []
-    for row, n in enumerate(pools.lengths.tolist()):
-        for rank, position in enumerate(order[row, :n].tolist(), 1):
-            candidate = (row, position, rank)
-            if labels.relevant[row, position]:
-                if labels.in_baseline[row, position]:
-                    relevant.append(candidate)
-            elif position < bare_k:
-                irrelevant.append(candidate)
-
-    def worst(candidate: Candidate) -> tuple[float, int, int, str]:
-        row, position, _ = candidate
-        grade = int(labels.grades[row, position])
-        # The utility of an irrelevant passage is lower if it is labelled as misleading.
-        severity = -grade if grade else float(labels.utilities[row, position])
-        return severity, -int(labels.judged[row, position]), position, pools.query_ids[row]
-
-    def per_query(candidates: list[Candidate]) -> FloatArray:
-        counts = np.bincount([row for row, *_ in candidates], minlength=len(pools))
-        return counts.astype(float)
-
-    def examples(candidates: list[Candidate]) -> Examples:
-        dropped = [each for each in candidates if not kept[each[0], each[2] - 1]]
-        # The worst comes last, so that it is the one that a query keeps.
-        worst_of = {each[0]: each for each in sorted(dropped, key=worst, reverse=True)}
-        shown = sorted(worst_of.values(), key=worst)[:SHOWN]
-        return Examples(
-            total=len(candidates),
-            dropped=len(dropped),
-            share=bootstrap_ratio(per_query(dropped), per_query(candidates), seed=seed),
-            shown=tuple(_example(each, outcome, dataset, passage) for each in shown),
+    (pools, labels), order = outcome.route.measured, outcome.chosen.order
+    own = labels.reordered(order)
+    counted = own.relevant & own.in_baseline
+    lost = counted & ~outcome.chosen.kept
+    texts = {query.query_id: query.text for query in dataset.queries}
+    worst: dict[int, Example] = {}
+    for _, column, row, rank in sorted(
+        (-int(own.grades[row, rank]), int(order[row, rank]), row, rank)
+        for row, rank in np.argwhere(lost).tolist()
+    ):
+        query_id, passage_id = pools.query_ids[row], pools.passage_ids[row][column]
+        passage, chances = passage_or_none(passage_id, passage_of), outcome.route.chances
+        worst.setdefault(
+            row,
+            Example(
+                query_id=one_line(query_id),
+                query=one_line(texts[query_id]),
+                passage_id=one_line(passage_id),
+                title="" if passage is None else one_line(passage.title),
+                snippet=None if passage is None else snippet(passage.text),
+                label=f"grade {own.grades[row, rank]} of {labels.top_grade}",
+                retrieved_rank=column + 1,
+                rank=rank + 1,
+                probability=None if chances is None else float(chances[row, column]),
+            ),
         )
-
-    return examples(irrelevant), examples(relevant)
-
-
-def _example(
-    candidate: Candidate, outcome: RouteOutcome, dataset: Dataset, passage_of: PassageOf | None
-) -> Example:
-    row, position, rank = candidate
-    (pools, labels), chances = outcome.route.measured, outcome.route.chances
-    query_id, passage_id = pools.query_ids[row], pools.passage_ids[row][position]
-    passage = passage_or_none(passage_id, passage_of)
-    text = next(query.text for query in dataset.queries if query.query_id == query_id)
-    return Example(
-        query_id=one_line(query_id),
-        query=one_line(text),
-        passage_id=one_line(passage_id),
-        title="" if passage is None else one_line(passage.title),
-        snippet=None if passage is None else snippet(passage.text),
-        label=_label(labels, row, position),
-        retrieved_rank=position + 1,
-        rank=rank,
-        probability=None if chances is None else float(chances[row, position]),
+        if len(worst) == SHOWN:
+            break
+    return Dropped(
+        total=int(counted.sum()),
+        dropped=int(lost.sum()),
+        share=bootstrap_ratio(lost.sum(axis=1) * 1.0, counted.sum(axis=1) * 1.0, seed=seed),
+        shown=tuple(worst.values()),
     )
-
-
-def _label(labels: PoolLabels, row: int, position: int) -> str:
-    grade, negative = int(labels.grades[row, position]), labels.negatives[row][position]
-    if grade > 0:
-        return f"relevant, grade {grade} of {labels.top_grade}"
-    if negative is not None:
-        return f"labelled {negative.value.replace('_', ' ')}"
-    return "judged irrelevant" if labels.judged[row, position] else "not judged"

@@ -1,10 +1,12 @@
-"""The evidence of a calibration: from its pools and labels to ``ReportData``.
+"""The evidence of a calibration: what its report shows.
 
 Pure, except that it looks up the passages shown as examples. Figures are of queries that had no
 part in the choice: held out, or left out of it in turn.
 """
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,40 +14,81 @@ import numpy as np
 from calibration.calibrate import Calibration
 from calibration.calibrate_route import ORDERING_SHARE, RouteOutcome, Settings
 from calibration.certify import Certification
-from calibration.curve import curve
-from calibration.evaluate import (
-    CONFIDENCE,
-    bootstrap_interval,
-    bootstrap_ratio,
-    per_query,
-)
+from calibration.evaluate import bootstrap_ratio, per_query
 from calibration.fit import fit_temperature
-from calibration.pool_labels import judged_share, label
-from calibration.report.data import Reliability, ReportData, RouteReport
-from calibration.report.dial import dial
-from calibration.report.dropped import dropped_passages
+from calibration.report.dial import Dial, dial
+from calibration.report.dropped import Dropped, dropped_passages
 from calibration.report.passages import PassageOf
-from calibration.report.reliability import expected_calibration_error, reliability_bins
-from calibration.report.summary import summarise
+from calibration.report.summary import Summary, summarise
 from calibration.results import COMPARED
 from calibration.sufficiency import sufficiency_words
+from ctxguard.core.interval import Interval
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.scores import is_relative
 from ctxguard.core.types import Route
 from ctxguard.profile.describe import describe_policy
+from ctxguard.profile.schema import Profile
 
 SEED_RULE_K, SEED_RULE_RATIO = 3, 0.7
 SEED_RULE = "3 and 70%"
 """At most 3 passages, each with at least 70% of the best score: a rule that needs no labels."""
 
-_COMPARED = (*COMPARED, "pooled_recall", "served_mrr", "recall_loss")
-_JUDGED_AT = (1, 10)
+_COMPARED = (*COMPARED, "pooled_recall", "served_mrr", "recall_loss", "judged", "recall_at_depth")
 
 
-def report(
-    calibration: Calibration,
-    passages: PassageOf | None = None,
-) -> ReportData:
+@dataclass(frozen=True)
+class RouteReport:
+    """One route: what its policy does.
+
+    Attributes:
+        summary: The table of results, and what to beware of.
+        certificate: The certificate in words, or why there is none.
+        sufficiency: Whether contexts can be called insufficient, and on what evidence, in words.
+        answerable: Number of measured queries with a relevant passage.
+        recall_of_first: Mean recall of the retriever's first k passages, for k = 1, 2, …; empty
+            where no measured query is answerable.
+        expected: Mean P(relevant) of the passages that the policy keeps, by models that did not
+            see their labels; None without probabilities.
+        found: Share of those passages that is labelled relevant; its n counts queries.
+        dropped: Relevant passages among those served today.
+    """
+
+    route: Route
+    summary: Summary
+    certificate: str
+    sufficiency: str
+    answerable: int
+    recall_of_first: tuple[float, ...]
+    expected: float | None
+    found: Interval
+    dropped: Dropped
+
+
+@dataclass(frozen=True)
+class Report:
+    """The evidence of a calibration; it holds no label and no passage except the examples shown.
+
+    Attributes:
+        profile: What was calibrated; it has no date, so equal calibrations give equal bytes.
+        dataset: Name of the labelled queries.
+        serving_k: How many passages are served today; recall loss is relative to them.
+        routes: The first answers while every stage works.
+        dial: Contexts of the first route from the leanest to the richest; None where there is only
+            today's.
+        labels: Numbers of queries: all, those with a relevant passage (``answerable``) and those
+            without one, for which every passage kept is harm; queries and answerable ones that
+            were chosen on and held out; judged passages by grade; misleading ones by kind.
+    """
+
+    profile: Profile
+    dataset: str
+    serving_k: int
+    routes: tuple[RouteReport, ...]
+    dial: Dial | None
+    labels: Mapping[str, Any]
+
+
+def report(calibration: Calibration, passages: PassageOf | None = None) -> Report:
     """Gather what a person needs to check a calibration.
 
     Args:
@@ -56,29 +99,18 @@ def report(
     Returns:
         The data for ``write_html`` and ``write_json``; equal calibrations give equal data.
     """
-    profile, settings = calibration.profile, calibration.settings
+    serving_k, dataset = calibration.settings.serving_k, calibration.dataset
     routes = tuple(
         _route(calibration, route, passages) for route in Route if route in calibration.outcomes
     )
-    first = routes[0]
-    return ReportData(
-        profile_id=profile.profile_id,
-        dataset=calibration.dataset.name,
-        serving_k=settings.serving_k,
-        confidence=CONFIDENCE,
+    first, by_size = calibration.outcomes[routes[0].route], routes[0].summary.by_size
+    return Report(
+        profile=calibration.profile,
+        dataset=dataset.name,
+        serving_k=serving_k,
         routes=routes,
-        dial=dial(
-            calibration.outcomes[first.route],
-            first.summary.by_size,
-            calibration.dataset,
-            passages,
-            serving_k=settings.serving_k,
-        ),
+        dial=dial(first, by_size, dataset, passages, serving_k=serving_k),
         labels=_label_counts(calibration),
-        utilities=profile.utilities,
-        fusion=profile.fusion,
-        fingerprint=profile.fingerprint,
-        provenance=profile.provenance,
     )
 
 
@@ -126,73 +158,33 @@ def _labels_needed(test: Certification) -> str:
     )
 
 
-def _route(
-    calibration: Calibration,
-    route: Route,
-    passages: PassageOf | None,
-) -> RouteReport:
+def _route(calibration: Calibration, route: Route, passages: PassageOf | None) -> RouteReport:
     outcome, settings = calibration.outcomes[route], calibration.settings
-    chosen, seed, (pools, labels) = outcome.profile, settings.seed, outcome.route.measured
+    (pools, labels), chances = outcome.route.measured, outcome.route.chances
     plain = RatioPolicy(k=SEED_RULE_K)
     if is_relative(pools.kind):
         temperature = fit_temperature(calibration.pools[route])
         plain = RatioPolicy(k=SEED_RULE_K, min_ratio=SEED_RULE_RATIO, temperature=temperature)
     rule = {SEED_RULE: (describe_policy(plain), per_query(pools, labels, plain))}
-    irrelevant, relevant = dropped_passages(
-        outcome, calibration.dataset, passages, bare_k=settings.serving_k, seed=seed
-    )
-    most = max(chosen.policy.k, settings.serving_k)
+    some = labels.n_relevant > 0
+    recall = labels.relevant[some].cumsum(axis=1) / labels.n_relevant[some, None]
+    kept = np.zeros(labels.grades.shape, dtype=bool)
+    np.put_along_axis(kept, outcome.chosen.order, outcome.chosen.kept, axis=1)
+    expected = None
+    if chances is not None and kept.any():
+        expected = float(np.nan_to_num(chances)[kept].sum() / kept.sum())
+    found = (labels.relevant & kept).sum(axis=1)
     return RouteReport(
         route=route,
-        score_kind=chosen.score_kind,
         summary=summarise(outcome, settings, metrics=_COMPARED, others=rule),
-        why=chosen.why,
-        certificate=chosen.certificate,
-        certificate_words=certificate_words(outcome, settings),
-        sufficiency=sufficiency_words(chosen.sufficiency),
-        asking=chosen.asking,
-        assessor=chosen.assessor,
+        certificate=certificate_words(outcome, settings),
+        sufficiency=sufficiency_words(outcome.profile.sufficiency),
         answerable=labels.n_answerable,
-        today=curve(pools, labels, RatioPolicy(k=most), seed=seed),
-        reliability=_reliability(outcome, seed=seed),
-        dropped_irrelevant=irrelevant,
-        dropped_relevant=relevant,
-        **_retrieved(calibration, route),
+        recall_of_first=tuple(recall.mean(axis=0).tolist()) if some.any() else (),
+        expected=expected,
+        found=bootstrap_ratio(found * 1.0, kept.sum(axis=1) * 1.0, seed=settings.seed),
+        dropped=dropped_passages(outcome, calibration.dataset, passages, seed=settings.seed),
     )
-
-
-def _reliability(outcome: RouteOutcome, *, seed: int) -> Reliability | str:
-    (_, labels), values = outcome.route.measured, outcome.route.chances
-    if values is None:
-        return "This policy compares scores with the best one and has no probability."
-    kept = np.zeros(values.shape, dtype=bool)
-    np.put_along_axis(kept, outcome.chosen.order, outcome.chosen.kept, axis=1)
-    relevant, own = labels.relevant, np.nan_to_num(values)
-    total = float(kept.sum())
-    return Reliability(
-        bins=reliability_bins(values, relevant),
-        expected_calibration_error=expected_calibration_error(values, relevant, seed=seed),
-        candidates=int((~np.isnan(values)).sum()),
-        kept_probability=float((own * kept).sum()) / total if total else None,
-        kept_relevant=bootstrap_ratio(
-            (relevant & kept).sum(axis=1).astype(float), kept.sum(axis=1).astype(float), seed=seed
-        ),
-    )
-
-
-def _retrieved(calibration: Calibration, route: Route) -> dict[str, Any]:
-    """Measure shares judged and recall of the retriever's own order, over all queries."""
-    utilities, seed = calibration.profile.utilities, calibration.settings.seed
-    pools = calibration.pools[route]
-    labels = label(pools, calibration.dataset, utilities)
-    depth = pools.scores.shape[1]
-    ks = sorted({*(k for k in _JUDGED_AT if k < depth), calibration.settings.serving_k, depth})
-    n_relevant = np.where(labels.n_relevant > 0, labels.n_relevant, np.nan)
-    recall = labels.relevant.sum(axis=1) / n_relevant
-    return {
-        "judged": {k: bootstrap_interval(judged_share(labels, k), seed=seed) for k in ks},
-        "recall_at_depth": bootstrap_interval(recall, seed=seed),
-    }
 
 
 def _label_counts(calibration: Calibration) -> dict[str, Any]:

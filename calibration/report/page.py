@@ -1,4 +1,4 @@
-"""The report as an HTML page, from ``ReportData`` and the templates beside this file, or as JSON.
+"""Reports as HTML pages, by the templates beside this file, or as JSON.
 
 Everything that comes from labels, passages or settings is escaped, and the page makes no request.
 Its one script turns the dial; the policy of the page names its digest, so that no other runs.
@@ -7,15 +7,16 @@ Its one script turns the dial; the policy of the page names its digest, so that 
 import base64
 import hashlib
 import json
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from calibration.evaluate import DESCRIPTIONS
-from calibration.report import charts
-from calibration.report.data import ReportData
+from calibration.evaluate import CONFIDENCE, DESCRIPTIONS
+from calibration.report.chart import recall_by_kept
+from calibration.report.evidence import Report
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.extras import require
 from ctxguard.errors import ConfigurationError
@@ -31,7 +32,7 @@ _ANSWERS = {
 }
 
 
-def page(data: ReportData) -> str:
+def page(data: Report) -> str:
     """Write the report as one HTML document; the same data gives the same text.
 
     Raises:
@@ -39,12 +40,13 @@ def page(data: ReportData) -> str:
     """
     script = files(__package__).joinpath("templates", "dial.js").read_text("utf-8").strip()
     text: str = (
-        templates()
+        _templates()
         .get_template("page.html.j2")
         .render(
             data=data,
-            bare_k=data.serving_k,
-            charts=charts,
+            profile=data.profile,
+            confidence=CONFIDENCE,
+            chart_of=lambda route: recall_by_kept(route.summary, route.recall_of_first),
             answers=_ANSWERS,
             descriptions=DESCRIPTIONS,
             script=script,
@@ -55,7 +57,7 @@ def page(data: ReportData) -> str:
     return text
 
 
-def templates() -> Any:
+def _templates() -> Any:
     """Open the templates beside this file, with their filters.
 
     Raises:
@@ -92,14 +94,30 @@ def number(value: float | None, digits: int = 3, *, signed: bool = False) -> str
     return f"{rounded:{sign}.{digits}f}".replace("-", "−")
 
 
-def write_html(data: ReportData, path: Path | str) -> None:
+def write_html(data: Report, path: Path | str) -> None:
     """Write the report as one HTML file, which needs no other file and no network.
 
     Raises:
         ConfigurationError: the file cannot be written.
         MissingExtraError: Jinja2 is not installed.
     """
-    write_text(page(data), Path(path))
+    _write(page(data), Path(path))
+
+
+def write_judged(evidence: Mapping[str, Any], path: Path) -> None:
+    """Write the table of judged requests by k, as JSON where the name ends in .json, else a page.
+
+    Args:
+        evidence: As ``ctxguard calibrate --store --json`` prints it.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
+        MissingExtraError: Jinja2 is not installed.
+    """
+    if path.suffix == ".json":
+        write_json(evidence, path)
+    else:
+        _write(_templates().get_template("judged.html.j2").render(**evidence), path)
 
 
 def write_json(data: Any, path: Path | str) -> None:
@@ -109,7 +127,7 @@ def write_json(data: Any, path: Path | str) -> None:
         ConfigurationError: the file cannot be written.
     """
     document = _rounded(to_jsonable_python(data))
-    write_text(json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n", Path(path))
+    _write(json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n", Path(path))
 
 
 def _rounded(value: Any) -> Any:
@@ -121,7 +139,7 @@ def _rounded(value: Any) -> Any:
     return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
-def write_text(text: str, path: Path) -> None:
+def _write(text: str, path: Path) -> None:
     """Write a page whole or not at all.
 
     Raises:

@@ -121,15 +121,14 @@ def print_comparison(
 
 
 def _print_sizes(comparison: "Comparison", output: Output) -> None:
-    least = min(len(each.curve.points) for each in comparison.candidates)
+    least = min(len(each.curve.udcg_strict) for each in comparison.candidates)
     ks = [k for k in _CURVE_KS if k <= least]
     output.heading("udcg_strict by the size of the context (k), thresholds applied")
     rows: list[Sequence[str | Text]] = []
     others: list[Sequence[str | Text]] = []
     for each in comparison.candidates:
         size, name = each.curve, _name(each.candidate.name)
-        points = [size.points[k - 1].udcg_strict.value for k in ks]
-        cells = [number(value, 2) for value in points]
+        cells = [number(size.udcg_strict[k - 1].value, 2) for k in ks]
         span = f" ({min(size.within_noise)}–{max(size.within_noise)})"
         best = f"{size.optimal_k}{span if len(size.within_noise) > 1 else ''}"
         rows.append((name, *cells, best))

@@ -133,7 +133,7 @@ class CalibrateCommand(System, ChoiceSettings):
     def _from_store(self, url: str, chosen: "Settings", output: Output) -> None:
         """Calibrate on judged requests; without enough grades of people show the table alone."""
         from calibration.from_store import calibrate_from_store, judged_store
-        from calibration.report.judged import write_judged
+        from calibration.report import write_judged
 
         in_force = None if self.profile is None else ctxguard.Profile.load(self.profile)
         with open_store(url) as store, output.doing("reading requests"):

@@ -22,13 +22,8 @@ from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import Settings
 from calibration.certify import Promise
 from calibration.data.dataset import Dataset
-from calibration.report import ReportData, report, summarise, write_html, write_json
+from calibration.report import Report, report, summarise, write_html, write_json
 from calibration.report.page import page
-from calibration.report.reliability import (
-    clustered_share,
-    expected_calibration_error,
-    reliability_bins,
-)
 from calibration.report.summary import SUMMARY_METRICS, Summary
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Route
@@ -46,7 +41,7 @@ def hostile_passage(passage_id: str) -> Passage:
 
 
 @cache
-def reported(n: int = 120, promise: Promise | None = None, **asked: Any) -> ReportData:
+def reported(n: int = 120, promise: Promise | None = None, **asked: Any) -> Report:
     """Of the policy of highest utility, which drops something of every sort, unless asked."""
     asked = {"objective": "utility", **asked}
     found = calibrated(n, noise=0.25, unanswerable=0.1, promise=promise, **asked)
@@ -70,18 +65,17 @@ def hostile_calibration() -> Calibration:
 
 class TestFigures:
     def test_a_promise_that_cannot_be_kept_says_how_many_labels_it_would_take(self) -> None:
-        route = reported(60, Promise(0.02, 0.1)).routes[0]
-        assert route.certificate is None
-        assert "The first 5 are kept." in route.certificate_words
-        promised = "mean recall loss ≤ 0.02 with probability 0.9"
-        assert promised in route.certificate_words
-        assert re.search(r"About \d+ answerable test queries|No number", route.certificate_words)
+        found = reported(60, Promise(0.02, 0.1))
+        words = found.routes[0].certificate
+        assert found.profile.routes[Route.HYBRID].certificate is None
+        assert "The first 5 are kept." in words
+        assert "mean recall loss ≤ 0.02 with probability 0.9" in words
+        assert re.search(r"About \d+ test queries|No number", words)
 
     def test_evidence_by_folds_is_marked_as_such_and_evidence_held_out_by_hand_too(self) -> None:
         folded, by_hand = reported(60), reported(60, held_out=0.5)
         assert folded.routes[0].summary.shown_by == "folds"
-        assert "by queries left out of the choice in turn" in folded.routes[0].certificate_words
-        assert folded.routes[0].certificate is None
+        assert "by queries left out of the choice in turn" in folded.routes[0].certificate
         assert "each of which was left out of the choice" in page(folded)
         assert by_hand.routes[0].summary.shown_by == "held_out"
         assert by_hand.routes[0].summary.queries == 30
@@ -99,73 +93,33 @@ class TestFigures:
 
 class TestDropped:
     def test_each_example_has_its_label_its_ranks_and_its_probability(self) -> None:
-        route = reported().routes[0]
-        for found in (route.dropped_irrelevant, route.dropped_relevant):
-            assert 0 < found.dropped <= found.total
-            assert found.share.value == pytest.approx(found.dropped / found.total, rel=1e-4)
-            assert len({example.query_id for example in found.shown}) == len(found.shown)
-            for example in found.shown:
-                assert min(example.rank, example.retrieved_rank) >= 1
-                assert 0.0 <= example.probability <= 1.0
-        assert {e.label for e in route.dropped_relevant.shown} == {"relevant, grade 1 of 1"}
-        kept_out = {e.label for e in route.dropped_irrelevant.shown}
-        assert kept_out <= {"not judged", "judged irrelevant"}
-        assert all(example.retrieved_rank <= 5 for example in route.dropped_irrelevant.shown)
+        found = reported().routes[0].dropped
+        assert 0 < found.dropped <= found.total
+        assert found.share.value == pytest.approx(found.dropped / found.total, rel=1e-4)
+        assert len({example.query_id for example in found.shown}) == len(found.shown)
+        for example in found.shown:
+            assert example.rank >= 1
+            assert 1 <= example.retrieved_rank <= 5
+            assert 0.0 <= example.probability <= 1.0
+        assert {e.label for e in found.shown} == {"grade 1 of 1"}
 
     def test_a_passage_that_is_gone_is_shown_by_its_id(self) -> None:
         def gone(passage_id: str) -> Passage:
             raise KeyError(passage_id)
 
         found = calibrated(120, noise=0.25, unanswerable=0.1, objective="utility", promise=None)
-        example = report(found, gone).routes[0].dropped_irrelevant.shown[0]
+        example = report(found, gone).routes[0].dropped.shown[0]
         assert example.passage_id
         assert example.snippet is None
 
-
-class TestReliability:
-    def test_the_interval_of_a_share_covers_the_truth_under_clustering(self) -> None:
-        random = np.random.default_rng(0)
-        covered, runs, truth = 0, 400, 0.3
-        for _ in range(runs):
-            counts = random.integers(1, 12, size=60)
-            # Candidates of one query share its rate: beta-binomial with mean ``truth``.
-            rates = random.beta(truth * 2.0, (1.0 - truth) * 2.0, size=60)
-            share = clustered_share(random.binomial(counts, rates), counts)
-            assert share.lower is not None
-            covered += share.lower <= truth <= share.upper
-        assert covered / runs >= 0.92
-
-    def test_a_bin_without_a_relevant_candidate_still_has_a_wide_interval(self) -> None:
-        share = clustered_share(np.zeros(3, dtype=int), np.array([40, 40, 40]))
-        assert share.value == 0.0
-        assert share.upper > 0.3
-
-    def test_a_true_probability_lies_in_its_bins(self) -> None:
-        random = np.random.default_rng(1)
-        probabilities = random.beta(1, 4, size=(400, 20))
-        relevant = random.random((400, 20)) < probabilities
-        # Positions beyond a query's candidates do not count.
-        probabilities = np.pad(probabilities, ((0, 0), (0, 3)), constant_values=np.nan)
-        relevant = np.pad(relevant, ((0, 0), (0, 3)), constant_values=True)
-        assert expected_calibration_error(probabilities, relevant).value < 0.05
-        bins = [b for b in reliability_bins(probabilities, relevant) if b.relevant.n > 50]
-        inside = [
-            b.relevant.lower <= b.mean_probability <= b.relevant.upper  # type: ignore[operator]
-            for b in bins
-        ]
-        assert sum(inside) >= len(inside) - 1
-        assert sum(b.relevant.n for b in reliability_bins(probabilities, relevant)) == 8000
-
-    def test_a_model_that_is_off_by_a_tenth_has_an_error_of_a_tenth(self) -> None:
-        random = np.random.default_rng(2)
-        truth = random.uniform(0.1, 0.9, size=(500, 20))
-        relevant = random.random((500, 20)) < truth
-        error = expected_calibration_error(np.clip(truth + 0.1, 0.0, 1.0), relevant)
-        assert error.value == pytest.approx(0.1, abs=0.02)
-        exact = expected_calibration_error(truth, relevant)
-        assert exact.value < 0.03
-        assert expected_calibration_error(truth[:1], relevant[:1]).bounds is None
-        assert expected_calibration_error(np.full((1, 1), np.nan), relevant[:1, :1]).value is None
+    def test_what_probability_expects_of_the_kept_passages_stands_beside_what_is_labelled(
+        self,
+    ) -> None:
+        route = reported(240).routes[0]
+        assert route.found.lower - 0.05 <= route.expected <= route.found.upper + 0.05
+        assert route.found.value == pytest.approx(
+            route.summary.results.of("chosen", "precision").mean.value, abs=0.1
+        )
 
 
 class Page(HTMLParser):
@@ -335,10 +289,10 @@ class TestPage:
         write_json(reported(), tmp_path / "deep" / "report.json")
         read = json.loads((tmp_path / "deep" / "report.json").read_text())
         route, own = read["routes"][0], reported().routes[0]
-        share = own.recall_at_depth.value
-        assert route["recall_at_depth"]["value"] == pytest.approx(share, rel=1e-5)
+        assert route["recall_of_first"] == pytest.approx(own.recall_of_first, rel=1e-5)
         assert len(route["summary"]["results"]["rows"]) == len(own.summary.results.rows)
-        assert read["provenance"]["dataset_digest"] == reported().provenance.dataset_digest
+        digest = reported().profile.provenance.dataset_digest
+        assert read["profile"]["provenance"]["dataset_digest"] == digest
 
     def test_headings_go_down_one_level_and_routes_are_collapsed(self, text: str) -> None:
         found = Page(text)
@@ -368,7 +322,7 @@ class TestPage:
 
     def test_every_chart_stands_beside_a_table(self, text: str) -> None:
         tags = Page(text).tags
-        assert tags.count("figure") == 3
+        assert tags.count("figure") == 1
         assert tags.count("table") >= tags.count("figure")
         assert tags.count("caption") == tags.count("table")
 

@@ -31,8 +31,7 @@ def test_the_usual_candidates_stand_side_by_side(compare: Compare) -> None:
     assert figures(document, "lexical")["kept"]["mean"]["value"] == 5.0
     assert all(figures(document, name)["recall"]["difference"] for name in names[1:])
     first = document["candidates"][0]
-    assert len(first["curve"]["points"]) == 20
-    assert set(first["curve"]["points"][0]) == {"k", "udcg_strict", "gain", "harm", "recall"}
+    assert len(first["curve"]["udcg_strict"]) == 20
     assert first["curve"]["optimal_k"] == 1
     assert first["verdict"] == "RISKY"
     assert first["latency_ms"] > 0.0
