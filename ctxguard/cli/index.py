@@ -11,9 +11,8 @@ from pydantic import model_validator
 from rich.filesize import decimal
 
 import ctxguard
-from ctxguard._support.file_version import file_version
 from ctxguard._support.settings import SettingsModel, optional, setting
-from ctxguard.cli._console import Output, Passes, by_total, picked, print_labelled
+from ctxguard.cli._console import Output, Passes, by_total, picked
 from ctxguard.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -92,38 +91,9 @@ class IndexCommand(SettingsModel):
         return self
 
     def __call__(self, output: Output) -> None:
-        before = self._version
-        try:
-            self._index(output)
-        except KeyboardInterrupt:
-            kept = f"{self.out} was not changed"
-            if self.out is None:
-                kept = (
-                    "passages already written stay in the engine; run `ctxguard index --update` on "
-                    "the same corpus to add the rest"
-                )
-            elif self._version != before:
-                kept = f"{self.out} is complete"
-            elif self._vectors is not None and self._vectors.exists():
-                kept += f"; what was encoded is kept in {self._vectors}, and the same command goes "
-                kept += "on from there"
-            else:
-                kept += ", and nothing that was encoded is kept; run the command again"
-            print_labelled("warning", "bold yellow", f"interrupted: {kept}")
-            raise
-
-    @property
-    def _version(self) -> object:
-        return None if self.out is None else file_version(self.out / "manifest.json")
-
-    @property
-    def _vectors(self) -> Path | None:
-        """Where what is encoded for a new index in a folder is kept until it is complete."""
-        if self.out is None or self.update:
-            return None
-        return self.out.with_name(f"{self.out.name}.vectors")
-
-    def _index(self, output: Output) -> None:
+        """An interrupted run leaves a folder as it was. To an engine `--update` adds the rest; a
+        large corpus may be indexed a part first, and then with --update.
+        """
         from calibration.data.readers import read_corpus
 
         start = perf_counter()
@@ -138,12 +108,6 @@ class IndexCommand(SettingsModel):
         with output.doing("loading the model"):
             embedder = self._embedder(existing)
             chunk |= documents and embedder.passage_window is not None
-        if existing is None and self.signals in {None, "full"}:
-            # Made before the passages are counted, if the model gives one.
-            with output.doing("reading the model's word pieces, once on this machine"):
-                encoder = embedder.token_encoder()
-                if encoder is not None:
-                    encoder.piece_table  # noqa: B018  made, and kept
         changes = None
         with output.passes() as begin:
             is_update = existing is not None
@@ -198,16 +162,7 @@ class IndexCommand(SettingsModel):
         if self.engine is not None:
             return EngineRetriever.build(passages, self.engine, **about)
         lexical = self.lexical or "bm25s"
-        if self._vectors is None:
-            return ctxguard.HybridRetriever.build(passages, lexical=lexical, **about)
-        from ctxguard.cli._encoded import KeptVectors
-
-        kept = KeptVectors(embedder, self._vectors)
-        about["embedder"] = kept
-        try:
-            return ctxguard.HybridRetriever.build(passages, lexical=lexical, **about)
-        finally:
-            kept.close()
+        return ctxguard.HybridRetriever.build(passages, lexical=lexical, **about)
 
     def _embedder(self, existing: "_Index | None") -> "SentenceTransformerEmbedder":
         from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
@@ -240,8 +195,6 @@ class IndexCommand(SettingsModel):
         folder = Path(str(self.out))
         with output.doing("saving"):
             retriever.save(folder)
-        if self._vectors is not None:
-            self._vectors.unlink(missing_ok=True)
         report, signals = retriever.report, retriever.generation.signals
         size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         search = "exact" if retriever.generation.dense.codes is None else "codes"

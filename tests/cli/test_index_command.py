@@ -11,7 +11,6 @@ from running import Result, Run, figures, read
 from ctxguard.core.types import Route
 from ctxguard.retrieval.analysers import LANGUAGES
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
-from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from tests.documents import markdown, text
 
 pytestmark = pytest.mark.model
@@ -58,25 +57,6 @@ def test_an_index_is_replaced_by_a_new_one_and_not_by_a_failed_build(
     corpus.write_text("{broken")
     run.refused("index", corpus, "--out", tmp_path / "i")
     assert HybridRetriever.load(tmp_path / "i").passage_ids == ("new",)
-
-
-@pytest.mark.parametrize(
-    ("step", "said"),
-    [("build", "was not changed, and nothing that was encoded is kept"), ("report", "is complete")],
-)
-def test_an_interrupt_says_what_is_kept(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, said: str
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    interrupting = property(interrupted) if step == "report" else interrupted
-    monkeypatch.setattr(HybridRetriever, step, interrupting)
-    folder = tmp_path / "i"
-    result = run("index", corpus_of(tmp_path, "a kettle"), "--out", folder)
-    assert result.exit_code == 130
-    assert f"interrupted: {folder} {said}" in result.stderr
-    assert folder.exists() == (step == "report")
 
 
 def test_a_language_is_kept_with_the_index_and_letters_of_another_are_told(
@@ -224,25 +204,3 @@ def test_documents_are_cut_at_headings_and_sentences_which_labels_name(
     markdown(documents / "kettle.md", {"clean a kettle": "use vinegar"})
     updated = run.read("index", "--update", documents, *made)["update"]
     assert (updated["changed"], updated["deleted"], updated["encoded"]) == (1, 2, 1)
-
-
-def test_what_was_encoded_before_an_interrupt_is_not_encoded_again(
-    run: Run, collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build = ("index", collection, "--out", tmp_path / "i")
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(HybridRetriever, "save", interrupted)
-        stopped = run(*build, system={"signals": "none"})
-    kept = tmp_path / "i.vectors"
-    assert stopped.exit_code == 130
-    assert f"what was encoded is kept in {kept}" in stopped.stderr
-    assert kept.exists()
-    with monkeypatch.context() as patched:
-        patched.setattr(SentenceTransformerEmbedder, "encode_passages", interrupted)
-        run.ok(*build, system={"signals": "none"})
-    assert not kept.exists()
-    assert HybridRetriever.load(tmp_path / "i").retrieve("clean a violin").passage_ids

@@ -70,9 +70,6 @@ def open_index(folder: Path, passes: Passes) -> tuple[HybridRetriever, bool]:
     except (IndexFolderError, KeyError):
         pass
     embedder = SentenceTransformerEmbedder()
-    advance = passes("reading word pieces, once", 1)
-    embedder.piece_table  # noqa: B018  computed, and kept
-    advance(1)
     advance = passes("encoding passages", len(corpus))
     retriever = HybridRetriever.build(corpus, embedder=embedder, progress=by_total(advance))
     retriever.save(folder)
