@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -63,14 +63,12 @@ class Command(TyperCommand):
         keys: The keys of a settings file that it reads, with their help, by table; by the empty
             name those of the system.
         settings: The fields that its options and keys come from, by name.
-        of_system: Names of those that describe the system.
     """
 
     words: ClassVar[str] = ""
 
     keys: ClassVar[Mapping[str, Sequence[tuple[str, str]]]] = {}
     settings: ClassVar[Mapping[str, Any]] = {}
-    of_system: ClassVar[Collection[str]] = ()
 
     def invoke(self, ctx: Any) -> Any:
         for name, value in _QUIET.items():
@@ -97,19 +95,15 @@ class Command(TyperCommand):
         return result
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        system = "Options of the system"
-        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], system: [], "Options": []}
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
                 name, text = record
                 if param.name in self.settings:
                     text = help_of(self.settings[param.name])
-                if param.param_type_name == "argument":
-                    sections["Arguments"].append((name.partition(" <")[0], text))
-                else:
-                    of_system = param.name in self.of_system
-                    sections[system if of_system else "Options"].append((name, text))
+                title = "Arguments" if param.param_type_name == "argument" else "Options"
+                sections[title].append((name.partition(" <")[0], text))
         for title, rows in sections.items():
             if rows:
                 with formatter.section(title):

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import Field
@@ -14,8 +14,8 @@ from ctxguard.cli import _options
 from ctxguard.cli._console import Output, as_json, picked
 from ctxguard.cli._inputs import fitted, read_labelled, seen_in_calibration
 from ctxguard.cli._results import print_checks, print_comparison
-from ctxguard.cli._settings import read_system
-from ctxguard.cli._system import System
+from ctxguard.cli._settings import read_shared
+from ctxguard.cli._system import SOURCES, System
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
 from ctxguard.errors import ConfigurationError
 from ctxguard.server.settings import IndexFolder
@@ -185,13 +185,16 @@ class CompareCommand(_options.PassageWorth):
         Raises:
             ConfigurationError: there are none, or two indexes.
         """
-        files = {name: System(**read_system(file)) for name, file in _by_name(self.system).items()}
-        # A file without a source is about those that options name.
-        shared = [each for each in files.values() if not each.sources]
-        named = {name: each.completed(shared) for name, each in files.items() if each.sources}
+        named: dict[str, System] = {}
+        of_index: dict[str, Any] = {"index": self.index}
+        for name, file in _by_name(self.system).items():
+            values = {k: v for k, v in read_shared(file).items() if k in System.model_fields}
+            if values.keys() & SOURCES:
+                named[name] = System(**values)
+            else:  # a file without a source is about the index that an option names
+                of_index = values | of_index
         indexes = [each for each in named.values() if each.index is not None]
-        if self.index is not None:
-            indexes.append(System(index=self.index).completed(shared))
+        indexes += [System(**of_index)] if self.index is not None else []
         others = {name: each for name, each in named.items() if each.index is None}
         if not indexes and not others:
             raise typer.BadParameter("give --index FOLDER or --system FILE", param_hint="--index")

@@ -16,7 +16,7 @@ from ctxguard._support.extras import install_line
 from ctxguard._support.foreign_distribution import foreign_distribution
 from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli._console import Output, one_line
-from ctxguard.cli._settings import read_system, read_toml
+from ctxguard.cli._settings import read_shared
 from ctxguard.cli._store import open_store
 from ctxguard.cli._system import System
 from ctxguard.errors import ConfigurationError, CtxguardError
@@ -124,7 +124,7 @@ def _parts(places: Sequence[str]) -> dict[str, Any]:
     parts: dict[str, Any] = {}
     for place in places:
         if place.endswith(".toml"):
-            parts |= _system_file(Path(place))
+            parts |= read_shared(Path(place))
         elif place.startswith(_ENGINES) or (place.startswith("postgres") and "#" in place):
             parts["engine"] = place
         elif place.startswith(_STORES):
@@ -141,18 +141,6 @@ def _parts(places: Sequence[str]) -> dict[str, Any]:
                 "metrics or system file (.toml); check the name"
             )
     return parts
-
-
-def _system_file(file: Path) -> dict[str, Any]:
-    """Read the system that a file describes, and the profile and store that a table names."""
-    document = read_toml(file)
-    tables = [each for each in document.values() if isinstance(each, dict)]
-    parts: dict[str, Any] = {}
-    for table in (*reversed(tables), document):
-        parts |= {name: table[name] for name in ("profile", "store") if name in table}
-    if "profile" in parts:
-        parts["profile"] = file.parent / parts["profile"]
-    return parts | read_system(file)
 
 
 def _deployment(parts: dict[str, Any]) -> Iterator[Finding]:
