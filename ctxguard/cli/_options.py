@@ -46,7 +46,6 @@ Depth = Annotated[
         ge=1,
     ),
 ]
-Seed = Annotated[int, setting("Random seed; equal seeds give equal results.", "N", key=True, ge=0)]
 StoreUrl = Annotated[
     str,
     setting(

@@ -74,12 +74,6 @@ class CompareCommand(_options.PassageWorth):
     baseline: str | None = optional_key(
         "Candidate that differences are taken from.", "NAME", default="the first"
     )
-    safe: float = key(
-        "Largest share of harm that is called SAFE, beyond noise.", "SHARE", value=0.33
-    )
-    dangerous: float = key(
-        "Smallest share of harm that is called DANGEROUS, beyond noise.", "SHARE", value=0.5
-    )
     regression_metrics: list[str] = key(
         "List of metrics that --against checks.",
         "LIST",
@@ -89,7 +83,6 @@ class CompareCommand(_options.PassageWorth):
     tolerance: float = key(
         "Loss that --against accepts, in the metric's unit.", "LOSS", ge=0, value=0.0
     )
-    seed: _options.Seed = 0
 
     def __call__(self, output: Output) -> None:
         """Candidates rank an index, or are systems that files describe (--system): retrievers of
@@ -98,7 +91,7 @@ class CompareCommand(_options.PassageWorth):
         Save a comparison with --out (or --json > FILE), and check a later one against it with
         --against FILE.
         """
-        from calibration.compare.comparison import VerdictRule, check_candidates, compare
+        from calibration.compare.comparison import check_candidates, compare
         from calibration.compare.saved_comparison import (
             SavedComparison,
             check_metrics,
@@ -107,7 +100,6 @@ class CompareCommand(_options.PassageWorth):
         from calibration.replay import encode_queries
         from ctxguard.profile.schema import Profile
 
-        rule = VerdictRule(self.safe, self.dangerous)
         metrics = check_metrics(self.regression_metrics)
         saved = None if self.against is None else SavedComparison.load(self.against)
         if self.out and self.against and self.out.resolve() == self.against.resolve():
@@ -139,10 +131,8 @@ class CompareCommand(_options.PassageWorth):
                 dataset,
                 baseline=self.baseline,
                 utilities=utilities,
-                rule=rule,
                 depth=depth,
                 vectors=vectors,
-                seed=self.seed,
                 passes=begin,
                 columns=[each for loaded in profiles.values() for each in loaded.signal_columns],
             )
@@ -154,9 +144,8 @@ class CompareCommand(_options.PassageWorth):
                 dataset.digest(),
                 metrics=metrics,
                 tolerance=self.tolerance,
-                seed=self.seed,
             )
-        about = {**labelled.document, **counts, "depth": depth, "seed": self.seed}
+        about = {**labelled.document, **counts, "depth": depth}
         notes = _notes(made, labelled, profiles)
         document = {**about, **_document(made, checks), "notes": notes}
         if self.out is not None:

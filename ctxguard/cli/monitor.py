@@ -2,7 +2,6 @@
 
 import signal
 import threading
-from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -281,26 +280,12 @@ def _print(report: "Report", output: Output, price: float | None) -> None:
         ("samples", samples),
         ("judged by", report.judge),
         ("this run", outcomes or ("nothing judged" if report.waiting else "nothing waited")),
-        ("verdicts", _verdicts(report)),
         ("waiting", f"{report.waiting:,} samples" if report.waiting else None),
         *tokens_in_words(report.counts, price),
         *[("in shadow", line) for line in _in_shadow(report)],
     )
     if report.waiting and report.judging_sampling_probability == 0.0:
         output.note("the judging budget is used up for now")
-
-
-def _verdicts(report: "Report") -> str | None:
-    """Say what the judge has been asked since its series began, by all monitors."""
-    totals = defaultdict[str, float](float)
-    for (name, *_), n in report.counts.items():
-        totals[name] += n
-    if not totals["verdicts"]:
-        return None
-    said = f"{totals['verdicts']:,.0f} passages, {totals['invalid_verdicts']:,.0f} refused"
-    if totals["judge_calls"]:
-        said += f", {totals['judge_calls']:,.0f} calls"
-    return said + (f", cost {totals['judge_cost']:,.2f}" if totals["judge_cost"] else "")
 
 
 def _in_shadow(report: "Report") -> list[str]:

@@ -10,7 +10,7 @@ import ctxguard
 from ctxguard._support.settings import optional, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, one_line
-from ctxguard.cli._inputs import beyond_index, on_route
+from ctxguard.cli._inputs import on_route
 from ctxguard.cli._system import Source, System, open_assessor
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Mode, Passage, Verdict
 from ctxguard.profile.describe import FLAGS, REASONS, describe_policy, threshold_in_words
@@ -72,8 +72,7 @@ class QueryCommand(System):
             )
             context = guard.retrieve(self.question)
         comparison = guard.comparison
-        notes = beyond_index(source, self.k or DEFAULT_K)
-        notes += [f"{flag.value}: {FLAGS[flag]}" for flag in context.flags]
+        notes = [f"{flag.value}: {FLAGS[flag]}" for flag in context.flags]
         notes += [f"{failure.stage} failed: {failure.cause}" for failure in context.failures]
         notes += [f"the profile: {line}" for line in comparison.reservations]
         if self.as_text:

@@ -73,7 +73,6 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
         UPSTREAM | {"calibrate": {"cache": "f"}},
     ),
     (COMPARE, "not a metric that can get worse", {"compare": {"regression-metrics": ["kept"]}}),
-    (COMPARE, "must rise within", {"compare": {"safe": 0.9}}),
     (COMPARE, "'nobody' is not a candidate", {"compare": {"baseline": "nobody"}}),
     (COMPARE, "[compare] has no key 'basline'; its keys are ", {"compare": {"basline": "x"}}),
     ("compare", "give --data PATH, or data in a file --system", {}),
