@@ -94,46 +94,32 @@ class ShownQuestion(NamedTuple):
         before: The passages served today.
         after: The passages that the chosen policy keeps, whether or not it is served.
         labels: Grade by passage id, and −1 for a known distractor.
-        gain: Strict UDCG after less that before.
     """
 
     query: Query
     before: tuple[Passage, ...]
     after: tuple[Passage, ...]
     labels: Mapping[str, int]
-    gain: float
 
 
-class Questions(NamedTuple):
-    """Every question before and after, in the order of the labels.
-
-    Attributes:
-        counted: Answers and misleading passages.
-        all: Every question.
-        shown: Those that a person should see, by why: the best, a typical one, the worst.
-    """
-
-    counted: BeforeAfter
-    all: Sequence[ShownQuestion]
-    shown: Mapping[str, ShownQuestion]
-
-
-def before_and_after(retriever: HybridRetriever, calibration: Calibration) -> Questions:
-    """Show every question without and with the guard."""
+def before_and_after(
+    retriever: HybridRetriever, calibration: Calibration
+) -> tuple[BeforeAfter, dict[str, ShownQuestion]]:
+    """Count all questions without and with the guard; return those a person should see, by why."""
     outcome = calibration.outcomes[Route.HYBRID]
     pools, _ = outcome.route.measured
     counted = BeforeAfter.of(outcome)
     queries = {query.query_id: query for query in calibration.dataset.queries}
-    found = []
-    for row, query_id in enumerate(pools.query_ids):
-        ids = pools.passage_ids[row]
+    shown = {}
+    for name, row in counted.shown().items():
+        query_id, ids = pools.query_ids[row], pools.passage_ids[row]
         before, after = (
             tuple([retriever.passage(ids[at]) for at in option.order[row][option.kept[row]]])
             for option in (outcome.today, outcome.chosen)
         )
-        labels, gain = _labels(calibration.dataset, query_id), float(counted.gain[row])
-        found.append(ShownQuestion(queries[query_id], before, after, labels, gain))
-    return Questions(counted, found, {name: found[row] for name, row in counted.shown().items()})
+        labels = _labels(calibration.dataset, query_id)
+        shown[name] = ShownQuestion(queries[query_id], before, after, labels)
+    return counted, shown
 
 
 def _labels(dataset: Dataset, query_id: str) -> dict[str, int]:
