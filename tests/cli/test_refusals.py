@@ -46,7 +46,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     (EVALUATE, "no reranker was given", {"evaluate": {"route": "hybrid+rerank"}}),
     (EVALUATE, "should be a valid number", {"utility": {"unjudged": "little"}}),
     (EVALUATE, "must be ≤ 0", {"utility": {"unjudged": 0.2}}),
-    (EVALUATE, "a relevant passage is worth 1", {"utility": {"relevant": 2}}),
+    (EVALUATE, "should be 'unjudged', 'irrelevant'", {"utility": {"relevant": 2}}),
     (EVALUATE, "rank_limit 1.5 must be a whole number", {"utility": {"rank_limit": 1.5}}),
     ("evaluate --index HALF --data DATA", "vectors.npy is missing", {}),
     ("evaluate --index INDEX --data OTHER", "none of the 1 labelled passages, and lacks", {}),

@@ -17,6 +17,7 @@ from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query
 from calibration.report.before_after import BeforeAfter
 from ctxguard.cli._console import by_total
+from ctxguard.cli._store import label_judge
 from ctxguard.cli.demonstration.corpus import passages
 from ctxguard.core.context import Context
 from ctxguard.core.fusion import Fusion
@@ -28,7 +29,6 @@ from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.estimation.ratio import Estimate
 from ctxguard.monitor.export.prometheus import MonitorCollector
-from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.judging.counters import Counts
 from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
@@ -172,13 +172,7 @@ def monitor_traffic(
     query_ids = {query.text: query.query_id for query in dataset.queries}
     # A store in memory, because the demonstration leaves no samples behind.
     writer = SampleWriter(sampler, SampleStore.open("sqlite://"))
-    monitor = Monitor(
-        writer.store,
-        LabelJudge(
-            {text: dataset.qrels.get(query_id, {}) for text, query_id in query_ids.items()},
-            {text: dataset.distractors.get(query_id, {}) for text, query_id in query_ids.items()},
-        ),
-    )
+    monitor = Monitor(writer.store, label_judge(dataset))
     MonitorCollector(monitor, registry)
     advance = passes("serving requests", requests)
     traffic = random.Random(SEED).choices(dataset.queries, k=requests)  # noqa: S311 - no secret
