@@ -30,7 +30,7 @@ from ctxguard._support.settings import help_of
 from ctxguard.cli._tables import TextTable
 from ctxguard.core.interval import Interval
 from ctxguard.core.render import sanitise
-from ctxguard.errors import CalibrationError, CtxguardError, DataError, ProfileMismatchError
+from ctxguard.errors import CalibrationError, CtxguardError, ProfileMismatchError
 
 FINDING = 1
 BAD_INPUT = 2
@@ -85,12 +85,12 @@ class Command(TyperCommand):
         except Exception as error:
             if os.environ.get(DEBUG):
                 raise
-            about = _described(error)
+            message = _described(error)
             if wants_json(ctx):
-                print_json({"error": about})
+                print_json({"error": {"type": type(error).__name__, "message": message}})
             finding = isinstance(error, CalibrationError | ProfileMismatchError)
             label, style = ("finding", "bold yellow") if finding else ("error", "bold red")
-            print_labelled(label, style, str(about["message"]))
+            print_labelled(label, style, message)
             raise typer.Exit(FINDING if finding else BAD_INPUT) from None
         return result
 
@@ -125,27 +125,21 @@ class Command(TyperCommand):
                     )
 
 
-def _described(error: Exception) -> dict[str, object]:
-    about: dict[str, object] = {"type": type(error).__name__}
+def _described(error: Exception) -> str:
     if isinstance(error, ProfileMismatchError):
-        message = (
-            "the profile was calibrated on another system than this index: "
-            + "; ".join(error.differences)
-            + ". Calibrate again on this index, or name the index that it was calibrated on"
+        differences = "; ".join(error.differences)
+        return (
+            f"the profile was calibrated on another system than this index: {differences}. "
+            "Calibrate again on this index, or name the index that it was calibrated on"
         )
-        about["differences"] = error.differences
-    elif isinstance(error, CtxguardError):
-        message = str(error)
-    elif isinstance(error, OSError) and error.strerror is not None:
-        message = f"{f'{error.filename}: ' if error.filename else ''}{error.strerror}"
-    else:
-        message = (
-            f"unexpected {type(error).__name__}: {error} (set {DEBUG}=1 for the traceback, and "
-            "please report it)"
-        )
-    if isinstance(error, DataError):
-        about |= {"path": error.path, "line": error.line}
-    return {**about, "message": message}
+    if isinstance(error, CtxguardError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror is not None:
+        return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror}"
+    return (
+        f"unexpected {type(error).__name__}: {error} (set {DEBUG}=1 for the traceback, and "
+        "please report it)"
+    )
 
 
 def print_labelled(label: str, style: str, text: str) -> None:

@@ -20,12 +20,7 @@ _LABELLED = setting(
 )
 LabelledQueries = Annotated[Path, _LABELLED]
 LabelledQueriesIfAny = Annotated[Path | None, _LABELLED]
-ShowAll = Annotated[
-    bool, setting("Show every dropped candidate instead of the first few.", None, "--all")
-]
-ShowRest = Annotated[
-    bool, setting("Print all that was measured, not the table alone.", None, "--all")
-]
+ShowAll = Annotated[bool, setting("Print everything, not the first few lines.", None, "--all")]
 ProfileFile = Annotated[Path | None, setting("Profile that `ctxguard calibrate` wrote.", "FILE")]
 OneRoute = Annotated[
     Route | None,

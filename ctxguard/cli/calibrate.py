@@ -70,7 +70,7 @@ class CalibrateCommand(System, ChoiceSettings):
         "the mean, in place of --context.",
         "LOSS",
     )
-    show_all: _options.ShowRest = False
+    show_all: _options.ShowAll = False
     beta: float | None = optional_key(
         "Certify a mean harm of at most this as well; needs --alpha.", "HARM"
     )

@@ -69,7 +69,7 @@ class CompareCommand(_options.PassageWorth):
         "one of its name, beyond noise.",
         "FILE",
     )
-    show_all: _options.ShowRest = False
+    show_all: _options.ShowAll = False
     depth: _options.Depth = None
     baseline: str | None = optional_key(
         "Candidate that differences are taken from.", "NAME", default="the first"

@@ -1,7 +1,6 @@
 """``ctxguard doctor``: a line for each part of a deployment, with the mend for what is wrong."""
 
 import platform
-import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -46,11 +45,7 @@ _EXTRAS = {
 
 _ENGINES = ("qdrant://", "milvus://")
 _STORES = ("sqlite:", "postgresql:", "postgres:")
-_FULL = 0.9
-"""Share of a store's bytes above which it is nearly full."""
-
 _IDLE_SECONDS = 86_400.0
-_OLD_DAYS = 180
 _MAX_METRICS_BYTES = 2**25
 _SCRAPE_SECONDS = 5.0
 
@@ -177,9 +172,6 @@ def _profile(opened: "list[Source]", file: Path) -> Iterator[Finding]:
     verdict = profile.verdict
     text = "no verdict: what it keeps is served" if verdict is None else verdict.statement
     yield Finding("profile", "ok", text)
-    days = int((time.time() - file.stat().st_mtime) / 86_400)
-    if days > _OLD_DAYS:
-        yield Finding("profile", "note", f"written {days} days ago; `ctxguard calibrate` renews it")
     for source in opened:
         comparison = ContextGuard(source, profile=profile).comparison
         for line in comparison.mismatches:
@@ -199,10 +191,6 @@ def _store(url: str) -> Iterator[Finding]:
         judged = states[State.JUDGED]
         figures = f"{judged:,} judged, {waiting:,} waiting, {labels:,} labels of people"
         yield Finding("store", "ok", f"reachable: {figures}")
-        limit = store.limits.max_bytes
-        if limit is not None and store.size_bytes() > _FULL * limit:
-            text = f"over {_FULL:.0%} of {limit:,} bytes are used: the oldest are deleted next"
-            yield Finding("store", "note", text)
         oldest = store.oldest_pending_seconds()
         if oldest is not None and oldest > _IDLE_SECONDS:
             text = f"a sample has waited {oldest / 3600:.0f} hours: run `ctxguard monitor`"

@@ -214,18 +214,10 @@ class MonitorCommand(JudgeSettings, IndexSystem):
         url = f"http://{self.host}:{server.server_port}/metrics"
         output.err.print(f"{url}, judged by {running.series}")
         judging.start()
-        said: list[str] = []
-        while True:
+        while running.judge_fault is None:
             with suppress(Empty):
-                received.get(timeout=min(self.refresh_seconds, _LOOK_SECONDS))
+                received.get(timeout=_LOOK_SECONDS)
                 break
-            if running.judge_fault is not None:
-                break
-            report = running.latest
-            if report is not None and (lines := _in_shadow(report)) != said:
-                said = lines
-                for line in lines:
-                    output.err.print(f"in shadow: {line}", soft_wrap=True)
         stopping.set()
         judging.join(_EXIT_SECONDS)
         server.shutdown()

@@ -1,9 +1,7 @@
 """Settings: each is described once, and becomes an option or a key of the file of a system."""
 
-import ast
 import os
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,28 +52,6 @@ def test_every_option_argument_and_key_comes_from_a_field(name: str) -> None:
             assert param.help == fields[each].description
     for each, field in fields.items():
         assert (each in given) is not (key_of(each, field) in keys), each
-
-
-def test_a_help_text_stands_once_in_the_source() -> None:
-    calls = (
-        node
-        for file in (ROOT / "ctxguard").rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    )
-    kinds = {"setting", "optional", "key", "optional_key"}
-    helps = Counter(ast.unparse(call.args[0]) for call in calls if call.func.id in kinds)  # type: ignore[attr-defined]
-    assert len(helps) > 100
-    assert [text for text, n in helps.items() if n > 1] == []
-
-
-def test_no_option_is_declared_beside_the_settings() -> None:
-    files = {
-        file.name
-        for file in (ROOT / "ctxguard").rglob("*.py")
-        if re.search(r"typer\.(Option|Argument)\(", file.read_text(encoding="utf-8"))
-    }
-    assert files == {"__init__.py", "_settings.py"}  # --version, and what makes options of fields
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
