@@ -158,15 +158,6 @@ def command_named(words: str) -> Any:
     return typer.main.get_command(made)
 
 
-def options_of_all() -> dict[str, Any]:
-    """Import every command; return the fields of their options, by name."""
-    found: dict[str, Any] = {}
-    for command in map(command_named, _COMMANDS):
-        options = {param.name for param in command.params if param.param_type_name == "option"}
-        found |= {name: field for name, field in command.settings.items() if name in options}
-    return found
-
-
 _groups = {"": app}
 for _name, _help in _GROUPS.items():
     _groups[_name] = typer.Typer(name=_name, cls=_Group, help=_help, no_args_is_help=True)

@@ -7,8 +7,7 @@ import json
 import os
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,8 +19,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    ProgressColumn,
-    Task,
     TextColumn,
     TimeRemainingColumn,
 )
@@ -33,17 +30,13 @@ from ctxguard._support.settings import help_of
 from ctxguard.cli._tables import TextTable
 from ctxguard.core.interval import Interval
 from ctxguard.core.render import sanitise
-from ctxguard.errors import CalibrationError, CtxguardError, DataError, ProfileMismatchError
+from ctxguard.errors import CalibrationError, CtxguardError, ProfileMismatchError
 
 FINDING = 1
 BAD_INPUT = 2
-INTERRUPTED = 130
-BROKEN_PIPE = 141
 
 NO_DATA = "no data"
 DEBUG = "CTXGUARD_DEBUG"
-
-_LINE_SECONDS = 10.0
 
 Passes = Callable[[str, int | None], Callable[[int], None]]
 """Begins a pass of this name and number of steps, None if unknown; returns a function that adds
@@ -70,14 +63,12 @@ class Command(TyperCommand):
         keys: The keys of a settings file that it reads, with their help, by table; by the empty
             name those of the system.
         settings: The fields that its options and keys come from, by name.
-        of_system: Names of those that describe the system.
     """
 
     words: ClassVar[str] = ""
 
     keys: ClassVar[Mapping[str, Sequence[tuple[str, str]]]] = {}
     settings: ClassVar[Mapping[str, Any]] = {}
-    of_system: ClassVar[Collection[str]] = ()
 
     def invoke(self, ctx: Any) -> Any:
         for name, value in _QUIET.items():
@@ -89,40 +80,30 @@ class Command(TyperCommand):
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
-        except (typer.Exit, typer.Abort, typer.BadParameter):
-            raise
-        except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:
-            # Python flushes standard output once more at exit, which must not fail again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            raise typer.Exit(BROKEN_PIPE) from None
+        except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
+            raise  # click ends the process by itself
         except Exception as error:
             if os.environ.get(DEBUG):
                 raise
-            about = _described(error)
+            message = _described(error)
             if wants_json(ctx):
-                print_json({"error": about})
+                print_json({"error": {"type": type(error).__name__, "message": message}})
             finding = isinstance(error, CalibrationError | ProfileMismatchError)
             label, style = ("finding", "bold yellow") if finding else ("error", "bold red")
-            print_labelled(label, style, str(about["message"]))
+            print_labelled(label, style, message)
             raise typer.Exit(FINDING if finding else BAD_INPUT) from None
         return result
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        system = "Options of the system"
-        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], system: [], "Options": []}
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
                 name, text = record
                 if param.name in self.settings:
                     text = help_of(self.settings[param.name])
-                if param.param_type_name == "argument":
-                    sections["Arguments"].append((name.partition(" <")[0], text))
-                else:
-                    of_system = param.name in self.of_system
-                    sections[system if of_system else "Options"].append((name, text))
+                title = "Arguments" if param.param_type_name == "argument" else "Options"
+                sections[title].append((name.partition(" <")[0], text))
         for title, rows in sections.items():
             if rows:
                 with formatter.section(title):
@@ -144,27 +125,21 @@ class Command(TyperCommand):
                     )
 
 
-def _described(error: Exception) -> dict[str, object]:
-    about: dict[str, object] = {"type": type(error).__name__}
+def _described(error: Exception) -> str:
     if isinstance(error, ProfileMismatchError):
-        message = (
-            "the profile was calibrated on another system than this index: "
-            + "; ".join(error.differences)
-            + ". Calibrate again on this index, or name the index that it was calibrated on"
+        differences = "; ".join(error.differences)
+        return (
+            f"the profile was calibrated on another system than this index: {differences}. "
+            "Calibrate again on this index, or name the index that it was calibrated on"
         )
-        about["differences"] = error.differences
-    elif isinstance(error, CtxguardError):
-        message = str(error)
-    elif isinstance(error, OSError) and error.strerror is not None:
-        message = f"{f'{error.filename}: ' if error.filename else ''}{error.strerror}"
-    else:
-        message = (
-            f"unexpected {type(error).__name__}: {error} (set {DEBUG}=1 for the traceback, and "
-            "please report it)"
-        )
-    if isinstance(error, DataError):
-        about |= {"path": error.path, "line": error.line}
-    return {**about, "message": message}
+    if isinstance(error, CtxguardError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror is not None:
+        return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror}"
+    return (
+        f"unexpected {type(error).__name__}: {error} (set {DEBUG}=1 for the traceback, and "
+        "please report it)"
+    )
 
 
 def print_labelled(label: str, style: str, text: str) -> None:
@@ -181,10 +156,6 @@ class _Terminal(Console):
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False)
-
-    def on_broken_pipe(self) -> None:
-        # Rich would exit with code 1, which is that of a finding.
-        raise  # noqa: PLE0704 - called while the error is handled
 
 
 class Output:
@@ -278,23 +249,11 @@ class Output:
 
     @contextmanager
     def passes(self) -> Iterator[Passes]:
-        """Show progress on standard error: bars, or lines now and then where it is no terminal."""
-        if not self.err.is_terminal:
-            passes: list[_Lines] = []
-
-            def begin_lines(name: str, total: int | None) -> Callable[[int], None]:
-                passes.append(_Lines(self.err, name, total))
-                return passes[-1].add
-
-            yield begin_lines
-            for each in passes:
-                each.finish()
-            return
+        """Show progress as bars on standard error: of what is no terminal, at the end alone."""
         progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            _Rate(),
             TimeRemainingColumn(elapsed_when_finished=True, compact=True),
             console=self.err,
         )
@@ -316,31 +275,6 @@ class Output:
             yield
 
 
-class _Lines:
-    """Progress of a pass as lines: one every ten seconds, and one at its end."""
-
-    def __init__(self, err: Console, name: str, total: int | None) -> None:
-        self._err, self._name, self._total = err, name, total
-        self._done, self._begun = 0, time.monotonic()
-        self._said = self._begun
-
-    def add(self, done: int) -> None:
-        self._done += done
-        if time.monotonic() - self._said >= _LINE_SECONDS:
-            self._say()
-
-    def finish(self) -> None:
-        self._total = self._total or self._done
-        self._say()
-
-    def _say(self) -> None:
-        self._said = time.monotonic()
-        seconds = self._said - self._begun
-        done = f"{self._done:,}" if self._total is None else f"{self._done:,}/{self._total:,}"
-        rate = f", {self._done / seconds:,.0f}/s" if self._done and seconds > 1 else ""
-        self._err.print(f"{self._name}: {done} in {seconds:.0f} s{rate}", soft_wrap=True)
-
-
 def by_total(advance: Callable[[int], None]) -> Callable[[int], None]:
     """Make a function that is told all that is done so far, of one that adds what is done."""
     said = 0
@@ -351,16 +285,6 @@ def by_total(advance: Callable[[int], None]) -> Callable[[int], None]:
         said = done
 
     return tell
-
-
-class _Rate(ProgressColumn):
-    """Steps per second since the pass began; rich has no rate for a pass of one step."""
-
-    def render(self, task: Task) -> Text:
-        seconds = task.finished_time or task.elapsed
-        if not seconds or not task.completed:
-            return Text("")
-        return Text(f"{task.completed / seconds:,.0f}/s", style="progress.data.speed")
 
 
 def as_json(document: Mapping[str, object], indent: int | None = None) -> str:

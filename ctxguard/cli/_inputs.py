@@ -248,12 +248,6 @@ def served_depth(depth: int | None, k: int, profile: "Profile | None") -> int:
     return depth
 
 
-def beyond_index(retriever: "Source", k: int) -> list[str]:
-    """Note that k is more than the passages of an index; a wrapped one's are not known."""
-    n = len(retriever) if hasattr(retriever, "__len__") else k
-    return [f"k = {k} is more than the index's {n} passages"] if k > n else []
-
-
 def notes_on_pools(pools: "Pools", route: Route, run: Path | None) -> list[str]:
     """Note queries that were left out or not in the run, and stages that answered instead.
 

@@ -9,10 +9,9 @@ from ctxguard.core.metrics import PRESETS, Gain, Utilities
 from ctxguard.core.types import DEFAULT_DEPTH, Route
 from ctxguard.errors import ConfigurationError
 
-_UTILITIES = (
-    *("unjudged", "irrelevant", "hard_negative", "distractor", "partial"),
-    *("score_ratio", "rank_limit"),
-)
+_Utility = Literal[
+    "unjudged", "irrelevant", "hard_negative", "distractor", "partial", "score_ratio", "rank_limit"
+]
 
 _LABELLED = setting(
     "Labelled queries: a BEIR folder, the file of one of its splits (FOLDER/qrels/test.tsv), or a "
@@ -21,12 +20,7 @@ _LABELLED = setting(
 )
 LabelledQueries = Annotated[Path, _LABELLED]
 LabelledQueriesIfAny = Annotated[Path | None, _LABELLED]
-ShowAll = Annotated[
-    bool, setting("Show every dropped candidate instead of the first few.", None, "--all")
-]
-ShowRest = Annotated[
-    bool, setting("Print all that was measured, not the table alone.", None, "--all")
-]
+ShowAll = Annotated[bool, setting("Print everything, not the first few lines.", None, "--all")]
 ProfileFile = Annotated[Path | None, setting("Profile that `ctxguard calibrate` wrote.", "FILE")]
 OneRoute = Annotated[
     Route | None,
@@ -46,7 +40,6 @@ Depth = Annotated[
         ge=1,
     ),
 ]
-Seed = Annotated[int, setting("Random seed; equal seeds give equal results.", "N", key=True, ge=0)]
 StoreUrl = Annotated[
     str,
     setting(
@@ -72,7 +65,7 @@ class PassageWorth(SettingsModel):
         "PRESET",
         default="the profile's, or default",
     )
-    utility: dict[str, float] = key(
+    utility: dict[_Utility, float] = key(
         "Table: utilities in place of the preset's, where a relevant passage is worth 1: unjudged, "
         "irrelevant, hard_negative, distractor or partial, such as unjudged = -0.2; and for udcg, "
         "which suspects unlabelled passages, the relative score above which it does (score_ratio) "
@@ -91,18 +84,13 @@ class PassageWorth(SettingsModel):
         """Replace utilities by those that were set by hand.
 
         Raises:
-            ConfigurationError: another name, or a value that the name cannot have.
+            ConfigurationError: a value that the name cannot have.
         """
-        for name, value in self.utility.items():
-            if name not in _UTILITIES:
-                raise ConfigurationError(
-                    f"utility has no {name!r}: its keys are {', '.join(_UTILITIES)}; a relevant "
-                    "passage is worth 1"
-                )
-            if name == "rank_limit" and not value.is_integer():
-                raise ConfigurationError(f"rank_limit {value:g} must be a whole number")
+        limit = self.utility.get("rank_limit", 0.0)
+        if not limit.is_integer():
+            raise ConfigurationError(f"rank_limit {limit:g} must be a whole number")
         values: dict[str, Any] = {
-            name: int(value) if name == "rank_limit" else value
+            str(name): int(value) if name == "rank_limit" else value
             for name, value in self.utility.items()
         }
         base = base if self.preset is None else replace(PRESETS[self.preset], gain=base.gain)

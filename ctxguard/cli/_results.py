@@ -1,6 +1,6 @@
 """Prints the one table of results, and a comparison or a calibration with it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -38,17 +38,13 @@ _STYLES = {
 _DIFFERENCE = ("difference>", "n>", "outcome")
 
 
-def by_metric(results: "Results", meanings: Mapping[str, str] | None = None) -> TextTable:
+def by_metric(results: "Results") -> TextTable:
     """Make a row for each metric.
 
     The means of two policies stand beside their paired difference. Without one, each mean stands
     with its own interval.
-
-    Args:
-        results: The table.
-        meanings: What each metric means, for one more column.
     """
-    policies, rest = results.policies, ["meaning"] * (meanings is not None)
+    policies = results.policies
     pair = len(policies) == 2 and any(row.difference and row.difference.n for row in results.rows)
     proven = any(row.difference and row.difference.value is not None for row in results.rows)
     last = _DIFFERENCE if pair and proven else ("n>",)
@@ -62,8 +58,8 @@ def by_metric(results: "Results", meanings: Mapping[str, str] | None = None) -> 
         else:
             cells = [interval(each.mean, _digits(metric, 2)) for each in found]
             cells.append(f"{found[-1].mean.n:,}")
-        rows.append([metric, *cells, *([] if meanings is None else [meanings[metric]])])
-    return TextTable(["metric", *(f"{one_line(name)}>" for name in policies), *last, *rest], rows)
+        rows.append([metric, *cells])
+    return TextTable(["metric", *(f"{one_line(name)}>" for name in policies), *last], rows)
 
 
 def _digits(metric: str, usual: int = 3) -> int:
@@ -127,22 +123,17 @@ def _print_sizes(comparison: "Comparison", output: Output) -> None:
     rows: list[Sequence[str | Text]] = []
     others: list[Sequence[str | Text]] = []
     for each in comparison.candidates:
-        size, name = each.curve, _name(each.candidate.name)
+        size = each.curve
         cells = [number(size.udcg_strict[k - 1].value, 2) for k in ks]
         span = f" ({min(size.within_noise)}–{max(size.within_noise)})"
         best = f"{size.optimal_k}{span if len(size.within_noise) > 1 else ''}"
-        rows.append((name, *cells, best))
-        others.append((name, interval(each.harm_share), f"{each.latency_ms:.2f}"))
+        rows.append((_name(each.candidate.name), *cells, best))
+        harm, took = interval(each.harm_share), f"{each.latency_ms:.2f}"
+        others.append((_name(each.candidate.name), harm, took))
     output.table(("candidate", *(f"{k}>" for k in ks), "best k>"), rows)
     output.out.print("best k: k of the highest (range of k within noise of it)", style="dim")
     output.table(("candidate", "share of harm>", "ms>"), others)
-    output.out.print(
-        "share of harm: mean harm / (mean gain + mean harm) in udcg_strict, where a passage that "
-        f"is not relevant is worth {comparison.utilities.irrelevant:g} (for unlabelled ones see "
-        "above); ms: median time of a retrieval with reranking and signals, without encoding the "
-        "query",
-        style="dim",
-    )
+    output.out.print("share of harm: mean harm / (mean gain + mean harm)", style="dim")
 
 
 def print_checks(checks: "Sequence[RegressionCheck]", output: Output) -> None:

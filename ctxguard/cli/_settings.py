@@ -1,15 +1,14 @@
 """Commands from their settings: options from the fields, and keys of a file for the rest.
 
 A command is a `SettingsModel` that can be called. Each field is an option, an argument, or a key of
-the TOML file that ``--system`` names. The file describes the system at its top level, and each
-command's own settings in the table of its name. An option wins over a key.
+the TOML file that ``--system`` names. The system, its profile and its store stand at the top of the
+file, what one command alone needs in the table of its name. An option wins over a key.
 """
 
 import tomllib
 from collections.abc import Collection, Mapping
 from inspect import Parameter, Signature, cleandoc
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
@@ -25,8 +24,9 @@ from ctxguard._support.settings import (
     key_of,
     optional,
 )
-from ctxguard.cli import COMMANDS, options_of_all
-from ctxguard.cli._console import Command, Output, check_writable, print_labelled, wants_json
+from ctxguard.cli import COMMANDS
+from ctxguard.cli._console import Command, Output, check_writable, wants_json
+from ctxguard.cli._options import ProfileFile, StoreUrl
 from ctxguard.cli._system import SOURCES, System
 from ctxguard.errors import ConfigurationError, DataError
 
@@ -38,10 +38,17 @@ _CLICK = "click_context"
 _MAX_TOML_BYTES = 2**20
 
 
+class _Shared(System):
+    """What stands at the top of a file."""
+
+    profile: ProfileFile = None
+    store: StoreUrl = ""
+
+
 class _WithFile(SettingsModel):
     system: Path | None = optional(
-        "TOML file with the keys below, and options by their names; relative paths start from its "
-        "folder. An option wins over a key.",
+        "TOML file with the keys below, and in the command's table options by their names; "
+        "relative paths start from its folder. An option wins over a key.",
         "FILE",
     )
 
@@ -123,7 +130,6 @@ def command_of(
         "words": words or name,
         "keys": _sections(in_file, name),
         "settings": fields,
-        "of_system": fields.keys() & System.model_fields.keys(),
     }
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     alone.command(name, cls=type("Command", (Command,), about_command))(call)
@@ -142,6 +148,9 @@ def _option(name: str, field: FieldInfo, *, in_file: bool = False) -> Parameter:
     item: Any = next(iter(get_args(kind)), None)
     if get_origin(item) is Annotated:  # a list whose items have a range
         kind = list[item.__origin__]
+    default = field.get_default(call_default_factory=True)
+    if field.is_required():
+        default = None if in_file and not extra["argument"] else Parameter.empty
     if extra["argument"]:
         info: Any = typer.Argument(metavar=extra["metavar"], help=field.description)
     else:
@@ -156,15 +165,9 @@ def _option(name: str, field: FieldInfo, *, in_file: bool = False) -> Parameter:
     return Parameter(
         name,
         Parameter.KEYWORD_ONLY,
-        default=_default(field, in_file=in_file and not extra["argument"]),
+        default=default,
         annotation=Annotated[kind, info],
     )
-
-
-def _default(field: FieldInfo, *, in_file: bool) -> Any:
-    if field.is_required():
-        return None if in_file else Parameter.empty
-    return field.get_default(call_default_factory=True)
 
 
 def _sections(keys: Fields, command: str) -> dict[str, list[tuple[str, str]]]:
@@ -179,88 +182,47 @@ def _sections(keys: Fields, command: str) -> dict[str, list[tuple[str, str]]]:
 def _settings_in(file: Path, command: str, fields: Fields) -> dict[str, Any]:
     """Read the settings of a command that a file holds.
 
-    At its top level stands what several commands share: the system, and options but for those that
-    name files to write. What another command alone knows is left to it.
-
     Raises:
-        DataError: the file cannot be read, or it has a key that no command knows.
+        DataError: the file cannot be read, or it has a key that nobody knows.
     """
-    document, tables = _tables_of(file)
-    shared = {
-        name: field
-        for name, field in fields.items()
-        if name in System.model_fields or not (about(field)["key"] or about(field)["writes"])
-    }
+    shared, tables = _read(file)
     own = {name: field for name, field in fields.items() if name not in System.model_fields}
-    system = named(document, shared, file, others=_known(document))
     if _SYSTEM in fields:  # each file describes a candidate: its source is not the command's
-        system = {name: value for name, value in system.items() if name not in SOURCES}
-    else:
-        _note_unused_source(system, command, fields)
-    table = named(tables.get(command, {}), own, file, f"[{command}] ")
-    return {**{name: value for name, value in system.items() if name in shared}, **table}
-
-
-def _note_unused_source(system: Mapping[str, Any], command: str, fields: Fields) -> None:
-    sources = [name for name in SOURCES if name in system]
-    takes_several = len(fields.keys() & SOURCES) > 1
-    if takes_several and sources and not fields.keys() & sources:
-        key = key_of(sources[0], System.model_fields[sources[0]])
-        print_labelled("note", "yellow", f"`ctxguard {command}` makes no use of {key}")
-
-
-def _known(document: Mapping[str, Any]) -> dict[str, FieldInfo]:
-    """List the keys at the top of a file: the system's, and options of any command."""
-    known = dict(System.model_fields)
-    if not document.keys() <= {key_of(name, field) for name, field in known.items()}:
-        known = options_of_all() | known
-    return known
-
-
-def read_system(file: Path) -> dict[str, Any]:
-    """Read the settings of the system that a file describes.
-
-    Raises:
-        DataError: the file cannot be read, or it has a key that no command knows.
-    """
-    document, _ = _tables_of(file)
-    found = named(document, System.model_fields, file, others=_known(document))
-    return {name: value for name, value in found.items() if name in System.model_fields}
-
-
-def _tables_of(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read a file without its tables for single commands, and those."""
-    document = read_toml(file)
-    tables = {
-        name: document.pop(name)
-        for name in COMMANDS & document.keys()
-        # ``ranker`` is a key of the system as well.
-        if name not in System.model_fields or isinstance(document[name], dict)
+        shared = {name: value for name, value in shared.items() if name not in SOURCES}
+    table = _named(tables.get(command, {}), own, file, f"[{command}] ")
+    # A command may know another profile or store as a key of its own.
+    shared = {
+        name: value
+        for name, value in shared.items()
+        if name in fields and (name in System.model_fields or not about(fields[name])["key"])
     }
-    return document, tables
+    return shared | table
 
 
-def read_toml(file: Path) -> dict[str, Any]:
-    """Read a TOML file.
+def read_shared(file: Path) -> dict[str, Any]:
+    """Read what the top of a file describes: the system, its profile and its store.
 
     Raises:
-        DataError: it cannot be read, or is no TOML.
+        DataError: the file cannot be read, or it has a key that nobody knows.
     """
+    return _read(file)[0]
+
+
+def _read(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read what the commands share, by the names of fields, and their tables."""
     try:
-        return tomllib.loads(read_regular(file, _MAX_TOML_BYTES).decode("utf-8"))
+        document = tomllib.loads(read_regular(file, _MAX_TOML_BYTES).decode("utf-8"))
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", path=file) from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"is no TOML: {error}", path=file) from None
+    # ``index`` is a command, and a key of the system as well.
+    named = [name for name in COMMANDS & document.keys() if isinstance(document[name], dict)]
+    tables = {name: document.pop(name) for name in named}
+    return _named(document, _Shared.model_fields, file), tables
 
 
-def named(
-    table: Mapping[str, Any],
-    fields: Fields,
-    file: Path,
-    where: str = "",
-    others: Fields = MappingProxyType({}),
-) -> dict[str, Any]:
+def _named(table: dict[str, Any], fields: Fields, file: Path, where: str = "") -> dict[str, Any]:
     """Return the values of a table by the names of fields; paths start from the file's folder.
 
     Args:
@@ -268,20 +230,17 @@ def named(
         fields: What its keys may be.
         file: The file.
         where: The table's name, for errors.
-        others: What its keys may be too, and what an error does not list.
 
     Raises:
         DataError: a key is none of the fields'.
     """
-    if not isinstance(table, Mapping):
-        raise DataError(f"{where}is no table", path=file)
-    known = {**others, **fields}
-    names = {key_of(name, field): name for name, field in known.items()}
+    names = {key_of(name, field): name for name, field in fields.items()}
     values = {}
     for key, value in table.items():
         if key not in names:
-            listed = ", ".join(key_of(name, field) for name, field in fields.items())
-            raise DataError(f"{where}has no key {key!r}; its keys are {listed}", path=file)
-        is_path = "Path" in str(known[names[key]].annotation) and isinstance(value, str)
+            raise DataError(
+                f"{where}has no key {key!r}; its keys are {', '.join(names)}", path=file
+            )
+        is_path = "Path" in str(fields[names[key]].annotation) and isinstance(value, str)
         values[names[key]] = file.parent / value if is_path else value
     return values

@@ -13,7 +13,8 @@ from ctxguard.errors import ConfigurationError, DataError, JudgeError, StoreUnav
 from ctxguard.retrieval.rerank_forms import Protocol
 
 if TYPE_CHECKING:
-    from ctxguard.monitor.judges import Judge
+    from calibration.data.dataset import Dataset
+    from ctxguard.monitor.judges import Judge, LabelJudge
     from ctxguard.monitor.judging.counters import Counts
     from ctxguard.monitor.service import Monitor
     from ctxguard.monitor.store import Limits, SampleStore
@@ -192,7 +193,9 @@ class JudgeSettings(JudgeModel):
             return self.model_judge(self.judge, reranker, self.judge_form)
         if self.labels is None:
             raise ConfigurationError("--judge labels needs --labels: a BEIR folder, or JSONL")
-        return _label_judge(self.labels, output)
+        labelled = read_labelled(self.labels, "test")
+        output.notes(labelled.notes)
+        return label_judge(labelled.dataset)
 
 
 def open_store(url: str, limits: "Limits | None" = None) -> "SampleStore":
@@ -258,12 +261,10 @@ def named_series(store: "SampleStore", named: str | None) -> str:
     raise DataError(f"{problem}; name one as judge: {', '.join(map(repr, all_series))}")
 
 
-def _label_judge(labels: Path, output: Output) -> "Judge":
+def label_judge(dataset: "Dataset") -> "LabelJudge":
+    """Make a judge that knows the labels of these questions."""
     from ctxguard.monitor.judges import LabelJudge
 
-    labelled = read_labelled(labels, "test")
-    output.notes(labelled.notes)
-    dataset = labelled.dataset
     return LabelJudge(
         {
             query.text: dataset.qrels.get(

@@ -7,7 +7,7 @@ candidates that a server reranks.
 import atexit
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, redirect_stdout
 from pathlib import Path
 from pkgutil import resolve_name
@@ -71,14 +71,6 @@ class System(PassageWorth, ServedSystem):
     def sources(self) -> list[str]:
         """The settings given that name where candidates come from."""
         return [name for name in SOURCES if getattr(self, name) is not None]
-
-    def completed(self, others: "Iterable[System]") -> "System":
-        """Add the settings of others that this system lacks and that go with it."""
-        values = {name: getattr(self, name) for name in self.model_fields_set}
-        for other in others:
-            for name in other.model_fields_set.difference(values, _HAVE_NO_EFFECT[self.sources[0]]):
-                values[name] = getattr(other, name)
-        return System(**values)
 
     def open(self, queries: "Sequence[Query]" = ()) -> Source:
         """Open the retriever that the settings name.

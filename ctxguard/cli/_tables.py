@@ -15,8 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 _TEXT_WIDTH = 24
-_FORMS = ((3, True), (2, True), (3, False), (2, False))
-"""Of a table: the gap between its columns, and whether the header of a figure is on one line."""
 
 Row: TypeAlias = Sequence[Text]
 
@@ -62,13 +60,12 @@ class TextTable:
 def _fitting(
     columns: Sequence[str], rows: Sequence[Row], console: Console, options: ConsoleOptions
 ) -> Iterator[RenderableType]:
-    """Choose the first form that fits: the table, or a block for each record."""
-    for gap, in_one_line in _FORMS:
-        table = _table(columns, rows, gap, in_one_line=in_one_line)
-        least = Measurement.get(console, options.update(max_width=10**6), table).minimum
-        if least <= options.max_width:
-            yield Padding(table, (0, 0, 1, 0))
-            return
+    """Lay out the table where it fits, else a block for each record."""
+    table = _table(columns, rows)
+    least = Measurement.get(console, options.update(max_width=10**6), table).minimum
+    if least <= options.max_width:
+        yield Padding(table, (0, 0, 1, 0))
+        return
     records: list[list[Row]] = []
     for row in rows:
         if row[0].plain or not records:
@@ -96,18 +93,17 @@ def _block(
     yield Padding(grid, (0, 0, 1, 2))
 
 
-def _table(columns: Sequence[str], rows: Sequence[Row], gap: int, *, in_one_line: bool) -> Table:
+def _table(columns: Sequence[str], rows: Sequence[Row]) -> Table:
     """Make the table, whose figures stay on one line and whose texts do not get too narrow."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, gap - 2))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for place, name in enumerate(columns):
         longest = max((row[place].cell_len for row in rows), default=0)
         header = name.removesuffix(">")
         if header == name:
             table.add_column(Text(name), min_width=min(longest, _TEXT_WIDTH), overflow="fold")
         else:
-            words = [header] if in_one_line else header.split()
-            width = max([longest, 1, *(Text(word).cell_len for word in words)])
-            table.add_column(Text(header), justify="right", width=width)
+            width = max([longest, 1, *(Text(word).cell_len for word in header.split())])
+            table.add_column(Text(header), justify="right", min_width=width)
     for cells in rows:
         table.add_row(*cells)
     return table

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from ctxguard.request.assess import AssessorStage
     from ctxguard.retrieval.chat import ChatClient, TokenPrices
 
-_WIDE = 120
-
 
 class AnswersCommand(System):
     file: Path = setting(
@@ -71,7 +69,6 @@ class AnswersCommand(System):
     calls_per_second: float | None = optional_key(
         "Most calls of the reader a second, retries included.", "N", gt=0
     )
-    seed: _options.Seed = 0
 
     def __call__(self, output: Output) -> None:
         """The answers are marked, and their paired difference is shown with tokens, cost and
@@ -115,9 +112,7 @@ class AnswersCommand(System):
             return
         if self.mark != "correct" and self.right_from is not None:
             file.mark_from(self.mark, self.right_from)
-        results = compare_answers(
-            asked, file, column=self.mark, prices=self._prices, seed=self.seed
-        )
+        results = compare_answers(asked, file, column=self.mark, prices=self._prices)
         if failed:
             reasons = ", ".join(f"{reason} {n:,}" for reason, n in sorted(failed.items()))
             notes.append(
@@ -183,13 +178,8 @@ class AnswersCommand(System):
         return [f"{unknown}: give answers there, or mark-by judge"]
 
     def _show(self, results: "Results", output: Output) -> None:
-        from calibration.answers import ANSWER_METRICS
-
         output.facts(("reader", self.model), ("answers", str(self.file)))
-        is_wide = output.out.width >= _WIDE
-        output.out.print(
-            by_metric(results, {self.mark: "the mark", **ANSWER_METRICS} if is_wide else None)
-        )
+        output.out.print(by_metric(results))
         difference = results.of("guard", self.mark).difference
         if difference is not None and difference.bounds is not None:
             words = {"better": "better answers", "worse": "worse answers"}

@@ -69,7 +69,7 @@ class CalibrateCommand(System, ChoiceSettings):
         "the mean, in place of --context.",
         "LOSS",
     )
-    show_all: _options.ShowRest = False
+    show_all: _options.ShowAll = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:

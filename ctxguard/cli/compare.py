@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import Field
@@ -14,8 +14,8 @@ from ctxguard.cli import _options
 from ctxguard.cli._console import Output, as_json, picked
 from ctxguard.cli._inputs import fitted, read_labelled, seen_in_calibration
 from ctxguard.cli._results import print_checks, print_comparison
-from ctxguard.cli._settings import read_system
-from ctxguard.cli._system import System
+from ctxguard.cli._settings import read_shared
+from ctxguard.cli._system import SOURCES, System
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
 from ctxguard.errors import ConfigurationError
 from ctxguard.server.settings import IndexFolder
@@ -69,16 +69,10 @@ class CompareCommand(_options.PassageWorth):
         "one of its name, beyond noise.",
         "FILE",
     )
-    show_all: _options.ShowRest = False
+    show_all: _options.ShowAll = False
     depth: _options.Depth = None
     baseline: str | None = optional_key(
         "Candidate that differences are taken from.", "NAME", default="the first"
-    )
-    safe: float = key(
-        "Largest share of harm that is called SAFE, beyond noise.", "SHARE", value=0.33
-    )
-    dangerous: float = key(
-        "Smallest share of harm that is called DANGEROUS, beyond noise.", "SHARE", value=0.5
     )
     regression_metrics: list[str] = key(
         "List of metrics that --against checks.",
@@ -89,7 +83,6 @@ class CompareCommand(_options.PassageWorth):
     tolerance: float = key(
         "Loss that --against accepts, in the metric's unit.", "LOSS", ge=0, value=0.0
     )
-    seed: _options.Seed = 0
 
     def __call__(self, output: Output) -> None:
         """Candidates rank an index, or are systems that files describe (--system): retrievers of
@@ -98,7 +91,7 @@ class CompareCommand(_options.PassageWorth):
         Save a comparison with --out (or --json > FILE), and check a later one against it with
         --against FILE.
         """
-        from calibration.compare.comparison import VerdictRule, check_candidates, compare
+        from calibration.compare.comparison import check_candidates, compare
         from calibration.compare.saved_comparison import (
             SavedComparison,
             check_metrics,
@@ -107,7 +100,6 @@ class CompareCommand(_options.PassageWorth):
         from calibration.replay import encode_queries
         from ctxguard.profile.schema import Profile
 
-        rule = VerdictRule(self.safe, self.dangerous)
         metrics = check_metrics(self.regression_metrics)
         saved = None if self.against is None else SavedComparison.load(self.against)
         if self.out and self.against and self.out.resolve() == self.against.resolve():
@@ -139,10 +131,8 @@ class CompareCommand(_options.PassageWorth):
                 dataset,
                 baseline=self.baseline,
                 utilities=utilities,
-                rule=rule,
                 depth=depth,
                 vectors=vectors,
-                seed=self.seed,
                 passes=begin,
                 columns=[each for loaded in profiles.values() for each in loaded.signal_columns],
             )
@@ -154,9 +144,8 @@ class CompareCommand(_options.PassageWorth):
                 dataset.digest(),
                 metrics=metrics,
                 tolerance=self.tolerance,
-                seed=self.seed,
             )
-        about = {**labelled.document, **counts, "depth": depth, "seed": self.seed}
+        about = {**labelled.document, **counts, "depth": depth}
         notes = _notes(made, labelled, profiles)
         document = {**about, **_document(made, checks), "notes": notes}
         if self.out is not None:
@@ -185,13 +174,16 @@ class CompareCommand(_options.PassageWorth):
         Raises:
             ConfigurationError: there are none, or two indexes.
         """
-        files = {name: System(**read_system(file)) for name, file in _by_name(self.system).items()}
-        # A file without a source is about those that options name.
-        shared = [each for each in files.values() if not each.sources]
-        named = {name: each.completed(shared) for name, each in files.items() if each.sources}
+        named: dict[str, System] = {}
+        of_index: dict[str, Any] = {"index": self.index}
+        for name, file in _by_name(self.system).items():
+            values = {k: v for k, v in read_shared(file).items() if k in System.model_fields}
+            if values.keys() & SOURCES:
+                named[name] = System(**values)
+            else:  # a file without a source is about the index that an option names
+                of_index = values | of_index
         indexes = [each for each in named.values() if each.index is not None]
-        if self.index is not None:
-            indexes.append(System(index=self.index).completed(shared))
+        indexes += [System(**of_index)] if self.index is not None else []
         others = {name: each for name, each in named.items() if each.index is None}
         if not indexes and not others:
             raise typer.BadParameter("give --index FOLDER or --system FILE", param_hint="--index")

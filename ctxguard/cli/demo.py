@@ -3,7 +3,7 @@
 import platform
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,8 @@ from ctxguard.core.types import Route
 
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
-    from ctxguard.cli.demonstration.loop import MonitoredTraffic, Questions, ShownQuestion
+    from calibration.report.before_after import BeforeAfter
+    from ctxguard.cli.demonstration.loop import MonitoredTraffic, ShownQuestion
     from ctxguard.core.types import Passage
 
 _SCRAPED = re.compile(r'ctxguard_estimate\{.*metric="udcg",window="recent"|ctxguard_requests_total')
@@ -42,6 +43,7 @@ class DemoCommand(SettingsModel):
         """
         from prometheus_client import start_http_server
 
+        from calibration.report import summarise
         from ctxguard.cli.demonstration import loop, questions
 
         folder = self.index or cache_folder() / "demo-index"
@@ -49,17 +51,24 @@ class DemoCommand(SettingsModel):
         with output.passes() as passes:
             retriever, built = loop.open_index(folder, passes)
             calibration = loop.calibrate_demo(retriever, labelled, passes)
-            questions_shown = loop.before_and_after(retriever, calibration)
+            counted, shown = loop.before_and_after(retriever, calibration)
             traffic = loop.monitor_traffic(retriever, calibration, passes)
 
         def show() -> None:
             how = "built" if built else "opened"
             _show_setup(output, calibration, f"{len(retriever):,} passages ({how})")
-            _show_questions(output, questions_shown)
+            _show_questions(output, counted, shown)
             _show_traffic(output, traffic)
             _show_next(output, folder)
 
-        output.result(_document(calibration, questions_shown, traffic), show)
+        document = {
+            "summary": summarise(calibration.outcomes[Route.HYBRID], calibration.settings),
+            "answers": counted.answers,
+            "misleading": [int(each.sum()) for each in counted.misleading],
+            "irrelevant": [int(each.sum()) for each in counted.irrelevant],
+            **picked(traffic, "requests", "sampled", "estimates", "truth"),
+        }
+        output.result(document, show)
         if self.serve:
             server, _ = start_http_server(0, addr="127.0.0.1", registry=traffic.registry)
             url = f"http://127.0.0.1:{server.server_port}/metrics"
@@ -80,8 +89,9 @@ def _show_setup(output: Output, calibration: "Calibration", corpus: str) -> None
     print_differences(Route.HYBRID, calibration, output, _METRICS)
 
 
-def _show_questions(output: Output, questions: "Questions") -> None:
-    counted = questions.counted
+def _show_questions(
+    output: Output, counted: "BeforeAfter", shown: "Mapping[str, ShownQuestion]"
+) -> None:
     answers, misleading, irrelevant = counted.answers, counted.misleading, counted.irrelevant
     output.heading("Before and after, over all questions (✓ relevant, ✗ misleads)")
     output.facts(
@@ -89,7 +99,7 @@ def _show_questions(output: Output, questions: "Questions") -> None:
         ("misleading", "{:,} before, {:,} after".format(*(each.sum() for each in misleading))),
         ("not relevant", "{:,} before, {:,} after".format(*(each.sum() for each in irrelevant))),
     )
-    for name, question in questions.shown.items():
+    for name, question in shown.items():
         output.out.print()
         said = {"best": "gains", "typical": "typical", "worst": "loses"}[name]
         output.out.print(
@@ -142,43 +152,3 @@ def _show_next(output: Output, folder: Path) -> None:
         "ctxguard demo --serve                 to look at /metrics",
     ):
         output.out.print(f"  {line}", soft_wrap=True)
-
-
-def _document(
-    calibration: "Calibration", questions: "Questions", traffic: "MonitoredTraffic"
-) -> dict[str, object]:
-    from calibration.report import summarise
-    from ctxguard.monitor.judging.counters import tokens_by_mode
-
-    counted = questions.counted
-    return {
-        "profile": calibration.profile.model_dump(mode="json"),
-        "summary": summarise(calibration.outcomes[Route.HYBRID], calibration.settings),
-        "answers": counted.answers,
-        "misleading": [int(each.sum()) for each in counted.misleading],
-        "irrelevant": [int(each.sum()) for each in counted.irrelevant],
-        "shown": {name: each.query.query_id for name, each in questions.shown.items()},
-        "questions": [
-            {
-                "query_id": each.query.query_id,
-                "text": each.query.text,
-                "gain": each.gain,
-                "before": [passage.passage_id for passage in each.before],
-                "after": [passage.passage_id for passage in each.after],
-            }
-            for each in questions.all
-        ],
-        "traffic": {
-            **picked(traffic, "requests", "sampled"),
-            "tokens": {
-                mode: tokens._asdict() for mode, tokens in tokens_by_mode(traffic.counts).items()
-            },
-            "estimates": {
-                metric.value: {
-                    **picked(estimate, "value", "lower", "upper", "n"),
-                    "truth": traffic.truth.get(metric),
-                }
-                for metric, estimate in traffic.estimates.items()
-            },
-        },
-    }

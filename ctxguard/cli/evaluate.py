@@ -8,7 +8,6 @@ from ctxguard._support.settings import key, optional, optional_key
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output
 from ctxguard.cli._inputs import (
-    beyond_index,
     compared,
     fitted,
     notes_on_pools,
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from ctxguard.core.policies import Policy
     from ctxguard.profile.schema import Profile
 
-_WIDE = 100
 _FIRST = (
     *("recall", "pooled_recall", "mrr", "served_mrr", "udcg_strict", "harm", "kept"),
     *("keyword_recall", "keyword_mrr"),
@@ -53,7 +51,6 @@ class EvaluateCommand(System):
         "TREC run file to write the retrieved candidates to.", "FILE", writes=True
     )
     all_metrics: bool = key("Show every metric, not the first few.", "SWITCH", value=False)
-    seed: _options.Seed = 0
 
     def __call__(self, output: Output) -> None:
         """The candidates come from an index, a retriever of your own (--retriever), a TREC run
@@ -111,7 +108,7 @@ class EvaluateCommand(System):
                 )
                 for each, by in policies.items()
             }
-            results = tabulate(measured, seed=self.seed)
+            results = tabulate(measured)
             results = _without_luck(results) if seen else results
         notes = [*labelled.notes, *notes_on_pools(pools, route, self.run), *seen]
         if seen and len(policies) > 1:
@@ -123,7 +120,6 @@ class EvaluateCommand(System):
                 "no relevant passage is among the candidates of any query: check that these labels "
                 "belong to the corpus that is searched"
             )
-        notes += beyond_index(source, most)
         if self.write_run is not None:
             write_trec_run(self.write_run, pools.run())
             notes.append(f"the candidates are in {self.write_run}, as a TREC run")
@@ -138,7 +134,6 @@ class EvaluateCommand(System):
             "route": route,
             "depth": depth,
             "baseline_k": baseline_k,
-            "seed": self.seed,
             "utilities": utilities,
             "unlabelled": unlabelled_note(dataset, utilities),
             "fusion": getattr(source, "fusion", None),
@@ -179,11 +174,8 @@ def _without_luck(results: "Results") -> "Results":
 
 
 def _print(results: "Results", output: Output, *, show_all: bool) -> None:
-    from calibration.evaluate import DESCRIPTIONS
-
     shown = results if show_all else results.only(metrics=_FIRST)
-    explained = len(results.policies) == 1 and output.out.width >= _WIDE
-    output.out.print(by_metric(shown, DESCRIPTIONS if explained else None))
+    output.out.print(by_metric(shown))
     if not show_all:
         n_left = len(results.metrics) - len(shown.metrics)
         output.note(f"{n_left} more metrics: all-metrics = true in [evaluate] of a file --system")

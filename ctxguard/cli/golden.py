@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ctxguard._support.settings import SettingsModel, key, optional, optional_key, setting
+from ctxguard._support.settings import SettingsModel, optional, optional_key, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output
 from ctxguard.cli._inputs import open_labelled, read_labelled, replayed
@@ -66,10 +66,6 @@ class HardNegativesCommand(IndexSystem):
         le=0.99,
     )
     depth: _options.Depth = None
-    per_query: int = key("Most negatives of one query.", "N", ge=1, value=4)
-    near: int = key(
-        "How many ranks below the first relevant passage to search.", "N", ge=0, value=10
-    )
 
     def __call__(self, output: Output) -> None:
         """The ranker orders the passages, or convex fusion where the index has no signals. Only
@@ -85,13 +81,7 @@ class HardNegativesCommand(IndexSystem):
         retriever = retriever.with_fusion(Fusion("ranker" if retriever.has_signals else "convex"))
         dataset = labelled.dataset
         pools = replayed(retriever, dataset, output, depth=self.depth or DEFAULT_DEPTH)
-        mined = mine(
-            pools,
-            dataset,
-            per_query=self.per_query,
-            near=self.near,
-            unjudged_margin=self.unjudged_margin,
-        )
+        mined = mine(pools, dataset, unjudged_margin=self.unjudged_margin)
         known = set(retriever.passage_ids)
         missing: Counter[str] = Counter()
 

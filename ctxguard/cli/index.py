@@ -11,9 +11,8 @@ from pydantic import model_validator
 from rich.filesize import decimal
 
 import ctxguard
-from ctxguard._support.file_version import file_version
 from ctxguard._support.settings import SettingsModel, optional, setting
-from ctxguard.cli._console import Output, Passes, by_total, picked, print_labelled
+from ctxguard.cli._console import Output, by_total
 from ctxguard.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _READ = 1_000
-"""Passages of a corpus that are read between two signs of progress."""
+"""Passages of a corpus whose ids an engine is asked for at once."""
 
 
 class IndexCommand(SettingsModel):
@@ -92,38 +91,9 @@ class IndexCommand(SettingsModel):
         return self
 
     def __call__(self, output: Output) -> None:
-        before = self._version
-        try:
-            self._index(output)
-        except KeyboardInterrupt:
-            kept = f"{self.out} was not changed"
-            if self.out is None:
-                kept = (
-                    "passages already written stay in the engine; run `ctxguard index --update` on "
-                    "the same corpus to add the rest"
-                )
-            elif self._version != before:
-                kept = f"{self.out} is complete"
-            elif self._vectors is not None and self._vectors.exists():
-                kept += f"; what was encoded is kept in {self._vectors}, and the same command goes "
-                kept += "on from there"
-            else:
-                kept += ", and nothing that was encoded is kept; run the command again"
-            print_labelled("warning", "bold yellow", f"interrupted: {kept}")
-            raise
-
-    @property
-    def _version(self) -> object:
-        return None if self.out is None else file_version(self.out / "manifest.json")
-
-    @property
-    def _vectors(self) -> Path | None:
-        """Where what is encoded for a new index in a folder is kept until it is complete."""
-        if self.out is None or self.update:
-            return None
-        return self.out.with_name(f"{self.out.name}.vectors")
-
-    def _index(self, output: Output) -> None:
+        """An interrupted run leaves a folder as it was. To an engine `--update` adds the rest; a
+        large corpus may be indexed a part first, and then with --update.
+        """
         from calibration.data.readers import read_corpus
 
         start = perf_counter()
@@ -138,34 +108,35 @@ class IndexCommand(SettingsModel):
         with output.doing("loading the model"):
             embedder = self._embedder(existing)
             chunk |= documents and embedder.passage_window is not None
-        if existing is None and self.signals in {None, "full"}:
-            # Made before the passages are counted, if the model gives one.
-            with output.doing("reading the model's word pieces, once on this machine"):
-                encoder = embedder.token_encoder()
-                if encoder is not None:
-                    encoder.piece_table  # noqa: B018  made, and kept
-        changes = None
+        corpus = _Corpus(reader, embedder, chunk=chunk)
         with output.passes() as begin:
-            is_update = existing is not None
-            corpus = _Corpus(reader, embedder, begin, chunk=chunk, is_update=is_update)
+            tell: Callable[[int], None] | None = None
+
+            def encoded(done: int) -> None:
+                nonlocal tell
+                if tell is None:  # by now all are read; of an update only the index knows how many
+                    total = corpus.passages if existing is None else None
+                    tell = by_total(begin("encoding passages", total))
+                tell(done)
+
             if existing is None:
-                retriever = self._built(corpus, embedder)
+                retriever, changes = self._built(corpus, embedder, encoded), None
             else:
-                retriever = existing
-                changes = retriever.update(corpus, corpus.encoded)
-            corpus.finish()
+                retriever, changes = existing, existing.update(corpus, encoded)
         build_seconds = perf_counter() - corpus.read_at
-        facts, document, notes = self._saved(retriever, embedder.dimension, output)
-        if changes is not None:
-            what_changed = ", ".join(f"{n:,} {what}" for what, n in asdict(changes).items())
-            facts.insert(2, ("update", what_changed))
-            document["update"] = changes
-        encoded = corpus.passages if changes is None else changes.encoded
-        seconds, per_second = perf_counter() - start, encoded / build_seconds
-        took = f"{seconds:.1f} s, {per_second:,.0f} passages/s"
-        document |= {"window": corpus.window, "seconds": seconds, "passages_per_second": per_second}
+        n_encoded = corpus.passages if changes is None else changes.encoded
+        document = {
+            "passages": len(retriever),
+            "signals": _holder(retriever).signals,
+            "fingerprint": retriever.fingerprint(),
+            "update": changes,
+            "window": corpus.window,
+            "passages_per_second": n_encoded / build_seconds,
+        }
+        where, notes = self._saved(retriever, output)
+        document |= {**where, "seconds": perf_counter() - start}
         notes = [*reader.notes, *corpus.notes, *notes]
-        output.result(document, lambda: output.facts(*facts, ("took", took)), notes)
+        output.result(document, lambda: _print(document, output), notes)
 
     def _check_destination(self) -> None:
         """Refuse a destination or a language before the work; saving checks only after it."""
@@ -186,92 +157,77 @@ class IndexCommand(SettingsModel):
             return ctxguard.HybridRetriever.load(self.out)
         return EngineRetriever.open(str(self.engine))
 
-    def _built(self, passages: "_Corpus", embedder: "SentenceTransformerEmbedder") -> "_Index":
+    def _built(
+        self,
+        passages: "_Corpus",
+        embedder: "SentenceTransformerEmbedder",
+        progress: Callable[[int], None],
+    ) -> "_Index":
         from ctxguard.integrations.engines.retriever import EngineRetriever
 
         about: Any = {
             "embedder": embedder,
             "analyser": self.language or "en",
-            "progress": passages.encoded,
+            "progress": progress,
             "signals": self.signals or "full",
         }
         if self.engine is not None:
             return EngineRetriever.build(passages, self.engine, **about)
         lexical = self.lexical or "bm25s"
-        if self._vectors is None:
-            return ctxguard.HybridRetriever.build(passages, lexical=lexical, **about)
-        from ctxguard.cli._encoded import KeptVectors
-
-        kept = KeptVectors(embedder, self._vectors)
-        about["embedder"] = kept
-        try:
-            return ctxguard.HybridRetriever.build(passages, lexical=lexical, **about)
-        finally:
-            kept.close()
+        return ctxguard.HybridRetriever.build(passages, lexical=lexical, **about)
 
     def _embedder(self, existing: "_Index | None") -> "SentenceTransformerEmbedder":
         from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
         if existing is not None:
-            holder: Any = getattr(existing, "generation", existing)
-            return SentenceTransformerEmbedder.of_index(holder.embedder)
+            return SentenceTransformerEmbedder.of_index(_holder(existing).embedder)
         # A folder's name must still find it when the index is opened from elsewhere.
         is_folder = self.model is not None and Path(self.model).is_dir()
         model = Path(str(self.model)).resolve() if is_folder else self.model
         return SentenceTransformerEmbedder(model)
 
-    def _saved(
-        self, retriever: "_Index", dimension: int, output: Output
-    ) -> tuple[list[tuple[str, str]], dict[str, object], list[str]]:
-        """Save an index; describe it as facts and as JSON, with notes on its language."""
+    def _saved(self, retriever: "_Index", output: Output) -> tuple[dict[str, object], list[str]]:
+        """Save an index; say where it is, and what to note of its language."""
         from ctxguard.integrations.engines.address import EngineAddress
         from ctxguard.integrations.engines.retriever import EngineRetriever
 
-        fingerprint = retriever.fingerprint()
-        embedder = ("embedder", f"{fingerprint['embedder']} {fingerprint['embedder_weights'][:12]}")
-        passages = ("passages", f"{len(retriever):,}")
-        document = {"passages": len(retriever), "fingerprint": fingerprint}
         if isinstance(retriever, EngineRetriever):
-            shown, signals = EngineAddress.parse(str(self.engine)).shown, retriever.signals
-            analyser = ("analyser", fingerprint["analyser"])
             retriever.close()
-            facts = [("engine", shown), passages, ("signals", signals), embedder, analyser]
-            return facts, {"engine": shown, **document, "signals": signals}, []
-        folder = Path(str(self.out))
+            return {"engine": EngineAddress.parse(str(self.engine)).shown}, []
+        folder, report = Path(str(self.out)), retriever.report
         with output.doing("saving"):
             retriever.save(folder)
-        if self._vectors is not None:
-            self._vectors.unlink(missing_ok=True)
-        report, signals = retriever.report, retriever.generation.signals
-        size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        search = "exact" if retriever.generation.dense.codes is None else "codes"
-        why = " (neither title nor text)" if report.empty else ""
-        facts = [
-            ("index", f"{folder}, {decimal(size_bytes)}"),
-            passages,
-            ("left out", f"{report.empty:,}{why}"),
-            ("vectors", f"{dimension} dimensions, {search} search"),
-            ("signals", signals),
-            embedder,
-            ("lexical", fingerprint["lexical"]),
-            ("corpus", f"sha256 {fingerprint['corpus_digest'][:12]}"),
-        ]
-        document |= {
-            "index": str(folder),
-            "left_out": {"neither title nor text": report.empty},
-            **picked(report, "repaired", "unhandled_letters"),
-            "vectors": {"dimension": dimension, "search": search},
-            "signals": signals,
-            "size_bytes": size_bytes,
-        }
         notes = [] if report.script_warning is None else [report.script_warning]
+        if report.empty:
+            notes.append(f"{report.empty:,} passages with neither title nor text were left out")
         language = retriever.analyser.name
         if self.model is None and language != "en":
             notes.append(
                 "the vectors are of all-MiniLM-L6-v2, which was trained on English, and the "
                 f"language is {language}; give --model a multilingual model"
             )
-        return facts, document, notes
+        size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        return {"index": str(folder), "left_out": report.empty, "size_bytes": size_bytes}, notes
+
+
+def _holder(retriever: "_Index") -> Any:
+    """Return what holds the index's settings."""
+    return getattr(retriever, "generation", retriever)
+
+
+def _print(made: "dict[str, Any]", output: Output) -> None:
+    by, changes = made["fingerprint"], made["update"]
+    changed = changes and ", ".join(f"{n:,} {what}" for what, n in asdict(changes).items())
+    output.facts(
+        ("engine", made.get("engine")),
+        ("index", f"{made['index']}, {decimal(made['size_bytes'])}" if "index" in made else None),
+        ("passages", f"{made['passages']:,}"),
+        ("update", changed),
+        ("signals", made["signals"]),
+        ("embedder", f"{by['embedder']} {by['embedder_weights'][:12]}"),
+        ("lexical", by.get("lexical", by.get("analyser"))),
+        ("took", f"{made['seconds']:.1f} s, {made['passages_per_second']:,.0f} passages/s"),
+    )
 
 
 def _is_chunked(retriever: "_Index", corpus: Path) -> bool:
@@ -297,9 +253,7 @@ class _Corpus:
     Args:
         passages: Those of the file.
         embedder: The model.
-        begin: Begins a bar of progress.
         chunk: Whether passages that are longer than the model reads are split.
-        is_update: Whether only the index can tell how many passages are to be encoded.
 
     Attributes:
         passages: The number of passages read so far, or of chunks.
@@ -312,13 +266,7 @@ class _Corpus:
     """
 
     def __init__(
-        self,
-        passages: "Iterable[Passage]",
-        embedder: "SentenceTransformerEmbedder",
-        begin: Passes,
-        *,
-        chunk: bool,
-        is_update: bool,
+        self, passages: "Iterable[Passage]", embedder: "SentenceTransformerEmbedder", *, chunk: bool
     ) -> None:
         self._file, self._window, self._chunk = passages, embedder.passage_window, chunk
         if self._window is None and chunk:
@@ -328,30 +276,12 @@ class _Corpus:
         tokens = None if self._window is None else self._window.tokens
         self.window = {"tokens": tokens, "longer": 0, "chunks": 0 if chunk else None}
         self.passages, self.read_at = 0, perf_counter()
-        self._begin, self._is_update = begin, is_update
-        self._read = begin("reading passages", None)
-        self._encoded: Callable[[int], None] | None = None
 
     def __iter__(self) -> "Iterator[Passage]":
         for passage in self._fitted():
-            yield passage
             self.passages += 1
-            if self.passages % _READ == 0:
-                self._read(_READ)
-        self._read(self.passages % _READ)
+            yield passage
         self.read_at = perf_counter()
-
-    def encoded(self, done: int) -> None:
-        """Show the passages encoded so far."""
-        if self._encoded is None:
-            total = None if self._is_update else self.passages
-            self._encoded = by_total(self._begin("encoding passages", total))
-        self._encoded(done)
-
-    def finish(self) -> None:
-        """Show those that were left out as done."""
-        if self._encoded is not None and not self._is_update:
-            self.encoded(self.passages)
 
     def _fitted(self) -> "Iterator[Passage]":
         from ctxguard.retrieval.chunks import chunked, document_of

@@ -1,10 +1,11 @@
 """``ctxguard judge``: have the questions of a log judged, as samples of a store."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Literal, Self, cast
 from uuid import uuid4
 
 from pydantic import model_validator
@@ -21,11 +22,10 @@ from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K
 from ctxguard.errors import ConfigurationError, QueryError
 
 if TYPE_CHECKING:
-    from ctxguard import ContextGuard, HybridRetriever
+    from ctxguard import HybridRetriever
     from ctxguard.cli._console import Passes
     from ctxguard.monitor.judges import Judge, LLMJudge
-    from ctxguard.monitor.store import Entry, SampleStore
-    from ctxguard.retrieval.protocols import AnyRetriever
+    from ctxguard.monitor.store import SampleStore
 
 _REPLY_TOKENS = 10
 _AT_ONCE = 20
@@ -91,7 +91,7 @@ class JudgeCommand(JudgeModel, System):
             waited = store.states().get(State.PENDING, 0)
             with output.passes() as begin:
                 added = self._write(store, judge, begin)
-            output.note(added.in_words(self, waited))
+            output.note(self._in_words(added, waited))
             if judge is None:
                 return
             fault = _judge_all(store, judge, output)
@@ -100,61 +100,62 @@ class JudgeCommand(JudgeModel, System):
                 output.findings([fault or "no sample waits, and this judge has judged none"])
             _show(store, series, output, fault)
 
-    def _write(self, store: "SampleStore", judge: "Judge | None", begin: "Passes") -> "_Added":
-        """Write the samples that the store lacks; without a judge only say what they take."""
-        from calibration.asked_questions import tokens_to_judge
+    def _write(self, store: "SampleStore", judge: "Judge | None", begin: "Passes") -> Counter[str]:
+        """Write the samples that the store lacks; without a judge only count what they take."""
+        from calibration.asked_questions import JUDGED_DEPTH, sample_of, tokens_to_judge
+        from ctxguard import ContextGuard
         from ctxguard.monitor.store import WorkerCounts
 
-        worker, added = uuid4().hex, _Added()
-        for entries, n_refused in self._entries(store, judge, begin):
-            sizes = [tokens_to_judge(entry) for entry in entries]
-            added = _Added(
-                added.questions + len(entries),
-                added.passages + sum(n for n, _ in sizes),
-                added.tokens + sum(tokens for _, tokens in sizes),
-                added.refused + n_refused,
-            )
+        source = self.open()
+        retriever = cast("HybridRetriever", in_first_order(source))
+        depth = max(self.depth or DEFAULT_DEPTH, self.serving_k, JUDGED_DEPTH)
+        guard = ContextGuard(retriever, k=self.serving_k, mode="off", depth=depth)
+        system = {**retriever.fingerprint(), "k": str(self.serving_k), "depth": str(depth)}
+        worker, added = uuid4().hex, Counter[str]()
+        for asked in self._asked(cast("HybridRetriever", source), system, store, judge, begin):
+            entries = []
+            for request_id, text, times in asked:
+                with suppress(QueryError):
+                    entries.append(sample_of(guard, text, request_id, times))
+            added.update(questions=len(entries), refused=len(asked) - len(entries))
+            for n_passages, n_tokens in map(tokens_to_judge, entries):
+                added.update(passages=n_passages, tokens=n_tokens)
             if judge is not None:
                 for hour, some in groupby(entries, lambda entry: int(entry.time_seconds // 3600)):
                     of_hour = list(some)
                     store.append(worker, of_hour, WorkerCounts(len(of_hour), hour=hour))
         return added
 
-    def _entries(
-        self, store: "SampleStore", judge: "Judge | None", begin: "Passes"
-    ) -> "Iterator[tuple[list[Entry], int]]":
-        """Yield the samples of questions that the store lacks, and how many were refused."""
+    def _asked(
+        self,
+        index: "HybridRetriever",
+        system: Mapping[str, str],
+        store: "SampleStore",
+        judge: "Judge | None",
+        begin: "Passes",
+    ) -> "Iterator[list[tuple[str, str, int]]]":
+        """Yield questions that the store lacks: request id, text, and how often it was asked."""
         from calibration.asked_questions import (
-            JUDGED_DEPTH,
             passages_to_ask_about,
             request_id_of,
             written_questions,
         )
-        from ctxguard import ContextGuard
 
-        source = self.open()
-        retriever = in_first_order(source)
-        depth = max(self.depth or DEFAULT_DEPTH, self.serving_k, JUDGED_DEPTH)
-        guard = ContextGuard(
-            cast("AnyRetriever", retriever), k=self.serving_k, mode="off", depth=depth
-        )
-        system = {**retriever.fingerprint(), "k": str(self.serving_k), "depth": str(depth)}
         if self.questions is None:
-            asked = {request_id_of(text, system): (text, n) for text, n in self._log().items()}
-            new = [(one, *about) for one, about in asked.items() if not store.find([one])]
+            asked = [(request_id_of(text, system), text, n) for text, n in self._log().items()]
+            new = [each for each in asked if not store.find([each[0]])]
             step = begin("searching", len(new))
             for first in range(0, len(new), _AT_ONCE):
                 some = new[first : first + _AT_ONCE]
-                yield _samples(guard, some)
+                yield some
                 step(len(some))
             return
-        index = cast("HybridRetriever", source)
         drawn = passages_to_ask_about(index.passage_ids, self.questions)
         ids = {name: request_id_of(name, system, is_written=True) for name in drawn}
         passages = [index.passage(name) for name in drawn if not store.find([ids[name]])]
         step = begin("writing questions", len(passages))
         for written in written_questions(passages, cast("LLMJudge", judge)):
-            yield _samples(guard, [(ids[p.passage_id], text, 1) for p, text in written if text])
+            yield [(ids[passage.passage_id], text, 1) for passage, text in written if text]
             step(len(written))
 
     def _log(self) -> dict[str, int]:
@@ -165,55 +166,31 @@ class JudgeCommand(JudgeModel, System):
             return dict.fromkeys(read_candidates(cast(Path, self.candidates)), 1)
         return asked_questions(self.queries)
 
-
-class _Added(NamedTuple):
-    """Samples that a run adds, with what judging them takes."""
-
-    questions: int = 0
-    passages: int = 0
-    tokens: int = 0
-    refused: int = 0
-
-    def in_words(self, settings: JudgeCommand, waited: int) -> str:
+    def _in_words(self, added: Counter[str], waited: int) -> str:
         """Say what is left to judge, and what it costs."""
         from ctxguard.monitor.judges.prompt import INSTRUCTIONS
 
-        refused = f"; {count(self.refused, 'question')} found no passage" if self.refused else ""
-        if not self.questions:
+        questions, passages = count(added["questions"], "question"), added["passages"]
+        n_refused = added["refused"]
+        refused = f"; {count(n_refused, 'question')} found no passage" if n_refused else ""
+        if not added["questions"]:
             waits = f"; {count(waited, 'sample')} waited for a judge" if waited else ""
             return f"the store holds every question already: none is new{waits}{refused}"
-        one_at_a_time = settings.judge not in ("cross-encoder", "reranker")
-        calls = self.passages if one_at_a_time else 2 * self.questions
-        line = (
-            f"judging {count(self.passages, 'passage')} of {count(self.questions, 'question')} "
-            f"takes {count(calls, 'call')}"
-        )
+        one_at_a_time = self.judge not in ("cross-encoder", "reranker")
+        calls = passages if one_at_a_time else 2 * added["questions"]
+        line = f"judging {count(passages, 'passage')} of {questions} takes {count(calls, 'call')}"
         if one_at_a_time:
-            read = self.tokens + calls * len(INSTRUCTIONS) // 4
+            read = added["tokens"] + calls * len(INSTRUCTIONS) // 4
             line += f" and reads about {float(f'{read:.2g}'):,.0f} tokens, instructions included"
-            if settings.prices is not None:
-                reading, writing = settings.prices
+            if self.prices is not None:
+                reading, writing = self.prices
                 cost = (read * reading + calls * _REPLY_TOKENS * writing) / 1e6
                 line += f", about {cost:.2g} at the prices given"
         if waited:
             line += f"; {count(waited, 'sample')} that the store holds already wait too"
-        if settings.judge is None:
+        if self.judge is None:
             line += "; add --judge llm, cross-encoder or reranker, and --model, to do it"
         return line + refused
-
-
-def _samples(
-    guard: "ContextGuard", asked: "Sequence[tuple[str, str, int]]"
-) -> "tuple[list[Entry], int]":
-    """Make the samples of questions: request id, text, and how often it was asked."""
-    from calibration.asked_questions import sample_of
-
-    found = []
-    for request_id, text, times in asked:
-        with suppress(QueryError):
-            found.append(sample_of(guard, text, request_id, times))
-    found = [entry for entry in found if entry is not None]
-    return found, len(asked) - len(found)
 
 
 def _judge_all(store: "SampleStore", judge: "Judge", output: Output) -> str | None:

@@ -19,8 +19,8 @@ class KeysCommand(SettingsModel):
 
     def __call__(self, _: Output) -> None:
         """Save it, and give it to the command as --system. One file serves all commands: the system
-        stands at its top, and what one command alone needs in the table of its name. Options may
-        stand there too, by their names.
+        stands at its top, with profile and store, and what one command alone needs in the table of
+        its name. Options may stand in that table too, by their names.
 
         For example: ctxguard keys serve > system.toml
         """

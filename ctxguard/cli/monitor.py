@@ -2,7 +2,6 @@
 
 import signal
 import threading
-from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -215,18 +214,10 @@ class MonitorCommand(JudgeSettings, IndexSystem):
         url = f"http://{self.host}:{server.server_port}/metrics"
         output.err.print(f"{url}, judged by {running.series}")
         judging.start()
-        said: list[str] = []
-        while True:
+        while running.judge_fault is None:
             with suppress(Empty):
-                received.get(timeout=min(self.refresh_seconds, _LOOK_SECONDS))
+                received.get(timeout=_LOOK_SECONDS)
                 break
-            if running.judge_fault is not None:
-                break
-            report = running.latest
-            if report is not None and (lines := _in_shadow(report)) != said:
-                said = lines
-                for line in lines:
-                    output.err.print(f"in shadow: {line}", soft_wrap=True)
         stopping.set()
         judging.join(_EXIT_SECONDS)
         server.shutdown()
@@ -281,26 +272,12 @@ def _print(report: "Report", output: Output, price: float | None) -> None:
         ("samples", samples),
         ("judged by", report.judge),
         ("this run", outcomes or ("nothing judged" if report.waiting else "nothing waited")),
-        ("verdicts", _verdicts(report)),
         ("waiting", f"{report.waiting:,} samples" if report.waiting else None),
         *tokens_in_words(report.counts, price),
         *[("in shadow", line) for line in _in_shadow(report)],
     )
     if report.waiting and report.judging_sampling_probability == 0.0:
         output.note("the judging budget is used up for now")
-
-
-def _verdicts(report: "Report") -> str | None:
-    """Say what the judge has been asked since its series began, by all monitors."""
-    totals = defaultdict[str, float](float)
-    for (name, *_), n in report.counts.items():
-        totals[name] += n
-    if not totals["verdicts"]:
-        return None
-    said = f"{totals['verdicts']:,.0f} passages, {totals['invalid_verdicts']:,.0f} refused"
-    if totals["judge_calls"]:
-        said += f", {totals['judge_calls']:,.0f} calls"
-    return said + (f", cost {totals['judge_cost']:,.2f}" if totals["judge_cost"] else "")
 
 
 def _in_shadow(report: "Report") -> list[str]:

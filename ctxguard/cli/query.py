@@ -10,10 +10,9 @@ import ctxguard
 from ctxguard._support.settings import optional, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, one_line
-from ctxguard.cli._inputs import beyond_index, on_route
-from ctxguard.cli._snippets import snippet
+from ctxguard.cli._inputs import on_route
 from ctxguard.cli._system import Source, System, open_assessor
-from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Mode, Verdict
+from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Mode, Passage, Verdict
 from ctxguard.profile.describe import FLAGS, REASONS, describe_policy, threshold_in_words
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ _DROPPED_SHOWN = 3
 _KEPT_LINES = 2
 _RANK_WIDTH = 3
 _LINE_END = 8
+_MOST_CHARACTERS = 2_000
 
 
 class QueryCommand(System):
@@ -49,7 +49,7 @@ class QueryCommand(System):
     def __call__(self, output: Output) -> None:
         """Each candidate stands with its score, its score relative to the best (r) where scores
         can be compared, its calibrated probability of relevance (P) where a model gives one, and
-        the part of its text that has most of the query's terms.
+        the beginning of its text.
 
         Without a profile it keeps the retriever's first k passages.
         """
@@ -72,8 +72,7 @@ class QueryCommand(System):
             )
             context = guard.retrieve(self.question)
         comparison = guard.comparison
-        notes = beyond_index(source, self.k or DEFAULT_K)
-        notes += [f"{flag.value}: {FLAGS[flag]}" for flag in context.flags]
+        notes = [f"{flag.value}: {FLAGS[flag]}" for flag in context.flags]
         notes += [f"{failure.stage} failed: {failure.cause}" for failure in context.failures]
         notes += [f"the profile: {line}" for line in comparison.reservations]
         if self.as_text:
@@ -112,18 +111,14 @@ class QueryCommand(System):
             if verdicts:
                 output.heading(title)
             for verdict in verdicts:
-                output.out.print(_candidate(verdict, context, retriever, output.out.width, lines))
+                passage = retriever.passage(verdict.passage_id)
+                output.out.print(_candidate(verdict, passage, output.out.width, lines))
         if len(shown) < len(dropped):
             output.out.print(f"{len(dropped) - len(shown)} more dropped; --all shows them")
 
 
-def _candidate(
-    verdict: Verdict, context: "Context", retriever: "Source", width: int, lines: int
-) -> Table:
+def _candidate(verdict: Verdict, passage: Passage, width: int, lines: int) -> Table:
     """Lay out one candidate: rank, id and title; figures, and the reason of its drop; text."""
-    from ctxguard.retrieval.analysers.words import words
-
-    passage = retriever.passage(verdict.passage_id)
     grid = Table.grid(padding=(0, 1))
     grid.add_column(justify="right", width=_RANK_WIDTH, no_wrap=True)
     grid.add_column(overflow="fold")
@@ -135,13 +130,10 @@ def _candidate(
         Text("  ").join([part for part in (name, title) if part.plain]),
     )
     grid.add_row("", Text(" · ", style="dim").join(_figures(verdict)))
-    room = lines * (width - _RANK_WIDTH - 1) - _LINE_END
-    if passage.text.strip():
-        # The terms of a wrapped retriever are not known.
-        analyser = getattr(retriever, "analyser", None)
-        analyse = words if analyser is None else analyser.analyse
-        text = snippet(passage.text, context.query, analyse, room)
-        grid.add_row("", Text("", style="dim").append_text(text))
+    text = Text(one_line(passage.text[:_MOST_CHARACTERS]), style="dim")
+    text.truncate(lines * (width - _RANK_WIDTH - 1) - _LINE_END, overflow="ellipsis")
+    if text.plain:
+        grid.add_row("", text)
     return grid
 
 

@@ -18,14 +18,12 @@ from ctxguard.server.gate import Gate
 from ctxguard.server.limits import rules_of
 from ctxguard.server.metrics import Endpoint, HttpMetrics, forget_dead_workers
 from ctxguard.server.openapi import openapi
-from ctxguard.server.problems import ProblemKind, answer
+from ctxguard.server.problems import answer
 from ctxguard.server.scoring import Scorer
 from ctxguard.server.service import Service
 from ctxguard.server.settings import ServiceSettings, is_loopback
 from ctxguard.server.wire import Operation
 
-_OBJECT = dict[str, Any]
-"""The type of an answer that another API documents."""
 _HEALTH_PATHS = {
     "/healthz": "Whether the process lives",
     "/readyz": "Whether the process answers requests",
@@ -83,7 +81,6 @@ def _operations(service: Service, registry: CollectorRegistry) -> list[Operation
             "Decide on scored candidates, with the reason and the threshold of each",
             filtering.FilterAnswer,
             filtering.REQUEST,
-            (ProblemKind.UNAVAILABLE,),
         ),
         Operation(
             "/metrics",
@@ -105,19 +102,18 @@ def _operations(service: Service, registry: CollectorRegistry) -> list[Operation
                 partial(rerank.rerank, service, service.scorer),
                 Endpoint.RERANK,
                 "Rerank documents; those that the decision drops have a score of 0.0",
-                answers,
+                Any,
                 asks,
             )
-            for paths, (asks, answers) in rerank.BODIES.items()
+            for paths, asks in rerank.BODIES.items()
             for path in paths
         ]
         operations += [
-            Operation(path, partial(_tell, content), Endpoint.OTHER, summary, _OBJECT)
+            Operation(path, partial(_tell, content), Endpoint.OTHER, summary, Any)
             for path, (summary, content) in rerank.clients_documents(service.settings).items()
         ]
     if service.guard.retriever is None:
         return operations
-    failures = (ProblemKind.UNAVAILABLE, ProblemKind.FILTER_VIOLATED)
     return [
         *operations,
         Operation(
@@ -127,7 +123,6 @@ def _operations(service: Service, registry: CollectorRegistry) -> list[Operation
             "Search the index, and build the context that the model gets",
             context.ContextAnswer,
             context.CONTEXT_REQUEST,
-            failures,
         ),
     ]
 

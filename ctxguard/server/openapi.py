@@ -8,22 +8,11 @@ from typing_extensions import TypedDict
 
 from ctxguard.server.limits import EndpointRule
 from ctxguard.server.metrics import Endpoint
-from ctxguard.server.problems import MEDIA_TYPE, ProblemKind
+from ctxguard.server.problems import MEDIA_TYPE
 from ctxguard.server.wire import Operation
 
 _JSON = "application/json"
-_PROBLEM = "Problem"
 _TOKEN = "token"  # noqa: S105 - the name of the scheme
-
-_OF_ANY = (ProblemKind.FOREIGN_HOST, ProblemKind.METHOD_NOT_ALLOWED)
-_OF_BODIES = (
-    ProblemKind.INVALID_JSON,
-    ProblemKind.TOO_SLOW,
-    ProblemKind.TOO_LARGE,
-    ProblemKind.NOT_JSON,
-    ProblemKind.INVALID_REQUEST,
-    ProblemKind.OVERLOADED,
-)
 
 
 class FieldFault(TypedDict):
@@ -88,11 +77,6 @@ def openapi(
 def _described(
     operation: Operation, schema_of: Mapping[int, Any], *, needs_token: bool
 ) -> dict[str, Any]:
-    kinds = [*_OF_ANY, *operation.problems]
-    if operation.asks is not None:
-        kinds += _OF_BODIES
-    if needs_token:
-        kinds.append(ProblemKind.UNAUTHORIZED)
     content = (
         {"text/plain": {"schema": {"type": "string"}}}
         if operation.answers is None
@@ -103,14 +87,9 @@ def _described(
         "operationId": operation.path.strip("/").replace("/", "_").replace(".", ""),
         "responses": {
             "200": {"description": "Answered", "content": content},
-            **{
-                str(status): {
-                    "description": " or ".join(
-                        kind.title.lower() for kind in kinds if kind.status == status
-                    ),
-                    "content": {MEDIA_TYPE: {"schema": schema_of[0]}},
-                }
-                for status in sorted({kind.status for kind in kinds})
+            "default": {
+                "description": "A problem, whose type says which",
+                "content": {MEDIA_TYPE: {"schema": schema_of[0]}},
             },
         },
         "security": [{_TOKEN: []}] if needs_token else [],

@@ -5,13 +5,12 @@ fails leaves the documents in their order: its outage neither fails a query nor 
 """
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache
 from itertools import repeat
-from operator import or_
 from time import perf_counter, time
-from typing import Annotated, Any, Literal, NotRequired, cast
+from typing import Annotated, Any, NotRequired, cast
 
-from pydantic import Field, create_model
+from pydantic import Field
 from starlette.types import Scope
 from typing_extensions import TypedDict
 
@@ -31,7 +30,7 @@ from ctxguard.core.types import (
     StageTiming,
 )
 from ctxguard.resilience import failure_of
-from ctxguard.retrieval.rerank_forms import FORMS, MARKS, Protocol, RerankForm
+from ctxguard.retrieval.rerank_forms import FORMS, MARKS, RerankForm
 from ctxguard.server.problems import Problem, ProblemKind, invalid
 from ctxguard.server.scoring import STAGE, BoundedScorer
 from ctxguard.server.service import Service
@@ -116,62 +115,12 @@ class ScoreRequest(TypedDict):
     model: NotRequired[str | None]
 
 
-class Degraded(TypedDict):
-    """Why the reranker's scores are missing."""
-
-    stage: str
-    kind: str
-
-
-class GuardMeta(TypedDict):
-    """The decision on a request."""
-
-    request_id: str
-    policy: Annotated[str | None, Field(description="Id of the profile; null without one.")]
-    mode: str
-    kept: int
-    dropped: Annotated[dict[str, int], Field(description="How many each reason dropped.")]
-    flags: list[str]
-    degraded: Degraded | None
-
-
-def answer_type(name: str, form: RerankForm) -> Any:
-    """Make the type of a form's answers, for the OpenAPI document."""
-    result: dict[str, Any] = {
-        **{key: (Literal[value], ...) for key, value in form.each.items()},
-        "index": (int, Field(description="Its position in the request, from 0.")),
-        form.score: (float, Field(description="In (0, 1] if it is kept, 0.0 if it is dropped.")),
-    }
-    if form.echo is not None:
-        echoed: Any = Document if form.echoes_object else str
-        result[form.echoed] = echoed, Field(default_factory=echoed)
-    results: Any = list[create_model(f"{name.title()}Result", **result)]  # type: ignore[misc]
-    if form.results is None:
-        return results
-    whole: dict[str, Any] = {
-        **{key: (Literal[value], ...) for key, value in form.envelope.items()},
-        "id": (str, ...),
-        "model": (str, ...),
-        form.results: (results, ...),
-        "meta": (dict[Literal["ctxguard"], GuardMeta], ...),
-        "usage": (dict[str, int], Field(description="Zero: the reranker counts, if at all.")),
-    }
-    return create_model(f"{name.title()}Answer", **whole)
-
-
 _USAGE = {"total_tokens": 0, "prompt_tokens": 0}
-_SPOKEN: tuple[tuple[tuple[Protocol, ...], Any], ...] = (
-    (("cohere", "voyage", "tei"), RerankRequest),
-    (("score",), ScoreRequest),
-)
-BODIES: dict[tuple[str, ...], tuple[Body, Any]] = {
-    FORMS[names[0]].paths: (
-        Body(asks),
-        reduce(or_, [answer_type(name, FORMS[name]) for name in names]),
-    )
-    for names, asks in _SPOKEN
+BODIES = {
+    FORMS["cohere"].paths: Body(RerankRequest),  # and Voyage's and TEI's
+    FORMS["score"].paths: Body(ScoreRequest),
 }
-"""The body of a request and the type of its answer, by the paths that take it."""
+"""The body of a request by the paths that take it."""
 _DOCUMENTS = frozenset([form.documents for form in FORMS.values()])
 
 
@@ -220,7 +169,7 @@ async def rerank(
             result[form.echoed] = {"text": texts[at]} if form.echoes_object else texts[at]
     if form.results is None:
         return results, failure
-    meta: GuardMeta = {
+    meta = {
         "request_id": context.request_id,
         "policy": context.profile_id,
         "mode": context.mode.value,

@@ -17,7 +17,7 @@ from ctxguard._support.json_values import MOST_VALUES, has_more_values
 from ctxguard.core.types import StageFailure
 from ctxguard.resilience.pool import DaemonPool
 from ctxguard.server.metrics import Endpoint
-from ctxguard.server.problems import ProblemKind, answer, invalid, invalid_body
+from ctxguard.server.problems import answer, invalid, invalid_body
 
 _T = TypeVar("_T")
 
@@ -110,9 +110,8 @@ class Operation:
             Without one: an endpoint as Starlette takes it.
         what: The metric label of its requests.
         summary: One line for people.
-        answers: The type of the answer; None for text.
+        answers: The type of the answer; None for text, ``Any`` where another API documents it.
         asks: The body; None without one, and its method is then ``GET`` instead of ``POST``.
-        problems: Its own problems, beside those of any operation.
     """
 
     path: str
@@ -121,7 +120,6 @@ class Operation:
     summary: str
     answers: Any
     asks: Body | None = None
-    problems: tuple[ProblemKind, ...] = ()
 
     @property
     def method(self) -> str:

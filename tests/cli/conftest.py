@@ -38,7 +38,8 @@ def index(index_made: Result) -> Path:
 def rank_bm25(collection: Path, run: Run, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What the command says of an index with another lexical engine."""
     pytest.importorskip("rank_bm25")
-    folder, lexical = tmp_path_factory.mktemp("rank_bm25") / "i", {"lexical": "rank-bm25"}
+    folder = tmp_path_factory.mktemp("rank_bm25") / "i"
+    lexical = {"index": {"lexical": "rank-bm25"}}
     return run.read("index", collection, "--out", folder, "--json", system=lexical)
 
 

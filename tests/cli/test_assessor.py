@@ -110,7 +110,7 @@ def test_labels_say_what_the_assessor_adds_and_a_query_asks_it(
     question = "which way to clean a piano"
     run.ok(
         *("query", question, "--index", index, "--profile", out),
-        system={**system, "mode": "enforce"},
+        system={**system, "query": {"mode": "enforce"}},
     )
     asked_now = endpoint.requests[n_requests:]
     assert len(asked_now) <= 1

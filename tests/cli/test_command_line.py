@@ -168,23 +168,16 @@ def test_an_interrupted_process_ends_quietly_with_130() -> None:
     assert errors == ""
 
 
-def test_progress_is_lines_where_it_is_no_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_progress_is_shown_once_where_it_is_no_terminal(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("ctxguard.cli._console._LINE_SECONDS", 0.0)
     with Output().passes() as begin:
         known, unknown = begin("encoding", 3_000), begin("reading", None)
         known(1_000)
         unknown(7)
         known(2_000)
-    said = [line.partition(" in ")[0] for line in capsys.readouterr().err.splitlines()]
-    assert said == [
-        "encoding: 1,000/3,000",
-        "reading: 7",
-        "encoding: 3,000/3,000",
-        "encoding: 3,000/3,000",
-        "reading: 7/7",
-    ]
+    said = capsys.readouterr().err
+    assert said.count("encoding") == said.count("3000/3000") == said.count("7/7") == 1
 
 
 def test_text_for_a_terminal_is_one_line_without_control_characters() -> None:
@@ -209,7 +202,7 @@ def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
             text=True,
             check=False,
         )
-        assert (done.returncode, done.stderr) == (141, "")
+        assert (done.returncode, done.stderr) == (1, "")
     os.close(writing)
 
 

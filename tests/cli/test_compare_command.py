@@ -73,7 +73,6 @@ def test_the_tables_fit_100_columns_and_print_the_rule(compare: Compare, tmp_pat
     assert "…" not in result.stdout
     for word in ("a name that is", "SAFE:", "DANGEROUS:", "RISKY:", "within noise", "best k"):
         assert word in result.stdout
-    assert "without encoding the query" in result.stdout
     assert "not saved" in result.stdout
 
 

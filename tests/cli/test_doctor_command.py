@@ -53,7 +53,7 @@ def test_an_index_and_the_profile_made_on_it_are_well(
     assert ("ok", "made on this system") in found["profile"]
 
     file = tmp_path / "system.toml"
-    system = {"index": str(index), "query": {"profile": str(profile)}}
+    system = {"index": str(index), "profile": str(profile)}
     file.write_text(as_toml(system), encoding="utf-8")
     assert findings(run, file) == (found, 0)
 

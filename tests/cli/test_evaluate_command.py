@@ -134,7 +134,7 @@ def test_a_profile_of_another_index_is_a_finding_that_says_what_differs(
     assert "lexical is 'rank-bm25" in result.stderr
     error = json.loads(result.stdout)["error"]
     assert error["type"] == "ProfileMismatchError"
-    assert len(error["differences"]) == 1
+    assert "lexical is 'rank-bm25" in error["message"]
 
 
 def test_keywords_measure_passages_that_have_no_labels(
@@ -175,11 +175,10 @@ def test_labels_without_a_corpus_that_find_nothing_say_so(show: Show, tmp_path: 
     assert said in " ".join(printed.split())
 
 
-def test_a_k_beyond_the_corpus_keeps_everything_and_says_so(evaluate: Evaluate) -> None:
+def test_a_k_beyond_the_corpus_keeps_everything(evaluate: Evaluate) -> None:
     document = evaluate("--k", "500")
     assert document["depth"] == 500
     assert means(document)["kept"] == 36.0
-    assert document["notes"] == ["k = 500 is more than the index's 36 passages"]
 
 
 def test_the_first_k_stand_beside_a_profile_under_the_same_fusion(

@@ -14,10 +14,7 @@ import pytest
 from chat_endpoint import ChatEndpoint
 from live_traffic import BROKEN, EVERYTHING, ONLY_SERVED, Traffic, profile_of, serve, states
 
-from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import Route
 from ctxguard.monitor.store import State
-from ctxguard.profile.schema import RouteVerdict
 from tests.timing import PATIENCE_SECONDS, until
 
 START = "from ctxguard.cli import main; main()"
@@ -37,24 +34,6 @@ def monitor(traffic: Traffic, *options: object) -> Iterator[subprocess.Popen[str
     finally:
         process.kill()
         process.communicate()
-
-
-def test_it_says_what_is_missing_while_a_profile_is_in_shadow(tmp_path: Path) -> None:
-    verdict = RouteVerdict(decision="shadow", n=12, serving_k=10, tolerance=0.01, max_loss=0.05)
-    profile = profile_of(RatioPolicy(k=6))
-    route = profile.routes[Route.EXTERNAL].model_copy(update={"verdict": verdict})
-    profile = profile.model_copy(update={"routes": {Route.EXTERNAL: route}})
-    profile.save(tmp_path / "profile.json")
-    traffic = serve(tmp_path, 30, profile=profile, relevant_ranks=[4], rates=EVERYTHING)
-    labels = traffic.write_labels(tmp_path / "labels.jsonl")
-    system = tmp_path / "system.toml"
-    system.write_text("[monitor]\nport = 0\nrefresh-seconds = 0.2\n", encoding="utf-8")
-    options = ("--judge", "labels", "--labels", labels, "--profile", tmp_path / "profile.json")
-    with monitor(traffic, *options, "--system", system) as process:
-        url = url_of(process)
-        metrics(url, r'^ctxguard_shadow_requests_needed\{route="external"\} ')
-        lines = iter(process.stderr.readline, "")
-        assert any("30 judged requests" in line and "until about" in line for line in lines)
 
 
 def url_of(process: subprocess.Popen[str]) -> str:

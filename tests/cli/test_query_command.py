@@ -60,22 +60,20 @@ def test_a_candidate_stands_with_what_it_was_compared_by(
     assert run.read(*unknown, "--json", system=on_route("dense"))["route"] == "dense"
 
 
-def test_a_candidate_stands_with_the_text_around_the_terms_of_the_query(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_candidate_stands_with_the_beginning_of_its_text(run: Run, tmp_path: Path) -> None:
     filler = "nothing to see here, " * 60
     rows: list[dict[str, object]] = [
-        {"_id": "a", "title": "Care", "text": f"{filler}wipe the violin with a cloth. {filler}"},
-        {"_id": "b", "text": f"{filler}tune a \x1b[31mpiano\x07 with a fork. {filler}"},
+        {"_id": "a", "title": "Care", "text": f"wipe the violin with a cloth. {filler}"},
+        {"_id": "b", "text": f"tune a \x1b[31mpiano\x07 with a fork. {filler}"},
     ]
     run("index", write_jsonl(tmp_path / "c.jsonl", rows), "--out", tmp_path / "i")
-    for columns in ("60", "80", "100", "120"):
+    for columns in ("60", "100"):
         result = run(
             *("query", "--index", tmp_path / "i", "-k", "1", "how to tune a piano or violin"),
             columns=columns,
         )
         words = " ".join(result.stdout.split())
-        assert "… " in words
+        assert "…" in words
         assert "wipe the violin" in words
         assert "tune a [31mpiano" in words
         assert not {"\x1b", "\x07"} & set(result.stdout)

@@ -13,7 +13,7 @@ from ctxguard.server.filtering import REQUEST
 from ctxguard.server.problems import Problem
 from ctxguard.server.rerank import BODIES
 
-RERANK = BODIES["/rerank", "/v1/rerank", "/v2/rerank"][0]
+RERANK = BODIES["/rerank", "/v1/rerank", "/v2/rerank"]
 WITH_METADATA = b'{"query": "q", "candidates": [{"id": "a", "metadata": {"m": %s}}]}'
 WITH_TEXTS = b'{"query": "q", "documents": [%s]}'
 N = MOST_VALUES

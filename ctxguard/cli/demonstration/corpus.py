@@ -4,20 +4,14 @@ One passage per documented public module, class, function, method and property o
 from the running interpreter, so nothing is downloaded and nothing is bundled. The corpus therefore
 differs a little between Python versions and platforms; most names are shared.
 
-An object that several listed modules export is listed under the module whose name is the longest
-prefix of the object's ``__module__``, else under the first in `MODULES`. Of two names for one
-object in the same module, the first one listed there is used. A function that is also a method
-(``random.choice`` is ``random.Random.choice``) is listed as the function. Builtin classes belong to
-no module and are left out.
-
-A member is listed under the public class that defines it. A member inherited from a base that is
-not in the corpus and only implements the class is listed under the class: ``_socket.socket.bind``
-is ``socket.socket.bind``.
+An object that several listed modules export is listed under the one that defines it, else under
+the first in `MODULES`. A function that is also a method (``random.choice`` is
+``random.Random.choice``) is listed as the function. A member is listed under the class that defines
+it; one of a private base or of C under the class that users know: ``_socket.socket.bind`` is
+``socket.socket.bind``. Builtin classes belong to no module and are left out.
 
 Under ``python -OO`` there are no docstrings to read.
 """
-
-from __future__ import annotations
 
 import builtins
 import importlib
@@ -25,9 +19,9 @@ import inspect
 import re
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
-from typing import Final, TypeAlias
+from typing import Final
 
 from ctxguard.core.types import Passage
 
@@ -60,20 +54,11 @@ _BOILERPLATE: Final = (
 )
 
 
-Export: TypeAlias = tuple[str, str, object]
-"""The module that lists an object, its name there, and the object."""
-
-
-class _Elided:
-    def __repr__(self) -> str:
-        return "..."
-
-
 def passages() -> Iterator[Passage]:
     """Yield the corpus, in the same order at every call on the same interpreter.
 
     Modules come in the order of `MODULES`; in each, the module itself, then its exports in the
-    order it lists them, each class followed by its members in the order they are defined.
+    order it lists them, each class followed by its members.
 
     Yields:
         One passage per documented public object. Its id is the name that a user writes, such as
@@ -81,57 +66,53 @@ def passages() -> Iterator[Passage]:
         it, and the docstring, at most `MAX_CHARACTERS` characters.
     """
     modules = {name: importlib.import_module(name) for name in MODULES}
-    exports = _owned_exports(modules)
-    values = [value for owned in exports.values() for _, _, value in owned]
+    exports = {name: list(_exported(name, modules)) for name in modules}
+    values = [value for of_module in exports.values() for _, value in of_module]
     public = {value for value in values if isinstance(value, type)}
-    seen = {id(_identity(value)) for value in values}
+    functions = {id(_function(value)) for value in values if not isinstance(value, type)}
+    seen: set[int] = set()
     for module_name, module in modules.items():
-        yield from _passage(module_name, "module", "", module.__doc__)
-        for _, name, value in exports[module_name]:
-            qualified_name = f"{module_name}.{name}"
+        yield from _passage(module_name, "module", "", _docstring(module))
+        for own_name, value in exports[module_name]:
+            name, identity = f"{module_name}.{own_name}", id(_function(value))
+            if identity in seen:
+                continue
+            seen.add(identity)
             if isinstance(value, type):
                 lineage = _lineage(value, public)
-                yield from _describe_class(qualified_name, value, lineage)
-                yield from _members(qualified_name, value, lineage, seen)
-            else:
-                yield from _describe(qualified_name, value)
+                yield from _class(name, value, lineage)
+                for attribute, kind in _members(value, lineage):
+                    member = _function(attribute.object)
+                    if id(member) not in seen | functions:
+                        seen.add(id(member))
+                        is_call = kind != "property"
+                        bound = getattr(value, attribute.name) if is_call else None
+                        signature = _signature(bound, is_method=kind == "method")
+                        full = f"{name}.{attribute.name}"
+                        yield from _passage(full, kind, signature, _docstring(member))
+            elif inspect.isroutine(value) or hasattr(value, "__wrapped__"):
+                yield from _passage(name, "function", _signature(value), _docstring(value))
+            elif value.__doc__ != type(value).__doc__:
+                # `typing.Optional` and the like; a mere constant has only its type's docstring.
+                yield from _passage(name, "object", "", _docstring(value))
 
 
-def _owned_exports(modules: dict[str, types.ModuleType]) -> dict[str, list[Export]]:
-    """Return each module's own exports, every object under exactly one module and name."""
-    claims: dict[int, list[Export]] = {}
-    for module_name, module in modules.items():
-        for name, value in _exported(module):
-            claims.setdefault(id(_identity(value)), []).append((module_name, name, value))
-    owned: dict[str, list[Export]] = {name: [] for name in modules}
-    for claim in claims.values():
-        # `max` keeps the first of equals, which is the order of `MODULES` and of `__all__`.
-        owner = max(claim, key=lambda export: _shared_prefix(modules[export[0]], export[2]))
-        owned[owner[0]].append(owner)
-    return owned
-
-
-def _shared_prefix(module: types.ModuleType, value: object) -> int:
-    """Return the length of the prefix of the object's ``__module__`` that the name covers."""
-    home = f"{getattr(value, '__module__', '')}."
-    return len(module.__name__) if home.startswith(f"{module.__name__}.") else 0
-
-
-def _exported(module: types.ModuleType) -> Iterator[tuple[str, object]]:
-    listed: Iterable[str] | None = getattr(module, "__all__", None)
-    names = list(vars(module)) if listed is None else list(listed)
-    for name in names:
-        if name.startswith("_") or f"{module.__name__}.{name}" in _HIDDEN:
-            continue
-        # `concurrent.futures` lists names that only its module-level `__getattr__` can provide.
-        value = vars(module)[name] if name in vars(module) else getattr(module, name)
+def _exported(name: str, modules: dict[str, types.ModuleType]) -> Iterator[tuple[str, object]]:
+    """Yield what a module exports, but for what another listed one defines and exports."""
+    module = modules[name]
+    listed = getattr(module, "__all__", None)
+    for attribute in listed or vars(module):
+        value = getattr(module, attribute)
         # `sys` keeps what it had at first of the hooks that programs replace, such as typer.
-        value = vars(module).get(f"__{name}__", value) if module is sys else value
-        if inspect.ismodule(value) or _is_builtin_class(value) or _is_foreign(value):
-            continue
-        if listed is None and not _is_home_of(module, value):
-            continue
-        yield name, value
+        value = vars(module).get(f"__{attribute}__", value) if module is sys else value
+        home = getattr(value, "__module__", None)
+        is_own = home in (name, f"_{name}") or str(home).startswith(f"{name}.")
+        is_elsewhere = home != name and getattr(modules.get(str(home)), attribute, None) is value
+        is_builtin = isinstance(value, type) and vars(builtins).get(value.__name__) is value
+        is_public = not attribute.startswith("_") and f"{name}.{attribute}" not in _HIDDEN
+        is_left_out = is_elsewhere or is_builtin or inspect.ismodule(value) or _is_foreign(value)
+        if is_public and not is_left_out and (listed or is_own):
+            yield attribute, value
 
 
 def _is_foreign(value: object) -> bool:
@@ -140,17 +121,7 @@ def _is_foreign(value: object) -> bool:
     return isinstance(home, str) and home.partition(".")[0] not in sys.stdlib_module_names
 
 
-def _is_builtin_class(value: object) -> bool:
-    return isinstance(value, type) and vars(builtins).get(value.__name__) is value
-
-
-def _is_home_of(module: types.ModuleType, value: object) -> bool:
-    """Tell whether a module without ``__all__`` defines the object rather than imports it."""
-    accelerator = f"_{module.__name__}"
-    return _shared_prefix(module, value) > 0 or getattr(value, "__module__", None) == accelerator
-
-
-def _identity(value: object) -> object:
+def _function(value: object) -> object:
     """Return the function behind a bound, static or class method; any other object unchanged."""
     if isinstance(value, types.MethodType | staticmethod | classmethod):
         return value.__func__
@@ -161,129 +132,68 @@ def _identity(value: object) -> object:
     return value
 
 
-def _describe(qualified_name: str, value: object) -> Iterator[Passage]:
-    """Yield the passage of an export that is not a class; nothing for a constant."""
-    docstring = getattr(value, "__doc__", None)
-    if inspect.isroutine(value) or hasattr(value, "__wrapped__"):
-        yield from _passage(qualified_name, "function", _signature(value), docstring)
-    elif docstring != type(value).__doc__:
-        # `typing.Optional` and the like; a mere constant has only its type's docstring.
-        yield from _passage(qualified_name, "object", "", docstring)
-
-
 def _lineage(owner: type, public: set[type]) -> list[type]:
     """Return the class and those of its bases that belong to it and to no public base."""
     bases = owner.__mro__[1:]
     elsewhere = {part for base in bases if base in public for part in base.__mro__}
-    own_bases = [base for base in bases if base not in elsewhere and _implements(base, owner)]
-    return [owner, *own_bases]
+    return [owner, *(each for each in bases if each not in elsewhere and _implements(each, owner))]
 
 
 def _implements(base: type, owner: type) -> bool:
     """Tell whether a base is private or of the same package, and thus no class in its own right."""
-    path = base.__module__.split(".")
-    return (
-        base.__name__.startswith("_")
-        or any(part.startswith("_") for part in path)
-        or path[0] == owner.__module__.split(".")[0]
-    )
+    path = [*base.__module__.split("."), base.__name__]
+    return any(part.startswith("_") for part in path) or path[0] == owner.__module__.split(".")[0]
 
 
-def _describe_class(qualified_name: str, owner: type, lineage: list[type]) -> Iterator[Passage]:
-    class_docstring = _first_docstring(vars(part).get("__doc__") for part in lineage)
-    if _is_autogenerated(owner.__name__, class_docstring):
+def _members(owner: type, lineage: list[type]) -> Iterator[tuple[inspect.Attribute, str]]:
+    """Yield the public members that the lineage defines, with their kinds; no constants."""
+    for each in inspect.classify_class_attrs(owner):
+        kind, value = str(each.kind), each.object
+        if isinstance(value, cached_property) or inspect.isdatadescriptor(value):
+            kind = "property"
+        is_own = each.defining_class in lineage and not _is_foreign(_function(value))
+        if is_own and kind != "data" and not each.name.startswith("_"):
+            yield each, kind
+
+
+def _class(full: str, owner: type, lineage: list[type]) -> Iterator[Passage]:
+    """Yield the passage of a class: if its constructor has a docstring, that explains arguments."""
+    own = next(filter(None, map(_docstring, lineage)), "")
+    # As of named tuples and of nodes, which only repeat the constructor.
+    if re.fullmatch(rf"{re.escape(owner.__name__)}(\([^()]*\))?", own):
         return
-    # If the constructor has a docstring, its arguments are explained there.
-    constructors = (vars(part).get("__init__") for part in lineage)
-    constructor_docstring = _first_docstring(
-        constructor.__doc__ for constructor in constructors if inspect.isfunction(constructor)
-    )
-    docstring = "\n\n".join(filter(None, (class_docstring, constructor_docstring)))
-    yield from _passage(qualified_name, "class", _signature(owner), docstring)
+    constructors = [vars(part).get("__init__") for part in lineage]
+    explained = [_docstring(each) for each in constructors if inspect.isfunction(each)]
+    more = next(filter(None, explained), "")
+    yield from _passage(full, "class", _signature(owner), "\n\n".join(filter(None, (own, more))))
 
 
-def _first_docstring(docstrings: Iterable[object]) -> str:
-    texts = (inspect.cleandoc(docstring) for docstring in docstrings if isinstance(docstring, str))
-    return next(texts, "")
-
-
-def _is_autogenerated(class_name: str, docstring: str) -> bool:
-    """Tell whether the docstring only repeats the constructor, as for named tuples and nodes."""
-    return re.fullmatch(rf"{re.escape(class_name)}(\([^()]*\))?", docstring) is not None
-
-
-def _members(
-    class_name: str, owner: type, lineage: list[type], seen: set[int]
-) -> Iterator[Passage]:
-    """Yield the class's documented members, adding each to `seen`."""
-    overridden: set[str] = set()
-    for part in owner.__mro__:
-        for name, value in vars(part).items():
-            if name in overridden:
-                continue
-            overridden.add(name)
-            identity = _identity(value)
-            if part not in lineage or name.startswith("_") or id(identity) in seen:
-                continue
-            if _is_foreign(identity):
-                continue
-            kind, signature = _member_kind(owner, name, value)
-            if not kind:
-                continue
-            seen.add(id(identity))
-            docstring = getattr(identity, "__doc__", None)
-            yield from _passage(f"{class_name}.{name}", kind, signature, docstring)
-
-
-def _member_kind(owner: type, name: str, value: object) -> tuple[str, str]:
-    """Return the member's kind and signature, or two empty strings for a constant."""
-    if isinstance(value, staticmethod):
-        return "static method", _signature(value.__func__)
-    if isinstance(value, classmethod | types.ClassMethodDescriptorType):
-        return "class method", _signature(getattr(owner, name))
-    if isinstance(value, property | cached_property) or inspect.isdatadescriptor(value):
-        return "property", ""
-    if inspect.isroutine(value):
-        return "method", _signature(value, bound=True)
-    return "", ""
-
-
-def _signature(value: object, *, bound: bool = False) -> str:
+def _signature(value: object, *, is_method: bool = False) -> str:
     """Return the call signature as written by a caller, or "" if Python does not know it.
 
     Args:
         value: A callable.
-        bound: Whether to leave out the first parameter, which is ``self``.
+        is_method: Whether to leave out the first parameter, which is ``self``.
     """
-    if not callable(value):
-        return ""
     try:
-        signature = inspect.signature(value)
+        signature = inspect.signature(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return ""
-    parameters = [_printable(parameter) for parameter in signature.parameters.values()]
-    return str(signature.replace(parameters=parameters[1:] if bound else parameters))
+    own = list(signature.parameters.values())[is_method:]
+    # A default like ``<object object at 0x7f...>`` changes with every run.
+    return re.sub(r"<(?:[^<>]|<[^<>]*>)*>", "...", str(signature.replace(parameters=own)))
 
 
-def _printable(parameter: inspect.Parameter) -> inspect.Parameter:
-    """Elide a default like ``<object object at 0x7f...>``, which changes with every run."""
-    default = parameter.default
-    if default is inspect.Parameter.empty or "<" not in repr(default):
-        return parameter
-    return parameter.replace(default=_Elided())
+def _docstring(value: object) -> str:
+    docstring = getattr(value, "__doc__", None)
+    return inspect.cleandoc(docstring).strip() if isinstance(docstring, str) else ""
 
 
-def _passage(
-    qualified_name: str, kind: str, signature: str, docstring: object
-) -> Iterator[Passage]:
+def _passage(full: str, kind: str, signature: str, docstring: str) -> Iterator[Passage]:
     """Yield the passage; nothing if there is no docstring with content."""
-    if not isinstance(docstring, str):
-        return
-    described = inspect.cleandoc(docstring).strip()
-    if not described or described.startswith(_BOILERPLATE):
-        return
-    text = f"{qualified_name}{signature}\n\n{described}" if signature else described
-    yield Passage(qualified_name, _cut(text), f"{qualified_name} ({kind})")
+    if docstring and not docstring.startswith(_BOILERPLATE):
+        text = f"{full}{signature}\n\n{docstring}" if signature else docstring
+        yield Passage(full, _cut(text), f"{full} ({kind})")
 
 
 def _cut(text: str) -> str:

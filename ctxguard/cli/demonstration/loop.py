@@ -17,6 +17,7 @@ from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query
 from calibration.report.before_after import BeforeAfter
 from ctxguard.cli._console import by_total
+from ctxguard.cli._store import label_judge
 from ctxguard.cli.demonstration.corpus import passages
 from ctxguard.core.context import Context
 from ctxguard.core.fusion import Fusion
@@ -28,7 +29,6 @@ from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.estimation.ratio import Estimate
 from ctxguard.monitor.export.prometheus import MonitorCollector
-from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.judging.counters import Counts
 from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
@@ -70,9 +70,6 @@ def open_index(folder: Path, passes: Passes) -> tuple[HybridRetriever, bool]:
     except (IndexFolderError, KeyError):
         pass
     embedder = SentenceTransformerEmbedder()
-    advance = passes("reading word pieces, once", 1)
-    embedder.piece_table  # noqa: B018  computed, and kept
-    advance(1)
     advance = passes("encoding passages", len(corpus))
     retriever = HybridRetriever.build(corpus, embedder=embedder, progress=by_total(advance))
     retriever.save(folder)
@@ -97,46 +94,32 @@ class ShownQuestion(NamedTuple):
         before: The passages served today.
         after: The passages that the chosen policy keeps, whether or not it is served.
         labels: Grade by passage id, and −1 for a known distractor.
-        gain: Strict UDCG after less that before.
     """
 
     query: Query
     before: tuple[Passage, ...]
     after: tuple[Passage, ...]
     labels: Mapping[str, int]
-    gain: float
 
 
-class Questions(NamedTuple):
-    """Every question before and after, in the order of the labels.
-
-    Attributes:
-        counted: Answers and misleading passages.
-        all: Every question.
-        shown: Those that a person should see, by why: the best, a typical one, the worst.
-    """
-
-    counted: BeforeAfter
-    all: Sequence[ShownQuestion]
-    shown: Mapping[str, ShownQuestion]
-
-
-def before_and_after(retriever: HybridRetriever, calibration: Calibration) -> Questions:
-    """Show every question without and with the guard."""
+def before_and_after(
+    retriever: HybridRetriever, calibration: Calibration
+) -> tuple[BeforeAfter, dict[str, ShownQuestion]]:
+    """Count all questions without and with the guard; return those a person should see, by why."""
     outcome = calibration.outcomes[Route.HYBRID]
     pools, _ = outcome.route.measured
     counted = BeforeAfter.of(outcome)
     queries = {query.query_id: query for query in calibration.dataset.queries}
-    found = []
-    for row, query_id in enumerate(pools.query_ids):
-        ids = pools.passage_ids[row]
+    shown = {}
+    for name, row in counted.shown().items():
+        query_id, ids = pools.query_ids[row], pools.passage_ids[row]
         before, after = (
             tuple([retriever.passage(ids[at]) for at in option.order[row][option.kept[row]]])
             for option in (outcome.today, outcome.chosen)
         )
-        labels, gain = _labels(calibration.dataset, query_id), float(counted.gain[row])
-        found.append(ShownQuestion(queries[query_id], before, after, labels, gain))
-    return Questions(counted, found, {name: found[row] for name, row in counted.shown().items()})
+        labels = _labels(calibration.dataset, query_id)
+        shown[name] = ShownQuestion(queries[query_id], before, after, labels)
+    return counted, shown
 
 
 def _labels(dataset: Dataset, query_id: str) -> dict[str, int]:
@@ -189,13 +172,7 @@ def monitor_traffic(
     query_ids = {query.text: query.query_id for query in dataset.queries}
     # A store in memory, because the demonstration leaves no samples behind.
     writer = SampleWriter(sampler, SampleStore.open("sqlite://"))
-    monitor = Monitor(
-        writer.store,
-        LabelJudge(
-            {text: dataset.qrels.get(query_id, {}) for text, query_id in query_ids.items()},
-            {text: dataset.distractors.get(query_id, {}) for text, query_id in query_ids.items()},
-        ),
-    )
+    monitor = Monitor(writer.store, label_judge(dataset))
     MonitorCollector(monitor, registry)
     advance = passes("serving requests", requests)
     traffic = random.Random(SEED).choices(dataset.queries, k=requests)  # noqa: S311 - no secret

@@ -8,7 +8,7 @@ from calibration.report.before_after import BeforeAfter
 from ctxguard.cli import demo
 from ctxguard.cli._console import Output
 from ctxguard.cli.demonstration import loop
-from ctxguard.cli.demonstration.loop import Questions, ShownQuestion
+from ctxguard.cli.demonstration.loop import ShownQuestion
 from ctxguard.core.context import Context
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Hit, Passage, ScoreKind
@@ -26,16 +26,16 @@ def context(*passage_ids: str) -> Context:
     return guard.retrieve("a question")
 
 
-def question(name: str, before: list[str], after: list[str], gain: float) -> ShownQuestion:
+def question(name: str, before: list[str], after: list[str]) -> ShownQuestion:
     passages = [tuple([Passage(name, name, name) for name in names]) for names in (before, after)]
-    return ShownQuestion(Query(name, f"question {name}"), *passages, LABELS, gain)
+    return ShownQuestion(Query(name, f"question {name}"), *passages, LABELS)
 
 
 def test_answers_and_what_misleads_are_counted_and_a_question_that_lost_is_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    gains = question("gains", ["lure", "answer", "more"], ["answer"], 1.0)
-    loses = question("loses", ["answer", "lure"], ["lure", "answer"], -0.2)
+    gains = question("gains", ["lure", "answer", "more"], ["answer"])
+    loses = question("loses", ["answer", "lure"], ["lure", "answer"])
     counted = BeforeAfter(
         answered=(np.array([True, True, False]), np.array([True, False, True])),
         misleading=(np.array([2, 1, 0]), np.array([0, 1, 0])),
@@ -44,7 +44,7 @@ def test_answers_and_what_misleads_are_counted_and_a_question_that_lost_is_shown
     )
     shown = {"best": gains, "worst": loses}
 
-    demo._show_questions(Output(), Questions(counted, [gains, loses], shown))
+    demo._show_questions(Output(), counted, shown)
 
     said = " ".join(capsys.readouterr().out.split())
     assert "the answer 1 keep it, 1 gain it, 1 lose it" in said
