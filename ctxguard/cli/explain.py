@@ -161,7 +161,6 @@ def _document(explanation: "Explanation") -> dict[str, Any]:
         ],
         "picked": explanation.picked,
         "alarm": explanation.alarm,
-        "feedback": explanation.reactions,
     }
 
 

@@ -1,4 +1,4 @@
-"""``ctxguard label``: export samples for people to label, import labels and user feedback."""
+"""``ctxguard label``: export samples for people to label, import their labels."""
 
 import time
 from pathlib import Path
@@ -143,15 +143,10 @@ class ExportCommand(SettingsModel):
 
 class ImportCommand(SettingsModel):
     file: Path = setting(
-        "File written by `ctxguard label export`, with grades filled in; or users' reactions, as "
-        "JSONL: request_id, kind (thumb_up, thumb_down, cited), passage_ids, time.",
-        "FILE",
-        argument=True,
+        "File written by `ctxguard label export`, with grades filled in.", "FILE", argument=True
     )
     store: _options.StoreUrl
-    annotator: str | None = optional(
-        "Name of the person who graded; labels are kept by name.", "NAME", default="none: reactions"
-    )
+    annotator: str = setting("Name of the person who graded; labels are kept by name.", "NAME")
     max_grade: MaxGrade = 3
 
     def __call__(self, output: Output) -> None:
@@ -159,21 +154,12 @@ class ImportCommand(SettingsModel):
         last counts, and of several annotators' the lower median.
 
         The output says how many of the file's grades count.
-
-        Reactions are counted by kind and enter no estimate: users see only what
-        was served, so reactions say nothing about recall.
         """
-        if self.annotator is None:
-            self._take_reactions(output)
-        else:
-            self._take_labels(self.annotator, output)
-
-    def _take_labels(self, annotator: str, output: Output) -> None:
         from ctxguard.monitor.estimation.sampling_design import usable_labels
         from ctxguard.monitor.labels.files import read_label_file
         from ctxguard.monitor.labels.samples import repeats
 
-        rows, ungraded = read_label_file(self.file, annotator, time.time(), self.max_grade)
+        rows, ungraded = read_label_file(self.file, self.annotator, time.time(), self.max_grade)
         with open_store(self.store) as opened:
             added = opened.add_labels(rows, self.max_grade)
             repeated = opened.add_labels(repeats(opened, rows), self.max_grade)
@@ -203,20 +189,5 @@ class ImportCommand(SettingsModel):
             "blank": sum(request_id not in unknown for request_id in ungraded),
             "usable": usable,
         }
-        words = f"{added.added:,} labels imported from {annotator}"
-        output.result(document, lambda: output.out.print(words), notes)
-
-    def _take_reactions(self, output: Output) -> None:
-        from ctxguard.monitor.labels.files import read_feedback_file
-
-        reactions = read_feedback_file(self.file, time.time())
-        with open_store(self.store) as opened:
-            added = opened.add_feedback(reactions)
-        notes = [
-            f"{len(added.unknown):,} requests are not in the store (not sampled, or expired); "
-            f"first: {first}"
-            for first in added.unknown[:1]
-        ]
-        document = picked(added, "added", "unknown")
-        words = f"{added.added:,} reactions imported"
+        words = f"{added.added:,} labels imported from {self.annotator}"
         output.result(document, lambda: output.out.print(words), notes)

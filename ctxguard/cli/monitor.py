@@ -246,7 +246,7 @@ def _present_corpus(retriever: "HybridRetriever") -> "CorpusSketch":
 def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, object]:
     live = report.live
     of_live = ("shown", "estimates", "judge_estimates", "labelled", "unpicked", "disagreements")
-    of_report = ("judge", "outcomes", "waiting", "verdicts", "invalid_verdicts", "feedback")
+    of_report = ("judge", "outcomes", "waiting", "verdicts", "invalid_verdicts")
     return {
         **picked(live, *of_live),
         **picked(report, *of_report, "judging_sampling_probability"),

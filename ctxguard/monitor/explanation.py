@@ -74,7 +74,6 @@ class Explanation:
         rejected: (passage id, reason, raw reply) of each verdict that was not valid.
         picked: How many passages draws for labels ask about, by kind.
         alarm: The alarm that requested its labels; None for none.
-        reactions: The kinds of users' reactions.
         decision: What the profile decides; None without one, or where it has no policy for it.
         notes: What to know of that decision.
     """
@@ -85,7 +84,6 @@ class Explanation:
     rejected: tuple[tuple[str, str, str], ...] = ()
     picked: Mapping[str, int] = field(default_factory=dict)
     alarm: str | None = None
-    reactions: tuple[str, ...] = ()
     decision: Decision | None = None
     notes: tuple[str, ...] = ()
 
@@ -114,7 +112,6 @@ class Explanation:
             ("state", self.state),
             ("session", stored.session_id or ""),
             ("labels", self._picked_in_words()),
-            ("feedback", ", ".join(self.reactions)),
         ]
         if record is None:
             facts.append(("text", "deleted to bound the store's size, or not readable"))
@@ -174,7 +171,6 @@ def explain_sample(
         rejected=store.rejected([sample_id]).get(sample_id, ()),
         picked=picked,
         alarm=store.label_queue().get(sample_id),
-        reactions=tuple([reaction.kind for _, reaction in store.feedback([sample_id])]),
         decision=decision,
         notes=tuple(notes),
     )

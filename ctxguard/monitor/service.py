@@ -82,8 +82,6 @@ class Report:
         time_seconds: When the report was made, in seconds since the epoch.
         judging_sampling_probability: With which a waiting sample is judged, to keep the budget.
         accounts: Samples of all serving processes, as last reported to the store.
-        feedback: Users' reactions by kind. Users see only what was served, so their reactions are
-            no judgments and enter no estimate.
         is_leader: Whether this is the one monitor of the store that cleans it.
         rises: By route of the alarms' profile that is in shadow, whether judged requests let its
             verdict rise, and what is missing.
@@ -101,7 +99,6 @@ class Report:
     time_seconds: float
     judging_sampling_probability: float
     accounts: Accounts
-    feedback: Mapping[str, int]
     is_leader: bool
     rises: Mapping[Route, Rise] = field(default_factory=dict)
 
@@ -279,7 +276,6 @@ class Monitor:
             time_seconds=self._clock(),
             judging_sampling_probability=self._budget.probability,
             accounts=self.store.accounts(),
-            feedback=self.store.feedback_counts(),
             is_leader=self._is_leader,
             rises={} if self._shadowed is None else self._shadowed.look(),
         )

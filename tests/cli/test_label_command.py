@@ -1,4 +1,4 @@
-"""`ctxguard label`: samples go out to people, their labels and users' feedback come back."""
+"""`ctxguard label`: samples go out to people, their labels come back."""
 
 import csv
 import json
@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from household import write_jsonl
 from live_traffic import EVERYTHING, Traffic, judge, profile_of, read_rows, serve
-from running import Result, Run, read, refused
+from running import Run
 
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.errors import DataError
-from ctxguard.monitor.labels.files import read_feedback_file, read_label_file
+from ctxguard.monitor.labels.files import read_label_file
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store import LabelRow, SampleStore
@@ -368,77 +368,6 @@ def write_table(file: Path, rows: Rows) -> Path:
         writer.writeheader()
         writer.writerows(rows)
     return file
-
-
-BAD_REACTIONS = {
-    "no request": ({"kind": "thumb_up"}, "request_id is None"),
-    "another kind": ({"request_id": "r", "kind": "love"}, "kind 'love' is unknown"),
-    "no kind": ({"request_id": "r"}, "kind None is unknown"),
-    "a list for a kind": ({"request_id": "r", "kind": []}, "kind [] is unknown"),
-    "one id, not a list": (
-        {"request_id": "r", "kind": "cited", "passage_ids": "d1"},
-        "passage_ids 'd1' is no list",
-    ),
-    "a date": (
-        {"request_id": "r", "kind": "cited", "time": "2026-01-01"},
-        "time '2026-01-01' is no number of seconds",
-    ),
-    "no finite time": (
-        {"request_id": "r", "kind": "cited", "time": float("nan")},
-        "time nan is no number",
-    ),
-    "a list": ([1], "no JSON object"),
-}
-
-
-def take(run: Run, traffic: Traffic, file: Path, *rows: object) -> Result:
-    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    return run("label", "import", file, "--store", traffic.url, "--json")
-
-
-class TestFeedback:
-    def test_reactions_are_counted_by_kind_and_enter_no_estimate(
-        self, run: Run, traffic: Traffic, tmp_path: Path
-    ) -> None:
-        with SampleStore.open(traffic.url) as store:
-            first, second = request_of(store, 1), request_of(store, 2)
-        before = json.loads(judge(run, traffic, "--json").stdout)
-        found = read(
-            take(
-                *(run, traffic, tmp_path / "f.jsonl"),
-                {"request_id": first, "kind": "thumb_up"},
-                {"request_id": first, "kind": "cited", "passage_ids": ["d0-1"], "time": 5},
-                {"request_id": second, "kind": "thumb_up", "note": "a\u2028b"},
-                {"request_id": "never sampled", "kind": "thumb_down"},
-            )
-        )
-        assert (found["added"], found["unknown"]) == (3, ["never sampled"])
-        assert len(found["notes"]) == 1
-        after = json.loads(judge(run, traffic, "--json").stdout)
-        assert after["feedback"] == {"thumb_up": 2, "cited": 1}
-        assert after["estimates"] == before["estimates"]
-        with SampleStore.open(traffic.url) as store:
-            cited = [one for _, one in store.feedback() if one.kind == "cited"]
-        assert (cited[0].passage_ids, cited[0].time_seconds) == (("d0-1",), 5.0)
-        bad = refused(
-            take(run, traffic, tmp_path / "g.jsonl", {"request_id": second, "kind": "cited"}, [1])
-        )
-        assert json.loads(bad.stdout)["error"]["line"] == 2
-        with SampleStore.open(traffic.url) as store:
-            assert len(store.feedback()) == 3
-
-    @pytest.mark.parametrize("name", BAD_REACTIONS)
-    def test_a_row_that_is_no_reaction_is_named_with_its_line(
-        self, tmp_path: Path, name: str
-    ) -> None:
-        bad, said = BAD_REACTIONS[name]
-        good = {"request_id": "r", "kind": "thumb_up"}
-        file = tmp_path / "f.jsonl"
-        file.write_text(f"{json.dumps(good)}\n{json.dumps(bad)}\n")
-        with pytest.raises(DataError) as refusal:
-            read_feedback_file(file, 0.0)
-        assert refusal.value.line == 2
-        assert said in str(refusal.value)
 
 
 def test_people_alone_grade_a_store_that_no_judge_has_seen(

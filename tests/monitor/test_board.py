@@ -32,7 +32,7 @@ from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.service import WatchedProfile
-from ctxguard.monitor.store import FeedbackRow, LostReason
+from ctxguard.monitor.store import LostReason
 from ctxguard.profile.schema import RouteEvidence, RouteProfile, RouteVerdict
 from ctxguard.request.telemetry import ReloadOutcome, ReloadTarget, Telemetry
 from ctxguard.retrieval.usage import InvalidReason
@@ -168,8 +168,6 @@ class Service:
         ledger.add(calls=3, retries=1, input_tokens=1_000, output_tokens=10)
         ledger.add_invalid("p", InvalidReason.REFUSED, "no")
         self.live.sampler.lose(1, LostReason.QUEUE_FULL)
-        liked = FeedbackRow(f"r{self.answered}", "thumb_up", (), self.live.now)
-        self.live.store.add_feedback([liked])
 
     def ring(self) -> None:
         """Raise every alarm."""

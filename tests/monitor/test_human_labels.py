@@ -227,7 +227,7 @@ def test_disagreements_are_reported() -> None:
     assert sample_id
 
 
-@pytest.mark.parametrize("source", ["feedback", "console"])
+@pytest.mark.parametrize("source", ["users", "console"])
 def test_labels_of_another_source_are_not_mixed_in(source: str) -> None:
     live, _ = live_with_labels(30)
     before = live.monitor.report().live

@@ -27,7 +27,6 @@ from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.service import WatchedProfile
-from ctxguard.monitor.store import FeedbackRow
 from ctxguard.profile.schema import Profile, RouteEvidence, RouteProfile
 from ctxguard.request.telemetry import Telemetry
 from ctxguard.server.metrics import HttpMetrics
@@ -71,7 +70,6 @@ def scrapes(tmp_path: Path) -> list[str]:
         )
         live.watch(*[make_context(["p0", "p1"], 1) for _ in range(3)])
         live.serve(make_context(["p0"], 1))
-        live.store.add_feedback([FeedbackRow("r", "thumb_up", (), live.now)])
         live.now += 1.0
         live.monitor.report()
     return [generate_latest(registry).decode() for registry in registries]

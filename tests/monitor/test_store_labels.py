@@ -1,13 +1,11 @@
-"""What people say of samples: labels, the samples they are asked about, and feedback."""
+"""What people say of samples: labels, and the samples they are asked about."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import pytest
 from storing import NOW, OpenStore, fill, label
 
-from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.store import FeedbackRow, LabelRow, SampleStore
+from ctxguard.monitor.store import LabelRow, SampleStore
 
 
 class TestPeople:
@@ -82,19 +80,3 @@ class TestPeople:
         assert store.queue_labels([ids[2], ids[0], ids[2], 10**9], reason="alarm") == 2
         assert store.queue_labels([ids[0], ids[1]], reason="later") == 1
         assert store.label_queue() == {ids[0]: "alarm", ids[1]: "later", ids[2]: "alarm"}
-
-    def test_feedback_is_kept_apart_from_labels(self, store: SampleStore) -> None:
-        ids = fill(store, 2)
-        rows = [
-            FeedbackRow("r0", "cited", ("p", "q"), NOW),
-            FeedbackRow("r1", "thumb_down", (), NOW),
-        ]
-        added = store.add_feedback([*rows, FeedbackRow("gone", "thumb_up", (), NOW)])
-        assert (added.added, added.unknown) == (2, ("gone",))
-        assert store.feedback() == [(ids[0], rows[0]), (ids[1], rows[1])]
-        assert store.feedback([ids[1]]) == [(ids[1], rows[1])]
-        assert store.labels() == []
-
-    def test_feedback_of_another_kind_is_refused(self) -> None:
-        with pytest.raises(ConfigurationError, match="'shrug' is unknown"):
-            FeedbackRow("r", "shrug", (), NOW)

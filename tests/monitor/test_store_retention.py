@@ -4,11 +4,10 @@ import random
 from pathlib import Path
 
 import pytest
-from storing import DAY, NOW, Clock, OpenStore, entry, fill, judge_all, judged, label
+from storing import DAY, Clock, OpenStore, entry, fill, judge_all, judged, label
 
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.store import (
-    FeedbackRow,
     GradedBlock,
     Limits,
     SampleStore,
@@ -25,7 +24,7 @@ class TestRetention:
         store.limits = Limits(max_age_seconds=DAY)
         ids = fill(store, 2)
         judge_all(store)
-        store.add_feedback([FeedbackRow("r0", "thumb_up", (), NOW)])
+        store.add_labels([label(0), label(1)])
         store.queue_labels(ids, reason="alarm")
         clock.now += 0.9 * DAY
         young = fill(store, 1, time_seconds=clock.now)
@@ -34,8 +33,9 @@ class TestRetention:
         assert store.find(["r0"]) == young
         assert store.payloads(ids) == store.verdicts("judge", ids) == store.rejected(ids) == {}
         assert len(all_judged(store, "judge")) == 0
-        assert (store.feedback(ids), store.label_queue()) == ([], {})
-        assert store.feedback(young) != []  # the same request was sampled again
+        assert store.label_queue() == {}
+        # The same request was sampled again.
+        assert store.labels() == [(young[0], label(0))]
         assert store.accounts().stored == 3
 
     def test_labelled_samples_go_as_well_and_leave_their_graded_block(

@@ -124,13 +124,6 @@ _REPORTED = (
         "live.disagreements",
         "Passages whose relevance annotators disagree on.",
     ),
-    # A gauge, because reactions are deleted with the samples that they are about.
-    (
-        "feedback",
-        "feedback",
-        "User reactions in the store, by kind. Users see only what was served: in no estimate.",
-        "kind",
-    ),
 )
 _RISES = (
     ("may_rise", "risen", "1 where judged requests let a route in shadow be enforced, else 0."),

@@ -19,7 +19,7 @@ IF_NONE_ABOVE = "if all above are 0"
 """When people grade a row."""
 
 _SOURCE = "human"
-"""Other sources, such as users' reactions, see only what was served."""
+"""Others, such as users of the answers, see only what was served."""
 
 
 @dataclass(frozen=True, slots=True)

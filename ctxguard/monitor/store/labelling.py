@@ -1,9 +1,8 @@
-"""What people are asked to grade and with what probability, their labels, and users' feedback.
+"""What people are asked to grade and with what probability, and their labels.
 
-Labels and feedback belong to a request, and so to every sample of that request.
+Labels belong to a request, and so to every sample of that request.
 """
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
@@ -18,7 +17,6 @@ from ctxguard.monitor.store.transactions import Transaction, chunks, reads, reco
 from ctxguard.monitor.store.types import (
     OPENED,
     Added,
-    FeedbackRow,
     LabelRow,
     PickedPassage,
     PickedSample,
@@ -28,7 +26,6 @@ from ctxguard.monitor.store.types import (
 
 _samples = schema.samples.c
 _labels = schema.labels.c
-_feedback = schema.feedback.c
 _judged = schema.judged.c
 _picked = schema.picked.c
 _HAS_TEXT = sa.exists().where(schema.payloads.c.sample_id == _judged.sample_id)
@@ -163,45 +160,6 @@ def label_queue(db: Transaction) -> dict[int, str]:
     """Return the reason of each sample whose labels were requested, in the order of their ids."""
     query = sa.select(_samples.sample_id, _samples.label_reason).order_by(_samples.sample_id)
     return dict(map(tuple, db.execute(query.where(_samples.label_reason.is_not(None)))))
-
-
-@writes
-def add_feedback(db: Transaction, rows: Sequence[FeedbackRow]) -> Added:
-    """Add users' reactions to answers of sampled requests."""
-    rows = [replace(row, request_id=storable(row.request_id)) for row in rows]
-    known = _known_requests(db, [row.request_id for row in rows])
-    new = [
-        {**asdict(row), "passage_ids": json.dumps(row.passage_ids)}
-        for row in rows
-        if row.request_id in known
-    ]
-    db.insert(schema.feedback, new)
-    unknown = dict.fromkeys(row.request_id for row in rows if row.request_id not in known)
-    return Added(len(new), tuple(unknown))
-
-
-@reads
-def feedback_counts(db: Transaction) -> dict[str, int]:
-    """Count reactions by kind."""
-    query = sa.select(_feedback.kind, sa.func.count()).group_by(_feedback.kind)
-    return {str(kind): int(count) for kind, count in db.execute(query)}
-
-
-@reads
-def feedback(
-    db: Transaction, sample_ids: Sequence[int] | None = None
-) -> list[tuple[int, FeedbackRow]]:
-    """(sample id, feedback) in the order in which it was added; None for all samples."""
-    query = sa.select(_samples.sample_id, schema.feedback).join(
-        schema.samples, _samples.request_id == _feedback.request_id
-    )
-    return [
-        (
-            row.sample_id,
-            record(FeedbackRow, row, passage_ids=tuple(json.loads(row.passage_ids))),
-        )
-        for row in _of_samples(db, query, "feedback_id", sample_ids)
-    ]
 
 
 def _of_samples(

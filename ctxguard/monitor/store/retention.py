@@ -133,13 +133,9 @@ def _forget(db: Transaction, sample_ids: Sequence[int]) -> None:
     db.execute(sa.delete(schema.judged).where(own, ~_judged.is_graded))
     db.execute(sa.update(schema.judged).where(own).values(is_counted=False, profile_id=None))
     # Another sample of the request may be younger.
-    for table in (schema.feedback, schema.labels):
-        db.execute(
-            sa.delete(table).where(
-                table.c.request_id.in_(requests),
-                table.c.request_id.not_in(sa.select(_samples.request_id)),
-            )
-        )
+    request_id = schema.labels.c.request_id
+    is_gone = request_id.not_in(sa.select(_samples.request_id))
+    db.execute(sa.delete(schema.labels).where(request_id.in_(requests), is_gone))
 
 
 def _vacuum_some(db: Transaction) -> bool:

@@ -53,9 +53,6 @@ class SampleStore(Store):
     labels = labelling.labels
     queue_labels = labelling.queue_labels
     label_queue = labelling.label_queue
-    add_feedback = labelling.add_feedback
-    feedback_counts = labelling.feedback_counts
-    feedback = labelling.feedback
 
     to_pick = labelling.to_pick
     save_pick = labelling.save_pick

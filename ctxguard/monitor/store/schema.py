@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from ctxguard.monitor.store.types import LostReason, State
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 metadata = sa.MetaData()
 
@@ -179,15 +179,6 @@ picked = sa.Table(
     sa.Column("probability", sa.Double, nullable=False),
     sa.Column("asked", StorableText),
     sa.Column("question", sa.Double, nullable=False),
-)
-
-feedback = sa.Table(
-    "ctxguard_feedback",
-    metadata,
-    sa.Column("feedback_id", _Id, primary_key=True),
-    sa.Column("request_id", StorableText, nullable=False, index=True),
-    *_columns(StorableText, "kind", "passage_ids"),
-    sa.Column("time_seconds", sa.Double, nullable=False),
 )
 
 # What monitors share: leases, counts, budgets, the state of alarms.

@@ -406,7 +406,7 @@ class LabelRow:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """The result of adding labels, or feedback.
+    """The result of adding labels.
 
     Attributes:
         added: How many were added. The others are duplicates, or of unknown requests.
@@ -434,35 +434,6 @@ class PickedSample:
     request_id: str
     question: float
     n_labels: int
-
-
-@dataclass(frozen=True, slots=True)
-class FeedbackRow:
-    """A user's reaction to an answer. Users see only what was served: it is no judgment.
-
-    Attributes:
-        request_id: The request that was answered.
-        kind: ``thumb_up``, ``thumb_down`` or ``cited``.
-        passage_ids: The passages it is about; empty for the answer as a whole.
-        time_seconds: When, in seconds since the epoch.
-
-    Raises:
-        ConfigurationError: at construction, for another kind.
-    """
-
-    request_id: str
-    kind: str
-    passage_ids: tuple[str, ...]
-    time_seconds: float
-
-    def __post_init__(self) -> None:
-        if self.kind not in FEEDBACK_KINDS:
-            raise ConfigurationError(
-                f"feedback kind {self.kind!r} is unknown; use one of {', '.join(FEEDBACK_KINDS)}"
-            )
-
-
-FEEDBACK_KINDS = ("thumb_up", "thumb_down", "cited")
 
 
 @dataclass(frozen=True, slots=True)
