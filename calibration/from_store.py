@@ -154,7 +154,7 @@ def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> Jud
             used,
             pools,
             utilities,
-            [draw for draw, _ in store.graded(series).asked],
+            list(store.graded(series).asked),
             exact=series.startswith(f"{LabelJudge.name} "),
             top_grade=store.top_grade() or TOP_GRADE,
         ),

@@ -160,7 +160,6 @@ def _document(explanation: "Explanation") -> dict[str, Any]:
             for name, reason, reply in explanation.rejected
         ],
         "picked": explanation.picked,
-        "alarm": explanation.alarm,
     }
 
 

@@ -40,11 +40,6 @@ class ExportCommand(SettingsModel):
         "judge that errs. The same grades then tell less of the live figures.",
         value=False,
     )
-    alarm: bool = setting(
-        "Export the samples that an alarm requested labels of, to look into it. Their labels "
-        "enter no estimate.",
-        value=False,
-    )
     tenant: str | None = optional(
         "Write only requests whose filter allows this one value of the field `tenant`, or of "
         "FIELD. The others that were picked wait for an export of their own.",
@@ -72,8 +67,6 @@ class ExportCommand(SettingsModel):
         from ctxguard.monitor.labels.samples import (
             minutes_to_grade,
             rows_once,
-            targeted_samples,
-            unfinished,
         )
         from ctxguard.monitor.service import let_people_grade
 
@@ -82,12 +75,9 @@ class ExportCommand(SettingsModel):
             if out is not None and not opened.series():
                 let_people_grade(opened)
             series = named_series(opened, self.judge)
-            if self.alarm:
-                samples = unfinished(targeted_samples(opened, series), self.n, tenant=tenant)
-            else:
-                samples = to_label(
-                    *(opened, series, self.n), tenant=tenant, whole=self.whole, dry_run=out is None
-                )
+            samples = to_label(
+                *(opened, series, self.n), tenant=tenant, whole=self.whole, dry_run=out is None
+            )
             top_grade = opened.top_grade() or self.max_grade
         rows = rows_once(samples)
         expected = min(round(sum(sample.expected_passages for sample in samples)), len(rows))
@@ -125,8 +115,6 @@ class ExportCommand(SettingsModel):
     def _notes(self, rows: "Sequence[RowToLabel]", guide: Path | None) -> list[str]:
         if not rows and self.tenant is not None:
             return [f"of the requests that were picked, none of {self.tenant} lacks labels"]
-        if not rows and self.alarm:
-            return ["no alarm has requested labels, or they have them by now"]
         if not rows:
             return ["every judged request has its labels already"]
         notes = []

@@ -73,7 +73,6 @@ class Explanation:
         candidates: Served ones first, each best first.
         rejected: (passage id, reason, raw reply) of each verdict that was not valid.
         picked: How many passages draws for labels ask about, by kind.
-        alarm: The alarm that requested its labels; None for none.
         decision: What the profile decides; None without one, or where it has no policy for it.
         notes: What to know of that decision.
     """
@@ -83,7 +82,6 @@ class Explanation:
     candidates: tuple[ExplainedCandidate, ...] = ()
     rejected: tuple[tuple[str, str, str], ...] = ()
     picked: Mapping[str, int] = field(default_factory=dict)
-    alarm: str | None = None
     decision: Decision | None = None
     notes: tuple[str, ...] = ()
 
@@ -136,8 +134,6 @@ class Explanation:
 
     def _picked_in_words(self) -> str:
         parts = [f"picked: {n} by {kind}" for kind, n in self.picked.items()]
-        if self.alarm is not None:
-            parts.append(f"requested by the alarm {self.alarm}")
         return ", ".join(parts) or "not picked for labels"
 
 
@@ -170,7 +166,6 @@ def explain_sample(
         candidates=() if record is None else tuple(_candidates(record, decision, judge, labels)),
         rejected=store.rejected([sample_id]).get(sample_id, ()),
         picked=picked,
-        alarm=store.label_queue().get(sample_id),
         decision=decision,
         notes=tuple(notes),
     )

@@ -17,9 +17,7 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.errors import DataError
 from ctxguard.monitor.labels.files import read_label_file
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.store import LabelRow, SampleStore
-from tests.stored import request_of
 
 Rows = list[dict[str, Any]]
 Export = Callable[..., Rows]
@@ -174,8 +172,6 @@ class TestExport:
         result = run("label", "export", "--store", traffic.url, "--out", out)
         assert "every judged request has its labels already" in result.stdout
         assert out.read_text() == ""
-        result = run.ok("label", "export", "--store", traffic.url, "--out", out, "--alarm")
-        assert "no alarm has requested labels" in result.stdout
 
     def test_without_stored_texts_that_is_said(self, run: Run, tmp_path: Path) -> None:
         from ctxguard.monitor.redaction import Text
@@ -213,40 +209,6 @@ class TestPlan:
             assert words in guide
         assert "| 2 |" not in guide
         assert "--max-grade 1" in guide
-
-
-class TestAlarm:
-    @pytest.fixture
-    def alarmed(self, run: Run, tmp_path: Path) -> Traffic:
-        """Traffic whose alarm has asked for labels of its worst requests."""
-        profile = profile_of(RatioPolicy(k=1))
-        profile.save(tmp_path / "profile.json")
-        rates = JudgingRates(
-            dropped_rate=0.0, full_pool_rate=0.0, full_pool_rate_if_no_hit=1.0, baseline_rate=1.0
-        )
-        made = serve(tmp_path, 40, profile=profile, relevant_ranks=[4], rates=rates, days_ago=2.0)
-        assert judge(run, made, "--profile", tmp_path / "profile.json").exit_code == 1
-        return made
-
-    def test_labels_of_an_alarm_stay_apart_though_it_takes_two_rounds(
-        self, export: Export, import_: Import, alarmed: Traffic
-    ) -> None:
-        with SampleStore.open(alarmed.url) as store:
-            queue = {request_of(store, each) for each in store.label_queue()}
-        targeted = export(alarmed, "--alarm")
-        assert {row["request_id"] for row in targeted} == queue
-        first = export(alarmed, "--alarm", "-n", "30")
-        served = [row for row in first if row["passage_id"].endswith("-0")]
-        import_(alarmed, graded(served, alarmed))
-        # A random export in between must not take them for a part of its own pick.
-        random = {row["request_id"] for row in export(alarmed, "-n", "1")}
-        second = export(alarmed, "--alarm", "-n", "30")
-        assert not {row["passage_id"] for row in second} & {row["passage_id"] for row in served}
-        with SampleStore.open(alarmed.url) as store:
-            (series,) = store.series()
-            picked = store.picked(series)
-            assert {request_of(store, each) for each in picked} == random
-            assert {*store.label_queue().values()} == {"recall_loss"}
 
 
 BAD_LABELS = {

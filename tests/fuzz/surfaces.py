@@ -356,7 +356,6 @@ def filled_store(url: str) -> tuple[SampleStore, Monitor]:
     store.add_labels(
         [LabelRow(f"r{n}", name, 1, None, "me", NOW) for n in range(4) for name in "ab"]
     )
-    store.queue_labels([1], reason="why")
     for n in range(4, 6):
         sampler.offer(guard.retrieve("q", request_id=f"r{n}"), 0.5, NOW)
     writer.flush()
@@ -379,7 +378,7 @@ def _store(folder: Path, closing: ExitStack) -> Make:
     ]
     calls: list[Callable[[], object]] = [
         *(monitor.step, monitor.maintain, monitor.restore_alarms),
-        *(store.accounts, store.states, store.label_queue, store.fold_accounts),
+        *(store.accounts, store.states, store.fold_accounts),
         lambda: store.labels([1, 2]),
         lambda: store.samples_of("r0"),
         lambda: store.verdicts(monitor.series, [1, 2]),

@@ -198,7 +198,7 @@ def test_a_judge_that_nobody_corrects_gives_no_estimate_under_that_name() -> Non
 
 
 def test_labels_that_nobody_picked_at_random_correct_nothing() -> None:
-    """Such as those asked for after an alarm."""
+    """Such as those that somebody chose by hand."""
     live, _ = live_with_labels(200)
     before = live.monitor.report()
     labelled = {sample_id for sample_id, _ in live.store.labels()}

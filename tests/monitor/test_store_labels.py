@@ -74,9 +74,3 @@ class TestPeople:
         with ThreadPoolExecutor(4) as pool:
             added = list(pool.map(lambda store: store.add_labels(rows).added, stores))
         assert sum(added) == len(stores[0].labels()) == 30
-
-    def test_samples_asked_for_keep_their_first_reason(self, store: SampleStore) -> None:
-        ids = fill(store, 3)
-        assert store.queue_labels([ids[2], ids[0], ids[2], 10**9], reason="alarm") == 2
-        assert store.queue_labels([ids[0], ids[1]], reason="later") == 1
-        assert store.label_queue() == {ids[0]: "alarm", ids[1]: "later", ids[2]: "alarm"}

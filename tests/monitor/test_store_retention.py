@@ -25,7 +25,6 @@ class TestRetention:
         ids = fill(store, 2)
         judge_all(store)
         store.add_labels([label(0), label(1)])
-        store.queue_labels(ids, reason="alarm")
         clock.now += 0.9 * DAY
         young = fill(store, 1, time_seconds=clock.now)
         clock.now += 0.2 * DAY
@@ -33,7 +32,6 @@ class TestRetention:
         assert store.find(["r0"]) == young
         assert store.payloads(ids) == store.verdicts("judge", ids) == store.rejected(ids) == {}
         assert len(all_judged(store, "judge")) == 0
-        assert store.label_queue() == {}
         # The same request was sampled again.
         assert store.labels() == [(young[0], label(0))]
         assert store.accounts().stored == 3

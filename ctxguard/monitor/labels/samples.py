@@ -17,7 +17,7 @@ from ctxguard.monitor.judges.protocol import verdicts_from_json
 from ctxguard.monitor.labels.files import RowToLabel, in_file_order, rows_to_label
 from ctxguard.monitor.labels.human import ALWAYS, NOBODY, human_verdicts, rows_left
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.store import LabelRow, PickedPassage, PickKind, SampleStore
+from ctxguard.monitor.store import LabelRow, PickedPassage, SampleStore
 
 _log = logging.getLogger(__name__)
 
@@ -163,21 +163,6 @@ def unfinished(
 def _in_file_order(sample: GradedSample) -> tuple[float, float]:
     question = sample.picked[0].question if sample.picked else 0.0
     return in_file_order(question, sample.record.request_id)
-
-
-def targeted_samples(store: SampleStore, series: str) -> list[GradedSample]:
-    """Return the samples that alarms have requested labels of; all that is judged is asked."""
-    ids = list(store.label_queue())
-    return [
-        replace(sample, picked=wholly(sample.sample_id, sample.record))
-        for sample in graded_samples(store, series, ids).values()
-    ]
-
-
-def wholly(sample_id: int, record: SampleRecord) -> tuple[PickedPassage, ...]:
-    """Ask about all that is judged of any request, in a sample that no draw chose."""
-    positions = (*record.served, *record.to_judge(has_hit=True))
-    return tuple([PickedPassage(sample_id, PickKind.COIN, position, 1.0) for position in positions])
 
 
 def rows_once(samples: Iterable[GradedSample]) -> list[RowToLabel]:

@@ -325,8 +325,7 @@ def graded(db: Transaction, series: str) -> GradedRows:
     """
     own = db.series_id(series)
     rows = db.execute(
-        sa.select(schema.judged, _samples.label_reason.is_not(None).label("is_targeted"))
-        .outerjoin(schema.samples, _samples.sample_id == _judged.sample_id)
+        sa.select(schema.judged)
         .where(_judged.series_id == own, _judged.is_graded)
         .order_by(_judged.sample_id)
     ).all()
@@ -337,13 +336,12 @@ def graded(db: Transaction, series: str) -> GradedRows:
         first_pick=np.array(firsts, np.int64),
         routes=tuple([row.route for row in rows]),
         blocks=tuple([row.block for row in rows]),
-        is_targeted=np.array([row.is_targeted for row in rows], np.bool_),
         asked=_asked(db, own),
         disagreements=sum(row.disagreements for row in rows),
     )
 
 
-def _asked(db: Transaction, own: int) -> dict[tuple[int, bool], int]:
+def _asked(db: Transaction, own: int) -> dict[int, int]:
     """Count the requests that draws opened, of those draws of which every tenants' part has grades.
 
     A draw from what another series judged counts as far as the samples were judged again. People
@@ -357,22 +355,18 @@ def _asked(db: Transaction, own: int) -> dict[tuple[int, bool], int]:
             _picked.pick_id,
             _picked.asked,
             is_graded.label("is_graded"),
-            _samples.label_reason.is_not(None).label("is_targeted"),
             sa.func.count().label("n"),
         )
         .outerjoin(
             schema.judged,
             sa.and_(_judged.sample_id == _picked.sample_id, _judged.series_id == own),
         )
-        .outerjoin(schema.samples, _samples.sample_id == _picked.sample_id)
         .where(_picked.kind.in_(OPENED))
-        .group_by(_picked.pick_id, _picked.asked, sa.text("3"), sa.text("4"))
+        .group_by(_picked.pick_id, _picked.asked, sa.text("3"))
     ).all()
     graded_files = {(row.pick_id, row.asked) for row in rows if row.is_graded}
     whole, missed = Counter[int](), Counter[int]()
-    asked = Counter[tuple[int, bool]]()
     for row in rows:
         whole[row.pick_id] += row.n
         missed[row.pick_id] += row.n * ((row.pick_id, row.asked) not in graded_files)
-        asked[row.pick_id, bool(row.is_targeted)] += row.n
-    return {key: n for key, n in asked.items() if missed[key[0]] <= MOST_UNCOVERED * whole[key[0]]}
+    return {draw: n for draw, n in whole.items() if missed[draw] <= MOST_UNCOVERED * n}

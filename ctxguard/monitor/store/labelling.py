@@ -137,31 +137,6 @@ def labels(db: Transaction, sample_ids: Sequence[int] | None = None) -> list[tup
     return [(row.sample_id, _label(row)) for row in rows]
 
 
-@writes
-def queue_labels(db: Transaction, sample_ids: Sequence[int], *, reason: str) -> int:
-    """Request labels of samples; those already requested keep their reason.
-
-    Args:
-        sample_ids: Samples that the store does not hold are left out.
-        reason: Such as the alarm that they are evidence of.
-
-    Returns:
-        How many were not requested before.
-    """
-    new = sa.update(schema.samples).where(_samples.label_reason.is_(None))
-    return sum(
-        db.execute(new.where(_samples.sample_id.in_(some)).values(label_reason=reason)).rowcount
-        for some in chunks(sorted(set(sample_ids)))
-    )
-
-
-@reads
-def label_queue(db: Transaction) -> dict[int, str]:
-    """Return the reason of each sample whose labels were requested, in the order of their ids."""
-    query = sa.select(_samples.sample_id, _samples.label_reason).order_by(_samples.sample_id)
-    return dict(map(tuple, db.execute(query.where(_samples.label_reason.is_not(None)))))
-
-
 def _of_samples(
     db: Transaction,
     query: sa.Select[Any],

@@ -51,8 +51,6 @@ class SampleStore(Store):
     top_grade = labelling.top_grade
     unknown_requests = labelling.unknown_requests
     labels = labelling.labels
-    queue_labels = labelling.queue_labels
-    label_queue = labelling.label_queue
 
     to_pick = labelling.to_pick
     save_pick = labelling.save_pick

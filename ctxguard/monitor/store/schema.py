@@ -74,8 +74,6 @@ samples = sa.Table(
     sa.Column("leased_until", sa.Double),
     # JSON of replies that were no verdict; it goes with the text.
     sa.Column("rejected", sa.Text),
-    # Such as the alarm that asked for labels.
-    sa.Column("label_reason", StorableText),
     # The state comes first: it counts samples by state, and finds the oldest that waits.
     sa.Index("ctxguard_samples_queue", "state", "sample_id"),
     sa.Index("ctxguard_samples_request", "request_id"),

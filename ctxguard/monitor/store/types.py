@@ -365,10 +365,8 @@ class GradedRows:
     Attributes:
         sample_ids, time_seconds, first_pick: Shape (n,), as of ``JudgedRows``.
         routes, blocks: Of each, as of ``GradedBlock``.
-        is_targeted: Shape (n,), whether an alarm asked for each as well, so that it is graded more
-            often.
-        asked: How many requests the draws opened that stand for all that they could have taken, by
-            draw and whether an alarm asked too.
+        asked: How many requests each draw opened, of those draws that stand for all that they could
+            have taken.
         disagreements: Passages on whose relevance annotators disagree.
     """
 
@@ -377,8 +375,7 @@ class GradedRows:
     first_pick: NDArray[np.int64]
     routes: tuple[str, ...]
     blocks: tuple[bytes, ...]
-    is_targeted: NDArray[np.bool_]
-    asked: Mapping[tuple[int, bool], int]
+    asked: Mapping[int, int]
     disagreements: int
 
 
