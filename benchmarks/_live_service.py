@@ -224,8 +224,8 @@ class Service:
     @property
     def file(self) -> Path:
         """The store's SQLite file."""
-        assert self.store.database.file is not None
-        return self.store.database.file
+        assert self.store.file is not None
+        return self.store.file
 
     def take_over(self, other: "Service", since: float, until: float, seed: str) -> None:
         """Go on from the samples that another service stored and judged in some time.

@@ -215,9 +215,9 @@ def _store(url: str) -> Iterator[Finding]:
         if limit is not None and store.size_bytes() > _FULL * limit:
             text = f"over {_FULL:.0%} of {limit:,} bytes are used: the oldest are deleted next"
             yield Finding("store", "note", text)
-        oldest = store.oldest_pending_seconds()
-        if oldest is not None and oldest > _IDLE_SECONDS:
-            text = f"a sample has waited {oldest / 3600:.0f} hours: run `ctxguard monitor`"
+        waited = store.clock() - (store.oldest_waiting() or store.clock())
+        if waited > _IDLE_SECONDS:
+            text = f"a sample has waited {waited / 3600:.0f} hours: run `ctxguard monitor`"
             yield Finding("monitor", "wrong", text)
         elif judged:
             yield Finding("monitor", "ok", "keeps up with the samples")

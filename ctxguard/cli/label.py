@@ -152,16 +152,14 @@ class ImportCommand(SettingsModel):
             added = opened.add_labels(rows, self.max_grade)
             repeated = opened.add_labels(repeats(opened, rows), self.max_grade)
             requests = list(dict.fromkeys([row.request_id for row in rows] + ungraded))
-            unknown = opened.unknown_requests(requests)
             usable = usable_labels(opened, requests)
         counts = (
             (repeated.added, "more requests ask the same of the same passage: graded as well"),
             (added.duplicates, "were in the store already"),
-            (added.disagreeing, "contradict another label; all are kept"),
-            (len(unknown), "requests are not in the store; their labels were left out"),
+            (len(added.unknown), "requests are not in the store; their labels were left out"),
         )
         notes = [f"{count:,} {words}" for count, words in counts if count]
-        notes += [f"first unknown request: {request_id}" for request_id in unknown[:1]]
+        notes += [f"first unknown request: {request_id}" for request_id in added.unknown[:1]]
         notes.append(
             f"{usable['passages']:,} grades of this file's requests count, {usable['requests']:,} "
             f"of the requests are complete; {usable['unfinished']:,} need more grades"
@@ -171,10 +169,9 @@ class ImportCommand(SettingsModel):
                 f"{usable['unpicked']:,} of them were not picked at random: they enter no estimate"
             )
         document = {
-            **picked(added, "added", "duplicates", "disagreeing"),
+            **picked(added, "added", "duplicates", "unknown"),
             "repeated": repeated.added,
-            "unknown": unknown,
-            "blank": sum(request_id not in unknown for request_id in ungraded),
+            "blank": len(ungraded),
             "usable": usable,
         }
         words = f"{added.added:,} labels imported from {self.annotator}"

@@ -131,12 +131,11 @@ class MonitorCommand(JudgeSettings, IndexSystem):
                 switch=self.switch,
             ),
         )
-        if running.series not in running.store.series():
-            output.notes(
-                f"{name!r} has judged {count(n, 'sample')} of this store, and people labelled "
-                f"{n_labelled:,} of them: {running.series!r} judges these again, and begins with "
-                "later ones"
-                for name, (n, n_labelled) in running.store.judged_counts().items()
+        former = running.store.series()
+        if former and running.series not in former:
+            output.note(
+                f"{former[-1]!r} has judged samples of this store: {running.series!r} judges those "
+                "again that people labelled, and begins with later ones"
             )
         try:
             running.restore_alarms()

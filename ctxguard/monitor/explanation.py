@@ -108,7 +108,6 @@ class Explanation:
             ("answered", time_in_words(stored.time_seconds)),
             ("sampled", f"with probability {stored.probability:.3g}"),
             ("state", self.state),
-            ("session", stored.session_id or ""),
             ("labels", self._picked_in_words()),
         ]
         if record is None:
@@ -121,6 +120,7 @@ class Explanation:
                 ("route", record.route.value),
                 ("mode", record.mode.value),
                 ("profile", record.profile_id or "none"),
+                ("session", record.session_id or ""),
                 (
                     "policy",
                     f"{keeps} {record.kept} of {n} candidates; {len(record.served)} were served",

@@ -260,7 +260,7 @@ class Monitor:
         )
         if self.series == PEOPLE_ALONE:
             live = replace(live, judge_estimates={})
-        states = self.store.states()
+        states, oldest = self.store.states(), self.store.oldest_waiting()
         self.latest = Report(
             judge=self.series,
             live=live,
@@ -270,7 +270,7 @@ class Monitor:
             counts=self._share_counts(),
             outcomes=self._counters.outcomes(),
             waiting=states.get(State.PENDING, 0) + states.get(State.CLAIMED, 0),
-            oldest_waiting_seconds=self.store.oldest_pending_seconds(),
+            oldest_waiting_seconds=None if oldest is None else max(self._clock() - oldest, 0.0),
             verdicts=self._counters.total("verdicts"),
             invalid_verdicts=self._counters.total("invalid_verdicts"),
             time_seconds=self._clock(),

@@ -367,7 +367,7 @@ def filled_store(url: str) -> tuple[SampleStore, Monitor]:
 def _store(folder: Path, closing: ExitStack) -> Make:
     store, monitor = filled_store("sqlite://")
     closing.callback(store.close)
-    connection: Any = store.database._current().raw_connection().driver_connection
+    connection: Any = store._current().raw_connection().driver_connection
     whole = connection.serialize()
     columns = [
         (table.name, column.name)

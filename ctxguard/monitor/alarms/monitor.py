@@ -238,9 +238,9 @@ class AlarmMonitor:
             return None
         begin = first if begin is None else begin
         end = begin + (math.floor((first - begin) / _DAY_SECONDS) + 1) * _DAY_SECONDS
-        if self._clock() < end + _LATE_SECONDS or self._store.is_unfinished(before=end):
-            return None
-        return end
+        waiting = self._store.oldest_waiting()
+        is_judged = waiting is None or waiting >= end
+        return end if is_judged and self._clock() >= end + _LATE_SECONDS else None
 
     def add_sampled(self, record: SampleRecord) -> None:
         """Count the signals of a sample, judged or not."""

@@ -231,8 +231,7 @@ def _report(report: Report) -> _Families:
         for name, attribute, text, *labels in _SAMPLES
     ]
     families += [
-        _gauge(name, text, attrgetter(attribute)(report), *labels)
-        for name, attribute, text, *labels in _REPORTED
+        _gauge(name, text, attrgetter(attribute)(report)) for name, attribute, text in _REPORTED
     ]
     counts: dict[str, dict[Any, float]] = {name: {} for name in _COUNTS}
     for (name, *key), n in report.counts.items():

@@ -397,7 +397,6 @@ class SampleWriter:
                 request_id=record.request_id,
                 time_seconds=record.time_seconds,
                 probability=record.probability,
-                session_id=record.session_id,
                 label_order=self._label_order.uniform(record.request_id),
                 payload=record.to_bytes(),
             )
@@ -437,7 +436,7 @@ def sample_to(
             alone: the writer tries again until it is mended.
     """
     sampler = Sampler(rate, max_per_second=max_per_second, seed=seed)
-    store = SampleStore.at(url, limits=Limits() if limits is None else limits)
+    store = SampleStore(url, limits=Limits() if limits is None else limits)
     try:
         store.check()
     except (StoreFullError, StoreCorruptError, StoreLockedError) as error:

@@ -37,7 +37,6 @@ from ctxguard.monitor.store.types import (
     State,
     StoredSample,
     StoredShares,
-    ToPick,
     WorkerCounts,
 )
 
@@ -66,7 +65,6 @@ __all__ = [
     "State",
     "StoredSample",
     "StoredShares",
-    "ToPick",
     "WorkerCounts",
 ]
 

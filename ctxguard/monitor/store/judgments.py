@@ -10,7 +10,8 @@ import numpy as np
 import sqlalchemy as sa
 
 from ctxguard.monitor.store import schema
-from ctxguard.monitor.store.transactions import Store, Transaction, reads, record, writes
+from ctxguard.monitor.store.database import Store
+from ctxguard.monitor.store.transactions import Transaction, reads, record, writes
 from ctxguard.monitor.store.types import (
     MOST_UNCOVERED,
     NO_PICK,
@@ -42,27 +43,6 @@ def series(db: Transaction) -> list[str]:
     """Return every series of judgments, in the order in which they began."""
     table = schema.series.c
     return db.scalars(sa.select(table.name).order_by(table.series_id))
-
-
-@reads
-def judged_counts(db: Transaction) -> dict[str, tuple[int, int]]:
-    """Count the judged samples of each series, and those of them that people labelled."""
-    table, labels = schema.series.c, schema.labels.c
-    labelled = sa.exists().where(
-        _samples.sample_id == _judged.sample_id, labels.request_id == _samples.request_id
-    )
-    rows = db.execute(
-        sa.select(
-            table.name,
-            sa.func.count().label("n"),
-            sa.func.count().filter(labelled).label("n_labelled"),
-        )
-        .join(schema.judged, _judged.series_id == table.series_id)
-        .where(_judged.is_counted)
-        .group_by(table.series_id, table.name)
-        .order_by(table.series_id)
-    )
-    return {row.name: (row.n, row.n_labelled) for row in rows}
 
 
 def judged_pages(

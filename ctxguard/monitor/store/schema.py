@@ -63,7 +63,6 @@ samples = sa.Table(
     sa.Column("sample_id", _Id, primary_key=True),
     sa.Column("request_id", StorableText, nullable=False),
     *_columns(sa.Double, "time_seconds", "probability"),
-    sa.Column("session_id", StorableText),
     sa.Column("label_order", sa.Double, nullable=False),
     sa.Column("payload_bytes", sa.Integer, nullable=False),
     sa.Column("state", sa.Text, nullable=False),
@@ -161,7 +160,6 @@ labels = sa.Table(
     sa.Column("negative", StorableText),
     sa.Column("annotator", StorableText, nullable=False),
     sa.Column("time_seconds", sa.Double, nullable=False),
-    sa.Column("source", StorableText, nullable=False),
     sa.Index("ctxguard_labels_request", "request_id", "passage_id"),
 )
 

@@ -73,8 +73,3 @@ def update_state(db: Transaction, key: str, change: Callable[[str | None], tuple
     found, value = change(db.locked_state(key))
     db.set_state(key, value)
     return found
-
-
-@reads
-def check(_: Transaction) -> None:
-    """Raise what ``SampleStore.open`` raises where the store cannot be used at present."""
