@@ -35,7 +35,6 @@ from ctxguard.monitor.judging import budget as budget_module
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
 from ctxguard.monitor.labels.files import RowToLabel
 from ctxguard.monitor.labels.human import IF_NONE_ABOVE
-from ctxguard.monitor.redaction import Text
 from ctxguard.monitor.sampling.sampler import HashSampler, Sampler
 from ctxguard.monitor.sampling.writer import Privacy, SampleWriter
 from ctxguard.monitor.service import Monitor
@@ -48,7 +47,7 @@ from ctxguard.monitor.store import (
 
 START = 20_000 * DAY_SECONDS
 """When the traffic begins: at midnight."""
-_PRIVACY = Privacy(redactor=None, passages=Text.OMITTED)
+_PRIVACY = Privacy(redactor=None, passages="omitted")
 """The simulated judge and people know the passages by their ids."""
 _CLAIM = 500
 _SAMPLES = schema.samples.name

@@ -174,10 +174,9 @@ class TestExport:
         assert out.read_text() == ""
 
     def test_without_stored_texts_that_is_said(self, run: Run, tmp_path: Path) -> None:
-        from ctxguard.monitor.redaction import Text
         from ctxguard.monitor.sampling.writer import Privacy
 
-        traffic = serve(tmp_path, 2, rates=EVERYTHING, privacy=Privacy(passages=Text.OMITTED))
+        traffic = serve(tmp_path, 2, rates=EVERYTHING, privacy=Privacy(passages="omitted"))
         judge(run, traffic)
         out = tmp_path / "out.jsonl"
         result = run("label", "export", "--store", traffic.url, "--out", out, "--whole")

@@ -286,13 +286,12 @@ def test_with_the_index_texts_that_were_not_stored_are_looked_up(
     from prometheus_client import CollectorRegistry
 
     from ctxguard.guard import ContextGuard
-    from ctxguard.monitor.redaction import Text
     from ctxguard.monitor.sampling.writer import Privacy, sample_to
     from ctxguard.request.telemetry import Telemetry
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
     url = f"sqlite:///{tmp_path / 'samples.db'}"
-    writer = sample_to(url, rate=1.0, privacy=Privacy(passages=Text.OMITTED), rates=EVERYTHING)
+    writer = sample_to(url, rate=1.0, privacy=Privacy(passages="omitted"), rates=EVERYTHING)
     guard = ContextGuard(
         HybridRetriever.load(index),
         depth=3,
