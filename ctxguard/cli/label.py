@@ -64,10 +64,7 @@ class ExportCommand(SettingsModel):
         from ctxguard.monitor.estimation.sampling_design import to_label
         from ctxguard.monitor.labels.files import write_label_file
         from ctxguard.monitor.labels.guide import grading_guide
-        from ctxguard.monitor.labels.samples import (
-            minutes_to_grade,
-            rows_once,
-        )
+        from ctxguard.monitor.labels.samples import rows_once
         from ctxguard.monitor.service import let_people_grade
 
         out, tenant = self.out, self.tenant
@@ -81,7 +78,6 @@ class ExportCommand(SettingsModel):
             top_grade = opened.top_grade() or self.max_grade
         rows = rows_once(samples)
         expected = min(round(sum(sample.expected_passages for sample in samples)), len(rows))
-        minutes = minutes_to_grade(expected)
         guide = None
         if out is not None:
             write_label_file(out, rows)
@@ -100,14 +96,13 @@ class ExportCommand(SettingsModel):
             "requests": len(samples),
             "passages": len(rows),
             "expected_passages": expected,
-            "minutes": minutes,
         }
 
         def show() -> None:
             name = "" if out is None else f"{out}: "
             output.out.print(
-                f"{name}{len(samples):,} requests, about {expected:,} passages to grade "
-                f"({minutes:,} minutes), at most {len(rows):,}"
+                f"{name}{len(samples):,} requests, about {expected:,} passages to grade, "
+                f"at most {len(rows):,}"
             )
 
         output.result(document, show, notes)

@@ -383,8 +383,6 @@ def _print_estimates(report: "Report", output: Output) -> None:
 
 def _next_step(report: "Report") -> str:
     """Say which passages people grade next, until every metric has an estimate."""
-    from ctxguard.monitor.labels.samples import minutes_to_grade
-
     live = report.live
     shown = [live.estimates[window][metric] for metric, window in live.shown.items()]
     lacking = [
@@ -396,7 +394,7 @@ def _next_step(report: "Report") -> str:
     if n <= 0:
         return "Label more with `ctxguard label export`"
     return (
-        f"Next: have people grade about {count(n, 'passage')} ({minutes_to_grade(n):,} minutes), "
+        f"Next: have people grade about {count(n, 'passage')}, "
         f"`ctxguard label export -n {n} --out FILE`"
     )
 

@@ -23,7 +23,6 @@ _log = logging.getLogger(__name__)
 
 _MOST_OVER = 1.25
 """Grades that were asked for before may exceed a budget by this."""
-_SECONDS_A_GRADE = 20.0
 _LIKELY = {False: 0.2, True: 0.8}
 """About how likely a passage is to be relevant, by whether the judge calls it so."""
 
@@ -91,15 +90,6 @@ class GradedSample:
     def _likely(self, passage_id: str) -> float:
         verdict = self.judge.get(passage_id)
         return _LIKELY[verdict is not None and verdict.grade > 0]
-
-
-def minutes_to_grade(passages: float) -> int:
-    """Predict how many minutes people take for so many passages, at least one.
-
-    >>> minutes_to_grade(60), minutes_to_grade(1)
-    (20, 1)
-    """
-    return max(round(passages * _SECONDS_A_GRADE / 60.0), 1)
 
 
 def graded_samples(
