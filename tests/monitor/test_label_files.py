@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxguard.errors import DataError
@@ -32,7 +32,6 @@ def begins_a_formula(cell: str) -> bool:
 
 
 @given(st.lists(st.tuples(IDS, IDS, HOSTILE, st.integers(0, 3)), min_size=1, max_size=5))
-@settings(max_examples=300, deadline=None)
 def test_what_is_written_is_read_back_and_no_cell_begins_a_formula(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str, str, int]]
 ) -> None:

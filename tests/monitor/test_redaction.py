@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks._redaction_forms import Half, halves, later
@@ -230,14 +230,12 @@ FRAGMENTS = st.sampled_from(
 )
 
 
-@settings(max_examples=400)
 @given(st.lists(FRAGMENTS | st.text(max_size=5), max_size=40).map("".join))
 def test_redacting_twice_changes_nothing(text: str) -> None:
     once = redact(text)
     assert redact(once) == once
 
 
-@settings(max_examples=400)
 @given(st.lists(FRAGMENTS | st.text(max_size=5), max_size=40).map("".join))
 def test_what_spares_a_text_a_search_never_misses_a_match(text: str) -> None:
     glance = Glance(text)

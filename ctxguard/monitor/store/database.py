@@ -12,7 +12,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,10 +40,11 @@ _WRITES = "ctxguard_writes"
 _JOURNAL_BYTES = 16 * 2**20
 """Size to which SQLite's log is truncated after a burst."""
 _LOOK_SECONDS = (0.0005, 0.003)
-"""Wait between two attempts to take SQLite's write lock."""
+"""Wait between two attempts at what others keep SQLite from doing."""
 _CREATION_LOCK = 7_243_118
 """Any number: processes that create the tables in one PostgreSQL database agree on it."""
 
+_URLS = "write sqlite:///path/to/samples.db, without options, or postgresql://user@host/database"
 _inherited: list[object] = []
 """A parent's connections, never closed in the child: closing would end the parent's."""
 
@@ -278,24 +279,13 @@ def _read(url: str) -> sa.URL:
     try:
         parsed = sa.make_url(url)
     except sa.exc.ArgumentError as error:
-        raise ConfigurationError(
-            "the store's URL cannot be read; write sqlite:///path/to/samples.db or "
-            "postgresql://user@host/database"
-        ) from error
+        raise ConfigurationError(f"the store's URL cannot be read; {_URLS}") from error
     backend = parsed.get_backend_name()
     if backend in ("postgresql", "postgres"):
         require("psycopg", "postgres")
         return parsed.set(drivername="postgresql+psycopg")
-    if backend != "sqlite":
-        raise ConfigurationError(
-            f"a sample store cannot be kept in {backend!r}; use sqlite:///path/to/samples.db or "
-            "postgresql://user@host/database"
-        )
-    if parsed.query or (parsed.database or "").startswith("file:"):
-        raise ConfigurationError(
-            "a SQLite store is named by a plain path, without options; write "
-            "sqlite:///path/to/samples.db"
-        )
+    if backend != "sqlite" or parsed.query or (parsed.database or "").startswith("file:"):
+        raise ConfigurationError(f"a sample store cannot be kept in such a {backend!r}; {_URLS}")
     return parsed.set(drivername="sqlite+pysqlite")
 
 
@@ -316,44 +306,43 @@ def _prepare(connection: sqlite3.Connection, _: object) -> None:
 
 def _persist(engine: sa.Engine) -> None:
     """Set up what the file keeps: how it returns space, and its write-ahead log."""
-    deadline = time.monotonic() + BUSY_SECONDS
-    while True:
-        connection = engine.raw_connection()
-        try:
+
+    def choose() -> None:
+        with closing(engine.raw_connection()) as connection:
             cursor = connection.cursor()
             # Takes effect while the file is empty, and only before the log is chosen.
             cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")
             cursor.execute("PRAGMA journal_mode = WAL")
+
+    # Processes that create a file together refuse each other at once, without waiting.
+    _once_free(choose)
+
+
+def _once_free(work: Callable[[], object]) -> None:
+    """Do what SQLite refuses while others hold the database; wait no longer than for a lock.
+
+    Its own waits grow to 0.1 s, so that a busy store starves some writers for a second; short,
+    uneven waits give every writer a turn.
+    """
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            work()
             return
         except sqlite3.OperationalError as error:
-            # Processes that create a file together refuse each other at once, without waiting.
             if not faults.is_busy(error) or time.monotonic() > deadline:
                 raise
-            time.sleep(0.01)
-        finally:
-            connection.close()
+            time.sleep(random.uniform(*_LOOK_SECONDS))  # noqa: S311  no secret
 
 
 def _begin(connection: sa.Connection) -> None:
-    """Begin a transaction; one that will write has the write lock from the start.
-
-    SQLite's own waits grow to 0.1 s, so that a busy store starves some writers for a second;
-    short, uneven waits give every writer a turn.
-    """
+    """Begin a transaction; one that will write has the write lock from the start."""
     driver: Any = connection.connection.driver_connection
     if not connection.get_execution_options().get(_WRITES, False):
         driver.execute("BEGIN")
         return
-    deadline = time.monotonic() + BUSY_SECONDS
     driver.execute("PRAGMA busy_timeout = 0")
     try:
-        while True:
-            try:
-                driver.execute("BEGIN IMMEDIATE")
-                return
-            except sqlite3.OperationalError as error:
-                if not faults.is_busy(error) or time.monotonic() > deadline:
-                    raise
-                time.sleep(random.uniform(*_LOOK_SECONDS))  # noqa: S311  no secret
+        _once_free(lambda: driver.execute("BEGIN IMMEDIATE"))
     finally:
         driver.execute(f"PRAGMA busy_timeout = {round(1e3 * BUSY_SECONDS)}")

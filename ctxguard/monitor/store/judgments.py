@@ -29,13 +29,6 @@ _samples = schema.samples.c
 _judged = schema.judged.c
 _verdicts = schema.verdicts.c
 _picked = schema.picked.c
-JUDGED = (
-    _judged.sample_id,
-    _judged.time_seconds,
-    sa.func.coalesce(_judged.first_pick, NO_PICK),
-    _judged.block,
-)
-"""The columns of ``judged_rows``."""
 
 
 @reads
@@ -76,8 +69,9 @@ def _judged_page(
     after: tuple[float, int] | None,
 ) -> JudgedRows:
     """Read the first rows after the one with this time and sample id; None for the first."""
+    first_pick = sa.func.coalesce(_judged.first_pick, NO_PICK)
     query = (
-        sa.select(*JUDGED)
+        sa.select(_judged.sample_id, _judged.time_seconds, first_pick, _judged.block)
         .where(_judged.series_id == db.series_id(series), _judged.is_counted)
         .order_by(_judged.time_seconds, _judged.sample_id)
         .limit(PAGE_ROWS)
@@ -91,7 +85,14 @@ def _judged_page(
         query = query.where(_judged.time_seconds >= since)
     if until is not None:
         query = query.where(_judged.time_seconds < until)
-    return judged_rows(db.raw_rows(query))
+    rows = db.raw_rows(query)
+    ids, times, picks, blocks = zip(*rows, strict=True) if rows else ((), (), (), ())
+    return JudgedRows(
+        np.fromiter(ids, np.int64, len(ids)),
+        np.fromiter(times, np.float64, len(times)),
+        np.fromiter(picks, np.int64, len(picks)),
+        tuple(blocks),
+    )
 
 
 @reads
@@ -208,17 +209,6 @@ def _stored() -> sa.Select[Any]:
 
 def _stored_sample(row: sa.Row[Any]) -> StoredSample:
     return record(StoredSample, row, state=State(row.state), has_text=bool(row.has_text))
-
-
-def judged_rows(rows: Sequence[Any]) -> JudgedRows:
-    """Make rows of the columns ``JUDGED``, in their order."""
-    ids, times, picks, blocks = zip(*rows, strict=True) if rows else ((), (), (), ())
-    return JudgedRows(
-        np.fromiter(ids, np.int64, len(ids)),
-        np.fromiter(times, np.float64, len(times)),
-        np.fromiter(picks, np.int64, len(picks)),
-        tuple(blocks),
-    )
 
 
 @reads

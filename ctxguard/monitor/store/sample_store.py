@@ -7,6 +7,7 @@ never hold a payload.
 
 from ctxguard.monitor.store import judgments, labelling, retention, samples, shared
 from ctxguard.monitor.store.database import Store
+from ctxguard.monitor.store.transactions import Transaction, reads, writes
 
 
 class SampleStore(Store):
@@ -58,8 +59,8 @@ class SampleStore(Store):
 
     lead = shared.lead
     add_counts = shared.add_counts
-    get_state = shared.get_state
-    set_state = shared.set_state
+    get_state = reads(Transaction.state)
+    set_state = writes(Transaction.set_state)
     update_state = shared.update_state
 
     size_bytes = retention.size_bytes

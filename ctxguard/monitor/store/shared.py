@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from ctxguard.monitor.store.database import AHEAD_SECONDS
-from ctxguard.monitor.store.transactions import Transaction, reads, writes
+from ctxguard.monitor.store.transactions import Transaction, writes
 
 T = TypeVar("T")
 
@@ -48,18 +48,6 @@ def add_counts(
     if more:
         db.set_state(key, json.dumps([[*name, n] for name, n in totals.items()]))
     return totals
-
-
-@reads
-def get_state(db: Transaction, key: str) -> str | None:
-    """Read a value that monitors keep; None where none was set."""
-    return db.state(key)
-
-
-@writes
-def set_state(db: Transaction, key: str, value: str) -> None:
-    """Keep a value for this and other monitors."""
-    db.set_state(key, value)
 
 
 @writes

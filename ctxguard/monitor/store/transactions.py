@@ -122,7 +122,7 @@ class Transaction:
         return -1 if found is None else found
 
     def state(self, key: str) -> str | None:
-        """Read a value that monitors share; None where none was set."""
+        """Read a value that monitors keep; None where none was set."""
         table = schema.state.c
         return self.execute(sa.select(table.value).where(table.key == key)).scalar() or None
 
@@ -132,7 +132,7 @@ class Transaction:
         return self.state(key)
 
     def set_state(self, key: str, value: str) -> None:
-        """Keep a value for all monitors."""
+        """Keep a value for this and other monitors."""
         self.upsert(schema.state, {"key": key, "value": value}, changes={"value": value})
 
 
