@@ -25,10 +25,8 @@ from benchmarks._live_traffic import (
     SimulatedJudge,
     Traffic,
     context_of,
-    question_of,
     true_grade,
 )
-from ctxguard.core.types import DEFAULT_K
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.estimation.sampling_design import to_label
@@ -37,8 +35,6 @@ from ctxguard.monitor.judging import budget as budget_module
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
 from ctxguard.monitor.labels.files import RowToLabel
 from ctxguard.monitor.labels.human import IF_NONE_ABOVE
-from ctxguard.monitor.labels.samples import graded_samples, targeted_samples, unfinished
-from ctxguard.monitor.redaction import Text
 from ctxguard.monitor.sampling.sampler import HashSampler, Sampler
 from ctxguard.monitor.sampling.writer import Privacy, SampleWriter
 from ctxguard.monitor.service import Monitor
@@ -51,7 +47,7 @@ from ctxguard.monitor.store import (
 
 START = 20_000 * DAY_SECONDS
 """When the traffic begins: at midnight."""
-_PRIVACY = Privacy(redactor=None, passages=Text.OMITTED)
+_PRIVACY = Privacy(redactor=None, passages="omitted")
 """The simulated judge and people know the passages by their ids."""
 _CLAIM = 500
 _SAMPLES = schema.samples.name
@@ -96,10 +92,9 @@ class Pick:
 
     Attributes:
         step: From 1.
-        n: Passages to grade; requests where an alarm targets them.
+        n: Passages to grade.
         whole: Whether requests are graded as far as they are judged.
         graded: Share of the requests that people get to; of the last one half of what is asked.
-        targeted: Whether they are not picked at random: an alarm asks for the worst.
         tenants: Whose files people grade; None for one file of all.
     """
 
@@ -107,7 +102,6 @@ class Pick:
     n: int
     whole: bool = False
     graded: float = 1.0
-    targeted: bool = False
     tenants: tuple[str, ...] | None = None
 
 
@@ -229,8 +223,8 @@ class Service:
     @property
     def file(self) -> Path:
         """The store's SQLite file."""
-        assert self.store.database.file is not None
-        return self.store.database.file
+        assert self.store.file is not None
+        return self.store.file
 
     def take_over(self, other: "Service", since: float, until: float, seed: str) -> None:
         """Go on from the samples that another service stored and judged in some time.
@@ -344,12 +338,8 @@ def label_some(service: Service, pick: Pick) -> int:
         How many passages were graded.
     """
     store, series = service.store, service.monitors[0].series
-    if not pick.targeted:
-        service.picked_at = service.now
-    if pick.targeted:
-        store.queue_labels(_least_relevant(service, pick.n), reason="alarm")
-        in_order = unfinished(targeted_samples(store, series))
-    elif pick.tenants is not None:
+    service.picked_at = service.now
+    if pick.tenants is not None:
         files = {
             tenant: to_label(store, series, pick.n, tenant=tenant) for tenant in reversed(TENANTS)
         }
@@ -364,15 +354,6 @@ def label_some(service: Service, pick: Pick) -> int:
     store.add_labels(rows, service.traffic.shape.top_grade)
     service.labelled += pick.n
     return len(rows)
-
-
-def _least_relevant(service: Service, n: int) -> list[int]:
-    """The judged samples in which least of what was served is relevant."""
-    store, series = service.store, service.monitors[0].series
-    ids = [one for page in store.judged_pages(series) for one in page.sample_ids.tolist()]
-    samples = graded_samples(store, series, ids)
-    served = service.traffic.relevant[:, :DEFAULT_K].sum(axis=1)
-    return sorted(samples, key=lambda one: served[question_of(samples[one].record.query or "")])[:n]
 
 
 def graded_by_people(service: Service, rows: Sequence[RowToLabel]) -> Iterator[LabelRow]:

@@ -100,10 +100,19 @@ def append(folder: Path) -> Callable[[], object]:
     """A batch of 100 samples of 11.5 KB into SQLite."""
     store = SampleStore.open(f"sqlite:///{folder}/samples.db")
     body, chance, names = json.dumps(["word"] * 1_440).encode(), random.Random(0), count()
+    # Of releases before it was in the record alone.
+    session = {"session_id": None} if "session_id" in Entry.__dataclass_fields__ else {}
 
     def call() -> None:
         batch = [
-            Entry(f"{next(names):032x}", time.time(), 0.05, None, chance.random(), body)
+            Entry(
+                request_id=f"{next(names):032x}",
+                time_seconds=time.time(),
+                probability=0.05,
+                label_order=chance.random(),
+                payload=body,
+                **session,
+            )
             for _ in range(BATCH)
         ]
         store.append("worker", batch, WorkerCounts(BATCH))

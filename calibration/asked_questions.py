@@ -117,7 +117,6 @@ def sample_of(guard: ContextGuard, question: str, request_id: str, times: int = 
         request_id=request_id,
         time_seconds=record.time_seconds,
         probability=record.probability,
-        session_id=None,
         label_order=HashSampler("labels").uniform(request_id),
         payload=record.to_bytes(),
     )

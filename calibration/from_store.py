@@ -38,7 +38,6 @@ from ctxguard.monitor.estimation.rows import MISSING, UNGRADED, YES, BoolArray, 
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.labels.human import grade_of
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples
-from ctxguard.monitor.redaction import is_hash
 from ctxguard.monitor.store.transactions import chunks
 from ctxguard.profile.schema import Profile, RouteProfile, RouteVerdict
 
@@ -103,7 +102,7 @@ class _Sample:
     @property
     def question(self) -> str:
         text = self.sample.record.query
-        return self.name if not text or is_hash(text) else folded(text)
+        return folded(text) if text else self.name
 
 
 def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> JudgedStore:
@@ -154,7 +153,7 @@ def judged_store(store: "SampleStore", series: str, utilities: Utilities) -> Jud
             used,
             pools,
             utilities,
-            [draw for draw, _ in store.graded(series).asked],
+            list(store.graded(series).asked),
             exact=series.startswith(f"{LabelJudge.name} "),
             top_grade=store.top_grade() or TOP_GRADE,
         ),

@@ -24,7 +24,7 @@ _COMMANDS = {
     "monitor": "Judge sampled requests, and serve live estimates to Prometheus.",
     "label export": "Write a file of passages for people to grade, of judged requests picked at "
     "random.",
-    "label import": "Import the labels of one annotator, or users' reactions.",
+    "label import": "Import the labels of one annotator.",
     "judge": "Have a model judge the passages of a log's questions, as samples of a store.",
     "demo": "Index, calibrate, guard and monitor on real text, in a minute or two.",
     "doctor": "Say for each part of a deployment whether it works, and how to mend it.",
@@ -68,7 +68,7 @@ _FIRST = ("index", "calibrate", "serve", "monitor", "label")
 """What everybody needs; the help shows the others after them."""
 
 _GROUPS = {
-    "label": "Export samples for people to label; import their labels, and users' feedback.",
+    "label": "Export samples for people to label; import their labels.",
     "golden": "Freeze labels by digest; check them; write hard negatives.",
 }
 COMMANDS = {name.split()[-1] for name in _COMMANDS}

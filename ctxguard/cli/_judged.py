@@ -55,14 +55,11 @@ def table_of_k(found: "JudgedStore") -> TextTable:
 
 def next_step(found: "JudgedStore") -> list[str]:
     """Say what people grade next, or that a profile can be made."""
-    from ctxguard.monitor.labels.samples import minutes_to_grade
-
     if found.judged.is_corrected:
         return ["`ctxguard calibrate --store` makes a profile of these samples"]
     n = min(TO_GRADE, found.judged.row.size)
-    minutes = count(minutes_to_grade(n), "minute")
     grade = (
-        f"a judge errs: have people grade {count(n, 'passage')} of these, about {minutes}, by "
+        f"a judge errs: have people grade {count(n, 'passage')} of these, by "
         f"`ctxguard label export -n {n}` or in the console; then `ctxguard calibrate --store` "
         "makes a profile"
     )

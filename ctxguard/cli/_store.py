@@ -208,20 +208,20 @@ def open_store(url: str, limits: "Limits | None" = None) -> "SampleStore":
         StoreError: there is no such store, or it cannot be opened.
     """
     from ctxguard.monitor.store import Limits, SampleStore
-    from ctxguard.monitor.store.database import sqlite_file
 
-    if url in ("sqlite://", "sqlite:///:memory:"):
+    store = SampleStore(url, limits=Limits() if limits is None else limits)
+    if store.is_sqlite and store.file is None:
         raise ConfigurationError(
             "a store in memory holds only its own process's samples: name a file, such as "
             "sqlite:///samples.db"
         )
-    file = sqlite_file(url)
-    if file is not None and not file.exists():
+    if store.file is not None and not store.file.exists():
         raise StoreUnavailableError(
-            f"there is no sample store {file.absolute()}: name the file that the serving processes "
-            "write to, or make it: by `sample_to` where you serve, or by `ctxguard judge`"
+            f"there is no sample store {store.file.absolute()}: name the file that the serving "
+            "processes write to, or make it: by `sample_to` where you serve, or by `ctxguard judge`"
         )
-    return SampleStore.open(url, limits=Limits() if limits is None else limits)
+    store.check()
+    return store
 
 
 def judge_waiting(running: "Monitor", output: Output, at_once: int = 100) -> str | None:

@@ -191,9 +191,9 @@ def _store(url: str) -> Iterator[Finding]:
         judged = states[State.JUDGED]
         figures = f"{judged:,} judged, {waiting:,} waiting, {labels:,} labels of people"
         yield Finding("store", "ok", f"reachable: {figures}")
-        oldest = store.oldest_pending_seconds()
-        if oldest is not None and oldest > _IDLE_SECONDS:
-            text = f"a sample has waited {oldest / 3600:.0f} hours: run `ctxguard monitor`"
+        waited = store.clock() - (store.oldest_waiting() or store.clock())
+        if waited > _IDLE_SECONDS:
+            text = f"a sample has waited {waited / 3600:.0f} hours: run `ctxguard monitor`"
             yield Finding("monitor", "wrong", text)
         if not sum(states.values()):
             yield Finding("store", "note", "no samples yet: pass a sampler to the guard")

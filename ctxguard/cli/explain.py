@@ -87,8 +87,6 @@ def _document(explanation: "Explanation") -> dict[str, Any]:
             for name, reason, reply in explanation.rejected
         ],
         "picked": explanation.picked,
-        "alarm": explanation.alarm,
-        "feedback": explanation.reactions,
     }
 
 

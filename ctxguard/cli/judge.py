@@ -75,7 +75,6 @@ class JudgeCommand(JudgeModel, System):
         of the passages, and the figures are corrected.
         """
         from ctxguard.monitor.store import SampleStore, State
-        from ctxguard.monitor.store.database import sqlite_file
         from ctxguard.request.assess import Closeable
 
         with ExitStack() as stack:
@@ -84,7 +83,7 @@ class JudgeCommand(JudgeModel, System):
                 judge = self.model_judge(self.judge, self.reranker)
                 if isinstance(judge, Closeable):
                     stack.callback(judge.close)
-            file = sqlite_file(self.store)
+            file = SampleStore(self.store).file
             # Saying what judging takes makes no store.
             there = judge is not None or file is None or file.exists()
             store = stack.enter_context(SampleStore.open(self.store if there else "sqlite://"))

@@ -1,4 +1,4 @@
-"""``ctxguard label``: export samples for people to label, import labels and user feedback."""
+"""``ctxguard label``: export samples for people to label, import their labels."""
 
 import time
 from pathlib import Path
@@ -40,11 +40,6 @@ class ExportCommand(SettingsModel):
         "judge that errs. The same grades then tell less of the live figures.",
         value=False,
     )
-    alarm: bool = setting(
-        "Export the samples that an alarm requested labels of, to look into it. Their labels "
-        "enter no estimate.",
-        value=False,
-    )
     tenant: str | None = optional(
         "Write only requests whose filter allows this one value of the field `tenant`, or of "
         "FIELD. The others that were picked wait for an export of their own.",
@@ -69,12 +64,7 @@ class ExportCommand(SettingsModel):
         from ctxguard.monitor.estimation.sampling_design import to_label
         from ctxguard.monitor.labels.files import write_label_file
         from ctxguard.monitor.labels.guide import grading_guide
-        from ctxguard.monitor.labels.samples import (
-            minutes_to_grade,
-            rows_once,
-            targeted_samples,
-            unfinished,
-        )
+        from ctxguard.monitor.labels.samples import rows_once
         from ctxguard.monitor.service import let_people_grade
 
         out, tenant = self.out, self.tenant
@@ -82,16 +72,12 @@ class ExportCommand(SettingsModel):
             if out is not None and not opened.series():
                 let_people_grade(opened)
             series = named_series(opened, self.judge)
-            if self.alarm:
-                samples = unfinished(targeted_samples(opened, series), self.n, tenant=tenant)
-            else:
-                samples = to_label(
-                    *(opened, series, self.n), tenant=tenant, whole=self.whole, dry_run=out is None
-                )
+            samples = to_label(
+                *(opened, series, self.n), tenant=tenant, whole=self.whole, dry_run=out is None
+            )
             top_grade = opened.top_grade() or self.max_grade
         rows = rows_once(samples)
         expected = min(round(sum(sample.expected_passages for sample in samples)), len(rows))
-        minutes = minutes_to_grade(expected)
         guide = None
         if out is not None:
             write_label_file(out, rows)
@@ -110,14 +96,13 @@ class ExportCommand(SettingsModel):
             "requests": len(samples),
             "passages": len(rows),
             "expected_passages": expected,
-            "minutes": minutes,
         }
 
         def show() -> None:
             name = "" if out is None else f"{out}: "
             output.out.print(
-                f"{name}{len(samples):,} requests, about {expected:,} passages to grade "
-                f"({minutes:,} minutes), at most {len(rows):,}"
+                f"{name}{len(samples):,} requests, about {expected:,} passages to grade, "
+                f"at most {len(rows):,}"
             )
 
         output.result(document, show, notes)
@@ -125,8 +110,6 @@ class ExportCommand(SettingsModel):
     def _notes(self, rows: "Sequence[RowToLabel]", guide: Path | None) -> list[str]:
         if not rows and self.tenant is not None:
             return [f"of the requests that were picked, none of {self.tenant} lacks labels"]
-        if not rows and self.alarm:
-            return ["no alarm has requested labels, or they have them by now"]
         if not rows:
             return ["every judged request has its labels already"]
         notes = []
@@ -143,15 +126,10 @@ class ExportCommand(SettingsModel):
 
 class ImportCommand(SettingsModel):
     file: Path = setting(
-        "File written by `ctxguard label export`, with grades filled in; or users' reactions, as "
-        "JSONL: request_id, kind (thumb_up, thumb_down, cited), passage_ids, time.",
-        "FILE",
-        argument=True,
+        "File written by `ctxguard label export`, with grades filled in.", "FILE", argument=True
     )
     store: _options.StoreUrl
-    annotator: str | None = optional(
-        "Name of the person who graded; labels are kept by name.", "NAME", default="none: reactions"
-    )
+    annotator: str = setting("Name of the person who graded; labels are kept by name.", "NAME")
     max_grade: MaxGrade = 3
 
     def __call__(self, output: Output) -> None:
@@ -159,35 +137,24 @@ class ImportCommand(SettingsModel):
         last counts, and of several annotators' the lower median.
 
         The output says how many of the file's grades count.
-
-        Reactions are counted by kind and enter no estimate: users see only what
-        was served, so reactions say nothing about recall.
         """
-        if self.annotator is None:
-            self._take_reactions(output)
-        else:
-            self._take_labels(self.annotator, output)
-
-    def _take_labels(self, annotator: str, output: Output) -> None:
         from ctxguard.monitor.estimation.sampling_design import usable_labels
         from ctxguard.monitor.labels.files import read_label_file
         from ctxguard.monitor.labels.samples import repeats
 
-        rows, ungraded = read_label_file(self.file, annotator, time.time(), self.max_grade)
+        rows, ungraded = read_label_file(self.file, self.annotator, time.time(), self.max_grade)
         with open_store(self.store) as opened:
             added = opened.add_labels(rows, self.max_grade)
             repeated = opened.add_labels(repeats(opened, rows), self.max_grade)
             requests = list(dict.fromkeys([row.request_id for row in rows] + ungraded))
-            unknown = opened.unknown_requests(requests)
             usable = usable_labels(opened, requests)
         counts = (
             (repeated.added, "more requests ask the same of the same passage: graded as well"),
             (added.duplicates, "were in the store already"),
-            (added.disagreeing, "contradict another label; all are kept"),
-            (len(unknown), "requests are not in the store; their labels were left out"),
+            (len(added.unknown), "requests are not in the store; their labels were left out"),
         )
         notes = [f"{count:,} {words}" for count, words in counts if count]
-        notes += [f"first unknown request: {request_id}" for request_id in unknown[:1]]
+        notes += [f"first unknown request: {request_id}" for request_id in added.unknown[:1]]
         notes.append(
             f"{usable['passages']:,} grades of this file's requests count, {usable['requests']:,} "
             f"of the requests are complete; {usable['unfinished']:,} need more grades"
@@ -197,26 +164,10 @@ class ImportCommand(SettingsModel):
                 f"{usable['unpicked']:,} of them were not picked at random: they enter no estimate"
             )
         document = {
-            **picked(added, "added", "duplicates", "disagreeing"),
+            **picked(added, "added", "duplicates", "unknown"),
             "repeated": repeated.added,
-            "unknown": unknown,
-            "blank": sum(request_id not in unknown for request_id in ungraded),
+            "blank": len(ungraded),
             "usable": usable,
         }
-        words = f"{added.added:,} labels imported from {annotator}"
-        output.result(document, lambda: output.out.print(words), notes)
-
-    def _take_reactions(self, output: Output) -> None:
-        from ctxguard.monitor.labels.files import read_feedback_file
-
-        reactions = read_feedback_file(self.file, time.time())
-        with open_store(self.store) as opened:
-            added = opened.add_feedback(reactions)
-        notes = [
-            f"{len(added.unknown):,} requests are not in the store (not sampled, or expired); "
-            f"first: {first}"
-            for first in added.unknown[:1]
-        ]
-        document = picked(added, "added", "unknown")
-        words = f"{added.added:,} reactions imported"
+        words = f"{added.added:,} labels imported from {self.annotator}"
         output.result(document, lambda: output.out.print(words), notes)

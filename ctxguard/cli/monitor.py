@@ -130,12 +130,11 @@ class MonitorCommand(JudgeSettings, IndexSystem):
                 switch=self.switch,
             ),
         )
-        if running.series not in running.store.series():
-            output.notes(
-                f"{name!r} has judged {count(n, 'sample')} of this store, and people labelled "
-                f"{n_labelled:,} of them: {running.series!r} judges these again, and begins with "
-                "later ones"
-                for name, (n, n_labelled) in running.store.judged_counts().items()
+        former = running.store.series()
+        if former and running.series not in former:
+            output.note(
+                f"{former[-1]!r} has judged samples of this store: {running.series!r} judges those "
+                "again that people labelled, and begins with later ones"
             )
         try:
             running.restore_alarms()
@@ -237,7 +236,7 @@ def _present_corpus(retriever: "HybridRetriever") -> "CorpusSketch":
 def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, object]:
     live = report.live
     of_live = ("shown", "estimates", "judge_estimates", "labelled", "unpicked", "disagreements")
-    of_report = ("judge", "outcomes", "waiting", "verdicts", "invalid_verdicts", "feedback")
+    of_report = ("judge", "outcomes", "waiting", "verdicts", "invalid_verdicts")
     return {
         **picked(live, *of_live),
         **picked(report, *of_report, "judging_sampling_probability"),
@@ -361,8 +360,6 @@ def _print_estimates(report: "Report", output: Output) -> None:
 
 def _next_step(report: "Report") -> str:
     """Say which passages people grade next, until every metric has an estimate."""
-    from ctxguard.monitor.labels.samples import minutes_to_grade
-
     live = report.live
     shown = [live.estimates[window][metric] for metric, window in live.shown.items()]
     lacking = [
@@ -374,7 +371,7 @@ def _next_step(report: "Report") -> str:
     if n <= 0:
         return "Label more with `ctxguard label export`"
     return (
-        f"Next: have people grade about {count(n, 'passage')} ({minutes_to_grade(n):,} minutes), "
+        f"Next: have people grade about {count(n, 'passage')}, "
         f"`ctxguard label export -n {n} --out FILE`"
     )
 

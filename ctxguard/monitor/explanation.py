@@ -73,8 +73,6 @@ class Explanation:
         candidates: Served ones first, each best first.
         rejected: (passage id, reason, raw reply) of each verdict that was not valid.
         picked: How many passages draws for labels ask about, by kind.
-        alarm: The alarm that requested its labels; None for none.
-        reactions: The kinds of users' reactions.
         decision: What the profile decides; None without one, or where it has no policy for it.
         notes: What to know of that decision.
     """
@@ -84,8 +82,6 @@ class Explanation:
     candidates: tuple[ExplainedCandidate, ...] = ()
     rejected: tuple[tuple[str, str, str], ...] = ()
     picked: Mapping[str, int] = field(default_factory=dict)
-    alarm: str | None = None
-    reactions: tuple[str, ...] = ()
     decision: Decision | None = None
     notes: tuple[str, ...] = ()
 
@@ -112,9 +108,7 @@ class Explanation:
             ("answered", time_in_words(stored.time_seconds)),
             ("sampled", f"with probability {stored.probability:.3g}"),
             ("state", self.state),
-            ("session", stored.session_id or ""),
             ("labels", self._picked_in_words()),
-            ("feedback", ", ".join(self.reactions)),
         ]
         if record is None:
             facts.append(("text", "deleted to bound the store's size, or not readable"))
@@ -126,6 +120,7 @@ class Explanation:
                 ("route", record.route.value),
                 ("mode", record.mode.value),
                 ("profile", record.profile_id or "none"),
+                ("session", record.session_id or ""),
                 (
                     "policy",
                     f"{keeps} {record.kept} of {n} candidates; {len(record.served)} were served",
@@ -139,8 +134,6 @@ class Explanation:
 
     def _picked_in_words(self) -> str:
         parts = [f"picked: {n} by {kind}" for kind, n in self.picked.items()]
-        if self.alarm is not None:
-            parts.append(f"requested by the alarm {self.alarm}")
         return ", ".join(parts) or "not picked for labels"
 
 
@@ -173,8 +166,6 @@ def explain_sample(
         candidates=() if record is None else tuple(_candidates(record, decision, judge, labels)),
         rejected=store.rejected([sample_id]).get(sample_id, ()),
         picked=picked,
-        alarm=store.label_queue().get(sample_id),
-        reactions=tuple([reaction.kind for _, reaction in store.feedback([sample_id])]),
         decision=decision,
         notes=tuple(notes),
     )

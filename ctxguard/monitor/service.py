@@ -82,8 +82,6 @@ class Report:
         time_seconds: When the report was made, in seconds since the epoch.
         judging_sampling_probability: With which a waiting sample is judged, to keep the budget.
         accounts: Samples of all serving processes, as last reported to the store.
-        feedback: Users' reactions by kind. Users see only what was served, so their reactions are
-            no judgments and enter no estimate.
         is_leader: Whether this is the one monitor of the store that cleans it.
         rises: By route of the alarms' profile that is in shadow, whether judged requests let its
             verdict rise, and what is missing.
@@ -101,7 +99,6 @@ class Report:
     time_seconds: float
     judging_sampling_probability: float
     accounts: Accounts
-    feedback: Mapping[str, int]
     is_leader: bool
     rises: Mapping[Route, Rise] = field(default_factory=dict)
 
@@ -263,7 +260,7 @@ class Monitor:
         )
         if self.series == PEOPLE_ALONE:
             live = replace(live, judge_estimates={})
-        states = self.store.states()
+        states, oldest = self.store.states(), self.store.oldest_waiting()
         self.latest = Report(
             judge=self.series,
             live=live,
@@ -273,13 +270,12 @@ class Monitor:
             counts=self._share_counts(),
             outcomes=self._counters.outcomes(),
             waiting=states.get(State.PENDING, 0) + states.get(State.CLAIMED, 0),
-            oldest_waiting_seconds=self.store.oldest_pending_seconds(),
+            oldest_waiting_seconds=None if oldest is None else max(self._clock() - oldest, 0.0),
             verdicts=self._counters.total("verdicts"),
             invalid_verdicts=self._counters.total("invalid_verdicts"),
             time_seconds=self._clock(),
             judging_sampling_probability=self._budget.probability,
             accounts=self.store.accounts(),
-            feedback=self.store.feedback_counts(),
             is_leader=self._is_leader,
             rises={} if self._shadowed is None else self._shadowed.look(),
         )

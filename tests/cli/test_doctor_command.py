@@ -75,7 +75,7 @@ def test_a_store_says_what_waits_and_who_should_judge_it(run: Run, tmp_path: Pat
     url = f"sqlite:///{tmp_path}/samples.db"
     with SampleStore.open(url) as store:
         assert findings(run, url)[0]["store"][-1][1].startswith("no samples yet")
-        long_ago = Entry("a" * 32, 1.7e9, 0.5, None, 0.1, b"{}")
+        long_ago = Entry("a" * 32, 1.7e9, 0.5, 0.1, b"{}")
         store.append("worker", [long_ago], WorkerCounts(1))
     found, code = findings(run, url)
     assert code == 1

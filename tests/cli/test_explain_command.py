@@ -81,18 +81,15 @@ def test_a_profile_gives_the_reasons_of_its_drops(
     assert "this profile keeps 2; then 4 were kept" in found["notes"]
 
 
-def test_labels_picks_and_reactions_are_shown(run: Run, traffic: Traffic, tmp_path: Path) -> None:
+def test_labels_and_picks_are_shown(run: Run, traffic: Traffic, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     assert run("label", "export", "--store", traffic.url, "--out", out, "-n", "2").exit_code == 0
     rows = [{**row, "grade": 0, "negative": "distractor"} for row in read_rows(out)]
     name = rows[0]["request_id"]
     back = write_jsonl(tmp_path / "back.jsonl", rows[:1])
     run("label", "import", back, "--store", traffic.url, "--annotator", "ann")
-    reactions = write_jsonl(tmp_path / "f.jsonl", [{"request_id": name, "kind": "thumb_down"}])
-    run("label", "import", reactions, "--store", traffic.url)
     (found,) = explained(run, traffic, int(str(name).rsplit("-", 1)[1]))
     assert sum(found["picked"].values()) >= 1
-    assert found["feedback"] == ["thumb_down"]
     labelled = [one for one in found["candidates"] if one["labels"]]
     (label,) = labelled[0]["labels"]
     assert (label["annotator"], label["grade"], label["negative"]) == ("ann", 0, "distractor")

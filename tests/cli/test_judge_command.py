@@ -96,7 +96,7 @@ def test_from_a_log_without_labels_to_a_guard_that_filters(
     words = " ".join(judged.stdout.split())
     assert "at the prices given" in words
     assert "the judge's own view, uncorrected" in words
-    assert re.search(r"have people grade \d+ passages of these, about \d+ minutes", words)
+    assert re.search(r"have people grade \d+ passages of these", words)
     calls = len(chat.requests)
     assert calls > 0
     again = run.ok(

@@ -23,7 +23,6 @@ from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.monitor.labels.files import (
     RowToLabel,
-    read_feedback_file,
     read_label_file,
     write_label_file,
 )
@@ -179,12 +178,11 @@ class TestReadRegular:
             lambda folder: list(read_corpus(folder / "snapshot.json")),
             lambda folder: asked_questions(folder / "snapshot.json"),
             lambda folder: read_label_file(folder / "snapshot.json", "me", 1.0, 3),
-            lambda folder: read_feedback_file(folder / "snapshot.json", 1.0),
             lambda folder: AnswerFile(folder / "snapshot.json", "reader"),
         ],
         ids=[
             *("frozen set", "cache of rankings", "corpus", "questions"),
-            *("labels", "feedback", "answers"),
+            *("labels", "answers"),
         ],
     )
     def test_no_reader_waits_for_a_pipe(

@@ -52,13 +52,13 @@ from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.prompt import messages, read_grade
-from ctxguard.monitor.labels.files import read_feedback_file, read_label_file
+from ctxguard.monitor.labels.files import read_label_file
 from ctxguard.monitor.redaction import redact
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import InclusionDesign, Sample, Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.service import Monitor, WatchedProfile
-from ctxguard.monitor.store import FeedbackRow, LabelRow, SampleStore, schema
+from ctxguard.monitor.store import LabelRow, SampleStore, schema
 from ctxguard.profile.schema import Profile, RouteProfile
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.chat import read_reply
@@ -170,11 +170,6 @@ READERS: Mapping[str, tuple[str, bytes, Callable[[Path], object]]] = {
         "l.csv",
         b'request_id,passage_id,grade,negative\r\nr,p,0,distractor\r\n"\'1","q\nq",2,\r\n',
         lambda file: read_label_file(file, "me", 1.0, 3),
-    ),
-    "feedback file": (
-        "f.jsonl",
-        b'{"request_id": "r", "kind": "cited", "passage_ids": ["a"], "time": 1.5}\n',
-        lambda file: read_feedback_file(file, 1.0),
     ),
     "answers": (
         "a.jsonl",
@@ -343,8 +338,6 @@ def filled_store(url: str) -> tuple[SampleStore, Monitor]:
     store.add_labels(
         [LabelRow(f"r{n}", name, 1, None, "me", NOW) for n in range(4) for name in "ab"]
     )
-    store.add_feedback([FeedbackRow("r0", "cited", ("a",), NOW)])
-    store.queue_labels([1], reason="why")
     for n in range(4, 6):
         sampler.offer(guard.retrieve("q", request_id=f"r{n}"), 0.5, NOW)
     writer.flush()
@@ -356,7 +349,7 @@ def filled_store(url: str) -> tuple[SampleStore, Monitor]:
 def _store(folder: Path, closing: ExitStack) -> Make:
     store, monitor = filled_store("sqlite://")
     closing.callback(store.close)
-    connection: Any = store.database._current().raw_connection().driver_connection
+    connection: Any = store._current().raw_connection().driver_connection
     whole = connection.serialize()
     columns = [
         (table.name, column.name)
@@ -367,9 +360,7 @@ def _store(folder: Path, closing: ExitStack) -> Make:
     ]
     calls: list[Callable[[], object]] = [
         *(monitor.step, monitor.maintain, monitor.restore_alarms),
-        *(store.accounts, store.states, store.label_queue),
-        *(store.feedback_counts, store.fold_accounts),
-        lambda: store.feedback([1, 2]),
+        *(store.accounts, store.states, store.fold_accounts),
         lambda: store.labels([1, 2]),
         lambda: store.samples_of("r0"),
         lambda: store.verdicts(monitor.series, [1, 2]),
@@ -863,7 +854,6 @@ _COMMANDS = (
     "label export --store {store} --out {new.csv}",
     "label import {labels.jsonl} --store {store} --annotator me",
     "label import {labels.csv} --store {store} --annotator me",
-    "label import {feedback.jsonl} --store {store}",
     "monitor --store {store} --judge labels --labels {data.jsonl} --once --json",
     "calibrate --store {store} --profile {profile.json} --out {new.json}",
     "golden check {new}",
@@ -885,7 +875,6 @@ _CONTENTS = {
     "comparison.json": READERS["comparison"][1],
     "system.toml": b'index = "index"\n[query]\nk = 3\n',
     "run.toml": b'score-kind = "ratio"\n[fingerprint]\nmodel = "m"\n',
-    "feedback.jsonl": READERS["feedback file"][1],
     "labels.jsonl": READERS["label file"][1],
     "labels.csv": READERS["label file as CSV"][1],
     "questions.jsonl": QUESTIONS,

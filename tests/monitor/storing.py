@@ -42,7 +42,6 @@ def entry(
         request_id=request_id or f"r{n}",
         time_seconds=time_seconds,
         probability=probability,
-        session_id=f"s{n}" if n % 2 else None,
         label_order=label_order,
         payload=payload,
     )
@@ -81,7 +80,7 @@ def label(
 def replace_payload(store: SampleStore, sample_id: int, payload: bytes) -> None:
     """Damage a sample, or its record."""
     table = schema.payloads
-    with store.database.transaction(writes=True) as connection:
+    with store.transaction(writes=True) as connection:
         connection.execute(
             sa.update(table).where(table.c.sample_id == sample_id).values(payload=payload)
         )

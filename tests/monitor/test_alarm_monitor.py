@@ -61,16 +61,13 @@ def kinds(live: Watching) -> list[AlarmKind]:
     return [alarm.kind for alarm in live.monitor.alarms.active()]
 
 
-def test_a_broken_promise_rings_once_the_day_is_over_and_asks_for_labels() -> None:
+def test_a_broken_promise_rings_once_the_day_is_over() -> None:
     live = watching()
     live.watch(*served(60))
     live.monitor.maintain()
     assert kinds(live) == []
     live.end_day()
     assert kinds(live) == [AlarmKind.RECALL_LOSS]
-    reasons = live.store.label_queue()
-    assert set(reasons.values()) == {"recall_loss"}
-    assert 0 < len(reasons) <= 30
 
 
 def test_a_day_is_compared_once_none_of_its_samples_waits() -> None:
@@ -150,16 +147,6 @@ def test_a_judging_budget_breaks_no_promise_and_hides_no_broken_one(
     live.watch()
     live.end_day()
     assert scraped(live) == active
-
-
-def test_the_samples_to_label_are_those_of_the_route_with_the_largest_losses() -> None:
-    live = watching()
-    live.watch(*served(40, query="found {}"))
-    live.watch(*served(60))
-    live.end_day()
-    requested = list(live.store.label_queue())
-    assert len(requested) == 30
-    assert min(requested) > 40
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.service import WatchedProfile
-from ctxguard.monitor.store import FeedbackRow, LostReason
+from ctxguard.monitor.store import LostReason
 from ctxguard.profile.schema import RouteEvidence, RouteProfile, RouteVerdict
 from ctxguard.request.telemetry import ReloadOutcome, ReloadTarget, Telemetry
 from ctxguard.retrieval.usage import InvalidReason
@@ -44,7 +44,8 @@ pytestmark = pytest.mark.skipif(
     reason="prometheus is not installed: apt-get install --no-install-recommends prometheus",
 )
 
-MINUTES = 60
+MINUTES = (0, 20, 40, 56, 57, 58, 59, 60)
+"""When the hour is scraped: rates and present values need its last five minutes alone."""
 QUERIES = [f"question {n}" for n in range(400)]
 HITS = [Hit(f"p{rank}", 0.9 - rank / 20, f"text of passage {rank}") for rank in range(12)]
 QRELS = {query: {f"p{n % 4}": 2, "p7": 1, "deep": 1} for n, query in enumerate(QUERIES)}
@@ -168,8 +169,6 @@ class Service:
         ledger.add(calls=3, retries=1, input_tokens=1_000, output_tokens=10)
         ledger.add_invalid("p", InvalidReason.REFUSED, "no")
         self.live.sampler.lose(1, LostReason.QUEUE_FULL)
-        liked = FeedbackRow(f"r{self.answered}", "thumb_up", (), self.live.now)
-        self.live.store.add_feedback([liked])
 
     def ring(self) -> None:
         """Raise every alarm."""
@@ -208,13 +207,13 @@ class Hour:
 def hour(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hour]:
     folder = tmp_path_factory.mktemp("hour")
     end = float(int(time.time()))
-    begin = end - MINUTES * 60
+    begin = end - 3_600.0
     service = Service(folder, begin)
     with (folder / "hour.txt").open("w", encoding="utf-8") as lines:
-        for minute in range(MINUTES + 1):
+        for minute in MINUTES:
             now = begin + 60 * minute
             service.set_clock(now)
-            service.serve(3)
+            service.serve(10)
             service.misbehave()
             service.live.monitor.maintain()
             service.errs.monitor.maintain()

@@ -13,10 +13,8 @@ from watching import Watching
 
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import DEFAULT_K, Mode, Passage, Route
-from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.sampling.sampler import JudgingRates
-from ctxguard.monitor.store import FeedbackRow
 from ctxguard.retrieval.usage import InvalidReason
 from tests.timing import until
 
@@ -190,14 +188,6 @@ def test_a_refused_passage_shows_in_the_share_of_incomplete_samples() -> None:
     kept = json.loads(first)
     assert kept["p1"] is None
     assert sorted(kept) == sorted(POOL)
-
-
-def test_feedback_is_counted_by_kind_and_enters_no_estimate() -> None:
-    live = watched(["one", "two"])
-    before = live.monitor.estimates(Window.ALL_RETAINED)
-    live.store.add_feedback([FeedbackRow("r", "thumb_up", (), live.now)])
-    assert live.monitor.estimates(Window.ALL_RETAINED) == before
-    assert one(scrape(live.registry), "ctxguard_feedback", kind="thumb_up") == 1
 
 
 def test_the_cost_of_a_judge_is_exported() -> None:

@@ -21,7 +21,6 @@ from ctxguard.monitor.estimation.judged_request import (
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.estimation.rows import Rows
-from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.human import (
     ALWAYS,
@@ -198,7 +197,7 @@ def test_a_judge_that_nobody_corrects_gives_no_estimate_under_that_name() -> Non
 
 
 def test_labels_that_nobody_picked_at_random_correct_nothing() -> None:
-    """Such as those asked for after an alarm."""
+    """Such as those that somebody chose by hand."""
     live, _ = live_with_labels(200)
     before = live.monitor.report()
     labelled = {sample_id for sample_id, _ in live.store.labels()}
@@ -225,18 +224,6 @@ def test_disagreements_are_reported() -> None:
     )
     assert live.monitor.report().live.disagreements == 1
     assert sample_id
-
-
-@pytest.mark.parametrize("source", ["feedback", "console"])
-def test_labels_of_another_source_are_not_mixed_in(source: str) -> None:
-    live, _ = live_with_labels(30)
-    before = live.monitor.report().live
-    (sample, *_) = to_label(live.store, live.monitor.series, 20)
-    request_id = sample.record.request_id
-    live.store.add_labels(
-        [LabelRow(request_id, name, 1, None, "users", 1.0, source) for name in POOL]
-    )
-    assert live.monitor.report().live.labelled == before.labelled
 
 
 def test_a_labelled_sample_that_is_damaged_fails_no_report() -> None:

@@ -10,7 +10,6 @@ from ctxguard.core.metrics import Negative
 from ctxguard.core.types import Passage
 from ctxguard.errors import RedactionError
 from ctxguard.monitor.judges import Judgment, LabelJudge, UnjudgedAs
-from ctxguard.monitor.redaction import hash_text, redact
 from ctxguard.monitor.service import JudgedAs
 from tests.doubles import JudgeContract
 
@@ -95,13 +94,6 @@ class TestRedactedQuestions:
         )
         assert judge.judge("what does X owe?", PASSAGES[:1]) == [Judgment("a", 1)]
         assert judge.judge(self.WRITTEN, PASSAGES[:1]) == [None]
-
-    def test_hashed_queries_are_found_by_their_hash(self) -> None:
-        key = b"sixteen or more."
-        judge = LabelJudge(
-            {self.ASKED: {"a": 1}}, redactor=lambda query: hash_text(redact(query), key)
-        )
-        assert judge.judge(hash_text(self.WRITTEN, key), PASSAGES[:1]) == [Judgment("a", 1)]
 
     def test_questions_that_redaction_makes_one_share_labels_that_agree(self) -> None:
         other = self.ASKED.replace("joe", "ann")

@@ -6,14 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxguard.errors import DataError
 from ctxguard.monitor.judges.prompt import INSTRUCTIONS
 from ctxguard.monitor.labels.files import (
     RowToLabel,
-    read_feedback_file,
     read_label_file,
     write_label_file,
 )
@@ -33,7 +32,6 @@ def begins_a_formula(cell: str) -> bool:
 
 
 @given(st.lists(st.tuples(IDS, IDS, HOSTILE, st.integers(0, 3)), min_size=1, max_size=5))
-@settings(max_examples=300, deadline=None)
 def test_what_is_written_is_read_back_and_no_cell_begins_a_formula(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str, str, int]]
 ) -> None:
@@ -99,11 +97,6 @@ LABEL = {"passage_id": "p", "grade": 0}
     [
         *(({**LABEL, "negative": one}, "does not fit grade 0") for one in (["x"], {"x": 1}, 7)),
         ({**LABEL, "negative": True}, "does not fit grade 0"),
-        *(
-            ({"kind": "cited", "time": one}, "is no number of seconds since 1970")
-            for one in (10**400, 1e999, -1, True, "now", [1])
-        ),
-        *(({"kind": one}, "is unknown; use one of") for one in (["cited"], {"cited": 1}, None)),
     ],
 )
 def test_a_row_of_another_type_is_refused(
@@ -112,7 +105,7 @@ def test_a_row_of_another_type_is_refused(
     file = tmp_path / "a.jsonl"
     file.write_text(json.dumps({"request_id": "r", **row}), encoding="utf-8")
     with pytest.raises(DataError, match=said):
-        _ = read_feedback_file(file, 1.0) if "kind" in row else read_label_file(file, "ann", 1.0, 3)
+        read_label_file(file, "ann", 1.0, 3)
 
 
 def test_a_path_that_no_file_can_have_is_refused() -> None:

@@ -63,8 +63,7 @@ def fill(store: SampleStore, record: SampleRecord, requests: Mapping[int, Judged
     for start in range(0, len(numbers), BATCH):
         batch = numbers[start : start + BATCH]
         entries = [
-            Entry(f"r{n}", NOW + n, 1.0, None, ORDER[n], payload(record, n, requests[n]))
-            for n in batch
+            Entry(f"r{n}", NOW + n, 1.0, ORDER[n], payload(record, n, requests[n])) for n in batch
         ]
         store.append("w", entries, WorkerCounts(len(batch)))
         claimed = store.claim("m", len(batch), lease_seconds=600.0)
@@ -289,7 +288,7 @@ def test_a_wrong_clock_makes_no_request_one_that_could_have_been_picked(
     fill(store, record, {n: judged(truth[n]) for n in range(0, 10_000, 10)})
     store.append(
         "w",
-        [Entry("strange", NOW + moved, 1.0, None, 0.999, record.to_bytes())],
+        [Entry("strange", NOW + moved, 1.0, 0.999, record.to_bytes())],
         WorkerCounts(1),
     )
     [strange] = store.claim("m", 1, lease_seconds=600.0)

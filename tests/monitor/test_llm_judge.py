@@ -19,7 +19,6 @@ from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, MissingExtraError, StageUnavailableError
 from ctxguard.monitor.judges import InvalidReason, Judgment, LLMJudge, TokenPrices
 from ctxguard.monitor.judges.prompt import MAX_GRADE, messages, read_grade
-from ctxguard.monitor.redaction import Text
 from ctxguard.monitor.sampling.writer import Privacy
 from ctxguard.monitor.service import JudgedAs
 from ctxguard.retrieval.chat import Pacer, read_reply
@@ -448,7 +447,7 @@ def test_a_raw_reply_that_was_no_verdict_is_kept_in_the_store(endpoint: JudgedEn
 def test_a_raw_reply_is_not_kept_where_texts_are_not(endpoint: JudgedEndpoint) -> None:
     live = Watching(
         endpoint.judge(concurrency=1),
-        privacy=Privacy(passages=Text.OMITTED),
+        privacy=Privacy(passages="omitted"),
         lookup=lambda passage_id: Passage(passage_id, "a secret"),
     )
     endpoint.script.append(Answer("The passage says: a secret"))

@@ -19,7 +19,6 @@ from ctxguard.monitor.estimation.ratio import Estimate
 from ctxguard.monitor.estimation.rows import Rows
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.judging.budget import BudgetLimits
-from ctxguard.monitor.redaction import Text
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.sampling.writer import Privacy
 from ctxguard.monitor.service import JudgedAs, Monitor
@@ -305,7 +304,7 @@ def test_a_text_that_is_looked_up_is_redacted_before_it_is_judged() -> None:
 
     live = Watching(
         ScriptedJudge(judge_texts),
-        privacy=Privacy(passages=Text.OMITTED),
+        privacy=Privacy(passages="omitted"),
         lookup=lambda passage_id: Passage(
             passage_id, "ask joe@example.org", "of ann@example.org", {"owner": "bob@example.org"}
         ),
@@ -327,7 +326,7 @@ def test_a_judge_that_reads_is_asked_about_no_text_that_it_may_not_have(
     settings: dict[str, object],
 ) -> None:
     judge = ScriptedJudge()
-    live = Watching(judge, privacy=Privacy(passages=Text.OMITTED), **settings)
+    live = Watching(judge, privacy=Privacy(passages="omitted"), **settings)
     live.watch(make_context(POOL, 2))
     assert judge.asked == []
     assert live.monitor.report().outcomes[JudgedAs.INCOMPLETE] == 1

@@ -6,26 +6,16 @@ import sys
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks._redaction_forms import Half, halves, later
 from benchmarks.redaction import LEAST_CAUGHT, MOST_CHANGED, is_left, measure
-from ctxguard.errors import ConfigurationError, CtxguardError, RedactionError
-from ctxguard.monitor.redaction import (
-    PatternRedactor,
-    Text,
-    hash_text,
-    kept,
-    redact,
-    redacted,
-)
-from ctxguard.monitor.redaction.patterns import Glance, Kind, is_card
+from ctxguard.errors import CtxguardError, RedactionError
+from ctxguard.monitor.redaction import redact, redacted
+from ctxguard.monitor.redaction.patterns import Glance, is_card
 from ctxguard.monitor.redaction.redactor import RULES
 from tests.timing import PATIENCE_SECONDS
-
-KEY = b"0123456789abcdef"
-
 
 REDACTED = {
     "e-mail addresses of any script": [
@@ -240,14 +230,12 @@ FRAGMENTS = st.sampled_from(
 )
 
 
-@settings(max_examples=400)
 @given(st.lists(FRAGMENTS | st.text(max_size=5), max_size=40).map("".join))
 def test_redacting_twice_changes_nothing(text: str) -> None:
     once = redact(text)
     assert redact(once) == once
 
 
-@settings(max_examples=400)
 @given(st.lists(FRAGMENTS | st.text(max_size=5), max_size=40).map("".join))
 def test_what_spares_a_text_a_search_never_misses_a_match(text: str) -> None:
     glance = Glance(text)
@@ -267,27 +255,6 @@ def test_what_spares_a_text_a_search_never_misses_a_match(text: str) -> None:
 def test_a_name_is_known_in_any_case_and_with_any_joint(name: str) -> None:
     assert redact(f"İ {name}: x1") == f"İ {name}: [key]"
     assert redact(f"{name} = 'x y'") == f"{name} = '[key]'"
-
-
-@pytest.mark.parametrize("kind", list(Kind))
-def test_a_redactor_of_some_kinds_leaves_the_others(kind: Kind) -> None:
-    secrets = {
-        Kind.KEY: "AKIA" + "IOSFODNN7EXAMPLE",
-        Kind.EMAIL: "joe@example.org",
-        Kind.IBAN: "DE89370400440532013000",
-        Kind.CARD: "4111-1111-1111-1111",
-        Kind.PHONE: "+1 555 123 4567",
-        Kind.IP: "81.2.69.142",
-    }
-    redactor = PatternRedactor(frozenset({kind}))
-    assert [name for name, secret in secrets.items() if redactor(secret) != secret] == [kind]
-    assert redactor(secrets[kind]) == f"[{kind.value}]"
-
-
-@pytest.mark.parametrize("kinds", [frozenset(), frozenset({"names"})])
-def test_a_kind_that_does_not_exist_or_none_at_all_is_refused(kinds: frozenset[Kind]) -> None:
-    with pytest.raises(ConfigurationError, match="must be one or more of"):
-        PatternRedactor(kinds)
 
 
 def test_lone_surrogates_are_no_obstacle() -> None:
@@ -383,24 +350,3 @@ def test_hostile_texts_of_100_kilobytes_are_redacted_in_linear_time() -> None:
         "    redact('x ' + part * (100_000 // len(part)) + ' y@')\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE_SECONDS)
-
-
-def test_equal_texts_have_equal_hashes_under_one_key_only() -> None:
-    assert hash_text("q\ud800", KEY) == hash_text("q\ud800", KEY)
-    assert hash_text("q", KEY) != hash_text("r", KEY)
-    assert hash_text("q", KEY) != hash_text("q", KEY[::-1])
-    assert re.fullmatch("hash:[0-9a-f]{32}", hash_text("q", KEY))
-
-
-@pytest.mark.parametrize("key", [None, b"", b"short", b"x" * 65, "0123456789abcdef"])
-def test_a_hash_without_a_proper_key_is_refused(key: bytes) -> None:
-    with pytest.raises(ConfigurationError, match="key of 16 to 64"):
-        kept("q", Text.HASHED, key)
-    with pytest.raises(ConfigurationError, match="key of 16 to 64"):
-        hash_text("q", key)
-
-
-def test_a_text_is_stored_hashed_or_left_out() -> None:
-    assert kept("q", Text.STORED) == "q"
-    assert kept("q", Text.HASHED, KEY) == hash_text("q", KEY)
-    assert kept("q", Text.OMITTED) is None

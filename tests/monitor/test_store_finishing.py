@@ -8,7 +8,6 @@ from storing import NOW, fill, judged
 
 from ctxguard.errors import StoreError, StoreLockedError
 from ctxguard.monitor.store import Finished, SampleStore, State
-from ctxguard.monitor.store.database import Database
 from tests.stored import all_judged
 
 
@@ -16,14 +15,14 @@ from tests.stored import all_judged
 def transactions(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """One entry for each transaction that writes."""
     begun: list[None] = []
-    transaction = Database.transaction
+    transaction = SampleStore.transaction
 
-    def counting(database: Database, *, writes: bool) -> object:
+    def counting(store: SampleStore, *, writes: bool) -> object:
         if writes:
             begun.append(None)
-        return transaction(database, writes=writes)
+        return transaction(store, writes=writes)
 
-    monkeypatch.setattr(Database, "transaction", counting)
+    monkeypatch.setattr(SampleStore, "transaction", counting)
     return begun
 
 
@@ -91,13 +90,7 @@ def test_a_store_that_cannot_write_at_present_says_so_and_has_written_nothing(
 
     ids = claimed(store, 3)
     with monkeypatch.context() as patch:
-        patch.setattr(Database, "transaction", locked)
+        patch.setattr(SampleStore, "transaction", locked)
         with pytest.raises(StoreError):
             store.finish("judge", [judged(one) for one in ids])
     assert store.states()[State.CLAIMED] == 3
-
-
-def test_requests_that_no_sample_is_of_are_told_in_the_order_given(store: SampleStore) -> None:
-    fill(store, 2)
-    asked = ["gone", "r1", "\ud800", "gone", "r0"]
-    assert store.unknown_requests(asked) == ["gone", "\ud800"]

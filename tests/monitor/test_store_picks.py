@@ -33,7 +33,7 @@ def add_judged(
 
 
 def save(store: SampleStore, *passages: PickedPassage, series: str = "judge") -> bool:
-    return store.save_pick(series, passages, store.to_pick(series).last_pick)
+    return store.save_pick(series, passages, store.to_pick(series)[1])
 
 
 def run(sample_id: int) -> PickedPassage:
@@ -48,7 +48,7 @@ class TestPicks:
         add_judged(store, [0.9], series="another")
         found = store.to_pick("judge")
         assert found == (ids[::-1], 0)
-        assert store.to_pick("never begun").sample_ids == []
+        assert store.to_pick("never begun")[0] == []
 
     def test_a_draw_is_read_back_with_its_number_by_sample(self, store: SampleStore) -> None:
         ids = add_judged(store, [0.5, 0.1])

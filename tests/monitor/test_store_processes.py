@@ -20,7 +20,7 @@ from ctxguard.monitor.store import Entry, SampleStore, WorkerCounts
 store = SampleStore.open(sys.argv[1])
 def append(worker, n=1):
     for _ in range(n):
-        store.append(worker, [Entry(worker, 0.0, 1.0, None, 0.0, b"")], WorkerCounts(1))
+        store.append(worker, [Entry(worker, 0.0, 1.0, 0.0, b"")], WorkerCounts(1))
 """
 
 
@@ -58,7 +58,7 @@ class TestProcesses:
     ) -> None:
         store = open_store(any_store_url)
         program = """
-            batch = [Entry("r", 0.0, 1.0, None, 0.0, bytes(1_000)) for _ in range(7)]
+            batch = [Entry("r", 0.0, 1.0, 0.0, bytes(1_000)) for _ in range(7)]
             while True:
                 store.append(sys.argv[2], batch, WorkerCounts(7))
                 print(".", flush=True)

@@ -24,10 +24,10 @@ class TestQueue:
 
     def test_a_claimed_sample_is_as_it_was_written(self, store: SampleStore) -> None:
         payload = random.Random(0).randbytes(300_000)
-        store.append("w", [Entry("r", 1.25, 0.0625, "session", 0.1, payload)], WorkerCounts(1))
+        store.append("w", [Entry("r", 1.25, 0.0625, 0.1, payload)], WorkerCounts(1))
         [one] = store.claim("m", 5, lease_seconds=60.0)
-        assert (one.request_id, one.session_id) == ("r", "session")
-        assert (one.time_seconds, one.probability, one.attempts) == (1.25, 0.0625, 0)
+        assert (one.request_id, one.time_seconds, one.probability) == ("r", 1.25, 0.0625)
+        assert one.attempts == 0
         assert one.payload == payload
 
     def test_a_sample_put_in_by_hand_is_stored_and_never_claimed(self, store: SampleStore) -> None:
@@ -152,14 +152,13 @@ class TestQueue:
         assert store.states()[State.FAILED] == 1
         assert store.claim("m", 1, lease_seconds=60.0) == []
 
-    def test_the_queue_tells_its_length_and_its_age(self, store: SampleStore, clock: Clock) -> None:
-        assert store.oldest_pending_seconds() is None
-        fill(store, 3)
-        clock.now += 40.0
-        assert store.oldest_pending_seconds() == 40.0
-        clock.now -= DAY
-        assert store.oldest_pending_seconds() == 0.0
+    def test_the_queue_tells_its_length_and_its_oldest_request(self, store: SampleStore) -> None:
+        assert store.oldest_waiting() is None
+        fill(store, 2, time_seconds=NOW + 40.0)
+        fill(store, 1)
+        assert store.oldest_waiting() == NOW
         store.claim("m", 1, lease_seconds=60.0)
+        assert store.oldest_waiting() == NOW
         assert store.states() == dict.fromkeys(State, 0) | {
             State.PENDING: 2,
             State.CLAIMED: 1,

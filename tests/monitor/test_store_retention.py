@@ -4,11 +4,10 @@ import random
 from pathlib import Path
 
 import pytest
-from storing import DAY, NOW, Clock, OpenStore, entry, fill, judge_all, judged, label
+from storing import DAY, Clock, OpenStore, entry, fill, judge_all, judged, label
 
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.store import (
-    FeedbackRow,
     GradedBlock,
     Limits,
     SampleStore,
@@ -25,8 +24,7 @@ class TestRetention:
         store.limits = Limits(max_age_seconds=DAY)
         ids = fill(store, 2)
         judge_all(store)
-        store.add_feedback([FeedbackRow("r0", "thumb_up", (), NOW)])
-        store.queue_labels(ids, reason="alarm")
+        store.add_labels([label(0), label(1)])
         clock.now += 0.9 * DAY
         young = fill(store, 1, time_seconds=clock.now)
         clock.now += 0.2 * DAY
@@ -34,8 +32,8 @@ class TestRetention:
         assert store.find(["r0"]) == young
         assert store.payloads(ids) == store.verdicts("judge", ids) == store.rejected(ids) == {}
         assert len(all_judged(store, "judge")) == 0
-        assert (store.feedback(ids), store.label_queue()) == ([], {})
-        assert store.feedback(young) != []  # the same request was sampled again
+        # The same request was sampled again.
+        assert store.labels() == [(young[0], label(0))]
         assert store.accounts().stored == 3
 
     def test_labelled_samples_go_as_well_and_leave_their_graded_block(
@@ -70,7 +68,7 @@ class TestRetention:
         assert sorted(store.payloads(ids)) == ids[3:]
         assert sorted(store.verdicts("judge", ids)) == ids[3:]
         assert all_judged(store, "judge").sample_ids.tolist() == ids
-        assert store.to_pick("judge").sample_ids == ids[3:]
+        assert store.to_pick("judge")[0] == ids[3:]
 
     def test_over_the_size_limit_what_nobody_judged_goes_whole(
         self, store: SampleStore, clock: Clock

@@ -26,7 +26,6 @@ from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import DEFAULT_K, Hit, Mode, Passage, ScoreKind
 from ctxguard.errors import ConfigurationError, DataError, StoreFullError, StoreLockedError
 from ctxguard.monitor.judges import Judgment, LabelJudge
-from ctxguard.monitor.redaction import Text
 from ctxguard.monitor.sampling.record import FORMAT, SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import InclusionDesign, JudgingRates, Sample, Sampler
 from ctxguard.monitor.sampling.writer import Privacy, SampleWriter, sample_to
@@ -37,7 +36,6 @@ from ctxguard.request.telemetry import Telemetry
 from tests.timing import PATIENCE_SECONDS, until
 
 POOL = [f"p{rank}" for rank in range(10)]
-KEY = bytes(range(32))
 
 
 def written(live: Watching) -> list[SampleRecord]:
@@ -74,36 +72,18 @@ def test_a_redactor_that_raises_loses_the_sample_and_nothing_is_written(
     assert "a secret" not in caplog.text
 
 
-def test_queries_may_be_hashed_and_passages_left_out() -> None:
-    privacy = Privacy(query=Text.HASHED, passages=Text.OMITTED, hash_key=KEY)
-    live = Watching(LabelJudge({}), privacy=privacy)
-    live.serve(make_context(POOL, 2, query="a secret"))
-    (record,) = written(live)
-    assert record.query.startswith("hash:")
-    assert record.passages == {}
-    assert record.passage_ids == tuple(POOL)
-
-
-def test_how_texts_are_kept_may_be_said_by_name() -> None:
+def test_queries_and_passages_may_be_left_out() -> None:
     live = Watching(LabelJudge({}), privacy=Privacy(query="omitted"))
     live.serve(make_context(POOL, 2, query="a secret"))
-    (record,) = written(live)
-    assert record.query is None
-    assert record.passages
-
-
-@pytest.mark.parametrize(
-    ("privacy", "said"),
-    [
-        ({"passages": "omit"}, "'omit' must be one of stored, hashed, omitted"),
-        ({"query": Text.HASHED}, "key"),
-    ],
-)
-def test_another_way_to_keep_texts_and_a_hash_without_a_key_are_refused(
-    privacy: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        Privacy(**privacy)
+    bare = Watching(LabelJudge({}), privacy=Privacy(passages="omitted"))
+    bare.serve(make_context(POOL, 2, query="a question"))
+    ((unasked,), (untold,)) = written(live), written(bare)
+    assert unasked.query is None
+    assert unasked.passages
+    assert (untold.query, untold.passages) == ("a question", {})
+    assert untold.passage_ids == tuple(POOL)
+    with pytest.raises(ConfigurationError, match="'omit' must be one of"):
+        Privacy(passages="omit")  # type: ignore[arg-type]
 
 
 class Reading:
@@ -122,12 +102,14 @@ class Reading:
 @pytest.mark.parametrize(
     ("privacy", "is_found", "is_judged"),
     [
-        (Privacy(passages=Text.HASHED, hash_key=KEY), True, True),
-        (Privacy(passages=Text.HASHED, hash_key=KEY), False, False),
-        (Privacy(query=Text.HASHED, hash_key=KEY), True, False),
+        (Privacy(passages="omitted"), True, True),
+        (Privacy(passages="omitted"), False, False),
+        (Privacy(query="omitted"), True, False),
     ],
 )
-def test_a_judge_never_reads_a_hash(privacy: Privacy, is_found: bool, is_judged: bool) -> None:
+def test_a_judge_reads_texts_of_the_index_where_none_are_stored(
+    privacy: Privacy, is_found: bool, is_judged: bool
+) -> None:
     judge = Reading()
     lookup = {name: Passage(name, f"of the index: {name}") for name in POOL}.get
     live = Watching(judge, privacy=privacy, lookup=lookup if is_found else None)
@@ -137,7 +119,6 @@ def test_a_judge_never_reads_a_hash(privacy: Privacy, is_found: bool, is_judged:
         is_judged,
         not is_judged,
     )
-    assert not [text for text in judge.read if "hash:" in text]
     assert any("of the index" in text for text in judge.read) == is_judged
 
 

@@ -375,9 +375,4 @@ JUDGE = Row(
             "changed": fleet("ctxguard_judge_changed"),
         },
     ),
-    Panel(
-        "Users' reactions in the store",
-        "They see only what was served: no judgments, and in no estimate.",
-        {"{{kind}}": fleet("ctxguard_feedback", "kind")},
-    ),
 )

@@ -296,7 +296,7 @@ class LossMonitor:
         )
         if self.quantity is AlarmKind.RECALL_LOSS:
             learned += ", so switch-to-safe does not act on it"
-        return f"{learned}. Grade the requests of `ctxguard label export --alarm` to see."
+        return f"{learned}. Grade what the console's page Wrong drops shows to see."
 
 
 def _within(target: float) -> float:

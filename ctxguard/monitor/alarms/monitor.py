@@ -7,7 +7,7 @@ Notifying people is left to Prometheus and Alertmanager, which see the alarm as 
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ from ctxguard.profile.schema import Profile
 
 _log = logging.getLogger(__name__)
 
-_LABELS_AFTER_ALARM = 30
 _DAY_SECONDS = 86_400.0
 _LATE_SECONDS = 600.0
 """How long after the end of a day samples of it may still reach the store."""
@@ -223,7 +222,7 @@ class AlarmMonitor:
             )
             raised, ended = self.state.add_day(rows, end, self._store.stored_shares())
             for alarm in raised:
-                self._act_on(alarm, rows)
+                act_on(alarm, self.state.profile, self._switch_path)
             for alarm in ended:
                 _log.warning(
                     "ended: %s route=%s, judged losses are below their target again",
@@ -239,9 +238,9 @@ class AlarmMonitor:
             return None
         begin = first if begin is None else begin
         end = begin + (math.floor((first - begin) / _DAY_SECONDS) + 1) * _DAY_SECONDS
-        if self._clock() < end + _LATE_SECONDS or self._store.is_unfinished(before=end):
-            return None
-        return end
+        waiting = self._store.oldest_waiting()
+        is_judged = waiting is None or waiting >= end
+        return end if is_judged and self._clock() >= end + _LATE_SECONDS else None
 
     def add_sampled(self, record: SampleRecord) -> None:
         """Count the signals of a sample, judged or not."""
@@ -260,7 +259,7 @@ class AlarmMonitor:
         profile_id = self.state.profile_id
         alarm = Alarm(kind, severity, message, self._clock(), profile_id=profile_id, **about)
         if self.state.add(alarm):
-            self._act_on(alarm)
+            act_on(alarm, self.state.profile, self._switch_path)
 
     def check_corpus(self, present: CorpusSketch) -> None:
         """Warn while more of the corpus has changed since calibration than a profile holds for."""
@@ -284,7 +283,7 @@ class AlarmMonitor:
         """Translate the promises to the scale of a judge that errs, by what people graded too.
 
         Only requests that were wholly graded count, each alike (``label export --whole``): losses
-        are compared as they are judged, and those that an alarm targeted are left out.
+        are compared as they are judged.
         """
         graded = self._store.graded(self._series)
         rows = Rows.read(graded.blocks)
@@ -357,24 +356,6 @@ class AlarmMonitor:
             f"these judged. Give sample_to rates=JudgingRates(baseline_k={k}, baseline_rate=0.2)",
             route=route,
         )
-
-    def _act_on(self, alarm: Alarm, rows: Sequence[LossRow] = ()) -> None:
-        self._store.queue_labels(_samples_to_label(alarm, rows), reason=alarm.kind.value)
-        act_on(alarm, self.state.profile, self._switch_path)
-
-
-def _samples_to_label(alarm: Alarm, rows: Sequence[LossRow]) -> list[int]:
-    """Return the samples of the alarm's route with the largest losses, one for each question.
-
-    The alarm rests on these: if the judge is wrong, it is wrong there. Labels of them confirm or
-    refute the alarm. They are no random sample, and enter no estimate.
-    """
-    found = {
-        row.question: (-loss, row.sample_id)
-        for row in rows
-        if row.route == alarm.route and (loss := getattr(row, alarm.kind.value)) is not None
-    }
-    return [sample_id for _, sample_id in sorted(found.values())[:_LABELS_AFTER_ALARM]]
 
 
 def _question(record: SampleRecord) -> int:

@@ -176,7 +176,7 @@ class Labels:
         sample_ids, first_pick: Shape (l,), as of ``JudgedRows``.
         rows: Their rows.
         response: Shape (l,), the inverse of the share of the requests opened with each that is
-            graded, apart where an alarm asked for them too.
+            graded.
         model: The fit of people's grades on the judge's verdicts.
     """
 
@@ -190,18 +190,16 @@ class Labels:
     def of(cls, graded: GradedRows, stored: StoredShares) -> "Labels":
         """Read the labels that a store holds, and fit the model of relevance to them."""
         rows = Rows.read(graded.blocks)
-        draws = np.unique([draw for draw, _ in graded.asked])
-        used = np.isin(rows.requests["draw"], draws[draws > 0])
+        used = np.isin(rows.requests["draw"], list(graded.asked))
         rows = rows.take(used)
         rows.requests["probability"] *= stored.at(graded.time_seconds[used])
-        targeted = graded.is_targeted[used].tolist()
-        keys = list(zip(rows.requests["draw"].tolist(), targeted, strict=True))
-        n_graded = Counter(keys)
+        draws = rows.requests["draw"].tolist()
+        n_graded = Counter(draws)
         return cls(
             graded.sample_ids[used],
             graded.first_pick[used],
             rows,
-            np.array([graded.asked[key] / n_graded[key] for key in keys], np.float64),
+            np.array([graded.asked[draw] / n_graded[draw] for draw in draws], np.float64),
             Model.fitted(rows, np.arange(len(rows.requests)) % FOLDS),
         )
 

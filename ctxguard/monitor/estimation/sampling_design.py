@@ -76,9 +76,9 @@ def _drawn(
 ) -> list[GradedSample]:
     """Open requests for a budget of grades, and remember them unless it is a dry run."""
     for _ in range(_TRIES):
-        waiting = store.to_pick(series)
+        waiting, last_pick = store.to_pick(series)
         found, left = [], budget
-        for sample in _opened(store, series, waiting.sample_ids, whole=whole):
+        for sample in _opened(store, series, waiting, whole=whole):
             found.append(sample)
             left -= sample.expected_passages
             if left <= 0.0:
@@ -86,7 +86,7 @@ def _drawn(
         if left >= 1.0 and not whole:
             found = _with_larger_coins(found, budget)
         passages = [one for sample in found for one in sample.picked]
-        if not found or dry_run or store.save_pick(series, passages, waiting.last_pick):
+        if not found or dry_run or store.save_pick(series, passages, last_pick):
             return found
     raise StoreError("other processes drew passages for labels at the same time; try again")
 

@@ -124,13 +124,6 @@ _REPORTED = (
         "live.disagreements",
         "Passages whose relevance annotators disagree on.",
     ),
-    # A gauge, because reactions are deleted with the samples that they are about.
-    (
-        "feedback",
-        "feedback",
-        "User reactions in the store, by kind. Users see only what was served: in no estimate.",
-        "kind",
-    ),
 )
 _RISES = (
     ("may_rise", "risen", "1 where judged requests let a route in shadow be enforced, else 0."),
@@ -238,8 +231,7 @@ def _report(report: Report) -> _Families:
         for name, attribute, text, *labels in _SAMPLES
     ]
     families += [
-        _gauge(name, text, attrgetter(attribute)(report), *labels)
-        for name, attribute, text, *labels in _REPORTED
+        _gauge(name, text, attrgetter(attribute)(report)) for name, attribute, text in _REPORTED
     ]
     counts: dict[str, dict[Any, float]] = {name: {} for name in _COUNTS}
     for (name, *key), n in report.counts.items():

@@ -36,8 +36,7 @@ class LabelJudge:
         unjudged: The meaning of a missing label. A query without any label has no verdicts in
             either case.
         version: Identifies the labels; change it when they change.
-        redactor: The samples' own redactor (``Privacy.redactor``); if samples hold a keyed
-            hash of the query, the redactor followed by the hash. None if samples hold queries
+        redactor: The samples' own redactor (``Privacy.redactor``); None if samples hold queries
             unchanged.
 
     Attributes:

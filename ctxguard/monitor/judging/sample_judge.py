@@ -22,7 +22,7 @@ from ctxguard.monitor.estimation.judged_request import Scale, judged_request
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judge, Judgment, Ledger
 from ctxguard.monitor.judges.protocol import verdicts_from_json, verdicts_to_json
 from ctxguard.monitor.judging.counters import Counts
-from ctxguard.monitor.redaction import Redactor, is_hash, redacted_once
+from ctxguard.monitor.redaction import Redactor, redacted_once
 from ctxguard.monitor.sampling.record import SampleRecord, as_written
 from ctxguard.monitor.sampling.sampler import HashSampler
 from ctxguard.monitor.store import SampleStore
@@ -132,7 +132,7 @@ class SampleJudge:
 
     def _passage(self, record: SampleRecord, position: int) -> Passage | None:
         passage = record.passage(position)
-        is_there = (passage.text or passage.title) and not is_hash(passage.text)
+        is_there = passage.text or passage.title
         return passage if is_there else self._unstored(record, passage.passage_id)
 
     def _unstored(self, record: SampleRecord, passage_id: str) -> Passage | None:
@@ -166,8 +166,6 @@ class SampleJudge:
         """Ask for verdicts; return the valid ones by passage id: none missing or out of range."""
         passages = [passage for passage in wanted if passage is not None]
         if not passages or record.query is None:
-            return {}
-        if self._reads_text and is_hash(record.query):
             return {}
         verdicts = self.judge.judge(record.query, passages)
         self.n_judged += len(passages)

@@ -1,4 +1,4 @@
-"""Files in which people label passages (JSONL or CSV), and files of users' reactions (JSONL).
+"""Files in which people label passages (JSONL or CSV).
 
 One row is one passage of one request. The rows of a request stand together, in the order in which
 people take them; requests are in random order, as not all may be graded. The judge's verdicts are
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from io import StringIO, TextIOWrapper
 from pathlib import Path
-from typing import TextIO, TypeGuard
+from typing import TextIO
 
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.regular_file import open_regular
@@ -25,7 +25,7 @@ from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.human import ALWAYS, rows_left
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import HashSampler
-from ctxguard.monitor.store import FEEDBACK_KINDS, FeedbackRow, LabelRow, PickedPassage
+from ctxguard.monitor.store import LabelRow, PickedPassage
 
 _ORDER = HashSampler("label rows")
 _Refuse = Callable[[str], DataError]
@@ -38,7 +38,6 @@ _FORMULA = re.compile(_CELL_START + _BEFORE_SIGN)
 _ESCAPED = re.compile(_CELL_START + "'" + _BEFORE_SIGN)
 
 _MAX_BYTES = 2**30
-_LATEST_SECONDS = 253_402_300_800.0
 
 _MOST_CELL_CHARS = 32_000
 """Excel holds 32,767 characters in a cell, and continues longer ones in the next row."""
@@ -191,38 +190,6 @@ def _grade(value: object, max_grade: int, refuse: _Refuse) -> int | None:
     if isinstance(value, bool) or not grade.is_integer() or not 0 <= grade <= max_grade:
         raise refuse(f"grade {value!r} is not a whole number from 0 (irrelevant) to {max_grade}")
     return int(grade)
-
-
-def read_feedback_file(path: Path, time_seconds: float) -> list[FeedbackRow]:
-    """Read users' reactions: JSONL with request_id and kind, and optionally passage_ids and time.
-
-    Args:
-        path: The file.
-        time_seconds: Time of reactions without one, in seconds since the epoch.
-
-    Raises:
-        DataError: a row that is no reaction, with file and line.
-    """
-    rows = []
-    for line, document in _json_lines(path):
-        refuse = partial(DataError, path=path, line=line)
-        kind, time = document.get("kind"), document.get("time")
-        passage_ids = document.get("passage_ids") or []
-        if kind not in FEEDBACK_KINDS:
-            raise refuse(f"kind {kind!r} is unknown; use one of {', '.join(FEEDBACK_KINDS)}")
-        if not isinstance(passage_ids, list) or not all(isinstance(i, str) for i in passage_ids):
-            raise refuse(f"passage_ids {passage_ids!r} is no list of texts")
-        if time is not None and not _is_time(time):
-            raise refuse(f"time {time!r:.80} is no number of seconds since 1970")
-        request_id = _identifier(document, "request_id", refuse)
-        at = time_seconds if time is None else float(time)
-        rows.append(FeedbackRow(request_id, str(kind), tuple(passage_ids), at))
-    return rows
-
-
-def _is_time(value: object) -> TypeGuard[float]:
-    # Seconds since 1970 of a year that dates can have; a whole number of JSON has no largest.
-    return isinstance(value, (int, float)) and value is not True and 0 <= value < _LATEST_SECONDS
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:

@@ -18,9 +18,6 @@ ALWAYS = "always"
 IF_NONE_ABOVE = "if all above are 0"
 """When people grade a row."""
 
-_SOURCE = "human"
-"""Other sources, such as users' reactions, see only what was served."""
-
 
 @dataclass(frozen=True, slots=True)
 class HumanVerdicts:
@@ -42,8 +39,8 @@ def human_verdicts(labels: Iterable[tuple[int, LabelRow]]) -> dict[int, HumanVer
     """Return the verdicts of people by sample.
 
     Args:
-        labels: Pairs of sample id and label, as ``SampleStore.labels`` gives them. Labels of
-            another source than people are left out, and those that were taken back.
+        labels: Pairs of sample id and label, as ``SampleStore.labels`` gives them. Those that were
+            taken back are left out.
 
     >>> ann = LabelRow("r", "a", 3, None, "ann", 1.0)
     >>> bob = LabelRow("r", "a", 0, None, "bob", 2.0)
@@ -53,7 +50,7 @@ def human_verdicts(labels: Iterable[tuple[int, LabelRow]]) -> dict[int, HumanVer
     """
     votes: dict[int, dict[str, list[Vote]]] = {}
     for sample_id, label in standing(labels):
-        if label.source == _SOURCE and label.grade is not None:
+        if label.grade is not None:
             # Of a damaged column the grade stands, without a kind.
             negative = Negative(label.negative) if label.negative in set(Negative) else None
             vote = Vote(label.grade, negative, label.annotator, label.time_seconds)
@@ -69,7 +66,7 @@ def standing(labels: Iterable[tuple[int, LabelRow]]) -> list[tuple[int, LabelRow
     []
     """
     labels = list(labels)
-    taken_back: dict[tuple[int, str, str, str], float] = {}
+    taken_back: dict[tuple[int, str, str], float] = {}
     for sample_id, label in labels:
         if label.grade is None:
             taken_back[_whose(sample_id, label)] = label.time_seconds
@@ -81,8 +78,8 @@ def standing(labels: Iterable[tuple[int, LabelRow]]) -> list[tuple[int, LabelRow
     ]
 
 
-def _whose(sample_id: int, label: LabelRow) -> tuple[int, str, str, str]:
-    return sample_id, label.passage_id, label.annotator, label.source
+def _whose(sample_id: int, label: LabelRow) -> tuple[int, str, str]:
+    return sample_id, label.passage_id, label.annotator
 
 
 def _adjudicated(votes: Mapping[str, list[Vote]]) -> HumanVerdicts:

@@ -17,13 +17,12 @@ from ctxguard.monitor.judges.protocol import verdicts_from_json
 from ctxguard.monitor.labels.files import RowToLabel, in_file_order, rows_to_label
 from ctxguard.monitor.labels.human import ALWAYS, NOBODY, human_verdicts, rows_left
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.store import LabelRow, PickedPassage, PickKind, SampleStore
+from ctxguard.monitor.store import LabelRow, PickedPassage, SampleStore
 
 _log = logging.getLogger(__name__)
 
 _MOST_OVER = 1.25
 """Grades that were asked for before may exceed a budget by this."""
-_SECONDS_A_GRADE = 20.0
 _LIKELY = {False: 0.2, True: 0.8}
 """About how likely a passage is to be relevant, by whether the judge calls it so."""
 
@@ -93,15 +92,6 @@ class GradedSample:
         return _LIKELY[verdict is not None and verdict.grade > 0]
 
 
-def minutes_to_grade(passages: float) -> int:
-    """Predict how many minutes people take for so many passages, at least one.
-
-    >>> minutes_to_grade(60), minutes_to_grade(1)
-    (20, 1)
-    """
-    return max(round(passages * _SECONDS_A_GRADE / 60.0), 1)
-
-
 def graded_samples(
     store: SampleStore,
     series: str,
@@ -163,21 +153,6 @@ def unfinished(
 def _in_file_order(sample: GradedSample) -> tuple[float, float]:
     question = sample.picked[0].question if sample.picked else 0.0
     return in_file_order(question, sample.record.request_id)
-
-
-def targeted_samples(store: SampleStore, series: str) -> list[GradedSample]:
-    """Return the samples that alarms have requested labels of; all that is judged is asked."""
-    ids = list(store.label_queue())
-    return [
-        replace(sample, picked=wholly(sample.sample_id, sample.record))
-        for sample in graded_samples(store, series, ids).values()
-    ]
-
-
-def wholly(sample_id: int, record: SampleRecord) -> tuple[PickedPassage, ...]:
-    """Ask about all that is judged of any request, in a sample that no draw chose."""
-    positions = (*record.served, *record.to_judge(has_hit=True))
-    return tuple([PickedPassage(sample_id, PickKind.COIN, position, 1.0) for position in positions])
 
 
 def rows_once(samples: Iterable[GradedSample]) -> list[RowToLabel]:

@@ -14,13 +14,13 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from ctxguard._support.error_text import describe_error
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.metadata_filter import Where
 from ctxguard.errors import ConfigurationError, StoreCorruptError, StoreFullError, StoreLockedError
-from ctxguard.monitor.redaction import Redactor, Text, kept, redact, redacted, redacted_once
+from ctxguard.monitor.redaction import Redactor, redact, redacted, redacted_once
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import (
     DEFAULT_RATES,
@@ -33,7 +33,7 @@ from ctxguard.monitor.sampling.sampler import (
 from ctxguard.monitor.store import Accounts, Entry, Limits, LostReason, SampleStore, WorkerCounts
 from ctxguard.monitor.store.types import HOUR_SECONDS
 
-TextName = Literal["stored", "hashed", "omitted"]
+Kept = Literal["stored", "omitted"]
 
 _log = logging.getLogger(__name__)
 _BATCH = 100
@@ -58,30 +58,23 @@ class Privacy:
     Attributes:
         redactor: Applied to every text before it is written; None for no redaction. If it
             raises, the sample is lost, never written unredacted.
-        query: Whether queries are stored, replaced by a keyed hash, or left out.
+        query: Whether queries are stored or omitted.
         passages: The same for titles and texts of passages. A judge that reads texts needs them:
-            where they are hashed or left out, give the monitor the index. Without it, and with a
-            query that is hashed or left out, samples are not judged and counted as ``incomplete``.
-        hash_key: Keeps hashes from being reversed by a dictionary; needed if anything is hashed.
+            where they are omitted, give the monitor the index. Without it, and without a query,
+            samples are not judged and counted as ``incomplete``.
 
     Raises:
-        ConfigurationError: at construction, for a hash without a key of 16 to 64 bytes, or another
-            way to keep a text.
+        ConfigurationError: at construction, for another way to keep a text.
     """
 
     redactor: Redactor | None = redact
-    query: Text | TextName = Text.STORED
-    passages: Text | TextName = Text.STORED
-    hash_key: bytes | None = None
+    query: Kept = "stored"
+    passages: Kept = "stored"
 
     def __post_init__(self) -> None:
         for name in ("query", "passages"):
-            given = getattr(self, name)
-            if given not in list(Text):
-                raise ConfigurationError(f"{name} {given!r} must be one of {', '.join(Text)}")
-            kept("", Text(given), self.hash_key)
-            # A text is one of them too. Through object.__setattr__, because this is frozen.
-            object.__setattr__(self, name, Text(given))
+            if (given := getattr(self, name)) not in get_args(Kept):
+                raise ConfigurationError(f"{name} {given!r} must be one of {get_args(Kept)}")
 
     def apply(self, record: SampleRecord) -> SampleRecord:
         """Make of the record what may be stored.
@@ -89,16 +82,19 @@ class Privacy:
         Raises:
             RedactionError: the redactor failed.
         """
-        query = None if record.query is None else self._kept(record.query, self.query)
+        query = record.query if self.query == "stored" else None
+        redactor = self.redactor
+        if query is not None and redactor is not None:
+            query = redacted(query, redactor)
         passages = {
             position: replace(
                 passage,
-                title=self._kept(passage.title, self.passages, recurs=True) or "",
-                text=self._kept(passage.text, self.passages, recurs=True) or "",
+                title=passage.title if redactor is None else redacted_once(passage.title, redactor),
+                text=passage.text if redactor is None else redacted_once(passage.text, redactor),
                 metadata=None,
             )
             for position, passage in record.passages.items()
-            if self.passages is not Text.OMITTED
+            if self.passages == "stored"
         }
         withheld = record.where is not None and self._is_secret(record.where)
         return replace(
@@ -117,11 +113,6 @@ class Privacy:
             or (self.redactor is not None and redacted(text, self.redactor) != text)
             for text in (*texts, *where.fields)
         )
-
-    def _kept(self, text: str, how: Text | TextName, *, recurs: bool = False) -> str | None:
-        if how is Text.STORED and self.redactor is not None:
-            text = (redacted_once if recurs else redacted)(text, self.redactor)
-        return kept(text, Text(how), self.hash_key)
 
 
 DEFAULT_PRIVACY = Privacy()
@@ -397,7 +388,6 @@ class SampleWriter:
                 request_id=record.request_id,
                 time_seconds=record.time_seconds,
                 probability=record.probability,
-                session_id=record.session_id,
                 label_order=self._label_order.uniform(record.request_id),
                 payload=record.to_bytes(),
             )
@@ -437,7 +427,7 @@ def sample_to(
             alone: the writer tries again until it is mended.
     """
     sampler = Sampler(rate, max_per_second=max_per_second, seed=seed)
-    store = SampleStore.at(url, limits=Limits() if limits is None else limits)
+    store = SampleStore(url, limits=Limits() if limits is None else limits)
     try:
         store.check()
     except (StoreFullError, StoreCorruptError, StoreLockedError) as error:

@@ -5,7 +5,7 @@
     database      connections, creation         errors        database errors as the store's
     samples       written with counts, claimed, finished
     judgments     judged requests, by time, single, and graded
-    labelling     what people are asked, their labels, feedback
+    labelling     what people are asked, their labels
     shared        what monitors share: leases, counts, state
     retention     deletion
     sample_store  SampleStore, the table of all that it does
@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from ctxguard._support.extras import require
 from ctxguard.monitor.store.types import (
-    FEEDBACK_KINDS,
     OPENED,
     Accounts,
     Added,
     Claimed,
     Entry,
-    FeedbackRow,
     Finished,
     FinishResult,
     GradedBlock,
@@ -39,7 +37,6 @@ from ctxguard.monitor.store.types import (
     State,
     StoredSample,
     StoredShares,
-    ToPick,
     WorkerCounts,
 )
 
@@ -47,13 +44,11 @@ if TYPE_CHECKING:
     from ctxguard.monitor.store.sample_store import SampleStore
 
 __all__ = [
-    "FEEDBACK_KINDS",
     "OPENED",
     "Accounts",
     "Added",
     "Claimed",
     "Entry",
-    "FeedbackRow",
     "FinishResult",
     "Finished",
     "GradedBlock",
@@ -70,7 +65,6 @@ __all__ = [
     "State",
     "StoredSample",
     "StoredShares",
-    "ToPick",
     "WorkerCounts",
 ]
 

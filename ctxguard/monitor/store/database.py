@@ -1,4 +1,4 @@
-"""One database behind every table: connections, transactions, and errors that say how to mend them.
+"""The database of a store: connections, transactions, and errors that say how to mend them.
 
 A connection never crosses a fork, and a transaction waits a bounded time. SQLite has a write-ahead
 log, short waits for locks, and returns space to the disk. Where someone moved its file away, the
@@ -11,19 +11,20 @@ import random
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
 from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import ClosedAtForks, reset_in_children
-from ctxguard.errors import ConfigurationError, StoreLockedError, StoreSchemaError
+from ctxguard.errors import ConfigurationError, StoreSchemaError
 from ctxguard.monitor.store import errors as faults
 from ctxguard.monitor.store.schema import SCHEMA_VERSION, metadata, schema_version
+from ctxguard.monitor.store.types import DEFAULT_LIMITS, Limits
 
 _log = logging.getLogger(__name__)
 
@@ -39,31 +40,67 @@ _WRITES = "ctxguard_writes"
 _JOURNAL_BYTES = 16 * 2**20
 """Size to which SQLite's log is truncated after a burst."""
 _LOOK_SECONDS = (0.0005, 0.003)
-"""Wait between two attempts to take SQLite's write lock."""
+"""Wait between two attempts at what others keep SQLite from doing."""
 _CREATION_LOCK = 7_243_118
 """Any number: processes that create the tables in one PostgreSQL database agree on it."""
 
+_URLS = "write sqlite:///path/to/samples.db, without options, or postgresql://user@host/database"
 _inherited: list[object] = []
 """A parent's connections, never closed in the child: closing would end the parent's."""
 
 
-class Database:
-    """SQLite in a file or in memory, or PostgreSQL.
+class Store:
+    """A database of samples, which functions act on; opened when it is first used.
 
     Args:
-        url: A URL of SQLAlchemy; ``postgresql://`` is read as ``postgresql+psycopg://``.
+        url: ``sqlite:///path/samples.db`` for the processes of one host, ``sqlite://`` for
+            one in memory, ``postgresql://user@host/database`` for several hosts.
+        limits: What ``clean`` keeps.
+        clock: Seconds since the epoch.
 
     Raises:
-        ConfigurationError: another kind of database, or a URL that cannot be read.
+        ConfigurationError: a URL that cannot be used.
+        MissingExtraError: the database's driver is not installed.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(
+        self, url: str, *, limits: Limits = DEFAULT_LIMITS, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.limits = limits
+        self.clock = clock
         self.url = _read(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.file = _file(self.url)
         self._in_memory = self.is_sqlite and self.file is None
         self._reset_after_fork()
         reset_in_children(self)
+
+    @classmethod
+    def open(
+        cls, url: str, *, limits: Limits = DEFAULT_LIMITS, clock: Callable[[], float] = time.time
+    ) -> Self:
+        """Open a store, and create its tables where there are none.
+
+        Raises:
+            StoreUnavailableError: the folder or the server cannot be reached.
+            StoreSchemaError: it is another release's, another program's or not a whole store; it
+                is not changed.
+            StoreError: another fault of the database.
+        """
+        store = cls(url, limits=limits, clock=clock)
+        store.check()
+        return store
+
+    def check(self) -> None:
+        """Raise what ``open`` raises where the store cannot be used at present."""
+        with self.transaction(writes=False):
+            pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def name(self) -> str:
@@ -98,11 +135,6 @@ class Database:
                 connection.execution_options(**{_WRITES: writes})
                 with connection.begin():
                     yield connection
-        except sa.exc.TimeoutError as error:
-            raise StoreLockedError(
-                f"{self.name}: no connection came free within {BUSY_SECONDS:g} s; use the store "
-                "from fewer threads"
-            ) from error
         except (sa.exc.DBAPIError, sqlite3.Error) as error:
             ours = faults.store_error(error, self.name, self.file)
             if ours is None:
@@ -163,11 +195,8 @@ class Database:
         return engine
 
     def _engine_for_url(self) -> sa.Engine:
-        options: dict[str, Any] = {
-            "pool_timeout": BUSY_SECONDS,
-            "max_overflow": 20,
-            "connect_args": {"timeout": BUSY_SECONDS},
-        }
+        # As many connections as threads use the store at once.
+        options: dict[str, Any] = {"pool_size": 0, "connect_args": {"timeout": BUSY_SECONDS}}
         if not self.is_sqlite:
             options["pool_pre_ping"] = True
             options["connect_args"] = {"connect_timeout": max(2, round(BUSY_SECONDS))}
@@ -202,29 +231,21 @@ class Database:
         tables = metadata.tables.keys()
         if not (found if self.is_sqlite else found & tables):
             return False
-        version: int | None = None
+        lacking, version = sorted(tables - found), None
         if schema_version.name in found:
             newest = sa.select(sa.func.max(schema_version.c.version))
             version = connection.execute(newest).scalar()
-        if version not in (None, SCHEMA_VERSION):
-            problem = (
-                f"has schema version {version}, this release reads {SCHEMA_VERSION}; it was not "
-                "changed: use the release that made it, or give this one another store"
-            )
-        elif not found & tables:
-            problem = (
-                "is the database of another program, and was not changed: give the sample store a "
-                "file of its own"
-            )
-        elif version is None or tables - found:
-            lacking = "".join([f"table {name}" for name in sorted(tables - found)[:1]])
-            problem = (
-                f"is not a whole sample store (it has no {lacking or 'schema version'}), and was "
-                "not changed: restore a whole copy of it, or give ctxguard another store"
-            )
-        else:
+        if version == SCHEMA_VERSION and not lacking:
             return True
-        raise StoreSchemaError(f"{self.name} {problem}", found=version, known=SCHEMA_VERSION)
+        problem = f"has schema version {version}, this release reads {SCHEMA_VERSION}"
+        if lacking and version in (None, SCHEMA_VERSION):
+            problem = f"is not a whole sample store: it has no table {lacking[0]}"
+        raise StoreSchemaError(
+            f"{self.name} {problem}. It was not changed: use the release that made it, restore a "
+            "whole copy of it, or give ctxguard a store of its own",
+            found=version,
+            known=SCHEMA_VERSION,
+        )
 
 
 def _identity(file: Path) -> _Identity | None:
@@ -248,15 +269,6 @@ def _make_private(file: Path) -> None:
         os.close(os.open(os.path.realpath(file), flags, 0o600))
 
 
-def sqlite_file(url: str) -> Path | None:
-    """Return the file of a SQLite store; None for one in memory, or on a server.
-
-    Raises:
-        ConfigurationError: the URL cannot be used.
-    """
-    return _file(_read(url))
-
-
 def _file(url: sa.URL) -> Path | None:
     name = url.database or ""
     is_file = url.get_backend_name() == "sqlite" and name not in ("", ":memory:")
@@ -267,24 +279,13 @@ def _read(url: str) -> sa.URL:
     try:
         parsed = sa.make_url(url)
     except sa.exc.ArgumentError as error:
-        raise ConfigurationError(
-            "the store's URL cannot be read; write sqlite:///path/to/samples.db or "
-            "postgresql://user@host/database"
-        ) from error
+        raise ConfigurationError(f"the store's URL cannot be read; {_URLS}") from error
     backend = parsed.get_backend_name()
     if backend in ("postgresql", "postgres"):
         require("psycopg", "postgres")
         return parsed.set(drivername="postgresql+psycopg")
-    if backend != "sqlite":
-        raise ConfigurationError(
-            f"a sample store cannot be kept in {backend!r}; use sqlite:///path/to/samples.db or "
-            "postgresql://user@host/database"
-        )
-    if parsed.query or (parsed.database or "").startswith("file:"):
-        raise ConfigurationError(
-            "a SQLite store is named by a plain path, without options; write "
-            "sqlite:///path/to/samples.db"
-        )
+    if backend != "sqlite" or parsed.query or (parsed.database or "").startswith("file:"):
+        raise ConfigurationError(f"a sample store cannot be kept in such a {backend!r}; {_URLS}")
     return parsed.set(drivername="sqlite+pysqlite")
 
 
@@ -305,44 +306,43 @@ def _prepare(connection: sqlite3.Connection, _: object) -> None:
 
 def _persist(engine: sa.Engine) -> None:
     """Set up what the file keeps: how it returns space, and its write-ahead log."""
-    deadline = time.monotonic() + BUSY_SECONDS
-    while True:
-        connection = engine.raw_connection()
-        try:
+
+    def choose() -> None:
+        with closing(engine.raw_connection()) as connection:
             cursor = connection.cursor()
             # Takes effect while the file is empty, and only before the log is chosen.
             cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")
             cursor.execute("PRAGMA journal_mode = WAL")
+
+    # Processes that create a file together refuse each other at once, without waiting.
+    _once_free(choose)
+
+
+def _once_free(work: Callable[[], object]) -> None:
+    """Do what SQLite refuses while others hold the database; wait no longer than for a lock.
+
+    Its own waits grow to 0.1 s, so that a busy store starves some writers for a second; short,
+    uneven waits give every writer a turn.
+    """
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            work()
             return
         except sqlite3.OperationalError as error:
-            # Processes that create a file together refuse each other at once, without waiting.
             if not faults.is_busy(error) or time.monotonic() > deadline:
                 raise
-            time.sleep(0.01)
-        finally:
-            connection.close()
+            time.sleep(random.uniform(*_LOOK_SECONDS))  # noqa: S311  no secret
 
 
 def _begin(connection: sa.Connection) -> None:
-    """Begin a transaction; one that will write has the write lock from the start.
-
-    SQLite's own waits grow to 0.1 s, so that a busy store starves some writers for a second;
-    short, uneven waits give every writer a turn.
-    """
+    """Begin a transaction; one that will write has the write lock from the start."""
     driver: Any = connection.connection.driver_connection
     if not connection.get_execution_options().get(_WRITES, False):
         driver.execute("BEGIN")
         return
-    deadline = time.monotonic() + BUSY_SECONDS
     driver.execute("PRAGMA busy_timeout = 0")
     try:
-        while True:
-            try:
-                driver.execute("BEGIN IMMEDIATE")
-                return
-            except sqlite3.OperationalError as error:
-                if not faults.is_busy(error) or time.monotonic() > deadline:
-                    raise
-                time.sleep(random.uniform(*_LOOK_SECONDS))  # noqa: S311  no secret
+        _once_free(lambda: driver.execute("BEGIN IMMEDIATE"))
     finally:
         driver.execute(f"PRAGMA busy_timeout = {round(1e3 * BUSY_SECONDS)}")

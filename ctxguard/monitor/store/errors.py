@@ -1,9 +1,10 @@
 """A database's own errors as the store's, each saying how to mend it. They never hold data."""
 
-import errno
 import os
 import sqlite3
 from pathlib import Path
+from shutil import disk_usage
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -16,49 +17,32 @@ from ctxguard.errors import (
     StoreUnavailableError,
 )
 
-_DAMAGED = (
-    "the database is damaged; move it away with its -wal and -shm files, and restore a copy or let "
-    "a new one begin: until then samples are lost"
-)
-_FREE_SPACE = "free space on its disk: until then samples are lost"
-_SQLITE = (
-    ((sqlite3.SQLITE_FULL,), StoreFullError, f"the disk is full; {_FREE_SPACE}"),
-    (
-        (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED),
-        StoreLockedError,
-        "others held the write lock for too long; use fewer writers, or PostgreSQL",
-    ),
-    (
-        (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB),
-        StoreCorruptError,
-        _DAMAGED,
-    ),
-    (
-        (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PROTOCOL),
-        StoreUnavailableError,
-        "the disk failed, see the system's log; or it is a network share, use a local disk",
-    ),
-)
-"""Primary result codes, the error, and what is wrong."""
-_POSTGRESQL = (
-    (("53100", "53400"), StoreFullError, f"the server's disk is full; {_FREE_SPACE}"),
-    (
-        ("55P03", "57014", "40P01"),
-        StoreLockedError,
-        "others held a lock for too long; try again, and see pg_stat_activity",
-    ),
-    (
-        ("25006", "42501"),
-        StoreReadOnlyError,
-        "it cannot be written; connect to the primary, as a role that may create tables",
-    ),
-    (
-        ("XX001", "XX002"),
-        StoreCorruptError,
-        "the server says that its data is damaged; restore it there",
-    ),
-)
-"""SQLSTATEs, the error, and what is wrong."""
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_USER = f"user {os.geteuid()}" if hasattr(os, "geteuid") else "this user"
+_WORDS = {
+    StoreFullError: "the disk is full; free space on it: until then samples are lost",
+    StoreLockedError: "others held a lock for too long; use fewer writers, or PostgreSQL, and "
+    "there see pg_stat_activity",
+    StoreReadOnlyError: "it cannot be written; make the file and its folder writable for "
+    f"{_USER}, or connect to the primary server, as a role that may create tables",
+    StoreCorruptError: "the database is damaged; move it away with its -wal and -shm files, and "
+    "restore a copy or let a new one begin: until then samples are lost",
+    StoreUnavailableError: "the disk failed, see the system's log; or it is a network share, use a "
+    "local disk",
+}
+"""What is wrong, and how to mend it."""
+_KIND_OF: dict[int | str, type[StoreError]] = {
+    **dict.fromkeys((sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE), StoreFullError),
+    **dict.fromkeys(_BUSY, StoreLockedError),
+    **dict.fromkeys((sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM), StoreReadOnlyError),
+    **dict.fromkeys((sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB), StoreCorruptError),
+    **dict.fromkeys((sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PROTOCOL), StoreUnavailableError),
+    **dict.fromkeys(("53100", "53400"), StoreFullError),
+    **dict.fromkeys(("55P03", "57014", "40P01"), StoreLockedError),
+    **dict.fromkeys(("25006", "42501"), StoreReadOnlyError),
+    **dict.fromkeys(("XX001", "XX002"), StoreCorruptError),
+}
+"""By SQLite's code, primary ones for all that extend them, or PostgreSQL's SQLSTATE."""
 
 
 def store_error(
@@ -71,75 +55,42 @@ def store_error(
         name: The store's name in messages.
         file: The file of a SQLite store; None in memory and for PostgreSQL.
     """
-    cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
-    if isinstance(cause, sqlite3.Error):
-        return _of_sqlite(cause, name, file)
-    return None if cause is None else _of_postgresql(cause, name)
+    cause: Any = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+    code, is_sqlite = code_of(cause), isinstance(cause, sqlite3.Error)
+    kind = _KIND_OF.get(code)
+    if isinstance(code, int):
+        kind = kind or _KIND_OF.get(code & 0xFF)
+        if code & 0xFF == sqlite3.SQLITE_CANTOPEN and file is not None:
+            kind = _unopened(file.parent)
+            if kind is StoreUnavailableError:
+                return kind(f"{name} cannot be opened; name a file, in a folder that is there")
+    if kind is not None:
+        return kind(f"{name}: {_WORDS[kind]} ({cause if is_sqlite else f'SQLSTATE {code}'})")
+    is_lost = type(cause).__name__ == "OperationalError" or str(code)[:2] in ("08", "57", "53")
+    if is_lost and not is_sqlite:
+        # Without a state the message is the driver's, about the connection: it holds no data.
+        said = "the connection broke" if code else str(cause).strip().partition("\n")[0]
+        return StoreUnavailableError(
+            f"{name}: the server cannot be reached ({said}); start it, and check the URL"
+        )
+    return None
 
 
 def is_busy(error: BaseException) -> bool:
     """Tell whether SQLite says that others hold the database."""
-    return _code(error) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    code = code_of(error)
+    return isinstance(code, int) and code & 0xFF in _BUSY
 
 
-def _code(error: BaseException) -> int:
-    code = getattr(error, "sqlite_errorcode", 0)
-    return code if isinstance(code, int) else 0
+def code_of(error: BaseException | None) -> Any:
+    """Return SQLite's extended result code, or a SQLSTATE; empty without one."""
+    return getattr(error, "sqlite_errorcode", None) or getattr(error, "sqlstate", None) or ""
 
 
-def _of_sqlite(error: sqlite3.Error, name: str, file: Path | None) -> StoreError | None:
-    kind = _code(error) & 0xFF
-    if kind in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
-        return _read_only(name)
-    if kind == sqlite3.SQLITE_CANTOPEN:
-        return _cannot_open(name, file)
-    if _code(error) == sqlite3.SQLITE_IOERR_SHMSIZE:
-        kind = sqlite3.SQLITE_FULL
-    for codes, kind_of_error, problem in _SQLITE:
-        if kind in codes:
-            return kind_of_error(f"{name}: {problem} ({error})")
-    return None
-
-
-def _read_only(name: str) -> StoreReadOnlyError:
-    user = str(os.geteuid()) if hasattr(os, "geteuid") else "this one"
-    return StoreReadOnlyError(
-        f"{name} cannot be written; make the file and its folder writable for user {user}, or "
-        "name another place"
-    )
-
-
-def _cannot_open(name: str, file: Path | None) -> StoreError:
-    if file is None:
-        return StoreUnavailableError(f"{name} cannot be opened")
-    if not file.parent.is_dir():
-        return StoreUnavailableError(f"{name}: there is no folder {file.parent}; make it first")
-    if file.is_dir():
-        return StoreUnavailableError(f"{name} is a folder; name a file in it")
-    if not os.access(file.parent, os.W_OK):
-        return _read_only(name)
-    if _has_no_space(file.parent):
-        return StoreFullError(f"{name}: the disk is full; {_FREE_SPACE}")
-    return StoreUnavailableError(f"{name} cannot be opened; check its name and its permissions")
-
-
-def _has_no_space(folder: Path) -> bool:
-    try:
-        return hasattr(os, "statvfs") and os.statvfs(folder).f_bavail == 0
-    except OSError as error:
-        return error.errno == errno.ENOSPC
-
-
-def _of_postgresql(error: BaseException, name: str) -> StoreError | None:
-    state = getattr(error, "sqlstate", None) or ""
-    for states, kind_of_error, problem in _POSTGRESQL:
-        if state in states:
-            return kind_of_error(f"{name}: {problem} (SQLSTATE {state})")
-    if type(error).__name__ == "OperationalError" or state[:2] in ("08", "57", "53"):
-        # Without a state the message is the driver's, about the connection: it holds no data.
-        lines = ["the connection broke"] if state else str(error).strip().splitlines()
-        return StoreUnavailableError(
-            f"{name}: the server cannot be reached ({''.join(lines[:1])}); start it, and check "
-            "the URL"
-        )
-    return None
+def _unopened(folder: Path) -> type[StoreError]:
+    """Say why SQLite cannot open a file of a folder, or make one there."""
+    if not folder.is_dir():
+        return StoreUnavailableError
+    if not os.access(folder, os.W_OK):
+        return StoreReadOnlyError
+    return StoreUnavailableError if disk_usage(folder).free else StoreFullError

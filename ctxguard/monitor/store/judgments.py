@@ -10,7 +10,8 @@ import numpy as np
 import sqlalchemy as sa
 
 from ctxguard.monitor.store import schema
-from ctxguard.monitor.store.transactions import Store, Transaction, reads, record, writes
+from ctxguard.monitor.store.database import Store
+from ctxguard.monitor.store.transactions import Transaction, reads, record, writes
 from ctxguard.monitor.store.types import (
     MOST_UNCOVERED,
     NO_PICK,
@@ -28,13 +29,6 @@ _samples = schema.samples.c
 _judged = schema.judged.c
 _verdicts = schema.verdicts.c
 _picked = schema.picked.c
-JUDGED = (
-    _judged.sample_id,
-    _judged.time_seconds,
-    sa.func.coalesce(_judged.first_pick, NO_PICK),
-    _judged.block,
-)
-"""The columns of ``judged_rows``."""
 
 
 @reads
@@ -42,27 +36,6 @@ def series(db: Transaction) -> list[str]:
     """Return every series of judgments, in the order in which they began."""
     table = schema.series.c
     return db.scalars(sa.select(table.name).order_by(table.series_id))
-
-
-@reads
-def judged_counts(db: Transaction) -> dict[str, tuple[int, int]]:
-    """Count the judged samples of each series, and those of them that people labelled."""
-    table, labels = schema.series.c, schema.labels.c
-    labelled = sa.exists().where(
-        _samples.sample_id == _judged.sample_id, labels.request_id == _samples.request_id
-    )
-    rows = db.execute(
-        sa.select(
-            table.name,
-            sa.func.count().label("n"),
-            sa.func.count().filter(labelled).label("n_labelled"),
-        )
-        .join(schema.judged, _judged.series_id == table.series_id)
-        .where(_judged.is_counted)
-        .group_by(table.series_id, table.name)
-        .order_by(table.series_id)
-    )
-    return {row.name: (row.n, row.n_labelled) for row in rows}
 
 
 def judged_pages(
@@ -96,8 +69,9 @@ def _judged_page(
     after: tuple[float, int] | None,
 ) -> JudgedRows:
     """Read the first rows after the one with this time and sample id; None for the first."""
+    first_pick = sa.func.coalesce(_judged.first_pick, NO_PICK)
     query = (
-        sa.select(*JUDGED)
+        sa.select(_judged.sample_id, _judged.time_seconds, first_pick, _judged.block)
         .where(_judged.series_id == db.series_id(series), _judged.is_counted)
         .order_by(_judged.time_seconds, _judged.sample_id)
         .limit(PAGE_ROWS)
@@ -111,7 +85,14 @@ def _judged_page(
         query = query.where(_judged.time_seconds >= since)
     if until is not None:
         query = query.where(_judged.time_seconds < until)
-    return judged_rows(db.raw_rows(query))
+    rows = db.raw_rows(query)
+    ids, times, picks, blocks = zip(*rows, strict=True) if rows else ((), (), (), ())
+    return JudgedRows(
+        np.fromiter(ids, np.int64, len(ids)),
+        np.fromiter(times, np.float64, len(times)),
+        np.fromiter(picks, np.int64, len(picks)),
+        tuple(blocks),
+    )
 
 
 @reads
@@ -230,17 +211,6 @@ def _stored_sample(row: sa.Row[Any]) -> StoredSample:
     return record(StoredSample, row, state=State(row.state), has_text=bool(row.has_text))
 
 
-def judged_rows(rows: Sequence[Any]) -> JudgedRows:
-    """Make rows of the columns ``JUDGED``, in their order."""
-    ids, times, picks, blocks = zip(*rows, strict=True) if rows else ((), (), (), ())
-    return JudgedRows(
-        np.fromiter(ids, np.int64, len(ids)),
-        np.fromiter(times, np.float64, len(times)),
-        np.fromiter(picks, np.int64, len(picks)),
-        tuple(blocks),
-    )
-
-
 @reads
 def to_grade(db: Transaction, series: str) -> dict[int, int]:
     """Return the judged samples with labels that their block of the series lacks.
@@ -325,8 +295,7 @@ def graded(db: Transaction, series: str) -> GradedRows:
     """
     own = db.series_id(series)
     rows = db.execute(
-        sa.select(schema.judged, _samples.label_reason.is_not(None).label("is_targeted"))
-        .outerjoin(schema.samples, _samples.sample_id == _judged.sample_id)
+        sa.select(schema.judged)
         .where(_judged.series_id == own, _judged.is_graded)
         .order_by(_judged.sample_id)
     ).all()
@@ -337,13 +306,12 @@ def graded(db: Transaction, series: str) -> GradedRows:
         first_pick=np.array(firsts, np.int64),
         routes=tuple([row.route for row in rows]),
         blocks=tuple([row.block for row in rows]),
-        is_targeted=np.array([row.is_targeted for row in rows], np.bool_),
         asked=_asked(db, own),
         disagreements=sum(row.disagreements for row in rows),
     )
 
 
-def _asked(db: Transaction, own: int) -> dict[tuple[int, bool], int]:
+def _asked(db: Transaction, own: int) -> dict[int, int]:
     """Count the requests that draws opened, of those draws of which every tenants' part has grades.
 
     A draw from what another series judged counts as far as the samples were judged again. People
@@ -357,22 +325,18 @@ def _asked(db: Transaction, own: int) -> dict[tuple[int, bool], int]:
             _picked.pick_id,
             _picked.asked,
             is_graded.label("is_graded"),
-            _samples.label_reason.is_not(None).label("is_targeted"),
             sa.func.count().label("n"),
         )
         .outerjoin(
             schema.judged,
             sa.and_(_judged.sample_id == _picked.sample_id, _judged.series_id == own),
         )
-        .outerjoin(schema.samples, _samples.sample_id == _picked.sample_id)
         .where(_picked.kind.in_(OPENED))
-        .group_by(_picked.pick_id, _picked.asked, sa.text("3"), sa.text("4"))
+        .group_by(_picked.pick_id, _picked.asked, sa.text("3"))
     ).all()
     graded_files = {(row.pick_id, row.asked) for row in rows if row.is_graded}
     whole, missed = Counter[int](), Counter[int]()
-    asked = Counter[tuple[int, bool]]()
     for row in rows:
         whole[row.pick_id] += row.n
         missed[row.pick_id] += row.n * ((row.pick_id, row.asked) not in graded_files)
-        asked[row.pick_id, bool(row.is_targeted)] += row.n
-    return {key: n for key, n in asked.items() if missed[key[0]] <= MOST_UNCOVERED * whole[key[0]]}
+    return {draw: n for draw, n in whole.items() if missed[draw] <= MOST_UNCOVERED * n}

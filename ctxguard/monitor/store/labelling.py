@@ -1,9 +1,8 @@
-"""What people are asked to grade and with what probability, their labels, and users' feedback.
+"""What people are asked to grade and with what probability, and their labels.
 
-Labels and feedback belong to a request, and so to every sample of that request.
+Labels belong to a request, and so to every sample of that request.
 """
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
@@ -18,25 +17,21 @@ from ctxguard.monitor.store.transactions import Transaction, chunks, reads, reco
 from ctxguard.monitor.store.types import (
     OPENED,
     Added,
-    FeedbackRow,
     LabelRow,
     PickedPassage,
     PickedSample,
     PickKind,
-    ToPick,
 )
 
 _samples = schema.samples.c
 _labels = schema.labels.c
-_feedback = schema.feedback.c
 _judged = schema.judged.c
 _picked = schema.picked.c
 _HAS_TEXT = sa.exists().where(schema.payloads.c.sample_id == _judged.sample_id)
 
-_Verdict = tuple[int | None, str | None]
-
 _TAKEN_BACK = -1
 """The stored grade of a row that takes a label back."""
+_NOTHING_SAID = LabelRow("", "", None, None, "", -math.inf)
 _SCALE = "labels.top_grade"
 """The key of the state that holds the highest grade of people's scale."""
 
@@ -45,10 +40,9 @@ _SCALE = "labels.top_grade"
 def add_labels(db: Transaction, rows: Sequence[LabelRow], top_grade: int | None = None) -> Added:
     """Add labels of sampled requests.
 
-    A label that repeats the same annotator's last label of that passage is left out. Labels
-    that contradict others, or the same annotator's earlier ones, are added and counted: which
-    of them holds is for those who read them to decide. A row without a grade takes the
-    annotator's label of that passage back, and is added only if there is one.
+    A label that repeats the same annotator's last label of that passage is left out. Which of
+    several labels of a passage holds is for those who read them to decide. A row without a grade
+    takes the annotator's label of that passage back, and is added only if there is one.
 
     Args:
         top_grade: The highest grade of their scale, which the first labels set for the store:
@@ -72,7 +66,7 @@ def add_labels(db: Transaction, rows: Sequence[LabelRow], top_grade: int | None 
     query = sa.select(schema.labels).order_by(_labels.label_id)
     former = map(_label, db.rows_with(query, _labels.request_id, sorted(known)))
     of_known = [row for row in rows if row.request_id in known]
-    new, disagreeing = _new_labels(list(former), of_known)
+    new = _new_labels(former, of_known)
     db.insert(
         schema.labels,
         [asdict(row) | ({"grade": _TAKEN_BACK} if row.grade is None else {}) for row in new],
@@ -80,33 +74,27 @@ def add_labels(db: Transaction, rows: Sequence[LabelRow], top_grade: int | None 
     if new and top_grade is not None and scale is None:
         db.set_state(_SCALE, str(top_grade))
     unknown = dict.fromkeys(row.request_id for row in rows if row.request_id not in known)
-    return Added(len(new), tuple(unknown), len(of_known) - len(new), disagreeing)
+    return Added(len(new), tuple(unknown), len(of_known) - len(new))
 
 
-def _new_labels(former: Sequence[LabelRow], rows: Sequence[LabelRow]) -> tuple[list[LabelRow], int]:
-    """Keep the ``rows`` that say something new, and count how many contradict one before."""
-    verdicts: dict[tuple[str, str], set[_Verdict]] = {}
-    latest: dict[tuple[str, ...], tuple[float, _Verdict]] = {}
-    exact = set[LabelRow]()
-    new: list[LabelRow] = []
-    disagreeing = 0
-    for place, row in enumerate((*former, *rows)):
-        passage, verdict = (row.request_id, row.passage_id), (row.grade, row.negative)
-        who = (*passage, row.annotator, row.source)
-        given_at, given = latest.get(who, (-math.inf, (None, None)))
-        is_later = row.time_seconds >= given_at
-        of_passage = verdicts.setdefault(passage, set())
-        if place >= len(former):
-            if row in exact or (is_later and verdict == given):
-                continue
-            disagreeing += row.grade is not None and bool(of_passage - {verdict})
+def _new_labels(former: Iterable[LabelRow], rows: Sequence[LabelRow]) -> list[LabelRow]:
+    """Keep the ``rows`` that say something else than their annotator said last."""
+    last: dict[tuple[str, ...], LabelRow] = {}
+    for row in former:
+        before = last.setdefault(_whose(row), row)
+        if row.time_seconds >= before.time_seconds:
+            last[_whose(row)] = row
+    new = []
+    for row in rows:
+        before = last.get(_whose(row), _NOTHING_SAID)
+        if (row.grade, row.negative) != (before.grade, before.negative):
+            last[_whose(row)] = row
             new.append(row)
-        if row.grade is not None:
-            of_passage.add(verdict)
-        exact.add(row)
-        if is_later:
-            latest[who] = (row.time_seconds, verdict)
-    return new, disagreeing
+    return new
+
+
+def _whose(row: LabelRow) -> tuple[str, ...]:
+    return row.request_id, row.passage_id, row.annotator
 
 
 def _top_grade(db: Transaction) -> int | None:
@@ -116,14 +104,6 @@ def _top_grade(db: Transaction) -> int | None:
 
 
 top_grade = reads(_top_grade)
-
-
-@reads
-def unknown_requests(db: Transaction, request_ids: Sequence[str]) -> list[str]:
-    """Return the requests without a sample in the store, each once, in the order given."""
-    stored = {request_id: storable(request_id) for request_id in request_ids}
-    known = _known_requests(db, stored.values())
-    return [request_id for request_id, text in stored.items() if text not in known]
 
 
 @reads
@@ -138,70 +118,6 @@ def labels(db: Transaction, sample_ids: Sequence[int] | None = None) -> list[tup
     )
     rows = _of_samples(db, query, "label_id", sample_ids)
     return [(row.sample_id, _label(row)) for row in rows]
-
-
-@writes
-def queue_labels(db: Transaction, sample_ids: Sequence[int], *, reason: str) -> int:
-    """Request labels of samples; those already requested keep their reason.
-
-    Args:
-        sample_ids: Samples that the store does not hold are left out.
-        reason: Such as the alarm that they are evidence of.
-
-    Returns:
-        How many were not requested before.
-    """
-    new = sa.update(schema.samples).where(_samples.label_reason.is_(None))
-    return sum(
-        db.execute(new.where(_samples.sample_id.in_(some)).values(label_reason=reason)).rowcount
-        for some in chunks(sorted(set(sample_ids)))
-    )
-
-
-@reads
-def label_queue(db: Transaction) -> dict[int, str]:
-    """Return the reason of each sample whose labels were requested, in the order of their ids."""
-    query = sa.select(_samples.sample_id, _samples.label_reason).order_by(_samples.sample_id)
-    return dict(map(tuple, db.execute(query.where(_samples.label_reason.is_not(None)))))
-
-
-@writes
-def add_feedback(db: Transaction, rows: Sequence[FeedbackRow]) -> Added:
-    """Add users' reactions to answers of sampled requests."""
-    rows = [replace(row, request_id=storable(row.request_id)) for row in rows]
-    known = _known_requests(db, [row.request_id for row in rows])
-    new = [
-        {**asdict(row), "passage_ids": json.dumps(row.passage_ids)}
-        for row in rows
-        if row.request_id in known
-    ]
-    db.insert(schema.feedback, new)
-    unknown = dict.fromkeys(row.request_id for row in rows if row.request_id not in known)
-    return Added(len(new), tuple(unknown))
-
-
-@reads
-def feedback_counts(db: Transaction) -> dict[str, int]:
-    """Count reactions by kind."""
-    query = sa.select(_feedback.kind, sa.func.count()).group_by(_feedback.kind)
-    return {str(kind): int(count) for kind, count in db.execute(query)}
-
-
-@reads
-def feedback(
-    db: Transaction, sample_ids: Sequence[int] | None = None
-) -> list[tuple[int, FeedbackRow]]:
-    """(sample id, feedback) in the order in which it was added; None for all samples."""
-    query = sa.select(_samples.sample_id, schema.feedback).join(
-        schema.samples, _samples.request_id == _feedback.request_id
-    )
-    return [
-        (
-            row.sample_id,
-            record(FeedbackRow, row, passage_ids=tuple(json.loads(row.passage_ids))),
-        )
-        for row in _of_samples(db, query, "feedback_id", sample_ids)
-    ]
 
 
 def _of_samples(
@@ -234,8 +150,13 @@ def _storable_texts(row: LabelRow) -> dict[str, Any]:
 
 
 @reads
-def to_pick(db: Transaction, series: str) -> ToPick:
-    """Read which judged samples a draw can open, in their order."""
+def to_pick(db: Transaction, series: str) -> tuple[list[int], int]:
+    """Read which judged samples a draw can open, in the order of a hash of each request.
+
+    Returns:
+        Those of the series that no draw has opened and whose text is kept; the last draw of any
+        series, 0 without one.
+    """
     opened = sa.exists().where(_picked.sample_id == _judged.sample_id, _picked.kind.in_(OPENED))
     query = (
         sa.select(_judged.sample_id)
@@ -243,7 +164,7 @@ def to_pick(db: Transaction, series: str) -> ToPick:
         .where(_of_series(db, series), _HAS_TEXT, ~opened)
         .order_by(_samples.label_order, _judged.sample_id)
     )
-    return ToPick(db.scalars(query), _last_pick(db))
+    return db.scalars(query), _last_pick(db)
 
 
 def _of_series(db: Transaction, series: str) -> sa.ColumnElement[bool]:
@@ -264,7 +185,7 @@ def save_pick(
     Args:
         series: The series of the judged samples.
         passages: The drawn passages and opened requests.
-        last_pick: From the ``ToPick`` that they were drawn from.
+        last_pick: As ``to_pick`` gave it.
 
     Returns:
         False if another draw was saved meanwhile; nothing is written then.

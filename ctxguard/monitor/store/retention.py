@@ -16,7 +16,8 @@ from typing import TypeVar
 import sqlalchemy as sa
 
 from ctxguard.monitor.store import schema
-from ctxguard.monitor.store.transactions import Store, Transaction, reads
+from ctxguard.monitor.store.database import Store
+from ctxguard.monitor.store.transactions import Transaction, reads
 from ctxguard.monitor.store.types import FINAL_STATES
 
 T = TypeVar("T")
@@ -70,13 +71,13 @@ def clean(store: Store) -> tuple[int, int]:
             break
         by_size += n
         excess -= freed
-    while store.database.is_sqlite and _delete(store, _vacuum_some):
+    while store.is_sqlite and _delete(store, _vacuum_some):
         pass
     return expired, by_size
 
 
 def _delete(store: Store, work: Callable[[Transaction], T]) -> T:
-    with store.database.transaction(writes=True) as connection:
+    with store.transaction(writes=True) as connection:
         done = work(Transaction(store, connection))
     time.sleep(_PAUSE_SECONDS)
     return done
@@ -133,13 +134,9 @@ def _forget(db: Transaction, sample_ids: Sequence[int]) -> None:
     db.execute(sa.delete(schema.judged).where(own, ~_judged.is_graded))
     db.execute(sa.update(schema.judged).where(own).values(is_counted=False, profile_id=None))
     # Another sample of the request may be younger.
-    for table in (schema.feedback, schema.labels):
-        db.execute(
-            sa.delete(table).where(
-                table.c.request_id.in_(requests),
-                table.c.request_id.not_in(sa.select(_samples.request_id)),
-            )
-        )
+    request_id = schema.labels.c.request_id
+    is_gone = request_id.not_in(sa.select(_samples.request_id))
+    db.execute(sa.delete(schema.labels).where(request_id.in_(requests), is_gone))
 
 
 def _vacuum_some(db: Transaction) -> bool:

@@ -5,17 +5,13 @@ its docstring says otherwise, and may be called from any thread of any process. 
 never hold a payload.
 """
 
-import time
-from collections.abc import Callable
-
 from ctxguard.monitor.store import judgments, labelling, retention, samples, shared
-from ctxguard.monitor.store.database import Database
-from ctxguard.monitor.store.transactions import Store
-from ctxguard.monitor.store.types import DEFAULT_LIMITS, Limits
+from ctxguard.monitor.store.database import Store
+from ctxguard.monitor.store.transactions import Transaction, reads, writes
 
 
 class SampleStore(Store):
-    """Samples, their judgments, and people's labels of them; opened by ``open``.
+    """Samples, their judgments, and people's labels of them.
 
     On a fault of the database every method raises a ``StoreError`` that says how to mend it. Once
     it is mended the store goes on: there is room again, or a damaged file was moved away.
@@ -32,12 +28,10 @@ class SampleStore(Store):
     give_back = samples.give_back
     renew = samples.renew
     states = samples.states
-    oldest_pending_seconds = samples.oldest_pending_seconds
-    is_unfinished = samples.is_unfinished
+    oldest_waiting = samples.oldest_waiting
     payloads = samples.payloads
 
     series = judgments.series
-    judged_counts = judgments.judged_counts
     judged_pages = judgments.judged_pages
     losses = judgments.losses
     first_loss_seconds = judgments.first_loss_seconds
@@ -49,13 +43,7 @@ class SampleStore(Store):
 
     add_labels = labelling.add_labels
     top_grade = labelling.top_grade
-    unknown_requests = labelling.unknown_requests
     labels = labelling.labels
-    queue_labels = labelling.queue_labels
-    label_queue = labelling.label_queue
-    add_feedback = labelling.add_feedback
-    feedback_counts = labelling.feedback_counts
-    feedback = labelling.feedback
 
     to_pick = labelling.to_pick
     save_pick = labelling.save_pick
@@ -71,56 +59,9 @@ class SampleStore(Store):
 
     lead = shared.lead
     add_counts = shared.add_counts
-    get_state = shared.get_state
-    set_state = shared.set_state
+    get_state = reads(Transaction.state)
+    set_state = writes(Transaction.set_state)
     update_state = shared.update_state
-    check = shared.check
 
     size_bytes = retention.size_bytes
     clean = retention.clean
-
-    @classmethod
-    def open(
-        cls, url: str, *, limits: Limits = DEFAULT_LIMITS, clock: Callable[[], float] = time.time
-    ) -> "SampleStore":
-        """Open a store, and create its tables where there are none.
-
-        Args:
-            url: ``sqlite:///path/samples.db`` for the processes of one host, ``sqlite://`` for
-                one in memory, ``postgresql://user@host/database`` for several hosts.
-            limits: What ``clean`` keeps.
-            clock: Seconds since the epoch.
-
-        Raises:
-            ConfigurationError: a URL that cannot be used.
-            MissingExtraError: the database's driver is not installed.
-            StoreUnavailableError: the folder or the server cannot be reached.
-            StoreSchemaError: it is another release's, another program's or not a whole store; it
-                is not changed.
-            StoreError: another fault of the database.
-        """
-        store = cls.at(url, limits=limits, clock=clock)
-        store.check()
-        return store
-
-    @classmethod
-    def at(
-        cls, url: str, *, limits: Limits = DEFAULT_LIMITS, clock: Callable[[], float] = time.time
-    ) -> "SampleStore":
-        """Make a store that is opened when it is first used; see ``open``."""
-        return cls(Database(url), limits, clock)
-
-    @property
-    def name(self) -> str:
-        """The file or URL, without a password."""
-        return self.database.name
-
-    def close(self) -> None:
-        """Close its connections; it opens new ones when used again."""
-        self.database.close()
-
-    def __enter__(self) -> "SampleStore":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -18,16 +18,8 @@ import sqlalchemy as sa
 
 from ctxguard.errors import ConfigurationError, StoreError
 from ctxguard.monitor.store import schema
-from ctxguard.monitor.store.database import AHEAD_SECONDS
-from ctxguard.monitor.store.schema import storable
-from ctxguard.monitor.store.transactions import (
-    Store,
-    Transaction,
-    chunks,
-    insertion,
-    reads,
-    writes,
-)
+from ctxguard.monitor.store.database import AHEAD_SECONDS, Store
+from ctxguard.monitor.store.transactions import Transaction, chunks, insertion, reads, writes
 from ctxguard.monitor.store.types import (
     HOUR_SECONDS,
     Accounts,
@@ -53,8 +45,6 @@ _own = _accounts.c
 _samples = schema.samples.c
 _LOST = {reason: _own[f"lost_{reason.value}"] for reason in LostReason}
 _COUNTED = (_own.sampled, _own.stored, *_LOST.values())
-_SAMPLE_COLUMNS = tuple(schema.samples.c.keys()[:9])
-"""All but those of claims and of what comes after them."""
 _UNCLAIMED = {"claimant": None, "leased_at": None, "leased_until": None}
 _FRESH = {
     "is_counted": True,
@@ -93,8 +83,10 @@ def append(
     present = math.floor(db.store.clock() / HOUR_SECONDS) if counts.hour is None else counts.hour
     stored = Counter([math.floor(entry.time_seconds / HOUR_SECONDS) for entry in entries])
     lost = {column.name: counts.lost.get(reason, 0) for reason, column in _LOST.items()}
-    row: dict[str, Any] = {"worker_id": worker_id, "hour": present, **lost}
-    row |= {
+    row: dict[str, Any] = {
+        **lost,
+        "worker_id": worker_id,
+        "hour": present,
         "sampled": counts.sampled,
         "stored": stored.pop(present, 0),
         "pending": counts.pending,
@@ -103,15 +95,14 @@ def append(
     report = _report(is_sqlite=db.is_sqlite)
     if not db.execute(report, row, execution_options={"preserve_rowcount": True}).rowcount:
         return False
-    if earlier := sorted(stored.keys() | counts.earlier.keys()):
-        none = {**row, **dict.fromkeys([*lost, "pending", "batch"], 0)}
-        rows = [
-            {**none, "hour": hour, "sampled": counts.earlier.get(hour, 0), "stored": stored[hour]}
-            for hour in earlier
-        ]
-        db.execute(report, rows)
-    if entries:
-        _insert(db, entries)
+    none = {**row, **dict.fromkeys([*lost, "pending", "batch"], 0)}
+    of_earlier = [
+        {**none, "hour": hour, "sampled": counts.earlier.get(hour, 0), "stored": stored[hour]}
+        for hour in sorted(stored.keys() | counts.earlier.keys())
+    ]
+    if of_earlier:
+        db.execute(report, of_earlier)
+    _insert(db, entries)
     return True
 
 
@@ -153,22 +144,13 @@ def stored_shares(db: Transaction) -> StoredShares:
 def fold_accounts(db: Transaction) -> int:
     """Add up the processes of each hour that is two days old; how many rows were added up."""
     oldest = math.floor(db.store.clock() / HOUR_SECONDS) - _SINGLE_HOURS
-    is_old = sa.and_(_own.hour < oldest, _own.worker_id != _ALL)
-    found = db.execute(sa.select(_own.hour).where(is_old).with_for_update()).all()
-    if not found:
-        return 0
-    sums = sa.select(
-        sa.literal(_ALL), _own.hour, *map(sa.func.sum, _COUNTED), sa.literal(0), sa.literal(0)
-    )
-    insert = insertion(_accounts, is_sqlite=db.is_sqlite).from_select(
-        [_own.worker_id, _own.hour, *_COUNTED, _own.pending, _own.batch],
-        sums.where(is_old).group_by(_own.hour),
-    )
-    added = {each.name: each + insert.excluded[each.name] for each in _COUNTED}
-    key = [_own.worker_id, _own.hour]
-    db.execute(insert.on_conflict_do_update(index_elements=key, set_=added))
-    db.execute(sa.delete(_accounts).where(is_old))
-    return len(found)
+    old = sa.delete(_accounts).where(_own.hour < oldest, _own.worker_id != _ALL)
+    rows = db.execute(old.returning(_own.hour, *_COUNTED)).all()
+    none = {"worker_id": _ALL, "pending": 0, "batch": 0}
+    if rows:
+        # Each is added to the row of its hour.
+        db.execute(_report(is_sqlite=db.is_sqlite), [{**none, **row._mapping} for row in rows])
+    return len(rows)
 
 
 def _waiting(db: Transaction) -> sa.ColumnElement[int]:
@@ -184,23 +166,12 @@ def _insert(db: Transaction, entries: Sequence[Entry]) -> None:
     ids = db.new_sample_ids(len(entries))
     samples, payloads = [], []
     for sample_id, entry in zip(ids, entries, strict=True):
+        own: dict[str, Any] = asdict(entry) | {"sample_id": sample_id, "attempts": 0}
+        payloads.append({"sample_id": sample_id, "payload": own.pop("payload")})
         state = State.PENDING if entry.probability > 0.0 else State.FORCED
-        samples.append(
-            (
-                sample_id,
-                storable(entry.request_id),
-                entry.time_seconds,
-                entry.probability,
-                None if entry.session_id is None else storable(entry.session_id),
-                entry.label_order,
-                len(entry.payload),
-                state.value,
-                0,
-            )
-        )
-        payloads.append((sample_id, entry.payload))
-    db.insert_raw(schema.samples, _SAMPLE_COLUMNS, samples)
-    db.insert_raw(schema.payloads, ("sample_id", "payload"), payloads)
+        samples.append({**own, "payload_bytes": len(entry.payload), "state": state.value})
+    db.insert(schema.samples, samples)
+    db.insert(schema.payloads, payloads)
 
 
 @cache
@@ -259,7 +230,7 @@ def claim(db: Transaction, claimant: str, limit: int, *, lease_seconds: float) -
     )
     payload_of = _payloads(db, list(attempts))
     return [
-        Claimed(*[*row[:5], payload_of[row.sample_id], attempts[row.sample_id]]) for row in rows
+        Claimed(*[*row[:4], payload_of[row.sample_id], attempts[row.sample_id]]) for row in rows
     ]
 
 
@@ -284,13 +255,12 @@ def finish(store: Store, series: str, finished: Sequence[Finished]) -> FinishRes
     except Exception as error:
         if len(finished) == 1:
             return FinishResult(frozenset(), {finished[0].sample_id: error})
-    accepted, refused = set[int](), dict[int, Exception]()
+    accepted, refused = frozenset[int](), dict[int, Exception]()
     for one in finished:
-        try:
-            accepted.update(_finish(store, series, [one]))
-        except Exception as error:
-            refused[one.sample_id] = error
-    return FinishResult(frozenset(accepted), refused)
+        own = finish(store, series, [one])
+        accepted |= own.accepted
+        refused |= own.refused
+    return FinishResult(accepted, refused)
 
 
 @writes
@@ -408,23 +378,12 @@ def states(db: Transaction) -> dict[State, int]:
 
 
 @reads
-def oldest_pending_seconds(db: Transaction) -> float | None:
-    """Return the age of the first sample in the queue, ≥ 0; None where none waits."""
-    answered = db.execute(
-        sa.select(_samples.time_seconds)
-        .where(_samples.state == State.PENDING.value)
-        .order_by(_samples.sample_id)
-        .limit(1)
-    ).scalar()
-    return None if answered is None else max(0.0, db.store.clock() - answered)
-
-
-@reads
-def is_unfinished(db: Transaction, *, before: float) -> bool:
-    """Tell whether a sample of a request answered before a time waits for its judge.
+def oldest_waiting(db: Transaction) -> float | None:
+    """Return when the oldest request was answered that waits for its judge; None without one.
 
     Samples wait in about the order of their times, so only the first of them are looked at.
     """
+    times = []
     for state in schema.UNFINISHED:
         first = (
             sa.select(_samples.time_seconds)
@@ -433,10 +392,8 @@ def is_unfinished(db: Transaction, *, before: float) -> bool:
             .limit(_LOOKED_AT)
             .subquery()
         )
-        oldest = db.execute(sa.select(sa.func.min(first.c.time_seconds))).scalar()
-        if oldest is not None and oldest < before:
-            return True
-    return False
+        times.append(db.execute(sa.select(sa.func.min(first.c.time_seconds))).scalar())
+    return min([time for time in times if time is not None], default=None)
 
 
 def _payloads(db: Transaction, sample_ids: Sequence[int]) -> dict[int, bytes]:
@@ -462,7 +419,6 @@ def _oldest(db: Transaction, *conditions: sa.ColumnElement[bool], limit: int) ->
             _samples.request_id,
             _samples.time_seconds,
             _samples.probability,
-            _samples.session_id,
             _samples.state,
             _samples.attempts,
         )

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from ctxguard.monitor.store.types import LostReason, State
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 metadata = sa.MetaData()
 
@@ -63,7 +63,6 @@ samples = sa.Table(
     sa.Column("sample_id", _Id, primary_key=True),
     sa.Column("request_id", StorableText, nullable=False),
     *_columns(sa.Double, "time_seconds", "probability"),
-    sa.Column("session_id", StorableText),
     sa.Column("label_order", sa.Double, nullable=False),
     sa.Column("payload_bytes", sa.Integer, nullable=False),
     sa.Column("state", sa.Text, nullable=False),
@@ -74,8 +73,6 @@ samples = sa.Table(
     sa.Column("leased_until", sa.Double),
     # JSON of replies that were no verdict; it goes with the text.
     sa.Column("rejected", sa.Text),
-    # Such as the alarm that asked for labels.
-    sa.Column("label_reason", StorableText),
     # The state comes first: it counts samples by state, and finds the oldest that waits.
     sa.Index("ctxguard_samples_queue", "state", "sample_id"),
     sa.Index("ctxguard_samples_request", "request_id"),
@@ -163,7 +160,6 @@ labels = sa.Table(
     sa.Column("negative", StorableText),
     sa.Column("annotator", StorableText, nullable=False),
     sa.Column("time_seconds", sa.Double, nullable=False),
-    sa.Column("source", StorableText, nullable=False),
     sa.Index("ctxguard_labels_request", "request_id", "passage_id"),
 )
 
@@ -179,15 +175,6 @@ picked = sa.Table(
     sa.Column("probability", sa.Double, nullable=False),
     sa.Column("asked", StorableText),
     sa.Column("question", sa.Double, nullable=False),
-)
-
-feedback = sa.Table(
-    "ctxguard_feedback",
-    metadata,
-    sa.Column("feedback_id", _Id, primary_key=True),
-    sa.Column("request_id", StorableText, nullable=False, index=True),
-    *_columns(StorableText, "kind", "passage_ids"),
-    sa.Column("time_seconds", sa.Double, nullable=False),
 )
 
 # What monitors share: leases, counts, budgets, the state of alarms.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from ctxguard.monitor.store.database import AHEAD_SECONDS
-from ctxguard.monitor.store.transactions import Transaction, reads, writes
+from ctxguard.monitor.store.transactions import Transaction, writes
 
 T = TypeVar("T")
 
@@ -50,18 +50,6 @@ def add_counts(
     return totals
 
 
-@reads
-def get_state(db: Transaction, key: str) -> str | None:
-    """Read a value that monitors keep; None where none was set."""
-    return db.state(key)
-
-
-@writes
-def set_state(db: Transaction, key: str, value: str) -> None:
-    """Keep a value for this and other monitors."""
-    db.set_state(key, value)
-
-
 @writes
 def update_state(db: Transaction, key: str, change: Callable[[str | None], tuple[T, str]]) -> T:
     """Replace a value that monitors keep; nobody else changes it meanwhile.
@@ -73,8 +61,3 @@ def update_state(db: Transaction, key: str, change: Callable[[str | None], tuple
     found, value = change(db.locked_state(key))
     db.set_state(key, value)
     return found
-
-
-@reads
-def check(_: Transaction) -> None:
-    """Raise what ``SampleStore.open`` raises where the store cannot be used at present."""

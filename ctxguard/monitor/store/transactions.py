@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import fields
-from functools import lru_cache, wraps
+from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
@@ -12,8 +12,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from ctxguard.errors import CtxguardError, DataError
 from ctxguard.monitor.store import schema
-from ctxguard.monitor.store.database import Database
-from ctxguard.monitor.store.types import Limits
+from ctxguard.monitor.store.database import Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -22,22 +21,6 @@ _UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticErr
 """What a row raises that holds anything else than what was written."""
 _MOST_VALUES = 1_000
 """In one statement, below every database's limit on parameters."""
-_PRESERVE = {"preserve_rowcount": True}
-
-
-class Store:
-    """A database of samples, with what is kept in it and the clock; functions act on it.
-
-    Args:
-        database: Holds the tables.
-        limits: What stays when the store is cleaned.
-        clock: Seconds since the epoch.
-    """
-
-    def __init__(self, database: Database, limits: Limits, clock: Callable[[], float]) -> None:
-        self.database = database
-        self.limits = limits
-        self.clock = clock
 
 
 class Transaction:
@@ -50,7 +33,7 @@ class Transaction:
 
     def __init__(self, store: Store, connection: sa.Connection) -> None:
         self.store = store
-        self.is_sqlite = store.database.is_sqlite
+        self.is_sqlite = store.is_sqlite
         self.execute = connection.execute
         self._connection = connection
 
@@ -88,36 +71,20 @@ class Transaction:
         values: dict[str, Any],
         *,
         changes: dict[str, Any] | None,
-        where: sa.ColumnElement[bool] | None = None,
-    ) -> bool:
-        """Insert a row, or change the row with its key; ``changes`` None leaves that as it is.
-
-        Args:
-            where: Which row with its key is changed; None for any.
-
-        Returns:
-            Whether a row was inserted or changed.
-        """
+    ) -> None:
+        """Insert a row, or change the row with its key; ``changes`` None leaves that as it is."""
         insert, key = insertion(table, is_sqlite=self.is_sqlite), list(table.primary_key)
         upsert = (
             insert.on_conflict_do_nothing()
             if changes is None
-            else insert.on_conflict_do_update(index_elements=key, set_=changes, where=where)
+            else insert.on_conflict_do_update(index_elements=key, set_=changes)
         )
-        return self.execute(upsert.values(values), execution_options=_PRESERVE).rowcount > 0
+        self.execute(upsert.values(values))
 
     def insert(self, table: sa.Table, rows: Sequence[dict[str, Any]]) -> None:
         """Insert rows, if there are any."""
         if rows:
             self.execute(sa.insert(table), rows)
-
-    def insert_raw(
-        self, table: sa.Table, columns: tuple[str, ...], rows: Sequence[Sequence[Any]]
-    ) -> None:
-        """Insert many rows as the driver takes them: SQLAlchemy looks at each value of each."""
-        statement = _insertion_text(table, columns, self._connection.dialect)
-        values = rows if self.is_sqlite else [dict(zip(columns, row, strict=True)) for row in rows]
-        self._connection.exec_driver_sql(statement, list(values))
 
     def scalars(self, query: sa.Select[T]) -> list[T]:
         """Return the first column of all rows."""
@@ -155,7 +122,7 @@ class Transaction:
         return -1 if found is None else found
 
     def state(self, key: str) -> str | None:
-        """Read a value that monitors share; None where none was set."""
+        """Read a value that monitors keep; None where none was set."""
         table = schema.state.c
         return self.execute(sa.select(table.value).where(table.key == key)).scalar() or None
 
@@ -165,7 +132,7 @@ class Transaction:
         return self.state(key)
 
     def set_state(self, key: str, value: str) -> None:
-        """Keep a value for all monitors."""
+        """Keep a value for this and other monitors."""
         self.upsert(schema.state, {"key": key, "value": value}, changes={"value": value})
 
 
@@ -189,13 +156,13 @@ def _of_store(
     @wraps(function)
     def in_transaction(store: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            with store.database.transaction(writes=writes) as connection:
+            with store.transaction(writes=writes) as connection:
                 return function(Transaction(store, connection), *args, **kwargs)
         except CtxguardError:
             raise  # some are ValueErrors too
         except _UNREADABLE as error:
             raise DataError(
-                f"{store.database.name}: {function.__name__} met a value that ctxguard cannot have "
+                f"{store.name}: {function.__name__} met a value that ctxguard cannot have "
                 f"stored ({type(error).__name__}); restore a copy, or begin a new store"
             ) from error
 
@@ -205,11 +172,6 @@ def _of_store(
 def insertion(table: sa.Table, *, is_sqlite: bool) -> Any:
     """Make an insertion that can say what happens to a row with the same key."""
     return (sqlite if is_sqlite else postgresql).insert(table)
-
-
-@lru_cache(maxsize=16)
-def _insertion_text(table: sa.Table, columns: tuple[str, ...], dialect: sa.Dialect) -> str:
-    return str(sa.insert(table).compile(dialect=dialect, column_keys=columns))
 
 
 def record(kind: type[T], row: sa.Row[Any], /, **other: object) -> T:

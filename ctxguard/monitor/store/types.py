@@ -54,7 +54,6 @@ class Entry:
         request_id: Need not be unique: a retried request may be sampled twice.
         time_seconds: When it was answered, in seconds since the epoch.
         probability: π, in (0, 1]; 0 for a request added by hand.
-        session_id: Its session; None without one.
         label_order: A hash in [0, 1); picks for labelling take the lowest.
         payload: The record of the request.
     """
@@ -62,7 +61,6 @@ class Entry:
     request_id: str
     time_seconds: float
     probability: float
-    session_id: str | None
     label_order: float
     payload: bytes
 
@@ -166,7 +164,6 @@ class Claimed:
     request_id: str
     time_seconds: float
     probability: float
-    session_id: str | None
     payload: bytes
     attempts: int
 
@@ -186,7 +183,6 @@ class StoredSample:
     request_id: str
     time_seconds: float
     probability: float
-    session_id: str | None
     state: State
     attempts: int
     has_text: bool
@@ -326,18 +322,6 @@ class PickedPassage:
 OPENED = frozenset({PickKind.RUN, PickKind.FIRST})
 
 
-class ToPick(NamedTuple):
-    """The judged samples of a series that no draw has opened and whose text is kept.
-
-    Attributes:
-        sample_ids: In the order in which they are opened, that of a hash of each request.
-        last_pick: The last draw of any series; 0 without one.
-    """
-
-    sample_ids: list[int]
-    last_pick: int
-
-
 @dataclass(frozen=True, slots=True)
 class GradedBlock:
     """The block of a sample with what people graded of it.
@@ -365,10 +349,8 @@ class GradedRows:
     Attributes:
         sample_ids, time_seconds, first_pick: Shape (n,), as of ``JudgedRows``.
         routes, blocks: Of each, as of ``GradedBlock``.
-        is_targeted: Shape (n,), whether an alarm asked for each as well, so that it is graded more
-            often.
-        asked: How many requests the draws opened that stand for all that they could have taken, by
-            draw and whether an alarm asked too.
+        asked: How many requests each draw opened, of those draws that stand for all that they could
+            have taken.
         disagreements: Passages on whose relevance annotators disagree.
     """
 
@@ -377,8 +359,7 @@ class GradedRows:
     first_pick: NDArray[np.int64]
     routes: tuple[str, ...]
     blocks: tuple[bytes, ...]
-    is_targeted: NDArray[np.bool_]
-    asked: Mapping[tuple[int, bool], int]
+    asked: Mapping[int, int]
     disagreements: int
 
 
@@ -392,7 +373,6 @@ class LabelRow:
         negative: How a passage of grade 0 misleads; None where it does not.
         annotator: The person's name.
         time_seconds: When it was given, in seconds since the epoch.
-        source: Where the label comes from.
     """
 
     request_id: str
@@ -401,24 +381,21 @@ class LabelRow:
     negative: str | None
     annotator: str
     time_seconds: float
-    source: str = "human"
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """The result of adding labels, or feedback.
+    """The result of adding labels.
 
     Attributes:
-        added: How many were added. The others are duplicates, or of unknown requests.
+        added: How many were added.
         unknown: Request ids without a sample in the store; theirs were left out.
         duplicates: Labels left out because the annotator's last one was the same.
-        disagreeing: Added labels that contradict one that was there.
     """
 
     added: int
     unknown: tuple[str, ...]
-    duplicates: int = 0
-    disagreeing: int = 0
+    duplicates: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,35 +411,6 @@ class PickedSample:
     request_id: str
     question: float
     n_labels: int
-
-
-@dataclass(frozen=True, slots=True)
-class FeedbackRow:
-    """A user's reaction to an answer. Users see only what was served: it is no judgment.
-
-    Attributes:
-        request_id: The request that was answered.
-        kind: ``thumb_up``, ``thumb_down`` or ``cited``.
-        passage_ids: The passages it is about; empty for the answer as a whole.
-        time_seconds: When, in seconds since the epoch.
-
-    Raises:
-        ConfigurationError: at construction, for another kind.
-    """
-
-    request_id: str
-    kind: str
-    passage_ids: tuple[str, ...]
-    time_seconds: float
-
-    def __post_init__(self) -> None:
-        if self.kind not in FEEDBACK_KINDS:
-            raise ConfigurationError(
-                f"feedback kind {self.kind!r} is unknown; use one of {', '.join(FEEDBACK_KINDS)}"
-            )
-
-
-FEEDBACK_KINDS = ("thumb_up", "thumb_down", "cited")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The page Label: grade the passages of one query, pick requests, see what labels are worth."""
+"""The page Label: grade the passages of one query, and pick requests."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,18 +8,12 @@ from starlette.responses import Response
 
 from ctxguard.core.metrics import Negative
 from ctxguard.core.render import sanitise
-from ctxguard.monitor.estimation.sampling_design import to_label, usable_labels
+from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judgment
 from ctxguard.monitor.labels.files import RowToLabel, in_file_order, rows_to_label
 from ctxguard.monitor.labels.guide import EXAMPLE_QUERY, NEGATIVES, example, meanings, words
 from ctxguard.monitor.labels.human import ALWAYS, IF_NONE_ABOVE, human_verdicts
-from ctxguard.monitor.labels.samples import (
-    GradedSample,
-    graded_samples,
-    minutes_to_grade,
-    repeats,
-    unfinished,
-)
+from ctxguard.monitor.labels.samples import GradedSample, repeats
 from ctxguard.monitor.service import let_people_grade
 from ctxguard.monitor.store import LabelRow, PickedSample
 from ctxguard.server.console.pages import Form, Pages, RefusedPage, base, go_to, whole_number
@@ -170,29 +164,6 @@ class Label:
                 sample=sample_id,
                 **self._focus(task, int(sample_id), passage_id, given),
             )
-        )
-
-    def gains(self, request: Request, _form: Form) -> Response:
-        """Show how many labels count, and what is left to grade."""
-        task = self._task(dict(request.query_params))
-        if task is None:
-            return go_to(f"{base(request)}/label")
-        picked = self._store.picked_samples(task.series)
-        labelled = [one.request_id for one in picked if one.n_labels]
-        usable = usable_labels(self._store, list(dict.fromkeys(labelled)))
-        still_open = [
-            one.sample_id for one, done in self._queue.places(task, None).items() if not done
-        ]
-        samples = unfinished(graded_samples(self._store, task.series, still_open).values())
-        n_passages = round(sum(sample.expected_passages for sample in samples))
-        return self._pages.page(
-            request,
-            "label_gains.html",
-            task=task,
-            n_open=len(samples),
-            usable=usable,
-            n_passages=n_passages,
-            minutes=minutes_to_grade(n_passages),
         )
 
     def guide_page(self, request: Request, _form: Form) -> Response:

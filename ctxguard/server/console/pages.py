@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -34,9 +33,6 @@ _log = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
 _MOST_FIELDS = 20
-_PROSE = re.compile(r"[^\W\d_]|[\"'(“‘]")
-_WRAPPED = 25
-"""Characters from which a line of prose may have been broken at a fixed width."""
 
 _HEADERS = {
     # No style or script but the console's own files, nothing from elsewhere, in no frame.
@@ -185,7 +181,6 @@ def _templates() -> dict[str, jinja2.Template]:
     )
     environment.filters |= {
         "reveal": _revealed,
-        "unwrap": unwrapped,
         "counted": count,
         "time": time_in_words,
         "verdict": verdict_in_words,
@@ -243,29 +238,6 @@ async def _form(request: Request) -> Form:
         )
     except ValueError as error:
         raise RefusedPage(400, "Not a form of the console", "Open the page again.") from error
-
-
-def unwrapped(text: str) -> str:
-    """Join the lines of prose that was broken at a fixed width, so that it fills a card.
-
-    Other line breaks stay: of lists, tables, code and short lines.
-
-    >>> unwrapped("The kettle boils water within\\nminutes.\\n\\n- one\\n- two")
-    'The kettle boils water within minutes.\\n\\n- one\\n- two'
-    """
-    paragraphs = re.split(r"(\n\s*\n)", text)
-    return "".join(
-        " ".join(lines) if _is_wrapped_prose(lines := paragraph.split("\n")) else paragraph
-        for paragraph in paragraphs
-    )
-
-
-def _is_wrapped_prose(lines: list[str]) -> bool:
-    return (
-        len(lines) > 1
-        and all(_PROSE.match(line) for line in lines)
-        and min(map(len, lines[:-1])) >= _WRAPPED
-    )
 
 
 def _revealed(text: str) -> Markup:

@@ -44,7 +44,6 @@ def console_routes(
         "GET /label": label.grade_page,
         "POST /label/pick": label.pick,
         "POST /label/grade": label.grade,
-        "GET /label/gains": label.gains,
         "GET /label/guide": label.guide_page,
         "POST /sign-in": pages.sign_in,
         "POST /sign-out": pages.sign_out,

@@ -6,7 +6,7 @@ from re import findall
 
 import pytest
 from httpx2 import Response
-from judged_store import HOSTILE, REQUEST, SHOWN, WordJudge, filled, visitor
+from judged_store import HOSTILE, REQUEST, SHOWN, filled, visitor
 from starlette.testclient import TestClient
 
 from ctxguard.core.metadata_filter import Where
@@ -259,14 +259,6 @@ def test_people_grade_requests_that_no_judge_has_seen(tmp_path: Path) -> None:
         assert report.live.labelled == n
         assert report.live.judge_estimates == {}
         assert precision.value == pytest.approx((n + 1) / (n * 4))
-
-
-def test_what_the_labels_give_is_told(store: SampleStore, client: TestClient) -> None:
-    pick(client, 24, **WHOLE)
-    grade_all(client, "1")
-    Monitor(store, WordJudge()).report()
-    text = client.get("/console/label/gains", params=ANN).text
-    assert "in use; 1 request complete" in text
 
 
 def test_the_guide_is_the_files_guide(client: TestClient) -> None:

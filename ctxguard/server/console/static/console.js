@@ -149,17 +149,3 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
   then(() => task() && act());
 });
-
-document.addEventListener("toggle", async (event) => {
-  const { load: address, part: id } = event.target.dataset ?? {};
-  if (!address || !event.target.open || event.target.dataset.loaded) return;
-  event.target.dataset.loaded = "yes";
-  const panel = event.target.querySelector(".panel");
-  panel.textContent = "Reading the store…";
-  try {
-    const found = await part(await fetch(address), id);
-    panel.replaceChildren(...(found ? found.childNodes : ["This could not be read."]));
-  } catch {
-    panel.textContent = "The server did not answer.";
-  }
-}, true);
