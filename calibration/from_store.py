@@ -34,9 +34,8 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import FloatArray, Mode, Ranking, Route
 from ctxguard.errors import CalibrationError
 from ctxguard.monitor.estimation.judged_request import Scale, update_graded
-from ctxguard.monitor.estimation.rows import MISSING, UNGRADED, YES, BoolArray, IntArray, Rows
+from ctxguard.monitor.estimation.metrics import MISSING, UNGRADED, YES, BoolArray, IntArray, Rows
 from ctxguard.monitor.judges import Judgment, LabelJudge
-from ctxguard.monitor.labels.human import grade_of
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples
 from ctxguard.monitor.redaction import is_hash
 from ctxguard.monitor.store.transactions import chunks
@@ -282,7 +281,7 @@ def _columns(each: _Sample, ids: Sequence[str]) -> dict[int, int]:
 def _reachable(each: _Sample) -> Iterator[int]:
     """Yield the positions of the candidates that had a chance of being judged."""
     record = each.sample.record
-    has_hit = any(grade_of(record, each.sample.judge, position) for position in record.served)
+    has_hit = record.has_hit(each.sample.judge)
     first = set(record.in_baseline)
     yield from record.served
     for position in record.dropped:

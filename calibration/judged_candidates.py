@@ -30,10 +30,9 @@ from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
-from ctxguard.monitor.estimation.metrics import Metric, reciprocal_ranks
+from ctxguard.monitor.estimation.metrics import MISSING, YES, Metric, Rows, reciprocal_ranks
 from ctxguard.monitor.estimation.prediction_powered import FOLDS, Model, ranks_found, regressed
 from ctxguard.monitor.estimation.ratio import Sums, linearised
-from ctxguard.monitor.estimation.rows import MISSING, YES, Rows
 
 KS = (1, 3, 5, 10, 20)
 METRICS = ("precision", "mrr", "udcg", "recall")

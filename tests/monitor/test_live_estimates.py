@@ -20,10 +20,9 @@ from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation.judge_drift import Canaries
 from ctxguard.monitor.estimation.judged_request import Scale, update_graded
 from ctxguard.monitor.estimation.live import Labels, LiveEstimates, Window, live_estimates
-from ctxguard.monitor.estimation.metrics import Metric
+from ctxguard.monitor.estimation.metrics import Metric, Rows
 from ctxguard.monitor.estimation.prediction_powered import Model
 from ctxguard.monitor.estimation.ratio import Estimate, Precision
-from ctxguard.monitor.estimation.rows import Rows
 from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.protocol import verdicts_to_json

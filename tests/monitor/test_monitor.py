@@ -14,9 +14,8 @@ from ctxguard.core.metrics import udcg
 from ctxguard.core.types import Mode, Passage
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.metrics import Metric
+from ctxguard.monitor.estimation.metrics import Metric, Rows
 from ctxguard.monitor.estimation.ratio import Estimate
-from ctxguard.monitor.estimation.rows import Rows
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.redaction import Text

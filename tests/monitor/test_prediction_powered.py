@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from judged_rows import GAIN, HARM, Judged, rows_of, sums_of
 
 from ctxguard.core.metrics import udcg
-from ctxguard.monitor.estimation.metrics import Metric
+from ctxguard.monitor.estimation.metrics import Metric, Rows
 from ctxguard.monitor.estimation.prediction_powered import (
     FOLDS,
     N_COLUMNS,
@@ -21,7 +21,6 @@ from ctxguard.monitor.estimation.prediction_powered import (
     regressed,
 )
 from ctxguard.monitor.estimation.ratio import Estimate, Sums, estimate
-from ctxguard.monitor.estimation.rows import Rows
 
 PRIOR = Model.fitted(rows_of([]), np.zeros(0, np.intp))
 BELIEVES = Model(np.tile([-30.0, 60.0, *[0.0] * 8], (FOLDS, 1)))

@@ -22,9 +22,8 @@ from ctxguard.monitor.alarms.drift import signals_of
 from ctxguard.monitor.alarms.reference import corrected
 from ctxguard.monitor.alarms.state import AlarmState
 from ctxguard.monitor.estimation.judged_request import is_whole, recall_loss
-from ctxguard.monitor.estimation.metrics import Metric, losses
+from ctxguard.monitor.estimation.metrics import Metric, Rows, losses, session_number
 from ctxguard.monitor.estimation.promotion import Rise
-from ctxguard.monitor.estimation.rows import Rows, session_number
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import Claimed, LossRow, SampleStore

@@ -1,8 +1,7 @@
 """Turns verdicts and labels into metrics with confidence intervals.
 
-rows                the record: a row a judged request, a row a judged passage
+metrics             rows of judged requests and passages, and what they add to each metric
 judged_request      makes these rows of a sample, its verdicts and people's grades
-metrics             what a request adds to each metric
 ratio               sums over independent clusters, a metric and its interval from them
 prediction_powered  predicts relevance for all requests, corrected by people's grades
 sampling_design     which passages people grade, and with what probability

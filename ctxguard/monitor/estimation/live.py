@@ -16,10 +16,16 @@ from numpy.typing import NDArray
 from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation import prediction_powered as corrected
 from ctxguard.monitor.estimation.judge_drift import Canaries, canaries_key
-from ctxguard.monitor.estimation.metrics import METRICS, Metric, weighted_terms
+from ctxguard.monitor.estimation.metrics import (
+    METRICS,
+    BoolArray,
+    IntArray,
+    Metric,
+    Rows,
+    weighted_terms,
+)
 from ctxguard.monitor.estimation.prediction_powered import FOLDS, Model
 from ctxguard.monitor.estimation.ratio import Estimate, Precision, Sums, estimate, lacks_grades
-from ctxguard.monitor.estimation.rows import BoolArray, IntArray, Rows
 from ctxguard.monitor.store import GradedRows, JudgedRows, SampleStore, StoredShares
 from ctxguard.monitor.store.types import MOST_UNCOVERED
 

@@ -27,18 +27,22 @@ from ctxguard.monitor.estimation.metrics import (
     GAIN,
     HARM,
     KEPT,
+    MISSING,
+    N_GROUPS,
     N_QUANTITIES,
     POOL,
     PRECISION,
     RANK,
+    YES,
+    IntArray,
     Metric,
+    Rows,
     contributions,
     discounts,
     quantities,
     reciprocal_ranks,
 )
 from ctxguard.monitor.estimation.ratio import GRADES_COUNT, Estimate, Sums, lacks_grades, linearised
-from ctxguard.monitor.estimation.rows import MISSING, N_GROUPS, YES, IntArray, Rows
 
 FOLDS = 5
 

@@ -111,7 +111,7 @@ class SampleJudge:
         is_complete = len(verdicts) == len(record.served)
         # Without people's grades a missing verdict would be a guess: an exact judge has none.
         counts = is_complete or (bool(verdicts) and not self.is_exact)
-        has_hit = max([verdict.grade for verdict in verdicts.values()], default=0) > 0
+        has_hit = record.has_hit(verdicts)
         # A judge that has no verdict on anything served has none on the rest.
         is_answered = bool(verdicts) or not record.served
         dropped = record.to_judge(has_hit=has_hit) if is_answered else ()

@@ -19,8 +19,7 @@ from ctxguard.core.types import Route
 from ctxguard.errors import DataError, JudgeError, StoreError
 from ctxguard.monitor.alarms import AlarmKind
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
-from ctxguard.monitor.estimation.metrics import Metric, losses
-from ctxguard.monitor.estimation.rows import Rows
+from ctxguard.monitor.estimation.metrics import Metric, Rows, losses
 from ctxguard.monitor.judges.protocol import verdicts_to_json
 from ctxguard.monitor.judging.budget import JudgingBudget
 from ctxguard.monitor.judging.counters import (
