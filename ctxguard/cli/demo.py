@@ -148,7 +148,7 @@ def _document(
     calibration: "Calibration", questions: "Questions", traffic: "MonitoredTraffic"
 ) -> dict[str, object]:
     from calibration.report import summarise
-    from ctxguard.monitor.judging.counters import tokens_by_mode
+    from ctxguard.monitor.judging.sample_judge import tokens_by_mode
 
     counted = questions.counted
     return {

@@ -150,7 +150,7 @@ class MonitorCommand(JudgeSettings, IndexSystem):
 
     def _once(self, running: "Monitor", output: Output) -> None:
         from ctxguard.monitor.alarms import Severity
-        from ctxguard.monitor.judging.counters import tokens_by_mode
+        from ctxguard.monitor.judging.sample_judge import tokens_by_mode
         from ctxguard.monitor.service import JudgedAs
 
         judge_fault = judge_waiting(running, output)

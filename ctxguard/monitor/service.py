@@ -36,14 +36,16 @@ from ctxguard.monitor.estimation.promotion import Rise
 from ctxguard.monitor.estimation.ratio import DEFAULT_PRECISION, Estimate, Precision
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judge, PeopleAlone
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits, JudgingBudget
-from ctxguard.monitor.judging.counters import (
+from ctxguard.monitor.judging.judging_again import canaries_of
+from ctxguard.monitor.judging.sample_judge import (
     NOTHING_COUNTED,
     Counts,
     JudgedAs,
     MonitorCounters,
+    PassageLookup,
+    SampleJudge,
     judge_counts,
 )
-from ctxguard.monitor.judging.sample_judge import PassageLookup, SampleJudge
 from ctxguard.monitor.judging.worker import JudgingWorker
 from ctxguard.monitor.redaction import Redactor, redact
 from ctxguard.monitor.store import Accounts, SampleStore, State
@@ -73,6 +75,7 @@ class Report:
         judge: The series of judgments that the report is about.
         live: Estimates of live traffic, from all judgments and labels in the store.
         labelled_waiting: Labelled samples that another judge judged, and this one not yet again.
+        judge_changed: Whether labelled samples, judged again, show that the judge has changed.
         counts: What all monitors have counted with this judge since its series began.
         outcomes: Samples that this process claimed, by outcome.
         waiting: Samples in the store that are not judged yet.
@@ -92,6 +95,7 @@ class Report:
     judge: str
     live: LiveEstimates
     labelled_waiting: int
+    judge_changed: bool
     counts: Counts
     outcomes: Mapping[JudgedAs, int]
     waiting: int
@@ -270,6 +274,7 @@ class Monitor:
             labelled_waiting=0
             if self.exact or self.series == PEOPLE_ALONE
             else sum(not is_judged for is_judged in self.store.labelled(self.series).values()),
+            judge_changed=canaries_of(self.store, self.series).has_changed,
             counts=self._share_counts(),
             outcomes=self._counters.outcomes(),
             waiting=states.get(State.PENDING, 0) + states.get(State.CLAIMED, 0),

@@ -17,7 +17,6 @@ from storing import NOW, Clock, OpenStore
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.types import FloatArray
-from ctxguard.monitor.estimation.judge_drift import Canaries
 from ctxguard.monitor.estimation.judged_request import Scale, update_graded
 from ctxguard.monitor.estimation.live import Labels, LiveEstimates, Window, live_estimates
 from ctxguard.monitor.estimation.metrics import Metric, Rows
@@ -200,7 +199,7 @@ def test_the_narrowest_window_that_has_an_estimate_is_shown_of_each_metric() -> 
         window: {**dict.fromkeys(Metric, none), **dict(zip(metrics, found, strict=True))}
         for window, found in by_window.items()
     }
-    live = LiveEstimates(estimates, {}, {}, 0, 0, 0, None, Canaries())
+    live = LiveEstimates(estimates, {}, {}, 0, 0, 0, None)
     assert [live.shown[metric] for metric in (*metrics, Metric.HARM)] == [
         *(Window.RECENT, Window.UP_TO_LABELS, Window.ALL_RETAINED),
         *(Window.UP_TO_LABELS, Window.RECENT),

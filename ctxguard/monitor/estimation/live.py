@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation import prediction_powered as corrected
-from ctxguard.monitor.estimation.judge_drift import Canaries, canaries_key
 from ctxguard.monitor.estimation.metrics import (
     METRICS,
     BoolArray,
@@ -76,7 +75,6 @@ class LiveEstimates:
         unpicked: Number of these that were not picked at random, and are in no estimate.
         disagreements: Passages on whose relevance annotators disagree.
         age_seconds: Age of the newest judged request's answer; None without judged requests.
-        canaries: What judging labelled samples again has shown.
     """
 
     estimates: Mapping[Window, Estimates]
@@ -86,7 +84,6 @@ class LiveEstimates:
     unpicked: int
     disagreements: int
     age_seconds: float | None
-    canaries: Canaries
 
     @property
     def shown(self) -> Mapping[Metric, Window]:
@@ -131,7 +128,6 @@ def live_estimates(
     graded, stored = store.graded(series), store.stored_shares()
     labels = Labels.of(graded, stored)
     min_n = precision.min_n
-    canaries = Canaries.from_json(store.get_state(canaries_key(series)))
     since = {Window.RECENT: now_seconds - window_seconds}
     covered = {Window.UP_TO_LABELS: np.unique(labels.first_pick)}
     windows = {
@@ -170,7 +166,6 @@ def live_estimates(
         unpicked=int(np.count_nonzero(Rows.read(graded.blocks).requests["draw"] == 0)),
         disagreements=graded.disagreements,
         age_seconds=None if newest is None else max(now_seconds - newest, 0.0),
-        canaries=canaries,
     )
 
 

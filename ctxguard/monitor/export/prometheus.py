@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ctxguard.monitor.alarms import AlarmReport
-from ctxguard.monitor.judging.counters import LABELS
+from ctxguard.monitor.judging.sample_judge import LABELS
 from ctxguard.monitor.service import Monitor, Report
 
 _Family = TypeVar("_Family", CounterMetricFamily, GaugeMetricFamily)
@@ -259,7 +259,7 @@ def _report(report: Report) -> _Families:
         for part, values in found.items():
             suffix, text = _PARTS[part]
             families.append(_gauge(name + suffix, text.format(what), values, *of_window))
-    changed = {judge: float(live.canaries.changed_at is not None)}
+    changed = {judge: float(report.judge_changed)}
     families.append(_gauge("judge_changed", _CHANGED, changed, "judge"))
     shown = {(judge, metric, window): 1.0 for metric, window in live.shown.items()}
     families.append(_gauge("estimate_shown", _SHOWN, shown, *of_window))

@@ -22,16 +22,14 @@ from ctxguard.monitor.alarms.monitor import AlarmMonitor
 from ctxguard.monitor.estimation.metrics import Metric, Rows, losses
 from ctxguard.monitor.judges.protocol import verdicts_to_json
 from ctxguard.monitor.judging.budget import JudgingBudget
-from ctxguard.monitor.judging.counters import (
-    JudgedAs,
-    MonitorCounters,
-    token_counts,
-)
+from ctxguard.monitor.judging.judging_again import JudgingAgain
 from ctxguard.monitor.judging.sample_judge import (
     LEASE_SECONDS,
-    JudgingAgain,
+    JudgedAs,
+    MonitorCounters,
     SampleJudge,
     SampleVerdicts,
+    token_counts,
 )
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import HashSampler
