@@ -10,7 +10,7 @@ import numpy as np
 
 from calibration.asked_questions import WRITTEN
 from calibration.calibrate import provenance
-from calibration.calibrate_route import Settings, reference_deciles
+from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query, folded
 from calibration.fit import fold_numbers
 from calibration.judged_candidates import (
@@ -365,14 +365,12 @@ def calibrate_from_store(
     gain = difference(judged, decided_by_others(judged, settings), first, utilities)
     policy = fitted_policy(judged, settings)
     verdict = _verdict(found, gain, settings)
-    own = decided(judged.pools, policy)
     why = f"{judged.in_words}; strict UDCG {_in_words(gain.udcg)} over the first {today.k}"
     route = RouteProfile(
         policy=today if verdict.decision == "keep" else policy,
         score_kind=judged.pools.kind,
         why=why,
         verdict=verdict,
-        reference=reference_deciles(judged.pools, own.kept.sum(axis=1), judged.weight),
         safe_policy=today,
     )
     before = None if in_force is None else in_force.routes.get(found.route)

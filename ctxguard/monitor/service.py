@@ -162,8 +162,7 @@ class Monitor:
         judge_fault: Why the background thread has stopped; None while it runs.
 
     Raises:
-        ConfigurationError: a window that is not > 0 and finite, or a reference distribution of
-            the profile that cannot be read.
+        ConfigurationError: a window that is not > 0 and finite.
     """
 
     def __init__(

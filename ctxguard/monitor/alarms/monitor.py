@@ -18,7 +18,6 @@ from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.types import Mode, Route
 from ctxguard.errors import CtxguardError, DataError, ProfileError
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind, Severity
-from ctxguard.monitor.alarms.drift import signals_of
 from ctxguard.monitor.alarms.reference import corrected
 from ctxguard.monitor.alarms.state import AlarmState
 from ctxguard.monitor.estimation.judged_request import is_whole, recall_loss
@@ -241,12 +240,6 @@ class AlarmMonitor:
         if self._clock() < end + _LATE_SECONDS or self._store.is_unfinished(before=end):
             return None
         return end
-
-    def add_sampled(self, record: SampleRecord) -> None:
-        """Count the signals of a sample, judged or not."""
-        if self._is_of_profile(record):
-            signals = signals_of(record.scores.tolist(), kept=record.kept)
-            self.state.add_signals(record.route, signals)
 
     def add(
         self,

@@ -387,7 +387,7 @@ class JudgingWorker:
         )
 
     def _write(self) -> None:
-        """Store what is held, count it, and show it to the alarms.
+        """Store what is held, and count it.
 
         Raises:
             StoreError: nothing can be stored now; it is held until the next call.
@@ -413,9 +413,6 @@ class JudgingWorker:
             # Each stands for all traffic.
             weight = 1.0 / record.probability if record.probability else 0.0
             self._counters.add(token_counts(record.mode, record.tokens, weight))
-            if self._alarms is not None:
-                told = partial(self._alarms.add_sampled, record)
-                self._safely("the alarms", result.finished, told)
         self._count_attempts(list(refused))
 
 
