@@ -33,7 +33,7 @@ from ctxguard.monitor.estimation.judged_request import Scale, update_graded
 from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimates
 from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.estimation.promotion import Rise
-from ctxguard.monitor.estimation.ratio import DEFAULT_PRECISION, Estimate, Precision
+from ctxguard.monitor.estimation.ratio import DEFAULT_MIN_N, Estimate
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judge, PeopleAlone
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits, JudgingBudget
 from ctxguard.monitor.judging.judging_again import canaries_of
@@ -146,7 +146,8 @@ class Monitor:
         judge: Grades passages. Another name or version begins another series of estimates.
         window_seconds: Length of the recent window, > 0.
         utilities: The utility of a passage; every served passage that is not relevant costs.
-        precision: What an estimate needs in order to be shown.
+        min_n: Effective number of clusters (sessions, and requests without one) below which there
+            is no estimate, ≥ 2.
         budget: The most that judging may take.
         lookup: Finds the texts of passages that were not stored; None if all are stored.
         redactor: Applied to texts that ``lookup`` finds before the judge reads them, as the
@@ -162,7 +163,7 @@ class Monitor:
         judge_fault: Why the background thread has stopped; None while it runs.
 
     Raises:
-        ConfigurationError: a window that is not > 0 and finite.
+        ConfigurationError: a window that is not > 0 and finite, or a ``min_n`` below 2.
     """
 
     def __init__(
@@ -172,7 +173,7 @@ class Monitor:
         *,
         window_seconds: float = DEFAULT_WINDOW_SECONDS,
         utilities: Utilities = DEFAULT_UTILITIES,
-        precision: Precision = DEFAULT_PRECISION,
+        min_n: int = DEFAULT_MIN_N,
         budget: BudgetLimits = NO_LIMITS,
         lookup: PassageLookup | None = None,
         redactor: Redactor | None = redact,
@@ -181,11 +182,13 @@ class Monitor:
     ) -> None:
         if not 0.0 < window_seconds < float("inf"):
             raise ConfigurationError(f"window_seconds {window_seconds!r} must be > 0 and finite")
+        if min_n < 2:
+            raise ConfigurationError(f"min_n {min_n!r} must be at least 2: one value has no spread")
         self.store = store
         self.judge = judge
         self.exact = bool(getattr(judge, "exact", False))
         self.window_seconds = window_seconds
-        self.precision = precision
+        self.min_n = min_n
         self.series = f"{judge.name} {judge.version}"
         self._limits = budget
         self._begin_judging = partial(SampleJudge, judge, utilities, lookup, redactor)
@@ -262,7 +265,7 @@ class Monitor:
             exact=self.exact,
             now_seconds=self._clock(),
             window_seconds=self.window_seconds,
-            precision=self.precision,
+            min_n=self.min_n,
         )
         if self.series == PEOPLE_ALONE:
             live = replace(live, judge_estimates={})

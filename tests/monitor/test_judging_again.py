@@ -61,7 +61,7 @@ def with_judge(live: Watching, judge: ErringJudge, budget: BudgetLimits = NO_LIM
     live.monitor = Monitor(
         live.store,
         judge,
-        precision=live.monitor.precision,
+        min_n=live.monitor.min_n,
         clock=lambda: live.now,
         window_seconds=30 * DAY_SECONDS,
         budget=budget,

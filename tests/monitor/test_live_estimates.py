@@ -21,7 +21,7 @@ from ctxguard.monitor.estimation.judged_request import Scale, update_graded
 from ctxguard.monitor.estimation.live import Labels, LiveEstimates, Window, live_estimates
 from ctxguard.monitor.estimation.metrics import Metric, Rows
 from ctxguard.monitor.estimation.prediction_powered import Model
-from ctxguard.monitor.estimation.ratio import Estimate, Precision
+from ctxguard.monitor.estimation.ratio import DEFAULT_MIN_N, Estimate
 from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.protocol import verdicts_to_json
@@ -116,7 +116,7 @@ def estimated(
         exact=False,
         now_seconds=now,
         window_seconds=window_seconds,
-        precision=Precision(),
+        min_n=DEFAULT_MIN_N,
     )
 
 

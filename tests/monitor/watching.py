@@ -1,12 +1,8 @@
 """A whole monitor in one process: sampled requests go through a store in memory."""
 
-from collections.abc import Mapping
-
 from prometheus_client import CollectorRegistry
 
 from ctxguard.core.context import Context
-from ctxguard.monitor.estimation.metrics import Metric
-from ctxguard.monitor.estimation.ratio import Precision
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import Judge
 from ctxguard.monitor.sampling.sampler import DEFAULT_RATES, JudgingRates, Sampler
@@ -31,7 +27,6 @@ class Watching:
         capacity: int = 10_000,
         seed: str = "",
         min_n: int = 2,
-        max_width: Mapping[Metric, float] | None = None,
         privacy: Privacy | None = None,
         url: str = "sqlite://",
         store: SampleStore | None = None,
@@ -53,9 +48,7 @@ class Watching:
             rates=rates,
             privacy=Privacy() if privacy is None else privacy,
         )
-        self.monitor = Monitor(
-            self.store, judge, precision=Precision(min_n, max_width or {}), clock=clock, **settings
-        )
+        self.monitor = Monitor(self.store, judge, min_n=min_n, clock=clock, **settings)
         self.registry = CollectorRegistry() if registry is None else registry
         MonitorCollector(self.monitor, self.registry)
 

@@ -24,7 +24,7 @@ from ctxguard.monitor.estimation.metrics import (
     weighted_terms,
 )
 from ctxguard.monitor.estimation.prediction_powered import FOLDS, Model
-from ctxguard.monitor.estimation.ratio import Estimate, Precision, Sums, estimate, lacks_grades
+from ctxguard.monitor.estimation.ratio import Estimate, Sums, estimate, lacks_grades
 from ctxguard.monitor.store import GradedRows, JudgedRows, SampleStore, StoredShares
 from ctxguard.monitor.store.types import MOST_UNCOVERED
 
@@ -112,7 +112,7 @@ def live_estimates(
     exact: bool,
     now_seconds: float,
     window_seconds: float,
-    precision: Precision,
+    min_n: int,
 ) -> LiveEstimates:
     """Estimate every metric over every window, in one pass over the judged requests.
 
@@ -123,11 +123,10 @@ def live_estimates(
         exact: Whether the judge's verdicts equal people's and need no correction.
         now_seconds: The present, in seconds since the epoch.
         window_seconds: Length of the recent window.
-        precision: What an estimate needs in order to be shown.
+        min_n: Effective number of clusters below which there is no estimate, ≥ 2.
     """
     graded, stored = store.graded(series), store.stored_shares()
     labels = Labels.of(graded, stored)
-    min_n = precision.min_n
     since = {Window.RECENT: now_seconds - window_seconds}
     covered = {Window.UP_TO_LABELS: np.unique(labels.first_pick)}
     windows = {
@@ -153,11 +152,9 @@ def live_estimates(
     for window, judged in windows.items():
         sums = judged.own.ended()
         by_judge = {each: estimate(each, sums.ratio(each), min_n) for each in Metric}
-        by_judge = shown = precision.checked(by_judge)
+        found[window] = by_judge if exact else _corrected(judged, labels, min_n)
         if not exact:
-            shown = precision.checked(_corrected(judged, labels, min_n))
             judge[window] = by_judge
-        found[window] = shown
     return LiveEstimates(
         estimates=found,
         judge_estimates=judge,
