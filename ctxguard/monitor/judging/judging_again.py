@@ -19,7 +19,7 @@ from ctxguard.core.betting import Evidence
 from ctxguard.errors import DataError
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judgment
 from ctxguard.monitor.judges.protocol import verdicts_from_json, verdicts_to_json
-from ctxguard.monitor.judging.sample_judge import LEASE_SECONDS, Counts, SampleJudge
+from ctxguard.monitor.judging.sample_judge import Counts, SampleJudge
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import HashSampler
 from ctxguard.monitor.store import SampleStore
@@ -27,6 +27,8 @@ from ctxguard.monitor.store import SampleStore
 _DAY_SECONDS = 86_400.0
 _LOOK_SECONDS = 60.0
 """How often the store is asked for labelled samples while none is due."""
+_LEASE_SECONDS = 60.0
+"""How long one monitor judges again alone, without a word of it."""
 _RETRY_SECONDS = 3600.0
 """After which a sample is tried again on which the judge failed."""
 
@@ -191,7 +193,7 @@ class JudgingAgain:
             islice((one for one in wanted if now >= self._retry_at.get(one[0], now)), limit)
         )
         if not found or not self._store.lead(
-            self._claimant, lease_seconds=LEASE_SECONDS, task=f"judging again {self._series}"
+            self._claimant, lease_seconds=_LEASE_SECONDS, task=f"judging again {self._series}"
         ):
             self._looked_at = now
             return []

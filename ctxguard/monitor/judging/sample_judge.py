@@ -25,9 +25,6 @@ PassageLookup = Callable[[str], Passage]
 CALLS_IN_VAIN = 20
 """Calls without any valid verdict after which a judge is asked no more."""
 
-LEASE_SECONDS = 60.0
-"""How long what a monitor has claimed stays with it without a word of it."""
-
 
 @dataclass(frozen=True, slots=True)
 class SampleVerdicts:

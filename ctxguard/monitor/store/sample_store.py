@@ -30,7 +30,6 @@ class SampleStore(Store):
     finish = samples.finish
     save_again = samples.save_again
     give_back = samples.give_back
-    renew = samples.renew
     states = samples.states
     oldest_pending_seconds = samples.oldest_pending_seconds
     is_unfinished = samples.is_unfinished
