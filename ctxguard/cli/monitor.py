@@ -246,10 +246,12 @@ def _present_corpus(retriever: "HybridRetriever") -> "CorpusSketch":
 def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, object]:
     live = report.live
     of_live = ("shown", "estimates", "judge_estimates", "labelled", "unpicked", "disagreements")
-    of_report = ("judge", "outcomes", "waiting", "verdicts", "invalid_verdicts", "feedback")
+    of_report = ("judge", "outcomes", "waiting", "feedback", "judging_sampling_probability")
+    totals = _totals(report)
     return {
         **picked(live, *of_live),
-        **picked(report, *of_report, "judging_sampling_probability"),
+        **picked(report, *of_report),
+        **{name: int(totals[name]) for name in ("verdicts", "invalid_verdicts")},
         **picked(report.accounts, "sampled", "stored", "pending", "unaccounted", "lost"),
         "windows": live.populations,
         "in_shadow": report.rises,
@@ -290,11 +292,17 @@ def _print(report: "Report", output: Output, price: float | None) -> None:
         output.note("the judging budget is used up for now")
 
 
-def _verdicts(report: "Report") -> str | None:
-    """Say what the judge has been asked since its series began, by all monitors."""
+def _totals(report: "Report") -> Mapping[str, float]:
+    """Add up what all monitors have counted since the judge's series began."""
     totals = defaultdict[str, float](float)
     for (name, *_), n in report.counts.items():
         totals[name] += n
+    return totals
+
+
+def _verdicts(report: "Report") -> str | None:
+    """Say what the judge has been asked."""
+    totals = _totals(report)
     if not totals["verdicts"]:
         return None
     said = f"{totals['verdicts']:,.0f} passages, {totals['invalid_verdicts']:,.0f} refused"

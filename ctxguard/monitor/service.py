@@ -80,8 +80,6 @@ class Report:
         outcomes: Samples that this process claimed, by outcome.
         waiting: Samples in the store that are not judged yet.
         oldest_waiting_seconds: Age of the oldest waiting sample; None where none waits.
-        verdicts: Passages that this process submitted to the judge.
-        invalid_verdicts: Passages for which the judge gave no valid verdict.
         time_seconds: When the report was made, in seconds since the epoch.
         judging_sampling_probability: With which a waiting sample is judged, to keep the budget.
         accounts: Samples of all serving processes, as last reported to the store.
@@ -100,8 +98,6 @@ class Report:
     outcomes: Mapping[JudgedAs, int]
     waiting: int
     oldest_waiting_seconds: float | None
-    verdicts: int
-    invalid_verdicts: int
     time_seconds: float
     judging_sampling_probability: float
     accounts: Accounts
@@ -281,8 +277,6 @@ class Monitor:
             outcomes=self._counters.outcomes(),
             waiting=states.get(State.PENDING, 0) + states.get(State.CLAIMED, 0),
             oldest_waiting_seconds=self.store.oldest_pending_seconds(),
-            verdicts=self._counters.total("verdicts"),
-            invalid_verdicts=self._counters.total("invalid_verdicts"),
             time_seconds=self._clock(),
             judging_sampling_probability=self._budget.probability,
             accounts=self.store.accounts(),

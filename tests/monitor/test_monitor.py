@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from contexts import make_context
-from watching import Watching
+from watching import Watching, counted
 
 from ctxguard.core.metrics import udcg
 from ctxguard.core.types import Mode, Passage
@@ -159,7 +159,7 @@ def test_an_invalid_verdict_is_counted_and_never_imputed(
     live.watch(*[make_context(POOL, 2)] * 3)
     report = live.monitor.report()
     assert report.outcomes[JudgedAs.INCOMPLETE] == 3
-    assert report.verdicts == report.invalid_verdicts == 6
+    assert counted(report, "verdicts") == counted(report, "invalid_verdicts") == 6
     assert report.estimates[Window.ALL_RETAINED][Metric.UDCG].n == 0
 
 
@@ -177,7 +177,7 @@ def test_a_dropped_passage_that_cannot_be_read_is_without_a_verdict() -> None:
     live.watch(torn)
     report = live.monitor.report()
     assert report.outcomes[JudgedAs.JUDGED] == 1
-    assert (report.verdicts, report.invalid_verdicts) == (10, 1)
+    assert (counted(report, "verdicts"), counted(report, "invalid_verdicts")) == (10, 1)
 
 
 def failing(passages: Sequence[Passage]) -> list[Judgment | None]:
@@ -256,7 +256,7 @@ def test_the_budget_passes_samples_over_and_those_judged_stand_for_them() -> Non
         report.outcomes[JudgedAs.JUDGED],
         report.outcomes[JudgedAs.SKIPPED],
     )
-    assert report.verdicts <= 160
+    assert counted(report, "verdicts") <= 160
     assert judged == pytest.approx(80, abs=20)
     assert judged + skipped == pytest.approx(400, abs=40)
     rows = Rows.read(all_judged(live.store, live.monitor.series).blocks)
@@ -267,7 +267,7 @@ def test_the_budget_passes_samples_over_and_those_judged_stand_for_them() -> Non
 def test_a_budget_that_is_used_up_leaves_samples_waiting_until_the_next_hour() -> None:
     live = Watching(ScriptedJudge(), budget=BudgetLimits(calls_per_hour=4), rates=ONLY_SERVED)
     live.watch(make_context(POOL, 2), make_context(POOL, 2), make_context(POOL, 2))
-    assert live.monitor.report().verdicts <= 4
+    assert counted(live.monitor.report(), "verdicts") <= 4
     live.serve(*[make_context(POOL, 2, request_id="later")] * 2)
     waiting = live.monitor.report().waiting
     assert live.monitor.step() == 0

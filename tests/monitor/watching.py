@@ -7,7 +7,7 @@ from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import Judge
 from ctxguard.monitor.sampling.sampler import DEFAULT_RATES, JudgingRates, Sampler
 from ctxguard.monitor.sampling.writer import Privacy, SampleWriter
-from ctxguard.monitor.service import Monitor
+from ctxguard.monitor.service import Monitor, Report
 from ctxguard.monitor.store import SampleStore
 
 NOW = 1_000_000.0
@@ -69,3 +69,8 @@ class Watching:
         """Let the day pass, and have its losses compared."""
         self.now += DAY_SECONDS + 1_000.0
         self.monitor.maintain()
+
+
+def counted(report: Report, name: str) -> int:
+    """What all monitors have counted under a name, over all labels."""
+    return round(sum(n for (each, *_), n in report.counts.items() if each == name))

@@ -292,10 +292,6 @@ class MonitorCounters:
                 found[JudgedAs(labels[1])] += int(n)
         return found
 
-    def total(self, name: str) -> int:
-        """Add a count up over all of its labels."""
-        return int(sum(n for (each, *_), n in self.counts().items() if each == name))
-
 
 def judge_counts(judge: Judge) -> Counts:
     """Return the accounts of a judge as counts; empty for one that keeps none."""
