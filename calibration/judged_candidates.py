@@ -33,7 +33,7 @@ from ctxguard.errors import CalibrationError
 from ctxguard.monitor.estimation.metrics import MISSING, YES, Metric, Rows, reciprocal_ranks
 from ctxguard.monitor.estimation.prediction_powered import (
     FOLDS,
-    Correction,
+    GradeCorrection,
     Model,
     corrected_ratio,
     ranks_found,
@@ -409,7 +409,7 @@ def _corrected(
     np.add.at(columns, (row, sizes[cell]), size)
     sums = Sums(columns.shape[1])
     sums.add(columns[covered] * judged.weight[covered, None], judged.cluster[covered] + 1)
-    correction = Correction.of(
+    correction = GradeCorrection.of(
         sums.ended().totals,
         sizes,
         cell=cell[graded],

@@ -14,7 +14,7 @@ from ctxguard.monitor.estimation.prediction_powered import (
     FOLDS,
     N_COLUMNS,
     QUOTIENTS,
-    Correction,
+    GradeCorrection,
     Graded,
     Model,
     corrected_estimates,
@@ -111,7 +111,7 @@ def test_a_judge_without_errors_needs_no_correction() -> None:
 def test_without_spread_the_predictions_have_no_say() -> None:
     """If all that people graded is relevant, that is the estimate, whatever the judge said."""
     request = np.arange(20)
-    found = Correction.of(
+    found = GradeCorrection.of(
         np.array([7.0, 50.0]),
         np.array([1]),
         cell=0 * request,

@@ -198,7 +198,7 @@ def predicted(rows: Rows, model: Model, fold: IntArray | None = None) -> FloatAr
     )
 
 
-class Correction(NamedTuple):
+class GradeCorrection(NamedTuple):
     """How people's grades correct the totals of q predicted columns, of p in all.
 
     Attributes:
@@ -222,7 +222,7 @@ class Correction(NamedTuple):
         cluster: IntArray,
         n_clusters: int,
         first: int = 0,
-    ) -> "Correction":
+    ) -> "GradeCorrection":
         """Add the mean error of each cell, with the prediction counted as far as it helps.
 
         Its power, in [0, 1], is the slope of what was found on what was predicted, within cells.
@@ -259,7 +259,7 @@ class Correction(NamedTuple):
 def corrected_ratio(
     metric: Metric,
     sums: Sums,
-    correction: Correction,
+    correction: GradeCorrection,
     quotient: Iterable[FloatArray],
     *,
     n: int,
@@ -372,7 +372,7 @@ def _bounds(totals: FloatArray, model: Model) -> Mapping[Metric, tuple[float, fl
     return {Metric.GAIN: (0.0, most), Metric.HARM: (0.0, -least), Metric.UDCG: (least, most)}
 
 
-def _correction(totals: FloatArray, graded: Graded, model: Model) -> Correction:
+def _correction(totals: FloatArray, graded: Graded, model: Model) -> GradeCorrection:
     """Correct the totals of what is predicted by what people found."""
     rows, n_clusters = graded.rows, int(graded.cluster.max()) + 1
     p = model.of(rows, graded.fold)
@@ -389,7 +389,7 @@ def _correction(totals: FloatArray, graded: Graded, model: Model) -> Correction:
     chance = np.where(own, passages["chance"], 1.0)
     weight = graded.weight[rows.request] * passages["size"] / chance
     cells, place = np.unique((passages["rank"] == 0).astype(np.intp)[own], return_inverse=True)
-    of_passages = Correction.of(
+    of_passages = GradeCorrection.of(
         totals,
         SERVED + cells,
         cell=place,
@@ -404,7 +404,7 @@ def _correction(totals: FloatArray, graded: Graded, model: Model) -> Correction:
     if is_served.any():
         by_rank = rows.by_rank(relevant), rows.by_rank(p)
         seen, told = (each[is_served, None] for each in ranks_found(rows.requests, *by_rank))
-        of_ranks = Correction.of(
+        of_ranks = GradeCorrection.of(
             totals,
             np.array([ANY_SERVED]),
             cell=np.zeros(len(seen), np.intp),

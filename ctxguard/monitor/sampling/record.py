@@ -70,7 +70,7 @@ class TokenAccount(NamedTuple):
 _NO_TOKENS = TokenAccount()
 
 
-class Graded(Protocol):
+class HasGrade(Protocol):
     """A verdict, as far as a record asks for it."""
 
     @property
@@ -145,12 +145,12 @@ class SampleRecord:
         passage = self.passages.get(position)
         return Passage(self.passage_ids[position], "") if passage is None else passage
 
-    def grade(self, verdicts: Mapping[str, Graded], position: int) -> int | None:
+    def grade(self, verdicts: Mapping[str, HasGrade], position: int) -> int | None:
         """Return the grade of a candidate by some verdicts; None where it has none."""
         verdict = verdicts.get(self.passage_ids[position])
         return None if verdict is None else verdict.grade
 
-    def has_hit(self, verdicts: Mapping[str, Graded]) -> bool:
+    def has_hit(self, verdicts: Mapping[str, HasGrade]) -> bool:
         """Tell whether a passage was served that is relevant by some verdicts."""
         return any(self.grade(verdicts, position) for position in self.served)
 
