@@ -25,7 +25,18 @@ from rich.console import Console
 from rich.table import Table
 
 from ctxguard.core.types import DEFAULT_K, FloatArray
-from ctxguard.monitor.estimation.metrics import Metric
+from ctxguard.monitor.estimation.metrics import (
+    FAR,
+    NEAR,
+    NEAR_DROPPED,
+    PASSAGE,
+    REQUEST,
+    UNGRADED,
+    IntArray,
+    Metric,
+    Rows,
+    rank_group,
+)
 from ctxguard.monitor.estimation.prediction_powered import (
     FOLDS,
     N_COLUMNS,
@@ -35,17 +46,6 @@ from ctxguard.monitor.estimation.prediction_powered import (
     predicted,
 )
 from ctxguard.monitor.estimation.ratio import DEFAULT_MIN_N, Estimate, Sums
-from ctxguard.monitor.estimation.rows import (
-    FAR,
-    NEAR,
-    NEAR_DROPPED,
-    PASSAGE,
-    REQUEST,
-    UNGRADED,
-    IntArray,
-    Rows,
-    rank_group,
-)
 from ctxguard.monitor.estimation.sampling_design import DROPPED_COINS, GO_ON, SERVED_COIN
 
 SUMMARY = "Simulate months of grading, and check what the grades give."

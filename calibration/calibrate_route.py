@@ -363,7 +363,6 @@ class LabelledRoute:
             verdict=chosen.verdict,
             certificate=certificate,
             evidence=self._evidence(chosen.metrics, is_today=is_today),
-            reference=reference_deciles(pools, chosen.metrics.values["kept"]),
             safe_policy=self.today.policy,
             sufficiency=self._sufficiency(chosen),
         )
@@ -623,35 +622,3 @@ def _cost_certificate(
             n=int(differences.size),
         ),
     )
-
-
-def reference_deciles(
-    pools: Pools, kept: FloatArray, weights: FloatArray | None = None
-) -> dict[str, tuple[float, ...]]:
-    """Return deciles of label-free signals, for drift: top score, its gap, kept count.
-
-    Args:
-        kept: Shape (n_q,).
-        weights: Shape (n_q,), how many requests each query stands for; None for one each. Each
-            decile is then the least value that such a share of the weight does not exceed.
-    """
-    signals = {"top_score": np.where(pools.lengths > 0, pools.scores[:, 0], np.nan)}
-    if pools.scores.shape[1] > 1:
-        signals["score_gap"] = signals["top_score"] - pools.scores[:, 1]
-    signals["kept"] = kept
-    found = {}
-    for name, values in signals.items():
-        known = ~np.isnan(values)
-        if known.any():
-            own = None if weights is None else weights[known]
-            found[name] = tuple(map(significant, _deciles(values[known], own).tolist()))
-    return found
-
-
-def _deciles(values: FloatArray, weights: FloatArray | None) -> FloatArray:
-    shares = np.linspace(0.0, 1.0, 11)
-    if weights is None or (weights == weights[0]).all():
-        return np.quantile(values, shares)
-    order = np.argsort(values, kind="stable")
-    reached = weights[order].cumsum() / weights.sum()
-    return values[order][np.searchsorted(reached[:-1], shares)]

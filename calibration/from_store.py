@@ -10,7 +10,7 @@ import numpy as np
 
 from calibration.asked_questions import WRITTEN
 from calibration.calibrate import provenance
-from calibration.calibrate_route import Settings, reference_deciles
+from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query, folded
 from calibration.fit import fold_numbers
 from calibration.judged_candidates import (
@@ -34,9 +34,8 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import FloatArray, Mode, Ranking, Route
 from ctxguard.errors import CalibrationError
 from ctxguard.monitor.estimation.judged_request import Scale, update_graded
-from ctxguard.monitor.estimation.rows import MISSING, UNGRADED, YES, BoolArray, IntArray, Rows
+from ctxguard.monitor.estimation.metrics import MISSING, UNGRADED, YES, BoolArray, IntArray, Rows
 from ctxguard.monitor.judges import Judgment, LabelJudge
-from ctxguard.monitor.labels.human import grade_of
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples
 from ctxguard.monitor.store.transactions import chunks
 from ctxguard.profile.schema import Profile, RouteProfile, RouteVerdict
@@ -281,7 +280,7 @@ def _columns(each: _Sample, ids: Sequence[str]) -> dict[int, int]:
 def _reachable(each: _Sample) -> Iterator[int]:
     """Yield the positions of the candidates that had a chance of being judged."""
     record = each.sample.record
-    has_hit = any(grade_of(record, each.sample.judge, position) for position in record.served)
+    has_hit = record.has_hit(each.sample.judge)
     first = set(record.in_baseline)
     yield from record.served
     for position in record.dropped:
@@ -365,14 +364,12 @@ def calibrate_from_store(
     gain = difference(judged, decided_by_others(judged, settings), first, utilities)
     policy = fitted_policy(judged, settings)
     verdict = _verdict(found, gain, settings)
-    own = decided(judged.pools, policy)
     why = f"{judged.in_words}; strict UDCG {_in_words(gain.udcg)} over the first {today.k}"
     route = RouteProfile(
         policy=today if verdict.decision == "keep" else policy,
         score_kind=judged.pools.kind,
         why=why,
         verdict=verdict,
-        reference=reference_deciles(judged.pools, own.kept.sum(axis=1), judged.weight),
         safe_policy=today,
     )
     before = None if in_force is None else in_force.routes.get(found.route)

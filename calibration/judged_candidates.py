@@ -30,10 +30,15 @@ from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
-from ctxguard.monitor.estimation.metrics import Metric, reciprocal_ranks
-from ctxguard.monitor.estimation.prediction_powered import FOLDS, Model, ranks_found, regressed
-from ctxguard.monitor.estimation.ratio import Sums, linearised
-from ctxguard.monitor.estimation.rows import MISSING, YES, Rows
+from ctxguard.monitor.estimation.metrics import MISSING, YES, Metric, Rows, reciprocal_ranks
+from ctxguard.monitor.estimation.prediction_powered import (
+    FOLDS,
+    GradeCorrection,
+    Model,
+    corrected_ratio,
+    ranks_found,
+)
+from ctxguard.monitor.estimation.ratio import Sums
 
 KS = (1, 3, 5, 10, 20)
 METRICS = ("precision", "mrr", "udcg", "recall")
@@ -329,7 +334,7 @@ def _precision(judged: JudgedCandidates, own: Contexts) -> _Ratio:
     return _Ratio(at, False, np.zeros(len(n_kept)), None, (n_kept > 0.0) * 1.0, Metric.PRECISION)
 
 
-def _estimates(judged: JudgedCandidates, ratios: Sequence[_Ratio]) -> list[Interval]:
+def _estimates(judged: JudgedCandidates, ratios: Sequence[_Ratio]) -> Sequence[Interval]:
     """Estimate each ratio; where people graded too little, by the judge's verdicts as they are."""
     columns, of_worth = [], []
     for each in ratios:
@@ -357,92 +362,77 @@ def _estimates(judged: JudgedCandidates, ratios: Sequence[_Ratio]) -> list[Inter
     found = coefficients[graded] * np.where(
         is_worth, judged.of_passages("people_worth")[graded, None], judged.relevant[graded, None]
     )
-    by_request, by_graded = _corrected(
+    return _corrected(
         judged,
+        ratios,
         expected,
         found,
+        constants,
         row=judged.row,
         size=size,
         graded=graded,
         chance=judged.of_passages("chance"),
         cell=(~judged.is_served).astype(np.intp),
     )
-    by_request += constants
-    return [
-        _interval(judged, by_request[:, at : at + 2], by_graded[:, at : at + 2], ratios[at // 2])
-        for at in range(0, len(is_worth), 2)
-    ]
 
 
 def _corrected(
     judged: JudgedCandidates,
+    ratios: Sequence[_Ratio],
     expected: FloatArray,
     found: FloatArray,
+    constants: FloatArray,
     *,
     row: IntArray,
     size: FloatArray,
     graded: NDArray[np.bool_],
     chance: FloatArray,
     cell: IntArray,
-) -> tuple[FloatArray, FloatArray]:
-    """Correct what is expected of each candidate by the mean error of the graded ones, by cell.
+) -> Sequence[Interval]:
+    """Estimate ratios over the covered requests, corrected by the graded candidates, by cell.
 
     Args:
-        expected: Shape (m, q), of all.
-        row: Shape (m,), the request of each.
+        expected: Shape (m, q), numerator and denominator of each ratio, as predicted.
         found: Shape (g, q), of the graded.
+        constants: Shape (n, q), what each request adds besides.
+        row: Shape (m,), the request of each.
         size: Shape (m,), how many candidates of its request each stands for.
         graded: Shape (m,), which they are.
         chance: Shape (m,), the probability of its grade, given that its request was opened.
         cell: Shape (m,), from 0; each has graded ones.
-
-    Returns:
-        Shape (n, q), the corrected sum of each request; and what its grades add to the error.
     """
-    weight = (judged.weight * judged.is_covered)[row] * size
-    means, power, residuals = regressed(
-        cell[graded],
-        np.bincount(cell, weight).astype(np.float64),
-        (weight / judged.opened[row])[graded] / chance[graded],
-        found,
-        expected[graded],
+    q, covered = expected.shape[1], judged.is_covered
+    sizes = 2 * q + np.arange(cell.max() + 1)
+    columns = np.zeros((len(judged.pools), sizes[-1] + 1))
+    np.add.at(columns[:, :q], row, expected * size[:, None])
+    columns[:, q : 2 * q] = constants
+    np.add.at(columns, (row, sizes[cell]), size)
+    sums = Sums(columns.shape[1])
+    sums.add(columns[covered] * judged.weight[covered, None], judged.cluster[covered] + 1)
+    correction = GradeCorrection.of(
+        sums.ended().totals,
+        sizes,
+        cell=cell[graded],
+        weight=(judged.weight / judged.opened)[row[graded]] * size[graded] / chance[graded],
+        found=found,
+        expected=expected[graded],
+        cluster=judged.cluster[row[graded]],
+        n_clusters=int(judged.cluster.max()) + 1,
     )
-    corrected = (power * expected + means[cell]) * size[:, None]
-    by_request, errors = np.zeros((2, len(judged.pools), corrected.shape[1]))
-    np.add.at(by_request, row, corrected)
-    np.add.at(errors, row[graded], residuals)
-    return by_request, errors
-
-
-def _interval(
-    judged: JudgedCandidates, by_request: FloatArray, errors: FloatArray, ratio: _Ratio
-) -> Interval:
-    """Estimate Σ a / Σ b over the covered requests, clusters being independent.
-
-    Args:
-        by_request: Shape (n, 2), a and b.
-        errors: Shape (n, 2), what the grades of each request add to the error of their sums.
-    """
-    own = judged.is_covered
-    sums = Sums(2)
-    sums.add(by_request[own] * judged.weight[own, None], judged.cluster[own] + 1)
-    totals = sums.ended().combined(*np.eye(2))
-    clusters = np.zeros((judged.cluster.max() + 1, 2))
-    np.add.at(clusters, judged.cluster, errors)
+    correction.coefficients[:, q : 2 * q] = np.eye(q)
     n = len(np.unique(judged.cluster[judged.row[judged.is_graded]]))
-    if totals.b <= 0.0 or totals.n < 2:
-        return Interval.undefined(n)
-    found = linearised(
-        ratio.metric,
-        totals,
-        clusters[:, 0] - totals.a / totals.b * clusters[:, 1],
-        squares=totals.squares,
-        n=n,
-        effective=float(n),
-        method="prediction-powered",
-        n_observable=math.inf if ratio.metric is Metric.UDCG else float(n),
-    )
-    return Interval(found.value, found.lower, found.upper, found.n)
+    return [
+        corrected_ratio(
+            ratio.metric,
+            sums,
+            correction,
+            quotient,
+            n=n,
+            effective=float(n),
+            n_observable=math.inf if ratio.metric is Metric.UDCG else float(n),
+        )
+        for ratio, quotient in zip(ratios, np.eye(q).reshape(-1, 2, q), strict=True)
+    ]
 
 
 def _reciprocal_rank(judged: JudgedCandidates, k: int) -> Interval:
@@ -471,16 +461,18 @@ def _reciprocal_rank(judged: JudgedCandidates, k: int) -> Interval:
         spread(np.nan_to_num(judged.relevant)),
         spread(judged.model.of(judged.rows, judged.fold)),
     )
-    by_request, errors = _corrected(
+    ones, none = np.ones((n, 1)), np.zeros((n, 1))
+    ratio = _Ratio(none, False, none, None, ones, Metric.SERVED_MRR)
+    [estimate] = _corrected(
         judged,
-        expected[:, None],
-        found[seen, None],
+        [ratio],
+        np.hstack([expected[:, None], none]),
+        np.hstack([found[:, None], none])[seen],
+        np.hstack([none, ones]),
         row=np.arange(n),
         size=np.ones(n),
         graded=seen,
         chance=np.ones(n),
         cell=np.zeros(n, np.intp),
     )
-    ones, none = np.ones((n, 1)), np.zeros((n, 1))
-    ratio = _Ratio(none, False, none, None, ones, Metric.SERVED_MRR)
-    return _interval(judged, np.hstack([by_request, ones]), np.hstack([errors, none]), ratio)
+    return estimate

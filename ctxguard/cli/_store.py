@@ -15,7 +15,7 @@ from ctxguard.retrieval.rerank_forms import Protocol
 if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
     from ctxguard.monitor.judges import Judge, LabelJudge
-    from ctxguard.monitor.judging.counters import Counts
+    from ctxguard.monitor.judging.sample_judge import Counts
     from ctxguard.monitor.service import Monitor
     from ctxguard.monitor.store import Limits, SampleStore
 
@@ -33,7 +33,7 @@ IN_WORDS = {
 
 def tokens_in_words(counts: "Counts", price: float | None = None) -> Iterator[tuple[str, str]]:
     """Say how many tokens each mode saves, and what they cost at a price per million."""
-    from ctxguard.monitor.judging.counters import tokens_by_mode
+    from ctxguard.monitor.judging.sample_judge import tokens_by_mode
 
     for mode, tokens in tokens_by_mode(counts).items():
         if mode is not Mode.OFF and tokens.today:

@@ -194,7 +194,7 @@ class JudgeCommand(JudgeModel, System):
 
 def _judge_all(store: "SampleStore", judge: "Judge", output: Output) -> str | None:
     """Judge all that waits; return why it ended before, None where it did not."""
-    from ctxguard.monitor.judging.counters import JudgedAs
+    from ctxguard.monitor.judging.sample_judge import JudgedAs
     from ctxguard.monitor.service import Monitor
 
     running = Monitor(store, judge)

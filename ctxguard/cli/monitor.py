@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -148,7 +149,7 @@ class MonitorCommand(JudgeSettings, IndexSystem):
 
     def _once(self, running: "Monitor", output: Output) -> None:
         from ctxguard.monitor.alarms import Severity
-        from ctxguard.monitor.judging.counters import tokens_by_mode
+        from ctxguard.monitor.judging.sample_judge import tokens_by_mode
         from ctxguard.monitor.service import JudgedAs
 
         judge_fault = judge_waiting(running, output)
@@ -236,10 +237,12 @@ def _present_corpus(retriever: "HybridRetriever") -> "CorpusSketch":
 def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, object]:
     live = report.live
     of_live = ("shown", "estimates", "judge_estimates", "labelled", "unpicked", "disagreements")
-    of_report = ("judge", "outcomes", "waiting", "verdicts", "invalid_verdicts")
+    of_report = ("judge", "outcomes", "waiting", "judging_sampling_probability")
+    totals = _totals(report)
     return {
         **picked(live, *of_live),
-        **picked(report, *of_report, "judging_sampling_probability"),
+        **picked(report, *of_report),
+        **{name: int(totals[name]) for name in ("verdicts", "invalid_verdicts")},
         **picked(report.accounts, "sampled", "stored", "pending", "unaccounted", "lost"),
         "windows": live.populations,
         "in_shadow": report.rises,
@@ -271,12 +274,32 @@ def _print(report: "Report", output: Output, price: float | None) -> None:
         ("samples", samples),
         ("judged by", report.judge),
         ("this run", outcomes or ("nothing judged" if report.waiting else "nothing waited")),
+        ("verdicts", _verdicts(report)),
         ("waiting", f"{report.waiting:,} samples" if report.waiting else None),
         *tokens_in_words(report.counts, price),
         *[("in shadow", line) for line in _in_shadow(report)],
     )
     if report.waiting and report.judging_sampling_probability == 0.0:
         output.note("the judging budget is used up for now")
+
+
+def _totals(report: "Report") -> Mapping[str, float]:
+    """Add up what all monitors have counted since the judge's series began."""
+    totals = defaultdict[str, float](float)
+    for (name, *_), n in report.counts.items():
+        totals[name] += n
+    return totals
+
+
+def _verdicts(report: "Report") -> str | None:
+    """Say what the judge has been asked."""
+    totals = _totals(report)
+    if not totals["verdicts"]:
+        return None
+    said = f"{totals['verdicts']:,.0f} passages, {totals['invalid_verdicts']:,.0f} refused"
+    if totals["judge_calls"]:
+        said += f", {totals['judge_calls']:,.0f} calls"
+    return said + (f", cost {totals['judge_cost']:,.2f}" if totals["judge_cost"] else "")
 
 
 def _in_shadow(report: "Report") -> list[str]:

@@ -20,10 +20,6 @@ class Interval:
     upper: float | None
     n: int
 
-    def __post_init__(self) -> None:
-        if self.n < 0:
-            raise ValueError(f"n {self.n!r} must be at least 0")
-
     @classmethod
     def undefined(cls, n: int = 0) -> Self:
         """Return an estimate without a value."""

@@ -33,17 +33,19 @@ from ctxguard.monitor.estimation.judged_request import Scale, update_graded
 from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimates
 from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.estimation.promotion import Rise
-from ctxguard.monitor.estimation.ratio import DEFAULT_PRECISION, Estimate, Precision
+from ctxguard.monitor.estimation.ratio import DEFAULT_MIN_N, Estimate
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judge, PeopleAlone
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits, JudgingBudget
-from ctxguard.monitor.judging.counters import (
+from ctxguard.monitor.judging.judging_again import canaries_of
+from ctxguard.monitor.judging.sample_judge import (
     NOTHING_COUNTED,
     Counts,
     JudgedAs,
     MonitorCounters,
+    PassageLookup,
+    SampleJudge,
     judge_counts,
 )
-from ctxguard.monitor.judging.sample_judge import PassageLookup, SampleJudge
 from ctxguard.monitor.judging.worker import JudgingWorker
 from ctxguard.monitor.redaction import Redactor, redact
 from ctxguard.monitor.store import Accounts, SampleStore, State
@@ -73,12 +75,11 @@ class Report:
         judge: The series of judgments that the report is about.
         live: Estimates of live traffic, from all judgments and labels in the store.
         labelled_waiting: Labelled samples that another judge judged, and this one not yet again.
+        judge_changed: Whether labelled samples, judged again, show that the judge has changed.
         counts: What all monitors have counted with this judge since its series began.
         outcomes: Samples that this process claimed, by outcome.
         waiting: Samples in the store that are not judged yet.
         oldest_waiting_seconds: Age of the oldest waiting sample; None where none waits.
-        verdicts: Passages that this process submitted to the judge.
-        invalid_verdicts: Passages for which the judge gave no valid verdict.
         time_seconds: When the report was made, in seconds since the epoch.
         judging_sampling_probability: With which a waiting sample is judged, to keep the budget.
         accounts: Samples of all serving processes, as last reported to the store.
@@ -90,12 +91,11 @@ class Report:
     judge: str
     live: LiveEstimates
     labelled_waiting: int
+    judge_changed: bool
     counts: Counts
     outcomes: Mapping[JudgedAs, int]
     waiting: int
     oldest_waiting_seconds: float | None
-    verdicts: int
-    invalid_verdicts: int
     time_seconds: float
     judging_sampling_probability: float
     accounts: Accounts
@@ -139,7 +139,8 @@ class Monitor:
         judge: Grades passages. Another name or version begins another series of estimates.
         window_seconds: Length of the recent window, > 0.
         utilities: The utility of a passage; every served passage that is not relevant costs.
-        precision: What an estimate needs in order to be shown.
+        min_n: Effective number of clusters (sessions, and requests without one) below which there
+            is no estimate, ≥ 2.
         budget: The most that judging may take.
         lookup: Finds the texts of passages that were not stored; None if all are stored.
         redactor: Applied to texts that ``lookup`` finds before the judge reads them, as the
@@ -155,8 +156,7 @@ class Monitor:
         judge_fault: Why the background thread has stopped; None while it runs.
 
     Raises:
-        ConfigurationError: a window that is not > 0 and finite, or a reference distribution of
-            the profile that cannot be read.
+        ConfigurationError: a window that is not > 0 and finite, or a ``min_n`` below 2.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Monitor:
         *,
         window_seconds: float = DEFAULT_WINDOW_SECONDS,
         utilities: Utilities = DEFAULT_UTILITIES,
-        precision: Precision = DEFAULT_PRECISION,
+        min_n: int = DEFAULT_MIN_N,
         budget: BudgetLimits = NO_LIMITS,
         lookup: PassageLookup | None = None,
         redactor: Redactor | None = redact,
@@ -175,11 +175,13 @@ class Monitor:
     ) -> None:
         if not 0.0 < window_seconds < float("inf"):
             raise ConfigurationError(f"window_seconds {window_seconds!r} must be > 0 and finite")
+        if min_n < 2:
+            raise ConfigurationError(f"min_n {min_n!r} must be at least 2: one value has no spread")
         self.store = store
         self.judge = judge
         self.exact = bool(getattr(judge, "exact", False))
         self.window_seconds = window_seconds
-        self.precision = precision
+        self.min_n = min_n
         self.series = f"{judge.name} {judge.version}"
         self._limits = budget
         self._begin_judging = partial(SampleJudge, judge, utilities, lookup, redactor)
@@ -256,7 +258,7 @@ class Monitor:
             exact=self.exact,
             now_seconds=self._clock(),
             window_seconds=self.window_seconds,
-            precision=self.precision,
+            min_n=self.min_n,
         )
         if self.series == PEOPLE_ALONE:
             live = replace(live, judge_estimates={})
@@ -267,12 +269,11 @@ class Monitor:
             labelled_waiting=0
             if self.exact or self.series == PEOPLE_ALONE
             else sum(not is_judged for is_judged in self.store.labelled(self.series).values()),
+            judge_changed=canaries_of(self.store, self.series).has_changed,
             counts=self._share_counts(),
             outcomes=self._counters.outcomes(),
             waiting=states.get(State.PENDING, 0) + states.get(State.CLAIMED, 0),
             oldest_waiting_seconds=None if oldest is None else max(self._clock() - oldest, 0.0),
-            verdicts=self._counters.total("verdicts"),
-            invalid_verdicts=self._counters.total("invalid_verdicts"),
             time_seconds=self._clock(),
             judging_sampling_probability=self._budget.probability,
             accounts=self.store.accounts(),

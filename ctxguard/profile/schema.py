@@ -392,7 +392,6 @@ class RouteProfile(Frozen):
         certificate: The proved promise of the policy; None where nothing was proved.
         evidence: What the choice gives on queries that had no part in it; None where nothing
             was measured.
-        reference: Deciles (0, 10, …, 100%) of label-free signals of the same queries, for drift.
         safe_policy: Gives up the least recall against the certificate's baseline; served
             when that certificate no longer holds; None where nothing was calibrated.
         sufficiency: How to tell that the policy kept nothing relevant; None where that could not
@@ -407,7 +406,6 @@ class RouteProfile(Frozen):
     verdict: RouteVerdict | None = None
     certificate: Certificate | None = None
     evidence: RouteEvidence | None = None
-    reference: dict[str, Annotated[tuple[float, ...], FailFast()]] = Field(default_factory=dict)
     safe_policy: AnyPolicy | None = None
     sufficiency: SufficiencyProfile | None = None
     assessor: AssessorProfile | None = None
@@ -514,7 +512,6 @@ class Profile(Frozen):
                 policy=own.safe_policy,
                 score_kind=own.score_kind,
                 why=why,
-                reference={name: at for name, at in own.reference.items() if name != "kept"},
                 safe_policy=own.safe_policy,
             )
             for route, own in self.routes.items()

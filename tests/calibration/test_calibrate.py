@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated_pools import DEPTH, Recorded, calibrated, outcome_of, pools_of, simulate
+from simulated_pools import DEPTH, Recorded, calibrated, simulate
 
 from calibration.calibrate import Calibration, calibrate
-from calibration.calibrate_route import Settings, ordering_and_test_parts, reference_deciles
+from calibration.calibrate_route import Settings, ordering_and_test_parts
 from calibration.certify import Promise
 from calibration.data.dataset import Dataset, Query, same_text
 from ctxguard.core.corpus_sketch import CorpusSketch
@@ -103,20 +103,6 @@ class TestEvidence:
         route, changed = (r.profile.routes[Route.HYBRID] for r in (result, other))
         assert route.policy == changed.policy
         assert route.evidence != changed.evidence
-
-    def test_where_queries_stand_for_several_requests_deciles_are_of_the_requests(self) -> None:
-        pools = pools_of({"a": "x", "b": "x", "c": "x"})
-        kept, weights = np.array([3.0, 1.0, 2.0]), np.array([0.1, 0.1, 0.8])
-        found = reference_deciles(pools, kept, weights)["kept"]
-        assert found == (1.0, 1.0, *[2.0] * 8, 3.0)
-        assert reference_deciles(pools, kept)["kept"][5] == 2.0
-
-    def test_the_reference_holds_deciles_of_what_needs_no_label(self) -> None:
-        reference = outcome_of(calibrated(60)).profile.reference
-        assert set(reference) == {"top_score", "score_gap", "kept"}
-        for deciles in reference.values():
-            assert len(deciles) == 11
-            assert list(deciles) == sorted(deciles)
 
 
 @dataclass

@@ -25,7 +25,7 @@ from ctxguard.core.interval import Interval
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
-from ctxguard.monitor.estimation.rows import UNGRADED, Rows
+from ctxguard.monitor.estimation.metrics import UNGRADED, Rows
 
 SERVED = 3
 GAIN, COST = DEFAULT_UTILITIES.relevant, DEFAULT_UTILITIES.irrelevant

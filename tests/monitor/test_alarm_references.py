@@ -18,8 +18,7 @@ from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.alarms import Alarm, AlarmKind, ReferenceKind
 from ctxguard.monitor.alarms.ecusum import WEEK, Day, Days
 from ctxguard.monitor.alarms.reference import corrected, upper_limit
-from ctxguard.monitor.estimation.metrics import Metric, losses
-from ctxguard.monitor.estimation.rows import Rows
+from ctxguard.monitor.estimation.metrics import Metric, Rows, losses
 from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.service import WatchedProfile

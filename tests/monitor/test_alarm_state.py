@@ -47,7 +47,6 @@ ROUTE_PROFILE = RouteProfile(
         decision="enforce", n=250, serving_k=5, tolerance=0.01, max_loss=0.05, shown_by="folds"
     ),
     evidence=EVIDENCE,
-    reference={"top_score": tuple(float(at) for at in range(11))},
     safe_policy=RatioPolicy(k=10),
 )
 

@@ -71,7 +71,6 @@ PROFILE = profile_with(
             score_kind=ScoreKind.COSINE,
             certificate=CERTIFICATE,
             evidence=RouteEvidence(queries=100, metrics={}),
-            reference={"top_score": tuple(n / 10 for n in range(11))},
             safe_policy=RatioPolicy(k=6),
             verdict=RouteVerdict(
                 decision="shadow", n=40, serving_k=6, tolerance=0.01, max_loss=0.05

@@ -12,11 +12,9 @@ from tiny_cross_encoder import PAIRS, make_cross_encoder
 
 from ctxguard.core.types import FloatArray, Passage
 from ctxguard.errors import ConfigurationError
-from ctxguard.guard import ContextGuard
 from ctxguard.monitor.judges import CrossEncoderJudge, InvalidReason
-from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.models.reranker import CrossEncoderReranker
-from tests.doubles import JudgeContract, WordHashEmbedder
+from tests.doubles import JudgeContract
 
 pytestmark = pytest.mark.model
 
@@ -63,14 +61,6 @@ def test_a_copy_of_the_reranker_under_another_name_is_refused_too(
     copy = shutil.copytree(cross_encoder, tmp_path / "another-name")
     with pytest.raises(ConfigurationError, match="cannot judge itself"):
         CrossEncoderJudge(copy, reranker=CrossEncoderReranker(cross_encoder))
-
-
-def test_the_reranker_is_found_in_the_guard(cross_encoder: Path) -> None:
-    retriever = HybridRetriever.build([Passage("a", "text")], embedder=WordHashEmbedder())
-    CrossEncoderJudge(cross_encoder, guard=ContextGuard(retriever))
-    reranking = retriever.with_reranker(CrossEncoderReranker(cross_encoder))
-    with pytest.raises(ConfigurationError, match="cannot judge itself"):
-        CrossEncoderJudge(cross_encoder, guard=ContextGuard(reranking))
 
 
 def test_another_model_may_judge_what_a_reranker_ranked(cross_encoder: Path) -> None:

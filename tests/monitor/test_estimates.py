@@ -10,9 +10,8 @@ from judged_rows import GAIN, HARM, Judged, ratio_sums, rows_of, sums_of
 from scipy import stats
 
 from benchmarks.labelling import Case, judged, traffic, truths
-from ctxguard.monitor.estimation.metrics import Metric
+from ctxguard.monitor.estimation.metrics import YES, Metric, Rows
 from ctxguard.monitor.estimation.ratio import Estimate, RatioSums, estimate, t_quantile
-from ctxguard.monitor.estimation.rows import YES, Rows
 
 
 def test_a_few_heavy_requests_count_as_few() -> None:

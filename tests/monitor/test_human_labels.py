@@ -19,8 +19,7 @@ from ctxguard.monitor.estimation.judged_request import (
     judged_request,
 )
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.metrics import Metric
-from ctxguard.monitor.estimation.rows import Rows
+from ctxguard.monitor.estimation.metrics import Metric, Rows
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.human import (
     ALWAYS,

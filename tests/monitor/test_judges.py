@@ -9,7 +9,7 @@ from watching import Watching
 from ctxguard.core.metrics import Negative
 from ctxguard.core.types import Passage
 from ctxguard.errors import RedactionError
-from ctxguard.monitor.judges import Judgment, LabelJudge, UnjudgedAs
+from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.service import JudgedAs
 from tests.doubles import JudgeContract
 
@@ -51,16 +51,8 @@ def test_a_known_distractor_is_irrelevant_and_marked() -> None:
     assert marks == {"a": None, "b": None, "c": None, "z": None, "x": Negative.DISTRACTOR}
 
 
-def test_with_partial_labels_what_is_not_labelled_has_no_verdict() -> None:
-    judge = LabelJudge(QRELS, unjudged="unknown")
-    *known, unknown = judge.judge("how?", PASSAGES)
-    assert None not in known
-    assert unknown is None
-
-
-@pytest.mark.parametrize("unjudged", list(UnjudgedAs))
-def test_an_unknown_query_has_no_verdicts(unjudged: UnjudgedAs) -> None:
-    assert LabelJudge(QRELS, unjudged=unjudged).judge("why?", PASSAGES) == [None] * 5
+def test_an_unknown_query_has_no_verdicts() -> None:
+    assert LabelJudge(QRELS).judge("why?", PASSAGES) == [None] * 5
 
 
 def test_a_query_without_relevant_passages_is_judged_if_it_is_known() -> None:
@@ -112,11 +104,6 @@ class TestRedactedQuestions:
         assert judge.ambiguous == 1
         assert "1 redacted texts" in caplog.text
         assert "order" not in caplog.text
-
-    def test_with_partial_labels_a_zero_is_a_word_too(self) -> None:
-        other = self.ASKED.replace("joe", "ann")
-        judge = LabelJudge({self.ASKED: {"a": 1}, other: {"a": 1, "c": 0}}, unjudged="unknown")
-        assert judge.ambiguous == 1
 
     def test_where_queries_are_kept_as_asked_nothing_is_redacted(self) -> None:
         judge = LabelJudge({self.ASKED: {"a": 1}}, redactor=None)

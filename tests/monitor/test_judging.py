@@ -18,9 +18,18 @@ from ctxguard.monitor.estimation.judged_request import (
     judged_request,
     recall_loss,
 )
-from ctxguard.monitor.estimation.metrics import KEPT, Metric, by_judge, losses
+from ctxguard.monitor.estimation.metrics import (
+    KEPT,
+    MISSING,
+    NO,
+    UNGRADED,
+    YES,
+    Metric,
+    Rows,
+    by_judge,
+    losses,
+)
 from ctxguard.monitor.estimation.metrics import POOL as IN_POOL
-from ctxguard.monitor.estimation.rows import MISSING, NO, UNGRADED, YES, Rows
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.record import record_of as record_of_sample

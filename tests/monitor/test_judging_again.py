@@ -14,11 +14,11 @@ from stub_judges import ErringJudge
 from watching import DAY_SECONDS, Watching
 
 from ctxguard.core.context import Context
-from ctxguard.monitor.estimation.judge_drift import PER_DAY, Canaries
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
+from ctxguard.monitor.judging.judging_again import PER_DAY, Canaries
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import LabelRow
 from tests.stored import request_of
@@ -61,7 +61,7 @@ def with_judge(live: Watching, judge: ErringJudge, budget: BudgetLimits = NO_LIM
     live.monitor = Monitor(
         live.store,
         judge,
-        precision=live.monitor.precision,
+        min_n=live.monitor.min_n,
         clock=lambda: live.now,
         window_seconds=30 * DAY_SECONDS,
         budget=budget,
@@ -129,6 +129,9 @@ def test_a_judge_that_changes_behind_its_name_is_found_out() -> None:
     figures = scraped(live)
     assert figures["ctxguard_canary_verdicts_total", "no"] > 0
     assert figures["ctxguard_judge_changed",] == 1
+    for damaged in ("7", '{"day": "never"}', "{"):
+        live.store.set_state(f"canaries {live.monitor.series}", damaged)
+        assert not live.monitor.report().judge_changed, "it begins anew"
     # With another version it begins anew, and the labels count again.
     with_judge(live, erring("1 revised", 0.6, 0.9)).watch(*contexts(range(250, 300)))
     figures = scraped(live)
@@ -196,8 +199,8 @@ def rings_after(rng: np.random.Generator, waver: float, changed: float, most: in
             if day < 0:
                 first = said.tolist()
             else:
-                found = found.after(place, first, said.tolist(), day * DAY_SECONDS)
-        if found.changed_at is not None:
+                found = found.after(place, first, said.tolist(), day)
+        if found.has_changed:
             return place
     return None
 

@@ -17,13 +17,11 @@ from storing import NOW, Clock, OpenStore
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.types import FloatArray
-from ctxguard.monitor.estimation.judge_drift import Canaries
 from ctxguard.monitor.estimation.judged_request import Scale, update_graded
 from ctxguard.monitor.estimation.live import Labels, LiveEstimates, Window, live_estimates
-from ctxguard.monitor.estimation.metrics import Metric
+from ctxguard.monitor.estimation.metrics import Metric, Rows
 from ctxguard.monitor.estimation.prediction_powered import Model
-from ctxguard.monitor.estimation.ratio import Estimate, Precision
-from ctxguard.monitor.estimation.rows import Rows
+from ctxguard.monitor.estimation.ratio import DEFAULT_MIN_N, Estimate
 from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.protocol import verdicts_to_json
@@ -117,7 +115,7 @@ def estimated(
         exact=False,
         now_seconds=now,
         window_seconds=window_seconds,
-        precision=Precision(),
+        min_n=DEFAULT_MIN_N,
     )
 
 
@@ -200,7 +198,7 @@ def test_the_narrowest_window_that_has_an_estimate_is_shown_of_each_metric() -> 
         window: {**dict.fromkeys(Metric, none), **dict(zip(metrics, found, strict=True))}
         for window, found in by_window.items()
     }
-    live = LiveEstimates(estimates, {}, {}, 0, 0, 0, None, Canaries())
+    live = LiveEstimates(estimates, {}, {}, 0, 0, 0, None)
     assert [live.shown[metric] for metric in (*metrics, Metric.HARM)] == [
         *(Window.RECENT, Window.UP_TO_LABELS, Window.ALL_RETAINED),
         *(Window.UP_TO_LABELS, Window.RECENT),

@@ -12,17 +12,17 @@ from judged_rows import GAIN, HARM, Judged, ratio_sums, rows_of, sums, sums_of
 
 from ctxguard.core.metrics import udcg
 from ctxguard.errors import DataError
-from ctxguard.monitor.estimation.metrics import Metric
-from ctxguard.monitor.estimation.ratio import RatioSums
-from ctxguard.monitor.estimation.rows import (
+from ctxguard.monitor.estimation.metrics import (
     MISSING,
     PASSAGE,
     REQUEST,
     YES,
+    Metric,
     Rows,
     session_number,
     to_block,
 )
+from ctxguard.monitor.estimation.ratio import RatioSums
 
 _VERDICTS = st.integers(0, 2)
 

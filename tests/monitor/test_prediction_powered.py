@@ -9,19 +9,18 @@ from hypothesis import strategies as st
 from judged_rows import GAIN, HARM, Judged, rows_of, sums_of
 
 from ctxguard.core.metrics import udcg
-from ctxguard.monitor.estimation.metrics import Metric
+from ctxguard.monitor.estimation.metrics import Metric, Rows
 from ctxguard.monitor.estimation.prediction_powered import (
     FOLDS,
     N_COLUMNS,
     QUOTIENTS,
+    GradeCorrection,
     Graded,
     Model,
     corrected_estimates,
     predicted,
-    regressed,
 )
 from ctxguard.monitor.estimation.ratio import Estimate, Sums, estimate
-from ctxguard.monitor.estimation.rows import Rows
 
 PRIOR = Model.fitted(rows_of([]), np.zeros(0, np.intp))
 BELIEVES = Model(np.tile([-30.0, 60.0, *[0.0] * 8], (FOLDS, 1)))
@@ -111,9 +110,16 @@ def test_a_judge_without_errors_needs_no_correction() -> None:
 
 def test_without_spread_the_predictions_have_no_say() -> None:
     """If all that people graded is relevant, that is the estimate, whatever the judge said."""
-    cell, request = np.zeros(20, np.intp), np.random.default_rng(1).random((20, 1))
-    means, power, residuals = regressed(
-        cell, np.array([50.0]), np.ones(20), np.ones((20, 1)), request
+    request = np.arange(20)
+    found = GradeCorrection.of(
+        np.array([7.0, 50.0]),
+        np.array([1]),
+        cell=0 * request,
+        weight=np.ones(20),
+        found=np.ones((20, 1)),
+        expected=np.random.default_rng(1).random((20, 1)),
+        cluster=request,
+        n_clusters=20,
     )
-    assert (means[0, 0], power[0]) == (1.0, 0.0)
-    assert not residuals.any()
+    assert found.coefficients.tolist() == [[0.0, 1.0]]
+    assert not found.errors.any()

@@ -20,7 +20,7 @@ from watching import Watching
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
 from ctxguard.monitor import export as prometheus
-from ctxguard.monitor.alarms import Alarm, AlarmKind, ReferenceKind, Severity, Signal
+from ctxguard.monitor.alarms import Alarm, AlarmKind, ReferenceKind, Severity
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.service import WatchedProfile
@@ -59,9 +59,6 @@ def scrapes(tmp_path: Path) -> list[str]:
         for kind in AlarmKind:
             for route, reference in zip(Route, (None, *ReferenceKind), strict=False):
                 state.add(Alarm(kind, Severity.ALARM, "", 0.0, route, reference=reference))
-        state.add_signals(
-            Route.HYBRID, {Signal.TOP_SCORE: 5.0, Signal.SCORE_GAP: 1.0, Signal.KEPT: 2.0}
-        )
         live.watch(*[make_context(["p0", "p1"], 1) for _ in range(3)])
         live.serve(make_context(["p0"], 1))
         live.now += 1.0
@@ -91,7 +88,6 @@ def _profile() -> Profile:
         score_kind=ScoreKind.RATIO,
         certificate=CERTIFICATE,
         evidence=RouteEvidence(queries=100, metrics={}),
-        reference={"top_score": tuple(range(11))},
     )
     return profile_with({Route.HYBRID: calibrated})
 

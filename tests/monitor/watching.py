@@ -1,17 +1,13 @@
 """A whole monitor in one process: sampled requests go through a store in memory."""
 
-from collections.abc import Mapping
-
 from prometheus_client import CollectorRegistry
 
 from ctxguard.core.context import Context
-from ctxguard.monitor.estimation.metrics import Metric
-from ctxguard.monitor.estimation.ratio import Precision
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import Judge
 from ctxguard.monitor.sampling.sampler import DEFAULT_RATES, JudgingRates, Sampler
 from ctxguard.monitor.sampling.writer import Privacy, SampleWriter
-from ctxguard.monitor.service import Monitor
+from ctxguard.monitor.service import Monitor, Report
 from ctxguard.monitor.store import SampleStore
 
 NOW = 1_000_000.0
@@ -31,7 +27,6 @@ class Watching:
         capacity: int = 10_000,
         seed: str = "",
         min_n: int = 2,
-        max_width: Mapping[Metric, float] | None = None,
         privacy: Privacy | None = None,
         url: str = "sqlite://",
         store: SampleStore | None = None,
@@ -53,9 +48,7 @@ class Watching:
             rates=rates,
             privacy=Privacy() if privacy is None else privacy,
         )
-        self.monitor = Monitor(
-            self.store, judge, precision=Precision(min_n, max_width or {}), clock=clock, **settings
-        )
+        self.monitor = Monitor(self.store, judge, min_n=min_n, clock=clock, **settings)
         self.registry = CollectorRegistry() if registry is None else registry
         MonitorCollector(self.monitor, self.registry)
 
@@ -76,3 +69,8 @@ class Watching:
         """Let the day pass, and have its losses compared."""
         self.now += DAY_SECONDS + 1_000.0
         self.monitor.maintain()
+
+
+def counted(report: Report, name: str) -> int:
+    """What all monitors have counted under a name, over all labels."""
+    return round(sum(n for (each, *_), n in report.counts.items() if each == name))

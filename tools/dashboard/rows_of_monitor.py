@@ -238,15 +238,6 @@ ALARMS = Row(
         },
     ),
     Panel(
-        "Signals that need no label",
-        "Largest distance between the last day's distribution and the calibration's, 0 to 1. An "
-        "early warning only. No data without --profile.",
-        {
-            "{{route}} {{signal}}": "max by (route, signal) "
-            f"(job:ctxguard_signal_distance:ratio1d{{{MONITOR}}})"
-        },
-    ),
-    Panel(
         "Alarms raised",
         "Since the monitor began, or went on with what the store knew.",
         {"{{kind}}": fleet("ctxguard_alarms_total", "kind")},

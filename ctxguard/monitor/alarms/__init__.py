@@ -1,13 +1,11 @@
 """Alarms: detect that a profile's promises no longer hold, and act on it.
 
 ``ecusum`` collects evidence of a rise, ``reference`` says what losses are compared with,
-``loss_monitor`` joins the two for one route and loss, ``drift`` counts signals for Prometheus to
-compare, ``state`` holds the active alarms, and ``monitor`` feeds it with what the store holds, logs
-an alarm and switches to the safe policy.
+``loss_monitor`` joins the two for one route and loss, ``state`` holds the active alarms, and
+``monitor`` feeds it with what the store holds, logs an alarm and switches to the safe policy.
 """
 
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind, Severity
-from ctxguard.monitor.alarms.drift import Signal, SignalCounts, signals_of
 from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss
 from ctxguard.monitor.alarms.monitor import act_on, switch_to_safe
 from ctxguard.monitor.alarms.reference import ReferenceKind
@@ -22,9 +20,6 @@ __all__ = [
     "PromisedLoss",
     "ReferenceKind",
     "Severity",
-    "Signal",
-    "SignalCounts",
     "act_on",
-    "signals_of",
     "switch_to_safe",
 ]

@@ -18,13 +18,11 @@ from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.types import Mode, Route
 from ctxguard.errors import CtxguardError, DataError, ProfileError
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind, Severity
-from ctxguard.monitor.alarms.drift import signals_of
 from ctxguard.monitor.alarms.reference import corrected
 from ctxguard.monitor.alarms.state import AlarmState
 from ctxguard.monitor.estimation.judged_request import is_whole, recall_loss
-from ctxguard.monitor.estimation.metrics import Metric, losses
+from ctxguard.monitor.estimation.metrics import Metric, Rows, losses, session_number
 from ctxguard.monitor.estimation.promotion import Rise
-from ctxguard.monitor.estimation.rows import Rows, session_number
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import Claimed, LossRow, SampleStore
@@ -241,12 +239,6 @@ class AlarmMonitor:
         waiting = self._store.oldest_waiting()
         is_judged = waiting is None or waiting >= end
         return end if is_judged and self._clock() >= end + _LATE_SECONDS else None
-
-    def add_sampled(self, record: SampleRecord) -> None:
-        """Count the signals of a sample, judged or not."""
-        if self._is_of_profile(record):
-            signals = signals_of(record.scores.tolist(), kept=record.kept)
-            self.state.add_signals(record.route, signals)
 
     def add(
         self,

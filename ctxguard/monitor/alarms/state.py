@@ -9,7 +9,7 @@ alarm. No I/O, no clock.
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,7 +22,6 @@ from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.types import Route
 from ctxguard.errors import DataError, ProfileError
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
-from ctxguard.monitor.alarms.drift import Signal, SignalCounts, signal_counts
 from ctxguard.monitor.alarms.ecusum import Day, groups
 from ctxguard.monitor.alarms.loss_monitor import (
     SAME_TARGET,
@@ -42,7 +41,7 @@ _Key = tuple[Route, AlarmKind, ReferenceKind]
 
 @dataclass(frozen=True, slots=True)
 class AlarmReport:
-    """The state of the alarms at one moment; the store keeps all but the signals.
+    """The state of the alarms at one moment, as the store keeps it.
 
     Attributes:
         profile_id: The profile whose promises are monitored.
@@ -51,7 +50,6 @@ class AlarmReport:
         active: The active alarms, oldest first.
         losses: The loss monitors: reference, target, e-value, losses seen.
         evaluated_until: The end of the last day that was added; None before the first.
-        signals: Signals of this process's samples, counted against the calibration's.
     """
 
     profile_id: str
@@ -60,12 +58,11 @@ class AlarmReport:
     active: tuple[Alarm, ...]
     losses: tuple[LossMonitor, ...]
     evaluated_until: float | None
-    signals: tuple[SignalCounts, ...] = ()
     format: int = FORMAT
 
     def to_json(self) -> dict[str, Any]:
-        """Return all but the signals, as JSON types."""
-        found: dict[str, Any] = _form().dump_python(self, mode="json", exclude={"signals"})
+        """Return it as JSON types."""
+        found: dict[str, Any] = _form().dump_python(self, mode="json")
         return found
 
 
@@ -78,13 +75,10 @@ class AlarmState:
     """The detectors and alarms of one profile. Safe to use from several threads.
 
     Args:
-        profile: The profile whose promises and signals are monitored.
+        profile: The profile whose promises are monitored.
         exact: Whether the judge never errs. Losses of an exact judge are compared with the promise;
             those of a judge that errs with its own mean and, once there is a correction, with the
             promise on its scale.
-
-    Raises:
-        ConfigurationError: a reference distribution of the profile that cannot be read.
     """
 
     def __init__(self, profile: Profile, *, exact: bool = True) -> None:
@@ -99,12 +93,11 @@ class AlarmState:
         reset_in_children(self)
 
     def _reset_after_fork(self) -> None:
-        """Forget all alarms, losses and signals; also called in a forked child."""
+        """Forget all alarms and losses; also called in a forked child."""
         self._lock = threading.Lock()
         self._raised = dict.fromkeys(AlarmKind, 0)
         self._active: dict[tuple[AlarmKind, Route | None], Alarm] = {}
         self._losses = self._new_monitors()
-        self._signals = signal_counts(self.profile)
         self.evaluated_until: float | None = None
         """The end of the last day that was added; None before the first."""
 
@@ -172,14 +165,6 @@ class AlarmState:
             self.evaluated_until = end_seconds
         return raised, ended
 
-    def add_signals(self, route: Route, signals: Mapping[Signal, float]) -> None:
-        """Count the signals of one sampled request, judged or not."""
-        with self._lock:
-            for signal, value in signals.items():
-                former = self._signals.get((route, signal))
-                if former is not None:
-                    self._signals[route, signal] = former.after(value)
-
     def add(self, alarm: Alarm) -> bool:
         """Raise an alarm that was detected elsewhere; return whether it was not yet active."""
         with self._lock:
@@ -204,7 +189,6 @@ class AlarmState:
                 active=tuple(self._active.values()),
                 losses=tuple(self._losses.values()),
                 evaluated_until=self.evaluated_until,
-                signals=tuple(self._signals.values()),
             )
 
     def to_json(self) -> str:

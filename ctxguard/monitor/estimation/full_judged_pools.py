@@ -11,8 +11,8 @@ import numpy as np
 from ctxguard.core.decision import decide
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route
+from ctxguard.monitor.estimation.metrics import Rows
 from ctxguard.monitor.estimation.promotion import Rise, rise
-from ctxguard.monitor.estimation.rows import Rows
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judgment
 from ctxguard.monitor.labels.human import NOBODY, human_verdicts
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples

@@ -12,7 +12,7 @@ import numpy as np
 
 from ctxguard.core.metrics import Utilities, strict_utilities
 from ctxguard.errors import DataError
-from ctxguard.monitor.estimation.rows import (
+from ctxguard.monitor.estimation.metrics import (
     FAR,
     MISSING,
     NEAR,
@@ -29,7 +29,7 @@ from ctxguard.monitor.estimation.rows import (
 )
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.protocol import verdicts_from_json
-from ctxguard.monitor.labels.human import grade_of, rows_left
+from ctxguard.monitor.labels.human import rows_left
 from ctxguard.monitor.labels.samples import graded_samples
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import JudgingRates
@@ -86,7 +86,7 @@ def judged_request(
     """
     first = verdicts if first is None else first
     rates = record.rates if record.dropped else _NOTHING_DROPPED
-    has_hit = any(grade_of(record, first, position) for position in record.served)
+    has_hit = record.has_hit(first)
     to_judge = record.to_judge(has_hit=has_hit)
     dropped = [place for place in to_judge if record.passage_ids[place] in verdicts]
     # Missing verdicts are treated as missing at random.
@@ -203,7 +203,7 @@ def recall_loss(record: SampleRecord, verdicts: Mapping[str, Judgment], k: int) 
     if not _has_first(record, verdicts, k):
         return None
     first = sorted((*record.served, *record.dropped))[:k]
-    relevant = {place for place in first if grade_of(record, verdicts, place)}
+    relevant = {place for place in first if record.grade(verdicts, place)}
     return len(relevant - set(record.served)) / len(relevant) if relevant else None
 
 
@@ -228,7 +228,7 @@ def grade_chances(
     chances = {one.position: one.probability for one in picked if one.kind is PickKind.COIN}
     for position in record.served if PickKind.RUN in kinds else ():
         chances[position] = 1.0
-        if grade_of(record, verdicts, position):
+        if record.grade(verdicts, position):
             break
     return chances
 

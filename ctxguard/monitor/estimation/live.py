@@ -15,11 +15,16 @@ from numpy.typing import NDArray
 
 from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation import prediction_powered as corrected
-from ctxguard.monitor.estimation.judge_drift import Canaries, canaries_key
-from ctxguard.monitor.estimation.metrics import METRICS, Metric, weighted_terms
+from ctxguard.monitor.estimation.metrics import (
+    METRICS,
+    BoolArray,
+    IntArray,
+    Metric,
+    Rows,
+    weighted_terms,
+)
 from ctxguard.monitor.estimation.prediction_powered import FOLDS, Model
-from ctxguard.monitor.estimation.ratio import Estimate, Precision, Sums, estimate, lacks_grades
-from ctxguard.monitor.estimation.rows import BoolArray, IntArray, Rows
+from ctxguard.monitor.estimation.ratio import Estimate, Sums, estimate, lacks_grades
 from ctxguard.monitor.store import GradedRows, JudgedRows, SampleStore, StoredShares
 from ctxguard.monitor.store.types import MOST_UNCOVERED
 
@@ -70,7 +75,6 @@ class LiveEstimates:
         unpicked: Number of these that were not picked at random, and are in no estimate.
         disagreements: Passages on whose relevance annotators disagree.
         age_seconds: Age of the newest judged request's answer; None without judged requests.
-        canaries: What judging labelled samples again has shown.
     """
 
     estimates: Mapping[Window, Estimates]
@@ -80,7 +84,6 @@ class LiveEstimates:
     unpicked: int
     disagreements: int
     age_seconds: float | None
-    canaries: Canaries
 
     @property
     def shown(self) -> Mapping[Metric, Window]:
@@ -109,7 +112,7 @@ def live_estimates(
     exact: bool,
     now_seconds: float,
     window_seconds: float,
-    precision: Precision,
+    min_n: int,
 ) -> LiveEstimates:
     """Estimate every metric over every window, in one pass over the judged requests.
 
@@ -120,12 +123,10 @@ def live_estimates(
         exact: Whether the judge's verdicts equal people's and need no correction.
         now_seconds: The present, in seconds since the epoch.
         window_seconds: Length of the recent window.
-        precision: What an estimate needs in order to be shown.
+        min_n: Effective number of clusters below which there is no estimate, ≥ 2.
     """
     graded, stored = store.graded(series), store.stored_shares()
     labels = Labels.of(graded, stored)
-    min_n = precision.min_n
-    canaries = Canaries.from_json(store.get_state(canaries_key(series)))
     since = {Window.RECENT: now_seconds - window_seconds}
     covered = {Window.UP_TO_LABELS: np.unique(labels.first_pick)}
     windows = {
@@ -151,11 +152,9 @@ def live_estimates(
     for window, judged in windows.items():
         sums = judged.own.ended()
         by_judge = {each: estimate(each, sums.ratio(each), min_n) for each in Metric}
-        by_judge = shown = precision.checked(by_judge)
+        found[window] = by_judge if exact else _corrected(judged, labels, min_n)
         if not exact:
-            shown = precision.checked(_corrected(judged, labels, min_n))
             judge[window] = by_judge
-        found[window] = shown
     return LiveEstimates(
         estimates=found,
         judge_estimates=judge,
@@ -164,7 +163,6 @@ def live_estimates(
         unpicked=int(np.count_nonzero(Rows.read(graded.blocks).requests["draw"] == 0)),
         disagreements=graded.disagreements,
         age_seconds=None if newest is None else max(now_seconds - newest, 0.0),
-        canaries=canaries,
     )
 
 

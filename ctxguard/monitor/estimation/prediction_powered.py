@@ -14,7 +14,7 @@ is right whatever the judge's errors; they only set the width. Where all is grad
 that of the grades. Pure: no I/O, no clock, no logging.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -27,18 +27,22 @@ from ctxguard.monitor.estimation.metrics import (
     GAIN,
     HARM,
     KEPT,
+    MISSING,
+    N_GROUPS,
     N_QUANTITIES,
     POOL,
     PRECISION,
     RANK,
+    YES,
+    IntArray,
     Metric,
+    Rows,
     contributions,
     discounts,
     quantities,
     reciprocal_ranks,
 )
 from ctxguard.monitor.estimation.ratio import GRADES_COUNT, Estimate, Sums, lacks_grades, linearised
-from ctxguard.monitor.estimation.rows import MISSING, N_GROUPS, YES, IntArray, Rows
 
 FOLDS = 5
 
@@ -194,6 +198,110 @@ def predicted(rows: Rows, model: Model, fold: IntArray | None = None) -> FloatAr
     )
 
 
+class GradeCorrection(NamedTuple):
+    """How people's grades correct the totals of q predicted columns, of p in all.
+
+    Attributes:
+        coefficients: Shape (q, p); a corrected total is a linear combination of all totals.
+        errors: Shape (c, q), what each cluster of graded requests adds to the error.
+    """
+
+    coefficients: FloatArray
+    errors: FloatArray
+
+    @classmethod
+    def of(
+        cls,
+        totals: FloatArray,
+        sizes: IntArray,
+        *,
+        cell: IntArray,
+        weight: FloatArray,
+        found: FloatArray,
+        expected: FloatArray,
+        cluster: IntArray,
+        n_clusters: int,
+        first: int = 0,
+    ) -> "GradeCorrection":
+        """Add the mean error of each cell, with the prediction counted as far as it helps.
+
+        Its power, in [0, 1], is the slope of what was found on what was predicted, within cells.
+
+        Args:
+            totals: Shape (p,), over all requests.
+            sizes: Shape (cells,), the columns that hold the size of each cell.
+            cell: Shape (m,), the cell of each observation; each cell has one.
+            weight: Shape (m,), how many each stands for, up to a common factor by cell.
+            found, expected: Shape (m, q), as observed and as predicted.
+            cluster: Shape (m,), below ``n_clusters``.
+            first: The first of the q columns.
+        """
+        count = np.bincount(cell)
+        shares = weight * (totals[sizes] / np.bincount(cell, weight))[cell]
+
+        def means(values: FloatArray) -> FloatArray:
+            added = [np.bincount(cell, shares * column) for column in values.T]
+            seen = np.bincount(cell, shares).clip(1e-300)
+            return np.asarray(np.column_stack(added) / seen[:, None], np.float64)
+
+        observed, told = found - means(found)[cell], expected - means(expected)[cell]
+        both, squares = shares @ (observed * told), shares @ told**2
+        is_told = squares > 1e-12 * shares.sum()
+        power = np.divide(both, squares, out=np.zeros_like(both), where=is_told).clip(0.0, 1.0)
+        coefficients = np.eye(len(power), len(totals), first) * power[:, None]
+        coefficients[:, sizes] = means(found - power * expected).T
+        errors = np.zeros((n_clusters, len(power)))
+        scale = shares * np.sqrt(count / np.maximum(count - 1, 1))[cell]
+        np.add.at(errors, cluster, (observed - power * told) * scale[:, None])
+        return cls(coefficients, errors)
+
+
+def corrected_ratio(
+    metric: Metric,
+    sums: Sums,
+    correction: GradeCorrection,
+    quotient: Iterable[FloatArray],
+    *,
+    n: int,
+    effective: float,
+    n_observable: float,
+    bounds: tuple[float, float] = (0.0, 1.0),
+) -> Estimate:
+    """Estimate the ratio of two corrected totals.
+
+    Args:
+        sums: The columns of all requests.
+        quotient: The numerator, of the q corrected totals, shape (q,); and the denominator, of
+            these or of the columns as they are, shape (p,).
+        n, effective, n_observable, bounds: As of ``linearised``.
+
+    Returns:
+        Without a value where the denominator is not above 0.
+    """
+    numerator, denominator = quotient
+    is_corrected = denominator.shape == numerator.shape
+    ratio = sums.combined(
+        numerator @ correction.coefficients,
+        denominator @ correction.coefficients if is_corrected else denominator,
+    )
+    if not ratio.b > 0.0 or ratio.n < 2:
+        return Estimate(None, None, None, n, "none", n_effective=effective)
+    errors = correction.errors @ numerator
+    if is_corrected:
+        errors = errors - ratio.a / ratio.b * (correction.errors @ denominator)
+    return linearised(
+        metric,
+        ratio,
+        errors,
+        squares=ratio.squares,
+        n=n,
+        effective=effective,
+        n_observable=n_observable,
+        method="prediction-powered",
+        bounds=bounds,
+    )
+
+
 def corrected_estimates(
     sums: Sums, graded: Graded, model: Model, min_n: int
 ) -> dict[Metric, Estimate]:
@@ -207,10 +315,8 @@ def corrected_estimates(
     """
     is_graded = graded.rows.passages["chance"] > 0.0
     sums = _without_own_grades(sums, graded, model)
-    coefficients, by_request = _corrections(sums.totals, graded, model)
-    residuals = np.zeros((graded.cluster.max() + 1, N_QUANTITIES))
-    np.add.at(residuals, graded.cluster, by_request)
-    n, n_grades = len(residuals), int(np.count_nonzero(is_graded))
+    correction = _correction(sums.totals, graded, model)
+    n, n_grades = len(correction.errors), int(np.count_nonzero(is_graded))
     n_dropped = int(np.count_nonzero(is_graded & (graded.rows.passages["rank"] == 0)))
     weight = graded.weight[graded.rows.requests["n_served"] > 0]
     n_opened = float(weight.sum() ** 2 / np.sum(weight**2)) if len(weight) else 0.0
@@ -228,33 +334,20 @@ def corrected_estimates(
     bounds = _bounds(sums.totals, model)
     estimates: dict[Metric, Estimate] = {}
     for metric, (numerator, denominator) in QUOTIENTS.items():
-        is_ratio = denominator.shape == numerator.shape
         effective, counted = effective_numbers.get(
             metric, (min(n, n_grades / GRADES_COUNT), enough)
         )
         if counted < min_n - 1e-9:
             estimates[metric] = lacks_grades(n, counted, min_n, n_grades)
             continue
-        ratio = sums.combined(
-            numerator @ coefficients, denominator @ coefficients if is_ratio else denominator
-        )
-        if not ratio.b > 0.0 or ratio.n < 2:
-            estimates[metric] = Estimate(
-                None, None, None, n, "none", grades=n_grades, n_effective=effective
-            )
-            continue
-        errors = residuals @ numerator
-        if is_ratio:
-            errors = errors - ratio.a / ratio.b * (residuals @ denominator)
-        found = linearised(
+        found = corrected_ratio(
             metric,
-            ratio,
-            errors,
-            squares=ratio.squares,
+            sums,
+            correction,
+            (numerator, denominator),
             n=n,
             effective=effective,
             n_observable=effective,
-            method="prediction-powered",
             bounds=bounds.get(metric, (0.0, 1.0)),
         )
         estimates[metric] = replace(found, grades=n_grades)
@@ -279,14 +372,9 @@ def _bounds(totals: FloatArray, model: Model) -> Mapping[Metric, tuple[float, fl
     return {Metric.GAIN: (0.0, most), Metric.HARM: (0.0, -least), Metric.UDCG: (least, most)}
 
 
-def _corrections(totals: FloatArray, graded: Graded, model: Model) -> tuple[FloatArray, FloatArray]:
-    """Correct the totals of what is predicted by what people found.
-
-    Returns:
-        Shape (N_QUANTITIES, N_COLUMNS), coefficients of the columns of ``predicted``; and shape
-        (l, N_QUANTITIES), the error that each request adds to the totals.
-    """
-    rows = graded.rows
+def _correction(totals: FloatArray, graded: Graded, model: Model) -> GradeCorrection:
+    """Correct the totals of what is predicted by what people found."""
+    rows, n_clusters = graded.rows, int(graded.cluster.max()) + 1
     p = model.of(rows, graded.fold)
     passages, own = rows.passages, rows.passages["chance"] > 0.0
     worth = passages["people_worth"].astype(np.float64)
@@ -300,31 +388,36 @@ def _corrections(totals: FloatArray, graded: Graded, model: Model) -> tuple[Floa
     )
     chance = np.where(own, passages["chance"], 1.0)
     weight = graded.weight[rows.request] * passages["size"] / chance
-    is_dropped = (passages["rank"] == 0).astype(np.intp)
-    coefficients = np.eye(N_QUANTITIES, N_COLUMNS)
-    by_request = np.zeros((len(rows.requests), N_QUANTITIES))
-    cells, place = np.unique(is_dropped[own], return_inverse=True)
-    sizes = totals[SERVED + cells]
-    means, power, residuals = regressed(place, sizes, weight[own], found, expected)
-    coefficients[:, :N_QUANTITIES] *= power[:, None]
-    coefficients[:, SERVED + cells] = means.T
-    np.add.at(by_request, rows.request[own], residuals)
-    is_served = rows.requests["n_served"] > 0
-    coefficients[RANK] = 0.0
-    if not is_served.any():
-        return coefficients, by_request
-    by_rank = rows.by_rank(relevant), rows.by_rank(p)
-    seen, told = (each[is_served] for each in ranks_found(rows.requests, *by_rank))
-    means, power, residuals = regressed(
-        np.zeros(len(seen), np.intp),
-        totals[[ANY_SERVED]],
-        graded.weight[is_served],
-        seen[:, None],
-        told[:, None],
+    cells, place = np.unique((passages["rank"] == 0).astype(np.intp)[own], return_inverse=True)
+    of_passages = GradeCorrection.of(
+        totals,
+        SERVED + cells,
+        cell=place,
+        weight=weight[own],
+        found=found,
+        expected=expected,
+        cluster=graded.cluster[rows.request[own]],
+        n_clusters=n_clusters,
     )
-    coefficients[RANK, RANK], coefficients[RANK, ANY_SERVED] = power[0], means[0, 0]
-    by_request[is_served, RANK] = residuals[:, 0]
-    return coefficients, by_request
+    of_passages.coefficients[RANK] = 0.0
+    is_served = rows.requests["n_served"] > 0
+    if is_served.any():
+        by_rank = rows.by_rank(relevant), rows.by_rank(p)
+        seen, told = (each[is_served, None] for each in ranks_found(rows.requests, *by_rank))
+        of_ranks = GradeCorrection.of(
+            totals,
+            np.array([ANY_SERVED]),
+            cell=np.zeros(len(seen), np.intp),
+            weight=graded.weight[is_served],
+            found=seen,
+            expected=told,
+            cluster=graded.cluster[is_served],
+            n_clusters=n_clusters,
+            first=RANK,
+        )
+        of_passages.coefficients[RANK] = of_ranks.coefficients[0]
+        of_passages.errors[:, RANK] = of_ranks.errors[:, 0]
+    return of_passages
 
 
 def ranks_found(
@@ -345,43 +438,6 @@ def ranks_found(
     goes_on = requests["goes_on"] / requests["run_chance"]
     later = below + goes_on * (reciprocal_ranks(found) - below)
     return np.where(found[:, :1].any(axis=1), 1.0, later), told
-
-
-def regressed(
-    cell: IntArray,
-    sizes: FloatArray,
-    weight: FloatArray,
-    found: FloatArray,
-    expected: FloatArray,
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Estimate the mean error of each cell, with the prediction counted as far as it helps.
-
-    Args:
-        cell: Shape (m,), the cell of each observation; each cell has one.
-        sizes: Shape (c,), the size of each cell in the population.
-        weight: Shape (m,), how many each stands for, up to a common factor by cell.
-        found, expected: Shape (m, q), as observed and as predicted.
-
-    Returns:
-        Shape (c, q), the mean of found − power·expected. Shape (q,), the power, in [0, 1]: the
-        slope of what was found on what was predicted, within cells. Shape (m, q), what each
-        observation adds to the error of the totals.
-    """
-    count = np.bincount(cell)
-    shares = weight * (sizes / np.bincount(cell, weight))[cell]
-
-    def means(values: FloatArray) -> FloatArray:
-        added = [np.bincount(cell, shares * column) for column in values.T]
-        sizes_seen = np.bincount(cell, shares).clip(1e-300)
-        return np.asarray(np.column_stack(added) / sizes_seen[:, None], np.float64)
-
-    observed, predicted_part = found - means(found)[cell], expected - means(expected)[cell]
-    both, squares = shares @ (observed * predicted_part), shares @ predicted_part**2
-    power = np.divide(both, squares, out=np.zeros_like(both), where=squares > 1e-12 * shares.sum())
-    power = power.clip(0.0, 1.0)
-    scale = shares * np.sqrt(count / np.maximum(count - 1, 1))[cell]
-    residuals = (observed - power * predicted_part) * scale[:, None]
-    return means(found - power * expected), power, residuals
 
 
 _QUANTITY, _COLUMN = np.eye(N_QUANTITIES), np.eye(N_COLUMNS)

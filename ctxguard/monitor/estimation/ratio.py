@@ -6,8 +6,7 @@ may come in parts, such as the pages of a store. Pure: no I/O, no clock, no logg
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 
 from ctxguard.core.interval import Interval
 from ctxguard.core.types import FloatArray
-from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.estimation.metrics import METRICS, Metric
 
 CONFIDENCE = 0.95
@@ -177,56 +175,6 @@ class Estimate(Interval):
     def grades_needed(self) -> int | None:
         """Return about how many grades of people it needs; None where it lacks something else."""
         return None if self.grades is None else self.n_needed
-
-
-@dataclass(frozen=True, slots=True)
-class Precision:
-    """The precision that an estimate needs in order to be shown.
-
-    Attributes:
-        min_n: Effective number of clusters (sessions, and requests without one) below which there
-            is no estimate, ≥ 2.
-        max_width: By metric, the interval width above which there is no estimate, > 0; a metric
-            without one may have any width.
-
-    Raises:
-        ConfigurationError: at construction, for a value out of its range.
-    """
-
-    min_n: int = DEFAULT_MIN_N
-    max_width: Mapping[Metric, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.min_n < 2:
-            raise ConfigurationError(
-                f"min_n {self.min_n!r} must be at least 2: one value has no spread"
-            )
-        for metric, width in self.max_width.items():
-            if not width > 0.0:
-                raise ConfigurationError(f"max_width {width!r} of {metric} must be > 0")
-
-    def checked(self, estimates: Mapping[Metric, Estimate]) -> dict[Metric, Estimate]:
-        """Return the estimates; one whose interval is too wide says only how many n it needs.
-
-        >>> wide = Estimate(0.5, 0.3, 0.7, 100, "normal")
-        >>> strict = Precision(max_width={Metric.PRECISION: 0.2})
-        >>> strict.checked({Metric.PRECISION: wide})[Metric.PRECISION].n_needed
-        400
-        """
-        found = dict(estimates)
-        for metric, most in self.max_width.items():
-            each = found.get(metric)
-            if each is None or each.lower is None or each.upper is None:
-                continue
-            if (width := each.upper - each.lower) > most:
-                # Widths shrink with the square root of n.
-                n = each.n if each.grades is None else each.grades
-                needed = max(self.min_n, math.ceil(n * (width / most) ** 2 - 1e-9))
-                found[metric] = replace(each, value=None, lower=None, upper=None, n_needed=needed)
-        return found
-
-
-DEFAULT_PRECISION = Precision()
 
 
 def estimate(metric: Metric, sums: RatioSums, min_n: int = DEFAULT_MIN_N) -> Estimate:

@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from ctxguard.errors import StoreError
 from ctxguard.monitor.estimation.judged_request import grade_chances
-from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.files import number_of
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples, unfinished
 from ctxguard.monitor.sampling.sampler import HashSampler
@@ -146,19 +145,14 @@ def coins_of(sample: GradedSample, *, coin: float | None = None) -> dict[int, fl
         coin: That of every other passage; None for those of the design.
     """
     record, judge = sample.record, sample.judge
-    has_hit = any(_says_yes(judge.get(record.passage_ids[place])) for place in record.served)
     coins = dict.fromkeys(record.served, SERVED_COIN if coin is None else coin)
-    for place in record.to_judge(has_hit=has_hit):
-        verdict = judge.get(record.passage_ids[place])
-        if verdict is not None:
-            coins[place] = DROPPED_COINS[_says_yes(verdict)] if coin is None else coin
+    for place in record.to_judge(has_hit=record.has_hit(judge)):
+        grade = record.grade(judge, place)
+        if grade is not None:
+            coins[place] = DROPPED_COINS[grade > 0] if coin is None else coin
     if coins:
         coins[next(iter(coins))] = 1.0
     return coins
-
-
-def _says_yes(verdict: Judgment | None) -> bool:
-    return verdict is not None and verdict.grade > 0
 
 
 def usable_labels(store: SampleStore, request_ids: Sequence[str]) -> dict[str, int]:

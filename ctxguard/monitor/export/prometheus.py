@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ctxguard.monitor.alarms import AlarmReport
-from ctxguard.monitor.judging.counters import LABELS
+from ctxguard.monitor.judging.sample_judge import LABELS
 from ctxguard.monitor.service import Monitor, Report
 
 _Family = TypeVar("_Family", CounterMetricFamily, GaugeMetricFamily)
@@ -251,7 +251,7 @@ def _report(report: Report) -> _Families:
         for part, values in found.items():
             suffix, text = _PARTS[part]
             families.append(_gauge(name + suffix, text.format(what), values, *of_window))
-    changed = {judge: float(live.canaries.changed_at is not None)}
+    changed = {judge: float(report.judge_changed)}
     families.append(_gauge("judge_changed", _CHANGED, changed, "judge"))
     shown = {(judge, metric, window): 1.0 for metric, window in live.shown.items()}
     families.append(_gauge("estimate_shown", _SHOWN, shown, *of_window))
@@ -277,44 +277,4 @@ def _alarms(report: AlarmReport) -> _Families:
     for name, attribute, text in _LOSSES:
         losses = {one.key: getattr(one, attribute) for one in report.losses}
         families.append(_gauge(f"alarm_{name}", text, losses, "route", "quantity", "reference"))
-    counted, levels = report.signals, [place / 10 for place in range(11)]
-    of_signal = ("route", "signal")
-    families += [
-        _counter(
-            "signal_requests",
-            "Sampled requests of the profile, by signal that needs no label.",
-            {(one.route, one.signal): one.n for one in counted},
-            *of_signal,
-        ),
-        _counter(
-            "signal_beyond",
-            "Of these, the ones whose value lies below or above a quantile of the calibration.",
-            {
-                (one.route, one.signal, level, side): n
-                for one in counted
-                for side, beyond in (("below", one.below), ("above", one.above))
-                for level, n in zip(levels, beyond, strict=True)
-            },
-            *of_signal,
-            *("decile", "side"),
-        ),
-        _gauge(
-            "reference_beyond_ratio",
-            "Largest share of the calibration's queries that lies below or above that quantile.",
-            {
-                (one.route, one.signal, level, side): share
-                for one in counted
-                for level in levels
-                for side, share in (("below", level), ("above", 1.0 - level))
-            },
-            *of_signal,
-            *("decile", "side"),
-        ),
-        _gauge(
-            "reference_queries",
-            "Queries that the calibration's quantiles of a signal were taken from.",
-            {(one.route, one.signal): one.n_reference or None for one in counted},
-            *of_signal,
-        ),
-    ]
     return families

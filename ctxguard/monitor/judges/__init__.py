@@ -8,7 +8,6 @@ from ctxguard.monitor.judges.known_labels import (
     PEOPLE_ALONE,
     LabelJudge,
     PeopleAlone,
-    UnjudgedAs,
 )
 from ctxguard.monitor.judges.llm import LLMJudge
 from ctxguard.monitor.judges.pool import PoolJudge
@@ -32,5 +31,4 @@ __all__ = [
     "RejectedReply",
     "RerankJudge",
     "TokenPrices",
-    "UnjudgedAs",
 ]

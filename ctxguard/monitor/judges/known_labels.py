@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from enum import StrEnum
 
 from ctxguard.core.metrics import Negative
 from ctxguard.core.types import Passage
@@ -12,16 +11,6 @@ from ctxguard.monitor.redaction import Redactor, redact, redacted
 _log = logging.getLogger(__name__)
 
 
-class UnjudgedAs(StrEnum):
-    """The meaning of a missing label."""
-
-    IRRELEVANT = "irrelevant"
-    """A passage without a label counts as not relevant. If the labels give some passages the
-    grade 0, it is worth ``Utilities.unjudged``, as in calibration."""
-    UNKNOWN = "unknown"
-    """The labels are partial: a passage without a label has no verdict."""
-
-
 class LabelJudge:
     """Judges by known labels: qrels, or human labels.
 
@@ -29,12 +18,14 @@ class LabelJudge:
     looked up by both. If several labelled queries have the same redacted text and different
     labels, a sample of that text has no verdict, and ``ambiguous`` counts the text.
 
+    A passage without a label counts as not relevant. If the labels give some passages the grade 0,
+    it is worth ``Utilities.unjudged``, as in calibration. A query without any label has no
+    verdicts.
+
     Args:
         qrels: Query text to passage id to grade. A negative grade is read as 0. An empty entry
             says that no passage answers the query.
         distractors: Query text to the ids of its known distractors.
-        unjudged: The meaning of a missing label. A query without any label has no verdicts in
-            either case.
         version: Identifies the labels; change it when they change.
         redactor: The samples' own redactor (``Privacy.redactor``); None if samples hold queries
             unchanged.
@@ -56,7 +47,6 @@ class LabelJudge:
         qrels: Mapping[str, Mapping[str, int]],
         distractors: Mapping[str, Collection[str]] | None = None,
         *,
-        unjudged: UnjudgedAs | str = UnjudgedAs.IRRELEVANT,
         version: str = "1",
         redactor: Redactor | None = redact,
     ) -> None:
@@ -64,7 +54,6 @@ class LabelJudge:
         self.max_grade = max([max(grades.values(), default=1) for grades in qrels.values()] + [1])
         self._qrels = qrels
         self._distractors = {} if distractors is None else distractors
-        self._complete = UnjudgedAs(unjudged) is UnjudgedAs.IRRELEVANT
         self._positives_only = not any(self._distractors.values()) and all(
             grades and min(grades.values()) > 0 for grades in qrels.values()
         )
@@ -100,11 +89,7 @@ class LabelJudge:
             misleads = grade == 0 and passage_id in distractors
             has_label = misleads or passage_id in grades
             negative = Negative.DISTRACTOR if misleads else None
-            verdicts.append(
-                Judgment(passage_id, grade, negative, has_label or complete)
-                if self._complete or has_label
-                else None
-            )
+            verdicts.append(Judgment(passage_id, grade, negative, has_label or complete))
         return verdicts
 
     def _by_redacted(self, redactor: Redactor) -> dict[str, str | None]:
@@ -123,15 +108,9 @@ class LabelJudge:
         return self._labels_of(query) == self._labels_of(other)
 
     def _labels_of(self, query: str) -> tuple[dict[str, int], set[str]]:
-        """Return the labels that ``judge`` uses; only informative ones if labels are complete."""
-        grades = {
-            passage_id: max(grade, 0)
-            for passage_id, grade in self._qrels[query].items()
-            if grade > 0 or not self._complete
-        }
-        return grades, {*self._distractors.get(query, ())} - {
-            passage_id for passage_id, grade in grades.items() if grade > 0
-        }
+        """Return the labels of a query that say more than that a passage is not relevant."""
+        grades = {name: grade for name, grade in self._qrels[query].items() if grade > 0}
+        return grades, {*self._distractors.get(query, ())} - grades.keys()
 
 
 class PeopleAlone:

@@ -4,7 +4,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol as Structure
 
 import numpy as np
 
@@ -13,7 +12,6 @@ from ctxguard.core.types import FloatArray, Passage, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.judges.protocol import Judgment
 from ctxguard.monitor.redaction import redact
-from ctxguard.profile.schema import Profile
 from ctxguard.retrieval.chat import Pacer
 from ctxguard.retrieval.index.passages import searchable_text
 from ctxguard.retrieval.models.files import model_folder, portable_name, weights_digest
@@ -22,18 +20,6 @@ from ctxguard.retrieval.protocols import Reranker
 from ctxguard.retrieval.rerank_client import RerankClient
 from ctxguard.retrieval.rerank_forms import FORMS, Protocol
 from ctxguard.retrieval.usage import InvalidReason, Ledger
-
-
-class GuardedModels(Structure):
-    """A guard, as far as it says which models it uses; a `ContextGuard` is one."""
-
-    @property
-    def retriever(self) -> object:
-        """What it searches; None without a retriever."""
-
-    @property
-    def profile(self) -> Profile | None:
-        """The profile in force; None without one."""
 
 
 class ScoreJudge(ABC):
@@ -137,16 +123,14 @@ class RerankJudge(ScoreJudge):
 class CrossEncoderJudge(ScoreJudge):
     """Grades 1 if a cross-encoder's logit reaches a threshold, else 0.
 
-    The guard's own reranker would agree with its own ranking, so it is refused: if ``reranker``
-    or ``guard`` is given, its weights are compared, whatever its name. A call of its ``ledger`` is
-    one list of passages.
+    The guard's own reranker would agree with its own ranking, so it is refused: its weights are
+    compared, whatever its name. A call of its ``ledger`` is one list of passages.
 
     Args:
         name_or_path: A CrossEncoder with one output, by folder or hub name.
         min_score: The lowest logit of a relevant passage; 0 is a probability of one half for a
             model trained with a logistic loss.
-        reranker: The guard's reranker.
-        guard: The guard whose traffic is judged.
+        reranker: The guard's reranker; None without one.
 
     Raises:
         ConfigurationError: the weights are the reranker's own, the threshold is not finite, or
@@ -162,29 +146,17 @@ class CrossEncoderJudge(ScoreJudge):
         *,
         min_score: float = 0.0,
         reranker: Reranker | None = None,
-        guard: GuardedModels | None = None,
     ) -> None:
         super().__init__(min_score)
         self._model = CrossEncoderReranker(name_or_path)
         weights = weights_digest(model_folder(self._model.name))
-        for used in _fingerprints(reranker, guard):
-            if weights in used:
-                raise ConfigurationError(
-                    f"the cross-encoder {self._model.name!r} has the weights of the guard's own "
-                    f"reranker ({used}), which cannot judge itself; take another model"
-                )
+        if reranker is not None and weights in reranker.fingerprint:
+            raise ConfigurationError(
+                f"the cross-encoder {self._model.name!r} has the weights of the guard's own "
+                f"reranker ({reranker.fingerprint}), which cannot judge itself; take another model"
+            )
         self.version = f"{portable_name(self._model.name)} {weights[:12]} logit>={min_score:g}"
 
     def scores(self, query: str, texts: Sequence[str]) -> FloatArray:
         """Return the model's logits."""
         return self._model.score(query, texts)
-
-
-def _fingerprints(reranker: Reranker | None, guard: GuardedModels | None) -> list[str]:
-    """Return the fingerprints of the models that the guard uses, as far as they are known."""
-    fingerprints = [] if reranker is None else [reranker.fingerprint]
-    if guard is not None:
-        own = getattr(guard.retriever, "fingerprint", None)
-        fingerprints += map(str, own().values()) if callable(own) else []
-        fingerprints += [] if guard.profile is None else guard.profile.fingerprint.values()
-    return fingerprints

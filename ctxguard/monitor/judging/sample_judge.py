@@ -1,45 +1,29 @@
-"""Judging one sample, at first and again.
+"""Judging one sample, and what is counted of it.
 
 All served passages are judged, and dropped ones with the probabilities that the record holds. A
 verdict that is missing, misplaced or out of range is counted and never imputed.
-
-What people graded is judged again. A new judge judges all of it, so that the labels count under it
-too: before fresh samples, and within the same budget. A judge that stays judges a few of its
-samples again each day (``estimation.judge_drift``), so that a change behind an unchanged name is
-seen.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from enum import StrEnum
+from itertools import product
 
 from ctxguard.core.metrics import Utilities
-from ctxguard.core.types import Passage
-from ctxguard.errors import DataError, JudgeError
-from ctxguard.monitor.estimation.judge_drift import Canaries, canaries_key, yes_or_no
+from ctxguard.core.types import Mode, Passage, Route
+from ctxguard.errors import JudgeError
 from ctxguard.monitor.estimation.judged_request import Scale, judged_request
-from ctxguard.monitor.judges import PEOPLE_ALONE, Judge, Judgment, Ledger
-from ctxguard.monitor.judges.protocol import verdicts_from_json, verdicts_to_json
-from ctxguard.monitor.judging.counters import Counts
+from ctxguard.monitor.judges import Judge, Judgment, Ledger
 from ctxguard.monitor.redaction import Redactor, redacted_once
-from ctxguard.monitor.sampling.record import SampleRecord, as_written
-from ctxguard.monitor.sampling.sampler import HashSampler
-from ctxguard.monitor.store import SampleStore
+from ctxguard.monitor.sampling.record import SampleRecord, TokenAccount, as_written
 
 PassageLookup = Callable[[str], Passage]
 """The passage of an id; raises where there is none."""
 
 CALLS_IN_VAIN = 20
 """Calls without any valid verdict after which a judge is asked no more."""
-
-LEASE_SECONDS = 60.0
-"""How long what a monitor has claimed stays with it without a word of it."""
-_DAY_SECONDS = 86_400.0
-_LOOK_SECONDS = 60.0
-"""How often the store is asked for labelled samples while none is due."""
-_RETRY_SECONDS = 3600.0
-"""After which a sample is tried again on which the judge failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +95,7 @@ class SampleJudge:
         is_complete = len(verdicts) == len(record.served)
         # Without people's grades a missing verdict would be a guess: an exact judge has none.
         counts = is_complete or (bool(verdicts) and not self.is_exact)
-        has_hit = max([verdict.grade for verdict in verdicts.values()], default=0) > 0
+        has_hit = record.has_hit(verdicts)
         # A judge that has no verdict on anything served has none on the rest.
         is_answered = bool(verdicts) or not record.served
         dropped = record.to_judge(has_hit=has_hit) if is_answered else ()
@@ -205,102 +189,119 @@ def _check_replies(judge: Judge, ledger: Ledger) -> None:
     )
 
 
-class JudgingAgain:
-    """Judges labelled samples again; one monitor of a series at a time does.
+Counts = Mapping[tuple[str, ...], float]
+"""Counts by name and label values, in the order of ``LABELS``."""
 
-    Args:
-        series: That of the judge.
-        judge: For an exact one, and where people grade alone, nothing is judged again: no estimate
-            depends on the judge's errors.
-        clock: Seconds since the epoch.
-    """
 
-    def __init__(
-        self,
-        store: SampleStore,
-        series: str,
-        judge: SampleJudge,
-        *,
-        claimant: str,
-        clock: Callable[[], float],
-    ) -> None:
-        self._store = store
-        self._series = series
-        self._judge = judge
-        self._claimant = claimant
-        self._clock = clock
-        self._is_off = judge.is_exact or self._series == PEOPLE_ALONE
-        self._looked_at = -math.inf
-        self._retry_at: dict[int, float] = {}
-        self._order = HashSampler("judged again", self._series)
-        self._of_day = HashSampler("canary", self._series)
+class JudgedAs(StrEnum):
+    """How the judging of a claimed sample ended. A closed set: it labels a metric."""
 
-    def due(self, limit: int) -> list[tuple[int, bool]]:
-        """Choose the samples to judge again now, at most ``limit``: ids, and which are canaries.
+    JUDGED = "judged"
+    INCOMPLETE = "incomplete"
+    """A served passage got no valid verdict: left out of the estimates, and counted."""
+    SKIPPED = "skipped"
+    """Not judged, at random, to keep within the budget."""
+    UNREADABLE = "unreadable"
+    """It was written by another release, is damaged, or ended each process that judged it."""
+    JUDGE_FAILED = "judge_failed"
+    """The judge could not be called; the sample waits for another try, up to five that count."""
 
-        In random order, so that those that are judged stand for those that are not yet.
-        """
-        now = self._clock()
-        if self._is_off or abs(now - self._looked_at) < _LOOK_SECONDS:
-            return []
-        day = int(now // _DAY_SECONDS)
-        labelled = self._store.labelled(self._series)
-        new = [one for one, is_judged in labelled.items() if not is_judged]
-        old = [one for one, is_judged in labelled.items() if is_judged]
-        new.sort(key=lambda one: self._order.uniform(str(one)))
-        old.sort(key=lambda one: self._of_day.uniform(f"{day} {one}"))
-        of_day = self._canaries().due(old, day)
-        wanted = [*((one, True) for one in of_day), *((one, False) for one in new)]
-        found = list(
-            islice((one for one in wanted if now >= self._retry_at.get(one[0], now)), limit)
-        )
-        if not found or not self._store.lead(
-            self._claimant, lease_seconds=LEASE_SECONDS, task=f"judging again {self._series}"
-        ):
-            self._looked_at = now
-            return []
+
+LABELS = {
+    "judged_samples": ("route", "outcome"),
+    "verdicts": ("route",),
+    "invalid_verdicts": ("route",),
+    "candidate_tokens": ("mode", "fate"),
+    "today_tokens": ("mode",),
+    "canary_verdicts": ("same",),
+    "judge_calls": (),
+    "judge_retries": (),
+    "judge_invalid": ("reason",),
+    "judge_tokens": ("direction",),
+    "judge_cost": (),
+}
+"""Every count, and what labels it beside the judge."""
+
+
+def token_counts(mode: Mode, tokens: TokenAccount, weight: float = 1.0) -> Counts:
+    """Count the tokens of requests in a mode."""
+    *fates, (_, today) = tokens._asdict().items()
+    counts: dict[tuple[str, ...], float] = {
+        ("candidate_tokens", mode.value, fate): weight * n for fate, n in fates
+    }
+    return {**counts, ("today_tokens", mode.value): weight * today}
+
+
+def tokens_by_mode(counts: Counts) -> dict[Mode, TokenAccount]:
+    """Return the tokens of all requests in each mode, from counts."""
+    keys = {mode: token_counts(mode, TokenAccount()) for mode in Mode}
+    return {
+        mode: TokenAccount(*[round(counts.get(key, 0.0)) for key in of_mode])
+        for mode, of_mode in keys.items()
+    }
+
+
+_VALUES: dict[str, Iterable[str]] = {
+    "route": Route,
+    "outcome": JudgedAs,
+    "mode": Mode,
+    "fate": TokenAccount._fields[:-1],
+    "same": ("yes", "no"),
+}
+NOTHING_COUNTED: Counts = {
+    (name, *map(str, values)): 0.0
+    for name, labels in LABELS.items()
+    if labels and _VALUES.keys() >= set(labels)
+    for values in product(*[_VALUES[label] for label in labels])
+}
+"""What a series begins with: a count that is first seen above 0 has no rate before."""
+
+
+class MonitorCounters:
+    """Counts since the process began. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = Counter[tuple[str, ...]]()
+        self.errors = 0
+        """Steps that failed as a whole, and results that the store refused."""
+
+    def add(self, more: Counts) -> None:
+        """Add counts; names and label values may be enums."""
+        with self._lock:
+            for key, n in more.items():
+                self._counts[tuple(map(str, key))] += n  # type: ignore[assignment]
+
+    def add_error(self) -> None:
+        """Count a step that failed as a whole, or a result that the store refused."""
+        with self._lock:
+            self.errors += 1
+
+    def counts(self) -> Counts:
+        """Return all counts now."""
+        with self._lock:
+            return dict(self._counts)
+
+    def outcomes(self) -> dict[JudgedAs, int]:
+        """Count the samples that this process claimed, by outcome."""
+        found = dict.fromkeys(JudgedAs, 0)
+        for (name, *labels), n in self.counts().items():
+            if name == "judged_samples":
+                found[JudgedAs(labels[1])] += int(n)
         return found
 
-    def record(self, sample_id: int) -> SampleRecord | None:
-        """Read the record of a sample; None where it was deleted or cannot be read."""
-        self._retry_at[sample_id] = self._clock() + _RETRY_SECONDS
-        try:
-            return SampleRecord.from_bytes(self._store.payloads([sample_id]).get(sample_id, b""))
-        except DataError:
-            return None
 
-    def positions(self, sample_id: int, record: SampleRecord) -> list[int]:
-        """Return the candidates to judge: those that were judged before, and any that is served."""
-        before = self._before(sample_id) or verdicts_from_json(
-            self._store.verdicts(None, [sample_id]).get(sample_id, "")
-        )
-        wanted = {*record.served, *record.to_judge(has_hit=True)}
-        order = (*record.served, *record.dropped)
-        return [one for one in order if one in wanted or record.passage_ids[one] in before]
-
-    def judge(self, sample_id: int, record: SampleRecord, *, is_canary: bool) -> Counts:
-        """Judge a sample again, and store what came of it; raises whatever the judge raises.
-
-        Returns:
-            Of a canary, counts of the verdicts that are the same as at first, and of the others.
-        """
-        positions = self.positions(sample_id, record)
-        verdicts = self._judge.verdicts_again(record, positions)
-        self._retry_at.pop(sample_id, None)
-        if not is_canary:
-            names = [record.passage_ids[one] for one in positions]
-            missing = [name for name in names if name not in verdicts]
-            self._store.save_again(self._series, {sample_id: verdicts_to_json(verdicts, missing)})
-            return {}
-        first, now = yes_or_no(self._before(sample_id), verdicts)
-        canaries = self._canaries().after(sample_id, first, now, self._clock())
-        self._store.set_state(canaries_key(self._series), canaries.to_json())
-        same = sum(one == other for one, other in zip(first, now, strict=True))
-        return {("canary_verdicts", "yes"): same, ("canary_verdicts", "no"): len(first) - same}
-
-    def _before(self, sample_id: int) -> dict[str, Judgment]:
-        found = self._store.verdicts(self._series, [sample_id])
-        return verdicts_from_json(found.get(sample_id, ""))
-
-    def _canaries(self) -> Canaries:
-        return Canaries.from_json(self._store.get_state(canaries_key(self._series)))
+def judge_counts(judge: Judge) -> Counts:
+    """Return the accounts of a judge as counts; empty for one that keeps none."""
+    ledger: Ledger | None = getattr(judge, "ledger", None)
+    if ledger is None:
+        return {}
+    accounts = ledger.accounts()
+    counts: dict[tuple[str, ...], float] = {
+        ("judge_calls",): accounts.calls,
+        ("judge_retries",): accounts.retries,
+        ("judge_tokens", "input"): accounts.input_tokens,
+        ("judge_tokens", "output"): accounts.output_tokens,
+        **{("judge_invalid", reason.value): n for reason, n in accounts.invalid.items()},
+    }
+    return counts if accounts.cost is None else {**counts, ("judge_cost",): accounts.cost}

@@ -6,10 +6,9 @@ fails does not keep the others from being judged.
 
 import logging
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -19,20 +18,16 @@ from ctxguard.core.types import Route
 from ctxguard.errors import DataError, JudgeError, StoreError
 from ctxguard.monitor.alarms import AlarmKind
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
-from ctxguard.monitor.estimation.metrics import Metric, losses
-from ctxguard.monitor.estimation.rows import Rows
+from ctxguard.monitor.estimation.metrics import Metric, Rows, losses
 from ctxguard.monitor.judges.protocol import verdicts_to_json
 from ctxguard.monitor.judging.budget import JudgingBudget
-from ctxguard.monitor.judging.counters import (
+from ctxguard.monitor.judging.judging_again import JudgingAgain
+from ctxguard.monitor.judging.sample_judge import (
     JudgedAs,
     MonitorCounters,
-    token_counts,
-)
-from ctxguard.monitor.judging.sample_judge import (
-    LEASE_SECONDS,
-    JudgingAgain,
     SampleJudge,
     SampleVerdicts,
+    token_counts,
 )
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import HashSampler
@@ -52,9 +47,8 @@ _ALONE_SECONDS = 3600.0
 """How often a failure counts where no other sample tells whether the judge works: an outage of some
 hours costs no sample, and one on which the judge always fails is not tried for ever."""
 
-_RENEWED_SECONDS = 15.0
-_LONGEST_LEASE_SECONDS = 600.0
-"""A judge that has hung for so long on what was claimed loses it."""
+LEASE_SECONDS = 600.0
+"""A monitor that was killed, or whose judge hangs for so long, loses what it claimed."""
 
 MAX_HELD = 100
 """Results that wait for one transaction."""
@@ -156,8 +150,12 @@ class JudgingWorker:
         self._order.shuffle(claimed)
         self._in_hand = {sample.sample_id for sample in claimed}
         self._is_idle = not claimed
-        with _renewed(self._store, self._claimant) if claimed else nullcontext():
+        try:
             n_finished, failed = self._process_all(claimed)
+        except KeyboardInterrupt:
+            # Whoever stops it and starts it again shall not wait for leases to end.
+            self._give_back()
+            raise
         if 0 < len(failed) == len(claimed) < limit:
             self._count_alone(failed)
         self._give_back()
@@ -390,7 +388,7 @@ class JudgingWorker:
         )
 
     def _write(self) -> None:
-        """Store what is held, count it, and show it to the alarms.
+        """Store what is held, and count it.
 
         Raises:
             StoreError: nothing can be stored now; it is held until the next call.
@@ -416,9 +414,6 @@ class JudgingWorker:
             # Each stands for all traffic.
             weight = 1.0 / record.probability if record.probability else 0.0
             self._counters.add(token_counts(record.mode, record.tokens, weight))
-            if self._alarms is not None:
-                told = partial(self._alarms.add_sampled, record)
-                self._safely("the alarms", result.finished, told)
         self._count_attempts(list(refused))
 
 
@@ -436,31 +431,3 @@ def _finished(
         block=b"" if verdicts is None or verdicts.block is None else verdicts.block,
         rejected=rejected,
     )
-
-
-@contextmanager
-def _renewed(store: SampleStore, claimant: str) -> Iterator[None]:
-    """Renew the leases of a claimant, on a thread, while the block runs."""
-    ended = threading.Event()
-    thread = threading.Thread(
-        target=_renew, args=(store, claimant, ended), name="ctxguard-monitor-lease", daemon=True
-    )
-    try:
-        thread.start()
-    except RuntimeError as error:
-        # No thread can be started: a batch that takes longer than a lease may be judged twice.
-        _log.warning("leases are not renewed: %s", describe_error(error))
-    try:
-        yield
-    finally:
-        ended.set()
-
-
-def _renew(store: SampleStore, claimant: str, ended: threading.Event) -> None:
-    until = time.monotonic() + _LONGEST_LEASE_SECONDS
-    while not ended.wait(_RENEWED_SECONDS) and time.monotonic() < until:
-        try:
-            store.renew(claimant, lease_seconds=LEASE_SECONDS)
-        except Exception as error:
-            # The next try may come in time, and what is judged twice counts once.
-            _log.info("leases could not be renewed: %s", describe_error(error))

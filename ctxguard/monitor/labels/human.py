@@ -112,16 +112,10 @@ def rows_left(
     is_open = any(one.kind is PickKind.RUN for one in picked)
     rows = []
     for position in (*record.served, *record.dropped):
-        grade = grade_of(record, verdicts, position)
+        grade = record.grade(verdicts, position)
         if grade is None and position in always:
             rows.append((position, ALWAYS))
         elif grade is None and is_open and position in record.served:
             rows.append((position, IF_NONE_ABOVE))
         is_open = is_open and not grade
     return rows
-
-
-def grade_of(record: SampleRecord, verdicts: Mapping[str, Judgment], position: int) -> int | None:
-    """Return the grade of a candidate; None where it has none."""
-    verdict = verdicts.get(record.passage_ids[position])
-    return None if verdict is None else verdict.grade

@@ -10,7 +10,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -68,6 +68,13 @@ class TokenAccount(NamedTuple):
 
 
 _NO_TOKENS = TokenAccount()
+
+
+class HasGrade(Protocol):
+    """A verdict, as far as a record asks for it."""
+
+    @property
+    def grade(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +144,15 @@ class SampleRecord:
         """Return the passage at a position; without title and text where they were not stored."""
         passage = self.passages.get(position)
         return Passage(self.passage_ids[position], "") if passage is None else passage
+
+    def grade(self, verdicts: Mapping[str, HasGrade], position: int) -> int | None:
+        """Return the grade of a candidate by some verdicts; None where it has none."""
+        verdict = verdicts.get(self.passage_ids[position])
+        return None if verdict is None else verdict.grade
+
+    def has_hit(self, verdicts: Mapping[str, HasGrade]) -> bool:
+        """Tell whether a passage was served that is relevant by some verdicts."""
+        return any(self.grade(verdicts, position) for position in self.served)
 
     def has_full_pool(self, *, has_hit: bool) -> bool:
         """Tell if all of ``dropped`` is judged, given whether a relevant passage was served."""

@@ -26,7 +26,6 @@ class SampleStore(Store):
     finish = samples.finish
     save_again = samples.save_again
     give_back = samples.give_back
-    renew = samples.renew
     states = samples.states
     oldest_waiting = samples.oldest_waiting
     payloads = samples.payloads

@@ -356,17 +356,6 @@ def give_back(
     return failed
 
 
-@writes
-def renew(db: Transaction, claimant: str, *, lease_seconds: float) -> int:
-    """Keep what a claimant has claimed, for so long from now; the number of samples."""
-    now = db.lease_now()
-    own = sa.and_(_samples.state == State.CLAIMED.value, _samples.claimant == claimant)
-    n: int = db.execute(
-        sa.update(schema.samples).where(own).values(leased_at=now, leased_until=now + lease_seconds)
-    ).rowcount
-    return n
-
-
 @reads
 def states(db: Transaction) -> dict[State, int]:
     """Count samples by state; ``PENDING`` is the judges' queue."""

@@ -273,7 +273,7 @@ class JudgedRows:
         time_seconds: Shape (n,), float64.
         first_pick: Shape (n,), int64, the first pick for labels that could have taken each;
             ``NO_PICK`` where none could so far.
-        blocks: All n of them (``estimation.rows``).
+        blocks: All n of them (``estimation.metrics``).
     """
 
     sample_ids: NDArray[np.int64]
@@ -327,7 +327,7 @@ class GradedBlock:
     """The block of a sample with what people graded of it.
 
     Attributes:
-        block: See ``estimation.rows``.
+        block: See ``estimation.metrics``.
         route: The stages that answered.
         is_graded: Whether it holds a grade of people.
         disagreements: Passages on whose relevance annotators disagree.

@@ -11,7 +11,6 @@ from judged_store import HOSTILE, SHOWN, WordJudge, console_at, filled
 
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.metrics import Metric
-from ctxguard.monitor.estimation.ratio import Precision
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import SampleStore
 
@@ -119,7 +118,7 @@ def test_labels_given_by_keyboard_are_the_numbers_of_the_live_report(
         page.wait_for_selector("[data-current], h1:not(.query)")
     assert page.inner_text("h1") == "All that was picked is graded"
     judge = WordJudge()
-    report = Monitor(store, judge, precision=Precision(min_n=N)).report()
+    report = Monitor(store, judge, min_n=N).report()
     assert report.live.labelled == N
     assert report.live.unpicked == 0
     by_people = report.estimates[Window.ALL_RETAINED][Metric.PRECISION]

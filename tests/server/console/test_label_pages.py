@@ -12,7 +12,6 @@ from starlette.testclient import TestClient
 from ctxguard.core.metadata_filter import Where
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.metrics import Metric
-from ctxguard.monitor.estimation.ratio import Precision
 from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.judges import PeopleAlone
 from ctxguard.monitor.labels.human import ALWAYS
@@ -254,7 +253,7 @@ def test_people_grade_requests_that_no_judge_has_seen(tmp_path: Path) -> None:
                 relevant = passage.endswith(("-1", "0-0"))
                 give(client, "2" if relevant else "0", passage, sample, follows=False, **task)
         assert "All that was picked is graded" in page(client, **task)
-        report = Monitor(store, PeopleAlone(), precision=Precision(min_n=5)).report()
+        report = Monitor(store, PeopleAlone(), min_n=5).report()
         precision = report.estimates[Window.ALL_RETAINED][Metric.PRECISION]
         assert report.live.labelled == n
         assert report.live.judge_estimates == {}
