@@ -251,13 +251,14 @@ def _by_probability(
         Positions best first; how many are kept; probabilities best first.
     """
     best_first = (-probabilities).argsort(kind="stable")
-    indices = best_first.tolist()
-    n_worthwhile = int((probabilities >= policy.min_probability).sum())
+    indices, ordered = best_first.tolist(), probabilities[best_first].tolist()
+    least = policy.min_probability
+    n_worthwhile = sum([probability >= least for probability in ordered[: policy.k]])
     return (
         # Positions in the score order are the candidates' own if that order is as given.
         indices if isinstance(order, range) else [order[index] for index in indices],
-        max(min(n_worthwhile, policy.k), min(policy.min_keep, len(indices))),
-        probabilities[best_first].tolist(),
+        max(n_worthwhile, min(policy.min_keep, len(indices))),
+        ordered,
     )
 
 

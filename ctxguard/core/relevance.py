@@ -72,7 +72,7 @@ class RelevanceModel:
         offset = float(self.intercept - weights @ means)
         for name, value in (
             ("_signals", signals),
-            ("_weights", weights),
+            ("_weights", weights[:, None]),
             ("_offset", offset),
             ("_bounds", bounds),
         ):
@@ -123,13 +123,11 @@ class RelevanceModel:
         """
         own = self.__dict__
         bounds = own["_bounds"]
-        near = values if bounds is None else np.maximum(values, bounds[0])
-        if bounds is not None:
-            np.minimum(near, bounds[1], out=near)
+        near = values if bounds is None else values.clip(*bounds)
         # Not a matrix product, which rounds equal candidates apart by where they stand.
-        log_odds: FloatArray = np.einsum("s,sn->n", own["_weights"], near)
-        log_odds += own["_offset"]
-        if not np.isfinite(log_odds).all():
+        weighted = own["_weights"] * near
+        log_odds: FloatArray = np.add.reduce(weighted, axis=0, initial=own["_offset"])
+        if not math.isfinite(np.add.reduce(log_odds)):
             return None
         with np.errstate(over="ignore"):
             return 1.0 / (1.0 + np.exp(-log_odds))

@@ -52,7 +52,7 @@ OTHER_TRANSFORMS = ("raw", "z", "gap")
 _OF_A_COLUMN = ("raw",)
 
 _SUFFIXES = ("z", "gap", "log_rank")
-_BLOCKS = {"raw": 0, "value": 0, "gap": 1, "z": 2, "log_rank": 3, "top": 4}
+_BLOCKS = (("raw", "value"), ("gap",), ("z",), ("top",))
 _PROBABILITY_EDGE = 1e-9
 NO_SIGNALS: Mapping[str, FloatArray] = MappingProxyType({})
 
@@ -123,38 +123,50 @@ def feature_names(legs: Iterable[str], named: Sequence[str] = ()) -> tuple[str, 
 
 
 class _Plan(NamedTuple):
-    """The position of each feature in the block of all transforms of all values.
+    """The position of each feature among the rows that `features` computes.
+
+    Those are four blocks with a row for each value, the logarithms of the ranks that are needed,
+    and what is across legs.
 
     Attributes:
         signals: The named signals, which follow the legs as values.
-        ranked: The values whose rank is needed.
-        rows: Shape (n_features,), rows of the block.
+        n_ranked: How many of the values, the first, have a rank.
+        rows: Shape (n_features,).
     """
 
     signals: tuple[str, ...]
-    ranked: tuple[int, ...]
+    n_ranked: int
     rows: NDArray[np.intp]
 
 
 @lru_cache(maxsize=256)
 def _plan(legs: tuple[str, ...], named: tuple[str, ...]) -> _Plan:
     parsed = [_parsed(feature) for feature in named]
-    signals = tuple(dict.fromkeys(name for name, _ in parsed))
-    at = {name: len(legs) + row for row, name in enumerate(signals)}
-    wanted = [(leg, feature) for leg in range(len(legs)) for feature in PER_LEG]
-    named_at = [(at[name], transform) for name, transform in parsed]
-    n = len(legs) + len(signals)
-    across = [len(PER_LEG) * n, len(PER_LEG) * n + 1] if len(legs) > 1 else []
-    return _Plan(
-        signals,
-        (*range(len(legs)), *[row for row, transform in named_at if transform == "log_rank"]),
-        np.array(
-            [_BLOCKS[feature] * n + row for row, feature in wanted]
-            + across
-            + [_BLOCKS[transform] * n + row for row, transform in named_at],
-            dtype=np.intp,
-        ),
-    )
+    ranked = dict.fromkeys(name for name, transform in parsed if transform == "log_rank")
+    signals = tuple(ranked | dict.fromkeys(name for name, _ in parsed))
+    n_values, n_ranked = len(legs) + len(signals), len(legs) + len(ranked)
+    across = len(_BLOCKS) * n_values + n_ranked
+    begin = {each: at * n_values for at, blocks in enumerate(_BLOCKS) for each in blocks}
+    begin["log_rank"] = len(_BLOCKS) * n_values
+    rows = [begin[feature] + leg for leg in range(len(legs)) for feature in PER_LEG]
+    if len(legs) > 1:
+        rows += range(across, across + len(ACROSS_LEGS))
+    rows += [begin[each] + len(legs) + signals.index(name) for name, each in parsed]
+    return _Plan(signals, n_ranked, np.array(rows, dtype=np.intp))
+
+
+@lru_cache(maxsize=64)
+def _tables(n: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return what a list of n candidates needs: shares of a mean, and the ranks' transforms.
+
+    Returns:
+        1 / n, shape (n,); then the logarithm of a value's rank, and its reciprocal as those of
+        several legs are added up, by how many values are at most that one: shape (n + 1,). A
+        missing value has 0, and no rank.
+    """
+    rank = np.arange(n + 1.0, 0.0, -1.0)
+    rank[0] = np.nan
+    return np.full(n, 1.0 / n), np.log(rank), 1.0 / (RECIPROCAL_RANK_CONSTANT + rank)
 
 
 def features(
@@ -191,42 +203,43 @@ def features(
     n_values, n = len(columns), len(columns[0]) if columns else 0
     if n == 0:
         return np.empty((plan.rows.size, 0))
-    block = np.empty((len(PER_LEG) * n_values + len(ACROSS_LEGS), n))
-    values, gaps, z, log_ranks, tops = block[: len(PER_LEG) * n_values].reshape(-1, n_values, n)
+    # Few calls, and reductions by their plain names: on so few numbers a call is what takes time.
+    in_blocks = len(_BLOCKS) * n_values
+    rows = np.empty((in_blocks + plan.n_ranked + len(ACROSS_LEGS), n))
+    values, gaps, z, tops = rows[:in_blocks].reshape(len(_BLOCKS), n_values, n)
+    log_ranks, across = rows[in_blocks : -len(ACROSS_LEGS)], rows[-len(ACROSS_LEGS) :]
     np.concatenate(columns, out=values.reshape(-1))
-    garbage = np.abs(values) >= INVALID_MAGNITUDE
-    if np.logical_or.reduce(garbage, axis=None):
-        values[garbage] = np.nan
+    magnitudes = np.abs(values)
+    is_complete = np.maximum.reduce(magnitudes, axis=None) < INVALID_MAGNITUDE  # no NaN is less
+    if not is_complete:
+        values[magnitudes >= INVALID_MAGNITUDE] = np.nan
     for value, name in zip(values, names, strict=False):
         _make_additive(value, legs[name].kind)
-    # The reductions by their plain names: methods of arrays take twice as long on so few numbers.
-    top = np.maximum.reduce(values, axis=1, keepdims=True)
-    tops[:] = top
-    np.subtract(values, top, out=gaps)
-    np.subtract(values, np.add.reduce(values, axis=1, keepdims=True) / n, out=z)
-    spread = np.sqrt(np.add.reduce(z * z, axis=1, keepdims=True) / n)
-    # Rounding alone would spread equal values.
-    lowest = np.minimum.reduce(values, axis=1, keepdims=True)
-    spread[(lowest == top) | (spread == 0.0)] = np.inf
-    np.divide(z, spread, out=z)
-    for row in plan.ranked:
-        value, rank = values[row], log_ranks[row]
-        ascending = value.copy()
-        ascending.sort()
-        np.subtract(n + 1.0, ascending.searchsorted(value, "right"), out=rank)
-        if top[row, 0] != top[row, 0]:
-            rank += 0.0 * value  # no value, no rank
+    share, log_rank, reciprocal_rank = _tables(n)
+    tops[:] = np.maximum.reduce(values, axis=1, keepdims=True)
+    np.subtract(values, tops, out=gaps)
+    # From the gaps, which are 0 where all values are equal: their own mean may be rounded.
+    np.subtract(gaps, gaps.dot(share)[:, None], out=z)
+    spread = np.sqrt((z * z).dot(share))
+    spread[spread == 0.0] = np.inf
+    np.divide(z, spread[:, None], out=z)
+    ascending = values[: plan.n_ranked].copy()
+    ascending.sort()
+    at_most = np.empty((plan.n_ranked, n), np.intp)
+    for row, value, ordered in zip(at_most, values, ascending, strict=False):
+        row[:] = ordered.searchsorted(value, "right")
+    if not is_complete:
+        at_most[np.isnan(values[: plan.n_ranked])] = 0
+    log_rank.take(at_most, out=log_ranks, mode="clip")
     if len(names) > 1:
-        reciprocal, matched = block[-2], block[-1]
-        by_leg = 1.0 / (RECIPROCAL_RANK_CONSTANT + log_ranks[: len(names)])
-        np.add.reduce(by_leg, axis=0, out=reciprocal)
-        matched[:] = 1.0
+        reciprocal_ranks, in_all_legs = across
+        by_leg = reciprocal_rank.take(at_most[: len(names)])
+        np.add.reduce(by_leg, axis=0, out=reciprocal_ranks)
+        in_all_legs.fill(1.0)
         for value, name in zip(values, names, strict=False):
             if legs[name].kind is ScoreKind.RATIO:
-                matched *= value > 0.0
-    for row in plan.ranked:
-        np.log(log_ranks[row], out=log_ranks[row])
-    return block.take(plan.rows, axis=0)
+                in_all_legs *= np.sign(value)
+    return rows.take(plan.rows, axis=0)
 
 
 def _make_additive(scores: FloatArray, kind: ScoreKind) -> None:

@@ -1,4 +1,4 @@
-"""Watchers that reload a profile or an index while serving, when its file changes or on a signal.
+"""Watchers that reload a profile or an index while serving, when its file changes.
 
 A file has changed when its modification time, size or inode has. One that cannot be loaded leaves
 the former state in force, raises an alarm metric, and is tried again at every check until it loads
@@ -7,13 +7,11 @@ the former state in force, raises an alarm metric, and is tried again at every c
 
 import json
 import logging
-import signal
 import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import ValidationError
@@ -71,27 +69,23 @@ class _Watcher(ABC):
     def _reset_after_fork(self) -> None:
         """Take a new lock, and go on watching on a thread of the forked child's own."""
         self._checking = threading.Lock()
-        self._wake: SimpleQueue[bool | None] = SimpleQueue()
         was_watching, self._thread = self._thread is not None, None
         if was_watching:
             with suppress(RuntimeError):  # no thread can be started: nothing watches then
                 self._launch(_AFTER_FORK_SECONDS)
 
-    def check(self, *, force: bool = False) -> ReloadOutcome | None:
+    def check(self) -> ReloadOutcome | None:
         """Check the file now, and reload it if it changed.
-
-        Args:
-            force: Reload it even if it did not change.
 
         Returns:
             How the reload ended; None if there was nothing new.
         """
         with self._checking:
-            if not force and self._failure is None and file_version(self.file) == self._version:
+            if self._failure is None and file_version(self.file) == self._version:
                 return None
             version, result = self._load_stable()
             if isinstance(result, Exception):
-                return self._failed(version, result, force=force)
+                return self._failed(version, result)
             self._version = version
             if self._failure is not None:
                 self._failure = None
@@ -123,39 +117,9 @@ class _Watcher(ABC):
         thread, self._thread = self._thread, None
         if thread is None:
             return True
-        self._wake.put(None)
+        self._ended.set()
         thread.join(timeout_seconds)
         return not thread.is_alive()
-
-    def reload_on_signal(self, number: int) -> None:
-        """Reload the file whenever this signal arrives, changed or not; starts watching.
-
-        A handler that the program set before is called as well.
-
-        Args:
-            number: The signal, such as ``signal.SIGHUP``.
-
-        Raises:
-            ConfigurationError: called outside the main thread, where Python sets no handlers, or
-                for a signal that cannot be handled.
-        """
-        previous: object = None
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            # Nothing but this queue may be used here: the main thread may hold any lock.
-            self._wake.put(True)
-            if callable(previous):
-                previous(number, frame)
-
-        try:
-            previous = signal.getsignal(number)
-            signal.signal(number, handle)
-        except (ValueError, OSError, TypeError) as error:
-            raise ConfigurationError(
-                f"signal {number!r} cannot be handled ({error}); call reload_on_signal from the "
-                "main thread, with a signal such as signal.SIGHUP"
-            ) from error
-        self.start()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -201,9 +165,7 @@ class _Watcher(ABC):
                 if tries == _MAX_TRIES or file_version(self.file) == version:
                     return version, error
 
-    def _failed(
-        self, version: FileVersion | None, error: Exception, *, force: bool
-    ) -> ReloadOutcome | None:
+    def _failed(self, version: FileVersion | None, error: Exception) -> ReloadOutcome | None:
         """Count and log a failure, unless it only repeats the last one."""
         outcome, reason = self._outcome(error), _reason(error)
         failure = (version, outcome, reason)
@@ -211,40 +173,35 @@ class _Watcher(ABC):
         self._version = version
         if previous is None:
             self._telemetry.reload_failing(self.target, True)
-        if previous == failure and not force:
+        if previous == failure:
             return None
         self._telemetry.reload_attempted(self.target, outcome)
-        if previous != failure:
-            _log.warning(
-                "%s %r is %s (%s): %s",
-                self.target.value,
-                str(self.file),
-                outcome.value,
-                reason,
-                self._in_force(),
-            )
+        _log.warning(
+            "%s %r is %s (%s): %s",
+            self.target.value,
+            str(self.file),
+            outcome.value,
+            reason,
+            self._in_force(),
+        )
         return outcome
 
     def _launch(self, delay_seconds: float) -> None:
+        self._ended = threading.Event()
         thread = threading.Thread(
             target=self._run,
-            args=(self._wake, delay_seconds),
+            args=(self._ended, delay_seconds),
             name=f"ctxguard-{self.target}-watcher",
             daemon=True,
         )
         self._thread = thread
         thread.start()
 
-    def _run(self, wake: "SimpleQueue[bool | None]", delay_seconds: float) -> None:
+    def _run(self, ended: threading.Event, delay_seconds: float) -> None:
         wait_seconds = delay_seconds
-        while True:
-            force: bool | None = False
-            with suppress(Empty):
-                force = wake.get(timeout=wait_seconds)
-            if force is None:
-                return
+        while not ended.wait(wait_seconds):
             try:
-                self.check(force=force)
+                self.check()
             except Exception as error:
                 _log.warning("the %s watcher failed (%s)", self.target.value, type(error).__name__)
             wait_seconds = self._interval_seconds

@@ -2,13 +2,12 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import count, repeat
 from typing import Any
 
 from ctxguard.core.context import Context
 from ctxguard.core.scores import is_valid
-from ctxguard.core.types import Mode, Passage, Ranking, ScoreKind
+from ctxguard.core.types import Mode, Passage, PassagesBy, Ranking, ScoreKind
 from ctxguard.errors import ConfigurationError
 
 METADATA_KEY = "ctxguard"
@@ -16,18 +15,6 @@ METADATA_KEY = "ctxguard"
 
 Read = Callable[[str, Any], Passage]
 """The passage of an id and a framework's document."""
-
-
-@dataclass(frozen=True, slots=True)
-class Documents:
-    """Passages built from a framework's documents when they are read."""
-
-    ids: Sequence[str]
-    documents: Sequence[Any] = field(repr=False)
-    read: Read = field(repr=False)
-
-    def __getitem__(self, position: int, /) -> Passage:
-        return self.read(self.ids[position], self.documents[position])
 
 
 def ranking_of_documents(
@@ -64,7 +51,7 @@ def ranking_of_documents(
         passage_ids=known,
         scores=scores,
         kind=score_kind,
-        passages=Documents(known, documents, read),
+        passages=PassagesBy(lambda at: read(known[at], documents[at])),
         ranks=range(1, len(documents) + 1),
     )
 

@@ -7,7 +7,6 @@ name is under ``ctxguard.``.
 Nothing is exported by this module: it uses the providers that the process has configured.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ctxguard import __version__
@@ -41,10 +40,9 @@ class OpenTelemetryTracing:
 
     Args:
         data_source: What is searched, such as the name of an index; part of the span's name.
-        redactor: Applied to the query and to texts before they enter a span. They do so only where
+        redactor: Applied to the query before it enters a span. It does so only where
             ``OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT`` is set to ``SPAN_ONLY`` or
             ``SPAN_AND_EVENT``. None for no redaction.
-        openinference: Also write OpenInference's attributes, for tools that read those.
         tracer_provider: None for the process's own, as those that follow.
         meter_provider: Of the duration of retrieval, which the library measures.
         logger_provider: Of the library's events.
@@ -58,7 +56,6 @@ class OpenTelemetryTracing:
         data_source: str | None = None,
         *,
         redactor: Redactor | None = redact,
-        openinference: bool = False,
         tracer_provider: "TracerProvider | None" = None,
         meter_provider: "MeterProvider | None" = None,
         logger_provider: "LoggerProvider | None" = None,
@@ -75,7 +72,6 @@ class OpenTelemetryTracing:
         self.tracer: Tracer = trace.get_tracer(_SCOPE, __version__, tracer_provider)
         self._data_source = data_source
         self.redactor = redactor
-        self.openinference = openinference
 
     def begin(self, query: str, depth: int, request_id: str | None) -> "_RequestSpan":
         """Begin the span of one request, as the current span of its thread or task."""
@@ -169,25 +165,17 @@ class _RequestSpan:
         invocation.attributes["ctxguard.request_id"] = context.request_id
         if not invocation.span.is_recording():
             return
-        served = _served(context)
-        if self._tracing.openinference:
-            invocation.attributes.update(_openinference(served))
         if not invocation.should_capture_content:
             return
         types = require("opentelemetry.util.genai.types", _EXTRA)
-        query = self._redacted(self._query)
-        invocation.query_text = query
-        invocation.documents = [types.RetrievalDocument(*document) for document in served]
-        if self._tracing.openinference and query is not None:
-            texts = [self._redacted(passage.text) for passage in context.passages]
-            invocation.attributes["input.value"] = query
-            invocation.attributes.update(
-                {
-                    f"retrieval.documents.{place}.document.content": text
-                    for place, text in enumerate(texts)
-                    if text is not None
-                }
-            )
+        invocation.query_text = self._redacted(self._query)
+        ranking = context.decision.ranking
+        scores = dict(zip(ranking.passage_ids, ranking.scores, strict=True))
+        served = [(one.passage_id, scores.get(one.passage_id)) for one in context.passages]
+        invocation.documents = [
+            types.RetrievalDocument(passage_id, None if score is None else float(score))
+            for passage_id, score in served
+        ]
 
     def _redacted(self, text: str) -> str | None:
         """Redact a text for writing; None where it cannot be redacted."""
@@ -196,23 +184,6 @@ class _RequestSpan:
             return text if redactor is None else redacted(text, redactor)
         except RedactionError:
             return None
-
-
-def _served(context: Context) -> list[tuple[str, float | None]]:
-    """Return the id and the score of each passage that is served."""
-    ranking = context.decision.ranking
-    scores = dict(zip(ranking.passage_ids, ranking.scores, strict=True))
-    found = [(one.passage_id, scores.get(one.passage_id)) for one in context.passages]
-    return [(name, None if score is None else float(score)) for name, score in found]
-
-
-def _openinference(served: Sequence[tuple[str, float | None]]) -> dict[str, str | float]:
-    attributes: dict[str, str | float] = {"openinference.span.kind": "RETRIEVER"}
-    for place, (name, score) in enumerate(served):
-        attributes[f"retrieval.documents.{place}.document.id"] = name
-        if score is not None:
-            attributes[f"retrieval.documents.{place}.document.score"] = score
-    return attributes
 
 
 def _decision_attributes(context: Context, probability: float) -> dict[str, Any]:

@@ -129,8 +129,6 @@ class SeparateLegs:
         if acall is None:
             work: Any = partial(self._calls[name].call, query, **options)
             found = await stage.submit(work, self._seconds).aresult()
-        elif self._seconds is None:
-            found = await acall(query, **options)
         else:
             found = await stage.await_within(partial(acall, query, **options), self._seconds)
         return ranking_of(found, self._kinds.get(name))

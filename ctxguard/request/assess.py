@@ -8,13 +8,9 @@ A model reads all texts of a call, and one of them may be an order to rate the o
 is that of its whole call, and is taken again for a call of the same query, texts and filter alone.
 """
 
-import asyncio
 import hashlib
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from threading import Lock
 from time import monotonic
@@ -29,7 +25,7 @@ from ctxguard.core.decision import Decision
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import FloatArray, Passage, PassageSource
 from ctxguard.core.value_of_information import ASSESS, DEFAULT_PER_SECOND, Assessment, to_ask
-from ctxguard.errors import ConfigurationError, StageError, StageUnavailableError
+from ctxguard.errors import ConfigurationError, StageError
 from ctxguard.profile.schema import AssessorProfile
 from ctxguard.resilience import Stage, failure_of
 from ctxguard.resilience.breaker import Watcher
@@ -77,7 +73,7 @@ class Question(NamedTuple):
 
 
 class _Answered(NamedTuple):
-    """The answers to one call, in the order of its sorted texts, which requests share.
+    """The answers to one call, in the order of its sorted texts.
 
     Attributes:
         answers: By name, NaN where it refused; shape (texts,) each.
@@ -124,8 +120,8 @@ class AssessorStage:
 
     def _reset_after_fork(self) -> None:
         self._lock = Lock()
-        self._cache: OrderedDict[bytes, tuple[float, _Answered]] = OrderedDict()
-        self._under_way: dict[bytes, Future[_Answered]] = {}
+        # The call that was used last is the last.
+        self._cache: dict[bytes, tuple[float, _Answered]] = {}
         self._left = self._per_second
         self._filled_at = monotonic()
         self._cost = 0.0
@@ -196,7 +192,7 @@ class AssessorStage:
         texts, taken = [_searchable(each) for each in read.passages], read.positions
         query, texts, taken = self._sendable(query, texts, taken)
         key = self._key(query, texts, where)
-        n_granted = len(texts) if self._is_answered(key) else self._granted(len(texts))
+        n_granted = len(texts) if self._known(key) else self._granted(len(texts))
         over_budget = len(texts) - n_granted
         if not n_granted:
             return Question(query, (), (), b"", n, over_budget) if over_budget else None
@@ -215,29 +211,22 @@ class AssessorStage:
 
     def ask(self, question: Question) -> Assessment:
         """Ask; never raises, and takes no longer than the deadline."""
-        call, is_own = self._call_of(question)
+        known = self._known(question.key)
         try:
-            if is_own:
-                with self._telling(question, call):
-                    call.set_result(self._stage.call(self._work(question), self._seconds))
-            return self._assessment(question, call.result(self._seconds), None, is_own=is_own)
+            found = known or self._stage.call(self._work(question), self._seconds)
         except Exception as error:
-            return self._assessment(question, None, error, is_own=is_own)
+            return self._assessment(question, None, error)
+        return self._assessment(question, found, is_known=known is not None)
 
     async def aask(self, question: Question) -> Assessment:
         """`ask` without blocking the event loop."""
-        call, is_own = self._call_of(question)
+        known = self._known(question.key)
         try:
-            if is_own:
-                with self._telling(question, call):
-                    begun = self._stage.submit(self._work(question), self._seconds)
-                    call.set_result(await begun.aresult())
-            # Shielded, since others wait for it as well.
-            waited = asyncio.shield(asyncio.wrap_future(call))
-            found = await asyncio.wait_for(waited, self._seconds)
-            return self._assessment(question, found, None, is_own=is_own)
+            begun = None if known else self._stage.submit(self._work(question), self._seconds)
+            found = known if begun is None else await begun.aresult()
         except Exception as error:
-            return self._assessment(question, None, error, is_own=is_own)
+            return self._assessment(question, None, error)
+        return self._assessment(question, found, is_known=known is not None)
 
     def _sendable(
         self, query: str, texts: list[str], positions: list[int]
@@ -274,50 +263,20 @@ class AssessorStage:
             self._left -= granted
         return granted
 
-    def _is_answered(self, key: bytes) -> bool:
-        """Tell whether a call was answered lately, or is under way."""
-        with self._lock:
-            return key in self._under_way or self._known(key) is not None
-
     def _known(self, key: bytes) -> _Answered | None:
-        expires_at, answered = self._cache.get(key, (-math.inf, None))
-        if monotonic() < expires_at:
-            return answered
-        self._cache.pop(key, None)
-        return None
-
-    def _call_of(self, question: Question) -> tuple["Future[_Answered]", bool]:
-        """Find the call that answers, and tell whether it is for this request to make."""
-        call: Future[_Answered] = Future()
+        """Return the answers to a call that was made lately."""
         with self._lock:
-            answered = self._known(question.key)
-            if answered is not None:
-                self._cache.move_to_end(question.key)
-                call.set_result(answered)
-                return call, False
-            first = self._under_way.setdefault(question.key, call)
-        return first, first is call
+            expires_at, answered = self._cache.pop(key, (-math.inf, None))
+            if answered is None or monotonic() >= expires_at:
+                return None
+            self._cache[key] = expires_at, answered
+            return answered
 
-    @contextmanager
-    def _telling(self, question: Question, call: "Future[_Answered]") -> Iterator[None]:
-        """Tell whoever waits for a call how it ended, and keep its answers but for refusals."""
-        try:
-            yield
-        except BaseException as error:
-            call.set_exception(
-                error
-                if isinstance(error, Exception)
-                else StageUnavailableError(ASSESS, "the request that asked was cancelled")
-            )
-            raise
-        finally:
-            with self._lock:
-                del self._under_way[question.key]
-                answered = None if call.exception() else call.result()
-                if answered and any(np.isfinite(each).any() for each in answered.answers.values()):
-                    self._cache[question.key] = monotonic() + _CACHE_SECONDS, answered
-                while len(self._cache) > _CACHE_ENTRIES:
-                    self._cache.popitem(last=False)
+    def _keep(self, key: bytes, answered: _Answered) -> None:
+        with self._lock:
+            self._cache[key] = monotonic() + _CACHE_SECONDS, answered
+            while len(self._cache) > _CACHE_ENTRIES:
+                self._cache.pop(next(iter(self._cache)))
 
     def _work(self, question: Question) -> Callable[[], _Answered]:
         texts = question.texts
@@ -343,9 +302,9 @@ class AssessorStage:
         self,
         question: Question,
         found: _Answered | None,
-        error: Exception | None,
+        error: Exception | None = None,
         *,
-        is_own: bool,
+        is_known: bool = False,
     ) -> Assessment:
         asked, n = len(question.positions), question.n
         places = np.full(n, np.nan)
@@ -360,6 +319,8 @@ class AssessorStage:
                 for name, values in found.answers.items():
                     answers[name][positions] = values
                 n_answered = int(np.isfinite([*found.answers.values()]).any(axis=0).sum())
+        if found is not None and n_answered and not is_known:
+            self._keep(question.key, found)
         failure = None
         if error is not None:
             failure = failure_of(ASSESS, error)
@@ -368,7 +329,7 @@ class AssessorStage:
             answers,
             places,
             asked,
-            cached=0 if is_own else n_answered,
+            cached=n_answered if is_known else 0,
             refused=asked - n_answered,
             over_budget=question.over_budget,
             cost=self._spent(),

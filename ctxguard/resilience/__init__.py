@@ -16,7 +16,6 @@ from ctxguard.resilience.deadlines import Budget, Deadlines
 from ctxguard.resilience.stage import (
     Stage,
     StageCall,
-    StageFailed,
     UnansweredError,
     attempt,
     failure_of,
@@ -30,7 +29,6 @@ __all__ = [
     "RequestLimits",
     "Stage",
     "StageCall",
-    "StageFailed",
     "UnansweredError",
     "Watcher",
     "attempt",

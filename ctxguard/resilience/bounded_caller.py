@@ -114,7 +114,7 @@ class BoundedCaller:
                     returned = tuple(returned)
             else:
                 work = partial(_call_and_read, function, *args, **options)
-                returned = self._stage.call(work, self._seconds, is_only_stage=True)
+                returned = self._stage.call(work, self._seconds)
         finally:
             free.release()
         if not isinstance(returned, Ranking) and inspect.isawaitable(returned):
@@ -137,12 +137,10 @@ class BoundedCaller:
         """
         with self._in_flight():
             work = partial(_call_and_read, function, *args, **options)
-            returned = await self._stage.submit(work, self._seconds, is_only_stage=True).aresult()
+            returned = await self._stage.submit(work, self._seconds).aresult()
             if not inspect.isawaitable(returned):
                 return returned
-            # A probe may repeat the call, and an awaitable can be awaited only once.
-            first = iter((returned,))
-            return await self._await_call(lambda: next(first, None) or work())
+            return await self._await_call(lambda: returned)
 
     async def _await_call(self, start: Callable[[], Awaitable[Any]]) -> Any:
         return await (

@@ -83,13 +83,6 @@ class Breaker:
         with self._lock:
             return self._admit_one(MAX_RETRY_SECONDS if seconds is None else seconds)
 
-    @property
-    def seconds_to_idle_probe(self) -> float:
-        """Seconds until a probe of no request may be due; a request's own comes first."""
-        # A probe under way may end long before it is late.
-        refused = 0.0 if self._probe else max(0.0, self._refused_until - monotonic())
-        return refused + self._retry_seconds
-
     def succeeded(self, probe: Probe | None) -> None:
         """Note that a call answered; ``probe`` is None for a call admitted while closed."""
         if probe is None and self.failures == 0:

@@ -92,14 +92,13 @@ class DaemonPool:
             self._queue.put((future, work))
         return future
 
-    def write_off(self, future: "Future[Any]") -> bool:
-        """Abandon a call; return whether a thread had begun it."""
+    def write_off(self, future: "Future[Any]") -> None:
+        """Abandon a call: cancel it, or replace its thread if one has begun it."""
         if future.cancel():
-            return False
+            return
         with self._lock:
             if not future.done():
                 self._written_off.add(future)
-        return True
 
     def _start_thread(self) -> None:
         thread = Thread(target=self._serve, name=f"ctxguard-{self._name}", daemon=True)

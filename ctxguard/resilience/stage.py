@@ -2,28 +2,19 @@
 
 import asyncio
 import logging
-import weakref
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from threading import Timer
 from time import monotonic
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from ctxguard._support.error_text import describe_error, drop_tracebacks
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.types import FailureKind, StageFailure
 from ctxguard.errors import CtxguardError, OverloadedError, StageError, StageUnavailableError
-from ctxguard.resilience.breaker import (
-    FAILURES,
-    MAX_RETRY_SECONDS,
-    REFUSED,
-    Breaker,
-    Probe,
-    Watcher,
-)
+from ctxguard.resilience.breaker import FAILURES, REFUSED, Breaker, Probe, Watcher
 from ctxguard.resilience.pool import DaemonPool, PoolFullError
 
 _P = ParamSpec("_P")
@@ -47,16 +38,12 @@ class UnansweredError(StageError):
     Attributes:
         kind: Whether it was refused or late, and why.
         cause: The message without the stage's name.
-        probe: The call that tries an open stage again, if this request started it; else None.
     """
 
-    def __init__(
-        self, stage: str, kind: FailureKind, message: str, probe: "StageCall[Any] | None" = None
-    ) -> None:
+    def __init__(self, stage: str, kind: FailureKind, message: str) -> None:
         super().__init__(stage, message)
         self.kind = kind
         self.cause = message
-        self.probe = probe
 
 
 def kind_of(error: BaseException) -> FailureKind:
@@ -90,43 +77,16 @@ def failure_of(stage: str, error: Exception) -> StageFailure:
     return StageFailure(stage, cause, kind_of(error))
 
 
-class StageFailed(NamedTuple):
-    """A stage that did not answer.
-
-    Attributes:
-        failure: The failure that the answer reports.
-        probe: The call that tries the stage again, if this request started it; else None.
-    """
-
-    failure: StageFailure
-    probe: "StageCall[Any] | None"
-
-
 def attempt(
     stage: str, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
-) -> _T | StageFailed:
+) -> _T | StageFailure:
     """Return the result of a stage's call, or how it failed."""
     try:
         return call(*args, **kwargs)
     except Exception as error:
-        probe = error.probe if isinstance(error, UnansweredError) else None
-        failed = StageFailed(failure_of(stage, error), probe)
+        failure = failure_of(stage, error)
         drop_tracebacks(error)
-        return failed
-
-
-class Repeatable(NamedTuple):
-    """A call of a stage that can be made again.
-
-    Attributes:
-        work: The call; returns an awaitable if there is a loop.
-        seconds: Its time limit; None disables it.
-        loop: The event loop that awaits it; None for a plain call.
-    """
-
-    work: Callable[[], Any]
-    seconds: float | None
-    loop: asyncio.AbstractEventLoop | None = None
+        return failure
 
 
 class Stage:
@@ -135,10 +95,8 @@ class Stage:
     Without a time limit a call runs on the caller's own thread. With one it runs on a thread of
     the stage's pool; a call that is late is abandoned. Errors of the call are raised unchanged.
 
-    While the circuit is open, calls are refused at once. When a retry is due, one request's call
-    runs in the pool as a probe, and that request goes on without the stage. While nobody asks, the
-    call that failed last is repeated as a probe. A stage that begins to fail, is left out, or has
-    recovered says so in the log.
+    While the circuit is open, calls are refused at once; when a retry is due, one call is made as a
+    probe. A stage that begins to fail, is left out, or has recovered says so in the log.
 
     Args:
         name: The stage's name in answers and metrics.
@@ -156,20 +114,14 @@ class Stage:
         self.name = name
         self.breaker = Breaker(name, opens=breaks)
         self._pool = DaemonPool(name, workers=workers, waiting=waiting)
-        self._last_probe: Future[Any] | None = None
-        self._last_failed: Repeatable | None = None
         self._last_cause = ""
         self._fails_quietly_until = 0.0
-        self._last_awaited: Future[Any] | None = None
-        self._timer = Timer(0.0, bool)
-        self.breaker.watch(self._note_change)
+        self.breaker.watch(self._log_change)
         reset_in_children(self)
 
     def _reset_after_fork(self) -> None:
         """Forget threads, work, failures and held locks; for a forked child."""
         self._pool._reset_after_fork()
-        self._last_probe = self._last_failed = self._last_awaited = None
-        self._timer = Timer(0.0, bool)
         self.breaker._reset_after_fork()
 
     @property
@@ -181,47 +133,26 @@ class Stage:
         """Call ``watcher`` with the stage's name whenever its circuit opens or closes."""
         self.breaker.watch(watcher)
 
-    def call(
-        self, work: Callable[[], _T], seconds: float | None = None, *, is_only_stage: bool = False
-    ) -> _T:
+    def call(self, work: Callable[[], _T], seconds: float | None = None) -> _T:
         """Call ``work`` and return its result.
 
         Args:
             work: The call.
             seconds: Its time limit; None disables it.
-            is_only_stage: Whether no other stage can answer the request, which then waits for
-                the probe that it starts.
 
         Raises:
             UnansweredError: the call was refused, or is late.
             Exception: whatever ``work`` raises.
         """
-        if seconds is not None or not self.breaker.is_closed:
-            return self.submit(work, seconds, is_only_stage=is_only_stage).result()
-        try:
-            result = work()
-        except Exception as error:
-            self._note_error(error, None, Repeatable(work, seconds))
-            raise
-        if self.breaker.failures:
-            self.breaker.succeeded(None)
-        return result
+        if seconds is None:
+            return self._run(work, self._admit(None))
+        return self.submit(work, seconds).result()
 
-    def submit(
-        self, work: Callable[[], _T], seconds: float | None = None, *, is_only_stage: bool = False
-    ) -> "StageCall[_T]":
+    def submit(self, work: Callable[[], _T], seconds: float | None = None) -> "StageCall[_T]":
         """Start ``work`` on a thread of the pool; arguments and errors as for `call`."""
         if seconds is not None and seconds <= 0.0:
             raise self._no_time_left()
-        probe = self._admit(seconds)
-        if probe is None:
-            return self._submit(work, seconds, None)
-        call = self._start_probe(work, seconds, probe)
-        if is_only_stage:
-            return call
-        raise UnansweredError(
-            self.name, FailureKind.CIRCUIT_OPEN, "circuit open; being tried again", call
-        )
+        return self._submit(work, seconds, self._admit(seconds))
 
     def call_ignoring_circuit(self, work: Callable[[], _T], seconds: float | None = None) -> _T:
         """Make a call even while the circuit is open; success closes it.
@@ -237,78 +168,48 @@ class Stage:
         self.breaker.recovered()
         return result
 
-    async def await_within(self, start: Callable[[], Awaitable[_T]], seconds: float) -> _T:
-        """Await an asynchronous call under a time limit, without the pool.
-
-        Errors as for `call` of an only stage. A late call is cancelled, and abandoned if it does
-        not end then.
-        """
-        probe = None if self.breaker.is_closed else self._admit(seconds)
-        return await self._awaited(start, seconds, probe)
-
-    async def _awaited(
-        self, start: Callable[[], Awaitable[_T]], seconds: float, probe: Probe | None
+    async def await_within(
+        self, start: Callable[[], Awaitable[_T]], seconds: float | None = None
     ) -> _T:
+        """Await an asynchronous call without the pool; arguments and errors as for `call`.
+
+        A late call is cancelled, and abandoned if it does not end then.
+        """
+        probe = self._admit(seconds)
         task = asyncio.ensure_future(start())
-        repeatable = Repeatable(start, seconds, asyncio.get_running_loop())
         try:
             await asyncio.wait({task}, timeout=seconds)
         except asyncio.CancelledError:
             _cancel(task)
-            if probe is not None:
-                self.breaker.failed(probe)
+            self._give_up(probe)
             raise
         if not task.done():
             _cancel(task)
-            late = self._late(seconds)
-            self._note_failure(late.cause, probe, repeatable)
-            raise late
-        return self._settle(task, probe, repeatable)
-
-    async def await_ending(self, start: Callable[[], Awaitable[_T]], seconds: float | None) -> _T:
-        """Await a call that ends when it is cancelled, as `await_within`, in the running task.
-
-        Without ``seconds`` the call has a time limit of its own.
-        """
-        probe = None if self.breaker.is_closed else self._admit(seconds)
-        limit = asyncio.timeout(seconds)
-        try:
-            async with limit:
-                result = await start()
-        except asyncio.CancelledError:
-            if probe is not None:
-                self.breaker.failed(probe)
-            raise
-        except Exception as error:
-            repeatable = Repeatable(start, seconds, asyncio.get_running_loop())
-            if not limit.expired():
-                self._note_error(error, probe, repeatable)
-                raise
             late = self._late(cast(float, seconds))
-            self._note_failure(late.cause, probe, repeatable)
-            raise late from None
-        if probe is not None or self.breaker.failures:
-            self.breaker.succeeded(probe)
+            self._note_failure(late.cause, probe)
+            raise late
+        return self._settle(task, probe)
+
+    def _run(self, work: Callable[[], _T], probe: Probe | None) -> _T:
+        """Make a call on the caller's thread."""
+        try:
+            result = work()
+        except Exception as error:
+            self._note_error(error, probe)
+            raise
+        self.breaker.succeeded(probe)
         return result
 
-    def _settle(
-        self,
-        future: "Future[_T] | asyncio.Future[_T]",
-        probe: Probe | None,
-        repeatable: Repeatable,
-    ) -> _T:
+    def _settle(self, future: "Future[_T] | asyncio.Future[_T]", probe: Probe | None) -> _T:
         """Note the outcome of a finished call, and return or raise it."""
         error = future.exception()
         if error is not None:
-            self._note_error(error, probe, repeatable)
+            self._note_error(error, probe)
             raise error
-        if probe is not None or self.breaker.failures:
-            self.breaker.succeeded(probe)
+        self.breaker.succeeded(probe)
         return future.result()
 
-    def _note_error(
-        self, error: BaseException, probe: Probe | None, repeatable: Repeatable
-    ) -> None:
+    def _note_error(self, error: BaseException, probe: Probe | None) -> None:
         if isinstance(error, OverloadedError) and probe is None:
             return
         # A refused query or setting is the caller's fault: the stage did answer.
@@ -317,20 +218,19 @@ class Stage:
         ):
             self.breaker.succeeded(probe)
         else:
-            self._note_failure(describe_error(error), probe, repeatable)
+            self._note_failure(describe_error(error), probe)
 
-    def _note_failure(self, cause: str, probe: Probe | None, repeatable: Repeatable) -> None:
-        """Log the first failure after a success, keep the call for a probe, and count it."""
+    def _note_failure(self, cause: str, probe: Probe | None) -> None:
+        """Count a failure; log it if it is the first after a success."""
         breaker, now = self.breaker, monotonic()
         if breaker.opens and breaker.is_closed:
             if not breaker.failures and now >= self._fails_quietly_until:
                 self._fails_quietly_until = now + _LOG_SECONDS
                 _log.warning("%s failed: %s", self.name, cause)
-            self._last_failed, self._last_cause = repeatable, cause
+            self._last_cause = cause
         breaker.failed(probe)
 
-    def _note_change(self, _: str, is_open: bool) -> None:
-        """Log that the circuit opened or closed; try again on a thread while it is open."""
+    def _log_change(self, _: str, is_open: bool) -> None:
         if is_open:
             _log.error(
                 "%s is left out after %d failures in a row, until it answers again: %s",
@@ -338,51 +238,13 @@ class Stage:
                 FAILURES,
                 self._last_cause,
             )
-            self._probe_later()
         else:
             _log.warning("%s has recovered and is in use again", self.name)
-            self._timer.cancel()
-            self._last_failed = self._last_awaited = None
 
-    def _probe_later(self) -> None:
-        """Repeat the call that failed last once no request has: to notice that it recovers."""
-        self._timer.cancel()
-        # The thread only keeps the time, and must not keep the stage.
-        self._timer = Timer(self.breaker.seconds_to_idle_probe, _probe_again, [weakref.ref(self)])
-        self._timer.name, self._timer.daemon = f"ctxguard-{self.name}-probes", True
-        self._timer.start()
-        if not self.is_open:  # it closed meanwhile, and cancelled the timer before this one
-            self._timer.cancel()
-
-    def _probe_again(self) -> None:
-        """Repeat the call that failed last, if a probe is due; do not wait for it."""
-        call = self._last_failed
-        if call is None:
-            return
-        probe = self.breaker.admit(call.seconds)
-        if probe is None or probe is REFUSED:
-            return
-        if call.loop is None:
-            with suppress(UnansweredError):
-                self._start_probe(call.work, call.seconds, probe)
-            return
-        awaited = self._awaited(call.work, call.seconds or MAX_RETRY_SECONDS, probe)
-        try:
-            self._last_awaited = asyncio.run_coroutine_threadsafe(awaited, call.loop)
-        except RuntimeError:
-            # The loop has ended, and with it whatever its calls were bound to.
-            awaited.close()
+    def _give_up(self, probe: Probe | None) -> None:
+        """Count a probe that nobody waits for as failed; another call is no failure."""
+        if probe is not None:
             self.breaker.failed(probe)
-
-    def _start_probe(
-        self, work: Callable[[], _T], seconds: float | None, probe: Probe
-    ) -> "StageCall[_T]":
-        if self._last_probe is not None:
-            # A finished call would be settled: it hangs, and another thread may replace its own.
-            self._pool.write_off(self._last_probe)
-        call = self._submit(work, seconds, probe)
-        self._last_probe = call.note_when_done()
-        return call
 
     def _admit(self, seconds: float | None) -> Probe | None:
         """Return None while the circuit is closed, or a probe when one is due.
@@ -404,9 +266,8 @@ class Stage:
         try:
             future = self._pool.submit(partial(copy_context().run, work))
         except PoolFullError:
-            if probe is not None:
-                self.breaker.failed(probe)
-            if probe is not None or seconds is not None:
+            if seconds is not None:
+                self._give_up(probe)
                 raise self._full() from None
         return StageCall(self, work, future, seconds, probe)
 
@@ -454,8 +315,8 @@ class StageCall(Generic[_T]):
             Exception: whatever the call raises.
         """
         future = self._future
-        if future is None or (self._seconds is None and self._probe is None and future.cancel()):
-            return self._stage.call(self._work)
+        if future is None or (self._seconds is None and future.cancel()):
+            return self._stage._run(self._work, self._probe)
         with suppress(TimeoutError, CancelledError):
             future.exception(self._seconds_left())
         return self._settle(future)
@@ -464,6 +325,7 @@ class StageCall(Generic[_T]):
         """Await the `result` without blocking the event loop; cancelling it abandons the call."""
         future = self._future
         if future is None:
+            self._stage._give_up(self._probe)
             raise self._stage._full()
         loop = asyncio.get_running_loop()
         done = loop.create_future()
@@ -475,60 +337,28 @@ class StageCall(Generic[_T]):
 
         future.add_done_callback(wake)
         try:
-            if self._seconds is None:
-                await done
-            else:
-                await asyncio.wait({done}, timeout=self._seconds_left())
+            await asyncio.wait({done}, timeout=self._seconds_left())
         except asyncio.CancelledError:
             self._stage._pool.write_off(future)
+            self._stage._give_up(self._probe)
             raise
         return self._settle(future)
-
-    def note_when_done(self) -> "Future[_T] | None":
-        """Report the outcome to the breaker even if nobody waits for it.
-
-        Returns:
-            The call; None if no thread was free for it.
-        """
-        if self._future is not None:
-            self._future.add_done_callback(self._note)
-        return self._future
-
-    @property
-    def _repeatable(self) -> Repeatable:
-        return Repeatable(self._work, self._seconds)
 
     def _seconds_left(self) -> float | None:
         return None if self._until is None else max(0.0, self._until - monotonic())
 
-    def _note(self, future: "Future[_T]") -> None:
-        late = self._until is not None and monotonic() > self._until
-        if late or future.cancelled():
-            self._stage.breaker.failed(self._probe)
-        elif (error := future.exception()) is not None:
-            self._stage._note_error(error, self._probe, self._repeatable)
-        else:
-            self._stage.breaker.succeeded(self._probe)
-
     def _settle(self, future: "Future[_T]") -> _T:
+        stage = self._stage
         if not future.done():
-            has_begun = self._stage._pool.write_off(future)
+            stage._pool.write_off(future)
             if not future.done():
-                late = self._stage._late(cast(float, self._seconds))
-                self._stage._note_failure(late.cause, self._probe, self._repeatable)
+                late = stage._late(cast(float, self._seconds))
+                stage._note_failure(late.cause, self._probe)
                 raise late
-            if not has_begun:
-                raise self._stage._full("no thread was free in time")
         if future.cancelled():
-            raise self._stage._full("abandoned before a thread was free")
-        return self._stage._settle(future, self._probe, self._repeatable)
-
-
-def _probe_again(stage_of: "weakref.ref[Stage]") -> None:
-    stage = stage_of()
-    if stage is not None and stage.is_open:
-        stage._probe_again()
-        stage._probe_later()
+            stage._give_up(self._probe)
+            raise stage._full("no thread was free in time")
+        return stage._settle(future, self._probe)
 
 
 def _set(done: "asyncio.Future[None]") -> None:

@@ -74,7 +74,7 @@ class LocalScorer:
     async def ascore(self, query: str, documents: Sequence[str], **_: object) -> FloatArray:
         """See `Scorer`; the model and the limit are the cross-encoder's own."""
         work = partial(self._reranker.score, query, documents)
-        call = self._stage.submit(work, self._deadline_seconds, is_only_stage=True)
+        call = self._stage.submit(work, self._deadline_seconds)
         return await call.aresult()
 
     async def aclose(self) -> None:
@@ -128,7 +128,7 @@ class BoundedScorer:
         self._in_flight += 1
         try:
             stage = self._stage if model is None else self._named
-            return await stage.await_ending(
+            return await stage.await_within(
                 partial(self._checked, query, documents, model, max_tokens),
                 self._deadline_seconds,
             )

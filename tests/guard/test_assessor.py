@@ -431,50 +431,6 @@ def test_answers_expire(now: list[float]) -> None:
         assert len(oracle.calls) == calls
 
 
-def test_equal_calls_at_once_are_one_call(world: World) -> None:
-    reached, released = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        reached.set()
-        released.wait()
-
-    world.oracle.fails = wait
-    stage = stage_of(world.oracle, deadline_seconds=300.0)
-    guard, query = world.guard(stage), world.queries[0]
-
-    async def all_of_them() -> list[Context]:
-        calls = [asyncio.create_task(guard.aretrieve(query)) for _ in range(3)]
-        calls.append(asyncio.create_task(asyncio.to_thread(guard.retrieve, query)))
-        await asyncio.to_thread(reached.wait)
-        released.set()
-        return await asyncio.gather(*calls)
-
-    found = asyncio.run(all_of_them())
-    assert len(world.oracle.calls) == 1
-    assert len({each.kept_ids for each in found}) == 1
-    assert world.outcome("cached") == 3 * world.outcome("answered") > 0
-
-
-def test_whoever_waits_for_anothers_call_learns_that_it_failed(world: World) -> None:
-    barrier = threading.Barrier(2)
-
-    def fail() -> None:
-        barrier.wait()
-        broken()
-
-    world.oracle.fails = fail
-    guard = world.guard(stage_of(world.oracle, deadline_seconds=300.0))
-
-    async def both() -> list[Context]:
-        calls = [asyncio.create_task(guard.aretrieve(world.queries[0])) for _ in range(2)]
-        await asyncio.to_thread(barrier.wait)
-        return await asyncio.gather(*calls)
-
-    found = asyncio.run(both())
-    assert [each.failures[0].stage for each in found] == ["assess"] * 2
-    assert len(world.oracle.calls) == 1
-
-
 def test_what_cannot_be_redacted_does_not_leave(world: World) -> None:
 
     def redact(text: str) -> str:

@@ -181,7 +181,7 @@ class TestBeyondTheShare:
         profile.save(file)
         telemetry = Telemetry(CollectorRegistry())
         watcher = ProfileWatcher(guard_of(engine, profile), file, telemetry=telemetry)
-        assert watcher.check(force=True) is None
+        assert watcher.check() is None
 
 
 class TestAnotherSystem:

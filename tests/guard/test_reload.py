@@ -6,7 +6,6 @@ tests/retrieval/test_generations.py.
 
 import logging
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -420,41 +419,3 @@ class TestForks:
                 return scene.watcher.check() is ReloadOutcome.RELOADED and scene.k() == 4
 
             assert child_says(work)
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no such signal")
-class TestSignals:
-    @pytest.fixture(autouse=True)
-    def _as_before(self) -> Iterator[None]:
-        before = signal.getsignal(signal.SIGHUP)
-        yield
-        signal.signal(signal.SIGHUP, before)
-
-    def patient(self, scene: Scene) -> ProfileWatcher:
-        """A watcher that would not look by itself for a long time."""
-        return ProfileWatcher(
-            scene.guard, scene.path, interval_seconds=1000.0, telemetry=scene.telemetry
-        )
-
-    def test_a_signal_reloads_at_once_and_calls_the_handler_before_it(self, scene: Scene) -> None:
-        heard: list[int] = []
-        signal.signal(signal.SIGHUP, lambda number, frame: heard.append(number))
-        watcher = self.patient(scene)
-        watcher.reload_on_signal(signal.SIGHUP)
-        until(lambda: watcher.check() is None)
-        profile_of(4).save(scene.path)
-        os.kill(os.getpid(), signal.SIGHUP)
-        until(lambda: scene.k() == 4)
-        assert heard == [signal.SIGHUP]
-        assert watcher.stop()
-
-    def test_another_thread_cannot_ask_for_it(self, scene: Scene) -> None:
-        watcher = self.patient(scene)
-        with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(watcher.reload_on_signal, signal.SIGHUP)
-            with pytest.raises(ConfigurationError, match="main thread"):
-                asked.result()
-
-    def test_a_signal_that_cannot_be_handled_is_refused(self, scene: Scene) -> None:
-        with pytest.raises(ConfigurationError, match="cannot be handled"):
-            self.patient(scene).reload_on_signal(signal.SIGKILL)

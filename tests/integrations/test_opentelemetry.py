@@ -1,5 +1,6 @@
 """Spans of requests, through OpenTelemetry's own SDK."""
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -92,7 +93,7 @@ def test_a_request_is_a_retrieval_span_with_its_decision_below() -> None:
 
 
 def test_texts_enter_no_span_unless_asked_for() -> None:
-    traced = Traced(openinference=True)
+    traced = Traced()
     traced.guard.retrieve("where is the key")
     written = repr([dict(span.attributes or {}) for span in traced.exporter.get_finished_spans()])
     assert "drawer" not in written
@@ -101,26 +102,20 @@ def test_texts_enter_no_span_unless_asked_for() -> None:
 
 def test_captured_texts_are_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CAPTURE, "SPAN_ONLY")
-    traced = Traced(openinference=True)
+    traced = Traced()
     traced.guard.retrieve("mail of bob@example.com")
     attributes = traced.attributes("retrieval handbook")
     assert attributes["gen_ai.retrieval.query.text"] == "mail of [e-mail]"
-    assert attributes["input.value"] == "mail of [e-mail]"
-    assert attributes["openinference.span.kind"] == "RETRIEVER"
-    assert attributes["retrieval.documents.1.document.id"] == "b"
-    assert attributes["retrieval.documents.1.document.score"] == 9.0
-    assert attributes["retrieval.documents.1.document.content"] == "write to [e-mail]"
-    assert "retrieval.documents.2.document.id" not in attributes
-    assert '"b"' in attributes["gen_ai.retrieval.documents"]
+    documents = json.loads(attributes["gen_ai.retrieval.documents"])
+    assert [(each["id"], each["score"]) for each in documents] == [("a", 10.0), ("b", 9.0)]
 
 
 def test_a_redactor_that_fails_keeps_the_text_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CAPTURE, "SPAN_ONLY")
-    traced = Traced(redactor=lambda text: 1 / 0, openinference=True)  # type: ignore[arg-type]
+    traced = Traced(redactor=lambda text: 1 / 0)  # type: ignore[arg-type]
     traced.guard.retrieve("where is the key")
     attributes = traced.attributes("retrieval handbook")
     assert "gen_ai.retrieval.query.text" not in attributes
-    assert "input.value" not in attributes
 
 
 @pytest.mark.parametrize(

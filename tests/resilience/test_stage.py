@@ -1,9 +1,9 @@
 """A stage: where its calls run, what becomes of late and failed ones, and how it recovers."""
 
 import asyncio
-import gc
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
 
@@ -12,13 +12,25 @@ import pytest
 from ctxguard.core.types import FailureKind
 from ctxguard.errors import OverloadedError, QueryError, StageError, StageUnavailableError
 from ctxguard.resilience import Stage, UnansweredError, failure_of
-from ctxguard.resilience import breaker as breaker_module
 from ctxguard.resilience.breaker import FAILURES, MAX_RETRY_SECONDS, RETRY_SECONDS
-from tests.timing import NEVER, PATIENCE_SECONDS, SOON, Clock, until
+from tests.timing import NEVER, SOON, Clock
 
 
 def fail() -> None:
     raise OSError("down")
+
+
+class Unsteady:
+    """A call that fails until it is mended."""
+
+    def __init__(self) -> None:
+        self.is_down, self.calls = True, 0
+
+    def __call__(self) -> str:
+        self.calls += 1
+        if self.is_down:
+            raise OSError("down")
+        return "up"
 
 
 def opened_stage() -> Stage:
@@ -104,30 +116,72 @@ def test_a_refused_query_says_nothing_against_the_stage() -> None:
 
 
 @pytest.mark.parametrize("seconds", [None, NEVER])
-def test_a_stage_that_recovers_is_found_out_beside_a_request_that_goes_on_without_it(
+def test_one_call_tries_an_open_stage_again_and_is_answered_by_it(
     seconds: float | None, clock: Clock
 ) -> None:
     stage = opened_stage()
+    with pytest.raises(UnansweredError, match="circuit open") as caught:
+        stage.call(pytest.fail, seconds)
+    assert caught.value.kind is FailureKind.CIRCUIT_OPEN
     clock.now += RETRY_SECONDS + 0.01
-    begin = threading.Event()
-    with pytest.raises(UnansweredError, match="being tried again") as caught:
-        stage.call(lambda: begin.wait(NEVER), seconds)
-    assert stage.is_open
-    begin.set()
-    assert caught.value.probe is not None
-    assert caught.value.probe.result()
+    begun, over = threading.Event(), threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        probe = threads.submit(stage.call, lambda: (begun.set(), over.wait(NEVER)), seconds)
+        assert begun.wait(NEVER)
+        with pytest.raises(UnansweredError, match="circuit open"):
+            stage.call(pytest.fail, seconds)
+        over.set()
+        assert probe.result(NEVER)
     assert not stage.is_open
     assert stage.call(lambda: "as usual", seconds) == "as usual"
 
 
 @pytest.mark.parametrize("seconds", [None, NEVER])
-def test_where_nothing_else_could_answer_the_request_waits_for_its_probe(
+def test_an_awaited_stage_is_tried_again_in_the_same_way(
     seconds: float | None, clock: Clock
+) -> None:
+    stage, work = Stage("rerank"), Unsteady()
+
+    async def asked() -> str:
+        return work()
+
+    async def main() -> None:
+        for _ in range(FAILURES):
+            with pytest.raises(OSError, match="down"):
+                await stage.await_within(asked, seconds)
+        with pytest.raises(UnansweredError, match="circuit open"):
+            await stage.await_within(asked, seconds)
+        work.is_down = False
+        clock.now += RETRY_SECONDS + 0.01
+        assert await stage.await_within(asked, seconds) == "up"
+
+    asyncio.run(main())
+    assert not stage.is_open
+
+
+@pytest.mark.parametrize("is_threaded", [False, True])
+def test_a_probe_that_is_cancelled_leaves_the_stage_open_and_another_may_try(
+    is_threaded: bool, clock: Clock, hang: Callable[[], None]
 ) -> None:
     stage = opened_stage()
     clock.now += RETRY_SECONDS + 0.01
-    assert stage.call(lambda: "back", seconds, is_only_stage=True) == "back"
-    assert not stage.is_open
+
+    async def main() -> None:
+        waited = (
+            stage.submit(hang, NEVER).aresult()
+            if is_threaded
+            else stage.await_within(asyncio.Event().wait, NEVER)
+        )
+        probe = asyncio.create_task(waited)
+        await asyncio.sleep(0)
+        probe.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await probe
+
+    asyncio.run(main())
+    assert stage.is_open
+    clock.now += MAX_RETRY_SECONDS
+    assert stage.call(lambda: "back", NEVER) == "back"
 
 
 def test_hung_probes_do_not_use_up_the_threads_that_a_recovery_needs(clock: Clock) -> None:
@@ -137,13 +191,12 @@ def test_hung_probes_do_not_use_up_the_threads_that_a_recovery_needs(clock: Cloc
             stage.call(fail, NEVER)
     for _ in range(3):
         clock.now += MAX_RETRY_SECONDS
-        with pytest.raises(UnansweredError):
+        with pytest.raises(UnansweredError, match="no answer within 50 ms"):
             stage.call(lambda: over.wait(NEVER), SOON)
-        clock.now += SOON
-        with pytest.raises(UnansweredError):
+        with pytest.raises(UnansweredError, match="circuit open"):
             stage.call(pytest.fail, SOON)
     clock.now += MAX_RETRY_SECONDS
-    assert stage.call(lambda: "back", NEVER, is_only_stage=True) == "back"
+    assert stage.call(lambda: "back", NEVER) == "back"
     assert stage.call(lambda: "as usual", NEVER) == "as usual"
     over.set()
 
@@ -198,98 +251,17 @@ def test_giving_up_an_awaited_call_leaves_the_event_loop_free(hang: Callable[[],
     asyncio.run(main())
 
 
-def idle_threads(stage: Stage) -> list[threading.Thread]:
-    name = f"ctxguard-{stage.name}-probes"
-    return [thread for thread in threading.enumerate() if thread.name == name]
-
-
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make breakers try again soon."""
-    monkeypatch.setattr(breaker_module, "RETRY_SECONDS", SOON)
-    monkeypatch.setattr(breaker_module, "MAX_RETRY_SECONDS", SOON)
-
-
-class Unsteady:
-    """A call that fails until it is mended."""
-
-    def __init__(self) -> None:
-        self.is_down, self.calls = True, 0
-
-    def __call__(self) -> str:
-        self.calls += 1
-        if self.is_down:
-            raise OSError("down")
-        return "up"
-
-
-@pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize("seconds", [None, NEVER])
-def test_a_stage_recovers_while_nobody_asks(seconds: float | None) -> None:
-    stage, work = Stage("idle"), Unsteady()
-    for _ in range(FAILURES):
-        with pytest.raises(OSError, match="down"):
-            stage.call(work, seconds)
-    until(lambda: work.calls > FAILURES + 2, "a probe of no request")
-    assert stage.is_open
-    work.is_down = False
-    until(lambda: not stage.is_open, "the recovery")
-    until(lambda: not idle_threads(stage), "the end of the thread")
-
-
-@pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize("call", [Stage.await_within, Stage.await_ending])
-def test_an_awaited_stage_recovers_on_its_own_loop_while_nobody_asks(
-    call: Callable[..., Awaitable[str]],
-) -> None:
-    stage, work, loops = Stage("idle"), Unsteady(), set()
-
-    async def on_loop() -> str:
-        loops.add(asyncio.get_running_loop())
-        return work()
-
-    async def serve() -> None:
-        for _ in range(FAILURES):
-            with pytest.raises(OSError, match="down"):
-                await call(stage, on_loop, NEVER)
-        work.is_down = False
-        await asyncio.to_thread(until, lambda: not stage.is_open, "the recovery")
-
-    asyncio.run(serve())
-    assert len(loops) == 1
-
-
-@pytest.mark.usefixtures("hasty")
-def test_the_probes_of_a_stage_end_with_it() -> None:
-    stage, work = Stage("idle"), Unsteady()
-    for _ in range(FAILURES):
-        with pytest.raises(OSError, match="down"):
-            stage.call(work)
-    threads = idle_threads(stage)
-    assert threads
-    del stage
-    gc.collect()
-    for thread in threads:
-        thread.join(PATIENCE_SECONDS)
-        assert not thread.is_alive()
-
-
-def test_a_requests_own_probe_comes_before_one_of_no_request(clock: Clock) -> None:
-    stage = opened_stage()
-    assert stage.breaker.seconds_to_idle_probe > RETRY_SECONDS
-
-
-@pytest.mark.usefixtures("hasty")
 def test_a_stage_says_once_that_it_fails_is_left_out_and_has_recovered(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, clock: Clock
 ) -> None:
     stage, work = Stage("idle"), Unsteady()
     for _ in range(4 * FAILURES):
         with suppress(OSError, UnansweredError):
             stage.call(work)
-    until(lambda: work.calls > FAILURES + 2, "a probe of no request")
+        clock.now += RETRY_SECONDS
     work.is_down = False
-    until(lambda: not stage.is_open, "the recovery")
+    clock.now += MAX_RETRY_SECONDS
+    assert stage.call(work) == "up"
     lines = [record.getMessage() for record in caplog.records]
     assert [line.split(":")[0].split(",")[0] for line in lines] == [
         "idle failed",
@@ -309,12 +281,8 @@ def test_a_stage_that_fails_now_and_then_does_not_fill_the_log(
     assert len(caplog.records) == 1
 
 
-def test_a_call_that_ends_when_cancelled_is_awaited_in_the_running_task() -> None:
+def test_an_awaited_call_that_is_late_is_cancelled_and_its_own_errors_are_its_own() -> None:
     stage, ended = Stage("rerank"), list[str]()
-
-    async def own_task() -> bool:
-        await asyncio.sleep(0.0)
-        return asyncio.current_task() is task
 
     async def failing() -> None:
         raise TimeoutError("its own")
@@ -326,14 +294,10 @@ def test_a_call_that_ends_when_cancelled_is_awaited_in_the_running_task() -> Non
             ended.append("cancelled")
 
     async def main() -> None:
-        nonlocal task
-        task = asyncio.current_task()
-        assert await stage.await_ending(own_task, NEVER)
         with pytest.raises(TimeoutError, match="its own"):
-            await stage.await_ending(failing, NEVER)
+            await stage.await_within(failing, NEVER)
         with pytest.raises(UnansweredError, match="no answer within 50 ms"):
-            await stage.await_ending(late, SOON)
+            await stage.await_within(late, SOON)
 
-    task: object = None
     asyncio.run(main())
     assert ended == ["cancelled"]

@@ -10,7 +10,7 @@ import numpy as np
 from ctxguard.core.types import FloatArray, Leg, Ranking, ScoreKind, StageFailure
 from ctxguard.errors import StageUnavailableError
 from ctxguard.integrations.engines.engine import KINDS, Engine, LegQuery
-from ctxguard.resilience import Budget, StageFailed, attempt, failure_of
+from ctxguard.resilience import Budget, attempt, failure_of
 from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL, Candidates, Pool, alone, united
 from ctxguard.retrieval.hybrid.pipeline import SearchSettings
 from ctxguard.retrieval.hybrid.search import vector_of
@@ -63,10 +63,10 @@ class EngineSearch:
         stages = self.settings.stages
         if DENSE in stages:
             encoded = attempt(DENSE, self._encode)
-            if isinstance(encoded, StageFailed):
-                failures.append(encoded.failure)
+            if isinstance(encoded, StageFailure):
+                failures.append(encoded)
                 if LEXICAL not in stages:
-                    raise StageUnavailableError(DENSE, encoded.failure.cause)
+                    raise StageUnavailableError(DENSE, encoded.cause)
         terms = self.analyser.analyse(self.query) if LEXICAL in stages else None
         asked = LegQuery(terms, self.vector, self.depth, self.any_of)
         answers = (

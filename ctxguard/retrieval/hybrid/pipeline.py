@@ -25,7 +25,7 @@ from ctxguard.core.types import (
     StageTiming,
 )
 from ctxguard.errors import ConfigurationError, QueryError, StageError
-from ctxguard.resilience import Budget, Deadlines, Stage, StageFailed, Watcher, attempt
+from ctxguard.resilience import Budget, Deadlines, Stage, Watcher, attempt
 from ctxguard.retrieval.hybrid.candidates import (
     RERANK,
     ROUTES,
@@ -190,8 +190,8 @@ class Hybrid(ABC):
             began_at, began = time(), perf_counter()
             signalled = attempt(SIGNALS, search.signalled, candidates)
             timings.append(StageTiming(SIGNALS, began_at, perf_counter() - began))
-            if isinstance(signalled, StageFailed):
-                failures.append(signalled.failure)
+            if isinstance(signalled, StageFailure):
+                failures.append(signalled)
             else:
                 candidates = signalled
         if is_reranked:
@@ -199,8 +199,8 @@ class Hybrid(ABC):
             best = candidates.best(settings.rerank_depth)
             reranked = self._reranked(search, text, best, budget)
             timings.append(StageTiming(RERANK, began_at, perf_counter() - began))
-            if isinstance(reranked, StageFailed):
-                failures.append(reranked.failure)
+            if isinstance(reranked, StageFailure):
+                failures.append(reranked)
             else:
                 candidates = best.reranked(reranked)
         if candidates.rows.size > depth:
@@ -233,7 +233,7 @@ class Hybrid(ABC):
 
     def _reranked(
         self, search: LegSearch, query: str, candidates: Candidates, budget: Budget | None
-    ) -> FloatArray | StageFailed:
+    ) -> FloatArray | StageFailure:
         """Return the reranker's logit of each candidate, or how it failed."""
         reranker, rows = self._settings.reranker, candidates.rows
 

@@ -25,7 +25,7 @@ from ctxguard.errors import (
     StageError,
     StageUnavailableError,
 )
-from ctxguard.resilience import Budget, Stage, StageFailed, attempt
+from ctxguard.resilience import Budget, Stage, attempt
 from ctxguard.retrieval.hybrid.candidates import (
     DENSE,
     LEXICAL,
@@ -109,8 +109,8 @@ class Search:
             OverloadedError: no leg had a thread free.
         """
         stages, asked = self.stages, self.settings.stages
-        lexical: LexicalHits | StageFailed | None = None
-        dense: DenseHits | StageFailed | None = None
+        lexical: LexicalHits | StageFailure | None = None
+        dense: DenseHits | StageFailure | None = None
         limits: dict[str, float | None] = dict.fromkeys(_BOTH)
         if budget is not None:
             limits = {leg: budget(leg) for leg in _BOTH}
@@ -119,7 +119,7 @@ class Search:
             # Side by side, the dense leg in its pool.
             call = attempt(DENSE, stages[DENSE].submit, self.dense, limits[DENSE])
             lexical = attempt(LEXICAL, stages[LEXICAL].call, self.lexical, limits[LEXICAL])
-            dense = call if isinstance(call, StageFailed) else attempt(DENSE, call.result)
+            dense = call if isinstance(call, StageFailure) else attempt(DENSE, call.result)
         else:
             # On this thread: side by side would save an eighth of the time over a million passages,
             # and cost a third of the throughput with as many clients as cores.
@@ -255,10 +255,10 @@ class Search:
 
 
 def _alone(
-    lexical: LexicalHits | StageFailed | None, dense: DenseHits | StageFailed | None
+    lexical: LexicalHits | StageFailure | None, dense: DenseHits | StageFailure | None
 ) -> tuple[Candidates, list[StageFailure]]:
     """Return the candidates of the leg that answered; errors as for `Search.legs`."""
-    failures = [leg.failure for leg in (lexical, dense) if isinstance(leg, StageFailed)]
+    failures = [leg for leg in (lexical, dense) if isinstance(leg, StageFailure)]
     for name, kind, hits in (
         (LEXICAL, ScoreKind.RATIO, lexical),
         (DENSE, ScoreKind.COSINE, dense),
@@ -274,17 +274,15 @@ def _alone(
 
 
 def _retried(
-    outcome: _T | StageFailed, stage: Stage, work: Callable[[], _T], budget: Budget | None
-) -> _T | StageFailed:
+    outcome: _T | StageFailure, stage: Stage, work: Callable[[], _T], budget: Budget | None
+) -> _T | StageFailure:
     """Retry a stage that was skipped only because its circuit was open.
 
     Returns:
         The outcome of the retry; any other outcome unchanged.
     """
-    if not isinstance(outcome, StageFailed) or outcome.failure.kind is not FailureKind.CIRCUIT_OPEN:
+    if not isinstance(outcome, StageFailure) or outcome.kind is not FailureKind.CIRCUIT_OPEN:
         return outcome
-    if outcome.probe is not None:
-        return attempt(stage.name, outcome.probe.result)
     return attempt(stage.name, stage.call_ignoring_circuit, work, _left(budget, stage.name))
 
 
