@@ -214,7 +214,7 @@ class IndexCommand(SettingsModel):
 
         if existing is not None:
             holder: Any = getattr(existing, "generation", existing)
-            return SentenceTransformerEmbedder.of_index(holder.embedder)
+            return SentenceTransformerEmbedder(holder.embedder)
         # A folder's name must still find it when the index is opened from elsewhere.
         is_folder = self.model is not None and Path(self.model).is_dir()
         model = Path(str(self.model)).resolve() if is_folder else self.model

@@ -16,7 +16,7 @@ from ctxguard.monitor.redaction import redact
 from ctxguard.profile.schema import Profile
 from ctxguard.retrieval.chat import Pacer
 from ctxguard.retrieval.index.passages import searchable_text
-from ctxguard.retrieval.models.files import model_folder, portable_name, weights_digest
+from ctxguard.retrieval.models.files import portable_name
 from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 from ctxguard.retrieval.protocols import Reranker
 from ctxguard.retrieval.rerank_client import RerankClient
@@ -166,14 +166,14 @@ class CrossEncoderJudge(ScoreJudge):
     ) -> None:
         super().__init__(min_score)
         self._model = CrossEncoderReranker(name_or_path)
-        weights = weights_digest(model_folder(self._model.name))
+        name, _, weights = self._model.files
         for used in _fingerprints(reranker, guard):
             if weights in used:
                 raise ConfigurationError(
-                    f"the cross-encoder {self._model.name!r} has the weights of the guard's own "
+                    f"the cross-encoder {name!r} has the weights of the guard's own "
                     f"reranker ({used}), which cannot judge itself; take another model"
                 )
-        self.version = f"{portable_name(self._model.name)} {weights[:12]} logit>={min_score:g}"
+        self.version = f"{portable_name(name)} {weights[:12]} logit>={min_score:g}"
 
     def scores(self, query: str, texts: Sequence[str]) -> FloatArray:
         """Return the model's logits."""

@@ -160,7 +160,7 @@ class HybridRetriever(Hybrid):
         given = None if analyser is None else as_analyser(analyser)
         index, version = open_index(Path(folder), given)
         if embedder is None:
-            embedder = SentenceTransformerEmbedder.of_index(index.embedder)
+            embedder = SentenceTransformerEmbedder(index.embedder)
         loaded = cls(index, embedder=embedder, **options)
         loaded._live.folder, loaded._live.version = Path(folder), version
         return loaded
