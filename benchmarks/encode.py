@@ -1,20 +1,16 @@
-"""Encoding and reranking with our encoder and with sentence-transformers alone.
+"""Encoding with our encoder and with sentence-transformers alone.
 
     python -m benchmarks.encode --threads 1 --scifact DIR --json encode.json
 
-A query, passages a second and 50 passages reranked, in turns, and the least cosine of a vector with
-the library's own. The cross-encoder has the bundled model's body and an untrained head: its time is
-that of any other of the size.
+A query and passages a second, in turns, and the least cosine of a vector with the library's own.
 """
 
 import argparse
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -27,12 +23,11 @@ from calibration.data.readers import read_corpus
 from ctxguard.retrieval.index.passages import searchable_text
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.retrieval.models.files import bundled_model
-from ctxguard.retrieval.models.graph import quiet_loading
-from ctxguard.retrieval.models.reranker import CrossEncoderReranker
+from ctxguard.retrieval.models.loading import quiet_loading
 
 LIBRARY = "sentence-transformers"
 RUNTIMES = ("openvino", "torch")
-PASSAGES, RERANKED, QUERIES = 64, 50, 200
+PASSAGES, QUERIES = 64, 200
 QUERY_BAR, PASSAGES_BAR, COSINE_BAR = 2.0, 2.0, 0.9999
 """Times as fast as the library, and as near to its vectors."""
 _PACKAGES = (LIBRARY, "transformers", "tokenizers", "torch", "openvino", "numpy")
@@ -40,24 +35,12 @@ _PACKAGES = (LIBRARY, "transformers", "tokenizers", "torch", "openvino", "numpy"
 Work = Mapping[str, Callable[[Any], Any]]
 
 
-def untrained_cross_encoder(folder: Path) -> Path:
-    """Save the bundled model's body under a head of one output."""
-    import torch
-    from sentence_transformers import CrossEncoder
-
-    torch.manual_seed(0)
-    with quiet_loading():
-        CrossEncoder(str(bundled_model()), num_labels=1, device="cpu").save_pretrained(str(folder))
-    return folder
-
-
-def systems(cross_encoder: Path) -> tuple[Work, Work, Work]:
-    """Open every system; give what encodes a query, encodes passages, and scores a pair of both."""
-    from sentence_transformers import CrossEncoder, SentenceTransformer
+def systems() -> tuple[Work, Work]:
+    """Open every system; give what encodes a query and what encodes passages."""
+    from sentence_transformers import SentenceTransformer
 
     with quiet_loading():
         library: Any = SentenceTransformer(str(bundled_model()), device="cpu")
-        scorer = CrossEncoder(str(cross_encoder), device="cpu")
     options = {"normalize_embeddings": True, "show_progress_bar": False}
     query: dict[str, Callable[[Any], Any]] = {
         LIBRARY: lambda text: library.encode_query(text, **options)
@@ -65,19 +48,10 @@ def systems(cross_encoder: Path) -> tuple[Work, Work, Work]:
     passages: dict[str, Callable[[Any], Any]] = {
         LIBRARY: lambda texts: library.encode_document(texts, **options)
     }
-    pairs: dict[str, Callable[[Any], Any]] = {
-        LIBRARY: lambda pair: scorer.predict([(pair[0], each) for each in pair[1]])
-    }
     for runtime in RUNTIMES:
         encoder = SentenceTransformerEmbedder(runtime=runtime, remembered=0)
-        reranker = CrossEncoderReranker(cross_encoder, runtime=runtime)
         query[runtime], passages[runtime] = encoder.query, encoder.encode_passages
-        pairs[runtime] = partial(_scored, reranker)
-    return query, passages, pairs
-
-
-def _scored(reranker: CrossEncoderReranker, pair: tuple[str, list[str]]) -> Any:
-    return reranker.score(*pair)
+    return query, passages
 
 
 def timed(work: Work, items: Sequence[Any], rounds: int, calls: int) -> dict[str, Timing]:
@@ -101,18 +75,16 @@ def show(title: str, timings: Mapping[str, Timing], n_texts: int) -> None:
         )
 
 
-def measure(arguments: argparse.Namespace, cross_encoder: Path) -> dict[str, Any]:
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure every figure, printed as it is found."""
     corpus = islice(read_corpus(arguments.scifact), PASSAGES)
     texts = [searchable_text(passage) for passage in corpus]
     queries = [query.text for query in all_splits(arguments.scifact).queries[:QUERIES]]
-    query, passages, pairs = systems(cross_encoder)
+    query, passages = systems()
     report: dict[str, Any] = {"environment": environment(_PACKAGES, arguments.threads)}
-    reranked = [(text, texts[:RERANKED]) for text in queries]
     for name, title, work, items, n_texts in (
         ("query", "one query", query, queries, 1),
         ("passages", f"{PASSAGES} passages", passages, [texts], PASSAGES),
-        ("reranking", f"reranking {RERANKED} passages", pairs, reranked, RERANKED),
     ):
         calls = len(items) if name == "query" else 1
         timings = timed(work, items, arguments.rounds, calls)
@@ -147,8 +119,7 @@ def main(given: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(given)
     # Read by OpenVINO when it opens a model, and by torch when it is imported.
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
-    with tempfile.TemporaryDirectory() as folder:
-        report = measure(arguments, untrained_cross_encoder(Path(folder)))
+    report = measure(arguments)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 

@@ -10,19 +10,23 @@ import pytest
 @contextmanager
 def models_opened_once() -> Iterator[None]:
     """Models of one folder share what is opened: opening it takes seconds each time."""
-    from ctxguard.retrieval.models.graph import GraphModel
+    from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
+    from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 
-    graphs: dict[Any, Any] = {}
-    opened = GraphModel._opened
+    models: dict[Any, Any] = {}
 
-    def opened_once(model: GraphModel) -> Any:
-        key = (model.folder, model._output, model._requested)
-        if key not in graphs:
-            graphs[key] = opened(model)
-        return graphs[key]
+    def once(opened: Any) -> Any:
+        def opened_once(model: Any) -> Any:
+            key = (opened, model.files, getattr(model, "_runtime", None))
+            if key not in models:
+                models[key] = opened(model)
+            return models[key]
+
+        return opened_once
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GraphModel, "_opened", opened_once)
+        for owner in (SentenceTransformerEmbedder, CrossEncoderReranker):
+            patch.setattr(owner, "_open", once(owner._open))
         yield
 
 

@@ -48,7 +48,7 @@ def _saved(folder: Path, kind: str, **options: Any) -> Iterator[None]:
     import torch
     import transformers
 
-    from ctxguard.retrieval.models.graph import quiet_loading
+    from ctxguard.retrieval.models.loading import quiet_loading
 
     torch.manual_seed(0)
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(bundled.get_model_path()))

@@ -180,7 +180,7 @@ class IndexCommand(SettingsModel):
         from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
         if existing is not None:
-            return SentenceTransformerEmbedder.of_index(_holder(existing).embedder)
+            return SentenceTransformerEmbedder(_holder(existing).embedder)
         # A folder's name must still find it when the index is opened from elsewhere.
         is_folder = self.model is not None and Path(self.model).is_dir()
         model = Path(str(self.model)).resolve() if is_folder else self.model

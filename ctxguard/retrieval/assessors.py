@@ -20,11 +20,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 import numpy as np
 
-from ctxguard._support.extras import require
 from ctxguard.core.render import Template, sanitise
 from ctxguard.core.types import FailureKind, FloatArray, Passage
 from ctxguard.core.value_of_information import ASSESS, DEFAULT_QUESTIONS
@@ -38,7 +37,8 @@ from ctxguard.retrieval.chat import (
     field_of,
     tokens_of,
 )
-from ctxguard.retrieval.models.files import model_folder, model_name, portable_name, weights_digest
+from ctxguard.retrieval.models.files import ModelFiles, portable_name
+from ctxguard.retrieval.models.loading import load
 from ctxguard.retrieval.protocols import Reranker
 from ctxguard.retrieval.usage import UNAVAILABLE, InvalidReason, Ledger
 
@@ -205,15 +205,13 @@ class NLIAssessor:
     """
 
     def __init__(self, name_or_path: str | Path) -> None:
-        library = require("sentence_transformers", "embedded")
-        name = model_name(name_or_path)
-        folder = model_folder(name)
-        self._model: Any = library.CrossEncoder(str(folder))
+        name, folder, weights = ModelFiles.find(name_or_path)
+        self._model = load("CrossEncoder", folder)
         labels: Mapping[int, str] = self._model.config.id2label
         if len(labels) < 2:
             raise ConfigurationError(f"{name!r} has one output: use it as a reranker")
         self.names = tuple(str(labels[place]).lower() for place in range(len(labels)))
-        self.fingerprint = f"nli {portable_name(name)} {weights_digest(folder)[:12]}"
+        self.fingerprint = f"nli {portable_name(name)} {weights[:12]}"
         self.ledger = Ledger()
 
     def assess(self, query: str, texts: Sequence[str]) -> Answers:

@@ -48,7 +48,7 @@ ROUNDS = {
         "assessors/d′ 1/musique/",
     ),
     "certificate": Round("--repeats 1", "outcomes/", fails=True),
-    "encode": Round("--scifact DATA/scifact --rounds 1", "reranking/openvino/p50"),
+    "encode": Round("--scifact DATA/scifact --rounds 1", "passages/openvino/p50"),
     "engines": Round(
         "--data DATA/noveleval --engines postgresql --rounds 1",
         "engines/postgresql/milliseconds/p50",
@@ -128,7 +128,6 @@ def small(monkeypatch: pytest.MonkeyPatch, data: Path) -> Iterator[None]:
         (alarms, "REQUESTS_AFTER_ALARM", 1_000),
         (certificate, "POPULATION_SIZE", 500),
         (encode, "PASSAGES", 4),
-        (encode, "RERANKED", 4),
         (encode, "QUERIES", 4),
         (encode, "RUNTIMES", ("openvino",)),
         (rise, "DAYS", 30),

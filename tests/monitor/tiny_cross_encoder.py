@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxguard.retrieval.models.graph import quiet_loading
+from ctxguard.retrieval.models.loading import quiet_loading
 
 PAIRS = (
     ("How long does a red fox live?", "Red fox\nA red fox lives three years in the wild.", 1.0),

@@ -65,7 +65,7 @@ def exported(exports: Path) -> Encoder:
 def _in_openvino(encoder: Encoder) -> Encoder:
     # Not ``importorskip``, with which OpenVINO's telemetry would come along.
     try:
-        assert encoder.runtime == "openvino"
+        assert encoder._model.runtime == "openvino"
     except MissingExtraError as error:
         pytest.skip(str(error))
     return encoder

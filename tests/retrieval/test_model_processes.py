@@ -63,7 +63,7 @@ from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 
 QUERY = "How do vaccines train the immune system?"
 TEXTS = [f"passage number {n} " + "with some more words " * n for n in range(4)]
-reranker = CrossEncoderReranker(sys.argv[1], runtime="torch")
+reranker = CrossEncoderReranker(sys.argv[1])
 
 def in_a_thread(work):
     def answer():
@@ -90,7 +90,7 @@ outcomes |= {
 }
 outcomes["query by a grandchild"] = forked(lambda: forked(lambda: compare(*work["query"])))
 outcomes["threads of the parent"] = torch.get_num_threads()
-with encoder.graph.run._lock, encoder._lock, reranker.graph.run._lock:
+with encoder._lock, reranker._lock:
     outcomes["query and score with locks held at the fork"] = forked(
         lambda: max(compare(*work["query"]), compare(*work["score"]))
     )

@@ -9,11 +9,8 @@ from ctxguard.core.types import Passage, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.models import files
-from ctxguard.retrieval.models.embedder import (
-    DEFAULT_MODEL,
-    DEFAULT_MODEL_SHA256,
-    SentenceTransformerEmbedder,
-)
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
+from ctxguard.retrieval.models.files import DEFAULT_MODEL, DEFAULT_MODEL_SHA256
 from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 from tests.opened_once import models_opened_once
 
@@ -56,7 +53,7 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
 
 def test_a_model_that_is_nowhere_is_refused_saying_what_to_install() -> None:
     with pytest.raises(ConfigurationError, match="is not a folder, and the hub did not give it"):
-        SentenceTransformerEmbedder("no such model!").fingerprint()
+        SentenceTransformerEmbedder("no such model!")
 
 
 def test_a_model_in_a_folder_is_known_by_the_folders_name_and_its_weights(

@@ -3,16 +3,15 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from ctxguard._support.extras import install_line
 from ctxguard.errors import ConfigurationError, MissingExtraError
-from ctxguard.retrieval.models import files, graph
+from ctxguard.retrieval.models import embedder, files
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder as Encoder
-from ctxguard.retrieval.models.reranker import CrossEncoderReranker
+from ctxguard.retrieval.models.files import ModelFiles
 
 pytestmark = pytest.mark.model
 in_openvino = pytest.mark.usefixtures("small")
@@ -58,12 +57,11 @@ def test_a_table_is_kept_unless_it_is_damaged(
 ) -> None:
     made: list[int] = []
 
-    def states(encoder: Encoder, pieces: range) -> np.ndarray:
-        made.append(len(pieces))
-        return np.full((900, 20), len(made), np.float32)
+    def states(encoder: Encoder) -> dict[str, np.ndarray]:
+        made.append(1)
+        return {"table": np.full((900, 20), len(made), np.float16)}
 
     monkeypatch.setattr(Encoder, "_states", states)
-    monkeypatch.setattr(Encoder, "_n_pieces", 900)
 
     def opened() -> list[float]:
         """The table as a program that starts now has it."""
@@ -75,14 +73,14 @@ def test_a_table_is_kept_unless_it_is_damaged(
     (file,) = tmp_path.iterdir()
     file.write_bytes(_flip(file.read_bytes(), file.stat().st_size // 2))
     assert opened() == opened() == [2.0]
-    assert made == [900, 900]
+    assert len(made) == 2
 
 
 def test_another_pooling_is_another_model(tmp_path: Path) -> None:
     keys = set()
     for mode in ("mean", "max"):
         (tmp_path / "pooling.json").write_text(mode)
-        keys.add(files.cache_key("openvino", "the same weights", tmp_path))
+        keys.add(ModelFiles("mine", tmp_path, "the same weights").key("openvino"))
     assert len(keys) == 2
 
 
@@ -100,12 +98,11 @@ def test_an_export_whose_results_are_not_torchs_is_not_used(
     tiny: Path, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The archive is undamaged, but this processor does not compute what torch did."""
-    kind = f"openvino-{graph.openvino().__version__}"
-    key = files.cache_key(kind, files.weights_digest(tiny), tiny)
+    key = ModelFiles.find(tiny).key(f"openvino-{embedder._openvino().__version__}")
     honest = files.kept(cache, key, dict)
     files.kept(tmp_path, key, lambda: {**honest, "expected": -honest["expected"]})
     with caplog.at_level(logging.WARNING):
-        assert Encoder(tiny, cache=tmp_path).runtime == "torch"
+        assert Encoder(tiny, cache=tmp_path)._model.runtime == "torch"
     assert "does not run on openvino (its results differ from torch's" in caplog.text
 
 
@@ -114,7 +111,7 @@ def without_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent() -> object:
         raise MissingExtraError("openvino", "fast", install_line("fast"))
 
-    monkeypatch.setattr(graph, "openvino", absent)
+    monkeypatch.setattr(embedder, "_openvino", absent)
 
 
 @pytest.mark.usefixtures("without_openvino")
@@ -122,7 +119,7 @@ def test_without_openvino_torch_is_used_and_the_log_says_what_to_install(
     tiny: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        assert Encoder(tiny, cache=cache).runtime == "torch"
+        assert Encoder(tiny, cache=cache)._model.runtime == "torch"
     assert "runs on torch" in caplog.text
     assert f"the extra fast: {install_line('fast')}" in caplog.text
 
@@ -138,29 +135,8 @@ def test_openvino_is_the_default_and_named_in_the_log(
     tiny: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        assert Encoder(tiny, cache=cache).runtime == "openvino"
-    assert f"{tiny} runs on openvino in " in caplog.text
-
-
-@in_openvino
-def test_a_precision_whose_results_differ_too_much_from_torchs_is_not_used(
-    tiny: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried: list[str] = []
-    made, rows = graph._OpenVino, graph.Graph.rows
-
-    def opened(content: bytes, weights: bytes, precision: str) -> object:
-        tried.append(precision)
-        return made(content, weights, precision)
-
-    def worse_in_bf16(self: graph.Graph, *given: Any) -> np.ndarray:
-        return rows(self, *given) + (0.1 if tried[-1:] == ["bf16"] else 0.0)
-
-    monkeypatch.setattr(Encoder, "_precisions", ("bf16", "f32"))
-    monkeypatch.setattr(graph, "_OpenVino", opened)
-    monkeypatch.setattr(graph.Graph, "rows", worse_in_bf16)
-    assert Encoder(tiny, cache=cache).runtime == "openvino"
-    assert tried == ["bf16", "f32"]
+        assert Encoder(tiny, cache=cache)._model.runtime == "openvino"
+    assert f"{tiny} runs on openvino" in caplog.text
 
 
 @in_openvino
@@ -173,7 +149,7 @@ def test_a_model_that_cannot_be_exported_stays_on_torch(
     monkeypatch.setattr(Encoder, "_export", refuse)
     with caplog.at_level(logging.WARNING):
         encoder = Encoder(tiny, cache=tmp_path)
-        assert encoder.runtime == "torch"
+        assert encoder._model.runtime == "torch"
     assert "an operation is not known" in caplog.text
     assert encoder.query("a question").vector.shape == (32,)
 
@@ -184,11 +160,11 @@ def test_a_model_of_something_else_than_texts_is_refused(
     class Images:
         tokenizer = None
 
-    monkeypatch.setattr(Encoder, "_load", lambda self, folder, device: Images())
-    with pytest.raises(ConfigurationError, match="takes no tokens instead of tokenized text"):
+    monkeypatch.setattr(embedder, "load", lambda kind, folder: Images())
+    with pytest.raises(ConfigurationError, match="the model takes no tokenized text"):
         Encoder(tiny, runtime="torch").query("a question")
 
 
 def test_an_unknown_runtime_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigurationError, match="'cuda' is unknown; use openvino or torch"):
-        CrossEncoderReranker("anything", runtime="cuda")
+        Encoder(runtime="cuda")

@@ -84,7 +84,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         settings = engine.settings
         self._engine = engine
         if embedder is None:
-            embedder = SentenceTransformerEmbedder.of_index(settings.embedder)
+            embedder = SentenceTransformerEmbedder(settings.embedder)
         given = None if analyser is None else as_analyser(analyser)
         self.analyser = analyser_of_index(settings.analyser, given)
         check_embedder(settings.embedder, settings.embedder_weights, embedder)

@@ -14,7 +14,7 @@ from ctxguard.monitor.judges.protocol import Judgment
 from ctxguard.monitor.redaction import redact
 from ctxguard.retrieval.chat import Pacer
 from ctxguard.retrieval.index.passages import searchable_text
-from ctxguard.retrieval.models.files import model_folder, portable_name, weights_digest
+from ctxguard.retrieval.models.files import portable_name
 from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 from ctxguard.retrieval.protocols import Reranker
 from ctxguard.retrieval.rerank_client import RerankClient
@@ -149,13 +149,13 @@ class CrossEncoderJudge(ScoreJudge):
     ) -> None:
         super().__init__(min_score)
         self._model = CrossEncoderReranker(name_or_path)
-        weights = weights_digest(model_folder(self._model.name))
+        name, _, weights = self._model.files
         if reranker is not None and weights in reranker.fingerprint:
             raise ConfigurationError(
-                f"the cross-encoder {self._model.name!r} has the weights of the guard's own "
-                f"reranker ({reranker.fingerprint}), which cannot judge itself; take another model"
+                f"the cross-encoder {name!r} has the weights of the guard's own reranker "
+                f"({reranker.fingerprint}), which cannot judge itself; take another model"
             )
-        self.version = f"{portable_name(self._model.name)} {weights[:12]} logit>={min_score:g}"
+        self.version = f"{portable_name(name)} {weights[:12]} logit>={min_score:g}"
 
     def scores(self, query: str, texts: Sequence[str]) -> FloatArray:
         """Return the model's logits."""

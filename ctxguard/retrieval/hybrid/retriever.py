@@ -160,7 +160,7 @@ class HybridRetriever(Hybrid):
         given = None if analyser is None else as_analyser(analyser)
         index, version = open_index(Path(folder), given)
         if embedder is None:
-            embedder = SentenceTransformerEmbedder.of_index(index.embedder)
+            embedder = SentenceTransformerEmbedder(index.embedder)
         loaded = cls(index, embedder=embedder, **options)
         loaded._live.folder, loaded._live.version = Path(folder), version
         return loaded
@@ -312,8 +312,8 @@ class HybridRetriever(Hybrid):
         Args:
             filter_fields: Names of the metadata that filters will use. They are read in one pass
                 over all passages (0.4 s for 100,000), for which the first filter on a field would
-                wait otherwise; an index that replaces this one reads them before it answers. The
-                first 16 count. A field that no passage has is no error.
+                wait otherwise; an index that replaces this one reads them before it answers. A
+                field that no passage has is no error.
 
         Raises:
             ConfigurationError: one text instead of several names.

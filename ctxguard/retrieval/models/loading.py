@@ -1,0 +1,45 @@
+"""Loads models with sentence-transformers, for torch."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from ctxguard._support.extras import require
+
+
+def load(kind: str, folder: Path, **options: Any) -> Any:
+    """Load a model of a class of sentence-transformers, by its name, without a word."""
+    torch()
+    library = require("sentence_transformers", "embedded")
+    with quiet_loading():
+        return getattr(library, kind)(str(folder), **options)
+
+
+@cache
+def torch() -> Any:
+    """Import torch, and make it compute on one thread in processes forked from now on.
+
+    The threads of its pool stay in the parent; a child would wait for them for ever.
+    """
+    library = require("torch", "embedded")
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=partial(library.set_num_threads, 1))
+    return library
+
+
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Hide the progress bar and the remarks that transformers writes to standard error."""
+    library = require("transformers.utils.logging", "embedded")
+    level, had_bar = library.get_verbosity(), library.is_progress_bar_enabled()
+    library.set_verbosity_error()
+    library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        library.set_verbosity(level)
+        if had_bar:
+            library.enable_progress_bar()
