@@ -18,7 +18,6 @@ from calibration.pool_labels import label, unlabelled_note
 from calibration.replay import Pools, Progress, check_labels_are_found, encode_queries, replay
 from calibration.retrievers import MultiRoute, RankingSource, wrapped
 from calibration.signal_columns import leaks, needed, read_columns, without
-from calibration.verdict import FEWEST_MEASURED
 from ctxguard.core.columns import SignalColumn
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
@@ -181,14 +180,13 @@ def default_fusion(retriever: MultiRoute) -> Fusion:
 
 
 def dealt(dataset: Dataset, settings: Settings) -> tuple[Dataset, Dataset | None]:
-    share = settings.held_out_share(len(dataset.answerable))
-    if share == 0.0:
-        chosen_on, held_out = dataset, None
-    else:
+    """Deal the queries that choose from those held out: as asked for, and half with a promise."""
+    share = settings.held_out
+    if share is None:
+        share = 0.0 if settings.promise is None else 0.5
+    chosen_on, held_out = dataset, None
+    if share > 0.0:
         chosen_on, held_out = split_by_query(dataset, (1.0 - share, share), seed=settings.seed)
-        if settings.held_out is None and len(held_out.answerable) < FEWEST_MEASURED:
-            # By chance, or because questions are asked twice: they would prove nothing.
-            chosen_on, held_out = dataset, None
     if not chosen_on.answerable:
         raise CalibrationError(
             f"{dataset.name}: none of the {len(chosen_on)} queries to choose on has a relevant "
