@@ -74,12 +74,6 @@ class CompareCommand(_options.PassageWorth):
     baseline: str | None = optional_key(
         "Candidate that differences are taken from.", "NAME", default="the first"
     )
-    safe: float = key(
-        "Largest share of harm that is called SAFE, beyond noise.", "SHARE", value=0.33
-    )
-    dangerous: float = key(
-        "Smallest share of harm that is called DANGEROUS, beyond noise.", "SHARE", value=0.5
-    )
     regression_metrics: list[str] = key(
         "List of metrics that --against checks.",
         "LIST",
@@ -98,7 +92,7 @@ class CompareCommand(_options.PassageWorth):
         Save a comparison with --out (or --json > FILE), and check a later one against it with
         --against FILE.
         """
-        from calibration.compare.comparison import VerdictRule, check_candidates, compare
+        from calibration.compare.comparison import check_candidates, compare
         from calibration.compare.saved_comparison import (
             SavedComparison,
             check_metrics,
@@ -107,7 +101,6 @@ class CompareCommand(_options.PassageWorth):
         from calibration.replay import encode_queries
         from ctxguard.profile.schema import Profile
 
-        rule = VerdictRule(self.safe, self.dangerous)
         metrics = check_metrics(self.regression_metrics)
         saved = None if self.against is None else SavedComparison.load(self.against)
         if self.out and self.against and self.out.resolve() == self.against.resolve():
@@ -139,7 +132,6 @@ class CompareCommand(_options.PassageWorth):
                 dataset,
                 baseline=self.baseline,
                 utilities=utilities,
-                rule=rule,
                 depth=depth,
                 vectors=vectors,
                 seed=self.seed,
@@ -226,13 +218,14 @@ class CompareCommand(_options.PassageWorth):
 
 def _document(comparison: "Comparison", checks: "Sequence[RegressionCheck]") -> dict[str, object]:
     """Write a comparison as JSON; ``SavedComparison`` reads a part of it back."""
+    from calibration.compare.comparison import RULE
     from calibration.compare.saved_comparison import values_as_json
 
     return {
         "measured_queries": len(comparison.query_ids),
         "utilities": comparison.utilities,
         "unlabelled": comparison.unlabelled,
-        "rule": comparison.rule.sentences,
+        "rule": RULE,
         "results": comparison.results,
         "candidates": [
             {
@@ -315,6 +308,7 @@ def _notes(
     comparison: "Comparison", labelled: "Labelled", profiles: "dict[str, Profile]"
 ) -> list[str]:
     """Note what a reader of the figures should know."""
+    from calibration.compare.comparison import FEWEST
     from ctxguard.core.scores import is_relative
 
     notes = [*labelled.notes, *(f"left out: {line}" for line in comparison.skipped)]
@@ -326,8 +320,6 @@ def _notes(
             "by rank where scores carry rank only: between such candidates compare precision, "
             "udcg_strict and harm"
         )
-    if len(comparison.query_ids) < comparison.rule.fewest:
-        notes.append(
-            f"with fewer than {comparison.rule.fewest} queries, bootstrap intervals are too narrow"
-        )
+    if len(comparison.query_ids) < FEWEST:
+        notes.append(f"with fewer than {FEWEST} queries, bootstrap intervals are too narrow")
     return notes

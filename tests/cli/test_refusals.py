@@ -67,7 +67,6 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     (OWN, "fingerprint has no effect with", UPSTREAM | {"fingerprint": {"a": "b"}}),
     (OWN, "reranker has no effect with rerank-upstream", UPSTREAM | {"reranker": "m"}),
     (COMPARE, "not a metric that can get worse", {"compare": {"regression-metrics": ["kept"]}}),
-    (COMPARE, "must rise within", {"compare": {"safe": 0.9}}),
     (COMPARE, "'nobody' is not a candidate", {"compare": {"baseline": "nobody"}}),
     (COMPARE, "[compare] has no key 'basline'; its keys are ", {"compare": {"basline": "x"}}),
     ("compare", "give --data PATH, or data in a file --system", {}),
