@@ -71,7 +71,7 @@ RICHER_SHARE = 0.8
 CHOICES = {
     "leaner": Settings(context="leaner"),
     "richer": Settings(context="richer"),
-    "utility": Settings(objective="utility"),
+    "utility": Settings(context="utility"),
 }
 """The choices of calibration that are served whatever their verdict."""
 

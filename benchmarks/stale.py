@@ -236,7 +236,7 @@ def measure(
     }
     first = RatioPolicy(k=DEFAULT_K)
     found: dict[str, list[dict[str, float]]] = {TODAY: []}
-    settings = Settings(depth=DEPTH, held_out=0.0, objective="utility", policy="expected_utility")
+    settings = Settings(depth=DEPTH, held_out=0.0, context="utility", policy="expected_utility")
     for repeat in range(repeats):
         ids = [query.query_id for query in queries]
         random.Random(seed + repeat).shuffle(ids)

@@ -170,7 +170,7 @@ def calibrate_asking(
     figures: dict[str, Any] = {each: significant(getattr(model, each), 8) for each in _FIGURES}
     model = replace(model, **figures)
     parts = [replace(part, name=name) for part in parts]
-    for careful in route.rules(route.asked):
+    for careful in route.rules(route.settings.context):
         found = _choose(route, fitted, parts[0], asking.price, careful)
         if route.held_out:
             found = _on_held_out(found, fitted, parts[1], model, asking.price)
@@ -209,11 +209,11 @@ def _choose(
     by_fold = [(inside, own.fitted(others)) for inside, others in folds(own.labels.groups)]
 
     def rule(sums: PolicySums) -> int | None:
-        place = careful(sums)
-        if place is None and route.asked != "utility":
+        place, wanted = careful(sums), route.settings.context
+        if place is None and wanted != "utility":
             # Few labels support no careful choice. Whether this one holds is for the verdict.
             k, tolerance = route.settings.serving_k, route.settings.tolerance
-            return choose(sums, k, route.asked, tolerance=tolerance, caution=0.0, lost=0.0)
+            return choose(sums, k, wanted, tolerance=tolerance, caution=0.0, lost=0.0)
         return place
 
     def chosen(chances: FloatArray) -> tuple[Folded, GridIndex, bool]:
@@ -290,7 +290,7 @@ def _with_verdict(
         np.where(answered, found.order, without.order),
         np.where(answered, ranks < found.n_kept[:, None], without.kept),
     )
-    verdict = route.judged(with_answers.metrics)
+    verdict = with_answers.verdict
     gains = with_answers.metrics.values["udcg_strict"] - without.metrics.values["udcg_strict"]
     gain = mean_interval(gains - asking.price * asked.n_asked)
     enforced = found.accepted and verdict.decision == "enforce"

@@ -13,12 +13,11 @@ from calibration.calibrate_route import (
     ordering_and_test_parts,
 )
 from calibration.data.dataset import Dataset, split_by_query
-from calibration.fit import better_fusion, fit_fusion
+from calibration.fit import fit_fusion
 from calibration.pool_labels import label, unlabelled_note
 from calibration.replay import Pools, Progress, check_labels_are_found, encode_queries, replay
 from calibration.retrievers import MultiRoute, RankingSource, wrapped
 from calibration.signal_columns import leaks, needed, read_columns, without
-from calibration.verdict import FEWEST_MEASURED
 from ctxguard.core.columns import SignalColumn
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
@@ -84,9 +83,8 @@ def calibrate(
             ``HybridRetriever``, or anything that ``ContextGuard`` takes.
         dataset: Labelled queries. What is kept for a query without a relevant passage is harm.
         settings: How to choose and certify.
-        fusion: How the legs are fused. ``fit`` takes the pooled ranker where the index has signals
-            and no other fusion is shown to be better, and fits the weight of convex fusion where it
-            has none.
+        fusion: How the legs are fused. ``fit`` takes the pooled ranker where the index has signals,
+            and fits the weight of convex fusion where it has none.
         score_kind: The meaning of the scores of plain hits; see ``ContextGuard``.
         fingerprint: Identity of a retriever that has no ``fingerprint()``. Without either the
             profile is unverified: it cannot be told from a profile of another system.
@@ -101,17 +99,15 @@ def calibrate(
     chosen_on, held_out = dealt(dataset, settings)
     passes = _silent if passes is None else passes
     vectors: Mapping[str, Any] | None = None
-    notes: list[str] = []
     source: RankingSource | MultiRoute
     views: Mapping[str, AnyRetriever | RankingSource]
     if hasattr(retriever, "on_route"):
         several = cast(MultiRoute, retriever)
         vectors = encode_queries(several, dataset.queries, passes("encoding queries", len(dataset)))
         if fusion == "fit":
-            fusion, reasons = _fit_fusion(
+            fusion = _fit_fusion(
                 several, dataset, chosen_on, settings, vectors=vectors, passes=passes
             )
-            notes += reasons
         source = several.with_fusion(fusion)
         views = {route.value: source.on_route(route) for route in source.routes}
     else:
@@ -138,7 +134,7 @@ def calibrate(
     leaking: dict[SignalColumn, float] = {}
     if columns:
         leaking = leaks(replayed[0], label(replayed[0], dataset, settings.utilities), columns)
-    notes += [
+    notes = [
         f"signal column {column.name!r} is left out: alone it puts {auroc:.0%} of the relevant "
         "candidates above the others, as a column made from the labels does"
         for column, auroc in leaking.items()
@@ -181,14 +177,13 @@ def default_fusion(retriever: MultiRoute) -> Fusion:
 
 
 def dealt(dataset: Dataset, settings: Settings) -> tuple[Dataset, Dataset | None]:
-    share = settings.held_out_share(len(dataset.answerable))
-    if share == 0.0:
-        chosen_on, held_out = dataset, None
-    else:
+    """Deal the queries that choose from those held out: as asked for, and half with a promise."""
+    share = settings.held_out
+    if share is None:
+        share = 0.0 if settings.promise is None else 0.5
+    chosen_on, held_out = dataset, None
+    if share > 0.0:
         chosen_on, held_out = split_by_query(dataset, (1.0 - share, share), seed=settings.seed)
-        if settings.held_out is None and len(held_out.answerable) < FEWEST_MEASURED:
-            # By chance, or because questions are asked twice: they would prove nothing.
-            chosen_on, held_out = dataset, None
     if not chosen_on.answerable:
         raise CalibrationError(
             f"{dataset.name}: none of the {len(chosen_on)} queries to choose on has a relevant "
@@ -205,17 +200,15 @@ def _fit_fusion(
     *,
     vectors: Mapping[str, Any],
     passes: Passes,
-) -> tuple[Fusion, tuple[str, ...]]:
-    """Fit the fusion, and say why where it is not the default.
+) -> Fusion:
+    """Fit the fusion: convex where both legs answer and no ranker puts their signals together.
 
-    The pooled ranker where there are signals, unless another is shown to be better; else convex
-    fusion with the weight that ranks best. The queries that may say so are all the choosing
-    queries, or with a promise the part of them that orders the candidates: the other part
-    certifies, so nothing may be fitted to it.
+    It is fitted to all choosing queries, or with a promise to the part of them that orders the
+    candidates: the other part certifies, so nothing may be fitted to it.
     """
     default = default_fusion(retriever)
-    if Route.HYBRID not in retriever.routes:
-        return default, ()
+    if Route.HYBRID not in retriever.routes or default != Fusion():
+        return default
     fit_on = chosen_on
     if settings.promise is not None:
         fit_on, _ = ordering_and_test_parts(chosen_on, settings.seed)
@@ -226,14 +219,7 @@ def _fit_fusion(
         vectors=vectors,
         progress=passes("replaying hybrid, to fit the fusion", len(fit_on)),
     )
-    labels = label(pools, dataset, settings.utilities)
-    if default == Fusion():
-        return fit_fusion(pools, labels), ()
-    better = better_fusion(pools, labels)
-    if better is None:
-        return default, ()
-    fusion, words = better
-    return fusion, (f"{fusion.fingerprint} ranks better than the pooled ranker: {words}",)
+    return fit_fusion(pools, label(pools, dataset, settings.utilities))
 
 
 def provenance(

@@ -30,12 +30,7 @@ from calibration.pool_labels import IntArray, PoolLabels, labelled_part
 from calibration.replay import Pools
 from calibration.settings import ChoiceSettings, Context, Family
 from calibration.sufficiency import calibrate_sufficiency
-from calibration.verdict import (
-    FEWEST_MEASURED,
-    fewest_to_enforce,
-    lower_bound,
-    verdict,
-)
+from calibration.verdict import fewest_to_enforce, lower_bound, verdict
 from ctxguard._support.settings import optional, setting
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
@@ -46,7 +41,6 @@ from ctxguard.errors import CalibrationError, ConfigurationError
 from ctxguard.profile.schema import (
     Certificate,
     RecallDifference,
-    RouteEvidence,
     RouteProfile,
     RouteVerdict,
     SufficiencyProfile,
@@ -54,9 +48,6 @@ from ctxguard.profile.schema import (
 
 FEWEST_LABELS = 20
 """With fewer answerable queries to choose on, no probability is fitted (DESIGN.md §5)."""
-
-FEWEST_TO_CHOOSE = 30
-"""With a promise: answerable queries that are left to choose on before any are held out."""
 
 ORDERING_SHARE = 0.4
 """With a promise: share of the choosing queries that fits and orders; the rest tests."""
@@ -68,17 +59,21 @@ and nothing is enforced by them."""
 SIZES: tuple[Context, ...] = get_args(Context)
 """What a context may cost, from the least."""
 
+Wanted = Context | Literal["utility"]
+"""What a choice is asked for: a context of such a cost, or the highest utility."""
+
 
 class Settings(ChoiceSettings):
     """How to choose and certify, with what a calibration in Python alone takes."""
 
-    objective: Literal["context", "utility"] = setting(
-        "Choose by ``context``, or the policy of highest strict UDCG whatever its recall.",
-        value="context",
+    context: Wanted = setting(  # type: ignore[assignment]  # one more than the command has
+        "See ``ChoiceSettings``; ``utility`` takes the policy of highest strict UDCG, whatever its "
+        "recall.",
+        value="balanced",
     )
     promise: Promise | None = optional(
         "The promise that the certificate must make of the chosen policy, then the one of highest "
-        "strict UDCG that keeps the promise, whatever the objective. None for a certificate that "
+        "strict UDCG that keeps the promise, whatever the context. None for a certificate that "
         "says what the choice costs."
     )
     depth: int = setting("Candidates per query.", ge=1, value=DEFAULT_DEPTH)
@@ -99,24 +94,6 @@ class Settings(ChoiceSettings):
             )
         return self
 
-    def held_out_share(self, answerable: int) -> float:
-        """Return the share of the queries to hold out: as asked for, or as a promise needs."""
-        if self.held_out is not None:
-            return self.held_out
-        return 0.0 if self.promise is None else spare_share(answerable)
-
-
-def spare_share(answerable: int) -> float:
-    """Return the share of the queries that may be held out where others choose.
-
-    >>> [round(spare_share(n), 2) for n in (20, 49, 50, 60, 400)]
-    [0.0, 0.0, 0.4, 0.5, 0.5]
-    """
-    if answerable >= 2 * FEWEST_TO_CHOOSE:
-        return 0.5
-    spare = answerable - FEWEST_TO_CHOOSE
-    return spare / answerable if spare >= FEWEST_MEASURED else 0.0
-
 
 @dataclass(frozen=True)
 class Option:
@@ -128,7 +105,7 @@ class Option:
         order: Shape (n_q, depth), columns of the pools of the queries that measure, best first.
         kept: Shape (n_q, depth), whether each of these is in the context.
         metrics: Of these contexts.
-        verdict: Whether the policy may be served; None for what is served today.
+        verdict: Whether the policy may be served.
     """
 
     name: str
@@ -136,7 +113,7 @@ class Option:
     order: IntArray
     kept: NDArray[np.bool_]
     metrics: QueryMetrics
-    verdict: RouteVerdict | None = None
+    verdict: RouteVerdict
 
 
 @dataclass(frozen=True)
@@ -166,8 +143,7 @@ class RouteOutcome:
     @property
     def served(self) -> Option:
         """What the verdict has served: the choice, or today's first k while it is in shadow."""
-        verdict = self.chosen.verdict
-        return self.today if verdict is not None and verdict.decision == "shadow" else self.chosen
+        return self.today if self.chosen.verdict.decision == "shadow" else self.chosen
 
     @property
     def options(self) -> tuple[Option, ...]:
@@ -192,15 +168,37 @@ def calibrate_route(
         CalibrationError: the labels do not support a choice.
     """
     route = LabelledRoute.of(pools, dataset, chosen_on, held_out, settings)
+    certification, others = None, dict[Context, Option]()
     if settings.promise is not None:
         chosen, certification = route.promised(chosen_on, settings.promise)
-        return route.outcome(chosen, {}, certification)
-    asked = route.asked
-    chosen = route.offer(asked)
-    sizes_offered = {size: route.offer(size) for size in SIZES if size != asked}
-    today = route.today.policy
-    others = {size: each for size, each in sizes_offered.items() if each.policy != today}
-    return route.outcome(chosen, others, None)
+    else:
+        chosen = route.offer(settings.context)
+        offered = {size: route.offer(size) for size in SIZES if size != settings.context}
+        today = route.today.policy
+        others = {size: each for size, each in offered.items() if each.policy != today}
+    is_today, found = chosen.policy == route.today.policy, chosen.metrics
+    certificate = None
+    if certification is not None and settings.promise is not None and not is_today:
+        certificate = _certificate(certification, settings.promise, settings)
+    elif route.held_out and not is_today:
+        certificate = _cost_certificate(found, route.recall_gained(found), settings)
+    evidence = found.evidence(settings.seed, PROFILE_METRICS)
+    losses = shuffled(found.values["recall_loss"], settings.seed)
+    most = None
+    if losses.size > 1 and not is_today:
+        most = min(math.ceil(-lower_bound(-losses) * 1e4) / 1e4, 1.0)
+    measured, _ = route.measured
+    profile = RouteProfile(
+        policy=chosen.policy,
+        score_kind=measured.kind,
+        why=_why(route, chosen),
+        verdict=chosen.verdict,
+        certificate=certificate,
+        evidence=evidence.model_copy(update={"shown_by": route.shown_by, "most_recall_loss": most}),
+        safe_policy=route.today.policy,
+        sufficiency=_sufficiency(route, chosen),
+    )
+    return RouteOutcome(profile, certification, replace(chosen, name="chosen"), others, route)
 
 
 @dataclass(frozen=True)
@@ -269,46 +267,88 @@ class LabelledRoute:
 
     @cached_property
     def today(self) -> Option:
-        """The first k, as served today."""
-        k = self.settings.serving_k
-        policy = RatioPolicy(k=k)
-        return self._measured_option(f"first {k}, as today", policy)
+        """The first k, as served today: kept where nothing else is accepted."""
+        policy = RatioPolicy(k=self.settings.serving_k)
+        order, kept = contexts(self.measured[0], policy)
+        metrics, n = self._metrics(order, kept), int((self.measured[1].n_relevant > 0).sum())
+        fewest = fewest_to_enforce(self._limits["tolerance"], self._limits["max_loss"])
+        if fewest is not None and n and np.nanmin(metrics.values["recall"]) == 1.0:
+            # Where nothing can be gained, a choice has to show that it loses nothing.
+            to_choose = fewest_to_choose(self._limits["tolerance"])
+            fewest = None if to_choose is None else max(fewest, self._in_all(to_choose))
+        keep = RouteVerdict(
+            decision="keep",
+            n=n,
+            shown_by=self.shown_by,
+            n_needed=fewest if fewest is not None and n < fewest else None,
+            **self._limits,
+        )
+        return Option(f"first {policy.k}, as today", policy, order, kept, metrics, keep)
 
-    @property
-    def asked(self) -> Context | Literal["utility"]:
-        """What contexts were asked for."""
-        return self.settings.context if self.settings.objective == "context" else "utility"
+    def option(self, name: str, policy: Policy, order: IntArray, kept: NDArray[np.bool_]) -> Option:
+        """Judge a policy by the contexts that it gives the queries that measure."""
+        metrics = self._metrics(order, kept)
+        gains = metrics.values["udcg_strict"] - self.today.metrics.values["udcg_strict"]
+        judged = verdict(
+            self.recall_gained(metrics),
+            gain=float(gains.mean()) if gains.size else None,
+            shown_by=self.shown_by,
+            refutable=self.settings.promise is None and self.settings.context != "utility",
+            **self._limits,
+        )
+        return Option(name, policy, order, kept, metrics, judged)
 
-    def rules(self, asked: Context | Literal["utility"]) -> tuple[Choose, ...]:
+    def recall_gained(self, metrics: QueryMetrics) -> FloatArray:
+        """Return recall less today's where it is defined."""
+        recall = metrics.values["recall"] - self.today.metrics.values["recall"]
+        return shuffled(recall, self.settings.seed)
+
+    def rules(self, wanted: Wanted) -> tuple[Choose, ...]:
         """Return the rules by which a policy is chosen for such contexts, the boldest first.
 
         The first whose policy may be enforced is taken, else the last. Queries that were held out
         have no part in that: there is one rule.
         """
-        if asked == "utility":
+        if wanted == "utility":
             return (highest_utility,)
         k, tolerance = self.settings.serving_k, self.settings.tolerance
-        rule = partial(choose, serving_k=k, context=asked, tolerance=tolerance)
+        rule = partial(choose, serving_k=k, context=wanted, tolerance=tolerance)
         is_bare = not self.own[0].legs and not self.own[0].signals
         cautions = CAUTIONS[-1:] if self.held_out or is_bare else CAUTIONS
         return tuple(partial(rule, caution=caution) for caution in cautions)
 
-    def offer(self, asked: Context | Literal["utility"]) -> Option:
+    def offer(self, wanted: Wanted) -> Option:
         """Find what would be served for such contexts, with its verdict."""
-        k = self.settings.serving_k
-        for rule in self.rules(asked):
-            first = self._chosen(asked, self.choosing, rule)
-            if _is(first, "enforce"):
-                break
-        if asked == "utility" or _is(first, "enforce"):
-            return self._as_today() if first is None else first
-        longer = self._chosen(asked, self.extending, partial(extend, serving_k=k, context=asked))
-        if longer is not None and longer.verdict is not None and longer.verdict.value is not None:
+        for rule in self.rules(wanted):
+            first = self._chosen(wanted, self.choosing, rule)
+            if first is not None and first.verdict.decision == "enforce":
+                return first
+        if wanted == "utility":
+            return self.today if first is None else first
+        rule = partial(extend, serving_k=self.settings.serving_k, context=wanted)
+        longer = self._chosen(wanted, self.extending, rule)
+        if longer is not None and longer.verdict.value is not None:
             update = {"decision": "enforce", "extends": True, "n_needed": None}
             return replace(longer, verdict=longer.verdict.model_copy(update=update))
-        if first is None or _is(first, "keep"):
-            return self._as_today(None if first is None else first.verdict)
+        if first is None:
+            return self.today
+        if first.verdict.decision == "keep":
+            return replace(self.today, verdict=first.verdict)
         return first
+
+    def promised(self, chosen_on: Dataset, promise: Promise) -> tuple[Option, Certification]:
+        """Choose the policy that keeps a promise, with its verdict, and how it was tested."""
+        settings = self.settings
+        fit_part, test_part = ordering_and_test_parts(chosen_on, settings.seed)
+        ordering, testing = self.part(fit_part), self.part(test_part)
+        fitted = _fit(self.family, *ordering, settings)
+        tested = None if fitted.model is None else probabilities(fitted.model, testing[0])
+        own, other = fitted.grid(*ordering, fitted.out_of_fold), fitted.grid(*testing, tested)
+        certification = certify(own, other, promise, seed=settings.seed)
+        if certification.grid_index is None:
+            return self.today, certification
+        policy = other.policy(certification.grid_index)
+        return self.option("promised", policy, *contexts(self.measured[0], policy)), certification
 
     def by_probability(self) -> "Fitted":
         """Return P(relevant) and the policies by it, whatever the family of this route is.
@@ -325,54 +365,10 @@ class LabelledRoute:
             )
         return _fit("expected_utility", *self.own, self.settings)
 
-    def promised(self, chosen_on: Dataset, promise: Promise) -> tuple[Option, Certification]:
-        """Choose the policy that keeps a promise, with its verdict, and how it was tested."""
-        settings = self.settings
-        fit_part, test_part = ordering_and_test_parts(chosen_on, settings.seed)
-        ordering, testing = self.part(fit_part), self.part(test_part)
-        fitted = _fit(self.family, *ordering, settings)
-        tested = None if fitted.model is None else probabilities(fitted.model, testing[0])
-        own, other = fitted.grid(*ordering, fitted.out_of_fold), fitted.grid(*testing, tested)
-        certification = certify(own, other, promise, seed=settings.seed)
-        index = certification.grid_index
-        if index is None:
-            return self._as_today(), certification
-        option = self._measured_option("promised", other.policy(index))
-        return replace(option, verdict=self.judged(option.metrics)), certification
-
-    def outcome(
-        self,
-        chosen: Option,
-        others: Mapping[Context, Option],
-        certification: Certification | None,
-    ) -> RouteOutcome:
-        """Return the route's part of the profile, with all that it was chosen among."""
-        settings, promise = self.settings, self.settings.promise
-        pools, _ = self.measured
-        is_today = chosen.policy == self.today.policy
-        certificate = None
-        if certification is not None and promise is not None and not is_today:
-            certificate = _certificate(certification, promise, settings)
-        elif self.held_out and not is_today:
-            differences = self._differences(chosen.metrics)
-            certificate = _cost_certificate(chosen.metrics, differences, settings)
-        profile = RouteProfile(
-            policy=chosen.policy,
-            score_kind=pools.kind,
-            why=self._why(chosen),
-            verdict=chosen.verdict,
-            certificate=certificate,
-            evidence=self._evidence(chosen.metrics, is_today=is_today),
-            safe_policy=self.today.policy,
-            sufficiency=self._sufficiency(chosen),
-        )
-        return RouteOutcome(
-            profile=profile,
-            certification=certification,
-            chosen=replace(chosen, name="chosen"),
-            others=others,
-            route=self,
-        )
+    @property
+    def shown_by(self) -> Literal["folds", "held_out"]:
+        """How the queries that measure were kept out of the choice."""
+        return "held_out" if self.held_out else "folds"
 
     def _chosen(self, name: str, among: Folded, rule: Choose) -> Option | None:
         """Return the policy that a rule takes, with its verdict; None where it takes none."""
@@ -381,52 +377,23 @@ class LabelledRoute:
             return None
         policy = among.grid.policy(index)
         if self.held_out:
-            option = self._measured_option(name, policy)
-        else:
-            order, n_kept = among.contexts(rule, self.settings.serving_k)
-            option = self.option(name, policy, order, np.arange(order.shape[1]) < n_kept[:, None])
-        judged = self.judged(option.metrics)
-        vacuous = not self.held_out and among.share_chosen(rule) <= LEAST_SHARE_CHOSEN
-        if vacuous and judged.decision == "enforce":
-            needed = self._in_all(judged.n)
-            judged = RouteVerdict(decision="shadow", n=judged.n, n_needed=needed, **self._limits)
-        return replace(option, verdict=judged)
+            return self.option(name, policy, *contexts(self.measured[0], policy))
+        order, n_kept = among.contexts(rule, self.settings.serving_k)
+        found = self.option(name, policy, order, np.arange(order.shape[1]) < n_kept[:, None])
+        vacuous = among.share_chosen(rule) <= LEAST_SHARE_CHOSEN
+        if vacuous and found.verdict.decision == "enforce":
+            n = found.verdict.n
+            shadow = RouteVerdict(decision="shadow", n=n, n_needed=self._in_all(n), **self._limits)
+            return replace(found, verdict=shadow)
+        return found
 
-    def _measured_option(self, name: str, policy: Policy) -> Option:
-        """Measure a policy on the queries that measure, in which they had no part."""
-        return self.option(name, policy, *contexts(self.measured[0], policy))
-
-    def option(self, name: str, policy: Policy, order: IntArray, kept: NDArray[np.bool_]) -> Option:
-        """Pair a policy with the contexts that it gives the queries that measure."""
+    def _metrics(self, order: IntArray, kept: NDArray[np.bool_]) -> QueryMetrics:
         pools, labels = self.measured
-        metrics = of_contexts(pools, labels, order, kept, fit_temperature(pools))
-        return Option(name, policy, order, kept, metrics)
-
-    def _as_today(self, refuted: RouteVerdict | None = None) -> Option:
-        """Keep today's first k, where nothing was accepted, or what was chosen is refuted."""
-        n = int((self.measured[1].n_relevant > 0).sum())
-        fewest = fewest_to_enforce(self._limits["tolerance"], self._limits["max_loss"])
-        recall = self.today.metrics.values["recall"]
-        if fewest is not None and n and np.nanmin(recall) == 1.0:
-            # Where nothing can be gained, a choice has to show that it loses nothing.
-            to_choose = fewest_to_choose(self._limits["tolerance"])
-            fewest = None if to_choose is None else max(fewest, self._in_all(to_choose))
-        kept = RouteVerdict(
-            decision="keep",
-            n=n,
-            shown_by=self._shown_by,
-            n_needed=fewest if fewest is not None and n < fewest else None,
-            **self._limits,
-        )
-        return replace(self.today, verdict=kept if refuted is None else refuted)
+        return of_contexts(pools, labels, order, kept, fit_temperature(pools))
 
     def _in_all(self, choosing: int) -> int:
         """Count the queries of which as many choose as are told, in each fold's absence."""
         return choosing if self.held_out else math.ceil(choosing * 5 / 4)
-
-    @property
-    def _shown_by(self) -> Literal["folds", "held_out"]:
-        return "held_out" if self.held_out else "folds"
 
     @property
     def _limits(self) -> dict[str, Any]:
@@ -439,75 +406,48 @@ class LabelledRoute:
             "max_loss": max(settings.max_loss, accepted),
         }
 
-    def _differences(self, metrics: QueryMetrics) -> FloatArray:
-        """Return recall less today's where it is defined."""
-        recall = metrics.values["recall"] - self.today.metrics.values["recall"]
-        return shuffled(recall, self.settings.seed)
 
-    def judged(self, metrics: QueryMetrics) -> RouteVerdict:
-        """Judge whether contexts with these metrics may be served."""
-        settings = self.settings
-        gains = metrics.values["udcg_strict"] - self.today.metrics.values["udcg_strict"]
-        return verdict(
-            self._differences(metrics),
-            gain=float(gains.mean()) if gains.size else None,
-            shown_by=self._shown_by,
-            refutable=settings.promise is None and settings.objective == "context",
-            **self._limits,
+def _sufficiency(route: LabelledRoute, chosen: Option) -> SufficiencyProfile | None:
+    if route.chances is None:
+        return None
+    labels = route.measured[1].reordered(chosen.order)
+    inside = np.take_along_axis(route.chances, chosen.order, axis=1)
+    best = np.where(chosen.kept & ~np.isnan(inside), inside, -np.inf).max(axis=1)
+    settings, promise = route.settings, route.settings.promise
+    holds: NDArray[np.bool_] = np.any(labels.relevant & chosen.kept, axis=1)
+    return calibrate_sufficiency(
+        np.where(np.isfinite(best), best, np.nan),
+        holds,
+        model=None if isinstance(chosen.policy, ExpectedUtilityPolicy) else route.fitted.model,
+        shown_by=route.shown_by,
+        false_alarms=settings.false_alarms,
+        delta=settings.delta if promise is None else promise.delta,
+    )
+
+
+def _why(route: LabelledRoute, chosen: Option) -> str:
+    first, verdict = f"the first {route.settings.serving_k}", chosen.verdict
+    if verdict.extends:
+        return (
+            f"{first} in today's order and more while that pays, since no other policy is shown to "
+            "keep their recall"
         )
-
-    def _evidence(self, metrics: QueryMetrics, *, is_today: bool) -> RouteEvidence:
-        found = metrics.evidence(self.settings.seed, PROFILE_METRICS)
-        losses = shuffled(metrics.values["recall_loss"], self.settings.seed)
-        most = None
-        if losses.size > 1 and not is_today:
-            most = min(math.ceil(-lower_bound(-losses) * 1e4) / 1e4, 1.0)
-        return found.model_copy(update={"shown_by": self._shown_by, "most_recall_loss": most})
-
-    def _sufficiency(self, chosen: Option) -> SufficiencyProfile | None:
-        if self.chances is None:
-            return None
-        labels = self.measured[1].reordered(chosen.order)
-        inside = np.take_along_axis(self.chances, chosen.order, axis=1)
-        best = np.where(chosen.kept & ~np.isnan(inside), inside, -np.inf).max(axis=1)
-        promise = self.settings.promise
-        holds: NDArray[np.bool_] = np.any(labels.relevant & chosen.kept, axis=1)
-        return calibrate_sufficiency(
-            np.where(np.isfinite(best), best, np.nan),
-            holds,
-            model=None if isinstance(chosen.policy, ExpectedUtilityPolicy) else self.fitted.model,
-            shown_by=self._shown_by,
-            false_alarms=self.settings.false_alarms,
-            delta=self.settings.delta if promise is None else promise.delta,
-        )
-
-    def _why(self, chosen: Option) -> str:
-        k, judged = self.settings.serving_k, chosen.verdict
-        if judged is not None and judged.extends:
-            return (
-                f"the first {k} in today's order and more while that pays, since no other policy "
-                "is shown to keep their recall"
-            )
-        if chosen.policy != self.today.policy:
-            return self.why
-        if judged is not None and judged.value is not None:
-            return f"{self.why}; the first {k} as today, since the labels refute what was chosen"
-        shown = "is shown to keep their recall"
-        if self.settings.promise is not None:
-            shown = "that gains utility is certified"
-        return f"{self.why}; the first {k} as today, since no other policy {shown}"
+    if chosen.policy != route.today.policy:
+        return route.why
+    if verdict.value is not None:
+        return f"{route.why}; {first} as today, since the labels refute what was chosen"
+    shown = "is shown to keep their recall"
+    if route.settings.promise is not None:
+        shown = "that gains utility is certified"
+    return f"{route.why}; {first} as today, since no other policy {shown}"
 
 
 def among(grid: Grid, settings: Settings) -> Folded:
     """Return the policies of a grid over the choosing queries, to choose among."""
     indices = tried(grid, settings.serving_k)
-    if settings.objective == "utility":
+    if settings.context == "utility":
         indices = tuple(np.ndindex(len(grid.ks), grid.thresholds.size))
     return Folded.of(grid, indices, settings.serving_k)
-
-
-def _is(option: Option | None, decision: str) -> bool:
-    return option is not None and option.verdict is not None and option.verdict.decision == decision
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import RANKING, feature_names, features, legs_of, named_features
 from ctxguard.core.types import FloatArray, Leg, ScoreKind
 from ctxguard.errors import CalibrationError
-from ctxguard.monitor.estimation.ratio import t_quantile
 
 WEIGHTS: tuple[float, ...] = tuple(round(step * 0.05, 2) for step in range(21))
 """Of the dense leg in a convex fusion, that are tried."""
@@ -40,98 +39,24 @@ def fit_fusion(pools: Pools, labels: PoolLabels) -> Fusion:
     Raises:
         CalibrationError: no query has a relevant passage.
     """
-    ndcg = _by_weight(pools, labels)
-    return Fusion("convex", _best_weight(ndcg))
-
-
-def better_fusion(pools: Pools, labels: PoolLabels) -> tuple[Fusion, str] | None:
-    """Find a fusion of the legs that is shown to rank better than the pools are ranked.
-
-    Reciprocal ranks and convex fusion, with the weight of the other folds, are compared with the
-    order of the pools by nDCG@10. One is taken where the paired difference is above 0 by Student's
-    t at 95%, for both together, and where P(relevant) out of fold, which the order serves where it
-    is enforced, does not rank better still: other fusions have no signals.
-
-    Args:
-        pools: A hybrid replay, whose candidates have both legs' scores.
-
-    Returns:
-        The fusion and the difference in words; None where none is shown to be better, or fewer
-        than 20 queries have a relevant passage.
-    """
-    served = _ndcg(pools, labels, None)
-    defined = ~np.isnan(served)
-    if defined.sum() < _FEWEST_TO_COMPARE:
-        return None
-    by_weight = _by_weight(pools, labels)
-    convex = np.full(len(pools), np.nan)
-    for inside, others in folds(labels.groups):
-        outside = others[defined[others]]
-        if outside.size:
-            best = _best_weight(by_weight[outside])
-            convex[inside] = by_weight[inside, WEIGHTS.index(best)]
-    candidates = {
-        Fusion(): _ndcg(pools, labels, Fusion()),
-        Fusion("convex", _best_weight(by_weight)): convex,
-    }
-    n = int(defined.sum())
-    found: tuple[float, Fusion, str] | None = None
-    for fusion, ndcg in candidates.items():
-        differences = (ndcg - served)[defined]
-        mean, error = float(differences.mean()), float(differences.std()) / math.sqrt(n)
-        lower = mean - t_quantile(1.0 - 0.05 / len(candidates) / 2, n - 1.0) * error
-        if lower > 0.0 and (found is None or mean > found[0]):
-            words = f"nDCG@10 {mean:+.3f} (at least {lower:+.3f}) on {n} queries"
-            found = mean, fusion, words
-    if found is None:
-        return None
-    # Fitted last, since it costs most and is seldom asked for.
-    probable = out_of_fold(pools, labels)
-    order = np.argsort(-probable, axis=1, kind="stable")
-    by_probability = labels.ndcg(np.take_along_axis(labels.grades, order, axis=1))
-    best_served = candidates[found[1]][defined]
-    if (by_probability[defined] - best_served).mean() > 0.0:
-        return None
-    return found[1:]
-
-
-_FEWEST_TO_COMPARE = 20
-
-
-def _best_weight(ndcg: FloatArray) -> float:
-    """Returns the middle one of equally good weights; ``ndcg`` has shape (n_q, n_weights)."""
-    quality = ndcg[~np.isnan(ndcg[:, 0])].mean(axis=0)
-    plateau = np.flatnonzero(quality >= quality.max() - 1e-9)
-    return WEIGHTS[int(plateau[len(plateau) // 2])]
-
-
-def _by_weight(pools: Pools, labels: PoolLabels) -> FloatArray:
-    """Return nDCG@10 of every query by the weight of convex fusion, shape (n_q, n_weights).
-
-    Raises:
-        CalibrationError: no query has a relevant passage.
-    """
-    ndcg = [_ndcg(pools, labels, Fusion("convex", weight)) for weight in WEIGHTS]
-    if np.isnan(ndcg[0]).all():
+    some = labels.n_relevant > 0
+    if not some.any():
         raise CalibrationError(
             "no calibration query has a relevant passage, so no fusion can be fitted"
         )
-    return np.stack(ndcg, axis=1)
+    quality = np.array([_ndcg(pools, labels, weight)[some].mean() for weight in WEIGHTS])
+    plateau = np.flatnonzero(quality >= quality.max() - 1e-9)
+    return Fusion("convex", WEIGHTS[int(plateau[len(plateau) // 2])])
 
 
-def _ndcg(pools: Pools, labels: PoolLabels, fusion: Fusion | None) -> FloatArray:
-    """Return nDCG@10 of every query under a fusion, or None for the pools' order, (n_q,).
-
-    NaN for a query without a relevant passage.
-    """
-    if fusion is None:
-        return labels.ndcg()
+def _ndcg(pools: Pools, labels: PoolLabels, weight: float) -> FloatArray:
+    """Return nDCG@10 of every query under convex fusion, shape (n_q,); NaN without an answer."""
     fused = np.full(pools.scores.shape, np.nan)
     for row, n in enumerate(pools.lengths.tolist()):
         legs = {
             name: Leg(scores[row, :n], pools.leg_kinds[name]) for name, scores in pools.legs.items()
         }
-        fused[row, :n] = fuse(legs, fusion)
+        fused[row, :n] = fuse(legs, Fusion("convex", weight))
     order = np.argsort(-fused, axis=1, kind="stable")
     return labels.ndcg(np.take_along_axis(labels.grades, order, axis=1))
 

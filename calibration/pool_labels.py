@@ -234,24 +234,6 @@ def unlabelled_note(dataset: Dataset, utilities: Utilities) -> str:
     )
 
 
-def judged_share(labels: PoolLabels, k: int) -> FloatArray:
-    """Return the share of each query's first ``k`` candidates that has a label (``Judged@k``).
-
-    A pool shorter than ``k`` is measured as a whole. Where labels hold relevant passages only,
-    this is the share that is known to be relevant.
-
-    Args:
-        k: Cut-off, ≥ 1.
-
-    Returns:
-        Shape (n_q,), in [0, 1]; NaN for a query whose pool is empty. Its mean with an interval is
-        ``calibration.evaluate.bootstrap_interval`` of it.
-    """
-    retrieved = labels.retrieved[:, :k].sum(axis=1)
-    judged = labels.judged[:, :k].sum(axis=1)
-    return np.where(retrieved > 0, judged / np.maximum(retrieved, 1), np.nan)
-
-
 def discounts(depth: int) -> FloatArray:
     """Return the rank discounts of UDCG: 1 / log2(rank + 1) for ranks 1 … depth."""
     return 1.0 / np.log2(np.arange(2, depth + 2))

@@ -14,9 +14,6 @@ from ctxguard.retrieval.protocols import Reranker
 _PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """After which a reranker that refuses for its rate limit is called again."""
 
-_PROBED_EVERY = 1_000
-"""Lists between two comparisons of the reranker with the one that scored the first."""
-
 
 def read_candidates(path: Path | str) -> dict[str, tuple[Passage, ...]]:
     """Read lists of candidates, one query a line: passages by the query's text.
@@ -88,7 +85,6 @@ class RerankedCandidates:
         self._kind = kind
         self._sleep = sleep
         self._probed: str | None = None
-        self._n_scored = 0
 
     def fingerprint(self) -> dict[str, str]:
         """Identifies the reranker; the service compares it with its own.
@@ -113,10 +109,9 @@ class RerankedCandidates:
         passages = self._candidates.get(query)
         if passages is None:
             raise QueryError("the candidates have no such query")
-        if self._n_scored % _PROBED_EVERY == 0:
+        if self._probed is None:
             self._probe()
         scores = self._scores(query, [passage.text for passage in passages])
-        self._n_scored += 1
         return Ranking(
             tuple([passage.passage_id for passage in passages]),
             scores.tolist(),

@@ -60,7 +60,7 @@ class ChoiceSettings(SettingsModel):
         "Share of the queries to hold out of every choice. It alone gives a certificate; otherwise "
         "each fifth of the queries is measured by what the others choose.",
         "SHARE",
-        default="none; with --alpha half, or less of fewer than 60",
+        default="none; with --alpha half",
         ge=0,
         lt=1,
     )

@@ -32,60 +32,36 @@ if TYPE_CHECKING:
 Verdict = Literal["SAFE", "RISKY", "DANGEROUS"]
 
 
-@dataclass(frozen=True)
-class VerdictRule:
-    """The limits at which a candidate's contexts are called safe or dangerous.
+SAFE, DANGEROUS = 0.33, 0.5
+"""Shares of harm, mean harm / (mean gain + mean harm) in strict UDCG. They depend on labels and
+ranks alone, so that no scale of scores can make a candidate look safe."""
 
-    The share of harm is mean harm / (mean gain + mean harm) in strict UDCG. It depends on labels
-    and ranks alone, so that no scale of scores can make a candidate look safe.
+FEWEST = 20
+"""With fewer queries a bootstrap is too narrow for a verdict."""
 
-    Attributes:
-        safe: Safe if the upper end of the share's interval is at most this, in [0, 1].
-        dangerous: Dangerous if the lower end is at least this, in [safe, 1]. At 0.5 harm is as
-            large as gain, so an empty context is as good.
-        fewest: Minimum number of queries; with fewer a candidate is risky whatever its interval:
-            a bootstrap of a few queries is too narrow.
+_INTERVAL = f"the {CONFIDENCE:.0%} interval of the share of harm"
+RULE = (
+    f"SAFE: {_INTERVAL} ends at {SAFE:g} or below.",
+    f"DANGEROUS: {_INTERVAL} begins at {DANGEROUS:g} or above (an empty context is as good).",
+    f"RISKY: anything else, and everything measured on fewer than {FEWEST} queries.",
+)
+"""What the verdicts mean, a sentence for each."""
+
+
+def verdict_of(share: Interval) -> Verdict | None:
+    """Return the verdict on a share of harm; None without an interval.
+
+    >>> verdict_of(Interval(value=0.2, lower=0.1, upper=0.3, n=50))
+    'SAFE'
     """
-
-    safe: float = 0.33
-    dangerous: float = 0.5
-    fewest: int = 20
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.safe <= self.dangerous <= 1.0:
-            raise ConfigurationError(
-                f"the limits safe {self.safe!r} and dangerous {self.dangerous!r} must rise within "
-                "[0, 1]: they are shares of harm"
-            )
-
-    @property
-    def sentences(self) -> tuple[str, ...]:
-        """State the rule, one sentence for each verdict."""
-        interval = f"the {CONFIDENCE:.0%} interval of the share of harm"
-        empty = " (an empty context is as good)" if self.dangerous >= 0.5 else ""
-        return (
-            f"SAFE: {interval} ends at {self.safe:g} or below.",
-            f"DANGEROUS: {interval} begins at {self.dangerous:g} or above{empty}.",
-            f"RISKY: anything else, and everything measured on fewer than {self.fewest} queries.",
-        )
-
-    def verdict(self, share: Interval) -> Verdict | None:
-        """Return the verdict on a share of harm; None without an interval.
-
-        >>> VerdictRule().verdict(Interval(value=0.2, lower=0.1, upper=0.3, n=50))
-        'SAFE'
-        """
-        if share.bounds is None:
-            return None
-        lower, upper = share.bounds
-        if share.n < self.fewest:
-            return "RISKY"
-        if upper <= self.safe:
-            return "SAFE"
-        return "DANGEROUS" if lower >= self.dangerous else "RISKY"
-
-
-DEFAULT_RULE = VerdictRule()
+    if share.bounds is None:
+        return None
+    lower, upper = share.bounds
+    if share.n < FEWEST:
+        return "RISKY"
+    if upper <= SAFE:
+        return "SAFE"
+    return "DANGEROUS" if lower >= DANGEROUS else "RISKY"
 
 
 @dataclass(frozen=True)
@@ -98,7 +74,7 @@ class Compared:
         curve: Strict UDCG by the size of the context.
         harm_share: Mean harm / (mean gain + mean harm) of strict UDCG over the queries with either,
             in [0, 1]; no value if there is none.
-        verdict: The verdict of the rule; None without an interval.
+        verdict: By ``RULE``; None without an interval.
         latency_ms: Median time of a retrieval with reranking and signals, in milliseconds; without
             encoding the query if query vectors were given.
     """
@@ -119,7 +95,6 @@ class Comparison:
     Attributes:
         candidates: The candidates in the order given.
         results: Their metrics ``COMPARED``, with differences from the baseline.
-        rule: The rule of the verdicts.
         utilities: The utility of a passage.
         unlabelled: How a passage without a label counts, in words.
         query_ids: The queries that every candidate answered.
@@ -128,7 +103,6 @@ class Comparison:
 
     candidates: tuple[Compared, ...]
     results: Results
-    rule: VerdictRule
     utilities: Utilities
     unlabelled: str
     query_ids: tuple[str, ...]
@@ -142,7 +116,6 @@ def compare(
     *,
     baseline: str | None = None,
     utilities: Utilities = DEFAULT_UTILITIES,
-    rule: VerdictRule = DEFAULT_RULE,
     depth: int = DEFAULT_DEPTH,
     vectors: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -160,7 +133,6 @@ def compare(
         dataset: Labelled queries; passages kept for one without a relevant passage are harm.
         baseline: Name of the candidate that differences are taken from; the first unless given.
         utilities: The utility of a passage, the same for all candidates.
-        rule: The rule of the verdicts.
         depth: Number of candidates per query, at least as many as every k.
         vectors: Query vectors by query id, so that latency leaves encoding out.
         passes: Called with the name and the size of each pass over the queries; returns its
@@ -222,7 +194,7 @@ def compare(
                 ),
                 curve=curve(pools, labels, candidate.policy, seed=seed),
                 harm_share=share,
-                verdict=rule.verdict(share),
+                verdict=verdict_of(share),
                 latency_ms=latency_ms,
             )
         )
@@ -230,7 +202,6 @@ def compare(
     return Comparison(
         candidates=tuple(compared),
         results=tabulate(by_name, reference=baseline, seed=seed),
-        rule=rule,
         utilities=utilities,
         unlabelled=unlabelled_note(dataset, utilities),
         query_ids=tuple(common),

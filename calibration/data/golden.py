@@ -3,7 +3,6 @@
 import hashlib
 import json
 import sys
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -21,20 +20,15 @@ DEFAULT_SPLIT = "train"
 """The split that `ctxguard calibrate` prefers too."""
 
 _MAX_SNAPSHOT_BYTES = 16 * 2**20
-_WITHOUT_KEYWORDS = ("keywords are left out: a BEIR folder has no place for them",)
-_KINDS = ("relevant", "irrelevant", "hard_negative", "distractor")
 
 
 class Snapshot(BaseModel):
-    """The identity and the counts of a frozen set: the content of ``snapshot.json``.
+    """The identity of a frozen set: the content of ``snapshot.json``.
 
     Attributes:
-        digest: SHA-256 of the fields from ``split`` to ``files``.
+        digest: SHA-256 of ``split`` and ``files``.
         split: Name of the file in ``qrels/``.
-        dataset_digest: Digest of the questions and their labels.
-        counts: How many questions and passages of each kind there are.
         files: SHA-256 of every other file, by its name in the folder.
-        notes: Notes on the labels that the set was made from.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -43,24 +37,19 @@ class Snapshot(BaseModel):
     schema_version: Literal[1] = 1
     digest: str
     split: str
-    dataset_digest: str
-    counts: dict[str, int]
     files: dict[str, str]
-    notes: tuple[str, ...]
 
     def own_digest(self) -> str:
         """Compute the digest of its own fields."""
-        fields = {"split", "dataset_digest", "counts", "files"}
-        content = self.model_dump(mode="json", include=fields)
-        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        content = json.dumps([self.split, self.files], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()
 
 
 def freeze(dataset: Dataset, folder: Path | str, split: str = DEFAULT_SPLIT) -> Snapshot:
     """Write labelled queries as a set that is identified by its digest.
 
     Equal labels give equal files, whatever order they came in: neither clock nor path enters.
-    ``read_beir`` reads the folder like any other.
+    ``read_beir`` reads the folder like any other. Keywords are left out: it has no place for them.
 
     Args:
         dataset: The queries and their labels.
@@ -74,17 +63,9 @@ def freeze(dataset: Dataset, folder: Path | str, split: str = DEFAULT_SPLIT) -> 
     """
     if not split or Path(split).name != split or split != split.strip():
         raise ConfigurationError(f"split {split!r} cannot be the name of a file")
-    has_keywords, dataset = bool(dataset.keywords), _sorted(dataset)
     with new_folder(Path(folder)) as staged:
-        _write_beir(dataset, staged, split)
-        snapshot = Snapshot(
-            digest="",
-            split=split,
-            dataset_digest=dataset.digest(),
-            counts=_counts(dataset),
-            files=_digests(staged),
-            notes=dataset.notes + (_WITHOUT_KEYWORDS if has_keywords else ()),
-        )
+        _write_beir(_sorted(dataset), staged, split)
+        snapshot = Snapshot(digest="", split=split, files=_digests(staged))
         snapshot = snapshot.model_copy(update={"digest": snapshot.own_digest()})
         text = json.dumps(snapshot.model_dump(mode="json"), indent=2, ensure_ascii=False)
         write_lines(staged / SNAPSHOT, [text])
@@ -143,22 +124,6 @@ def _sorted(dataset: Dataset) -> Dataset:
             distractors[query.query_id] = dict(sorted(kinds.items()))
     queries = tuple(sorted(dataset.queries, key=lambda query: query.query_id))
     return Dataset(dataset.name, queries, qrels, distractors, notes=dataset.notes)
-
-
-def _counts(dataset: Dataset) -> dict[str, int]:
-    """Count the queries, and the passages by their label."""
-    kinds: Counter[str] = Counter()
-    for query_id, grades in dataset.qrels.items():
-        misleading = dataset.distractors.get(query_id, {})
-        for passage_id, grade in grades.items():
-            kinds[misleading.get(passage_id, "relevant" if grade > 0 else "irrelevant")] += 1
-    return {
-        "queries": len(dataset),
-        "labelled_queries": len(dataset.qrels),
-        "answerable_queries": len(dataset.answerable),
-        "labelled_passages": kinds.total(),
-        **{kind: kinds[kind] for kind in _KINDS},
-    }
 
 
 def _digests(folder: Path) -> dict[str, str]:

@@ -39,7 +39,7 @@ _LABEL_FORM = "write three, separated by tabs: query id, passage id, and the lab
 _RUN_FORM = "a TREC run line has six: query, Q0, passage, rank, score, tag"
 
 
-def grade_of(record: Record, value: object) -> int:
+def _grade(record: Record, value: object) -> int:
     """Parse a grade, at least 0; a negative one, which some tracks give to spam, counts as 0.
 
     Raises:
@@ -51,7 +51,7 @@ def grade_of(record: Record, value: object) -> int:
     return max(grade, 0)
 
 
-def kind_of(record: Record, value: object) -> DistractorKind:
+def _kind(record: Record, value: object) -> DistractorKind:
     """Check a kind of distractor.
 
     Raises:
@@ -60,15 +60,6 @@ def kind_of(record: Record, value: object) -> DistractorKind:
     if value not in _KINDS:
         raise record.error(f"kind {shown(value)} is unknown; use {' or '.join(_KINDS)}")
     return cast(DistractorKind, value)
-
-
-def read_kinds(path: Path, counts: Counter[str]) -> "Labels[DistractorKind]":
-    """Read the rows of a ``distractors.tsv``: query id, passage id, kind; empty if absent.
-
-    Raises:
-        DataError: a row cannot be read, or rows contradict each other.
-    """
-    return _read_table(path, kind_of, {"kind"}, counts) if path.exists() else {}
 
 
 def _read_table(
@@ -241,10 +232,12 @@ def read_beir(folder: Path | str, split: str = "test") -> Dataset:
         )
     counts: Counter[str] = Counter()
     qrels_file, kinds_file = folder / "qrels" / f"{split}.tsv", folder / "distractors.tsv"
-    grades = _read_table(qrels_file, grade_of, _GRADE_HEADERS, counts)
+    grades = _read_table(qrels_file, _grade, _GRADE_HEADERS, counts)
     if not grades:
         raise DataError("holds no label", path=qrels_file)
-    kinds = read_kinds(kinds_file, counts)
+    kinds: Labels[DistractorKind] = {}
+    if kinds_file.exists():
+        kinds = _read_table(kinds_file, _kind, {"kind"}, counts)
     for (query_id, passage_id), (kind, line) in kinds.items():
         grade, qrels_line = grades.get((query_id, passage_id), (0, 0))
         if grade > 0:
@@ -310,11 +303,11 @@ def read_jsonl(path: Path | str) -> Dataset:
         if record.fields.get("relevant") is None:
             continue
         qrels[query.query_id] = {
-            passage_id: grade_of(record, grade)
+            passage_id: _grade(record, grade)
             for passage_id, grade in _labelled(record, "relevant", 1)
         }
         kinds = {
-            passage_id: kind_of(record, kind)
+            passage_id: _kind(record, kind)
             for passage_id, kind in _labelled(record, "distractors", "distractor")
         }
         for passage_id in kinds:

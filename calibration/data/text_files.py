@@ -28,8 +28,6 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _SHOWN = 80
 
-SURROGATES = "lone surrogates replaced by U+FFFD"
-
 
 def shown(value: object) -> str:
     """Format a value for an error message: quoted, and cut to 80 characters."""
@@ -78,11 +76,6 @@ class Record(NamedTuple):
     line: int | None
     fields: Mapping[str, object]
     counts: Counter[str]
-
-    @property
-    def place(self) -> str:
-        """The file and the line, for errors of another record."""
-        return f"{self.path}" if self.line is None else f"{self.path}, line {self.line}"
 
     def error(self, message: str) -> DataError:
         """Build an error that names this line."""
@@ -183,7 +176,7 @@ def clean(text: str, counts: Counter[str]) -> str:
         return text
     text, replaced = _LONE_SURROGATE.subn("\ufffd", text)
     if replaced:
-        counts[SURROGATES] += replaced
+        counts["lone surrogates replaced by U+FFFD"] += replaced
     return text
 
 

@@ -94,7 +94,7 @@ def summarise(
 
 
 def _missing(outcome: RouteOutcome, settings: Settings) -> tuple[str, ...]:
-    if settings.promise is not None or settings.objective != "context":
+    if settings.promise is not None or settings.context == "utility":
         return ()
     asked = outcome.chosen.policy != outcome.today.policy
     return tuple(
@@ -107,8 +107,8 @@ def _missing(outcome: RouteOutcome, settings: Settings) -> tuple[str, ...]:
 def _by_size(outcome: RouteOutcome, settings: Settings) -> dict[str, str]:
     named: dict[str, str] = {size: option.name for size, option in outcome.others.items()}
     if outcome.chosen.policy != outcome.today.policy:
-        by_context = settings.promise is None and settings.objective == "context"
-        named[settings.context if by_context else "chosen"] = outcome.chosen.name
+        wanted = settings.context if settings.promise is None else "utility"
+        named["chosen" if wanted == "utility" else wanted] = outcome.chosen.name
     order = ("chosen", *SIZES)
     found = {size: named[size] for size in order if size in named}
     return {"today": outcome.today.name, **found}

@@ -93,6 +93,8 @@ def print_comparison(
     show_all: bool,
 ) -> None:
     """Print one row for each candidate with its verdict, and on request all else."""
+    from calibration.compare.comparison import RULE
+
     results = comparison.results
     output.facts(*facts)
     output.heading("What each candidate is worth to the reader")
@@ -104,7 +106,7 @@ def print_comparison(
         rows.append((_name(each.candidate.name), *means, _styled(each.verdict or NO_DATA)))
     less_than = f"less {results.reference}>"
     output.table(("candidate", "recall>", "udcg_strict>", less_than, "n>", "verdict"), rows)
-    for sentence in comparison.rule.sentences:
+    for sentence in RULE:
         output.out.print(sentence, style="dim")
     if not show_all:
         output.note("--all shows every metric with its difference, and the curve by k")

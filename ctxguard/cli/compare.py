@@ -218,13 +218,14 @@ class CompareCommand(_options.PassageWorth):
 
 def _document(comparison: "Comparison", checks: "Sequence[RegressionCheck]") -> dict[str, object]:
     """Write a comparison as JSON; ``SavedComparison`` reads a part of it back."""
+    from calibration.compare.comparison import RULE
     from calibration.compare.saved_comparison import values_as_json
 
     return {
         "measured_queries": len(comparison.query_ids),
         "utilities": comparison.utilities,
         "unlabelled": comparison.unlabelled,
-        "rule": comparison.rule.sentences,
+        "rule": RULE,
         "results": comparison.results,
         "candidates": [
             {
@@ -307,6 +308,7 @@ def _notes(
     comparison: "Comparison", labelled: "Labelled", profiles: "dict[str, Profile]"
 ) -> list[str]:
     """Note what a reader of the figures should know."""
+    from calibration.compare.comparison import FEWEST
     from ctxguard.core.scores import is_relative
 
     notes = [*labelled.notes, *(f"left out: {line}" for line in comparison.skipped)]
@@ -318,8 +320,6 @@ def _notes(
             "by rank where scores carry rank only: between such candidates compare precision, "
             "udcg_strict and harm"
         )
-    if len(comparison.query_ids) < comparison.rule.fewest:
-        notes.append(
-            f"with fewer than {comparison.rule.fewest} queries, bootstrap intervals are too narrow"
-        )
+    if len(comparison.query_ids) < FEWEST:
+        notes.append(f"with fewer than {FEWEST} queries, bootstrap intervals are too narrow")
     return notes

@@ -1,7 +1,7 @@
 """``ctxguard golden``: labels frozen by digest, and hard negatives."""
 
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,9 +37,11 @@ class FreezeCommand(SettingsModel):
         if self.split is not None and data.is_dir():
             data = data / "qrels" / f"{self.split}.tsv"
         labelled = read_labelled(data, DEFAULT_SPLIT)
-        dataset = replace(labelled.dataset, notes=labelled.notes)
-        snapshot = freeze(dataset, self.out, self.split or DEFAULT_SPLIT)
-        _result(self.out, snapshot, output)
+        snapshot = freeze(labelled.dataset, self.out, self.split or DEFAULT_SPLIT)
+        notes = list(labelled.notes)
+        if labelled.dataset.keywords:
+            notes.append("keywords are left out: a BEIR folder has no place for them")
+        _result(self.out, snapshot, output, notes=notes)
 
 
 class CheckCommand(SettingsModel):
@@ -122,29 +124,21 @@ class HardNegativesCommand(IndexSystem):
 
 
 def _result(
-    folder: Path, snapshot: "Snapshot", output: Output, changed: tuple[str, ...] | None = None
+    folder: Path,
+    snapshot: "Snapshot",
+    output: Output,
+    changed: tuple[str, ...] | None = None,
+    notes: Sequence[str] = (),
 ) -> None:
     """Print a frozen set; one that is checked with what was changed."""
     state = "" if changed is None else f", {'changed' if changed else 'unchanged'}"
     document = {"golden": folder, **snapshot.model_dump(mode="json")}
 
     def show() -> None:
-        counts = {name: f"{n:,}" for name, n in snapshot.counts.items()}
         output.facts(
             ("golden set", f"{folder}{state}"),
             ("digest", snapshot.digest),
-            (
-                "questions",
-                "{queries}: {labelled_queries} have a label, {answerable_queries} are "
-                "answerable".format(**counts),
-            ),
-            (
-                "passages",
-                "{labelled_passages}: {relevant} relevant, {irrelevant} irrelevant, "
-                "{hard_negative} hard negatives, {distractor} distractors".format(**counts),
-            ),
             ("split", snapshot.split),
         )
-        output.notes(snapshot.notes)
 
-    output.result(document if changed is None else {**document, "changes": changed}, show)
+    output.result(document if changed is None else {**document, "changes": changed}, show, notes)

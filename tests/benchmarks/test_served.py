@@ -68,7 +68,7 @@ def test_the_first_k_are_what_evaluation_says_of_them(recorded: Recorded) -> Non
 
 def test_the_guard_serves_what_the_policy_of_the_profile_keeps(recorded: Recorded) -> None:
     labelled = few_labels(recorded.dataset, 40, 0)
-    made = recorded.calibrated(labelled, Settings(objective="utility"))
+    made = recorded.calibrated(labelled, Settings(context="utility"))
     rows = recorded.others(labelled)
     found = recorded.served(made.profile, rows, mode="enforce")
     (route,) = made.profile.routes.values()

@@ -168,7 +168,7 @@ def test_held_out_queries_measure_what_the_others_choose() -> None:
 
 
 def test_a_gain_that_costs_recall_stays_in_shadow_and_the_line_says_why() -> None:
-    found = assessor_of(asked(150, 1.5, objective="utility"))
+    found = assessor_of(asked(150, 1.5, context="utility"))
     assert found.decision == "shadow"
     assert found.statement.endswith("recorded, not applied: recall is not shown to hold")
 
@@ -253,7 +253,7 @@ def test_no_model_sees_the_answers_that_samples_keep() -> None:
         )
         for query, ranking in retriever.rankings.items()
     }
-    settings = Settings(depth=DEPTH, policy="expected_utility", objective="utility")
+    settings = Settings(depth=DEPTH, policy="expected_utility", context="utility")
     made = calibrate(Recorded(kept, retriever.identity), dataset, settings)
     assert outcome_of(made).profile.policy.model.signals == ()
 

@@ -81,7 +81,6 @@ class TestBadLabels:
             {"tolerance": 1.0},
             {"max_loss": 0.0},
             {"max_loss": 1.0},
-            {"objective": "recall"},
             {"context": "short"},
             {"policy": "boosted"},
             {"delta": 0.0},
@@ -170,7 +169,7 @@ def result() -> Calibration:
     """Of a retriever with routes, and one query that it refuses."""
     retriever, dataset = switchable()
     unknown = replace(dataset, queries=(*dataset.queries, Query("odd", "never seen")))
-    return calibrate(retriever, unknown, Settings(depth=DEPTH, objective="utility"))
+    return calibrate(retriever, unknown, Settings(depth=DEPTH, context="utility"))
 
 
 class TestWhatTheProfileIsFor:
@@ -238,7 +237,7 @@ class TestRoutes:
         assert lexical.policy == RatioPolicy(k=5)
         assert "the first 5 as today" in lexical.why
         assert lexical.certificate is None
-        assert hybrid.certificate.p_value <= 0.1
+        assert hybrid.certificate.recall_loss <= hybrid.certificate.alpha == 0.3
 
     def test_a_query_that_cannot_be_encoded_is_skipped_on_every_route(
         self, result: Calibration
@@ -270,7 +269,7 @@ from calibration.certify import Promise
 
 retriever, dataset = simulate(60)
 for promise in (None, Promise()):
-    settings = Settings(objective="utility", depth=20, promise=promise)
+    settings = Settings(context="utility", depth=20, promise=promise)
     print(calibrate(retriever, dataset, settings).profile.to_json())
 """
 

@@ -14,7 +14,7 @@ from calibration.compare.candidates import (
     from_profile,
     parse_candidates,
 )
-from calibration.compare.comparison import Comparison, VerdictRule, check_candidates, compare
+from calibration.compare.comparison import Comparison, check_candidates, compare, verdict_of
 from calibration.data.dataset import Dataset, Query
 from calibration.results import COMPARED
 from ctxguard.core.fusion import Fusion
@@ -141,21 +141,7 @@ def test_a_verdict_looks_at_the_ends_of_the_interval(
     lower: float, upper: float, n: int, verdict: str
 ) -> None:
     share = Interval(value=(lower + upper) / 2, lower=lower, upper=upper, n=n)
-    assert VerdictRule().verdict(share) == verdict
-
-
-def test_the_rule_is_told_with_the_limits_that_apply() -> None:
-    safe, dangerous, risky = VerdictRule(safe=0.2, dangerous=0.4, fewest=7).sentences
-    assert safe == "SAFE: the 95% interval of the share of harm ends at 0.2 or below."
-    assert dangerous == ("DANGEROUS: the 95% interval of the share of harm begins at 0.4 or above.")
-    assert "fewer than 7 queries" in risky
-    assert "empty context" in VerdictRule().sentences[1]
-
-
-@pytest.mark.parametrize(("safe", "dangerous"), [(0.6, 0.5), (-0.1, 0.5), (0.3, 1.1)])
-def test_limits_that_do_not_rise_are_refused(safe: float, dangerous: float) -> None:
-    with pytest.raises(ConfigurationError, match="must rise within"):
-        VerdictRule(safe, dangerous)
+    assert verdict_of(share) == verdict
 
 
 def test_scores_that_carry_rank_only_do_not_make_a_candidate_look_safe() -> None:

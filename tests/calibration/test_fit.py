@@ -10,7 +10,6 @@ from simulated_pools import labelled, ranking_of, simulate
 from calibration.data.dataset import Dataset
 from calibration.fit import (
     FOLDS,
-    better_fusion,
     fit_fusion,
     fit_relevance,
     fit_temperature,
@@ -70,56 +69,6 @@ class TestFusion:
         pools, labels = labelled([two_legs([0.9], [1.0])] * 2, [{"p0": 1}, {}])
         with pytest.raises(CalibrationError, match="no fusion can be fitted"):
             fit_fusion(pools.subset(["q1"]), labels.rows(np.array([1])))
-
-
-class TestBetterFusion:
-    """Another fusion than the pooled ranker is taken only where it is shown to rank better."""
-
-    @staticmethod
-    def ranked(n: int, order_noise: float, leg_noise: float, seed: int) -> tuple[Pools, PoolLabels]:
-        """Queries with one relevant passage of six; both legs agree, the order is of its own."""
-        rng = np.random.default_rng(seed)
-        rankings, qrels = [], []
-        for _ in range(n):
-            relevant = np.eye(6)[rng.integers(6)]
-            order = relevant + order_noise * rng.standard_normal(6)
-            place = np.argsort(-order)
-            leg = (relevant + leg_noise * rng.standard_normal(6))[place]
-            rankings.append(
-                ranking_of(
-                    order[place].tolist(),
-                    legs={
-                        "dense": Leg(np.tanh(leg / 9.0), ScoreKind.COSINE),
-                        "lexical": Leg(np.exp(leg), ScoreKind.RATIO),
-                    },
-                )
-            )
-            qrels.append({f"p{int(np.argmax(relevant[place]))}": 1})
-        return labelled(rankings, qrels)
-
-    def test_it_is_found_and_said_by_how_much(self) -> None:
-        found = better_fusion(*self.ranked(60, order_noise=1.0, leg_noise=0.0, seed=1))
-        assert found is not None
-        fusion, words = found
-        assert fusion.method in ("convex", "reciprocal_rank")
-        assert words.startswith("nDCG@10 +0.")
-        assert words.endswith("on 60 queries")
-
-    def test_an_order_that_is_as_good_stays(self) -> None:
-        taken = [
-            better_fusion(*self.ranked(40, order_noise=0.7, leg_noise=0.7, seed=seed)) is not None
-            for seed in range(40)
-        ]
-        assert np.mean(taken) <= 0.08
-
-    def test_a_few_queries_show_nothing(self) -> None:
-        assert better_fusion(*self.ranked(19, order_noise=1.0, leg_noise=0.0, seed=1)) is None
-
-    def test_where_probabilities_rank_better_still_their_signals_are_not_given_up(self) -> None:
-        pools, labels = self.ranked(200, order_noise=1.0, leg_noise=0.5, seed=2)
-        assert better_fusion(pools, labels) is not None
-        informed = np.where(labels.relevant, 1.0, 0.0) + np.where(np.isnan(pools.scores), np.nan, 0)
-        assert better_fusion(replace(pools, signals={"answers": informed}), labels) is None
 
 
 class TestTemperature:

@@ -66,7 +66,7 @@ def dataset(n: int = N) -> Dataset:
 @cache
 def calibrated(n: int = N) -> Calibration:
     return calibrate(
-        Shop(), dataset(n), Settings(depth=DEPTH, objective="utility"), score_kind=ScoreKind.COSINE
+        Shop(), dataset(n), Settings(depth=DEPTH, context="utility"), score_kind=ScoreKind.COSINE
     )
 
 

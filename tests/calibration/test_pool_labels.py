@@ -8,7 +8,7 @@ from simulated_pools import labelled, ranking_of
 
 from calibration.data.dataset import Dataset, Query
 from calibration.grid import ratio_grid
-from calibration.pool_labels import PoolLabels, discounts, judged_share, label
+from calibration.pool_labels import PoolLabels, discounts, label
 from ctxguard.core.metrics import Negative, Utilities, udcg
 from ctxguard.errors import CalibrationError
 
@@ -62,7 +62,6 @@ class TestPoolLabels:
         assert not labels.positives_only
         assert labels.judged.tolist() == [[True, False], [True, True]]
         assert labels.utilities.tolist() == [[1.0, -0.2], [-0.5, -0.5]]
-        assert judged_share(labels, 2).tolist() == [0.5, 1.0]
 
     def test_recall_loss_counts_what_the_baseline_would_have_served(self) -> None:
         shares, defined = self.of().recall_shares()
@@ -100,20 +99,6 @@ class TestPoolLabels:
         assert labels.utilities.tolist() == [[1.0], [-0.5]]
         assert labels.judged.tolist() == [[True], [False]]
         assert labels.n_answerable == 1
-
-
-class TestJudgedShare:
-    def test_it_is_the_share_of_the_first_k_that_has_a_label(self) -> None:
-        labels = TestPoolLabels().of()
-        assert judged_share(labels, 2).tolist() == [1.0]
-        assert judged_share(labels, 5).tolist() == [0.8]
-
-    def test_a_short_pool_is_measured_as_a_whole_and_an_empty_one_not_at_all(self) -> None:
-        rankings = [ranking_of([2.0, 1.0]), ranking_of([]), ranking_of([3.0, 2.0, 1.0])]
-        _, labels = labelled(rankings, [{"p0": 1}, {"p0": 1}, {}], depth=4)
-        shares = judged_share(labels, 4)
-        assert shares[[0, 2]].tolist() == [0.5, 0.0]
-        assert np.isnan(shares[1])
 
 
 def test_discounts_are_those_of_the_measures() -> None:

@@ -43,7 +43,7 @@ def hostile_passage(passage_id: str) -> Passage:
 @cache
 def reported(n: int = 120, promise: Promise | None = None, **asked: Any) -> Report:
     """Of the policy of highest utility, which drops something of every sort, unless asked."""
-    asked = {"objective": "utility", **asked}
+    asked = {"context": "utility", **asked}
     found = calibrated(n, noise=0.25, unanswerable=0.1, promise=promise, **asked)
     return report(found, hostile_passage)
 
@@ -59,7 +59,7 @@ def hostile_calibration() -> Calibration:
     hostile = tuple(replace(query, text=texts[query.text]) for query in dataset.queries)
     rankings = {texts[text]: ranking for text, ranking in retriever.rankings.items()}
     dataset = replace(dataset, name=f"set {HOSTILE}", queries=hostile, notes=(HOSTILE,))
-    asked = Settings(objective="utility", depth=DEPTH)
+    asked = Settings(context="utility", depth=DEPTH)
     return calibrate(replace(retriever, rankings=rankings), dataset, asked)
 
 
@@ -107,7 +107,7 @@ class TestDropped:
         def gone(passage_id: str) -> Passage:
             raise KeyError(passage_id)
 
-        found = calibrated(120, noise=0.25, unanswerable=0.1, objective="utility", promise=None)
+        found = calibrated(120, noise=0.25, unanswerable=0.1, context="utility", promise=None)
         example = report(found, gone).routes[0].dropped.shown[0]
         assert example.passage_id
         assert example.snippet is None
@@ -187,7 +187,7 @@ class TestSummary:
         assert not any("ever labelled" in line for line in labelled.warnings)
 
     def test_a_fall_of_recall_is_said_with_how_much(self) -> None:
-        summary = self.of(calibrated(120, noise=0.25, objective="utility"))
+        summary = self.of(calibrated(120, noise=0.25, context="utility"))
         recall = summary.results.of("chosen", "recall").difference
         assert recall.value < -0.05
         (line,) = [w for w in summary.warnings if w.startswith("mean recall is")]
@@ -195,11 +195,11 @@ class TestSummary:
         assert ("may be noise" in line) == (recall.upper is None or recall.upper >= 0.0)
 
     def test_a_bound_of_more_than_half_promises_nothing(self) -> None:
-        few = calibrated(46, noise=0.4, objective="utility", held_out=0.1)
+        few = calibrated(46, noise=0.4, context="utility", held_out=0.1)
         certificate = few.outcomes[Route.HYBRID].profile.certificate
         assert certificate.promises_nothing
         assert any("the certificate promises nothing" in w for w in self.of(few).warnings)
-        many = self.of(calibrated(200, objective="utility", held_out=0.5))
+        many = self.of(calibrated(200, context="utility", held_out=0.5))
         assert not any("promises nothing" in line for line in many.warnings)
 
     def test_leaner_and_richer_contexts_stand_beside_the_default(self) -> None:
@@ -228,8 +228,8 @@ class TestSummary:
         written = page(report(found))
         assert "Leaner and balanced and richer: no policy is shown to keep" in written
 
-    def test_a_policy_of_another_objective_is_named_as_chosen(self) -> None:
-        summary = self.of(calibrated(120, noise=0.25, objective="utility"))
+    def test_a_policy_that_is_no_size_of_context_is_named_as_chosen(self) -> None:
+        summary = self.of(calibrated(120, noise=0.25, context="utility"))
         assert list(summary.by_size)[:2] == ["today", "chosen"]
         assert summary.missing == ()
 
@@ -237,7 +237,7 @@ class TestSummary:
         "asked",
         [
             {},
-            {"objective": "utility"},
+            {"context": "utility"},
             {"promise": Promise(0.2, 0.1)},
             {"promise": Promise(0.02, 0.1), "noise": 0.25},  # cannot be kept
             {"held_out": 0.5},
@@ -279,7 +279,7 @@ def text() -> str:
 
 class TestPage:
     def test_the_same_calibration_gives_the_same_bytes(self, tmp_path: Path) -> None:
-        found = [calibrated(60, noise=0.25, objective="utility", promise=None) for _ in range(2)]
+        found = [calibrated(60, noise=0.25, context="utility", promise=None) for _ in range(2)]
         for name, each in zip("ab", found, strict=True):
             write_json(report(each), tmp_path / f"{name}.json")
         assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
@@ -329,7 +329,7 @@ class TestPage:
     def test_hostile_text_is_shown_and_never_run(self) -> None:
         plain, hostile = (
             Page(page(report(found, hostile_passage)))
-            for found in (calibrated(80, noise=0.25, objective="utility"), hostile_calibration())
+            for found in (calibrated(80, noise=0.25, context="utility"), hostile_calibration())
         )
         assert hostile.tags.count("figure") == plain.tags.count("figure")
         assert hostile.tags.count("script") == plain.tags.count("script") == 1
@@ -494,6 +494,6 @@ def test_passages_of_one_title_are_told_apart_by_their_ids() -> None:
     def titled(passage_id: str) -> Passage:
         return Passage(passage_id, "text", title="Repair")
 
-    found = report(calibrated(80, noise=0.25, objective="utility"), titled)
+    found = report(calibrated(80, noise=0.25, context="utility"), titled)
     names = [passage.title for passage in found.dial.questions[0].passages]
     assert len(set(names)) == len(names) > 1

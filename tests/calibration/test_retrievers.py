@@ -229,7 +229,7 @@ class TestRecordedRankings:
         qrels = {f"q{number}": {f"p{number}-1": 1} for number in range(40)}
         dataset = Dataset("trec", queries, qrels)
         recorded = RecordedRankings.of_run(read_trec_run(run), queries, ScoreKind.RATIO)
-        found = calibrate(recorded, dataset, Settings(depth=10, objective="utility", held_out=0.5))
+        found = calibrate(recorded, dataset, Settings(depth=10, context="utility", held_out=0.5))
         route = found.profile.routes[Route.EXTERNAL]
         assert route.policy.k == 1
         assert route.evidence.metrics["udcg_strict"].value == 1.0

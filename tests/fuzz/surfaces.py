@@ -199,11 +199,7 @@ BEIR = {
     "queries.jsonl": b'{"_id": "q1", "text": "how?"}\n{"_id": "q2", "text": "why?"}\n',
     "qrels/test.tsv": b"query-id\tcorpus-id\tscore\nq1\ta\t1\nq2\tb\t0\n",
     "distractors.tsv": b"q1\tc\tdistractor\n",
-    "snapshot.json": Snapshot(
-        digest="d", split="test", dataset_digest="x", counts={}, files={}, notes=()
-    )
-    .model_dump_json()
-    .encode(),
+    "snapshot.json": Snapshot(digest="d", split="test", files={}).model_dump_json().encode(),
 }
 
 
