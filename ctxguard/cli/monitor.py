@@ -274,23 +274,13 @@ def _print(report: "Report", output: Output, price: float | None) -> None:
         ("this run", outcomes or ("nothing judged" if report.waiting else "nothing waited")),
         ("waiting", f"{report.waiting:,} samples" if report.waiting else None),
         *tokens_in_words(report.counts, price),
-        *[("in shadow", line) for line in _in_shadow(report)],
+        *[(f"in shadow, {route.value}", rise.statement) for route, rise in report.rises.items()],
     )
     if report.waiting and report.judging_sampling_probability == 0.0:
         output.note("the judging budget is used up for now")
 
 
-def _in_shadow(report: "Report") -> list[str]:
-    """Report what judged requests say of each route in shadow."""
-    several = len(report.rises) > 1
-    return [
-        f"{route.value}: {rise.statement}" if several else rise.statement
-        for route, rise in report.rises.items()
-    ]
-
-
 def _print_alarms(alarms: "AlarmReport", output: Output) -> None:
-    from ctxguard.monitor.alarms import ReferenceKind
     from ctxguard.monitor.alarms.ecusum import DEFAULT_THRESHOLD
 
     output.facts(*[(alarm.severity.value, alarm.message) for alarm in alarms.active])
@@ -315,14 +305,6 @@ def _print_alarms(alarms: "AlarmReport", output: Output) -> None:
         rows,
         f"Promises of profile {alarms.profile_id}; alarm at e-value {DEFAULT_THRESHOLD:,.0f}",
     )
-    references = {monitor.reference for monitor in alarms.losses}
-    if ReferenceKind.CORRECTED in references:
-        output.note("corrected: the promise on the scale of this judge, by what people graded too")
-    if ReferenceKind.BASELINE in references:
-        output.note(
-            "baseline: the judge makes errors, so its losses are compared with its own mean over "
-            "its first weeks; that shows a rise, not whether the promise holds"
-        )
     if not any(monitor.n for monitor in alarms.losses) and not alarms.active:
         output.note(
             "no day of requests that this profile served in enforce mode is over and judged yet"
