@@ -9,7 +9,6 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, ClassVar
 
 import typer
@@ -331,23 +330,3 @@ def one_line(text: str) -> str:
     'a[31mb c'
     """
     return " ".join(sanitise(text).split())
-
-
-def check_writable(file: Path | None, option: str) -> None:
-    """Refuse a file that cannot be written, before the work instead of after it.
-
-    Raises:
-        typer.BadParameter: it is a folder, or no file can be created there.
-    """
-    if file is None:
-        return
-    existing = file.absolute().parent
-    while not existing.exists():
-        existing = existing.parent
-    for refused, words in (
-        (file.is_dir(), f"{file} is a folder; name a file"),
-        (not existing.is_dir(), f"{existing} is not a folder"),
-        (not os.access(existing, os.W_OK), f"{existing} cannot be written to"),
-    ):
-        if refused:
-            raise typer.BadParameter(words, param_hint=option)
