@@ -47,8 +47,8 @@ class _Shared(System):
 
 class _WithFile(SettingsModel):
     system: Path | None = optional(
-        "TOML file with the keys below, and in the command's table options by their names; "
-        "relative paths start from its folder. An option wins over a key.",
+        "TOML file with the keys that `ctxguard keys COMMAND` prints, and in the command's table "
+        "options by their names; relative paths start from its folder. An option wins over a key.",
         "FILE",
     )
 
