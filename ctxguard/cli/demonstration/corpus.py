@@ -69,27 +69,24 @@ def passages() -> Iterator[Passage]:
     exports = {name: list(_exported(name, modules)) for name in modules}
     values = [value for of_module in exports.values() for _, value in of_module]
     public = {value for value in values if isinstance(value, type)}
-    functions = {id(_function(value)) for value in values if not isinstance(value, type)}
-    seen: set[int] = set()
+    known, listed = {id(_function(value)) for value in values}, set[int]()
     for module_name, module in modules.items():
         yield from _passage(module_name, "module", "", module.__doc__)
         for own_name, value in exports[module_name]:
             name, identity = f"{module_name}.{own_name}", id(_function(value))
-            if identity in seen:
+            if identity in listed:
                 continue
-            seen.add(identity)
+            listed.add(identity)
             if isinstance(value, type):
                 lineage = _lineage(value, public)
                 yield from _class(name, value, lineage)
-                for attribute, kind in _members(value, lineage):
-                    member = _function(attribute.object)
-                    if id(member) not in seen | functions:
-                        seen.add(id(member))
-                        is_call = kind != "property"
-                        bound = getattr(value, attribute.name) if is_call else None
-                        signature = _signature(bound, is_method=kind == "method")
-                        full = f"{name}.{attribute.name}"
-                        yield from _passage(full, kind, signature, getattr(member, "__doc__", None))
+                for member, kind in _members(value, lineage):
+                    function = _function(member.object)
+                    if id(function) not in known:
+                        known.add(id(function))
+                        signature = _member_signature(value, member.name, kind)
+                        docstring = getattr(function, "__doc__", None)
+                        yield from _passage(f"{name}.{member.name}", kind, signature, docstring)
             elif inspect.isroutine(value) or hasattr(value, "__wrapped__"):
                 yield from _passage(name, "function", _signature(value), value.__doc__)
             elif value.__doc__ != type(value).__doc__:
@@ -169,6 +166,12 @@ def _class(full: str, owner: type, lineage: list[type]) -> Iterator[Passage]:
     explained = [_cleaned(each.__doc__) for each in constructors if inspect.isfunction(each)]
     more = next(filter(None, explained), "")
     yield from _passage(full, "class", _signature(owner), "\n\n".join(filter(None, (own, more))))
+
+
+def _member_signature(owner: type, name: str, kind: str) -> str:
+    if kind == "property":
+        return ""
+    return _signature(getattr(owner, name), is_method=kind == "method")
 
 
 def _signature(value: object, *, is_method: bool = False) -> str:
