@@ -274,10 +274,19 @@ def _print(report: "Report", output: Output, price: float | None) -> None:
         ("this run", outcomes or ("nothing judged" if report.waiting else "nothing waited")),
         ("waiting", f"{report.waiting:,} samples" if report.waiting else None),
         *tokens_in_words(report.counts, price),
-        *[(f"in shadow, {route.value}", rise.statement) for route, rise in report.rises.items()],
+        *[("in shadow", line) for line in _in_shadow(report)],
     )
     if report.waiting and report.judging_sampling_probability == 0.0:
         output.note("the judging budget is used up for now")
+
+
+def _in_shadow(report: "Report") -> list[str]:
+    """Report what judged requests say of each route in shadow."""
+    several = len(report.rises) > 1
+    return [
+        f"{route.value}: {rise.statement}" if several else rise.statement
+        for route, rise in report.rises.items()
+    ]
 
 
 def _print_alarms(alarms: "AlarmReport", output: Output) -> None:
