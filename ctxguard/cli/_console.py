@@ -6,10 +6,8 @@ Progress goes to standard error, so that standard output holds the result alone.
 import json
 import os
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, ClassVar
 
 import typer
@@ -108,21 +106,6 @@ class Command(TyperCommand):
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
-        if self.keys:
-            with formatter.section(f"Keys of --system (ctxguard keys {self.words})"):
-                for table, keys in self.keys.items():
-                    names = ", ".join(name for name, _ in keys)
-                    indent = " " * formatter.current_indent
-                    formatter.write(
-                        textwrap.fill(
-                            f"[{table}] {names}" if table else names,
-                            formatter.width,
-                            initial_indent=indent,
-                            subsequent_indent=indent + "  ",
-                            break_on_hyphens=False,
-                        )
-                        + "\n"
-                    )
 
 
 def _described(error: Exception) -> str:
@@ -144,18 +127,16 @@ def _described(error: Exception) -> str:
 
 def print_labelled(label: str, style: str, text: str) -> None:
     """Print one line to standard error, under a label such as ``warning``."""
-    _Terminal(stderr=True).print(_labelled(label, style, text), soft_wrap=True)
+    _terminal(stderr=True).print(_labelled(label, style, text), soft_wrap=True)
 
 
 def _labelled(label: str, style: str, text: str) -> Text:
     return Text.assemble((f"{label}: ", style), (one_line(text), "not bold default"))
 
 
-class _Terminal(Console):
-    """A console that prints text as it is: brackets in a passage are not markup."""
-
-    def __init__(self, *, stderr: bool = False) -> None:
-        super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False)
+def _terminal(*, stderr: bool = False) -> Console:
+    """Make a console that prints text as it is: brackets in a passage are not markup."""
+    return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
 
 
 class Output:
@@ -172,8 +153,8 @@ class Output:
     """
 
     def __init__(self, *, as_json: bool = False) -> None:
-        self.out = _Terminal()
-        self.err = _Terminal(stderr=True)
+        self.out = _terminal()
+        self.err = _terminal(stderr=True)
         self.as_json = as_json
         self._notes = self.err if as_json else self.out
 
@@ -331,23 +312,3 @@ def one_line(text: str) -> str:
     'a[31mb c'
     """
     return " ".join(sanitise(text).split())
-
-
-def check_writable(file: Path | None, option: str) -> None:
-    """Refuse a file that cannot be written, before the work instead of after it.
-
-    Raises:
-        typer.BadParameter: it is a folder, or no file can be created there.
-    """
-    if file is None:
-        return
-    existing = file.absolute().parent
-    while not existing.exists():
-        existing = existing.parent
-    for refused, words in (
-        (file.is_dir(), f"{file} is a folder; name a file"),
-        (not existing.is_dir(), f"{existing} is not a folder"),
-        (not os.access(existing, os.W_OK), f"{existing} cannot be written to"),
-    ):
-        if refused:
-            raise typer.BadParameter(words, param_hint=option)

@@ -25,7 +25,7 @@ from ctxguard._support.settings import (
     optional,
 )
 from ctxguard.cli import COMMANDS
-from ctxguard.cli._console import Command, Output, check_writable, wants_json
+from ctxguard.cli._console import Command, Output, wants_json
 from ctxguard.cli._options import ProfileFile, StoreUrl
 from ctxguard.cli._system import SOURCES, System
 from ctxguard.errors import ConfigurationError, DataError
@@ -47,8 +47,8 @@ class _Shared(System):
 
 class _WithFile(SettingsModel):
     system: Path | None = optional(
-        "TOML file with the keys below, and in the command's table options by their names; "
-        "relative paths start from its folder. An option wins over a key.",
+        "TOML file with the keys that `ctxguard keys COMMAND` prints, and in the command's table "
+        "options by their names; relative paths start from its folder. An option wins over a key.",
         "FILE",
     )
 
@@ -112,13 +112,6 @@ def command_of(
                 shown = about(field)["metavar"]
                 raise ConfigurationError(f"give {flags_of(each, field)[0]} {shown}{key}")
         settings: Any = model(**{**values, **chosen})
-        for each, field in fields.items():
-            if about(field)["writes"]:
-                files = getattr(settings, each)
-                flag = key_of(each, field) if each in in_file else flags_of(each, field)[0]
-                shown = about(field)["metavar"] if about(field)["argument"] else flag
-                for file in files if isinstance(files, list) else [files]:
-                    check_writable(file, shown)
         settings(Output(as_json=wants_json(context)))
 
     context = Parameter(_CLICK, Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -151,16 +144,21 @@ def _option(name: str, field: FieldInfo, *, in_file: bool = False) -> Parameter:
     default = field.get_default(call_default_factory=True)
     if field.is_required():
         default = None if in_file and not extra["argument"] else Parameter.empty
+    # A file to write is tried before the work.
+    shared = {
+        "metavar": extra["metavar"],
+        "help": field.description,
+        **({"dir_okay": False, "writable": True} if extra["writes"] else {}),
+    }
     if extra["argument"]:
-        info: Any = typer.Argument(metavar=extra["metavar"], help=field.description)
+        info: Any = typer.Argument(**shared)
     else:
         info = typer.Option(
             *flags_of(name, field),
-            metavar=extra["metavar"],
-            help=field.description,
             envvar=extra["env"],
             min=bounds.get("ge"),
             max=bounds.get("le"),
+            **shared,
         )
     return Parameter(
         name,

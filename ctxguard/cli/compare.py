@@ -38,8 +38,8 @@ class CompareCommand(_options.PassageWorth):
     index: IndexFolder = None
     system: list[Path] = setting(
         "TOML file that describes a system to compare as well, under the name of the file, or "
-        "the index with its reranker and ranker, as other commands read it. It may hold the "
-        "keys below; relative paths start from its folder. Repeatable.",
+        "the index with its reranker, as other commands read it. It may hold the keys that "
+        "`ctxguard keys compare` prints; relative paths start from its folder. Repeatable.",
         "FILE",
         factory=list,
     )

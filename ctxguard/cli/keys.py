@@ -14,7 +14,7 @@ _WIDTH = 80
 
 class KeysCommand(SettingsModel):
     words: list[str] = setting(
-        "The command, such as serve or golden coverage.", "COMMAND", argument=True
+        "The command, such as serve or golden hard-negatives.", "COMMAND", argument=True
     )
 
     def __call__(self, _: Output) -> None:

@@ -312,7 +312,6 @@ def _in_shadow(report: "Report") -> list[str]:
 
 
 def _print_alarms(alarms: "AlarmReport", output: Output) -> None:
-    from ctxguard.monitor.alarms import ReferenceKind
     from ctxguard.monitor.alarms.ecusum import DEFAULT_THRESHOLD
 
     output.facts(*[(alarm.severity.value, alarm.message) for alarm in alarms.active])
@@ -337,14 +336,6 @@ def _print_alarms(alarms: "AlarmReport", output: Output) -> None:
         rows,
         f"Promises of profile {alarms.profile_id}; alarm at e-value {DEFAULT_THRESHOLD:,.0f}",
     )
-    references = {monitor.reference for monitor in alarms.losses}
-    if ReferenceKind.CORRECTED in references:
-        output.note("corrected: the promise on the scale of this judge, by what people graded too")
-    if ReferenceKind.BASELINE in references:
-        output.note(
-            "baseline: the judge makes errors, so its losses are compared with its own mean over "
-            "its first weeks; that shows a rise, not whether the promise holds"
-        )
     if not any(monitor.n for monitor in alarms.losses) and not alarms.active:
         output.note(
             "no day of requests that this profile served in enforce mode is over and judged yet"

@@ -1,7 +1,8 @@
 """What a finished command leaves, and what runs one: the types of the fixtures here."""
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,8 +32,23 @@ def ok(result: Result) -> Result:
 
 
 def read(result: Result) -> Any:
-    """The JSON document of a command that must have succeeded."""
-    return json.loads(ok(result).stdout)
+    """The JSON document of a command that must have succeeded, in the one style of all."""
+    document = json.loads(ok(result).stdout)
+    assert all(re.fullmatch("[a-z0-9_]+", key) for key in document)
+    assert isinstance(document.get("notes", []), list)
+    for each in _objects(document):
+        if {"lower", "upper"} & set(each):
+            assert {"value", "lower", "upper"} <= set(each)
+            assert (each["lower"] is None) is (each["upper"] is None)
+    return document
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value:
+        if isinstance(inner, dict | list):
+            yield from _objects(inner)
 
 
 def refused(result: Result, *said: str) -> Result:

@@ -41,6 +41,12 @@ def test_a_folder_with_other_content_is_refused_before_the_work(run: Run, tmp_pa
 
 
 @pytest.mark.model
+def test_an_error_is_a_json_document_too(run: Run, index: Path, tmp_path: Path) -> None:
+    result = run.refused("evaluate", "--index", index, "--data", tmp_path / "gone", "--json")
+    assert set(json.loads(result.stdout)) == {"error"}
+
+
+@pytest.mark.model
 def test_labels_that_cannot_be_read_name_file_line_and_value(
     run: Run, index: Path, tmp_path: Path
 ) -> None:

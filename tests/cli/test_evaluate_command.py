@@ -66,6 +66,8 @@ def test_json_has_every_metric_with_its_interval_and_n(evaluate: Evaluate) -> No
     assert found["recall"]["n"] == 12
     assert (found["kept"]["value"], found["kept"]["n"]) == (3.0, 13)
     assert found["recall_at_depth"]["value"] == 1.0
+    # A figure that is rounded for a person is not the figure.
+    assert round(found["precision"]["value"], 4) != found["precision"]["value"]
     assert (document["queries"], document["split"]) == (13, "test")
     assert (document["profile_id"], document["route"], document["k"]) == (None, "hybrid", 3)
 

@@ -35,8 +35,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     (CALIBRATE, "no/such-model", {"reranker": "no/such-model"}),
     (f"{CALIBRATE} --context wide", "--context", {}),
     (f"{CALIBRATE} --report /", "--report", {}),
-    ("calibrate --index INDEX --data DATA --out FOLDER", "is a folder; name a file", {}),
-    ("calibrate --index INDEX --data DATA --out FILE/p", "is not a folder", {}),
+    ("calibrate --index INDEX --data DATA --out FOLDER", "is a directory", {}),
     ("calibrate --index INDEX --out OUT", "`ctxguard judge` writes those of a log", {}),
     (f"calibrate --index i --out OUT --store {STORE}", "give --data", {"assessor": "chat"}),
     (f"{EVALUATE} --k 0", "--k", {}),
@@ -117,7 +116,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("label export --store mysql://host/samples", "mysql", {}),
     ("label export --store sqlite://", "in memory", {}),
     ("label export --store sqlite:////no/such/s.db", f"{NO_STORE} /no/such/s.db", {}),
-    (f"label export --store {STORE} --out FOLDER", "is a folder", {}),
+    (f"label export --store {STORE} --out FOLDER", "is a directory", {}),
     (
         "calibrate --profile HANDMADE --out OUT --store sqlite:///handmade.json",
         "move it away",

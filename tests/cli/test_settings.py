@@ -54,34 +54,28 @@ def test_every_option_argument_and_key_comes_from_a_field(name: str) -> None:
         assert (each in given) is not (key_of(each, field) in keys), each
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_documented_command_has_the_options_that_it_is_shown_with(page: Path) -> None:
-    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-    for words in re.findall(r"\bctxguard ([a-z-]+[^`#|;\n]*)", text):
-        first, *rest = words.split()
-        name = first if first in COMMANDS else " ".join([first, *rest[:1]])
-        if name not in COMMANDS:
-            continue
-        known = {flag for each in options_of(COMMANDS[name]).values() for flag in each.opts}
-        for option in re.findall(r"(?<!\S)--?[a-z][a-z-]*", " ".join(rest)):
-            assert option in known | {"--help", "--json"}, f"ctxguard {words}"
-
-
 OTHERS = ("pip ", "--figure ", "python -m ", "examples/")
 """What stands on lines with options that are not of `ctxguard`."""
+OF_ALL = {"--help", "--json"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_an_option_on_a_page_is_one_of_a_command(page: Path) -> None:
-    known = {
-        flag for one in COMMANDS.values() for each in options_of(one).values() for flag in each.opts
+def test_a_page_shows_a_command_with_options_that_it_has(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    flags = {
+        name: {flag for each in options_of(command).values() for flag in each.opts} | OF_ALL
+        for name, command in COMMANDS.items()
     }
-    for line in page.read_text(encoding="utf-8").splitlines():
+    for words in re.findall(r"\bctxguard ([a-z-]+[^`#|;\n]*)", text.replace("\\\n", " ")):
+        first, *rest = words.split()
+        name = first if first in COMMANDS else " ".join([first, *rest[:1]])
+        if name in COMMANDS:
+            options = re.findall(r"(?<!\S)--?[a-z][a-z-]*", " ".join(rest))
+            assert set(options) <= flags[name], f"ctxguard {words}"
+    for line in text.splitlines():
         if not any(other in line for other in OTHERS):
-            assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", line)) <= known | {
-                "--help",
-                "--json",
-            }, line
+            options = re.findall(r"(?<![\w-])--[a-z][a-z-]+", line)
+            assert set(options) <= set().union(*flags.values()), line
 
 
 class Show(SettingsModel):

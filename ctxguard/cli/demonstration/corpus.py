@@ -69,32 +69,29 @@ def passages() -> Iterator[Passage]:
     exports = {name: list(_exported(name, modules)) for name in modules}
     values = [value for of_module in exports.values() for _, value in of_module]
     public = {value for value in values if isinstance(value, type)}
-    functions = {id(_function(value)) for value in values if not isinstance(value, type)}
-    seen: set[int] = set()
+    known, listed = {id(_function(value)) for value in values}, set[int]()
     for module_name, module in modules.items():
-        yield from _passage(module_name, "module", "", _docstring(module))
+        yield from _passage(module_name, "module", "", module.__doc__)
         for own_name, value in exports[module_name]:
             name, identity = f"{module_name}.{own_name}", id(_function(value))
-            if identity in seen:
+            if identity in listed:
                 continue
-            seen.add(identity)
+            listed.add(identity)
             if isinstance(value, type):
                 lineage = _lineage(value, public)
                 yield from _class(name, value, lineage)
-                for attribute, kind in _members(value, lineage):
-                    member = _function(attribute.object)
-                    if id(member) not in seen | functions:
-                        seen.add(id(member))
-                        is_call = kind != "property"
-                        bound = getattr(value, attribute.name) if is_call else None
-                        signature = _signature(bound, is_method=kind == "method")
-                        full = f"{name}.{attribute.name}"
-                        yield from _passage(full, kind, signature, _docstring(member))
+                for member, kind in _members(value, lineage):
+                    function = _function(member.object)
+                    if id(function) not in known:
+                        known.add(id(function))
+                        signature = _member_signature(value, member.name, kind)
+                        docstring = getattr(function, "__doc__", None)
+                        yield from _passage(f"{name}.{member.name}", kind, signature, docstring)
             elif inspect.isroutine(value) or hasattr(value, "__wrapped__"):
-                yield from _passage(name, "function", _signature(value), _docstring(value))
+                yield from _passage(name, "function", _signature(value), value.__doc__)
             elif value.__doc__ != type(value).__doc__:
                 # `typing.Optional` and the like; a mere constant has only its type's docstring.
-                yield from _passage(name, "object", "", _docstring(value))
+                yield from _passage(name, "object", "", value.__doc__)
 
 
 def _exported(name: str, modules: dict[str, types.ModuleType]) -> Iterator[tuple[str, object]]:
@@ -147,7 +144,10 @@ def _implements(base: type, owner: type) -> bool:
 
 def _members(owner: type, lineage: list[type]) -> Iterator[tuple[inspect.Attribute, str]]:
     """Yield the public members that the lineage defines, with their kinds; no constants."""
-    for each in inspect.classify_class_attrs(owner):
+    by_name = {each.name: each for each in inspect.classify_class_attrs(owner)}
+    # In the order in which they are defined.
+    names = dict.fromkeys(name for part in owner.__mro__ for name in vars(part))
+    for each in filter(None, map(by_name.get, names)):
         kind, value = str(each.kind), each.object
         if isinstance(value, cached_property) or inspect.isdatadescriptor(value):
             kind = "property"
@@ -158,14 +158,20 @@ def _members(owner: type, lineage: list[type]) -> Iterator[tuple[inspect.Attribu
 
 def _class(full: str, owner: type, lineage: list[type]) -> Iterator[Passage]:
     """Yield the passage of a class: if its constructor has a docstring, that explains arguments."""
-    own = next(filter(None, map(_docstring, lineage)), "")
+    own = next(filter(None, (_cleaned(vars(part).get("__doc__")) for part in lineage)), "")
     # As of named tuples and of nodes, which only repeat the constructor.
     if re.fullmatch(rf"{re.escape(owner.__name__)}(\([^()]*\))?", own):
         return
     constructors = [vars(part).get("__init__") for part in lineage]
-    explained = [_docstring(each) for each in constructors if inspect.isfunction(each)]
+    explained = [_cleaned(each.__doc__) for each in constructors if inspect.isfunction(each)]
     more = next(filter(None, explained), "")
     yield from _passage(full, "class", _signature(owner), "\n\n".join(filter(None, (own, more))))
+
+
+def _member_signature(owner: type, name: str, kind: str) -> str:
+    if kind == "property":
+        return ""
+    return _signature(getattr(owner, name), is_method=kind == "method")
 
 
 def _signature(value: object, *, is_method: bool = False) -> str:
@@ -181,18 +187,20 @@ def _signature(value: object, *, is_method: bool = False) -> str:
         return ""
     own = list(signature.parameters.values())[is_method:]
     # A default like ``<object object at 0x7f...>`` changes with every run.
-    return re.sub(r"<(?:[^<>]|<[^<>]*>)*>", "...", str(signature.replace(parameters=own)))
+    return re.sub(
+        r"['\[]?<(?:[^<>]|<[^<>]*>)*>['\]]?", "...", str(signature.replace(parameters=own))
+    )
 
 
-def _docstring(value: object) -> str:
-    docstring = getattr(value, "__doc__", None)
-    return inspect.cleandoc(docstring).strip() if isinstance(docstring, str) else ""
+def _cleaned(docstring: object) -> str:
+    return inspect.cleandoc(docstring) if isinstance(docstring, str) else ""
 
 
-def _passage(full: str, kind: str, signature: str, docstring: str) -> Iterator[Passage]:
+def _passage(full: str, kind: str, signature: str, docstring: object) -> Iterator[Passage]:
     """Yield the passage; nothing if there is no docstring with content."""
-    if docstring and not docstring.startswith(_BOILERPLATE):
-        text = f"{full}{signature}\n\n{docstring}" if signature else docstring
+    described = _cleaned(docstring).strip()
+    if described and not described.startswith(_BOILERPLATE):
+        text = f"{full}{signature}\n\n{described}" if signature else described
         yield Passage(full, _cut(text), f"{full} ({kind})")
 
 

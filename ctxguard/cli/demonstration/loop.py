@@ -7,7 +7,6 @@ return.
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
@@ -199,30 +198,23 @@ def _truth(
     served: Sequence[Context], dataset: Dataset, query_ids: Mapping[str, str]
 ) -> dict[Metric, float]:
     """Compute the metrics over every request, from the labels, without undefined ones."""
-    n_kept_relevant = n_relevant = 0
-    reciprocal_ranks: list[float] = []
-    udcgs: list[float] = []
-    precisions: list[float] = []
+    sums: dict[Metric, list[float]] = {}
     for context in served:
         query_id = query_ids[context.query]
         served_ids = [passage.passage_id for passage in context.passages]
         relevant = dataset.relevant(query_id)
-        grades = [relevant.get(passage_id, 0) for passage_id in served_ids]
-        n_in_pool = sum(i in relevant for i in context.decision.ranking.passage_ids)
-        n_relevant += n_in_pool
-        ranks = [rank for rank, grade in enumerate(grades, start=1) if grade > 0]
-        n_kept_relevant += len(ranks)
+        ranks = [rank for rank, name in enumerate(served_ids, start=1) if name in relevant]
+        n_in_pool = sum(name in relevant for name in context.decision.ranking.passage_ids)
+        found = {
+            Metric.POOLED_RECALL: (len(ranks), n_in_pool),
+            Metric.UDCG: (_strict_udcg(served_ids, _labels(dataset, query_id)), 1),
+        }
         if served_ids:
             # As it is estimated: 0 where nothing that was served is relevant.
-            reciprocal_ranks.append(1.0 / ranks[0] if ranks else 0.0)
-            precisions.append(len(ranks) / len(grades))
-        udcgs.append(_strict_udcg(served_ids, _labels(dataset, query_id)))
-    truth = {Metric.POOLED_RECALL: n_kept_relevant / n_relevant} if n_relevant else {}
-    for metric, values in (
-        (Metric.SERVED_MRR, reciprocal_ranks),
-        (Metric.UDCG, udcgs),
-        (Metric.PRECISION, precisions),
-    ):
-        if values:
-            truth[metric] = fmean(values)
-    return truth
+            found[Metric.SERVED_MRR] = (1.0 / ranks[0] if ranks else 0.0, 1)
+            found[Metric.PRECISION] = (len(ranks) / len(served_ids), 1)
+        for metric, (value, weight) in found.items():
+            of_metric = sums.setdefault(metric, [0.0, 0.0])
+            of_metric[0] += value
+            of_metric[1] += weight
+    return {metric: value / weight for metric, (value, weight) in sums.items() if weight}
