@@ -1,7 +1,7 @@
 """``ctxguard explain``: shows one sampled request, or the requests of a day that lost passages."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,12 @@ from ctxguard.profile.describe import describe_policy
 if TYPE_CHECKING:
     from ctxguard import Profile
     from ctxguard.monitor.explanation import ExplainedCandidate, Explanation
-    from ctxguard.monitor.mistakes import DayOfMistakes, DroppedPassage
+    from ctxguard.monitor.mistakes import DayOfMistakes
 
 _SERVED_SHOWN = _DROPPED_SHOWN = 6
 _MISTAKES_SHOWN = 5
+_OF_A_DAY = ("passage", "rank>", "P>", "judge", "people", "why")
+"""The columns of its candidates."""
 _REPLY_CHARS = 240
 _MOST_LINES = 40
 """Lines that are printed without --all."""
@@ -106,18 +108,7 @@ class ExplainCommand(SettingsModel):
                 lost = f"{one.udcg_loss:.2f} UDCG, {one.recall_loss:.2f} recall"
                 in_shadow = "; in shadow: it would have been" if one.mode is Mode.SHADOW else ""
                 output.facts(("request", one.request_id), ("lost", lost + in_shadow))
-                rows = [
-                    {
-                        "passage": each.passage_id,
-                        "rank>": str(each.rank),
-                        "P>": _figure(each.probability),
-                        "r>": _figure(each.relative_score),
-                        "grade": f"{each.grade} by {each.graded_by}",
-                        "why": _why(each),
-                    }
-                    for each in one.dropped
-                ]
-                _print_table(None, rows, output)
+                _print_candidates(None, one.dropped, output, _OF_A_DAY)
                 output.notes([one.note] if one.note else [])
             _note_more(shown, found.mistakes, "lost less", output)
 
@@ -195,7 +186,10 @@ def _note_more(shown: Sequence[object], of: Sequence[object], what: str, output:
 
 
 def _print_candidates(
-    title: str, candidates: "Sequence[ExplainedCandidate]", output: Output
+    title: str | None,
+    candidates: "Sequence[ExplainedCandidate]",
+    output: Output,
+    shown: Sequence[str] = (),
 ) -> None:
     from ctxguard.monitor.explanation import labels_in_words, verdict_in_words
 
@@ -204,31 +198,18 @@ def _print_candidates(
             "passage": one.passage_id,
             "rank>": str(one.rank),
             "score>": number(one.score),
-            "P>": _figure(one.probability),
+            "P>": "" if one.probability is None else f"{one.probability:.3g}",
             "enforced": one.enforced or "",
             "stages": ", ".join(
                 f"{leg} {score:.4g}" for leg, score in one.legs.items() if score is not None
             ),
-            "why": _why(one),
+            "why": "; kept if ".join(filter(None, (one.reason, " and ".join(one.kept_if)))),
             "judge": verdict_in_words(one.judge),
             "people": labels_in_words(one.labels),
         }
         for one in candidates
     ]
-    _print_table(title, rows, output)
-
-
-def _print_table(title: str | None, rows: Sequence[Mapping[str, str]], output: Output) -> None:
-    """Print the columns in which anything stands; nothing without a row."""
-    columns = [name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)]
+    names = shown or (rows[0] if rows else ())
+    columns = [name for name in names if any(row[name] for row in rows)]
     if columns:
         output.table(columns, ([row[name] for name in columns] for row in rows), title)
-
-
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
-
-
-def _why(candidate: "ExplainedCandidate | DroppedPassage") -> str:
-    kept_if = " and ".join(candidate.kept_if)
-    return "; kept if ".join(text for text in (candidate.reason, kept_if) if text)
