@@ -1,12 +1,9 @@
-"""``ctxguard explain``: shows one sampled request, or the requests of a day that lost passages."""
+"""``ctxguard explain``: shows one sampled request."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from rich.text import Text
 
 import ctxguard
 from ctxguard._support.settings import SettingsModel, optional, setting
@@ -14,31 +11,19 @@ from ctxguard._support.words import count
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, number
 from ctxguard.cli._store import open_store
-from ctxguard.core.types import Mode
 from ctxguard.errors import DataError
 from ctxguard.profile.describe import describe_policy
 
 if TYPE_CHECKING:
     from ctxguard import Profile
     from ctxguard.monitor.explanation import ExplainedCandidate, Explanation
-    from ctxguard.monitor.mistakes import DayOfMistakes
 
 _SERVED_SHOWN = _DROPPED_SHOWN = 6
-_MISTAKES_SHOWN = 5
-_OF_A_DAY = ("passage", "rank>", "P>", "judge", "people", "why")
-"""The columns of its candidates."""
 _REPLY_CHARS = 240
-_MOST_LINES = 40
-"""Lines that are printed without --all."""
 
 
 class ExplainCommand(SettingsModel):
-    request_id: str = setting(
-        "The request, as the guard knew it; or a day in UTC, today, yesterday or such as "
-        "2026-11-05, for its judged requests of which relevant passages were dropped.",
-        "REQUEST_ID",
-        argument=True,
-    )
+    request_id: str = setting("The request, as the guard knew it.", "REQUEST_ID", argument=True)
     store: _options.StoreUrl
     profile: Path | None = optional(
         "Profile that decided then: decide again by it, and show the reason of each drop.", "FILE"
@@ -48,19 +33,12 @@ class ExplainCommand(SettingsModel):
     def __call__(self, output: Output) -> None:
         """A request is shown as it was stored: the query, the candidates with their scores, the
         judge's verdicts, people's labels, and the probability that it was picked for labelling.
-
-        A day is shown by the requests that lost most, with the passages, why each was
-        dropped, and the loss in UDCG and recall.
+        The console shows a day's requests of which relevant passages were dropped.
         """
         from ctxguard.monitor.explanation import explain_sample
-        from ctxguard.monitor.mistakes import day_named, mistakes_of
 
         loaded = None if self.profile is None else ctxguard.Profile.load(self.profile)
-        day = day_named(self.request_id, time.time())
         with open_store(self.store) as opened:
-            if day is not None:
-                self._day(mistakes_of(opened, day, loaded), output)
-                return
             explanations = [
                 explain_sample(opened, one, loaded) for one in opened.samples_of(self.request_id)
             ]
@@ -82,49 +60,7 @@ class ExplainCommand(SettingsModel):
                 output.note(f"{earlier} of this request; --all shows it")
 
         document = {"request_id": self.request_id, "samples": samples}
-        output.result(document, lambda: self._bounded(show, output))
-
-    def _day(self, found: "DayOfMistakes", output: Output) -> None:
-        shown = found.mistakes if self.show_all else found.mistakes[:_MISTAKES_SHOWN]
-        notes = []
-        if self.profile is None:
-            notes.append(
-                "with --profile drops have their reasons, and requests in shadow count too"
-            )
-        if found.unread:
-            notes.append(
-                f"{count(found.unread, 'more request')} may have lost a passage, and had less of "
-                "one: they were not read"
-            )
-
-        def show() -> None:
-            output.facts(
-                ("day", f"{found.day} UTC"),
-                ("judged", count(found.judged, "request")),
-                ("wrong drops", f"{count(len(found.mistakes), 'request')} lost a relevant passage"),
-            )
-            for one in shown:
-                output.heading(one.query or one.request_id)
-                lost = f"{one.udcg_loss:.2f} UDCG, {one.recall_loss:.2f} recall"
-                in_shadow = "; in shadow: it would have been" if one.mode is Mode.SHADOW else ""
-                output.facts(("request", one.request_id), ("lost", lost + in_shadow))
-                _print_candidates(None, one.dropped, output, _OF_A_DAY)
-                output.notes([one.note] if one.note else [])
-            _note_more(shown, found.mistakes, "lost less", output)
-
-        output.result(asdict(found), lambda: self._bounded(show, output, len(notes)), notes)
-
-    def _bounded(self, show: Callable[[], None], output: Output, n_notes: int = 0) -> None:
-        """Print at most so many lines, unless all were asked for."""
-        if self.show_all:
-            show()
-            return
-        with output.out.capture() as captured:
-            show()
-        lines, most = captured.get().splitlines(), _MOST_LINES - 3 * n_notes
-        output.out.print(Text.from_ansi("\n".join(lines[: most - (len(lines) > most)])))
-        if len(lines) > most:
-            output.note("there is more; --all shows it")
+        output.result(document, show)
 
 
 def _notes(explanation: "Explanation", profile: "Profile | None") -> list[str]:
@@ -186,10 +122,7 @@ def _note_more(shown: Sequence[object], of: Sequence[object], what: str, output:
 
 
 def _print_candidates(
-    title: str | None,
-    candidates: "Sequence[ExplainedCandidate]",
-    output: Output,
-    shown: Sequence[str] = (),
+    title: str, candidates: "Sequence[ExplainedCandidate]", output: Output
 ) -> None:
     from ctxguard.monitor.explanation import labels_in_words, verdict_in_words
 
@@ -198,18 +131,27 @@ def _print_candidates(
             "passage": one.passage_id,
             "rank>": str(one.rank),
             "score>": number(one.score),
-            "P>": "" if one.probability is None else f"{one.probability:.3g}",
+            "P>": _figure(one.probability),
             "enforced": one.enforced or "",
             "stages": ", ".join(
                 f"{leg} {score:.4g}" for leg, score in one.legs.items() if score is not None
             ),
-            "why": "; kept if ".join(filter(None, (one.reason, " and ".join(one.kept_if)))),
+            "why": _why(one),
             "judge": verdict_in_words(one.judge),
             "people": labels_in_words(one.labels),
         }
         for one in candidates
     ]
-    names = shown or (rows[0] if rows else ())
-    columns = [name for name in names if any(row[name] for row in rows)]
+    # The columns in which anything stands; nothing without a row.
+    columns = [name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)]
     if columns:
         output.table(columns, ([row[name] for name in columns] for row in rows), title)
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _why(candidate: "ExplainedCandidate") -> str:
+    kept_if = " and ".join(candidate.kept_if)
+    return "; kept if ".join(text for text in (candidate.reason, kept_if) if text)

@@ -117,21 +117,3 @@ def test_of_a_tenant_only_its_own_requests_are_read(
     monkeypatch.setattr(mistakes, "MOST_READ", 5)
     assert {one.request_id for one in of_day(made, tenant="b").mistakes} == {REQUEST(1), REQUEST(4)}
     assert (len(of_day(made).mistakes), of_day(made).unread) == (5, 1)
-
-
-def test_the_command_prints_the_day(run: Run, traffic: Traffic, tmp_path: Path) -> None:
-    PROFILE.save(tmp_path / "profile.json")
-    arguments = ("explain", "yesterday", "--store", traffic.url)
-    by_profile = ("--profile", tmp_path / "profile.json")
-    printed = run.ok(*arguments, *by_profile, columns="80").stdout
-    words = " ".join(printed.split())
-    assert "wrong drops 3 requests lost a relevant passage" in words
-    assert "which shelf holds tool 0" in words
-    assert "0.74 UDCG, 0.67 recall" in words
-    assert "scored too far below the best; kept if min_ratio ≤ 0.818" in words
-    assert max(map(len, printed.splitlines())) <= 80
-    found = run.read(*arguments, "--json")
-    assert [len(one["dropped"]) for one in found["mistakes"]] == [2, 2, 2]
-    assert "with --profile" in found["notes"][0]
-    empty = run.ok("explain", "2020-01-01", "--store", traffic.url).stdout
-    assert "0 requests lost" in " ".join(empty.split())
