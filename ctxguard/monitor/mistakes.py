@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,25 +65,6 @@ class DayOfMistakes:
     judged: int
     unread: int
     mistakes: tuple[Mistake, ...]
-
-
-def day_named(text: str, now_seconds: float) -> date | None:
-    """Read ``today``, ``yesterday`` or a date; None for anything else.
-
-    Args:
-        text: The name of a day in UTC.
-        now_seconds: The present, in seconds since the epoch.
-
-    >>> day_named("yesterday", 86_400.0), day_named("2026-11-05", 0.0), day_named("5.11.", 0.0)
-    (datetime.date(1970, 1, 1), datetime.date(2026, 11, 5), None)
-    """
-    today = datetime.fromtimestamp(now_seconds, UTC).date()
-    if text in ("today", "yesterday"):
-        return today - timedelta(days=text == "yesterday")
-    try:
-        return date.fromisoformat(text) if len(text) == len("2026-11-05") else None
-    except ValueError:
-        return None
 
 
 def mistakes_of(
