@@ -12,7 +12,7 @@ from ctxguard.core.decision import Decision
 from ctxguard.core.metrics import DEFAULT_UTILITIES, strict_utilities
 from ctxguard.core.types import Mode
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.estimation.metrics import YES, Rows
+from ctxguard.monitor.estimation.rows import YES, Rows
 from ctxguard.monitor.explanation import ExplainedCandidate, candidates_of, decided
 from ctxguard.monitor.labels.human import standing
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples
