@@ -73,7 +73,7 @@ def _notes(explanation: "Explanation", profile: "Profile | None") -> list[str]:
 
 def _document(explanation: "Explanation") -> dict[str, Any]:
     record, decision = explanation.record, explanation.decision
-    of_record = ("query", "route", "mode", "profile_id", "kept")
+    of_record = ("query", "route", "mode", "profile_id", "session_id", "kept")
     return {
         **asdict(explanation.stored),
         "state_in_words": explanation.state,

@@ -33,7 +33,7 @@ class ExplainedCandidate:
     """A candidate and all that is known of it.
 
     Attributes:
-        title: Its title; empty where it has none, or none is stored.
+        title, text: Of the passage; empty where it has none, or none is stored.
         rank: In the retriever's own order, from 1.
         score: The score that decided; None where it is not a number.
         legs: The score of each stage, by its name.
@@ -50,6 +50,7 @@ class ExplainedCandidate:
 
     passage_id: str
     title: str
+    text: str
     rank: int
     score: float | None
     legs: Mapping[str, float | None]
@@ -163,7 +164,7 @@ def explain_sample(
     return Explanation(
         stored=stored,
         record=record,
-        candidates=() if record is None else tuple(_candidates(record, decision, judge, labels)),
+        candidates=() if record is None else tuple(candidates_of(record, decision, judge, labels)),
         rejected=store.rejected([sample_id]).get(sample_id, ()),
         picked=picked,
         decision=decision,
@@ -248,29 +249,37 @@ def decided(record: SampleRecord, profile: Profile | None) -> tuple[Decision | N
     return decision, notes
 
 
-def _candidates(
+def candidates_of(
     record: SampleRecord,
     decision: Decision | None,
     judge: Mapping[str, Judgment],
     labels: Sequence[LabelRow],
 ) -> list[ExplainedCandidate]:
-    verdicts = by_position(decision)
+    """Explain every candidate of a sample, served ones first, each best first.
+
+    Args:
+        decision: As ``decided`` gave it.
+        judge: The judge's verdicts, by passage id.
+        labels: Those of people that were not taken back.
+    """
+    verdicts = _by_position(decision)
     served, pool = set(record.served), {*record.served, *record.dropped}
     in_shadow = decision is not None and record.mode is Mode.SHADOW
     kept = set(decision.kept) if decision is not None else set()
     unusable = [place for place in range(len(record.passage_ids)) if place not in pool]
     found = []
     for place in (*record.served, *record.dropped, *unusable):
-        name = record.passage_ids[place]
+        name, passage = record.passage_ids[place], record.passage(place)
         is_served = place in served
         verdict = verdicts.get(place)
         is_kept = place in kept if in_shadow else is_served
-        why, kept_if = (None, ()) if is_kept else reason(verdict)
+        why, kept_if = (None, ()) if is_kept else _reason(verdict)
         outcome = "served" if is_served else "dropped" if place in pool else "unusable"
         found.append(
             ExplainedCandidate(
                 passage_id=name,
-                title=record.passage(place).title,
+                title=passage.title,
+                text=passage.text,
                 rank=place + 1,
                 score=_finite(record.scores[place]),
                 legs={leg: _finite(own.scores[place]) for leg, own in record.legs.items()},
@@ -287,7 +296,7 @@ def _candidates(
     return found
 
 
-def by_position(decision: Decision | None) -> dict[int, Verdict]:
+def _by_position(decision: Decision | None) -> dict[int, Verdict]:
     """Return each candidate's verdict by its position in the ranking; empty without a decision."""
     if decision is None:
         return {}
@@ -295,7 +304,7 @@ def by_position(decision: Decision | None) -> dict[int, Verdict]:
     return dict(zip(places, decision.verdicts, strict=True))
 
 
-def reason(verdict: Verdict | None) -> tuple[str | None, tuple[str, ...]]:
+def _reason(verdict: Verdict | None) -> tuple[str | None, tuple[str, ...]]:
     """Say why a candidate was not served, and at which settings it would have been kept.
 
     Returns:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,44 +13,16 @@ from ctxguard.core.metrics import DEFAULT_UTILITIES, strict_utilities
 from ctxguard.core.types import Mode
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.estimation.metrics import YES, Rows
-from ctxguard.monitor.explanation import by_position, decided, reason
+from ctxguard.monitor.explanation import ExplainedCandidate, candidates_of, decided
+from ctxguard.monitor.labels.human import standing
 from ctxguard.monitor.labels.samples import GradedSample, graded_samples
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.store import SampleStore
+from ctxguard.monitor.store import LabelRow, SampleStore
 from ctxguard.profile.schema import Profile
 
 DAY_SECONDS = 86_400.0
 MOST_READ = 200
 """Requests of a day, a judge and a tenant whose texts are read, those that lost most first."""
-
-
-@dataclass(frozen=True, slots=True)
-class DroppedPassage:
-    """A relevant passage that the policy dropped.
-
-    Attributes:
-        title: Its title; empty where it has none, or none is stored.
-        text: Its text; empty where none is stored.
-        rank: In the retriever's own order, from 1.
-        grade: The grade that it got, above 0.
-        graded_by: ``people``, whose grade counts where they gave one, or the judge's series.
-        probability: P(relevant) by the profile; None without a model or a profile.
-        relative_score: Against the top of its ranking; None where scores cannot be compared, or
-            without a profile.
-        reason: Why it was dropped; None without a profile.
-        kept_if: The settings at which it would have been kept.
-    """
-
-    passage_id: str
-    title: str
-    text: str
-    rank: int
-    grade: int
-    graded_by: str
-    probability: float | None
-    relative_score: float | None
-    reason: str | None
-    kept_if: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +32,7 @@ class Mistake:
     Attributes:
         query: The question; None where it is not stored.
         mode: In shadow nothing was lost: the policy would have dropped these.
-        dropped: The passages, best first.
+        dropped: The relevant passages that it dropped, best first.
         n_relevant: The relevant passages among those that were judged or graded.
         udcg_loss: Strict UDCG that the context lacks: of the same context with these at its end,
             less its own.
@@ -72,7 +44,7 @@ class Mistake:
     time_seconds: float
     query: str | None
     mode: Mode
-    dropped: tuple[DroppedPassage, ...]
+    dropped: tuple[ExplainedCandidate, ...]
     n_relevant: int
     udcg_loss: float
     recall_loss: float
@@ -93,25 +65,6 @@ class DayOfMistakes:
     judged: int
     unread: int
     mistakes: tuple[Mistake, ...]
-
-
-def day_named(text: str, now_seconds: float) -> date | None:
-    """Read ``today``, ``yesterday`` or a date; None for anything else.
-
-    Args:
-        text: The name of a day in UTC.
-        now_seconds: The present, in seconds since the epoch.
-
-    >>> day_named("yesterday", 86_400.0), day_named("2026-11-05", 0.0), day_named("5.11.", 0.0)
-    (datetime.date(1970, 1, 1), datetime.date(2026, 11, 5), None)
-    """
-    today = datetime.fromtimestamp(now_seconds, UTC).date()
-    if text in ("today", "yesterday"):
-        return today - timedelta(days=text == "yesterday")
-    try:
-        return date.fromisoformat(text) if len(text) == len("2026-11-05") else None
-    except ValueError:
-        return None
 
 
 def mistakes_of(
@@ -149,7 +102,10 @@ def mistakes_of(
         judge_top = max([1, *(one.grade for each in samples for one in each.judge.values())])
         # The highest grades of the judge's scale, as far as it was given, and of people's.
         tops = judge_top, store.top_grade() or judge_top
-        found += filter(None, [_mistake(one, series, profile, tops) for one in samples])
+        labels = standing(store.labels([one.sample_id for one in samples]))
+        for one in samples:
+            own = [label for sample_id, label in labels if sample_id == one.sample_id]
+            found += _mistake(one, own, profile, tops)
         judged, unread = judged + n_judged, unread + max(len(ids) - n_read, 0)
     found.sort(key=lambda one: (-one.udcg_loss, -one.recall_loss, one.time_seconds))
     return DayOfMistakes(day, judged, unread, tuple(found))
@@ -177,64 +133,47 @@ def _suspects(
 
 
 def _mistake(
-    sample: GradedSample, series: str, profile: Profile | None, tops: tuple[int, int]
-) -> Mistake | None:
-    """Describe a request; None where nothing relevant was dropped, as far as is known."""
+    sample: GradedSample, labels: Sequence[LabelRow], profile: Profile | None, tops: tuple[int, int]
+) -> list[Mistake]:
+    """Describe a request; nothing where nothing relevant was dropped, as far as is known."""
     record = sample.record
     decision, notes = decided(record, profile)
-    parts = _kept_and_dropped(record, decision)
-    if parts is None:
-        return None
-    kept, dropped = parts
+    kept, dropped = _kept_and_dropped(record, decision)
     lost = [place for place in dropped if sample.grade(place) > 0]
     if not lost:
-        return None
-    verdicts = by_position(decision)
+        return []
     n_relevant = len(lost) + sum(sample.grade(place) > 0 for place in kept)
-    udcg_loss, passages = 0.0, []
+    udcg_loss = 0.0
     for rank, place in enumerate(lost, start=len(kept) + 1):
-        name, passage = record.passage_ids[place], record.passage(place)
-        by_people, grade, verdict = name in sample.people, sample.grade(place), verdicts.get(place)
-        why, kept_if = reason(verdict)
         [worth] = strict_utilities(
-            [grade],
-            top_grade=tops[by_people],
+            [sample.grade(place)],
+            top_grade=tops[record.passage_ids[place] in sample.people],
             utilities=DEFAULT_UTILITIES if profile is None else profile.utilities,
         )
         udcg_loss += max(worth, 0.0) / math.log2(rank + 1)
-        passages.append(
-            DroppedPassage(
-                passage_id=name,
-                title=passage.title,
-                text=passage.text,
-                rank=place + 1,
-                grade=grade,
-                graded_by="people" if by_people else series,
-                probability=None if verdict is None else verdict.probability,
-                relative_score=None if verdict is None else verdict.relative_score,
-                reason=why,
-                kept_if=kept_if,
-            )
+    explained = candidates_of(record, decision, sample.judge, labels)
+    by_place = {one.rank - 1: one for one in explained}
+    return [
+        Mistake(
+            request_id=record.request_id,
+            time_seconds=record.time_seconds,
+            query=record.query,
+            mode=record.mode,
+            dropped=tuple([by_place[place] for place in lost]),
+            n_relevant=n_relevant,
+            udcg_loss=udcg_loss,
+            recall_loss=len(lost) / n_relevant,
+            note="; ".join(notes),
         )
-    return Mistake(
-        request_id=record.request_id,
-        time_seconds=record.time_seconds,
-        query=record.query,
-        mode=record.mode,
-        dropped=tuple(passages),
-        n_relevant=n_relevant,
-        udcg_loss=udcg_loss,
-        recall_loss=len(lost) / n_relevant,
-        note="; ".join(notes),
-    )
+    ]
 
 
 def _kept_and_dropped(
     record: SampleRecord, decision: Decision | None
-) -> tuple[Sequence[int], Sequence[int]] | None:
-    """Find the positions that the policy kept and dropped; None where it decided nothing."""
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Find the positions that the policy kept and dropped; none where it decided nothing."""
     if record.mode is Mode.ENFORCE:
         return record.served, record.dropped
     if record.mode is not Mode.SHADOW or decision is None:
-        return None
+        return (), ()
     return decision.kept, decision.order[decision.n_kept :]

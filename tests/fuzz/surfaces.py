@@ -792,7 +792,7 @@ def _endpoint(name: str) -> Open:
 for _name in ENDPOINTS:
     SURFACES[f"http: {_name}"] = Surface(_endpoint(_name), is_slow=True)
 
-_PAGES = ("", "decisions", "request", "label", "label/gains", "label/guide", "static/console.js")
+_PAGES = ("", "decisions", "request", "label", "label/guide", "static/console.js")
 _FORMS = ("sign-in", "sign-out", "label/pick", "label/grade", "absent")
 _FIELDS = ("token", "next", "request", "request_id", "sample", "annotator", "grade", "passage", "n")
 

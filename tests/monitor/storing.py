@@ -54,10 +54,9 @@ def fill(store: SampleStore, n: int, **columns: object) -> list[int]:
     return store.find([one.request_id for one in entries])[-n:]
 
 
-def judged(sample_id: int, *, time_seconds: float = NOW, block: bytes = b"block") -> Finished:
+def judged(sample_id: int, *, block: bytes = b"block") -> Finished:
     return Finished(
         sample_id,
-        time_seconds,
         State.JUDGED,
         '{"p": 1}',
         block,
@@ -67,7 +66,7 @@ def judged(sample_id: int, *, time_seconds: float = NOW, block: bytes = b"block"
 
 def judge_all(store: SampleStore, series: str = "judge") -> list[int]:
     claimed = store.claim("m", 1_000, lease_seconds=60.0)
-    store.finish(series, [judged(one.sample_id, time_seconds=one.time_seconds) for one in claimed])
+    store.finish(series, [judged(one.sample_id) for one in claimed])
     return [one.sample_id for one in claimed]
 
 

@@ -69,7 +69,7 @@ def state_of(profile: Profile = PROFILE, *, exact: bool = True) -> AlarmState:
 
 def row(loss: float | None, harm: float | None = None, route: Route = Route.HYBRID) -> LossRow:
     question = next(QUESTIONS)
-    return LossRow(0, 1.0, PROFILE_ID, route.value, 0, question, 0.5, 0.1, loss, harm)
+    return LossRow(1.0, PROFILE_ID, route.value, 0, question, 0.5, 0.1, loss, harm)
 
 
 def lose(

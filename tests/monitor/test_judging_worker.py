@@ -5,6 +5,7 @@ import logging
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 
 import pytest
 from contexts import make_context
@@ -23,7 +24,6 @@ from ctxguard.monitor.sampling.record import MOST_BYTES
 from ctxguard.monitor.sampling.sampler import JudgingRates
 from ctxguard.monitor.service import JudgedAs, Monitor, WatchedProfile
 from ctxguard.monitor.store import (
-    Claimed,
     Finished,
     SampleStore,
     State,
@@ -118,7 +118,7 @@ class TestQuickJudge:
 
         def finish_elsewhere(n: int) -> None:
             if n == 5:
-                live.store.finish(series, [Finished(1, live.now, State.INCOMPLETE)])
+                live.store.finish(series, [Finished(1, State.INCOMPLETE)])
 
         live.monitor.judge.seen = finish_elsewhere
         live.monitor.step()
@@ -316,8 +316,10 @@ class TestPoison:
     def test_an_alarm_that_fails_on_one_sample_does_not_stop_the_others(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def fail(_: object, sample: Claimed, *__: object, **___: object) -> None:
-            if sample.sample_id == 3:
+        calls = count(1)
+
+        def fail(*_: object, **__: object) -> None:
+            if next(calls) == 3:
                 raise ZeroDivisionError
 
         monkeypatch.setattr(AlarmMonitor, "loss_row", fail)

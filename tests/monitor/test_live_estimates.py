@@ -70,7 +70,6 @@ def fill(store: SampleStore, record: SampleRecord, requests: Mapping[int, Judged
             [
                 Finished(
                     one.sample_id,
-                    one.time_seconds,
                     State.JUDGED,
                     verdicts_of(requests[n]),
                     requests[n].block(),
@@ -291,7 +290,7 @@ def test_a_wrong_clock_makes_no_request_one_that_could_have_been_picked(
     )
     [strange] = store.claim("m", 1, lease_seconds=600.0)
     block = judged(truth[0]).block()
-    store.finish(SERIES, [Finished(strange.sample_id, NOW + moved, State.JUDGED, block=block)])
+    store.finish(SERIES, [Finished(strange.sample_id, State.JUDGED, block=block)])
     label(store, truth)
     fill(store, record, {n: judged(truth[n]) for n in range(20_000, REQUESTS, 10)})
     found = estimated(store, now=NOW + 4 * 86_400.0)

@@ -29,7 +29,7 @@ from ctxguard.request.telemetry import Telemetry
 from ctxguard.server.metrics import HttpMetrics
 from tests.profiles import CERTIFICATE, profile_with
 
-RULES_TEST = Path(__file__).with_name("rules_test.yml")
+RULES_TESTS = [Path(__file__).with_name(f"rules{hours}_test.yml") for hours in ("", "_of_hours")]
 FOLDER = Path(prometheus.__file__).parent
 RULES = yaml.safe_load(prometheus.rules())
 ALL_RULES = [rule for group in RULES["groups"] for rule in group["rules"]]
@@ -135,7 +135,7 @@ def test_the_rules_are_valid() -> None:
 
 
 def test_the_rules_do_what_they_say() -> None:
-    promtool("test", "rules", str(RULES_TEST))
+    promtool("test", "rules", *map(str, RULES_TESTS))
 
 
 def test_every_recorded_ratio_is_read() -> None:
@@ -145,7 +145,7 @@ def test_every_recorded_ratio_is_read() -> None:
 
 
 def test_every_rule_is_tested() -> None:
-    tests = RULES_TEST.read_text(encoding="utf-8")
+    tests = "".join([each.read_text(encoding="utf-8") for each in RULES_TESTS])
     names = [rule.get("alert") or rule["record"] for rule in ALL_RULES]
     untested = [name for name in names if not re.search(rf"\b{name}\b", tests)]
     assert untested == []

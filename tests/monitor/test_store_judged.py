@@ -15,7 +15,7 @@ class TestJudged:
         store.finish(
             "judge",
             [
-                judged(sample_id, time_seconds=time, block=f"{time - NOW}".encode())
+                judged(sample_id, block=f"{time - NOW}".encode())
                 for sample_id, time in zip(ids, times, strict=True)
             ],
         )

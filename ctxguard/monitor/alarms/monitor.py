@@ -25,7 +25,7 @@ from ctxguard.monitor.estimation.metrics import Metric, Rows, losses, session_nu
 from ctxguard.monitor.estimation.promotion import Rise
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.store import Claimed, LossRow, SampleStore
+from ctxguard.monitor.store import LossRow, SampleStore
 from ctxguard.profile.comparison import DEFAULT_MAX_CORPUS_CHANGE
 from ctxguard.profile.schema import Profile
 
@@ -183,7 +183,6 @@ class AlarmMonitor:
 
     def loss_row(
         self,
-        sample: Claimed,
         record: SampleRecord,
         verdicts: Mapping[str, Judgment],
         *,
@@ -200,8 +199,7 @@ class AlarmMonitor:
             return None
         loss, chance = self._recall_loss(record, verdicts)
         return LossRow(
-            sample_id=sample.sample_id,
-            time_seconds=sample.time_seconds,
+            time_seconds=record.time_seconds,
             profile_id=self.state.profile_id,
             route=record.route.value,
             session=session_number(record.session_id),

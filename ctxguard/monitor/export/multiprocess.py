@@ -16,6 +16,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from ctxguard._support.regular_file import open_regular
 from ctxguard.errors import ConfigurationError
 
 _log = logging.getLogger(__name__)
@@ -106,16 +107,10 @@ def _merged(files: Sequence[Path]) -> list[Metric]:
 
 
 def _check(file: Path) -> None:
-    # Opening a named pipe would wait for a writer.
-    if not file.is_file():
-        raise ValueError(f"{file.name} is not a regular file")
-    size = file.stat().st_size
-    if size > _MAX_FILE_BYTES:
-        raise ValueError(f"{file.name} is over {_MAX_FILE_BYTES // 2**20} MiB")
-    with file.open("rb") as stream:
+    with open_regular(file, _MAX_FILE_BYTES) as stream:
         used = int.from_bytes(stream.read(4), sys.byteorder, signed=True)
     # Memory is taken for as much as its first number says, which any file can say.
-    if used > size:
+    if used > (size := file.stat().st_size):
         raise ValueError(f"{file.name} has {size} bytes instead of {used}")
 
 

@@ -260,7 +260,7 @@ class JudgingWorker:
             finished = _finished(sample, JudgedAs.UNREADABLE, rejected=why)
             result = _Result(JudgedAs.UNREADABLE, finished)
         else:
-            if not self._sampler.selects(sample.request_id, probability):
+            if not self._sampler.selects(record.request_id, probability):
                 result = _Result(JudgedAs.SKIPPED, _finished(sample, JudgedAs.SKIPPED), record)
             else:
                 judged = self._judged_within_budget(sample, record, probability)
@@ -308,13 +308,13 @@ class JudgingWorker:
                 self._n_judged[kind] += n_judged
 
     def _judged(self, sample: Claimed, record: SampleRecord, probability: float) -> _Result:
-        verdicts = self._judge.verdicts_on(record, sample.probability * probability)
+        verdicts = self._judge.verdicts_on(record, record.probability * probability)
         estimated = JudgedAs.INCOMPLETE if verdicts.block is None else JudgedAs.JUDGED
         finished = _finished(sample, estimated, verdicts, self._rejected(record))
         # A judge that people correct keeps its incomplete samples, and they count as such too.
         outcome = estimated if verdicts.is_complete else JudgedAs.INCOMPLETE
         if self._alarms is not None:
-            loss = self._safely("the alarms", sample, partial(self._loss, sample, record, verdicts))
+            loss = self._safely("the alarms", sample, partial(self._loss, record, verdicts))
             finished = replace(finished, loss=loss)
             # Also where it was another process, before a restart, that saw the judge fail.
             self._alarms.state.clear(AlarmKind.JUDGE_DOWN)
@@ -324,15 +324,12 @@ class JudgingWorker:
         self._counters.add({("verdicts", route): n_wanted, ("invalid_verdicts", route): n_invalid})
         return _Result(outcome, finished, record)
 
-    def _loss(
-        self, sample: Claimed, record: SampleRecord, verdicts: SampleVerdicts
-    ) -> LossRow | None:
+    def _loss(self, record: SampleRecord, verdicts: SampleVerdicts) -> LossRow | None:
         """Return the losses that alarms compare; None for a request without all its verdicts."""
         if self._alarms is None or verdicts.block is None:
             return None
         rows = Rows.read([verdicts.block])
         return self._alarms.loss_row(
-            sample,
             record,
             verdicts.verdicts,
             harm=float(losses(rows)[Metric.HARM][0]),
@@ -425,7 +422,6 @@ def _finished(
 ) -> Finished:
     return Finished(
         sample_id=sample.sample_id,
-        time_seconds=sample.time_seconds,
         state=_STATES[outcome],
         verdicts="" if verdicts is None else verdicts_to_json(verdicts.verdicts, verdicts.missing),
         block=b"" if verdicts is None or verdicts.block is None else verdicts.block,

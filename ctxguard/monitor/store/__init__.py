@@ -19,11 +19,9 @@ from ctxguard._support.extras import require
 from ctxguard.monitor.store.types import (
     OPENED,
     Accounts,
-    Added,
     Claimed,
     Entry,
     Finished,
-    FinishResult,
     GradedBlock,
     GradedRows,
     JudgedRows,
@@ -46,10 +44,8 @@ if TYPE_CHECKING:
 __all__ = [
     "OPENED",
     "Accounts",
-    "Added",
     "Claimed",
     "Entry",
-    "FinishResult",
     "Finished",
     "GradedBlock",
     "GradedRows",

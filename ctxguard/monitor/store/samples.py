@@ -102,7 +102,8 @@ def append(
     ]
     if of_earlier:
         db.execute(report, of_earlier)
-    _insert(db, entries)
+    if entries:
+        _insert(db, entries)
     return True
 
 
@@ -166,10 +167,20 @@ def _insert(db: Transaction, entries: Sequence[Entry]) -> None:
     ids = db.new_sample_ids(len(entries))
     samples, payloads = [], []
     for sample_id, entry in zip(ids, entries, strict=True):
-        own: dict[str, Any] = asdict(entry) | {"sample_id": sample_id, "attempts": 0}
-        payloads.append({"sample_id": sample_id, "payload": own.pop("payload")})
         state = State.PENDING if entry.probability > 0.0 else State.FORCED
-        samples.append({**own, "payload_bytes": len(entry.payload), "state": state.value})
+        samples.append(
+            {
+                "sample_id": sample_id,
+                "request_id": entry.request_id,
+                "time_seconds": entry.time_seconds,
+                "probability": entry.probability,
+                "label_order": entry.label_order,
+                "payload_bytes": len(entry.payload),
+                "state": state.value,
+                "attempts": 0,
+            }
+        )
+        payloads.append({"sample_id": sample_id, "payload": entry.payload})
     db.insert(schema.samples, samples)
     db.insert(schema.payloads, payloads)
 
@@ -229,9 +240,7 @@ def claim(db: Transaction, claimant: str, limit: int, *, lease_seconds: float) -
         [{"claimed_id": sample_id, "tried": tried} for sample_id, tried in attempts.items()],
     )
     payload_of = _payloads(db, list(attempts))
-    return [
-        Claimed(*[*row[:4], payload_of[row.sample_id], attempts[row.sample_id]]) for row in rows
-    ]
+    return [Claimed(each, payload_of[each], tried) for each, tried in attempts.items()]
 
 
 def finish(store: Store, series: str, finished: Sequence[Finished]) -> FinishResult:
@@ -269,13 +278,13 @@ def _finish(db: Transaction, series: str, finished: Sequence[Finished]) -> list[
     last = {one.sample_id: one for one in reversed(finished)}
     # Locked until the transaction ends.
     unfinished = (
-        sa.select(_samples.sample_id)
+        sa.select(_samples.sample_id, _samples.time_seconds)
         .where(_samples.state.in_(schema.UNFINISHED))
         .order_by(_samples.sample_id)
         .with_for_update()
     )
-    rows = db.rows_with(unfinished, _samples.sample_id, sorted(last))
-    accepted = [last[row.sample_id] for row in rows]
+    time_of: dict[int, float] = db.by_sample(unfinished, sorted(last))
+    accepted = [last[sample_id] for sample_id in time_of]
     if not accepted:
         return []
     series_id = _begun(db, series)
@@ -297,7 +306,7 @@ def _finish(db: Transaction, series: str, finished: Sequence[Finished]) -> list[
         own = {"sample_id": one.sample_id, "series_id": series_id}
         if one.state is State.JUDGED:
             loss = {} if one.loss is None else asdict(one.loss)
-            row = {"time_seconds": one.time_seconds, "block": one.block}
+            row = {"time_seconds": time_of[one.sample_id], "block": one.block}
             judged.append({**_FRESH, **loss, **row, **own})
         if one.verdicts:
             verdicts.append({**own, "verdicts": one.verdicts})
@@ -405,9 +414,6 @@ def _oldest(db: Transaction, *conditions: sa.ColumnElement[bool], limit: int) ->
     return db.execute(
         sa.select(
             _samples.sample_id,
-            _samples.request_id,
-            _samples.time_seconds,
-            _samples.probability,
             _samples.state,
             _samples.attempts,
         )

@@ -154,16 +154,14 @@ class StoredShares:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A sample that one monitor has until its lease ends; for the other fields see ``Entry``.
+    """A sample that one monitor has until its lease ends.
 
     Attributes:
+        payload: The record of its request.
         attempts: How often it was claimed before without being finished.
     """
 
     sample_id: int
-    request_id: str
-    time_seconds: float
-    probability: float
     payload: bytes
     attempts: int
 
@@ -205,7 +203,6 @@ class LossRow:
         harm: ≥ 0.
     """
 
-    sample_id: int
     time_seconds: float
     profile_id: str
     route: str
@@ -222,7 +219,6 @@ class Finished:
     """The result of a claimed sample.
 
     Attributes:
-        time_seconds: When the request was answered, which decides the windows it counts in.
         state: ``JUDGED``, ``INCOMPLETE``, ``FAILED`` or ``SKIPPED``.
         verdicts: JSON for people to read; it may quote passages, and is deleted with the payload.
         block: What estimates need of a judged request; empty unless ``JUDGED``.
@@ -231,7 +227,6 @@ class Finished:
     """
 
     sample_id: int
-    time_seconds: float
     state: State
     verdicts: str = ""
     block: bytes = b""

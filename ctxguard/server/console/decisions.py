@@ -1,12 +1,12 @@
 """Decisions: the sampled requests, all that is known of one of them, and the day's wrong drops."""
 
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ctxguard.monitor.explanation import explain_sample, readable
-from ctxguard.monitor.mistakes import day_named, mistakes_of
+from ctxguard.monitor.mistakes import DAY_SECONDS, mistakes_of
 from ctxguard.server.console.pages import Form, Pages, RefusedPage, base, go_to, whole_number
 
 PAGE_ROWS = 25
@@ -62,9 +62,11 @@ def wrong_drops(pages: Pages, request: Request, _form: Form) -> Response:
     They are shown a page at a time, those that lost most first. The day is yesterday unless another
     is named.
     """
-    day = day_named(request.query_params.get("day") or "yesterday", pages.clock())
-    if day is None:
-        raise RefusedPage(400, "Which day?", "Enter a date such as 2026-11-05.")
+    named = request.query_params.get("day")
+    try:
+        day = date.fromisoformat(named) if named else _yesterday(pages.clock())
+    except ValueError as error:
+        raise RefusedPage(400, "Which day?", "Enter a date such as 2026-11-05.") from error
     tenant = request.query_params.get("tenant", "").strip()
     first = whole_number(request, "first") or 0
     found = mistakes_of(pages.store, day, pages.profile, tenant=tenant or None)
@@ -80,3 +82,7 @@ def wrong_drops(pages: Pages, request: Request, _form: Form) -> Response:
         after=day + timedelta(days=1) if day < date.max else None,
         has_profile=pages.profile is not None,
     )
+
+
+def _yesterday(now_seconds: float) -> date:
+    return datetime.fromtimestamp(now_seconds - DAY_SECONDS, UTC).date()
