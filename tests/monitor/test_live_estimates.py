@@ -89,7 +89,7 @@ def verdicts_of(request: Judged) -> str:
     """What the judge said, as the store keeps it."""
     names = [f"p{rank}" for rank in range(len(request.served))]
     return verdicts_to_json(
-        {name: Judgment(name, grade) for name, grade in zip(names, request.served, strict=True)}
+        Judgment(name, grade) for name, grade in zip(names, request.served, strict=True)
     )
 
 
