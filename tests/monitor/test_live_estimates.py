@@ -185,9 +185,9 @@ def test_labels_of_the_whole_window_correct_all_of_its_judgments(
 
 def test_the_narrowest_window_that_has_an_estimate_is_shown_of_each_metric() -> None:
     known, too_few, none = (
-        Estimate(0.5, 0.4, 0.6, 60, "normal"),
-        Estimate(None, None, None, 20, "none", 30),
-        Estimate(None, None, None, 0, "none", 30),
+        Estimate(0.5, 0.4, 0.6, 60),
+        Estimate(None, None, None, 20, 30),
+        Estimate(None, None, None, 0, 30),
     )
     by_window = {
         Window.RECENT: (known, none, none, none),
@@ -250,7 +250,7 @@ def test_labels_of_two_days_stand_for_the_traffic_of_each(
     fill(store, record, {n: judged(truth[n]) for n in late})
     label(store, truth, 250)
     found = estimated(store).estimates[Window.ALL_RETAINED][Metric.PRECISION]
-    assert found.method == "prediction-powered"
+    assert found.grades is not None
     assert found.lower <= truth.mean() <= found.upper
     assert found.value == pytest.approx(truth.mean(), abs=0.05)
 
@@ -273,7 +273,7 @@ def test_labels_say_nothing_certain_of_what_was_answered_after_their_export(
     raw = found.judge_estimates[Window.RECENT][Metric.PRECISION]
     assert not raw.lower <= truth[20_000:].mean() <= raw.upper
     precision = found.estimates[Window.UP_TO_LABELS][Metric.PRECISION]
-    assert precision.method == "prediction-powered"
+    assert precision.grades is not None
     assert precision.lower <= truth[:10_000].mean() <= precision.upper
     assert found.estimates[Window.UP_TO_LABELS][Metric.SERVED_MRR].value is not None
 

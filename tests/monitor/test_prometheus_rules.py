@@ -21,7 +21,7 @@ from watching import Watching
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
 from ctxguard.monitor import export as prometheus
-from ctxguard.monitor.alarms import Alarm, AlarmKind, ReferenceKind, Severity
+from ctxguard.monitor.alarms import Alarm, AlarmKind, ReferenceKind
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
@@ -65,7 +65,7 @@ def scrapes(tmp_path: Path) -> list[str]:
         state = live.monitor.alarms
         for kind in AlarmKind:
             for route, reference in zip(Route, (None, *ReferenceKind), strict=False):
-                state.add(Alarm(kind, Severity.ALARM, "", 0.0, route, reference=reference))
+                state.add(Alarm(kind, "", 0.0, route, reference=reference))
         live.watch(*[make_context(["p0", "p1"], 1) for _ in range(3)])
         live.serve(make_context(["p0"], 1))
         live.store.add_feedback([FeedbackRow("r", "thumb_up", (), live.now)])
