@@ -26,7 +26,7 @@ from ctxguard.monitor.estimation.sampling_design import to_label
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.protocol import verdicts_to_json
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
-from ctxguard.monitor.sampling.sampler import InclusionDesign, JudgingRates, Sample
+from ctxguard.monitor.sampling.sampler import JudgingRates, Sample
 from ctxguard.monitor.store import (
     Entry,
     Finished,
@@ -124,7 +124,7 @@ def estimated(
 def record() -> SampleRecord:
     """A sample of which only what was served is judged; it serves for every request."""
     context = make_context([f"p{rank}" for rank in range(SERVED)], SERVED)
-    return record_of(Sample(context, 1.0, NOW), InclusionDesign(ONLY_SERVED))
+    return record_of(Sample(context, 1.0, NOW), ONLY_SERVED)
 
 
 @pytest.fixture(scope="module")
@@ -305,7 +305,7 @@ def test_the_file_of_one_tenant_stands_for_nobody_else(
 ) -> None:
     """Every second request is of the tenant that fares better and is graded first."""
     context = make_context([f"p{rank}" for rank in range(SERVED)], SERVED)
-    record = record_of(Sample(context, 1.0, NOW), InclusionDesign(ONLY_SERVED))
+    record = record_of(Sample(context, 1.0, NOW), ONLY_SERVED)
     store = open_store("sqlite://")
     numbers = {"good": range(0, 1_000, 2), "poor": range(29_001, REQUESTS, 2)}
     for tenant, own in numbers.items():
