@@ -18,7 +18,7 @@ from ctxguard.core.types import Passage
 from ctxguard.errors import DataError
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
-from ctxguard.monitor.sampling.sampler import HashSampler, InclusionDesign, JudgingRates, Sample
+from ctxguard.monitor.sampling.sampler import HashSampler, JudgingRates, Sample
 from ctxguard.monitor.sampling.writer import DEFAULT_PRIVACY
 from ctxguard.monitor.store import Entry
 
@@ -112,7 +112,7 @@ def sample_of(guard: ContextGuard, question: str, request_id: str, times: int = 
     """
     context = guard.retrieve(question, request_id=request_id)
     sample = Sample(context, 1.0 / times, time.time())
-    record = DEFAULT_PRIVACY.apply(record_of(sample, InclusionDesign(RATES)))
+    record = DEFAULT_PRIVACY.apply(record_of(sample, RATES))
     return Entry(
         request_id=request_id,
         time_seconds=record.time_seconds,

@@ -148,7 +148,6 @@ class MonitorCommand(JudgeSettings, IndexSystem):
             running.store.close()
 
     def _once(self, running: "Monitor", output: Output) -> None:
-        from ctxguard.monitor.alarms import Severity
         from ctxguard.monitor.judging.sample_judge import tokens_by_mode
         from ctxguard.monitor.service import JudgedAs
 
@@ -178,7 +177,7 @@ class MonitorCommand(JudgeSettings, IndexSystem):
             _print_estimates(report, output)
 
         active = () if alarms is None else alarms.active
-        alarmed = any(alarm.severity is Severity.ALARM for alarm in active)
+        alarmed = any(alarm.reference is not None for alarm in active)
         document = {**_document(report, alarms), "tokens": tokens}
         output.result(
             document, show, notes, found=judge_failed or judge_fault is not None or alarmed
@@ -314,7 +313,7 @@ def _in_shadow(report: "Report") -> list[str]:
 def _print_alarms(alarms: "AlarmReport", output: Output) -> None:
     from ctxguard.monitor.alarms.ecusum import DEFAULT_THRESHOLD
 
-    output.facts(*[(alarm.severity.value, alarm.message) for alarm in alarms.active])
+    output.facts(*[("alarm" if one.reference else "warning", one.message) for one in alarms.active])
     if not alarms.losses:
         output.note(f"profile {alarms.profile_id} has no promise that could be monitored")
         return

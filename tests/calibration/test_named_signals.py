@@ -20,7 +20,7 @@ from ctxguard.core.decision import decide
 from ctxguard.core.signals import feature_names
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
-from ctxguard.monitor.sampling.sampler import InclusionDesign, Sample
+from ctxguard.monitor.sampling.sampler import Sample
 from ctxguard.request.telemetry import Telemetry
 
 N, DEPTH = 60, 12
@@ -119,7 +119,7 @@ class TestFromHitsToTheAnswer:
     def test_a_sample_is_decided_again_as_it_was(self, profile: Path) -> None:
         guard = guard_of(Shop(), profile, CollectorRegistry())
         context = guard.retrieve("question 9")
-        made = record_of(Sample(context, 0.5, 1.0), InclusionDesign())
+        made = record_of(Sample(context, 0.5, 1.0))
         record = SampleRecord.from_bytes(made.to_bytes())
         again = decide(record.ranking(), context.decision.policy)
         assert again.kept_ids == context.decision.kept_ids

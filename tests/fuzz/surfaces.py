@@ -55,7 +55,7 @@ from ctxguard.monitor.judges.prompt import messages, read_grade
 from ctxguard.monitor.labels.files import read_label_file
 from ctxguard.monitor.redaction import redact
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
-from ctxguard.monitor.sampling.sampler import InclusionDesign, Sample, Sampler
+from ctxguard.monitor.sampling.sampler import Sample, Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.service import Monitor, WatchedProfile
 from ctxguard.monitor.store import LabelRow, SampleStore, schema
@@ -278,7 +278,7 @@ def _index(folder: Path, closing: ExitStack) -> Make:
 @_surface("file: sample")
 def _sample(folder: Path, closing: ExitStack) -> Make:
     guard = ContextGuard(lambda query, depth: HITS, score_kind=ScoreKind.RATIO, k=1)
-    record = record_of(Sample(guard.retrieve("q"), 0.5, 1.0), InclusionDesign()).to_bytes()
+    record = record_of(Sample(guard.retrieve("q"), 0.5, 1.0)).to_bytes()
     content = zlib.decompress(record)
 
     def make(random: Random) -> Input:

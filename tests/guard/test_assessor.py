@@ -22,7 +22,7 @@ from ctxguard.errors import RedactionError, StageUnavailableError
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.explanation import decided
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
-from ctxguard.monitor.sampling.sampler import InclusionDesign, JudgingRates, Sample
+from ctxguard.monitor.sampling.sampler import Sample
 from ctxguard.profile.schema import AssessorProfile, Profile
 from ctxguard.request import assess
 from ctxguard.request.assess import AssessorStage
@@ -487,7 +487,7 @@ def test_samples_keep_the_answers_and_are_explained_by_the_decision_with_them(
         for each in world.contexts(guard)
         if each.assessment is not None and each.assessment.changed
     )
-    made = record_of(Sample(found, 1.0, 0.0), InclusionDesign(JudgingRates()))
+    made = record_of(Sample(found, 1.0, 0.0))
     record = SampleRecord.from_bytes(made.to_bytes())
     signals = record.ranking().signals
     assert found.assessment is not None

@@ -14,7 +14,6 @@ from ctxguard.monitor.alarms import (
     Alarm,
     AlarmKind,
     ReferenceKind,
-    Severity,
     act_on,
     switch_to_safe,
 )
@@ -33,7 +32,6 @@ PROFILE = profile_with(
 OTHER = PROFILE.model_copy(update={"fingerprint": {"embedder": "another"}})
 RECALL = Alarm(
     kind=AlarmKind.RECALL_LOSS,
-    severity=Severity.ALARM,
     message="judged recall loss was about 0.2",
     time_seconds=1e9,
     route=Route.HYBRID,
@@ -43,7 +41,7 @@ RECALL = Alarm(
     profile_id=PROFILE.profile_id,
     reference=ReferenceKind.PROMISE,
 )
-HARM = Alarm(AlarmKind.HARM, Severity.ALARM, "harm", 1e9, Route.HYBRID)
+HARM = Alarm(AlarmKind.HARM, "harm", 1e9, Route.HYBRID)
 
 
 @pytest.fixture
@@ -99,7 +97,7 @@ class TestActions:
         with caplog.at_level(logging.WARNING):
             act_on(RECALL, PROFILE)
         assert caplog.messages == [
-            "alarm recall_loss route=hybrid value=0.2 target=0.12 reference=promise "
+            "recall_loss route=hybrid value=0.2 target=0.12 reference=promise "
             "n=300 profile=" + PROFILE.profile_id
         ]
 
@@ -121,8 +119,8 @@ class TestActions:
                 "does not show that the promise is broken",
             ),
             (HARM, ""),
-            (Alarm(AlarmKind.CORPUS_CHANGED, Severity.WARNING, "changed", 1.0), ""),
-            (Alarm(AlarmKind.JUDGE_DOWN, Severity.ALARM, "down", 1.0), ""),
+            (Alarm(AlarmKind.CORPUS_CHANGED, "changed", 1.0), ""),
+            (Alarm(AlarmKind.JUDGE_DOWN, "down", 1.0), ""),
         ],
         ids=["baseline", "harm", "corpus", "judge"],
     )

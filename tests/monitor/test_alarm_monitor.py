@@ -12,7 +12,7 @@ from ctxguard.core.context import Context
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Mode, Route, ScoreKind
-from ctxguard.monitor.alarms import AlarmKind, Severity
+from ctxguard.monitor.alarms import AlarmKind
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.judging.sample_judge import JudgedAs
@@ -101,7 +101,7 @@ def test_what_other_monitors_judged_counts() -> None:
 
 def scraped(live: Watching) -> float | None:
     """Whether the scrape shows a broken promise on recall."""
-    labels = {"kind": "recall_loss", "severity": "alarm", "route": "external"}
+    labels = {"kind": "recall_loss", "route": "external"}
     return live.registry.get_sample_value(
         "ctxguard_alarm_active", {**labels, "reference": "promise"}
     )
@@ -177,7 +177,7 @@ def test_a_changed_corpus_warns_once_until_it_is_the_former_again() -> None:
     for _ in range(2):
         live.monitor.maintain()
         (alarm,) = live.monitor.alarms.active()
-        assert (alarm.kind, alarm.severity) == (AlarmKind.CORPUS_CHANGED, Severity.WARNING)
+        assert alarm.kind is AlarmKind.CORPUS_CHANGED
         assert (alarm.value, alarm.message[:21]) == (0.5, "50% of the corpus has")
     assert live.monitor.alarms.report().raised[AlarmKind.CORPUS_CHANGED] == 1
     present.append(CorpusSketch.of(range(101)))

@@ -25,7 +25,6 @@ from ctxguard.monitor.alarms import (
     LossMonitor,
     PromisedLoss,
     ReferenceKind,
-    Severity,
 )
 from ctxguard.monitor.alarms.ecusum import WEEK, Day
 from ctxguard.monitor.alarms.loss_monitor import promises
@@ -111,7 +110,7 @@ def promises_of(profile: Profile) -> dict[AlarmKind, PromisedLoss]:
     return {promise.quantity: promise for promise in promises(profile)}
 
 
-CHANGED = Alarm(AlarmKind.CORPUS_CHANGED, Severity.WARNING, "changed", 1.0)
+CHANGED = Alarm(AlarmKind.CORPUS_CHANGED, "changed", 1.0)
 
 
 VACUOUS = CERTIFICATE.model_copy(update={"alpha": 1.0})
@@ -212,7 +211,6 @@ class TestRaising:
         assert days <= 3
         (alarm,) = alarms
         assert alarm.kind is AlarmKind.RECALL_LOSS
-        assert alarm.severity is Severity.ALARM
         assert (alarm.route, alarm.target, alarm.time_seconds) == (Route.HYBRID, 0.12, 1e9)
         assert alarm.profile_id == PROFILE.profile_id
         assert alarm.value is not None
@@ -339,7 +337,7 @@ class TestActiveAlarms:
         assert {one.reference for one in state.report().losses} == {ReferenceKind.PROMISE}
 
     def test_an_alarm_about_the_monitor_is_raised_once_until_it_is_cleared(self) -> None:
-        down = Alarm(AlarmKind.JUDGE_DOWN, Severity.ALARM, "no verdict for an hour", 1.0)
+        down = Alarm(AlarmKind.JUDGE_DOWN, "no verdict for an hour", 1.0)
         state = state_of()
         assert state.add(down)
         assert not state.add(down)
@@ -428,6 +426,6 @@ class TestRestarting:
         assert resumed.active() == ()
 
     def test_a_state_of_another_format_is_refused_by_its_number(self) -> None:
-        other = state_of().to_json().replace('"format": 6', '"format": 7')
-        with pytest.raises(DataError, match=r"format 7; this release reads 6"):
+        other = state_of().to_json().replace('"format": 7', '"format": 8')
+        with pytest.raises(DataError, match=r"format 8; this release reads 7"):
             state_of().restore(other)

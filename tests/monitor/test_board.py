@@ -26,7 +26,7 @@ from ctxguard.core.types import FailureKind, Flag, Passage, StageFailure
 from ctxguard.core.value_of_information import Assessment
 from ctxguard.errors import CtxguardError, FilterViolationError, OverloadedError
 from ctxguard.monitor import export
-from ctxguard.monitor.alarms import Alarm, AlarmKind, ReferenceKind, Severity
+from ctxguard.monitor.alarms import Alarm, AlarmKind, ReferenceKind
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
@@ -175,7 +175,7 @@ class Service:
         assert alarms is not None
         for kind in AlarmKind:
             for route, reference in zip(Route, (None, *ReferenceKind), strict=False):
-                alarms.add(Alarm(kind, Severity.ALARM, "", 0.0, route, reference=reference))
+                alarms.add(Alarm(kind, "", 0.0, route, reference=reference))
 
     def scrape(self, seconds: float) -> Iterator[str]:
         """What Prometheus would store of this moment, as lines of OpenMetrics."""

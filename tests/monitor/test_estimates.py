@@ -53,7 +53,7 @@ def test_the_value_lies_in_its_interval_and_ratios_lie_between_zero_and_one(
 
 
 def test_no_data_is_no_value() -> None:
-    assert estimate(Metric.UDCG, RatioSums()) == Estimate(None, None, None, 0, "none", 30)
+    assert estimate(Metric.UDCG, RatioSums()) == Estimate(None, None, None, 0, 30)
 
 
 def test_below_the_least_n_there_is_no_value() -> None:

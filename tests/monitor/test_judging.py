@@ -33,7 +33,7 @@ from ctxguard.monitor.estimation.metrics import POOL as IN_POOL
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.record import record_of as record_of_sample
-from ctxguard.monitor.sampling.sampler import InclusionDesign, JudgingRates, Sample
+from ctxguard.monitor.sampling.sampler import JudgingRates, Sample
 
 POOL = [f"p{rank}" for rank in range(10)]
 RELEVANT = frozenset({"p0", "p4", "p7"})
@@ -44,16 +44,16 @@ REPEATS = 1_500
 
 def record_of(rates: JudgingRates, *, request_id: str = "r", k: int = 3) -> SampleRecord:
     context = make_context(POOL, k, request_id=request_id)
-    return record_of_sample(Sample(context, 1.0, 0.0), InclusionDesign(rates))
+    return record_of_sample(Sample(context, 1.0, 0.0), rates)
 
 
 def records_of(
     rates: JudgingRates, n: int = 0, context: Context | None = None
 ) -> Iterator[SampleRecord]:
     """Many requests, of each of which other passages are judged."""
-    design, context = InclusionDesign(rates), context or make_context(POOL, 3)
+    context = context or make_context(POOL, 3)
     for i in range(n or REPEATS):
-        yield record_of_sample(Sample(replace(context, request_id=f"r{i}"), 1.0, 0.0), design)
+        yield record_of_sample(Sample(replace(context, request_id=f"r{i}"), 1.0, 0.0), rates)
 
 
 SCALE = Scale(DEFAULT_UTILITIES, 1)

@@ -20,7 +20,7 @@ from watching import Watching
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
 from ctxguard.monitor import export as prometheus
-from ctxguard.monitor.alarms import Alarm, AlarmKind, ReferenceKind, Severity
+from ctxguard.monitor.alarms import Alarm, AlarmKind, ReferenceKind
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.service import WatchedProfile
@@ -58,7 +58,7 @@ def scrapes(tmp_path: Path) -> list[str]:
         state = live.monitor.alarms
         for kind in AlarmKind:
             for route, reference in zip(Route, (None, *ReferenceKind), strict=False):
-                state.add(Alarm(kind, Severity.ALARM, "", 0.0, route, reference=reference))
+                state.add(Alarm(kind, "", 0.0, route, reference=reference))
         live.watch(*[make_context(["p0", "p1"], 1) for _ in range(3)])
         live.serve(make_context(["p0"], 1))
         live.now += 1.0

@@ -27,7 +27,7 @@ from ctxguard.core.types import DEFAULT_K, Hit, Mode, Passage, ScoreKind
 from ctxguard.errors import ConfigurationError, DataError, StoreFullError, StoreLockedError
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.sampling.record import FORMAT, SampleRecord, record_of
-from ctxguard.monitor.sampling.sampler import InclusionDesign, JudgingRates, Sample, Sampler
+from ctxguard.monitor.sampling.sampler import JudgingRates, Sample, Sampler
 from ctxguard.monitor.sampling.writer import Privacy, SampleWriter, sample_to
 from ctxguard.monitor.service import JudgedAs
 from ctxguard.monitor.store import LostReason, SampleStore, WorkerCounts
@@ -467,7 +467,7 @@ def test_tokens_kept_and_dropped_add_up_to_those_retrieved(
         telemetry=Telemetry(CollectorRegistry()),
     )
     context = guard.filter("q", hits)
-    tokens = record_of(Sample(context, 1.0, 0.0), InclusionDesign()).tokens
+    tokens = record_of(Sample(context, 1.0, 0.0)).tokens
     counts = [estimate_tokens(text) for text in texts]
     assert sum(tokens[:3]) == sum(counts)
     assert tokens.today == sum(counts[:DEFAULT_K])
@@ -481,7 +481,7 @@ def test_tokens_kept_and_dropped_add_up_to_those_retrieved(
 
 @pytest.mark.parametrize("count", [-1, 0.5, 10**400, "3", None, True])
 def test_a_record_whose_tokens_are_no_numbers_is_refused(count: object) -> None:
-    record = record_of(Sample(make_context(POOL, 3), 1.0, 0.0), InclusionDesign())
+    record = record_of(Sample(make_context(POOL, 3), 1.0, 0.0))
     damaged = replace(record, tokens=(count, 0, 0, 0))
     with pytest.raises(DataError):
         SampleRecord.from_bytes(damaged.to_bytes())

@@ -199,8 +199,8 @@ ALARMS = Row(
         "Active alarms",
         "Alarms that are active; a gap where there is none.",
         {
-            "{{severity}}: {{kind}} {{route}} {{reference}}": fleet(
-                "ctxguard_alarm_active", "kind, severity, route, reference"
+            "{{kind}} {{route}} {{reference}}": fleet(
+                "ctxguard_alarm_active", "kind, route, reference"
             )
         },
         width=12,

@@ -5,7 +5,7 @@
 ``monitor`` feeds it with what the store holds, logs an alarm and switches to the safe policy.
 """
 
-from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind, Severity
+from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
 from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss
 from ctxguard.monitor.alarms.monitor import act_on, switch_to_safe
 from ctxguard.monitor.alarms.reference import ReferenceKind
@@ -19,7 +19,6 @@ __all__ = [
     "LossMonitor",
     "PromisedLoss",
     "ReferenceKind",
-    "Severity",
     "act_on",
     "switch_to_safe",
 ]

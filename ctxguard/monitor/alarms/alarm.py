@@ -27,20 +27,12 @@ class AlarmKind(StrEnum):
     """The judge gives no verdicts, so that no promise is monitored."""
 
 
-class Severity(StrEnum):
-    """How certain it is that someone must act. A closed set: it labels a metric."""
-
-    ALARM = "alarm"
-    WARNING = "warning"
-
-
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """One alarm or warning. It holds names, ids and numbers, no text of a user.
+    """One alarm about a loss, or warning about the monitor. It holds no text of a user.
 
     Attributes:
         kind: What happened.
-        severity: Alarm or warning.
         message: What happened and what to do, for an operator.
         time_seconds: Time of the request that raised it, in seconds since the epoch.
         route: The route it is about; None for the monitor itself.
@@ -48,11 +40,10 @@ class Alarm:
         target: The figure that ``value`` is compared with; None without one.
         n: Requests that ``value`` is a mean of.
         profile_id: The profile in force.
-        reference: What a judged loss was compared with; None for other kinds.
+        reference: What a judged loss was compared with; None for a warning.
     """
 
     kind: AlarmKind
-    severity: Severity
     message: str
     time_seconds: float
     route: Route | None = None

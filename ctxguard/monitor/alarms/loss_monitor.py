@@ -11,7 +11,7 @@ import numpy as np
 from ctxguard.core.metrics import Utilities
 from ctxguard.core.types import Route
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind, Severity
+from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
 from ctxguard.monitor.alarms.ecusum import WEEK, Day, Days, ECusum
 from ctxguard.monitor.alarms.reference import (
     FIRST_BASELINE,
@@ -258,7 +258,6 @@ class LossMonitor:
             )
         return Alarm(
             kind=self.quantity,
-            severity=Severity.ALARM,
             message=(
                 f"Route {self.route.value}: judged {quantity} was about {self.run_mean or 0.0:.3g} "
                 f"over the last {self.run.n} judged requests{self._comparison()} "

@@ -6,7 +6,6 @@ Notifying people is left to Prometheus and Alertmanager, which see the alarm as 
 
 import logging
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.types import Mode, Route
 from ctxguard.errors import CtxguardError, DataError, ProfileError
-from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind, Severity
+from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
 from ctxguard.monitor.alarms.reference import corrected
 from ctxguard.monitor.alarms.state import AlarmState
 from ctxguard.monitor.estimation.judged_request import is_whole, recall_loss
@@ -34,8 +33,6 @@ _log = logging.getLogger(__name__)
 _DAY_SECONDS = 86_400.0
 _LATE_SECONDS = 600.0
 """How long after the end of a day samples of it may still reach the store."""
-_SAMPLES_OF_A_SETTING = 20
-"""Samples in a row after which their settings are taken for those of the whole traffic."""
 
 
 def act_on(alarm: Alarm, profile: Profile, switch_path: Path | None = None) -> None:
@@ -49,8 +46,7 @@ def act_on(alarm: Alarm, profile: Profile, switch_path: Path | None = None) -> N
         switch_path: The profile file that guards watch; None never switches.
     """
     _log.warning(
-        "%s %s route=%s value=%s target=%s reference=%s n=%d profile=%s",
-        alarm.severity.value,
+        "%s route=%s value=%s target=%s reference=%s n=%d profile=%s",
         alarm.kind.value,
         None if alarm.route is None else alarm.route.value,
         _short(alarm.value),
@@ -166,7 +162,6 @@ class AlarmMonitor:
         self._state_key = f"alarms {series}"
         self._clock = clock
         self._switch_path = switch_path
-        self._without_promise = Counter[Route]()
         # Rows hold the recall loss against the first few that were judged, promised or not.
         self._with_promised_baseline: dict[Route, bool] = {}
 
@@ -178,7 +173,6 @@ class AlarmMonitor:
         former = self.state
         self.state = AlarmState(profile, exact=former.is_exact)
         self.state.restore(former.to_json())
-        self._without_promise.clear()
         self._with_promised_baseline.clear()
 
     def loss_row(
@@ -238,16 +232,10 @@ class AlarmMonitor:
         is_judged = waiting is None or waiting >= end
         return end if is_judged and self._clock() >= end + _LATE_SECONDS else None
 
-    def add(
-        self,
-        kind: AlarmKind,
-        message: str,
-        severity: Severity = Severity.WARNING,
-        **about: Any,
-    ) -> None:
-        """Raise an alarm about the monitor itself, unless it is active."""
+    def add(self, kind: AlarmKind, message: str, **about: Any) -> None:
+        """Raise a warning about the monitor itself, unless it is active."""
         profile_id = self.state.profile_id
-        alarm = Alarm(kind, severity, message, self._clock(), profile_id=profile_id, **about)
+        alarm = Alarm(kind, message, self._clock(), profile_id=profile_id, **about)
         if self.state.add(alarm):
             act_on(alarm, self.state.profile, self._switch_path)
 
@@ -330,14 +318,10 @@ class AlarmMonitor:
         return (recall_loss(record, verdicts, k) if chance else None), chance
 
     def _check_rates(self, record: SampleRecord, k: int) -> None:
-        """Warn where no sample shows the loss that is promised, until one may."""
+        """Warn where a sample could not show the loss that is promised, until one may."""
         route = record.route
         if record.rates.first_probability(k) > 0.0:
-            self._without_promise[route] = 0
             self.state.clear(AlarmKind.PROMISE_NOT_MONITORED, route)
-            return
-        self._without_promise[route] += 1
-        if self._without_promise[route] < _SAMPLES_OF_A_SETTING:
             return
         self.add(
             AlarmKind.PROMISE_NOT_MONITORED,

@@ -33,7 +33,7 @@ from ctxguard.monitor.alarms.reference import Correction, ReferenceKind
 from ctxguard.monitor.store import LossRow, StoredShares
 from ctxguard.profile.schema import Profile
 
-FORMAT = 6
+FORMAT = 7
 _ALL_STORED = StoredShares()
 
 _Key = tuple[Route, AlarmKind, ReferenceKind]

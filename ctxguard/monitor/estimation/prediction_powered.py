@@ -285,7 +285,7 @@ def corrected_ratio(
         denominator @ correction.coefficients if is_corrected else denominator,
     )
     if not ratio.b > 0.0 or ratio.n < 2:
-        return Estimate(None, None, None, n, "none", n_effective=effective)
+        return Estimate(None, None, None, n, n_effective=effective)
     errors = correction.errors @ numerator
     if is_corrected:
         errors = errors - ratio.a / ratio.b * (correction.errors @ denominator)
@@ -297,7 +297,6 @@ def corrected_ratio(
         n=n,
         effective=effective,
         n_observable=n_observable,
-        method="prediction-powered",
         bounds=bounds,
     )
 

@@ -153,13 +153,11 @@ class Estimate(Interval):
         upper: Upper end; None with ``value``.
         n: Clusters (sessions, and requests without one) in which the metric is defined; with
             human labels, the labelled ones.
-        method: Method of the interval; ``none`` without one.
         n_needed: Approximate number that suffices, if ``value`` is None: of grades where people
             correct the judge, else of clusters; None if that cannot be predicted yet.
         grades: Passages that people graded for it; None where no judge is corrected.
     """
 
-    method: str
     n_needed: int | None = None
     grades: int | None = None
     n_effective: float | None = None
@@ -214,7 +212,7 @@ def estimate(metric: Metric, sums: RatioSums, min_n: int = DEFAULT_MIN_N) -> Est
     alike = squares <= 1e-12 * (sums.aa + value * value * sums.bb)
     bounded = metric in IN_UNIT_INTERVAL
     if sums.n_observable <= 0.0 if bounded else alike:
-        return Estimate(None, None, None, n, "none", n_effective=effective)
+        return Estimate(None, None, None, n, n_effective=effective)
     return linearised(
         metric,
         sums,
@@ -223,7 +221,6 @@ def estimate(metric: Metric, sums: RatioSums, min_n: int = DEFAULT_MIN_N) -> Est
         effective=effective,
         # Unequal weights leave out as many requests as a smaller sample would.
         n_observable=sums.n_observable * effective / n if bounded else math.inf,
-        method="unseen" if alike else "normal-logit" if bounded else "normal",
     )
 
 
@@ -235,7 +232,6 @@ def linearised(
     squares: float,
     n: int,
     effective: float,
-    method: str,
     n_observable: float = math.inf,
     bounds: tuple[float, float] = (0.0, 1.0),
 ) -> Estimate:
@@ -273,7 +269,7 @@ def linearised(
         unseen = unseen_share(n_observable)
         lower = min(lower, value - max(value - bounds[0], 0.0) * unseen)
         upper = max(upper, value + max(bounds[1] - value, 0.0) * unseen)
-    return Estimate(value, lower, upper, n, method, n_effective=effective)
+    return Estimate(value, lower, upper, n, n_effective=effective)
 
 
 def degrees_of_freedom(residuals: FloatArray) -> float:
@@ -298,7 +294,7 @@ def degrees_of_freedom(residuals: FloatArray) -> float:
 def no_estimate(n: int, effective: float, min_n: int) -> Estimate:
     """State that there are too few clusters, with the approximate number needed."""
     needed = math.ceil(min_n * n / effective - 1e-9) if effective else min_n
-    return Estimate(None, None, None, n, "none", needed, n_effective=effective if n else None)
+    return Estimate(None, None, None, n, needed, n_effective=effective if n else None)
 
 
 def lacks_grades(n: int, counted: float, min_n: int, grades: int) -> Estimate:
@@ -311,7 +307,7 @@ def lacks_grades(n: int, counted: float, min_n: int, grades: int) -> Estimate:
     """
     needed = math.ceil(min_n * grades / counted - 1e-9) if counted else 0
     needed = max(needed, round(GRADES_COUNT * min_n))
-    return Estimate(None, None, None, n, "none", needed, grades, counted if n else None)
+    return Estimate(None, None, None, n, needed, grades, counted if n else None)
 
 
 def unseen_share(n_observable: float) -> float:

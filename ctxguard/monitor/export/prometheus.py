@@ -262,16 +262,14 @@ def _report(report: Report) -> _Families:
 
 
 def _alarms(report: AlarmReport) -> _Families:
-    active = {
-        (one.kind, one.severity, one.route or "", one.reference or ""): 1.0 for one in report.active
-    }
+    active = {(one.kind, one.route or "", one.reference or ""): 1.0 for one in report.active}
     families: _Families = [
         _counter("alarms", "Alarms raised, by kind.", report.raised, "kind"),
         _gauge(
             "alarm_active",
             "1 for each active alarm.",
             active,
-            *("kind", "severity", "route", "reference"),
+            *("kind", "route", "reference"),
         ),
     ]
     for name, attribute, text in _LOSSES:

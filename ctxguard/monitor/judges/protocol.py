@@ -1,15 +1,10 @@
-"""The protocol of a judge, its verdict on one passage, and verdicts as JSON.
+"""The protocol of a judge, its verdict on one passage, and verdicts as JSON."""
 
-The JSON is the form in which the store keeps the verdicts on one sample: for each passage a list of
-its grade and of how one of grade 0 misleads; a third element, false, follows if the grade stands
-for a missing label, and a fourth, the judge's score, if it gave one. A passage that the judge gave
-no verdict on has null.
-"""
-
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from pydantic import TypeAdapter
 
 from ctxguard.core.metrics import Negative
 from ctxguard.core.types import Passage
@@ -74,46 +69,27 @@ class Judge(Protocol):
         ...
 
 
-def verdicts_to_json(verdicts: Mapping[str, Judgment], missing: Iterable[str] = ()) -> str:
-    """Convert verdicts by passage id to JSON, for ``verdicts_from_json``.
-
-    Args:
-        verdicts: The valid ones.
-        missing: Ids of passages that the judge gave no verdict on.
-
-    >>> verdicts_to_json({"a": Judgment("a", 2)}, ["b"])
-    '{"a":[2,null],"b":null}'
-    """
-    return json.dumps(
-        {passage_id: _listed(verdict) for passage_id, verdict in verdicts.items()}
-        | dict.fromkeys(missing),
-        separators=(",", ":"),
-    )
+_VERDICTS = TypeAdapter(list[Judgment])
 
 
-def _listed(verdict: Judgment) -> list[object]:
-    score = None if verdict.score is None else round(verdict.score, 4)
-    listed: list[object] = [verdict.grade, verdict.negative, verdict.judged, score]
-    usual = [None, None, True, None]
-    while len(listed) > 2 and listed[-1] == usual[len(listed) - 1]:
-        listed.pop()
-    return listed
+def verdicts_to_json(verdicts: Iterable[Judgment]) -> str:
+    """Write the valid verdicts on a sample as the store keeps them."""
+    return _VERDICTS.dump_json(list(verdicts), exclude_defaults=True).decode()
 
 
 def verdicts_from_json(text: str) -> dict[str, Judgment]:
-    """Read the verdicts from a text of ``verdicts_to_json``, without missing ones.
+    """Read what ``verdicts_to_json`` wrote; the verdicts by passage id, none from an empty text.
 
     Raises:
         DataError: it is no such text.
+
+    >>> text = verdicts_to_json([Judgment("a", 2), Judgment("b", 0, score=0.25)])
+    >>> text
+    '[{"passage_id":"a","grade":2},{"passage_id":"b","grade":0,"score":0.25}]'
+    >>> verdicts_from_json(text)["b"].score
+    0.25
     """
     try:
-        return {
-            passage_id: Judgment(
-                passage_id, int(grade), None if negative is None else Negative(negative), *judged
-            )
-            for passage_id, verdict in json.loads(text or "{}").items()
-            if verdict is not None
-            for grade, negative, *judged in [verdict]
-        }
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        return {one.passage_id: one for one in _VERDICTS.validate_json(text or "[]")}
+    except ValueError as error:
         raise DataError(f"verdicts cannot be read: {type(error).__name__}") from error

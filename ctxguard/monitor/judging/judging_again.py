@@ -226,9 +226,8 @@ class JudgingAgain:
         verdicts = self._judge.verdicts_again(record, positions)
         self._retry_at.pop(sample_id, None)
         if not is_canary:
-            names = [record.passage_ids[one] for one in positions]
-            missing = [name for name in names if name not in verdicts]
-            self._store.save_again(self._series, {sample_id: verdicts_to_json(verdicts, missing)})
+            text = verdicts_to_json(verdicts.values())
+            self._store.save_again(self._series, {sample_id: text})
             return {}
         before = self._before(sample_id)
         first = [one.grade > 0 for one in before.values()]

@@ -33,13 +33,13 @@ class SampleVerdicts:
     Attributes:
         block: What estimates need of it; None if a served passage got no valid verdict.
         verdicts: The valid ones by passage id, in the order in which they were wanted.
-        missing: Ids of the passages that got none though one was wanted, unreadable ones included.
+        n_missing: Passages that got none though one was wanted, unreadable ones included.
         is_complete: Whether all served passages got one.
     """
 
     block: bytes | None
     verdicts: Mapping[str, Judgment]
-    missing: tuple[str, ...]
+    n_missing: int
     is_complete: bool
 
 
@@ -103,12 +103,11 @@ class SampleJudge:
         found |= self._graded(record, left)
         wanted = [names[position] for position in (*record.served, *dropped)]
         verdicts = {name: found[name] for name in wanted if name in found}
-        missing = tuple([each for each in wanted if each not in verdicts])
         block = None
         if counts:
             scale = Scale(self._utilities, self.judge.max_grade)
             block = judged_request(record, verdicts, scale, probability=probability)
-        return SampleVerdicts(block, verdicts, missing, is_complete)
+        return SampleVerdicts(block, verdicts, len(wanted) - len(verdicts), is_complete)
 
     def verdicts_again(self, record: SampleRecord, positions: Sequence[int]) -> dict[str, Judgment]:
         """Judge some candidates of a sample; the valid verdicts by passage id."""

@@ -319,7 +319,7 @@ class JudgingWorker:
             # Also where it was another process, before a restart, that saw the judge fail.
             self._alarms.state.clear(AlarmKind.JUDGE_DOWN)
         self.failing = False
-        n_invalid, route = len(verdicts.missing), record.route
+        n_invalid, route = verdicts.n_missing, record.route
         n_wanted = len(verdicts.verdicts) + n_invalid
         self._counters.add({("verdicts", route): n_wanted, ("invalid_verdicts", route): n_invalid})
         return _Result(outcome, finished, record)
@@ -423,7 +423,7 @@ def _finished(
     return Finished(
         sample_id=sample.sample_id,
         state=_STATES[outcome],
-        verdicts="" if verdicts is None else verdicts_to_json(verdicts.verdicts, verdicts.missing),
+        verdicts="" if verdicts is None else verdicts_to_json(verdicts.verdicts.values()),
         block=b"" if verdicts is None or verdicts.block is None else verdicts.block,
         rejected=rejected,
     )

@@ -10,6 +10,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -30,7 +31,7 @@ from ctxguard.core.types import (
     ScoreKind,
 )
 from ctxguard.errors import DataError
-from ctxguard.monitor.sampling.sampler import InclusionDesign, JudgingRates, Sample
+from ctxguard.monitor.sampling.sampler import DEFAULT_RATES, HashSampler, JudgingRates, Sample
 
 FORMAT = 5
 
@@ -298,7 +299,14 @@ def _checked(record: SampleRecord) -> SampleRecord:
     return record
 
 
-def record_of(sample: Sample, design: InclusionDesign) -> SampleRecord:
+@cache
+def _samplers(seed: str) -> tuple[HashSampler, ...]:
+    return tuple([HashSampler(what, seed) for what in ("dropped", "pool", "baseline")])
+
+
+def record_of(
+    sample: Sample, rates: JudgingRates = DEFAULT_RATES, *, seed: str = ""
+) -> SampleRecord:
     """Make the record of a sample; raises what an unreadable passage or score raises.
 
     Served passages are kept, whatever they hold. A dropped one that cannot be read is kept without
@@ -306,17 +314,19 @@ def record_of(sample: Sample, design: InclusionDesign) -> SampleRecord:
 
     Args:
         sample: As the request path left it.
-        design: Decides what of it is judged.
+        rates: With what probabilities its dropped passages are judged.
+        seed: Of that choice.
     """
     context = sample.context
     ranking = context.decision.ranking
     served, dropped = _pool(sample)
+    request_id, (alone, pool, first) = context.request_id, _samplers(seed)
     # Sources outside our types number their passages, or have no title.
     passage_ids = tuple(map(str, ranking.passage_ids))
     read = read_passages(ranking.passages, range(len(passage_ids)))
     readable = dict(zip(read.positions, read.passages, strict=True))
     record = SampleRecord(
-        request_id=context.request_id,
+        request_id=request_id,
         time_seconds=sample.time_seconds,
         probability=sample.probability,
         session_id=context.session_id,
@@ -338,8 +348,17 @@ def record_of(sample: Sample, design: InclusionDesign) -> SampleRecord:
         served=tuple(served),
         dropped=dropped,
         kept=context.decision.n_kept,
-        **design.choose(context.request_id, passage_ids, dropped)._asdict(),
-        rates=design.rates,
+        sampled=tuple(
+            [
+                position
+                for position in dropped
+                if alone.selects(f"{request_id}\0{passage_ids[position]}", rates.dropped_rate)
+            ]
+        ),
+        full_pool=pool.selects(request_id, rates.full_pool_rate),
+        full_pool_if_no_hit=pool.selects(request_id, rates.full_pool_rate_if_no_hit),
+        baseline=first.selects(request_id, rates.baseline_rate),
+        rates=rates,
         passages={},
         flags=tuple([flag.value for flag in context.flags]),
         profile_id=context.profile_id,

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import count
@@ -145,62 +145,6 @@ class JudgingRates:
 
 
 DEFAULT_RATES = JudgingRates()
-
-
-class Inclusion(NamedTuple):
-    """What of one request's dropped passages is judged.
-
-    Attributes:
-        sampled: Positions of those that are judged by themselves.
-        full_pool: Whether all of them are.
-        full_pool_if_no_hit: Whether all of them are if nothing relevant was served.
-        baseline: Whether all of the retriever's first ``baseline_k`` are.
-    """
-
-    sampled: tuple[int, ...]
-    full_pool: bool
-    full_pool_if_no_hit: bool
-    baseline: bool
-
-
-class InclusionDesign:
-    """Decides what of each request is judged.
-
-    Args:
-        rates: With what probabilities.
-        seed: Of the random choices.
-    """
-
-    def __init__(self, rates: JudgingRates = DEFAULT_RATES, *, seed: str = "") -> None:
-        self.rates = rates
-        self._dropped = HashSampler("dropped", seed)
-        self._pool = HashSampler("pool", seed)
-        self._baseline = HashSampler("baseline", seed)
-
-    def choose(
-        self, request_id: str, passage_ids: Sequence[str], dropped: Sequence[int]
-    ) -> Inclusion:
-        """Decide what of one request is judged.
-
-        Args:
-            passage_ids: Of all candidates.
-            dropped: Positions of the dropped ones among them.
-        """
-        rates = self.rates
-        return Inclusion(
-            sampled=tuple(
-                [
-                    position
-                    for position in dropped
-                    if self._dropped.selects(
-                        f"{request_id}\0{passage_ids[position]}", rates.dropped_rate
-                    )
-                ]
-            ),
-            full_pool=self._pool.selects(request_id, rates.full_pool_rate),
-            full_pool_if_no_hit=self._pool.selects(request_id, rates.full_pool_rate_if_no_hit),
-            baseline=self._baseline.selects(request_id, rates.baseline_rate),
-        )
 
 
 if TYPE_CHECKING:

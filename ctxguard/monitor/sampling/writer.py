@@ -25,7 +25,6 @@ from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import (
     DEFAULT_RATES,
     HashSampler,
-    InclusionDesign,
     JudgingRates,
     Sample,
     Sampler,
@@ -162,7 +161,7 @@ class SampleWriter:
             )
         self.sampler = sampler
         self.store = store
-        self._design = InclusionDesign(rates, seed=sampler.seed)
+        self._rates = rates
         self._label_order = HashSampler("labels", sampler.seed)
         self._privacy = privacy
         self._interval_seconds = interval_seconds
@@ -380,7 +379,7 @@ class SampleWriter:
     def _entry(self, sample: Sample) -> Entry | None:
         reason = LostReason.UNREADABLE
         try:
-            record = record_of(sample, self._design)
+            record = record_of(sample, self._rates, seed=self.sampler.seed)
             reason = LostReason.REDACTION_FAILED
             record = self._privacy.apply(record)
             reason = LostReason.UNREADABLE
