@@ -52,12 +52,7 @@ from ctxguard.request.wrapped_retriever import describe
 from ctxguard.resilience import DEFAULT_REQUEST_LIMITS, BoundedCaller, RequestLimits, typed
 
 if TYPE_CHECKING:
-    from ctxguard.retrieval.protocols import (
-        AnyRetriever,
-        AsyncRetrieverFunction,
-        Retrieval,
-        RetrieverFunction,
-    )
+    from ctxguard.retrieval.protocols import AnyRetriever, Retrieval
 
 __all__ = ["DEFAULT_MAX_QUERY_CHARS", "ContextGuard", "RequestSampler", "Tracing"]
 
@@ -78,9 +73,8 @@ class ContextGuard:
     Args:
         retriever: A `Retriever`, an `AsyncRetriever`, or a function ``(query, *, depth)``, plain or
             asynchronous. It returns a ``Ranking``, or ``Hit`` objects if ``score_kind`` is given.
-            The index of a `SwappingRetriever` may change while it serves. A pair of a plain and an
-            asynchronous function, where they are two objects. None for a guard that only filters
-            results already at hand.
+            The index of a `SwappingRetriever` may change while it serves. None for a guard that
+            only filters results already at hand.
         profile: A calibrated ``Profile``, or the path of one. Without a profile the top ``k`` is
             served and every answer is flagged ``uncalibrated``.
         policy: A policy set by hand for every route, in place of a profile.
@@ -112,7 +106,7 @@ class ContextGuard:
 
     def __init__(
         self,
-        retriever: "AnyRetriever | tuple[RetrieverFunction, AsyncRetrieverFunction] | None" = None,
+        retriever: "AnyRetriever | None" = None,
         *,
         profile: Profile | Path | str | None = None,
         policy: Policy | None = None,

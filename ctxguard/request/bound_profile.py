@@ -23,12 +23,7 @@ from ctxguard.profile.schema import (
 from ctxguard.request.wrapped_retriever import calls_of, told_by
 
 if TYPE_CHECKING:
-    from ctxguard.retrieval.protocols import (
-        AnyRetriever,
-        AsyncRetrieverFunction,
-        Retrieval,
-        RetrieverFunction,
-    )
+    from ctxguard.retrieval.protocols import AnyRetriever, Retrieval
 
 _ABSENT = object()
 
@@ -94,7 +89,7 @@ class BoundProfile:
 
 
 def bind_profile(
-    wrapped: "AnyRetriever | tuple[RetrieverFunction, AsyncRetrieverFunction] | None",
+    wrapped: "AnyRetriever | None",
     profile: Profile | None,
     *,
     policy: Policy | None,
