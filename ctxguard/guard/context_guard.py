@@ -310,7 +310,7 @@ class ContextGuard:
         start = perf_counter()
         try:
             options = {"depth": self._depth} if where is None else self._filter_options(request)
-            retrieved = self._caller.call(request.bound.call, query, **options)
+            retrieved = self._caller.call(request.bound.calls.call, query, **options)
         except BaseException as error:
             raise self._counted(request.mode, error, request.span)  # noqa: B904  it sets the cause
         return self._finish(request, retrieved, start)
@@ -330,14 +330,14 @@ class ContextGuard:
         request that is cancelled while it waits counts as failed.
         """
         request = self._begin(query, request_id, session_id, sample, where)
-        bound = request.bound
+        calls = request.bound.calls
         start = perf_counter()
         try:
             options = {"depth": self._depth} if where is None else self._filter_options(request)
             retrieved = await (
-                self._caller.call_in_thread(bound.call, query, **options)
-                if bound.acall is None
-                else self._caller.await_call(bound.acall, query, **options)
+                self._caller.call_in_thread(calls.call, query, **options)
+                if calls.acall is None
+                else self._caller.await_call(calls.acall, query, **options)
             )
         except BaseException as error:
             raise self._counted(request.mode, error, request.span)  # noqa: B904  it sets the cause
@@ -442,7 +442,7 @@ class ContextGuard:
         Raises:
             ConfigurationError: the retriever takes no filter.
         """
-        if not request.bound.can_filter:
+        if not request.bound.calls.can_filter:
             raise ConfigurationError(
                 f"{describe(self._wrapped)} cannot filter, and searching unfiltered would show "
                 "what `where` forbids: give its retrieve (and aretrieve) a keyword `where`"
