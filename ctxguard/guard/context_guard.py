@@ -52,12 +52,7 @@ from ctxguard.request.wrapped_retriever import describe
 from ctxguard.resilience import DEFAULT_REQUEST_LIMITS, BoundedCaller, RequestLimits, typed
 
 if TYPE_CHECKING:
-    from ctxguard.retrieval.protocols import (
-        AnyRetriever,
-        AsyncRetrieverFunction,
-        Retrieval,
-        RetrieverFunction,
-    )
+    from ctxguard.retrieval.protocols import AnyRetriever, Retrieval
 
 __all__ = ["DEFAULT_MAX_QUERY_CHARS", "ContextGuard", "RequestSampler", "Tracing"]
 
@@ -78,9 +73,8 @@ class ContextGuard:
     Args:
         retriever: A `Retriever`, an `AsyncRetriever`, or a function ``(query, *, depth)``, plain or
             asynchronous. It returns a ``Ranking``, or ``Hit`` objects if ``score_kind`` is given.
-            The index of a `SwappingRetriever` may change while it serves. A pair of a plain and an
-            asynchronous function, where they are two objects. None for a guard that only filters
-            results already at hand.
+            The index of a `SwappingRetriever` may change while it serves. None for a guard that
+            only filters results already at hand.
         profile: A calibrated ``Profile``, or the path of one. Without a profile the top ``k`` is
             served and every answer is flagged ``uncalibrated``.
         policy: A policy set by hand for every route, in place of a profile.
@@ -112,7 +106,7 @@ class ContextGuard:
 
     def __init__(
         self,
-        retriever: "AnyRetriever | tuple[RetrieverFunction, AsyncRetrieverFunction] | None" = None,
+        retriever: "AnyRetriever | None" = None,
         *,
         profile: Profile | Path | str | None = None,
         policy: Policy | None = None,
@@ -316,7 +310,7 @@ class ContextGuard:
         start = perf_counter()
         try:
             options = {"depth": self._depth} if where is None else self._filter_options(request)
-            retrieved = self._caller.call(request.bound.call, query, **options)
+            retrieved = self._caller.call(request.bound.calls.call, query, **options)
         except BaseException as error:
             raise self._counted(request.mode, error, request.span)  # noqa: B904  it sets the cause
         return self._finish(request, retrieved, start)
@@ -336,14 +330,14 @@ class ContextGuard:
         request that is cancelled while it waits counts as failed.
         """
         request = self._begin(query, request_id, session_id, sample, where)
-        bound = request.bound
+        calls = request.bound.calls
         start = perf_counter()
         try:
             options = {"depth": self._depth} if where is None else self._filter_options(request)
             retrieved = await (
-                self._caller.call_in_thread(bound.call, query, **options)
-                if bound.acall is None
-                else self._caller.await_call(bound.acall, query, **options)
+                self._caller.call_in_thread(calls.call, query, **options)
+                if calls.acall is None
+                else self._caller.await_call(calls.acall, query, **options)
             )
         except BaseException as error:
             raise self._counted(request.mode, error, request.span)  # noqa: B904  it sets the cause
@@ -448,7 +442,7 @@ class ContextGuard:
         Raises:
             ConfigurationError: the retriever takes no filter.
         """
-        if not request.bound.can_filter:
+        if not request.bound.calls.can_filter:
             raise ConfigurationError(
                 f"{describe(self._wrapped)} cannot filter, and searching unfiltered would show "
                 "what `where` forbids: give its retrieve (and aretrieve) a keyword `where`"

@@ -16,8 +16,6 @@ from ctxguard.errors import RedactionError
 from ctxguard.monitor.redaction import Redactor, redact, redacted
 
 if TYPE_CHECKING:
-    from opentelemetry._logs import LoggerProvider
-    from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import Span, Tracer, TracerProvider
     from opentelemetry.util.genai.handler import TelemetryHandler
     from opentelemetry.util.genai.invocation import RetrievalInvocation
@@ -43,9 +41,7 @@ class OpenTelemetryTracing:
         redactor: Applied to the query before it enters a span. It does so only where
             ``OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT`` is set to ``SPAN_ONLY`` or
             ``SPAN_AND_EVENT``. None for no redaction.
-        tracer_provider: None for the process's own, as those that follow.
-        meter_provider: Of the duration of retrieval, which the library measures.
-        logger_provider: Of the library's events.
+        tracer_provider: None for the process's own.
 
     Raises:
         MissingExtraError: the libraries are not installed.
@@ -57,14 +53,10 @@ class OpenTelemetryTracing:
         *,
         redactor: Redactor | None = redact,
         tracer_provider: "TracerProvider | None" = None,
-        meter_provider: "MeterProvider | None" = None,
-        logger_provider: "LoggerProvider | None" = None,
     ) -> None:
         genai = require("opentelemetry.util.genai.handler", _EXTRA)
         self._handler: TelemetryHandler = genai.TelemetryHandler(
             tracer_provider=tracer_provider,
-            meter_provider=meter_provider,
-            logger_provider=logger_provider,
             instrumentation_scope_name=_SCOPE,
             instrumentation_scope_version=__version__,
         )

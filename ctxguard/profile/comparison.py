@@ -65,14 +65,11 @@ class SystemComparison:
             do not apply to another system.
         reservations: Why the profile may no longer hold though it applies, one readable line each.
         flags: Flags of every answer by the profile.
-        corpus_change: The share of the corpus that has changed since calibration, in [0, 1]; None
-            where it is not known.
     """
 
     mismatches: tuple[str, ...] = ()
     reservations: tuple[str, ...] = ()
     flags: tuple[Flag, ...] = ()
-    corpus_change: float | None = None
 
     @property
     def differences(self) -> tuple[str, ...]:
@@ -100,7 +97,7 @@ def compare_systems(
         corpus: A sketch of the system's corpus; None if it gives none.
         max_corpus_change: The share of change up to which the profile holds.
     """
-    aside, change = {reranker_probe.FINGERPRINT_KEY}, None
+    aside, change = {reranker_probe.FINGERPRINT_KEY}, 0.0
     expected, actual = profile.fingerprint, fingerprint
     mismatches, lines = _reranker_probed(expected, actual)
     if profile.unverified:
@@ -121,12 +118,12 @@ def compare_systems(
     )
     mismatches = fingerprint_differences(*same) + mismatches
     if mismatches:
-        return SystemComparison(mismatches, (), (Flag.PROFILE_MISMATCH,), change)
+        return SystemComparison(mismatches, (), (Flag.PROFILE_MISMATCH,))
     flags: tuple[Flag, ...] = (Flag.UNVERIFIED,) if lines else ()
-    if profile.corpus is not None and corpus is not None and (change or 0.0) > max_corpus_change:
+    if profile.corpus is not None and corpus is not None and change > max_corpus_change:
         lines += (corpus_change_in_words(profile.corpus, corpus, max_corpus_change),)
         flags += (Flag.CORPUS_CHANGED,)
-    return SystemComparison((), lines, flags, change)
+    return SystemComparison((), lines, flags)
 
 
 def corpus_change_in_words(

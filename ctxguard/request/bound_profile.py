@@ -5,7 +5,7 @@ reference, so that one request sees one profile and one generation from retrieva
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,15 +20,10 @@ from ctxguard.profile.schema import (
     Profile,
     SufficiencyProfile,
 )
-from ctxguard.request.wrapped_retriever import calls_of, told_by
+from ctxguard.request.wrapped_retriever import Calls, calls_of, told_by
 
 if TYPE_CHECKING:
-    from ctxguard.retrieval.protocols import (
-        AnyRetriever,
-        AsyncRetrieverFunction,
-        Retrieval,
-        RetrieverFunction,
-    )
+    from ctxguard.retrieval.protocols import AnyRetriever
 
 _ABSENT = object()
 
@@ -70,10 +65,8 @@ class BoundProfile:
         comparison: The profile's system compared with this one.
         retriever: The wrapped retriever, under the profile's fusion; None without one.
         swaps: Whether the retriever may swap its index.
-        generation: The index generation that the calls below search; None if it never swaps.
-        call: Retrieves from that generation; raises without a retriever.
-        acall: The same, awaited; None if the retriever has only a plain call.
-        can_filter: Whether the retriever takes a filter.
+        generation: The index generation that the calls search; None if it never swaps.
+        calls: Retrieve from that generation; raise without a retriever.
         policies: The policy of every route.
         signal_columns: The columns of metadata whose signals the policies need; none for another
             system.
@@ -86,15 +79,13 @@ class BoundProfile:
     retriever: Any
     swaps: bool
     generation: object
-    call: "Callable[..., Retrieval | Awaitable[Retrieval]]"
-    acall: "Callable[..., Awaitable[Retrieval]] | None"
-    can_filter: bool
+    calls: Calls
     policies: Mapping[Route, RoutePolicy]
     signal_columns: tuple[SignalColumn, ...] = ()
 
 
 def bind_profile(
-    wrapped: "AnyRetriever | tuple[RetrieverFunction, AsyncRetrieverFunction] | None",
+    wrapped: "AnyRetriever | None",
     profile: Profile | None,
     *,
     policy: Policy | None,
@@ -130,7 +121,6 @@ def bind_profile(
         line = f"the fingerprint cannot be read ({type(error).__name__})"
         comparison = SystemComparison((line,), (), (Flag.PROFILE_MISMATCH,))
     verdict = None if profile is None else profile.verdict
-    calls = calls_of(_no_retriever if pinned is None else pinned)
     return BoundProfile(
         profile=profile,
         profile_id=None if profile is None else profile.profile_id,
@@ -139,9 +129,7 @@ def bind_profile(
         retriever=retriever,
         swaps=swaps,
         generation=pinned.generation if swaps else None,
-        call=calls.call,
-        acall=calls.acall,
-        can_filter=calls.can_filter,
+        calls=calls_of(_no_retriever if pinned is None else pinned),
         policies=_policies(profile, comparison, k, policy),
         signal_columns=()
         if profile is None or policy is not None or comparison.mismatches

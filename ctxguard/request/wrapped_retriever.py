@@ -91,20 +91,12 @@ def calls_of(retriever: object) -> Calls:
     """Find the calls of anything that a guard can wrap.
 
     Args:
-        retriever: An object with ``retrieve`` or ``aretrieve``, a function, or a pair of a plain
-            and an asynchronous one.
+        retriever: An object with ``retrieve`` or ``aretrieve``, or a function.
 
     Raises:
         ConfigurationError: it is not a retriever, or cannot be called with (query, depth=…).
     """
-    plain, later = retriever if isinstance(retriever, tuple) else (retriever, None)
-    call = _call_of(plain)
-    acall = _acall_of(plain if later is None else later)
-    if acall is None and later is not None:
-        raise ConfigurationError(
-            f"the second of the pair is {describe(later)} that is not asynchronous: give an async "
-            "function"
-        )
+    call, acall = _call_of(retriever), _acall_of(retriever)
     return Calls(call, acall, takes_where(call) and (acall is None or takes_where(acall)))
 
 

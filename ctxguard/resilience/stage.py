@@ -133,26 +133,39 @@ class Stage:
         """Call ``watcher`` with the stage's name whenever its circuit opens or closes."""
         self.breaker.watch(watcher)
 
-    def call(self, work: Callable[[], _T], seconds: float | None = None) -> _T:
+    def call(
+        self, work: Callable[[], _T], seconds: float | None = None, *, probe: Probe | None = None
+    ) -> _T:
         """Call ``work`` and return its result.
 
         Args:
             work: The call.
             seconds: Its time limit; None disables it.
+            probe: What a call was admitted as, without a limit.
 
         Raises:
             UnansweredError: the call was refused, or is late.
             Exception: whatever ``work`` raises.
         """
-        if seconds is None:
-            return self._run(work, self._admit(None))
-        return self.submit(work, seconds).result()
+        if seconds is not None:
+            return self.submit(work, seconds).result()
+        if probe is None and not self.breaker.is_closed:
+            probe = self._admit(None)
+        try:
+            result = work()
+        except Exception as error:
+            self._note_error(error, probe)
+            raise
+        if probe is not None or self.breaker.failures:
+            self.breaker.succeeded(probe)
+        return result
 
     def submit(self, work: Callable[[], _T], seconds: float | None = None) -> "StageCall[_T]":
         """Start ``work`` on a thread of the pool; arguments and errors as for `call`."""
         if seconds is not None and seconds <= 0.0:
             raise self._no_time_left()
-        return self._submit(work, seconds, self._admit(seconds))
+        probe = None if self.breaker.is_closed else self._admit(seconds)
+        return self._submit(work, seconds, probe)
 
     def call_ignoring_circuit(self, work: Callable[[], _T], seconds: float | None = None) -> _T:
         """Make a call even while the circuit is open; success closes it.
@@ -175,7 +188,7 @@ class Stage:
 
         A late call is cancelled, and abandoned if it does not end then.
         """
-        probe = self._admit(seconds)
+        probe = None if self.breaker.is_closed else self._admit(seconds)
         task = asyncio.ensure_future(start())
         try:
             await asyncio.wait({task}, timeout=seconds)
@@ -190,14 +203,28 @@ class Stage:
             raise late
         return self._settle(task, probe)
 
-    def _run(self, work: Callable[[], _T], probe: Probe | None) -> _T:
-        """Make a call on the caller's thread."""
+    async def await_ending(self, start: Callable[[], Awaitable[_T]], seconds: float | None) -> _T:
+        """Await a call that ends when it is cancelled, as `await_within`, in the running task.
+
+        Without ``seconds`` the call has a time limit of its own.
+        """
+        probe = None if self.breaker.is_closed else self._admit(seconds)
+        limit = asyncio.timeout(seconds)
         try:
-            result = work()
-        except Exception as error:
-            self._note_error(error, probe)
+            async with limit:
+                result = await start()
+        except asyncio.CancelledError:
+            self._give_up(probe)
             raise
-        self.breaker.succeeded(probe)
+        except Exception as error:
+            if not limit.expired():
+                self._note_error(error, probe)
+                raise
+            late = self._late(cast(float, seconds))
+            self._note_failure(late.cause, probe)
+            raise late from None
+        if probe is not None or self.breaker.failures:
+            self.breaker.succeeded(probe)
         return result
 
     def _settle(self, future: "Future[_T] | asyncio.Future[_T]", probe: Probe | None) -> _T:
@@ -206,7 +233,8 @@ class Stage:
         if error is not None:
             self._note_error(error, probe)
             raise error
-        self.breaker.succeeded(probe)
+        if probe is not None or self.breaker.failures:
+            self.breaker.succeeded(probe)
         return future.result()
 
     def _note_error(self, error: BaseException, probe: Probe | None) -> None:
@@ -316,7 +344,7 @@ class StageCall(Generic[_T]):
         """
         future = self._future
         if future is None or (self._seconds is None and future.cancel()):
-            return self._stage._run(self._work, self._probe)
+            return self._stage.call(self._work, probe=self._probe)
         with suppress(TimeoutError, CancelledError):
             future.exception(self._seconds_left())
         return self._settle(future)

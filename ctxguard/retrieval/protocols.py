@@ -69,14 +69,6 @@ class RetrieverFunction(Protocol):
         ...
 
 
-class AsyncRetrieverFunction(Protocol):
-    """An asynchronous function that finds candidates for a query."""
-
-    def __call__(self, query: str, /, *, depth: int) -> Awaitable[Retrieval]:
-        """`AsyncRetriever.aretrieve`."""
-        ...
-
-
 @runtime_checkable
 class FilteringRetriever(Protocol):
     """A `Retriever` that also takes a filter on metadata; requests with one need it."""

@@ -128,7 +128,7 @@ class BoundedScorer:
         self._in_flight += 1
         try:
             stage = self._stage if model is None else self._named
-            return await stage.await_within(
+            return await stage.await_ending(
                 partial(self._checked, query, documents, model, max_tokens),
                 self._deadline_seconds,
             )

@@ -139,14 +139,6 @@ def test_calibration_runs_beside_a_running_loop_as_in_a_notebook() -> None:
     assert asyncio.run(main()).profile.routes
 
 
-def test_a_sync_and_an_async_function_serve_one_guard() -> None:
-    guard = ContextGuard((search, asearch), score_kind="ratio", k=2)
-    assert guard.retrieve("question 1").kept_ids == ("1-1", "1-2")
-    assert asyncio.run(guard.aretrieve("question 1")).kept_ids == ("1-1", "1-2")
-    with pytest.raises(ConfigurationError, match="give an async function"):
-        ContextGuard((search, search), score_kind="ratio")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("kind", ["rank", ScoreKind.RANK, None])
 def test_without_scores_only_k_is_chosen_and_the_guard_serves_by_it(kind: str | None) -> None:
     profile = calibrated(without_scores, kind).profile

@@ -66,7 +66,7 @@ def system() -> tuple[Profile, Recorded, set[str]]:
         )
         for query, ranking in own.rankings.items()
     }
-    profile = calibrated(300, noise=0.25, context="utility").profile
+    profile = calibrated(150, noise=0.25, context="utility").profile
     relevant = {passage_id for grades in dataset.qrels.values() for passage_id in grades}
     return profile, Recorded(rankings, {"simulated": "0"}), relevant
 

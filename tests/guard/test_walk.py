@@ -229,8 +229,8 @@ def test_the_way_from_a_sample_to_its_metric_calls_few_functions() -> None:
 
 
 def test_the_way_from_labels_to_a_profile_calls_few_functions(retriever: HybridRetriever) -> None:
-    queries = [Query(f"q{n}", CORPUS[n].text) for n in range(60)]
-    qrels = {f"q{n}": {CORPUS[n].passage_id: 1} for n in range(60)}
+    queries = [Query(f"q{n}", CORPUS[n].text) for n in range(40)]
+    qrels = {f"q{n}": {CORPUS[n].passage_id: 1} for n in range(40)}
     dataset = Dataset("passages", tuple(queries), qrels)
     calls: set[Call] = set()
     with noting(calls):

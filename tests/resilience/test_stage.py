@@ -2,10 +2,11 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
+from typing import Any
 
 import pytest
 
@@ -136,9 +137,13 @@ def test_one_call_tries_an_open_stage_again_and_is_answered_by_it(
     assert stage.call(lambda: "as usual", seconds) == "as usual"
 
 
+AWAITED = pytest.mark.parametrize("call", [Stage.await_within, Stage.await_ending])
+
+
+@AWAITED
 @pytest.mark.parametrize("seconds", [None, NEVER])
 def test_an_awaited_stage_is_tried_again_in_the_same_way(
-    seconds: float | None, clock: Clock
+    call: Callable[..., Awaitable[str]], seconds: float | None, clock: Clock
 ) -> None:
     stage, work = Stage("rerank"), Unsteady()
 
@@ -148,20 +153,20 @@ def test_an_awaited_stage_is_tried_again_in_the_same_way(
     async def main() -> None:
         for _ in range(FAILURES):
             with pytest.raises(OSError, match="down"):
-                await stage.await_within(asked, seconds)
+                await call(stage, asked, seconds)
         with pytest.raises(UnansweredError, match="circuit open"):
-            await stage.await_within(asked, seconds)
+            await call(stage, asked, seconds)
         work.is_down = False
         clock.now += RETRY_SECONDS + 0.01
-        assert await stage.await_within(asked, seconds) == "up"
+        assert await call(stage, asked, seconds) == "up"
 
     asyncio.run(main())
     assert not stage.is_open
 
 
-@pytest.mark.parametrize("is_threaded", [False, True])
+@pytest.mark.parametrize("call", [None, Stage.await_within, Stage.await_ending])
 def test_a_probe_that_is_cancelled_leaves_the_stage_open_and_another_may_try(
-    is_threaded: bool, clock: Clock, hang: Callable[[], None]
+    call: Callable[..., Any] | None, clock: Clock, hang: Callable[[], None]
 ) -> None:
     stage = opened_stage()
     clock.now += RETRY_SECONDS + 0.01
@@ -169,8 +174,8 @@ def test_a_probe_that_is_cancelled_leaves_the_stage_open_and_another_may_try(
     async def main() -> None:
         waited = (
             stage.submit(hang, NEVER).aresult()
-            if is_threaded
-            else stage.await_within(asyncio.Event().wait, NEVER)
+            if call is None
+            else call(stage, asyncio.Event().wait, NEVER)
         )
         probe = asyncio.create_task(waited)
         await asyncio.sleep(0)
@@ -281,7 +286,10 @@ def test_a_stage_that_fails_now_and_then_does_not_fill_the_log(
     assert len(caplog.records) == 1
 
 
-def test_an_awaited_call_that_is_late_is_cancelled_and_its_own_errors_are_its_own() -> None:
+@AWAITED
+def test_an_awaited_call_that_is_late_is_cancelled_and_its_own_errors_are_its_own(
+    call: Callable[..., Awaitable[None]],
+) -> None:
     stage, ended = Stage("rerank"), list[str]()
 
     async def failing() -> None:
@@ -295,9 +303,19 @@ def test_an_awaited_call_that_is_late_is_cancelled_and_its_own_errors_are_its_ow
 
     async def main() -> None:
         with pytest.raises(TimeoutError, match="its own"):
-            await stage.await_within(failing, NEVER)
+            await call(stage, failing, NEVER)
         with pytest.raises(UnansweredError, match="no answer within 50 ms"):
-            await stage.await_within(late, SOON)
+            await call(stage, late, SOON)
 
     asyncio.run(main())
     assert ended == ["cancelled"]
+
+
+def test_a_call_that_ends_when_cancelled_is_awaited_in_the_running_task() -> None:
+    async def main() -> None:
+        async def own_task() -> object:
+            return asyncio.current_task()
+
+        assert await Stage("rerank").await_ending(own_task, NEVER) is asyncio.current_task()
+
+    asyncio.run(main())

@@ -101,7 +101,6 @@ def accepted(hybrid: HybridRetriever) -> None:
     ContextGuard(AwaitableEngine())
     ContextGuard(search, score_kind=ScoreKind.COSINE)
     ContextGuard(search_later)
-    ContextGuard((search, search_later), score_kind="cosine")
     ContextGuard(policy=RatioPolicy()).filter("who?", [Hit("a", text="without a score")])
     ContextGuard(lambda query, depth: search(query, depth=depth), score_kind="cosine")
     ContextGuard(hybrid.with_deadlines(Deadlines(total_seconds=0.3)), mode="shadow")
@@ -142,7 +141,6 @@ def refused(guard: ContextGuard, hybrid: HybridRetriever) -> None:
     ContextGuard(WithoutDepth())  # type: ignore[arg-type]
     ContextGuard(ReturningTexts())  # type: ignore[arg-type]
     ContextGuard(search_without_depth)  # type: ignore[arg-type]
-    ContextGuard((search, search))  # type: ignore[arg-type]
     ContextGuard(hybrid, mode="enfroce")  # type: ignore[arg-type]
     ContextGuard(hybrid, score_kind="bm25")  # type: ignore[arg-type]
     ContextGuard(hybrid, profil="profile.json")  # type: ignore[call-arg]
