@@ -139,11 +139,9 @@ class IndexCommand(SettingsModel):
             embedder = self._embedder(existing)
             chunk |= documents and embedder.passage_window is not None
         if existing is None and self.signals in {None, "full"}:
-            # Made before the passages are counted, if the model gives one.
+            # Made before the passages are counted.
             with output.doing("reading the model's word pieces, once on this machine"):
-                encoder = embedder.token_encoder()
-                if encoder is not None:
-                    encoder.piece_table  # noqa: B018  made, and kept
+                embedder.piece_table  # noqa: B018  made, and kept
         changes = None
         with output.passes() as begin:
             is_update = existing is not None
