@@ -47,7 +47,7 @@ def query_states(queries: Sequence[str], vectors: Float32Array) -> list[QuerySta
 
 
 class GivenTokens:
-    """A `TokenEncoder` of generated pieces."""
+    """Generated pieces, as a `TokenEncoder` has them."""
 
     def query(self, text: str) -> QueryStates:
         raise RuntimeError(f"the word pieces of {text!r} were not given")

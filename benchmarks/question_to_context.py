@@ -37,7 +37,6 @@ from benchmarks._search_peers.embedded import (
     GivenVectors,
     passages_of,
 )
-from benchmarks._search_tokens import GivenTokens
 from benchmarks._timing import environment
 from benchmarks.search import size_of
 from ctxguard import ContextGuard, Mode, RatioPolicy
@@ -54,28 +53,18 @@ _WARM_UP = 10
 Answer = Callable[[str], str]
 
 
-class RealQuestions(GivenTokens):
-    """Generated pieces of the passages, and the model's own states of a question."""
+class RealQuestions(GivenVectors):
+    """Given vectors and generated pieces of the passages, and the model's own of a question."""
 
-    def __init__(self) -> None:
+    def __init__(self, vectors: Float32Array) -> None:
+        super().__init__(vectors)
         self.model = SentenceTransformerEmbedder(remembered=0)
+
+    def encode_query(self, text: str) -> Float32Array:
+        return self.query(text).vector
 
     def query(self, text: str) -> QueryStates:
         return self.model.query(text)
-
-
-class QuestionEncoder(GivenVectors):
-    """Given vectors of the passages, and the model's own of a question."""
-
-    def __init__(self, vectors: Float32Array, tokens: RealQuestions) -> None:
-        super().__init__(vectors)
-        self._tokens = tokens
-
-    def encode_query(self, text: str) -> Float32Array:
-        return self._tokens.query(text).vector
-
-    def token_encoder(self) -> RealQuestions:
-        return self._tokens
 
 
 def systems(corpus: Corpus) -> tuple[dict[str, Answer], Answer]:
@@ -88,10 +77,8 @@ def systems(corpus: Corpus) -> tuple[dict[str, Answer], Answer]:
     texts, vectors = corpus.texts(), np.array(corpus.vectors)
     model = SentenceTransformer(str(bundled_model()), device="cpu")
     lexical, dense = DirectLexical(texts), DirectDense(vectors)
-    tokens = RealQuestions()
-    retriever = HybridRetriever.build(
-        passages_of(corpus), embedder=QuestionEncoder(vectors, tokens)
-    )
+    tokens = RealQuestions(vectors)
+    retriever = HybridRetriever.build(passages_of(corpus), embedder=tokens)
     guard = ContextGuard(retriever, policy=RatioPolicy(k=K), mode=Mode.ENFORCE)
     states = {question: tokens.query(question) for question in corpus.queries}
 

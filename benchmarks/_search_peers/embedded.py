@@ -33,7 +33,7 @@ _FEW = 1_100
 """Passages enough for codes."""
 
 
-class GivenVectors:
+class GivenVectors(GivenTokens):
     """An embedder of vectors that are at hand, with generated word pieces."""
 
     name = "given vectors"
@@ -56,9 +56,6 @@ class GivenVectors:
 
     def fingerprint(self) -> str:
         return "given"
-
-    def token_encoder(self) -> GivenTokens:
-        return GivenTokens()
 
 
 def passages_of(corpus: Corpus) -> list[Passage]:

@@ -108,6 +108,10 @@ class IndexCommand(SettingsModel):
         with output.doing("loading the model"):
             embedder = self._embedder(existing)
             chunk |= documents and embedder.passage_window is not None
+        if existing is None and self.signals in {None, "full"}:
+            # Made before the passages are counted.
+            with output.doing("reading the model's word pieces, once on this machine"):
+                embedder.piece_table  # noqa: B018  made, and kept
         corpus = _Corpus(reader, embedder, chunk=chunk)
         with output.passes() as begin:
             tell: Callable[[int], None] | None = None

@@ -19,7 +19,6 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
-from pathlib import Path
 from typing import Literal, Unpack
 
 import numpy as np
@@ -37,8 +36,6 @@ from ctxguard.retrieval.chat import (
     field_of,
     tokens_of,
 )
-from ctxguard.retrieval.models.files import ModelFiles, portable_name
-from ctxguard.retrieval.models.loading import load
 from ctxguard.retrieval.protocols import Reranker
 from ctxguard.retrieval.usage import UNAVAILABLE, InvalidReason, Ledger
 
@@ -187,50 +184,11 @@ class ScoreAssessor:
         """Score every text, shape (n,); NaN without a finite score. Errors are the reranker's."""
         self.ledger.add(calls=1)
         scores = self._reranker.score(sanitise(query), [sanitise(text) for text in texts])
-        return {"score": _counted(self.ledger, np.where(np.isfinite(scores), scores, np.nan))}
-
-
-class NLIAssessor:
-    """A local cross-encoder with several classes, such as entailment and contradiction.
-
-    The passage is the premise and the query the hypothesis; an answer is the log-odds of a class
-    against the others.
-
-    Args:
-        name_or_path: A CrossEncoder, by folder or hub name.
-
-    Raises:
-        ConfigurationError: the model cannot be loaded, or has one output.
-        MissingExtraError: the extra ``embedded`` is not installed.
-    """
-
-    def __init__(self, name_or_path: str | Path) -> None:
-        name, folder, weights = ModelFiles.find(name_or_path)
-        self._model = load("CrossEncoder", folder)
-        labels: Mapping[int, str] = self._model.config.id2label
-        if len(labels) < 2:
-            raise ConfigurationError(f"{name!r} has one output: use it as a reranker")
-        self.names = tuple(str(labels[place]).lower() for place in range(len(labels)))
-        self.fingerprint = f"nli {portable_name(name)} {weights[:12]}"
-        self.ledger = Ledger()
-
-    def assess(self, query: str, texts: Sequence[str]) -> Answers:
-        """Return the log-odds of each class for every text, shape (n,)."""
-        if not texts:
-            return {name: np.zeros(0) for name in self.names}
-        self.ledger.add(calls=1)
-        pairs = [(sanitise(text), sanitise(query)) for text in texts]
-        chances = self._model.predict(pairs, apply_softmax=True, show_progress_bar=False)
-        clipped = np.asarray(chances, np.float64).clip(1e-9, 1.0 - 1e-9)
-        _counted(self.ledger, clipped[:, 0])
-        return dict(zip(self.names, (np.log(clipped) - np.log1p(-clipped)).T, strict=True))
-
-
-def _counted(ledger: Ledger, answers: FloatArray) -> FloatArray:
-    ledger.add(verdicts=int(np.isfinite(answers).sum()))
-    for _ in range(int((~np.isfinite(answers)).sum())):
-        ledger.add_invalid("", InvalidReason.NOT_FINITE, "")
-    return answers
+        is_answer = np.isfinite(scores)
+        self.ledger.add(verdicts=int(is_answer.sum()))
+        for _ in range(int((~is_answer).sum())):
+            self.ledger.add_invalid("", InvalidReason.NOT_FINITE, "")
+        return {"score": np.where(is_answer, scores, np.nan)}
 
 
 def _error(reason: InvalidReason, model: str) -> StageError:

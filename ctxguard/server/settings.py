@@ -27,7 +27,6 @@ ENVIRONMENT = "CTXGUARD_SERVE"
 
 _LEAST_TOKEN_CHARS = 16
 
-_LOCAL_ASSESSORS = ("cross-encoder", "nli")
 _PATIENT_SECONDS = 60.0
 _PATIENT_PER_SECOND = 1e6
 """Calibration asks about each labelled query once, as fast as the answers come."""
@@ -136,13 +135,13 @@ class ServedSystem(IndexSystem):
         "MODEL",
         default="the one that a request names, or the server's own choice",
     )
-    assessor: (
-        Literal["chat", "decisions", "systemone", "reranker", "cross-encoder", "nli"] | None
-    ) = optional_key(
-        "Asked about candidates where that pays: a model behind chat completions (chat) or an "
-        "endpoint of decisions (decisions, systemone), a reranker at a server, or a model in "
-        "this process (cross-encoder, nli).",
-        "KIND",
+    assessor: Literal["chat", "decisions", "systemone", "reranker", "cross-encoder"] | None = (
+        optional_key(
+            "Asked about candidates where that pays: a model behind chat completions (chat) or an "
+            "endpoint of decisions (decisions, systemone), a reranker at a server, or a model in "
+            "this process (cross-encoder).",
+            "KIND",
+        )
     )
     assessor_model: str | None = optional_key(
         "The assessor's model: as its endpoint names it, or a folder.", "MODEL"
@@ -216,7 +215,7 @@ class ServedSystem(IndexSystem):
             deadline_seconds=seconds,
             max_per_second=_PATIENT_PER_SECOND if patient else self.assessor_per_second,
             # Only texts that leave the process.
-            redact=None if self.assessor in _LOCAL_ASSESSORS else redact,
+            redact=None if self.assessor == "cross-encoder" else redact,
         )
 
     def _assessor(self, seconds: float) -> "Assessor":
@@ -234,8 +233,6 @@ class ServedSystem(IndexSystem):
             raise ConfigurationError(f"the assessor {self.assessor} needs assessor-model")
         if self.assessor == "cross-encoder":
             return assessors.ScoreAssessor(CrossEncoderReranker(model))
-        if self.assessor == "nli":
-            return assessors.NLIAssessor(model)
         key_of_endpoint = own_key or os.environ.get("OPENAI_API_KEY") or None
         return assessors.ModelAssessor(
             model,

@@ -3,7 +3,6 @@
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -61,24 +60,13 @@ class WordTokenEmbedder(WordHashEmbedder):
     the mean of all.
     """
 
-    def token_encoder(self) -> "_WordEncoder":
-        """Return the encoder of the states."""
-        return _WordEncoder(self)
-
-
-@dataclass(frozen=True, slots=True)
-class _WordEncoder:
-    """See `TokenEncoder`."""
-
-    embedder: WordTokenEmbedder
-
     def query(self, text: str) -> QueryStates:
         """Return a query's vector and its words."""
         (pieces,) = self.pieces([text])
         states = self.piece_table[pieces]
         if pieces.size:
             states = states + np.float32(0.5) * states.mean(axis=0)
-        return QueryStates(self.embedder.encode_query(text), pieces, _unit(states))
+        return QueryStates(self.encode_query(text), pieces, _unit(states))
 
     def pieces(self, texts: Sequence[str]) -> list[RowArray]:
         """Return the piece of each word."""
@@ -90,7 +78,7 @@ class _WordEncoder:
     @property
     def piece_table(self) -> Float32Array:
         """Return the direction of every word."""
-        return _directions(self.embedder.dimension)
+        return _directions(self.dimension)
 
 
 @cache

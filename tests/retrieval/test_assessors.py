@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,13 @@ import pytest
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError, OverloadedError, StageError, StageUnavailableError
 from ctxguard.resilience import UnansweredError
-from ctxguard.retrieval.assessors import FORMS, Form, ModelAssessor, NLIAssessor, ScoreAssessor
+from ctxguard.retrieval.assessors import FORMS, Form, ModelAssessor, ScoreAssessor
 from ctxguard.retrieval.chat import TokenPrices
 from ctxguard.retrieval.protocols import Assessor
 
 pytest.importorskip("openai")
 
 from tests.model_endpoint import Answer, ModelEndpoint
-from tests.tiny_models import tiny_classifier
 
 QUERY = "where do foxes live?"
 TEXTS = ["A fox lives in a den.", "A cat.", "The fox."]
@@ -195,22 +193,3 @@ def test_a_reranker_answers_by_its_score() -> None:
     assert assessor.names == ("score",)
     found = assessor.assess(QUERY, ["abc", ""])["score"]
     assert found == pytest.approx([3.0, np.nan], nan_ok=True)
-
-
-@pytest.fixture(scope="module")
-def three_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model for natural language inference, whatever it answers."""
-    names = ("CONTRADICTION", "ENTAILMENT", "NEUTRAL")
-    return tiny_classifier(tmp_path_factory.mktemp("nli"), *names)
-
-
-@pytest.mark.model
-def test_a_model_of_inference_answers_by_its_classes(three_classes: Path) -> None:
-    assessor: Assessor = NLIAssessor(three_classes)
-    assert assessor.names == ("contradiction", "entailment", "neutral")
-    found = assessor.assess(QUERY, TEXTS)
-    chances = np.array([1.0 / (1.0 + np.exp(-found[name])) for name in assessor.names])
-    assert chances.shape == (3, len(TEXTS))
-    assert chances.sum(axis=0) == pytest.approx(np.ones(len(TEXTS)), abs=1e-5)
-    assert assessor.assess(QUERY, [])["neutral"].shape == (0,)
-    assert assessor.fingerprint.startswith("nli ")

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval.models import embedder
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder as Encoder
 from ctxguard.retrieval.models.files import DEFAULT_MODEL_SHA256
 from ctxguard.retrieval.models.loading import quiet_loading
 from ctxguard.retrieval.models.reranker import CrossEncoderReranker
-from tests.tiny_models import tiny_encoder
+from tests.tiny_models import tiny_classifier, tiny_encoder
 
 pytestmark = pytest.mark.model
 
@@ -207,3 +208,9 @@ def test_a_score_is_a_logit_whatever_activation_the_model_asks_for(cross_encoder
     chances = library.predict([(query, text) for text in TEXTS], show_progress_bar=False)
     logits = CrossEncoderReranker(cross_encoder).score(query, TEXTS)
     assert 1.0 / (1.0 + np.exp(-logits)) == pytest.approx(chances, abs=1e-5)
+
+
+def test_a_cross_encoder_of_several_outputs_is_no_reranker(tmp_path: Path) -> None:
+    folder = tiny_classifier(tmp_path, "contradiction", "entailment", "neutral")
+    with pytest.raises(ConfigurationError, match="has 3 outputs; a reranker needs one"):
+        CrossEncoderReranker(folder).score("a query", TEXTS)

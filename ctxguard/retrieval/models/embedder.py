@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from threading import Lock, RLock
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,14 @@ class _Model(NamedTuple):
         batches = [tokens[at : at + size] for at in range(0, len(tokens), size)]
         with ThreadPoolExecutor(_processors(), "ctxguard-encode") as threads:
             yield from threads.map(self.compute, batches)
+
+    def checked(self, expected: Float32Array) -> "_Model":
+        """Refuse a model whose vectors of the probes are not sentence-transformers' own."""
+        found, _ = self.compute([self.tokenizer.encode(probe).ids for probe in _PROBES])
+        error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+        if error > _LARGEST_ERROR:
+            raise ValueError(f"its vectors differ from sentence-transformers' by {error:.2g}")
+        return self
 
 
 def _never_destroy(thing: object) -> None:
@@ -145,10 +153,6 @@ class SentenceTransformerEmbedder:
                 progress(start + len(read))
         return vectors
 
-    def token_encoder(self) -> Self:
-        """Return what gives the states of word pieces: the embedder itself."""
-        return self
-
     def _query(self, text: str) -> QueryStates:
         """Encode a query; one of the last ones is only looked up."""
         model, prompt = self._model, self._model.prompts[0]
@@ -187,8 +191,8 @@ class SentenceTransformerEmbedder:
         """Compute the state of each word piece between the model's own marks."""
         model, tokenizer = self._model, self._model.tokenizer
         frame = tokenizer.encode("a")
-        first = frame.special_tokens_mask.index(0)
-        before, after = frame.ids[:first], frame.ids[first + 1 :]
+        first, last = np.flatnonzero(~np.array(frame.special_tokens_mask, np.bool_))[[0, -1]]
+        before, after = frame.ids[:first], frame.ids[last + 1 :]
         pieces = range(max(tokenizer.get_vocab().values()) + 1)
         found = model.share([[*before, piece, *after] for piece in pieces], _PIECES_BATCH)
         rows = [_unit(states[:, first]).astype(np.float16) for _, states in found]
@@ -219,6 +223,7 @@ class SentenceTransformerEmbedder:
         return self._in_torch(load("SentenceTransformer", self.files.folder))
 
     def _in_torch(self, library: Any) -> _Model:
+        """Run a model of sentence-transformers: one call at a time, on all of torch's threads."""
         module, turn = _tensor_module(library), Lock()
 
         def run(*inputs: NDArray[np.int64]) -> list[Float32Array]:
@@ -226,10 +231,10 @@ class SentenceTransformerEmbedder:
                 tensors = [torch().from_numpy(each).to(library.device) for each in inputs]
                 return [each.float().cpu().numpy() for each in module(*tensors)]
 
-        return _Model("torch", run, *_text_settings(library))
+        return _Model("torch", run, *_text_settings(library)).checked(_expected(library))
 
     def _in_openvino(self) -> _Model:
-        """Open an export, which must give sentence-transformers' vectors of the probes."""
+        """Open an export: any number of calls at once, each on one thread."""
         key = self.files.key(f"openvino-{_openvino().__version__}")
         export = kept(self._cache, key, self._export)
         core, n_threads = _core(os.getpid()), _processors()
@@ -245,19 +250,13 @@ class SentenceTransformerEmbedder:
 
         text, *others = json.loads(export["settings"].tobytes())
         tokenizer = require("tokenizers", "embedded").Tokenizer.from_str(text)
-        model, expected = _Model("openvino", run, tokenizer, *others), export["expected"]
-        found, _ = model.compute([tokenizer.encode(probe).ids for probe in _PROBES])
-        error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
-        if error > _LARGEST_ERROR:
-            raise ValueError(f"its results differ from torch's by {error:.2g}")
+        model = _Model("openvino", run, tokenizer, *others).checked(export["expected"])
         _log.info("%s runs on openvino", self.name)
         return model
 
     def _export(self) -> dict[str, NDArray[Any]]:
-        """Convert the model from torch, with sentence-transformers' vectors of the probes."""
+        """Convert the model from torch with OpenVINO's own converter, pooling included."""
         library = load("SentenceTransformer", self.files.folder, device="cpu")
-        options = {"prompt": "", "normalize_embeddings": True, "show_progress_bar": False}
-        expected = library.encode(_PROBES, **options)
         tokenizer, *others = _text_settings(library)
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -273,7 +272,13 @@ class SentenceTransformerEmbedder:
             parts = {"graph": file.read_bytes(), "weights": file.with_suffix(".bin").read_bytes()}
         parts["settings"] = json.dumps([tokenizer.to_str(), *others]).encode()
         arrays = {name: np.frombuffer(part, np.uint8) for name, part in parts.items()}
-        return {**arrays, "expected": expected}
+        return {**arrays, "expected": _expected(library)}
+
+
+def _expected(library: Any) -> Float32Array:
+    options = {"prompt": "", "normalize_embeddings": True, "show_progress_bar": False}
+    vectors: Float32Array = library.encode(_PROBES, **options)
+    return vectors
 
 
 def _text_settings(library: Any) -> tuple[Any, int, list[str]]:
