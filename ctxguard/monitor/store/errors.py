@@ -56,14 +56,15 @@ def store_error(
         file: The file of a SQLite store; None in memory and for PostgreSQL.
     """
     cause: Any = error.orig if isinstance(error, sa.exc.DBAPIError) else error
-    code, is_sqlite = code_of(cause), isinstance(cause, sqlite3.Error)
+    code, is_sqlite = _code_of(cause), isinstance(cause, sqlite3.Error)
     kind = _KIND_OF.get(code)
     if isinstance(code, int):
         kind = kind or _KIND_OF.get(code & 0xFF)
         if code & 0xFF == sqlite3.SQLITE_CANTOPEN and file is not None:
             kind = _unopened(file.parent)
             if kind is StoreUnavailableError:
-                return kind(f"{name} cannot be opened; name a file, in a folder that is there")
+                said = f"name a file that {_USER} may open, in a folder that is there"
+                return kind(f"{name} cannot be opened; {said}")
     if kind is not None:
         return kind(f"{name}: {_WORDS[kind]} ({cause if is_sqlite else f'SQLSTATE {code}'})")
     is_lost = type(cause).__name__ == "OperationalError" or str(code)[:2] in ("08", "57", "53")
@@ -78,11 +79,11 @@ def store_error(
 
 def is_busy(error: BaseException) -> bool:
     """Tell whether SQLite says that others hold the database."""
-    code = code_of(error)
+    code = _code_of(error)
     return isinstance(code, int) and code & 0xFF in _BUSY
 
 
-def code_of(error: BaseException | None) -> Any:
+def _code_of(error: BaseException | None) -> Any:
     """Return SQLite's extended result code, or a SQLSTATE; empty without one."""
     return getattr(error, "sqlite_errorcode", None) or getattr(error, "sqlstate", None) or ""
 
