@@ -185,8 +185,9 @@ def _settings_in(file: Path, command: str, fields: Fields) -> dict[str, Any]:
     """
     shared, tables = _read(file)
     own = {name: field for name, field in fields.items() if name not in System.model_fields}
-    if _SYSTEM in fields:  # each file describes a candidate: its source is not the command's
-        shared = {name: value for name, value in shared.items() if name not in SOURCES}
+    if _SYSTEM in fields:  # each file describes a candidate, not the command's source or profile
+        others = SOURCES.keys() | (_Shared.model_fields.keys() - System.model_fields.keys())
+        shared = {name: value for name, value in shared.items() if name not in others}
     table = _named(tables.get(command, {}), own, file, f"[{command}] ")
     # A command may know another profile or store as a key of its own.
     shared = {

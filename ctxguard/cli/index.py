@@ -12,6 +12,7 @@ from rich.filesize import decimal
 
 import ctxguard
 from ctxguard._support.settings import SettingsModel, optional, setting
+from ctxguard._support.words import count
 from ctxguard.cli._console import Output, by_total
 from ctxguard.errors import ConfigurationError
 
@@ -203,7 +204,8 @@ class IndexCommand(SettingsModel):
             retriever.save(folder)
         notes = [] if report.script_warning is None else [report.script_warning]
         if report.empty:
-            notes.append(f"{report.empty:,} passages with neither title nor text were left out")
+            left_out = count(report.empty, "passage")
+            notes.append(f"{left_out} with neither title nor text left out")
         language = retriever.analyser.name
         if self.model is None and language != "en":
             notes.append(

@@ -90,10 +90,7 @@ def test_the_evidence_is_a_page_and_json_with_today_beside_the_choice(
     assert [route["route"] for route in data["routes"]] == ["hybrid", "lexical", "dense"]
     assert data["routes"][0]["summary"]["shown_by"] == "folds"
     assert data["dial"]["stops"]
-    assert data["profile_id"] == document["profile_id"]
-    text = page.read_text(encoding="utf-8")
-    for part in (data["profile_id"], "How to clean a"):
-        assert part in text
+    assert "How to clean a" in page.read_text(encoding="utf-8")
     summary = document["routes"]["hybrid"]["summary"]
     assert summary["serving_k"] == 4
     assert summary["results"]["reference"] == "first 4, as today"

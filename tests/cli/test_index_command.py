@@ -69,7 +69,7 @@ def test_a_language_is_kept_with_the_index_and_letters_of_another_are_told(
     notes = " ".join(run.ok("index", corpus, "--out", tmp_path / "i").stdout.split())
     assert "100% of the letters are of scripts" in notes
     assert "ctxguard index --language cjk" in notes
-    assert "1 passages with neither title nor text were left out" in notes
+    assert "1 passage with neither title nor text left out" in notes
 
 
 def test_help_and_errors_say_what_can_be_read(run: Run, tmp_path: Path) -> None:

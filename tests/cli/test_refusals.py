@@ -127,7 +127,6 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     (f"monitor --store {STORE} --judge labels --labels TRUTH", NO_STORE, {}),
     (f"label export --store {STORE} --out OUT", NO_STORE, {}),
     (f"label import ROWS --annotator ann --store {STORE}", NO_STORE, {}),
-    (f"label import ROWS --store {STORE}", NO_STORE, {}),
     (f"calibrate --profile HANDMADE --out OUT --store {STORE}", NO_STORE, {}),
     (f"calibrate --data TRUTH --out OUT --store {STORE}", "give either --data", {}),
     ("calibrate --data TRUTH --out OUT --profile HANDMADE", "--profile goes with --store", {}),

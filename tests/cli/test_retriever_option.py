@@ -257,7 +257,7 @@ class TestRuns:
         assert figures(document, "both")["recall"]["difference"]["value"] == 0.0
         # Candidates cut a run by k and ratio.
         arguments = ("compare", "--data", collection, "--candidate")
-        described = {"run": str(trec), "score-kind": "ratio"}
+        described = {"run": str(trec), "score-kind": "ratio", "profile": "in-force.json"}
         document = run.read(*arguments, "near=k=8,min_ratio=0.7", "--json", system=described)
         assert [each["name"] for each in document["candidates"]] == ["near", "system"]
         run.refused(*arguments, "x=dense", system=described, says="have no stages to choose")
