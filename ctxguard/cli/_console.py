@@ -6,6 +6,7 @@ Progress goes to standard error, so that standard output holds the result alone.
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -30,6 +31,8 @@ from ctxguard.core.interval import Interval
 from ctxguard.core.render import sanitise
 from ctxguard.errors import CalibrationError, CtxguardError, ProfileMismatchError
 
+_LINE_SECONDS = 10.0
+"""Between two lines of progress where standard error is no terminal."""
 FINDING = 1
 BAD_INPUT = 2
 
@@ -230,7 +233,7 @@ class Output:
 
     @contextmanager
     def passes(self) -> Iterator[Passes]:
-        """Show progress as bars on standard error: of what is no terminal, at the end alone."""
+        """Show progress on standard error: bars, or a line now and then where it is no terminal."""
         progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
@@ -240,8 +243,17 @@ class Output:
         )
 
         def begin(name: str, total: int | None) -> Callable[[int], None]:
-            task = progress.add_task(name, total=total)
-            return lambda done: progress.advance(task, done)
+            task, so_far, said = progress.add_task(name, total=total), 0, time.monotonic()
+
+            def advance(done: int) -> None:
+                nonlocal so_far, said
+                progress.advance(task, done)
+                so_far += done
+                if not self.err.is_terminal and time.monotonic() - said >= _LINE_SECONDS:
+                    said = time.monotonic()
+                    self.err.print(f"{name}: {so_far:,} so far")
+
+            return advance
 
         with progress:
             yield begin

@@ -13,6 +13,7 @@ from running import Run, every_command, refused
 from typer.testing import CliRunner
 
 from ctxguard import __version__
+from ctxguard.cli import _console as console
 from ctxguard.cli._console import Command, Output, one_line
 from tests.timing import PATIENCE_SECONDS
 
@@ -167,7 +168,7 @@ def test_an_interrupted_process_ends_quietly_with_130() -> None:
     assert errors == ""
 
 
-def test_progress_is_shown_once_where_it_is_no_terminal(
+def test_progress_that_is_soon_over_is_shown_once_where_it_is_no_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with Output().passes() as begin:
@@ -177,6 +178,20 @@ def test_progress_is_shown_once_where_it_is_no_terminal(
         known(2_000)
     said = capsys.readouterr().err
     assert said.count("encoding") == said.count("3000/3000") == said.count("7/7") == 1
+
+
+def test_long_work_writes_a_line_now_and_then_where_it_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "_LINE_SECONDS", 0.0)
+    with Output().passes() as begin:
+        encoding = begin("encoding", 3_000)
+        encoding(1_000)
+        encoding(1_500)
+        assert capsys.readouterr().err.splitlines() == [
+            "encoding: 1,000 so far",
+            "encoding: 2,500 so far",
+        ]
 
 
 def test_text_for_a_terminal_is_one_line_without_control_characters() -> None:
