@@ -21,7 +21,7 @@ _registered: WeakSet[Any] = WeakSet()
 
 
 def reset_in_children(thing: Any) -> None:
-    """Call ``thing._reset_after_fork()`` in every process that is forked from this one."""
+    """Reset a thing in every process that is forked from this one."""
     _registered.add(thing)
 
 

@@ -10,14 +10,12 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from ctxguard.core.decision import Decision
 from ctxguard.core.render import DEFAULT_SEPARATOR, DEFAULT_TEMPLATE, Template
 from ctxguard.core.tokens import estimate_tokens
 from ctxguard.core.types import (
-    CheckedPassages,
     DropReason,
     Flag,
     Passage,
@@ -170,9 +168,6 @@ class ReadPassages(NamedTuple):
     failures: list[StageFailure]
 
 
-_TEXT, _TITLE = attrgetter("text"), attrgetter("title")
-
-
 def read_passages(
     source: PassageSource, positions: Sequence[int], max_chars: float = math.inf
 ) -> ReadPassages:
@@ -189,10 +184,6 @@ def read_passages(
             together = source.many(positions)
         except Exception:
             together = None  # one cannot be read: each on its own then
-    if together is not None and isinstance(source, CheckedPassages):
-        texts, titles = [*map(_TEXT, together)], map(_TITLE, together)
-        if max(map(len, texts), default=0) + max(map(len, titles), default=0) <= max_chars:
-            return ReadPassages(list(positions), list(together), texts, [], [])
     read = ReadPassages([], [], [], [], [])
     for at, position in enumerate(positions):
         try:

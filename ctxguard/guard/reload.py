@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from pydantic import ValidationError
 
 from ctxguard._support.file_version import FileVersion, file_version
-from ctxguard._support.fork_safety import reset_in_children
+from ctxguard._support.fork_safety import OfProcess, reset_in_children
 from ctxguard.errors import (
     ConfigurationError,
     IndexFolderError,
@@ -35,9 +35,6 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_INTERVAL_SECONDS = 5.0
 
-_AFTER_FORK_SECONDS = 0.1
-"""Before the first check in a forked child, while other objects may hold the parent's locks."""
-
 _MAX_TRIES = 10
 """Loads in one check of a file that keeps changing."""
 
@@ -53,6 +50,7 @@ class _Watcher(ABC):
     target: ClassVar[ReloadTarget]
     malformed: ClassVar[type[Exception]]
     """The error of a file that is there and can be read, and is not one of these."""
+    _checking = OfProcess(threading.Lock)
 
     def __init__(self, file: Path, interval_seconds: float, telemetry: Telemetry | None) -> None:
         if not 0.0 < interval_seconds < float("inf"):
@@ -63,16 +61,13 @@ class _Watcher(ABC):
         self._version: FileVersion | None = _NOT_LOADED
         self._failure: _Failure | None = None
         self._thread: threading.Thread | None = None
-        self._reset_after_fork()
         reset_in_children(self)
 
-    def _reset_after_fork(self) -> None:
-        """Take a new lock, and go on watching on a thread of the forked child's own."""
-        self._checking = threading.Lock()
-        was_watching, self._thread = self._thread is not None, None
-        if was_watching:
+    def _resume_after_fork(self) -> None:
+        """Go on watching on a thread of the forked child's own."""
+        if self._thread is not None:
             with suppress(RuntimeError):  # no thread can be started: nothing watches then
-                self._launch(_AFTER_FORK_SECONDS)
+                self._launch()
 
     def check(self) -> ReloadOutcome | None:
         """Check the file now, and reload it if it changed.
@@ -102,7 +97,7 @@ class _Watcher(ABC):
         A second call does nothing.
         """
         if self._thread is None:
-            self._launch(0.0)
+            self._launch()
         return self
 
     def stop(self, timeout_seconds: float = 5.0) -> bool:
@@ -186,25 +181,25 @@ class _Watcher(ABC):
         )
         return outcome
 
-    def _launch(self, delay_seconds: float) -> None:
+    def _launch(self) -> None:
         self._ended = threading.Event()
         thread = threading.Thread(
             target=self._run,
-            args=(self._ended, delay_seconds),
+            args=(self._ended,),
             name=f"ctxguard-{self.target}-watcher",
             daemon=True,
         )
         self._thread = thread
         thread.start()
 
-    def _run(self, ended: threading.Event, delay_seconds: float) -> None:
-        wait_seconds = delay_seconds
-        while not ended.wait(wait_seconds):
+    def _run(self, ended: threading.Event) -> None:
+        while True:
             try:
                 self.check()
             except Exception as error:
                 _log.warning("the %s watcher failed (%s)", self.target.value, type(error).__name__)
-            wait_seconds = self._interval_seconds
+            if ended.wait(self._interval_seconds):
+                return
 
 
 class ProfileWatcher(_Watcher):
