@@ -310,10 +310,6 @@ class Monitor:
         """Steps and reports of this process that failed, and results that the store refused."""
         return self._counters.errors
 
-    def estimates(self, window: Window = Window.RECENT) -> dict[Metric, Estimate]:
-        """Make a report, and return its estimates of one window by metric."""
-        return dict(self.report().estimates[window])
-
     def maintain(self) -> Report:
         """Do what is due now and then, and report.
 

@@ -194,9 +194,9 @@ def test_a_refused_passage_shows_in_the_share_of_incomplete_samples() -> None:
 
 def test_feedback_is_counted_by_kind_and_enters_no_estimate() -> None:
     live = watched(["one", "two"])
-    before = live.monitor.estimates(Window.ALL_RETAINED)
+    before = live.monitor.report().estimates[Window.ALL_RETAINED]
     live.store.add_feedback([FeedbackRow("r", "thumb_up", (), live.now)])
-    assert live.monitor.estimates(Window.ALL_RETAINED) == before
+    assert live.monitor.report().estimates[Window.ALL_RETAINED] == before
     assert one(scrape(live.registry), "ctxguard_feedback", kind="thumb_up") == 1
 
 
