@@ -203,22 +203,14 @@ class MonitorCommand(JudgeSettings, IndexSystem):
         received: SimpleQueue[int] = SimpleQueue()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, _: received.put(number))
-        stopping = threading.Event()
-        judging = threading.Thread(
-            target=running.run,
-            kwargs={"stopping": stopping, "refresh_seconds": self.refresh_seconds},
-            name="ctxguard-monitor",
-            daemon=True,
-        )
         url = f"http://{self.host}:{server.server_port}/metrics"
         output.err.print(f"{url}, judged by {running.series}")
-        judging.start()
+        running.start(refresh_seconds=self.refresh_seconds)
         while running.judge_fault is None:
             with suppress(Empty):
                 received.get(timeout=_LOOK_SECONDS)
                 break
-        stopping.set()
-        judging.join(_EXIT_SECONDS)
+        running.stop(_EXIT_SECONDS)
         server.shutdown()
         server.server_close()
         if running.judge_fault is not None:

@@ -306,10 +306,6 @@ class Monitor:
         """Steps and reports of this process that failed, and results that the store refused."""
         return self._counters.errors
 
-    def estimates(self, window: Window = Window.RECENT) -> dict[Metric, Estimate]:
-        """Make a report, and return its estimates of one window by metric."""
-        return dict(self.report().estimates[window])
-
     def maintain(self) -> Report:
         """Do what is due now and then, and report.
 
@@ -378,14 +374,18 @@ class Monitor:
     def start(self, interval_seconds: float = 1.0, refresh_seconds: float = 15.0) -> None:
         """Judge on a background thread.
 
-        Errors are logged and counted. A second call does nothing. The arguments are ``run``'s.
+        Errors are logged and counted. A second call does nothing.
+
+        Args:
+            interval_seconds: How long to wait when no sample waits.
+            refresh_seconds: How often ``maintain`` is called.
         """
         if self._thread is not None:
             return
         # A new event each time: a thread that was left behind must see its own event set.
         self._stopping = threading.Event()
         self._thread = threading.Thread(
-            target=self.run,
+            target=self._run,
             args=(self._stopping, interval_seconds, refresh_seconds),
             name="ctxguard-monitor",
             daemon=True,
@@ -405,19 +405,10 @@ class Monitor:
         thread.join(timeout_seconds)
         return not thread.is_alive()
 
-    def run(
-        self,
-        stopping: threading.Event,
-        interval_seconds: float = 1.0,
-        refresh_seconds: float = 15.0,
+    def _run(
+        self, stopping: threading.Event, interval_seconds: float, refresh_seconds: float
     ) -> None:
-        """Judge, and call ``maintain`` now and then, until stopped.
-
-        Args:
-            stopping: Set to stop.
-            interval_seconds: How long to wait when no sample waits.
-            refresh_seconds: How often ``maintain`` is called.
-        """
+        """Judge, and call ``maintain`` now and then, until stopped."""
         refresh_at, failures, limit, is_failing = 0.0, 0, _FIRST_LIMIT, False
         while not stopping.is_set():
             n_finished, began = 0, time.monotonic()

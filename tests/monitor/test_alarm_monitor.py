@@ -58,7 +58,7 @@ def served(n: int, *, query: str = "lost {}") -> list[Context]:
 
 
 def kinds(live: Watching) -> list[AlarmKind]:
-    return [alarm.kind for alarm in live.monitor.alarms.active()]
+    return [alarm.kind for alarm in live.monitor.alarms.report().active]
 
 
 def test_a_broken_promise_rings_once_the_day_is_over() -> None:
@@ -176,7 +176,7 @@ def test_a_changed_corpus_warns_once_until_it_is_the_former_again() -> None:
     )
     for _ in range(2):
         live.monitor.maintain()
-        (alarm,) = live.monitor.alarms.active()
+        (alarm,) = live.monitor.alarms.report().active
         assert alarm.kind is AlarmKind.CORPUS_CHANGED
         assert (alarm.value, alarm.message[:21]) == (0.5, "50% of the corpus has")
     assert live.monitor.alarms.report().raised[AlarmKind.CORPUS_CHANGED] == 1

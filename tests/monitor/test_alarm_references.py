@@ -88,7 +88,7 @@ class Traffic:
 
     @property
     def active(self) -> list[Alarm]:
-        return list(self.live.monitor.alarms.active())
+        return list(self.live.monitor.alarms.report().active)
 
     def scraped(self, name: str, reference: str) -> float | None:
         labels = {"route": "external", "quantity": "recall_loss", "reference": reference}
@@ -186,10 +186,10 @@ def test_the_warning_ends_with_the_setting() -> None:
     traffic = Traffic(rates=JudgingRates(baseline_k=4, full_pool_rate=0.0))
     traffic.watch(40, loss=0.2)
     mended = resumed(traffic)
-    assert mended.monitor.alarms.active() != ()
+    assert mended.monitor.alarms.report().active != ()
     later = make_context(POOL, 3, request_id="later", query="p0 later")
     mended.watch(replace(later, profile_id=PROFILE_ID))
-    assert mended.monitor.alarms.active() == ()
+    assert mended.monitor.alarms.report().active == ()
 
 
 def test_a_promise_about_fewer_than_are_judged_is_monitored() -> None:

@@ -275,10 +275,10 @@ class TestActiveAlarms:
         state = state_of()
         (alarm,) = lose(state, 1.0, 50)
         lose(state, 0.0, 20)
-        assert state.active() == (alarm,)
+        assert state.report().active == (alarm,)
         ended = [state.add_day([row(0.0) for _ in range(100)], 2.0)[1] for _ in range(4)]
         assert [alarm] in ended
-        assert state.active() == ()
+        assert state.report().active == ()
         assert lose(state, 1.0, 50) != []
 
     def test_it_neither_ends_nor_rings_again_while_the_loss_stays_at_what_is_promised(self) -> None:
@@ -287,7 +287,7 @@ class TestActiveAlarms:
         for _ in range(50):
             assert state.add_day(day(0.13, rng), 2.0) == ([], [])
         assert state.report().raised[AlarmKind.RECALL_LOSS] == 1
-        assert [alarm.kind for alarm in state.active()] == [AlarmKind.RECALL_LOSS]
+        assert [alarm.kind for alarm in state.report().active] == [AlarmKind.RECALL_LOSS]
 
     def test_evidence_against_the_promise_takes_the_place_of_an_alarm_against_a_baseline(
         self,
@@ -302,7 +302,7 @@ class TestActiveAlarms:
             ReferenceKind.BASELINE,
             ReferenceKind.CORRECTED,
         )
-        assert state.active() == (broken,)
+        assert state.report().active == (broken,)
         assert state.report().raised[AlarmKind.RECALL_LOSS] == 2
 
     def test_a_baseline_adds_nothing_to_an_alarm_against_the_promise(self) -> None:
@@ -341,9 +341,9 @@ class TestActiveAlarms:
         state = state_of()
         assert state.add(down)
         assert not state.add(down)
-        assert state.active() == (down,)
+        assert state.report().active == (down,)
         state.clear(AlarmKind.JUDGE_DOWN)
-        assert state.active() == ()
+        assert state.report().active == ()
         assert state.add(down)
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
@@ -355,10 +355,10 @@ class TestActiveAlarms:
         with state._lock:
             child = os.fork()
             if child == 0:
-                os._exit(len(state.active()))
+                os._exit(len(state.report().active))
         _, status = os.waitpid(child, 0)
         assert status == 0
-        assert len(state.active()) == 1
+        assert len(state.report().active) == 1
 
 
 class TestRestarting:
@@ -382,7 +382,7 @@ class TestRestarting:
         lose(state, 1.0, 50)
         other = state_of(profile_of(why="calibrated again"))
         assert not other.restore(state.to_json())
-        assert other.active() == ()
+        assert other.report().active == ()
         assert other.report().losses[0].n == 0
 
     def test_the_switch_to_the_safe_policy_does_not_end_the_alarm(self) -> None:
@@ -390,7 +390,7 @@ class TestRestarting:
         lose(state, 1.0, 50)
         safe = state_of(PROFILE.safe())
         assert safe.restore(state.to_json())
-        assert safe.active() == state.active()
+        assert safe.report().active == state.report().active
         assert safe.report().raised[AlarmKind.RECALL_LOSS] == 1
 
     @pytest.mark.parametrize(
@@ -421,9 +421,9 @@ class TestRestarting:
         learn(state)
         alarms = lose(state, 1.0, 50)
         resumed.restore(state.to_json())
-        assert [*resumed.active()] == alarms != []
+        assert [*resumed.report().active] == alarms != []
         lose(resumed, 0.0, 500)
-        assert resumed.active() == ()
+        assert resumed.report().active == ()
 
     def test_a_state_of_another_format_is_refused_by_its_number(self) -> None:
         other = state_of().to_json().replace('"format": 7', '"format": 8')

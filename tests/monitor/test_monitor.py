@@ -55,12 +55,12 @@ def test_estimates_of_a_wholly_judged_stream_are_its_exact_means() -> None:
     qrels = {"one": {"p0": 1, "p7": 1}, "two": {"p1": 1}, "three": {"p9": 1}, "four": {}}
     live = Watching(LabelJudge(qrels), rates=EVERYTHING)
     live.watch(*[make_context(POOL, 3, query=query) for query in qrels])
-    estimates = live.monitor.estimates()
+    estimates = live.monitor.report().estimates[Window.RECENT]
     assert estimates[Metric.POOLED_RECALL].value == 2 / 4
     assert estimates[Metric.SERVED_MRR].value == pytest.approx((1.0 + 0.5 + 0.0 + 0.0) / 4)
     assert estimates[Metric.PRECISION].value == pytest.approx(2 / 12)
     assert (estimates[Metric.SERVED_MRR].n, estimates[Metric.UDCG].n) == (4, 4)
-    assert live.monitor.estimates(Window.ALL_RETAINED) == estimates
+    assert live.monitor.report().estimates[Window.ALL_RETAINED] == estimates
 
 
 def test_live_harm_of_an_unlabelled_passage_is_that_of_calibration() -> None:
@@ -75,7 +75,7 @@ def test_live_harm_of_an_unlabelled_passage_is_that_of_calibration() -> None:
         queries = ["one", "none", "one", "none"]
         live.watch(*[make_context(POOL, 3, query=query) for query in queries])
         expected = (udcg(of_one).harm + udcg(of_none).harm) / 2
-        harm = live.monitor.estimates()[Metric.HARM].value
+        harm = live.monitor.report().estimates[Window.RECENT][Metric.HARM].value
         assert harm == pytest.approx(expected, rel=1e-6)
 
 
@@ -93,22 +93,22 @@ def test_ranks_are_the_decisions_whatever_the_order_of_presentation() -> None:
     live = Watching(LabelJudge({"q": {"p0": 1}}), rates=EVERYTHING)
     context = make_context(POOL, 3)
     live.watch(*[replace(context, passages=context.passages[::-1])] * 2)
-    assert live.monitor.estimates()[Metric.SERVED_MRR].value == 1.0
+    assert live.monitor.report().estimates[Window.RECENT][Metric.SERVED_MRR].value == 1.0
 
 
 def test_in_shadow_mode_it_is_the_served_passages_that_are_watched() -> None:
     live = Watching(LabelJudge({"q": {"p1": 1}}), rates=EVERYTHING)
     served = make_context(POOL, 3).passages
     live.watch(*[replace(make_context(POOL, 1), passages=served, mode=Mode.SHADOW)] * 2)
-    found = live.monitor.estimates()
+    found = live.monitor.report().estimates[Window.RECENT]
     assert (found[Metric.POOLED_RECALL].value, found[Metric.SERVED_MRR].value) == (1.0, 0.5)
 
 
 def test_an_empty_context_has_neither_a_rank_nor_a_precision() -> None:
     live = Watching(LabelJudge({"q": {"p1": 1}}), rates=EVERYTHING)
     live.watch(make_context(POOL, 0), make_context(POOL, 0))
-    assert live.monitor.estimates()[Metric.SERVED_MRR].value is None
-    assert live.monitor.estimates()[Metric.PRECISION].value is None
+    assert live.monitor.report().estimates[Window.RECENT][Metric.SERVED_MRR].value is None
+    assert live.monitor.report().estimates[Window.RECENT][Metric.PRECISION].value is None
 
 
 def test_without_data_every_metric_says_so() -> None:
@@ -123,13 +123,13 @@ def test_requests_leave_the_window_and_stay_while_they_are_kept() -> None:
     live.watch(make_context(POOL, 2))
     live.now += 30.0
     live.watch(make_context(POOL, 2))
-    assert live.monitor.estimates()[Metric.PRECISION].n == 2
+    assert live.monitor.report().estimates[Window.RECENT][Metric.PRECISION].n == 2
     live.now += 32.0
-    assert live.monitor.estimates()[Metric.PRECISION].n == 1
+    assert live.monitor.report().estimates[Window.RECENT][Metric.PRECISION].n == 1
     assert live.monitor.report().live.age_seconds == 32.0
     live.now += 1_000.0
-    assert live.monitor.estimates()[Metric.PRECISION].n == 0
-    assert live.monitor.estimates(Window.ALL_RETAINED)[Metric.PRECISION].n == 2
+    assert live.monitor.report().estimates[Window.RECENT][Metric.PRECISION].n == 0
+    assert live.monitor.report().estimates[Window.ALL_RETAINED][Metric.PRECISION].n == 2
 
 
 def test_samples_put_in_by_hand_are_stored_and_left_out() -> None:

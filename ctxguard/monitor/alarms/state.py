@@ -175,10 +175,6 @@ class AlarmState:
         with self._lock:
             self._active.pop((kind, route), None)
 
-    def active(self) -> tuple[Alarm, ...]:
-        """Return the active alarms, oldest first."""
-        return self.report().active
-
     def report(self) -> AlarmReport:
         """Return counts, active alarms and loss monitors at one moment."""
         with self._lock:

@@ -74,7 +74,7 @@ def judged_request(
     first: Mapping[str, Judgment] | None = None,
     people: PeopleGrades | None = None,
 ) -> bytes:
-    """Reduce a sample to its block (``rows``).
+    """Reduce a sample to its block of rows (``metrics``).
 
     Args:
         verdicts: The judge's by passage id; those of some passages may be missing.

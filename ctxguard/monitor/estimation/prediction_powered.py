@@ -164,7 +164,7 @@ class Graded(NamedTuple):
     Attributes:
         rows: Their judged passages.
         weight: Shape (l,), how many requests each stands for, up to a common factor.
-        fold: Shape (l,), below ``relevance.FOLDS``.
+        fold: Shape (l,), below ``FOLDS``.
         cluster: Shape (l,), from 0: that of its session.
     """
 

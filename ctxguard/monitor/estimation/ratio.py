@@ -263,7 +263,8 @@ def linearised(
     if metric in IN_UNIT_INTERVAL:
         if 0.0 < value < 1.0:
             logit, spread = math.log(value / (1.0 - value)), half / (value * (1.0 - value))
-            lower, upper = logistic(logit - spread), logistic(logit + spread)
+            ends = logit - spread, logit + spread
+            lower, upper = [0.5 + 0.5 * math.tanh(each / 2.0) for each in ends]
         value, lower, upper = np.clip((value, lower, upper), 0.0, 1.0).tolist()
     if n_observable < math.inf:
         unseen = unseen_share(n_observable)
@@ -320,17 +321,6 @@ def unseen_share(n_observable: float) -> float:
         return 1.0
     share: float = 1.0 - ((1.0 - CONFIDENCE) / 2.0) ** (1.0 / n_observable)
     return share
-
-
-def logistic(x: float) -> float:
-    """Compute the inverse of the logit, 1/(1 + e^−x), without overflow.
-
-    >>> logistic(0.0), logistic(-1000.0)
-    (0.5, 0.0)
-    """
-    if x < 0.0:
-        return math.exp(x) / (1.0 + math.exp(x))
-    return 1.0 / (1.0 + math.exp(-x))
 
 
 def t_quantile(p: float, df: float) -> float:

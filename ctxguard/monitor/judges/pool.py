@@ -19,42 +19,35 @@ from ctxguard.retrieval.index.passages import searchable_text
 
 _QUESTION = "relevant"
 _RELEVANT = 0.5
+_MOST_AT_ONCE = 50
 
 
 class PoolJudge:
     """Grades 1 if a model's probability that a passage is relevant is at least one half, else 0.
 
-    One call has up to ``most_at_once`` passages, so it costs a fraction of a call for each. In a
+    One call has up to 50 passages, so it costs a fraction of a call for each. In a
     list a verdict depends on the others and on its place: the order is drawn at random for each
     call. People's grades correct what that does to verdicts, as any error of a judge.
 
     Args:
         assessor: The model and how it is asked, with the question ``relevant``.
-        most_at_once: Passages of one call, ≥ 1.
-        seed: Of the order; None draws another one each time.
 
     Raises:
-        ConfigurationError: the assessor does not answer that question, or no passage fits a call.
+        ConfigurationError: the assessor does not answer that question.
     """
 
     name = "pool"
     max_grade = 1
     judges_pools = True
 
-    def __init__(
-        self, assessor: ModelAssessor, *, most_at_once: int = 50, seed: int | None = None
-    ) -> None:
+    def __init__(self, assessor: ModelAssessor) -> None:
         if _QUESTION not in assessor.names:
             raise ConfigurationError(
                 f"the assessor answers {', '.join(assessor.names)}; a judge asks {_QUESTION!r}"
             )
-        if most_at_once < 1:
-            raise ConfigurationError(f"most_at_once {most_at_once!r} must be at least 1")
         self.version = assessor.fingerprint
         self.ledger = assessor.ledger
         self._assessor = assessor
-        self._most_at_once = most_at_once
-        self._random = random.Random(seed)  # noqa: S311 - an order, not a secret
 
     def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
         """Return one verdict per passage, in their order; None if there is no valid answer.
@@ -63,10 +56,10 @@ class PoolJudge:
             StageError: the endpoint could not be asked; a reply that is no answer is counted.
         """
         order = list(range(len(passages)))
-        self._random.shuffle(order)
+        random.shuffle(order)
         found: dict[int, Judgment | None] = {}
-        for start in range(0, len(order), self._most_at_once):
-            some = order[start : start + self._most_at_once]
+        for start in range(0, len(order), _MOST_AT_ONCE):
+            some = order[start : start + _MOST_AT_ONCE]
             chances = self._chances(query, [passages[one] for one in some])
             for one, chance in zip(some, chances.tolist(), strict=True):
                 found[one] = _judgment(passages[one].passage_id, chance)
