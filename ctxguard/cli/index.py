@@ -13,7 +13,7 @@ from rich.filesize import decimal
 import ctxguard
 from ctxguard._support.file_version import file_version
 from ctxguard._support.settings import SettingsModel, optional, setting
-from ctxguard.cli._console import Output, Passes, by_total, picked, print_labelled
+from ctxguard.cli._console import Output, Passes, by_total, print_labelled
 from ctxguard.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -257,12 +257,12 @@ class IndexCommand(SettingsModel):
         document |= {
             "index": str(folder),
             "left_out": {"neither title nor text": report.empty},
-            **picked(report, "repaired", "unhandled_letters"),
+            "repaired": report.repaired,
             "vectors": {"dimension": dimension, "search": search},
             "signals": signals,
             "size_bytes": size_bytes,
         }
-        notes = [] if report.script_warning is None else [report.script_warning]
+        notes = []
         language = retriever.analyser.name
         if self.model is None and language != "en":
             notes.append(

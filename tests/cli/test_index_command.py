@@ -79,20 +79,13 @@ def test_an_interrupt_says_what_is_kept(
     assert folder.exists() == (step == "report")
 
 
-def test_a_language_is_kept_with_the_index_and_letters_of_another_are_told(
-    run: Run, tmp_path: Path
-) -> None:
-    corpus = corpus_of(tmp_path, JAPANESE)
+def test_a_language_is_kept_with_the_index(run: Run, tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path, JAPANESE, " ")
     result = run("index", corpus, "--out", tmp_path / "i", "--language", "cjk", "--json")
-    assert read(result)["unhandled_letters"] == 0.0
+    assert read(result)["left_out"] == {"neither title nor text": 1}
     assert "give --model a multilingual model" in " ".join(result.stderr.split())
     retriever = HybridRetriever.load(tmp_path / "i").on_route(Route.LEXICAL)
     assert retriever.retrieve("東京タワー").passage_ids == ("p0",)
-    corpus = corpus_of(tmp_path, JAPANESE, " ")
-    notes = " ".join(run.ok("index", corpus, "--out", tmp_path / "i").stdout.split())
-    assert "100% of the letters are of scripts" in notes
-    assert "ctxguard index --language cjk" in notes
-    assert "1 (neither title nor text)" in notes
 
 
 def test_help_and_errors_say_what_can_be_read(run: Run, tmp_path: Path) -> None:
