@@ -5,7 +5,7 @@ id, as many as fit.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from threading import Lock
 from typing import NamedTuple
 from zlib import crc32
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.types import FloatArray, Hit, Leg, Passage, ScoreKind
-from ctxguard.errors import DataError
 from ctxguard.retrieval.analysers import as_analyser
 from ctxguard.retrieval.index.dense import unit_rows
 from ctxguard.retrieval.index.lexical import idf, length_norms
@@ -58,16 +57,6 @@ class _Text(NamedTuple):
         return self.terms.size + self.pieces.size + vector // 2 + 32
 
 
-class _Counts(NamedTuple):
-    """How many passages of a corpus have each term and word piece."""
-
-    n_passages: int
-    mean_length: float
-    terms: NDArray[np.int32]
-    passages_with: NDArray[np.int64]
-    pieces: Mapping[int, int]
-
-
 class Read(NamedTuple):
     """Some passages, read.
 
@@ -97,10 +86,8 @@ class TextReader:
 
     Args:
         analyser: Splits passages.
-        encoder: Returns what splits passages into word pieces; None for no pieces.
+        encoder: Splits passages into word pieces; None for no pieces.
         embedder: Encodes passages; None if their vectors are given, or unknown.
-        corpus: What is counted for how rare each term is and how long passages are; read once.
-            None to count the candidates of each query.
     """
 
     # By passage id, those used last at the end.
@@ -111,23 +98,20 @@ class TextReader:
     def __init__(
         self,
         analyser: Analyser,
-        encoder: Callable[[], TokenEncoder | None] = lambda: None,
+        encoder: TokenEncoder | None,
         *,
         embedder: Embedder | None = None,
-        corpus: Iterable[Passage] | None = None,
     ) -> None:
         self._analyser, self.encoder, self._embedder = analyser, encoder, embedder
-        self._counts = None if corpus is None else self._counted(corpus)
 
     def read(self, passages: Sequence[Passage | Hit], vectors: Float32Array | None = None) -> Read:
-        """Read passages, at least one.
+        """Read passages, at least one, and count in them how rare each term is.
 
         Args:
             passages: Any.
             vectors: Their unit vectors; None for those of the embedder, if there is one.
         """
         texts = self._texts(passages)
-        counts = self._counts
         entries = np.concatenate([text.terms for text in texts])
         numbers, inverse = np.unique(entries, return_inverse=True)
         rows = SparseRows(
@@ -136,13 +120,8 @@ class TextReader:
             np.cumsum([0, *[text.terms.size for text in texts]]),
         )
         lengths = np.array([text.counts.sum() for text in texts], np.float64)
-        if counts is None:
-            weights = idf(np.bincount(inverse, minlength=numbers.size), len(texts))
-            norms = length_norms(lengths)
-        else:
-            weights = idf(_looked_up(counts, numbers), counts.n_passages)
-            norms = length_norms(lengths, counts.mean_length)
-        parts = rows.counts / (rows.counts + norms[rows.row_of_each])
+        weights = idf(np.bincount(inverse, minlength=numbers.size), len(texts))
+        parts = rows.counts / (rows.counts + length_norms(lengths)[rows.row_of_each])
         own = [text.vector for text in texts if text.vector is not None]
         pieces = SparseRows.of([text.pieces for text in texts])
         return Read(
@@ -158,19 +137,14 @@ class TextReader:
         )
 
     def query_pieces(self, states: QueryStates | None, read: Read) -> QueryPieces | None:
-        """Weigh a query's word pieces by how rare they are in the corpus, or the candidates."""
-        encoder, pieces = self.encoder(), read.candidates.pieces
+        """Weigh a query's word pieces by how rare they are in the candidates."""
+        encoder, pieces = self.encoder, read.candidates.pieces
         if states is None or encoder is None or pieces is None:
             return None
-        table, counts = encoder.piece_table, self._counts
-        if counts is None:
-            n = pieces.starts.size - 1
-            found = np.bincount(pieces.numbers, minlength=len(table))[states.piece_ids]
-        else:
-            n = counts.n_passages
-            found = np.array([counts.pieces.get(each, 0) for each in states.piece_ids.tolist()])
+        table, own = encoder.piece_table, states.piece_ids
+        found = np.bincount(pieces.numbers, minlength=len(table))[own]
         rarity = np.zeros(len(table))
-        rarity[states.piece_ids] = idf(found, n)
+        rarity[own] = idf(found, pieces.starts.size - 1)
         return QueryPieces.of(states, rarity, table)
 
     def _texts(self, passages: Sequence[Passage | Hit]) -> list[_Text]:
@@ -203,7 +177,7 @@ class TextReader:
                 self._size -= gone.size
 
     def _split(self, texts: list[str]) -> list[_Text]:
-        encoder, embedder = self.encoder(), self._embedder
+        encoder, embedder = self.encoder, self._embedder
         vectors: Sequence[Float32Array | None] = [None] * len(texts)
         if embedder is not None and texts:
             vectors = list(unit_rows(embedder.encode_passages(texts), texts))
@@ -219,45 +193,23 @@ class TextReader:
             for text, own, vector in zip(texts, pieces, vectors, strict=True)
         ]
 
-    def _counted(self, corpus: Iterable[Passage]) -> _Counts:
-        n_passages = n_terms = 0
-        terms: dict[int, int] = {}
-        pieces: dict[int, int] = {}
-        encoder = self.encoder()
-        for passage in corpus:
-            text = without_surrogates(searchable_text(passage))
-            hashes = _hashes(self._analyser.analyse(text))
-            n_passages, n_terms = n_passages + 1, n_terms + hashes.size
-            for number in set(hashes.tolist()):
-                terms[number] = terms.get(number, 0) + 1
-            for own in () if encoder is None else encoder.pieces([text]):
-                for piece in set(own.tolist()):
-                    pieces[piece] = pieces.get(piece, 0) + 1
-        if not n_passages:
-            raise DataError("the corpus is empty: there is nothing to count how rare words are in")
-        numbers = np.array(sorted(terms), np.int32)
-        passages_with = np.array([terms[number] for number in numbers.tolist()], np.int64)
-        return _Counts(n_passages, n_terms / n_passages, numbers, passages_with, pieces)
-
 
 class TextSignals:
     """The signals of passages that are given with each query. Safe for several threads.
 
     Without an embedder those alone that need no vectors. Beside `likeness.NAMES` there are
     ``bm25``, of the texts' stems, and with an embedder ``cosine``: the legs of their own that the
-    ranker reads.
+    ranker reads. How rare words are, and how long passages are, is counted in those given, so that
+    a signal of one depends on the others.
 
     Args:
         analyser: Splits passages and queries: a language code, or an analyser.
         embedder: Encodes passages and queries, new passages when they are first seen; None for
             none.
-        corpus: What is counted for how rare each word is and how long passages are; read once.
-            None to count the candidates of each query: a signal then depends on the others.
         ranker: The weights; None for those of the package.
 
     Raises:
         ConfigurationError: an unknown language.
-        DataError: a corpus without passages.
         MissingExtraError: a library that it needs is not installed.
     """
 
@@ -266,28 +218,18 @@ class TextSignals:
         analyser: Analyser | str = "en",
         *,
         embedder: Embedder | None = None,
-        corpus: Iterable[Passage] | None = None,
         ranker: Ranker | None = None,
     ) -> None:
         self._analyser, self._embedder = as_analyser(analyser), embedder
         self._ranker = Ranker.default() if ranker is None else ranker
-        self._reader = TextReader(
-            self._analyser,
-            lambda: None if embedder is None else token_encoder_of(embedder),
-            embedder=embedder,
-            corpus=corpus,
-        )
-        self._counted_in = "its candidates" if corpus is None else "a corpus"
+        encoder = None if embedder is None else token_encoder_of(embedder)
+        self._reader = TextReader(self._analyser, encoder, embedder=embedder)
 
     @property
     def fingerprint(self) -> str:
-        """What splits and encodes texts, and what rare words are counted in.
-
-        The passages of a corpus are counted, not compared: small changes change little.
-        """
+        """What splits and encodes texts, and the ranker."""
         model = "no vectors" if self._embedder is None else self._embedder.fingerprint()
-        ranker = self._ranker.digest()
-        return f"{self._analyser.fingerprint}, {model}, {ranker}, counted in {self._counted_in}"
+        return f"{self._analyser.fingerprint}, {model}, {self._ranker.digest()}"
 
     def signals(self, query: str, passages: Sequence[Passage | Hit]) -> dict[str, FloatArray]:
         """Compute the signals of some passages by name, shape (n,) each."""
@@ -298,7 +240,7 @@ class TextSignals:
         own, states = {"bm25": np.log1p(legs["lexical"].scores)}, None
         vectors = read.candidates.vectors
         if self._embedder is not None and vectors is not None:
-            encoder = self._reader.encoder()
+            encoder = self._reader.encoder
             states = None if encoder is None else encoder.query(query)
             vector = self._embedder.encode_query(query) if states is None else states.vector
             own["cosine"] = np.einsum("nd,d->n", vectors, vector).astype(np.float64)
@@ -315,10 +257,3 @@ def _hashes(terms: Iterable[str]) -> NDArray[np.int32]:
     # Lone surrogates occur in texts of a user's own retriever.
     found = [crc32(term.encode("utf-8", "surrogatepass")) & _31_BITS for term in terms]
     return np.array(found, np.int32)
-
-
-def _looked_up(counts: _Counts, numbers: NDArray[np.int32]) -> NDArray[np.int64]:
-    at = np.searchsorted(counts.terms, numbers).clip(max=max(counts.terms.size - 1, 0))
-    if not counts.terms.size:
-        return np.zeros(numbers.size, np.int64)
-    return np.where(counts.terms[at] == numbers, counts.passages_with[at], 0)

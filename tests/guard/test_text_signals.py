@@ -78,13 +78,6 @@ def test_with_an_embedder_there_are_all_signals() -> None:
     assert ranking.signals["cosine"][1] > ranking.signals["cosine"][0]
 
 
-def test_rare_words_are_counted_in_a_corpus_if_one_is_given() -> None:
-    corpus = [Passage(f"p{n}", "ships and harbours") for n in range(9)]
-    counted = TextSignals(corpus=corpus).signals("lighthouse ships", HITS)
-    # In the corpus every passage has ships, so that they hardly tell.
-    assert counted["bm25"][1] > 5.0 * counted["bm25"][0]
-
-
 @pytest.mark.parametrize("retriever", [awaited, Both()])
 def test_asynchronous_calls_stay_asynchronous(retriever: Any) -> None:
     calls = calls_of(with_signals(retriever))
@@ -114,8 +107,6 @@ def test_what_splits_texts_is_part_of_the_fingerprint() -> None:
     english, german = with_signals(Both()).fingerprint(), with_signals(Both(), analyser="de")
     assert english["engine"] == "e"
     assert english != german.fingerprint()
-    counted = with_signals(Both(), corpus=[Passage("a", "ships")])
-    assert english != counted.fingerprint()
     # Otherwise a profile would look verified for any retriever.
     assert with_signals(plain).fingerprint() == {}
 

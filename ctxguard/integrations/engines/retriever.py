@@ -93,9 +93,8 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
                 f"the index was built with the analyser {settings.analyser_fingerprint!r}, and "
                 f"this release has {self.analyser.fingerprint!r}; build the index again"
             )
-        self._reader = TextReader(
-            self.analyser, lambda: token_encoder_of(embedder) if self.has_signals else None
-        )
+        encoder = token_encoder_of(embedder) if self.has_signals else None
+        self._reader = TextReader(self.analyser, encoder)
         default = Fusion("ranker") if self.has_signals else Fusion()
         self._settings = SearchSettings(
             embedder=embedder,
@@ -357,7 +356,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
     def warm_up(self) -> None:
         """Load the model, so that the first query does not wait."""
         self.encode_query("warm up")
-        if (encoder := self._reader.encoder()) is not None:
+        if (encoder := self._reader.encoder) is not None:
             encoder.piece_table  # noqa: B018  computed once
 
     def encode_query(self, query: str) -> Float32Array | QueryStates:
@@ -369,7 +368,7 @@ class EngineRetriever(Hybrid, AbstractContextManager["EngineRetriever"]):
         Raises:
             QueryError: As for ``retrieve``.
         """
-        encoder, text = self._reader.encoder(), self._checked(query)
+        encoder, text = self._reader.encoder, self._checked(query)
         return (
             self._settings.embedder.encode_query(text) if encoder is None else encoder.query(text)
         )

@@ -94,7 +94,7 @@ class EngineSearch:
     def _encode(self) -> None:
         given = self.query_vector
         if given is None:
-            encoder = self.reader.encoder() if self.with_signals else None
+            encoder = self.reader.encoder if self.with_signals else None
             given = (
                 self.settings.embedder.encode_query(self.query)
                 if encoder is None
@@ -134,7 +134,7 @@ class EngineSearch:
             lexical = _completed(candidates.legs[LEXICAL], bm25)
             legs = {LEXICAL: lexical, DENSE: Leg(cosines, ScoreKind.COSINE)}
             candidates = replace(candidates, legs=legs)
-        states, encoder = self.states, self.reader.encoder()
+        states, encoder = self.states, self.reader.encoder
         if states is None and self.vector is not None and encoder is not None:
             states = encoder.query(self.query)
         return candidates.signalled(

@@ -199,15 +199,13 @@ def idf(passages_with: NDArray[np.int64], n_passages: int) -> FloatArray:
     return np.log1p((n_passages - passages_with + 0.5) / (passages_with + 0.5))
 
 
-def length_norms(lengths: NDArray[np.number], mean: float | None = None) -> FloatArray:
+def length_norms(lengths: NDArray[np.number]) -> FloatArray:
     """Compute k1 (1 − b + b · length / mean length) of each passage, same shape.
 
     Args:
         lengths: The number of terms of each, shape (n,).
-        mean: The mean length; None for that of these passages.
     """
-    if mean is None:
-        mean = float(lengths.sum()) / max(lengths.size, 1)
+    mean = float(lengths.sum()) / max(lengths.size, 1)
     norms: FloatArray = K1 * (1.0 - B + B / (mean or 1.0) * lengths.astype(np.float64))
     return norms
 

@@ -295,7 +295,7 @@ def _text_settings(library: Any) -> tuple[Any, int, list[str]]:
     tokenizer = type(backend).from_str(backend.to_str())
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    if (limit := library.tokenizer.model_max_length) < sys.maxsize:
+    if (limit := library.tokenizer.model_max_length or sys.maxsize) < sys.maxsize:
         tokenizer.enable_truncation(limit)
     names = ("document", "passage", "corpus")
     passage = next((name for name in names if name in library.prompts), "")
