@@ -199,6 +199,14 @@ class Analyser(Protocol):
         """
         ...
 
+    @property
+    def scripts(self) -> frozenset[str] | None:
+        """The scripts it is made for, each by the first word of its letters' Unicode names.
+
+        Such as ``LATIN`` or ``CJK``. None for all: then no corpus is said not to fit.
+        """
+        ...
+
     def analyse(self, text: str) -> list[str]:
         """Return the terms of a text, each as often as it occurs."""
         ...

@@ -17,6 +17,7 @@ from ctxguard.retrieval import Analyser, HybridRetriever
 from ctxguard.retrieval.analysers import LANGUAGES, analyser_for
 from ctxguard.retrieval.analysers.english import ENGLISH, STOP_WORDS
 from ctxguard.retrieval.analysers.words import words
+from ctxguard.retrieval.index.scripts import unhandled_letters
 from tests.doubles import WordHashEmbedder
 
 BM25S = r"bm25s lucene k1=1.5 b=0.75; "
@@ -156,7 +157,7 @@ def test_any_text_can_be_analysed_and_gives_the_same_terms_again(language: str, 
     ("analyser", "message"),
     [
         ("ja", r"'ja'; use one of en, .*cjk: Chinese, Japanese"),
-        (str.split, "an object with name, fingerprint"),
+        (str.split, "an object with name, fingerprint, scripts"),
     ],
 )
 def test_an_unknown_analyser_is_refused_with_the_known_ones(analyser: Any, message: str) -> None:
@@ -168,6 +169,7 @@ class Letters:
     """An analyser of somebody's own: each letter is a term."""
 
     name = "letters"
+    scripts = None
 
     def __init__(self, fingerprint: str = "letters 1") -> None:
         self.fingerprint = fingerprint
@@ -241,3 +243,43 @@ class TestSaved:
         assert retriever.reload(tmp_path)
         assert retriever.analyser is analyser_for("de")
         assert hits(retriever, query) == ["p0"]
+
+
+class TestScripts:
+    @pytest.mark.parametrize("language", ["Japanese", "Chinese", "Korean", "Thai"])
+    def test_a_corpus_without_spaces_is_said_not_to_be_english(self, language: str) -> None:
+        report = lexical(UNSPACED[language], "en").report
+        assert report.unhandled_letters == 1.0
+        assert report.script_warning is not None
+        assert report.script_warning.startswith("100% of the letters are of scripts that")
+        assert "`ctxguard index --language cjk`" in report.script_warning
+        assert lexical(UNSPACED[language], "cjk").report.script_warning is None
+
+    @pytest.mark.parametrize(
+        ("passages", "language", "said"),
+        [
+            (INFLECTED["ru"], "de", ["'de' is not made for (CYRILLIC)", "--language ru"]),
+            (("Η γάτα κοιμάται όλη μέρα.",), "en", ["(GREEK)", "give an analyser of your own"]),
+        ],
+    )
+    def test_the_warning_names_the_script_and_the_analyser_for_it(
+        self, passages: tuple[str, ...], language: str, said: list[str]
+    ) -> None:
+        warning = str(lexical(passages, language).report.script_warning)
+        assert all(each in warning for each in said)
+
+    @pytest.mark.parametrize("language", INFLECTED)
+    def test_latin_letters_fit_every_analyser_and_others_their_own(self, language: str) -> None:
+        for analyser in [language] if language == "ru" else LANGUAGES:
+            assert unhandled_letters(INFLECTED[language], analyser_for(analyser)) == (0.0, None)
+
+    def test_a_few_foreign_letters_are_counted_and_not_warned_of(self) -> None:
+        report = lexical(("a formula with π in it " * 10,), "en").report
+        assert 0.0 < report.unhandled_letters < 0.1
+        report = lexical(("the value of a formula with π in it " + "text " * 100,), "en").report
+        assert 0.0 < report.unhandled_letters < 0.01
+        assert report.script_warning is None
+
+    def test_nothing_is_warned_of_without_letters_or_with_an_analyser_for_all(self) -> None:
+        assert lexical(("1 + 2 = 3",), "en").report.unhandled_letters == 0.0
+        assert lexical(UNSPACED["Thai"], Letters()).report.script_warning is None

@@ -42,7 +42,7 @@ def as_analyser(analyser: Analyser | str) -> Analyser:
     if not isinstance(analyser, Analyser):
         raise ConfigurationError(
             f"{analyser!r} is not an analyser; give a language code, one of {', '.join(LANGUAGES)}"
-            ", or an object with name, fingerprint and analyse(text)"
+            ", or an object with name, fingerprint, scripts and analyse(text)"
         )
     return analyser
 

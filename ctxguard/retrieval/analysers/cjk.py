@@ -28,6 +28,10 @@ class CjkAnalyser:
     fingerprint = (
         f"NFKC, pairs of characters in runs of {' '.join(_SCRIPTS)}; else {ENGLISH.fingerprint}"
     )
+    # The first words of the names of these scripts' letters.
+    scripts = frozenset(
+        {"CJK", "IDEOGRAPHIC", "KATAKANA-HIRAGANA", *map(str.upper, _SCRIPTS), *ENGLISH.scripts}
+    )
 
     def __init__(self) -> None:
         regex = require("regex", "embedded")

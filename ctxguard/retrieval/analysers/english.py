@@ -23,6 +23,7 @@ class EnglishAnalyser:
     fingerprint = (
         r"\w\w+, lower-case, identifier and camel-case parts, 33 English stop words, Snowball stems"
     )
+    scripts = frozenset({"LATIN"})
 
     def analyse(self, text: str) -> list[str]:
         """Split a text into terms.

@@ -29,6 +29,7 @@ class SnowballAnalyser:
         self._stop_words = frozenset(stop_words)
         self.stems = Stemmers(language).stems
         self.name = language
+        self.scripts = frozenset({"LATIN", "CYRILLIC"} if language == "ru" else {"LATIN"})
         # Another release of either library may yield other terms for the same text.
         version = ".".join(stemmer.version().split(".")[:2])
         digest = hashlib.sha256("\n".join(sorted(self._stop_words)).encode()).hexdigest()[:8]

@@ -32,6 +32,7 @@ from ctxguard.retrieval.index.passages import (
     read_passages,
     searchable_text,
 )
+from ctxguard.retrieval.index.scripts import unhandled_letters
 from ctxguard.retrieval.protocols import (
     Analyser,
     Embedder,
@@ -137,7 +138,7 @@ class HybridIndex:
             signals=signals,
             embedder=embedder.name,
             embedder_weights=embedder.fingerprint(),
-            report=report,
+            report=_fitted(report, texts, analyser),
         )
 
     def updated(
@@ -194,14 +195,15 @@ class HybridIndex:
         if self.pieces is not None and encoder is not None:
             pieces = self.pieces.followed_by(_pieces(encoder.pieces(texts))).taken(rows)
         analyser = self.lexical.analyser
-        terms = self.lexical.terms.joined(Terms.read(texts, analyser), rows)
         index = replace(
             self,
             passages=given,
-            lexical=type(self.lexical)(analyser, terms),
+            lexical=type(self.lexical)(
+                analyser, self.lexical.terms.joined(Terms.read(texts, analyser), rows)
+            ),
             dense=DenseIndex(vectors, exact_limit=self.dense.exact_limit),
             pieces=pieces,
-            report=report,
+            report=_fitted(report, map(searchable_text, given), analyser),
         )
         return index, changes
 
@@ -362,6 +364,12 @@ class HybridIndex:
             embedder_weights=dense["weights"],
             report=BuildReport(**manifest["report"]),
         )
+
+
+def _fitted(report: BuildReport, texts: Iterable[str], analyser: Analyser) -> BuildReport:
+    """Add to a report how far the passages' texts are of scripts that the analyser is made for."""
+    share, warning = unhandled_letters(texts, analyser)
+    return replace(report, unhandled_letters=share, script_warning=warning)
 
 
 def _named(part: str, *fields: str) -> list[str]:

@@ -36,11 +36,17 @@ class BuildReport:
         empty: Passages left out because they had neither text nor title.
         repaired: Passages in which lone surrogates, which no encoder accepts, were replaced by
             U+FFFD, the replacement character.
+        unhandled_letters: Share of the passages' letters, in [0, 1], that are of scripts which the
+            lexical index's analyser is not made for.
+        script_warning: From 1% of such letters on, one sentence that says so, with the mend; None
+            below.
     """
 
     indexed: int
     empty: int
     repaired: int
+    unhandled_letters: float = 0.0
+    script_warning: str | None = None
 
 
 def without_surrogates(text: str) -> str:

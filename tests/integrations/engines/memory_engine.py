@@ -17,7 +17,7 @@ from ctxguard.retrieval.index.lexical import Bm25sIndex
 class _Spaces:
     """Terms that are terms already."""
 
-    name = fingerprint = "spaces"
+    name, fingerprint, scripts = "spaces", "spaces", None
 
     def analyse(self, text: str) -> list[str]:
         return text.split()

@@ -1,0 +1,79 @@
+"""How much of a corpus is written in scripts that its analyser is not made for."""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+from itertools import islice
+
+import numpy as np
+
+from ctxguard.retrieval.analysers import LANGUAGES, analyser_for
+from ctxguard.retrieval.protocols import Analyser
+
+WARN_FROM = 0.01
+"""Share of letters from which a corpus is said not to fit its analyser."""
+
+_BLOCK = 1_000
+
+
+def unhandled_letters(texts: Iterable[str], analyser: Analyser) -> tuple[float, str | None]:
+    """Compute the share of texts' letters that are in none of an analyser's scripts.
+
+    Args:
+        texts: Without lone surrogates.
+        analyser: Splits them into terms.
+
+    Returns:
+        Their share of all letters, in [0, 1], 0 where there is no letter; and from `WARN_FROM` on
+        a sentence that says so and how to mend it, else None.
+    """
+    if analyser.scripts is None:
+        return 0.0, None
+    by_script = letters_by_script(texts)
+    unhandled = Counter({at: n for at, n in by_script.items() if at not in analyser.scripts})
+    if not unhandled.total():
+        return 0.0, None
+    share = unhandled.total() / sum(by_script.values())
+    if share < WARN_FROM:
+        return share, None
+    scripts = [script for script, _ in unhandled.most_common(3)]
+    made_for = [code for code in LANGUAGES if scripts[0] in (analyser_for(code).scripts or ())]
+    instead = (
+        f"for {LANGUAGES[made_for[0]]}, build the index with the analyser {made_for[0]!r} "
+        f"(`ctxguard index --language {made_for[0]}`)"
+        if made_for
+        else "give an analyser of your own to HybridRetriever.build"
+    )
+    return share, (
+        f"{share:.0%} of the letters are of scripts that the analyser {analyser.name!r} is not "
+        f"made for ({', '.join(scripts)}), and lexical search finds little of what they spell; "
+        f"{instead}"
+    )
+
+
+def script_of(letter: str) -> str:
+    """Return the script of a letter: the first word of its Unicode name, after NFKC.
+
+    >>> script_of("é"), script_of("ｱ"), script_of("東")
+    ('LATIN', 'KATAKANA', 'CJK')
+    """
+    return unicodedata.name(unicodedata.normalize("NFKC", letter)[0], "UNKNOWN").split()[0]
+
+
+def letters_by_script(texts: Iterable[str]) -> Counter[str]:
+    """Count the letters of each script in texts.
+
+    Args:
+        texts: Without lone surrogates.
+    """
+    counts, each = Counter[int](), iter(texts)
+    while block := list(islice(each, _BLOCK)):
+        found = np.bincount(np.frombuffer("".join(block).encode("utf-32-le"), np.uint32))
+        there = np.flatnonzero(found)
+        counts.update(dict(zip(there.tolist(), found[there].tolist(), strict=True)))
+    by_script: Counter[str] = Counter()
+    for code_point, n in sorted(counts.items()):
+        character = chr(code_point)
+        if character.isalpha():
+            by_script[script_of(character)] += n
+    return by_script
