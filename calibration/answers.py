@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -49,7 +49,6 @@ ANSWER_METRICS: Mapping[str, str] = {
 }
 """The metrics of ``compare_answers`` beside another tool's mark."""
 
-MarkBy = Literal["contains", "exact", "judge"]
 Row = dict[str, object]
 
 _NAMES = ("pipeline", "reader", "context_digest")
@@ -193,17 +192,6 @@ class AnswerFile:
         self._rows.append(row)
         self._places[_place(row)] = row
 
-    def mark_from(self, column: str, least: float) -> None:
-        """Write ``correct`` from a column that another tool has marked, and save.
-
-        Raises:
-            DataError: a mark is not a number.
-        """
-        for row in self._places.values():
-            if row.get(column) is not None:
-                row |= {"correct": _number(row, column) >= least, "marked_by": column}
-        self.save()
-
     def save(self) -> None:
         """Write every row."""
         write_lines(self._path, [json.dumps(row, ensure_ascii=False) for row in self._rows])
@@ -291,24 +279,20 @@ def normalised(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", letters).split())
 
 
-def is_right(answer: str, right: Iterable[str], wrong: Iterable[str], *, exact: bool) -> bool:
+def is_right(answer: str, right: Iterable[str], wrong: Iterable[str]) -> bool:
     """Mark an answer by known ones: it holds a right one, and no wrong one.
 
     Args:
         answer: What the reader wrote.
         right: Answers that are right, any of which suffices.
         wrong: Answers that are known to be wrong.
-        exact: Whether the answer must be a right one and nothing else.
 
-    >>> is_right("It was in 1856.", ["1856"], ["1900"], exact=False)
+    >>> is_right("It was in 1856.", ["1856"], ["1900"])
     True
-    >>> is_right("1856 or 1900", ["1856"], ["1900"], exact=False)
+    >>> is_right("1856 or 1900", ["1856"], ["1900"])
     False
     """
-    own = normalised(answer)
-    if exact:
-        return own in {normalised(each) for each in right}
-    padded = f" {own} "
+    padded = f" {normalised(answer)} "
 
     def holds(known: str) -> bool:
         return bool(normalised(known)) and f" {normalised(known)} " in padded
@@ -319,7 +303,6 @@ def is_right(answer: str, right: Iterable[str], wrong: Iterable[str], *, exact: 
 def mark_answers(
     asked: Sequence[ToAnswer],
     file: AnswerFile,
-    by: MarkBy,
     judge: ChatClient | None = None,
     references: Mapping[str, str] | None = None,
 ) -> int:
@@ -328,8 +311,7 @@ def mark_answers(
     Args:
         asked: The questions with their contexts.
         file: The answers.
-        by: ``contains`` or ``exact`` compare with known answers; ``judge`` asks a model.
-        judge: The model; None for the others.
+        judge: A model that marks; None to compare with known answers.
         references: What the judge marks a question without known answers by: the texts of its
             relevant passages, by query id.
 
@@ -339,7 +321,7 @@ def mark_answers(
     Raises:
         StageUnavailableError: the judge's endpoint answered for none of a batch.
     """
-    way = by if judge is None else f"judge {judge.model}"
+    way = "contains" if judge is None else f"judge {judge.model}"
     rows = [(each, row) for each in asked if (row := file.row(each)) is not None]
     waiting = [(each, row) for each, row in rows if row.get("marked_by") != way]
     for first in range(0, len(waiting), _BATCH):
@@ -350,7 +332,7 @@ def mark_answers(
         else:
             for each, row in batch:
                 right, wrong = known_answers(each.query)
-                own = is_right(str(row["answer"]), right, wrong, exact=by == "exact")
+                own = is_right(str(row["answer"]), right, wrong)
                 marks.append(own if right else None)
         for (_, row), mark in zip(batch, marks, strict=True):
             row.pop("correct", None)

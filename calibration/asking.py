@@ -7,7 +7,7 @@ answers gain is measured where they had no part in the choice, net of their pric
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from calibration.calibrate_route import Fitted, LabelledRoute, RouteOutcome, among
 from calibration.figures import significant
-from calibration.fit import folds, probabilities
+from calibration.fit import folds
 from calibration.folded import Choose, Folded
 from calibration.grid import GridIndex
 from calibration.objectives import PolicySums, choose, highest_utility
@@ -71,22 +71,24 @@ class Asking:
 
 
 @dataclass(frozen=True)
-class _AnsweredPools:
-    """Queries with P and answers, as columns; candidates as in the pools.
+class _Answered:
+    """The queries that choose, with P and one kind of answer; candidates as in the pools.
 
     Attributes:
-        answers: By name, shape (n_q, depth).
-        name: The answer that counts.
+        name: Of the answer.
+        chances: Shape (n_q, depth), P without answers, out of fold.
+        answers: Shape (n_q, depth), NaN where there is none.
+        places: Same shape, the place of each candidate in its call.
+        cost: Of asking about one candidate; None where it is not known.
     """
 
+    name: str
     pools: Pools
     labels: PoolLabels
     chances: FloatArray
-    answers: Mapping[str, FloatArray]
+    answers: FloatArray
     places: FloatArray
-    n_asked: int
     cost: float | None
-    name: str
 
     def fitted(self, rows: IntArray | None = None) -> AnswerModel | None:
         """Fit what the answer says by these queries, or by some of them."""
@@ -94,7 +96,7 @@ class _AnsweredPools:
         asked = ~np.isnan(self.places[own])
         groups = np.broadcast_to(own[:, None], asked.shape)
         return AnswerModel.fit(
-            self.answers[self.name][own][asked],
+            self.answers[own][asked],
             self.chances[own][asked],
             self.labels.relevant[own][asked],
             groups[asked],
@@ -103,16 +105,22 @@ class _AnsweredPools:
 
 
 @dataclass(frozen=True)
-class _Updated:
-    """What asking by value at one (k, t) gives some queries.
+class _Choice:
+    """What is served with the answers that are worth asking for at one (k, t).
 
     Attributes:
-        chances: Shape (n_q, depth), P after the answers.
+        policy: The policy; that of highest utility where none is accepted.
+        accepted: Whether it keeps today's recall.
+        order: Shape (n_q, depth), columns of the pools, best first, by the choice of other folds.
+        n_kept: Shape (n_q,).
         n_asked: Shape (n_q,), how many candidates are asked about.
         answered: Shape (n_q,), whether any of these has an answer.
     """
 
-    chances: FloatArray
+    policy: ExpectedUtilityPolicy
+    accepted: bool
+    order: IntArray
+    n_kept: IntArray
     n_asked: FloatArray
     answered: NDArray[np.bool_]
 
@@ -138,23 +146,23 @@ def calibrate_asking(
         CalibrationError: more than a fifth of the queries got no answer.
     """
 
+    def with_profile(**update: object) -> RouteOutcome:
+        return replace(outcome, profile=outcome.profile.model_copy(update=update))
+
     def unasked(why: str) -> RouteOutcome:
-        own = {"unasked": f"the assessor is not asked: {why}"}
-        return replace(outcome, profile=outcome.profile.model_copy(update=own))
+        return with_profile(unasked=f"the assessor is not asked: {why}")
 
     route = outcome.route
+    if route.held_out:
+        return unasked("what it adds is measured by folds, and queries are held out")
     try:
         fitted = route.by_probability()
     except CalibrationError as error:
         return unasked(str(error))
-    if fitted.model is None or fitted.out_of_fold is None:
+    if fitted.out_of_fold is None:
         return unasked("there is no probability that answers could change")
-    tables = [(*route.own, fitted.out_of_fold)]
-    if route.held_out:
-        tables.append((*route.measured, probabilities(fitted.model, route.measured[0])))
-    parts = [_asked(*part, texts=texts, asking=asking, progress=progress) for part in tables]
-    names = asking.stage.assessor.names
-    models = {name: replace(parts[0], name=name).fitted() for name in names}
+    answered = _asked(*route.own, fitted.out_of_fold, texts=texts, asking=asking, progress=progress)
+    models = {name: each.fitted() for name, each in answered.items()}
     name, model = max(
         models.items(), key=lambda each: -1.0 if each[1] is None else each[1].distance
     )
@@ -164,46 +172,22 @@ def calibrate_asking(
             f"candidates and as many about others, not all alike, among the first {FIRST} of the "
             "labelled queries"
         )
+    own = answered[name]
     if model.effect == 0.0:
-        n = len(parts[0].pools)
-        return unasked(f"{' nor '.join(names)} is not shown to add anything to P on {n} queries")
+        n = len(own.pools)
+        return unasked(f"{' nor '.join(answered)} is not shown to add anything to P on {n} queries")
     figures: dict[str, Any] = {each: significant(getattr(model, each), 8) for each in _FIGURES}
     model = replace(model, **figures)
-    parts = [replace(part, name=name) for part in parts]
     for careful in route.rules(route.settings.context):
-        found = _choose(route, fitted, parts[0], asking.price, careful)
-        if route.held_out:
-            found = _on_held_out(found, fitted, parts[1], model, asking.price)
-        with_answers = _with_verdict(outcome, asking, parts, model, found)
+        found = _choose(route, fitted, own, asking.price, careful)
+        with_answers = _with_verdict(outcome, asking, own, model, found)
         if with_answers.decision == "enforce":
             break
-    update = {"assessor": with_answers}
-    return replace(outcome, profile=outcome.profile.model_copy(update=update))
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """The policy that is chosen with the answers, and the contexts by which it is measured.
-
-    Attributes:
-        index: Its place in the grid.
-        policy: The policy; that of highest utility where none is accepted.
-        accepted: Whether it keeps today's recall.
-        asked: What asking gives the queries that measure.
-        order: Shape (n_q, depth), columns of their pools, best first.
-        n_kept: Shape (n_q,).
-    """
-
-    index: GridIndex
-    policy: ExpectedUtilityPolicy
-    accepted: bool
-    asked: _Updated
-    order: IntArray
-    n_kept: IntArray
+    return with_profile(assessor=with_answers)
 
 
 def _choose(
-    route: LabelledRoute, fitted: Fitted, own: _AnsweredPools, price: float, careful: Choose
+    route: LabelledRoute, fitted: Fitted, own: _Answered, price: float, careful: Choose
 ) -> _Choice:
     """Choose (k, t) with the answers that are worth asking for at the former, twice."""
     by_fold = [(inside, own.fitted(others)) for inside, others in folds(own.labels.groups)]
@@ -222,36 +206,28 @@ def _choose(
         best = policies.chosen(highest_utility) if index is None else index
         return policies, (0, 0) if best is None else best, index is not None
 
-    asked = _Updated(own.chances, *np.zeros((2, len(own.pools))))
-    policies, index, accepted = chosen(asked.chances)
+    policies, index, accepted = chosen(own.chances)
     for _ in range(ROUNDS):
-        asked = _updated(own, by_fold, policies.grid.settings(index), price)
-        policies, index, accepted = chosen(asked.chances)
+        settings = policies.grid.settings(index)
+        chances, n_asked, answered = _updated(own, by_fold, settings, price)
+        policies, index, accepted = chosen(chances)
     policy = cast(ExpectedUtilityPolicy, policies.grid.policy(index))
     contexts = policies.contexts(rule, route.settings.serving_k)
-    return _Choice(index, policy, accepted, asked, *contexts)
-
-
-def _on_held_out(
-    found: _Choice, fitted: Fitted, own: _AnsweredPools, model: AnswerModel, price: float
-) -> _Choice:
-    """Measure the same choice on the held-out queries."""
-    policy = found.policy
-    every = [(np.arange(len(own.pools)), model)]
-    asked = _updated(own, every, (policy.k, policy.min_probability), price)
-    grid = fitted.grid(own.pools, own.labels, asked.chances)
-    order = np.argsort(-asked.chances, axis=1, kind="stable")
-    n_kept = grid.kept([found.index])[:, 0]
-    return replace(found, asked=asked, order=order, n_kept=n_kept)
+    return _Choice(policy, accepted, *contexts, n_asked, answered)
 
 
 def _updated(
-    own: _AnsweredPools,
+    own: _Answered,
     models: Iterable[tuple[IntArray, AnswerModel | None]],
     settings: tuple[int, float],
     price: float,
-) -> _Updated:
-    """Ask by value at one (k, t), each group of queries by its model."""
+) -> tuple[FloatArray, FloatArray, NDArray[np.bool_]]:
+    """Ask by value at one (k, t), each group of queries by its model.
+
+    Returns:
+        P after the answers, how many candidates of each query are asked about, and whether any of
+        these has an answer.
+    """
     k, threshold = settings
     after, answered = own.chances.copy(), np.zeros(len(own.pools), dtype=bool)
     n_asked = np.zeros(len(own.pools))
@@ -266,42 +242,39 @@ def _updated(
             values = model.values(chances[order], k, threshold, FIRST)
             chosen = order[to_ask(values, price, FIRST)]
             answers = np.full(n, np.nan)
-            answers[chosen] = own.answers[own.name][row, chosen]
+            answers[chosen] = own.answers[row, chosen]
             after[row, :n] = model.updated(chances, answers, own.places[row, :n])
             n_asked[row], answered[row] = chosen.size, np.isfinite(answers).any()
-    return _Updated(after, n_asked, answered)
+    return after, n_asked, answered
 
 
 def _with_verdict(
     outcome: RouteOutcome,
     asking: Asking,
-    parts: Sequence[_AnsweredPools],
+    own: _Answered,
     model: AnswerModel,
     found: _Choice,
 ) -> AssessorProfile:
     """Return the assessor's part of the profile: what it gains over what is served without."""
-    route, without, asked = outcome.route, outcome.served, found.asked
+    without, answered = outcome.served, found.answered[:, None]
     # Where nothing is answered, what is served without stands.
-    answered = asked.answered[:, None]
-    ranks = np.arange(found.order.shape[1])
-    with_answers = route.option(
+    kept = np.arange(found.order.shape[1]) < found.n_kept[:, None]
+    with_answers = outcome.route.option(
         "with answers",
         found.policy,
         np.where(answered, found.order, without.order),
-        np.where(answered, ranks < found.n_kept[:, None], without.kept),
+        np.where(answered, kept, without.kept),
     )
     verdict = with_answers.verdict
     gains = with_answers.metrics.values["udcg_strict"] - without.metrics.values["udcg_strict"]
-    gain = mean_interval(gains - asking.price * asked.n_asked)
+    gain = mean_interval(gains - asking.price * found.n_asked)
     enforced = found.accepted and verdict.decision == "enforce"
     enforced = enforced and gain.lower is not None and gain.lower > 0.0
-    n_asked = float(asked.n_asked.mean())
-    possible = float(np.minimum(parts[-1].pools.lengths, FIRST).mean())
-    spent = [part.cost for part in parts if part.cost is not None]
-    cost = sum(spent) / max(sum(part.n_asked for part in parts), 1) if spent else None
+    n_asked = float(found.n_asked.mean())
+    possible = float(np.minimum(own.pools.lengths, FIRST).mean())
     return AssessorProfile(
         fingerprint=asking.stage.fingerprint,
-        name=parts[0].name,
+        name=own.name,
         model=model,
         policy=found.policy,
         price=asking.price,
@@ -310,8 +283,8 @@ def _with_verdict(
         verdict=verdict,
         gain=gain,
         share=min(significant(n_asked / max(possible, 1.0)), 1.0),
-        calls=significant(1e3 * float(np.minimum(asked.n_asked, 1.0).mean())),
-        cost=None if cost is None else significant(1e3 * cost * n_asked),
+        calls=significant(1e3 * float(np.minimum(found.n_asked, 1.0).mean())),
+        cost=None if own.cost is None else significant(1e3 * own.cost * n_asked),
     )
 
 
@@ -323,8 +296,8 @@ def _asked(
     texts: Mapping[str, str],
     asking: Asking,
     progress: Progress,
-) -> _AnsweredPools:
-    """Ask about the first candidates by P of every query."""
+) -> dict[str, _Answered]:
+    """Ask about the first candidates by P of every query; return each kind of answer by name."""
     names = asking.stage.assessor.names
     answers = {name: np.full(chances.shape, np.nan) for name in names}
     places = np.full(chances.shape, np.nan)
@@ -348,7 +321,11 @@ def _asked(
             f"the assessor gave no answer about {failed} of {len(pools)} queries; see whether it "
             "can be reached, and that it answers in time"
         )
-    return _AnsweredPools(pools, labels, chances, answers, places, n_asked, cost or None, names[0])
+    each = cost / max(n_asked, 1) or None
+    return {
+        name: _Answered(name, pools, labels, chances, own, places, each)
+        for name, own in answers.items()
+    }
 
 
 def _patiently(asking: Asking, question: Question) -> Assessment:

@@ -5,7 +5,6 @@ JSONL, CSV and tables of columns are read as the same ``Record``.
 
 import csv
 import json
-import os
 import re
 import shutil
 import sys
@@ -19,7 +18,7 @@ from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ctxguard._support.atomic_write import atomic_write, clear_abandoned, lock
+from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.error_text import reason_of
 from ctxguard._support.regular_file import open_regular, read_regular
 from ctxguard.errors import ConfigurationError, DataError
@@ -312,14 +311,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"{folder} is there already; name a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{folder.name}-"
-    clear_abandoned(folder.parent, prefix)
-    staged = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
-    # Locked while it is filled, so that the next run with this name can tell if this was killed.
-    descriptor = os.open(staged, os.O_RDONLY) if sys.platform != "win32" else None
+    staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        if descriptor is not None:
-            lock(descriptor)
         yield staged
         if folder.exists():
             folder.rmdir()
@@ -327,6 +320,3 @@ def new_folder(folder: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)
         raise
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)

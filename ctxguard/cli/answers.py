@@ -44,10 +44,10 @@ class AnswersCommand(System):
         "URL",
     )
     model: str = setting("Dated name of the reader, as its endpoint names it.", "MODEL")
-    mark_by: Literal["contains", "exact", "judge"] = key(
-        "How answers are marked: contains or exact compare with the known answers in a question's "
-        "metadata (answers, and wrong_answers); judge asks a model, which is given the known "
-        "answers or else the relevant passages.",
+    mark_by: Literal["contains", "judge"] = key(
+        "How answers are marked: by whether they contain one of the known answers in a question's "
+        "metadata (answers, and none of wrong_answers); judge asks a model, which is given the "
+        "known answers or else the relevant passages.",
         "WAY",
         value="contains",
     )
@@ -59,9 +59,6 @@ class AnswersCommand(System):
         "Column of the file to compare by, such as one that another tool has added: faithfulness.",
         "COLUMN",
         value="correct",
-    )
-    right_from: float | None = optional_key(
-        "Value of the column mark from which an answer is written as correct.", "VALUE"
     )
     prices: tuple[float, float] | None = optional_key(
         "Prices of a million input and output tokens of the reader, such as [2, 8].", "LIST"
@@ -110,8 +107,6 @@ class AnswersCommand(System):
                 notes += self._mark(asked, file, dataset, source, stack)
         if n_calls and self.reader is None:
             return
-        if self.mark != "correct" and self.right_from is not None:
-            file.mark_from(self.mark, self.right_from)
         results = compare_answers(asked, file, column=self.mark, prices=self._prices)
         if failed:
             reasons = ", ".join(f"{reason} {n:,}" for reason, n in sorted(failed.items()))
@@ -169,7 +164,7 @@ class AnswersCommand(System):
                 )
             judge = self._client(url, self.judge_model or self.model, stack)
             texts = references(dataset, source.passage)
-        n_unmarked = mark_answers(asked, file, self.mark_by, judge, texts)
+        n_unmarked = mark_answers(asked, file, judge, texts)
         if not n_unmarked:
             return []
         if judge is not None:

@@ -157,14 +157,10 @@ def test_a_single_score_is_enough() -> None:
     assert assessor_of(made).decision == "enforce"
 
 
-def test_held_out_queries_measure_what_the_others_choose() -> None:
-    made = asked(150, 1.5, held_out=0.4)
-    found = assessor_of(made)
-    assert made.held_out is not None
-    assert found.gain is not None
-    assert found.verdict is not None
-    assert found.gain.n == len(made.held_out)
-    assert found.verdict.shown_by == "held_out"
+def test_where_queries_are_held_out_nobody_is_asked_and_a_line_says_so() -> None:
+    own = route_of(asked(60, 1.5, held_out=0.4))
+    assert own.assessor is None
+    assert own.asking.endswith("what it adds is measured by folds, and queries are held out")
 
 
 def test_a_gain_that_costs_recall_stays_in_shadow_and_the_line_says_why() -> None:

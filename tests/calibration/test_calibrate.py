@@ -1,8 +1,5 @@
 """Calibration from labels to a profile: bad labels, evidence, routes, reproducibility."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -261,36 +258,7 @@ class TestRoutes:
         assert isinstance(context.decision.policy, ExpectedUtilityPolicy)
 
 
-SCRIPT = """
-from simulated_pools import simulate
-from calibration.calibrate import calibrate
-from calibration.calibrate_route import Settings
-from calibration.certify import Promise
-
-retriever, dataset = simulate(60)
-for promise in (None, Promise()):
-    settings = Settings(context="utility", depth=20, promise=promise)
-    print(calibrate(retriever, dataset, settings).profile.to_json())
-"""
-
-
 class TestReproducibility:
     def test_another_seed_splits_otherwise(self) -> None:
         parts = [calibrated(60, seed=seed, held_out=0.5).held_out for seed in (0, 1)]
         assert {q.query_id for q in parts[0].queries} != {q.query_id for q in parts[1].queries}
-
-    def test_the_number_of_threads_does_not_show(self) -> None:
-        printed = []
-        for threads in ("1", "4"):
-            limits = dict.fromkeys(
-                ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), threads
-            )
-            run = subprocess.run(
-                [sys.executable, "-c", SCRIPT],
-                capture_output=True,
-                check=True,
-                env={**os.environ, **limits, "PYTHONPATH": str(Path(__file__).parent)},
-            )
-            printed.append(run.stdout)
-        assert printed[0] == printed[1]
-        assert b'"kind": "expected_utility"' in printed[0]

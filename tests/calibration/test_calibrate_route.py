@@ -1,7 +1,9 @@
 """One route: the family of policies, the best of them, and what is certified of it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +30,7 @@ from calibration.objectives import highest_utility
 from calibration.pool_labels import label
 from calibration.replay import replay
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import Route, ScoreKind
+from ctxguard.core.types import Ranking, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.schema import Profile
 
@@ -90,37 +92,37 @@ class TestChoice:
         assert policy.min_keep == 0
 
 
+def as_ranks(ranking: Ranking) -> Ranking:
+    return ranking_of(ranking.scores, ids=ranking.passage_ids, kind=ScoreKind.RANK)
+
+
 class TestFamily:
-    def test_below_twenty_labels_no_probability_is_fitted(self) -> None:
-        route = outcome_of(calibrated(30, held_out=0.5)).profile
-        assert route.policy.kind == "ratio"
-        assert "15 answerable queries to choose on, and a probability needs 20" in route.why
-
-    def test_from_twenty_on_two_scorers_give_one(self) -> None:
-        route = outcome_of(calibrated(40, context="utility")).profile
-        assert route.policy.kind == "expected_utility"
-        assert "2 scorers" in route.why
-
-    def test_a_single_scorer_gives_one_too(self) -> None:
-        retriever, dataset = simulate(60)
-        alone = {text: replace(ranking, legs={}) for text, ranking in retriever.rankings.items()}
-        asked = Settings(depth=DEPTH, context="utility")
-        route = outcome_of(calibrate(Recorded(alone), dataset, asked)).profile
-        assert route.policy.kind == "expected_utility"
-        assert "1 scorer" in route.why
-
-    def test_ranks_alone_give_none(self) -> None:
-        retriever, dataset = simulate(60)
-        ranks = {
-            text: ranking_of(ranking.scores, ids=ranking.passage_ids, kind=ScoreKind.RANK)
-            for text, ranking in retriever.rankings.items()
-        }
-        route = outcome_of(calibrate(Recorded(ranks), dataset, Settings(depth=DEPTH))).profile
-        assert route.policy.kind == "ratio"
-
-    def test_what_was_asked_for_is_done(self) -> None:
-        route = outcome_of(calibrated(30, policy="expected_utility")).profile
-        assert route.why.startswith("expected_utility was asked for")
+    @pytest.mark.parametrize(
+        ("n", "scored", "asked", "kind", "why"),
+        [
+            (30, None, {"held_out": 0.5}, "ratio", "15 answerable queries to choose on, and a"),
+            (40, None, {}, "expected_utility", "2 scorers"),
+            (60, lambda own: replace(own, legs={}), {}, "expected_utility", "1 scorer"),
+            (60, as_ranks, {}, "ratio", "ranks alone"),
+            (30, None, {"policy": "expected_utility"}, "expected_utility", "was asked for"),
+        ],
+        ids=["below 20 labels", "two scorers", "a single one", "ranks alone", "asked for"],
+    )
+    def test_labels_and_scores_decide_unless_one_is_asked_for(
+        self,
+        n: int,
+        scored: Callable[[Ranking], Ranking] | None,
+        asked: dict[str, Any],
+        kind: str,
+        why: str,
+    ) -> None:
+        retriever, dataset = simulate(n)
+        if scored is not None:
+            retriever = Recorded({text: scored(own) for text, own in retriever.rankings.items()})
+        settings = Settings(depth=DEPTH, **{"context": "utility", **asked})
+        route = outcome_of(calibrate(retriever, dataset, settings)).profile
+        assert route.policy.kind == kind
+        assert why in route.why
 
 
 class TestToday:

@@ -44,7 +44,7 @@ def assert_equals_the_naive_loop(case: Case, grid: Grid) -> None:
 
 
 class TestGridEqualsNaiveLoop:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=25, deadline=None)
     @given(cases(), st.sampled_from([0.5, 1.0, 3.0]), st.integers(0, 3))
     def test_ratio_policies(self, case: Case, temperature: float, min_keep: int) -> None:
         # Not hundredths: there a power rounds to either side of the threshold.
@@ -54,7 +54,7 @@ class TestGridEqualsNaiveLoop:
         )
         assert_equals_the_naive_loop(case, grid)
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=25, deadline=None)
     @given(cases(kinds=[ScoreKind.RATIO], strangers=False))
     def test_at_temperature_one_a_ratio_scale_is_exact_even_at_the_threshold(
         self, case: Case
@@ -62,7 +62,7 @@ class TestGridEqualsNaiveLoop:
         ratios = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
         assert_equals_the_naive_loop(case, ratio_grid(*case, temperature=1.0, ratios=ratios))
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=25, deadline=None)
     @given(
         cases(legs=True),
         st.lists(st.floats(-2.0, 2.0), min_size=5, max_size=5),

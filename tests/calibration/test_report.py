@@ -115,7 +115,7 @@ class TestDropped:
     def test_what_probability_expects_of_the_kept_passages_stands_beside_what_is_labelled(
         self,
     ) -> None:
-        route = reported(240).routes[0]
+        route = reported().routes[0]
         assert route.found.lower - 0.05 <= route.expected <= route.found.upper + 0.05
         assert route.found.value == pytest.approx(
             route.summary.results.of("chosen", "precision").mean.value, abs=0.1

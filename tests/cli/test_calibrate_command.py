@@ -208,6 +208,7 @@ def test_the_number_of_threads_does_not_show_in_the_profile(
         env={**os.environ, "OMP_NUM_THREADS": "3"},
     )
     assert out.read_bytes() == profile.read_bytes()
+    assert b'"coefficients"' in out.read_bytes()
 
 
 def test_what_passages_are_worth_stands_in_the_profile_by_which_it_is_chosen(

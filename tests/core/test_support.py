@@ -15,7 +15,6 @@ from calibration.asked_questions import asked_questions
 from calibration.data.golden import read_snapshot
 from calibration.data.readers import read_corpus
 from calibration.data.text_files import new_folder, write_lines
-from calibration.replay import _load
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.regular_file import read_regular
@@ -174,14 +173,13 @@ class TestReadRegular:
         "read",
         [
             read_snapshot,
-            lambda folder: _load(folder / "snapshot.json"),
             lambda folder: list(read_corpus(folder / "snapshot.json")),
             lambda folder: asked_questions(folder / "snapshot.json"),
             lambda folder: read_label_file(folder / "snapshot.json", "me", 1.0, 3),
             lambda folder: AnswerFile(folder / "snapshot.json", "reader"),
         ],
         ids=[
-            *("frozen set", "cache of rankings", "corpus", "questions"),
+            *("frozen set", "corpus", "questions"),
             *("labels", "answers"),
         ],
     )

@@ -2,12 +2,11 @@
 
 import json
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from calibration.data.readers import read_jsonl, read_kinds
+from calibration.data.readers import read_beir, read_jsonl
 from ctxguard.errors import DataError
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -40,10 +39,11 @@ def test_the_example_is_read_and_follows_the_schema(tmp_path: Path) -> None:
 
 
 def test_the_example_of_distractors_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "distractors.tsv"
-    file.write_text(example("tsv"), encoding="utf-8")
-    kinds = read_kinds(file, Counter())
-    assert {key: kind for key, (kind, _) in kinds.items()} == {("q2", "tent-9"): "hard_negative"}
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "test.tsv").write_text("q2\ttent-1\t1\n", encoding="utf-8")
+    (tmp_path / "queries.jsonl").write_text('{"_id": "q2", "text": "?"}\n', encoding="utf-8")
+    (tmp_path / "distractors.tsv").write_text(example("tsv"), encoding="utf-8")
+    assert read_beir(tmp_path).distractors == {"q2": {"tent-9": "hard_negative"}}
 
 
 @pytest.mark.parametrize(
