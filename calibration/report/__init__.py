@@ -3,12 +3,12 @@
 ``report`` gathers the evidence as data; ``write_html`` and ``write_json`` write it.
 """
 
-from calibration.report.evidence import Report, certificate_words, report
+from calibration.report.evidence import ReportData, certificate_words, report
 from calibration.report.page import write_html, write_json, write_judged
 from calibration.report.summary import summarise
 
 __all__ = [
-    "Report",
+    "ReportData",
     "certificate_words",
     "report",
     "summarise",

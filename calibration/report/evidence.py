@@ -65,7 +65,7 @@ class RouteReport:
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportData:
     """The evidence of a calibration; it holds no label and no passage except the examples shown.
 
     Attributes:
@@ -88,7 +88,7 @@ class Report:
     labels: Mapping[str, Any]
 
 
-def report(calibration: Calibration, passages: PassageOf | None = None) -> Report:
+def report(calibration: Calibration, passages: PassageOf | None = None) -> ReportData:
     """Gather what a person needs to check a calibration.
 
     Args:
@@ -104,7 +104,7 @@ def report(calibration: Calibration, passages: PassageOf | None = None) -> Repor
         _route(calibration, route, passages) for route in Route if route in calibration.outcomes
     )
     first, by_size = calibration.outcomes[routes[0].route], routes[0].summary.by_size
-    return Report(
+    return ReportData(
         profile=calibration.profile,
         dataset=dataset.name,
         serving_k=serving_k,

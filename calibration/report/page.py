@@ -16,7 +16,7 @@ from pydantic_core import to_jsonable_python
 
 from calibration.evaluate import CONFIDENCE, DESCRIPTIONS
 from calibration.report.chart import recall_by_kept
-from calibration.report.evidence import Report
+from calibration.report.evidence import ReportData
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.extras import require
 from ctxguard.errors import ConfigurationError
@@ -32,7 +32,7 @@ _ANSWERS = {
 }
 
 
-def page(data: Report) -> str:
+def page(data: ReportData) -> str:
     """Write the report as one HTML document; the same data gives the same text.
 
     Raises:
@@ -94,7 +94,7 @@ def number(value: float | None, digits: int = 3, *, signed: bool = False) -> str
     return f"{rounded:{sign}.{digits}f}".replace("-", "−")
 
 
-def write_html(data: Report, path: Path | str) -> None:
+def write_html(data: ReportData, path: Path | str) -> None:
     """Write the report as one HTML file, which needs no other file and no network.
 
     Raises:

@@ -22,7 +22,7 @@ from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import Settings
 from calibration.certify import Promise
 from calibration.data.dataset import Dataset
-from calibration.report import Report, report, summarise, write_html, write_json
+from calibration.report import ReportData, report, summarise, write_html, write_json
 from calibration.report.page import page
 from calibration.report.summary import SUMMARY_METRICS, Summary
 from ctxguard.core.policies import RatioPolicy
@@ -41,7 +41,7 @@ def hostile_passage(passage_id: str) -> Passage:
 
 
 @cache
-def reported(n: int = 120, promise: Promise | None = None, **asked: Any) -> Report:
+def reported(n: int = 120, promise: Promise | None = None, **asked: Any) -> ReportData:
     """Of the policy of highest utility, which drops something of every sort, unless asked."""
     asked = {"context": "utility", **asked}
     found = calibrated(n, noise=0.25, unanswerable=0.1, promise=promise, **asked)
