@@ -71,7 +71,7 @@ class Asking:
 
 
 @dataclass(frozen=True)
-class _Answered:
+class _AnsweredPools:
     """The queries that choose, with P and one kind of answer; candidates as in the pools.
 
     Attributes:
@@ -187,7 +187,7 @@ def calibrate_asking(
 
 
 def _choose(
-    route: LabelledRoute, fitted: Fitted, own: _Answered, price: float, careful: Choose
+    route: LabelledRoute, fitted: Fitted, own: _AnsweredPools, price: float, careful: Choose
 ) -> _Choice:
     """Choose (k, t) with the answers that are worth asking for at the former, twice."""
     by_fold = [(inside, own.fitted(others)) for inside, others in folds(own.labels.groups)]
@@ -217,7 +217,7 @@ def _choose(
 
 
 def _updated(
-    own: _Answered,
+    own: _AnsweredPools,
     models: Iterable[tuple[IntArray, AnswerModel | None]],
     settings: tuple[int, float],
     price: float,
@@ -251,7 +251,7 @@ def _updated(
 def _with_verdict(
     outcome: RouteOutcome,
     asking: Asking,
-    own: _Answered,
+    own: _AnsweredPools,
     model: AnswerModel,
     found: _Choice,
 ) -> AssessorProfile:
@@ -296,7 +296,7 @@ def _asked(
     texts: Mapping[str, str],
     asking: Asking,
     progress: Progress,
-) -> dict[str, _Answered]:
+) -> dict[str, _AnsweredPools]:
     """Ask about the first candidates by P of every query; return each kind of answer by name."""
     names = asking.stage.assessor.names
     answers = {name: np.full(chances.shape, np.nan) for name in names}
@@ -323,7 +323,7 @@ def _asked(
         )
     each = cost / max(n_asked, 1) or None
     return {
-        name: _Answered(name, pools, labels, chances, own, places, each)
+        name: _AnsweredPools(name, pools, labels, chances, own, places, each)
         for name, own in answers.items()
     }
 
