@@ -92,8 +92,8 @@ class IndexCommand(SettingsModel):
         return self
 
     def __call__(self, output: Output) -> None:
-        """An interrupted run leaves a folder as it was. To an engine `--update` adds the rest; a
-        large corpus may be indexed a part first, and then with --update.
+        """An interrupted run leaves a folder as it was; in an engine, --update adds the rest. Index
+        a part of a large corpus first, then all of it with --update, which encodes what is new.
         """
         from calibration.data.readers import read_corpus
 
