@@ -18,7 +18,7 @@ MAX_LOSS = 0.05
 class ChoiceSettings(SettingsModel):
     """How to choose and certify a policy."""
 
-    serving_k: int = setting(
+    serving_k: int = key(
         "Passages that you serve today; recall is compared with them.", "N", ge=1, value=DEFAULT_K
     )
     context: Context = setting(

@@ -28,6 +28,7 @@ OneRoute = Annotated[
         "Stages that answer: lexical, dense or hybrid, each with or without +rerank.",
         "ROUTE",
         default="every stage of the index",
+        key=True,
     ),
 ]
 Depth = Annotated[
@@ -72,7 +73,7 @@ class PassageWorth(SettingsModel):
         "and the rank up to which it does (rank_limit).",
         "TABLE",
         default="those of the preset",
-        factory=dict,
+        value={},
     )
     gain: Gain | None = optional_key(
         "Gain of a grade in nDCG: the grade (linear), or 2^grade - 1 (exponential).",

@@ -1,45 +1,45 @@
 """Commands from their settings: options from the fields, and keys of a file for the rest.
 
 A command is a `SettingsModel` that can be called. Each field is an option, an argument, or a key of
-the TOML file that ``--system`` names. The system, its profile and its store stand at the top of the
-file, what one command alone needs in the table of its name. An option wins over a key.
+the TOML file that ``--system`` names, as `setting` says where the field stands. The system, its
+profile and its store stand at the top of the file, what one command alone needs in the table of its
+name. An option wins over a key.
 """
 
+import os
 import tomllib
-from collections.abc import Collection, Mapping
-from inspect import Parameter, Signature, cleandoc
+from argparse import SUPPRESS, ArgumentParser
+from collections.abc import Mapping, Sequence
+from inspect import cleandoc
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any, NoReturn, get_origin
 
-import typer
 from pydantic.fields import FieldInfo
 
 from ctxguard._support.regular_file import read_regular
-from ctxguard._support.settings import (
-    SettingsModel,
-    about,
-    bounds_of,
-    flags_of,
-    help_of,
-    key_of,
-    optional,
-)
-from ctxguard.cli import COMMANDS
-from ctxguard.cli._console import Command, Output, wants_json
+from ctxguard._support.settings import SettingsModel, about, optional
+from ctxguard.cli import COMMANDS, nearest
+from ctxguard.cli._console import Output, run
+from ctxguard.cli._fields import flags_of, help_of, key_of
+from ctxguard.cli._help import page
 from ctxguard.cli._options import ProfileFile, StoreUrl
-from ctxguard.cli._system import SOURCES, System
+from ctxguard.cli._system import LabelledSystem, System
 from ctxguard.errors import ConfigurationError, DataError
+from ctxguard.server.system import AssessorSettings
 
 Fields = Mapping[str, FieldInfo]
 
 _SYSTEM = "system"
-_CLICK = "click_context"
-"""The parameter for the context of Click, which no option may be called."""
+_TABLES = {name.split()[-1] for name in COMMANDS}
 _MAX_TOML_BYTES = 2**20
 
 
-class _Shared(System):
-    """What stands at the top of a file."""
+class _System(LabelledSystem, AssessorSettings):
+    """The system: the keys of a file that stand at its top."""
+
+
+class _Top(_System):
+    """All that may stand at the top of a file."""
 
     profile: ProfileFile = None
     store: StoreUrl = ""
@@ -53,149 +53,183 @@ class _WithFile(SettingsModel):
     )
 
 
-def command_of(
-    model: type[SettingsModel],
-    name: str,
-    summary: str,
-    *,
-    words: str = "",
-    options: Collection[str] = (),
-    keys: Collection[str] = (),
-    without: Collection[str] = (),
-) -> typer.Typer:
-    """Make the application of one command.
+class Command:
+    """A command that is made of its settings.
 
     Args:
+        name: Its name, with that of its group.
+        summary: The first sentence of its help.
         model: Its settings; called with an `Output`, they run it. The docstring of the call is the
             rest of its help.
-        name: The command's name.
-        summary: The first sentence of its help.
-        words: The name with that of its group; the name alone unless given.
-        options: Fields that are options of this command, though keys elsewhere.
-        keys: Fields that are keys of this command, though options elsewhere.
-        without: Fields that this command does not take.
-    """
-    fields = {
-        each: field
-        for each, field in model.model_fields.items()
-        if each not in without and about(field)
-    }
-    in_file = {
-        each: field
-        for each, field in fields.items()
-        if each in keys or (about(field)["key"] and each not in options)
-    }
-    has_file = bool(in_file) or _SYSTEM in fields
-    parameters = [
-        _option(each, field, in_file=has_file)
-        for each, field in fields.items()
-        if each not in in_file
-    ]
-    if has_file and _SYSTEM not in fields:
-        parameters.append(_option(_SYSTEM, _WithFile.model_fields[_SYSTEM]))
 
-    def call(**given: Any) -> None:
-        context = given[_CLICK]
-        chosen = {
-            each: value
-            for each, value in given.items()
-            if (source := context.get_parameter_source(each)) and source.name != "DEFAULT"
-        }
-        files = chosen.get(_SYSTEM, []) if _SYSTEM in fields else [chosen.pop(_SYSTEM, None)]
+    Attributes:
+        arguments: The fields that are positional arguments.
+        options: The fields that are options.
+        keys: The fields that are keys of a file only.
+    """
+
+    def __init__(self, name: str, summary: str, model: type[SettingsModel]) -> None:
+        self._name, self._summary, self._model = name, summary, model
+        self._fields = {name: field for name, field in model.model_fields.items() if about(field)}
+        self.arguments = self._those("argument")
+        self.keys = self._those("key")
+        taken = self.arguments.keys() | self.keys.keys()
+        self.options = {name: each for name, each in self._fields.items() if name not in taken}
+        self._has_file = bool(self.keys) or _SYSTEM in self.options
+        if self._has_file and _SYSTEM not in self.options:
+            self.options |= _WithFile.model_fields
+
+    def _those(self, kind: str) -> dict[str, FieldInfo]:
+        return {name: field for name, field in self._fields.items() if about(field)[kind]}
+
+    def help(self) -> str:
+        """Write its help."""
+        shown = [about(field)["metavar"] for field in self.arguments.values()]
+        named = [
+            (f"{', '.join(sorted(flags_of(name, each), key=len))} {about(each)['metavar'] or ''}", each)
+            for name, each in self.options.items()
+        ]
+        options = [(flags.rstrip(), help_of(each)) for flags, each in named]
+        return page(
+            " ".join([self._name, "[OPTIONS]", *shown]),
+            [self._summary, *cleandoc(self._model.__call__.__doc__ or "").split("\n\n")],
+            {
+                "Arguments": [
+                    (shown, help_of(each))
+                    for shown, each in zip(shown, self.arguments.values(), strict=True)
+                ],
+                "Options": [*options, ("--help", "Show this message and exit.")],
+            },
+        )
+
+    def run(self, words: Sequence[str], *, as_json: bool) -> None:
+        """Run it, or print its help.
+
+        Args:
+            words: Its arguments and options.
+            as_json: Whether its result is one JSON document.
+
+        Raises:
+            SystemExit: it ends with a finding or an error.
+        """
+
+        def work(output: Output) -> None:
+            end = words.index("--") if "--" in words else len(words)
+            if "--help" in words[:end]:
+                output.text(self.help())
+            else:
+                settings: Any = self._settings(words)
+                settings(output)
+
+        run(work, as_json=as_json)
+
+    def _settings(self, words: Sequence[str]) -> SettingsModel:
+        given = self._given(words)
+        several = _SYSTEM in self._fields
+        files = given.get(_SYSTEM, []) if several else [given.pop(_SYSTEM, None)]
         values: dict[str, Any] = {}
         for file in files:
             if file is not None:
-                values |= _settings_in(file, name, fields)
-        for each, field in fields.items():
-            if field.is_required() and each not in values and each not in chosen:
-                key = f", or {key_of(each, field)} in a file --system" if has_file else ""
-                shown = about(field)["metavar"]
-                raise ConfigurationError(f"give {flags_of(each, field)[0]} {shown}{key}")
-        settings: Any = model(**{**values, **chosen})
-        settings(Output(as_json=wants_json(context)))
+                values |= self._in_file(Path(file))
+        for name, field in self._fields.items():
+            if field.is_required() and name not in values and name not in given:
+                by_key = f", or {key_of(name, field)} in a file --system" if self._has_file else ""
+                is_option = name in self.options
+                flag = f"{flags_of(name, field)[0]} " if is_option else ""
+                metavar = about(field)["metavar"]
+                raise ConfigurationError(f"give {flag}{metavar}{by_key if is_option else ''}")
+        for name in self._those("writes").keys() & given.keys():
+            _check_writable(given[name], self._called(name, given))
+        return self._model.named({**values, **given}, lambda name: self._called(name, given))
 
-    context = Parameter(_CLICK, Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    parameters.insert(0, context)
-    call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = {each.name: each.annotation for each in parameters}
-    call.__doc__ = f"{summary}\n\n{cleandoc(model.__call__.__doc__ or '')}"
-    about_command = {
-        "words": words or name,
-        "keys": _sections(in_file, name),
-        "settings": fields,
-    }
-    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name, cls=type("Command", (Command,), about_command))(call)
-    return alone
+    def _given(self, words: Sequence[str]) -> dict[str, Any]:
+        """Read the values of arguments, options and environment variables, as they were written."""
+        parser = _Parser(add_help=False, allow_abbrev=False, argument_default=SUPPRESS)
+        for name, field in self.arguments.items():
+            nargs = "*" if get_origin(field.annotation) is list else None
+            parser.add_argument(name, nargs=nargs, metavar=about(field)["metavar"])
+        for name, field in self.options.items():
+            how: dict[str, Any] = {"action": "store"}
+            if about(field)["metavar"] is None:
+                how = {"action": "store_const", "const": True}
+            elif get_origin(field.annotation) is list:
+                how = {"action": "append"}
+            parser.add_argument(*flags_of(name, field), dest=name, **how)
+        known, unknown = parser.parse_known_args(list(words))
+        if unknown:
+            raise ConfigurationError(self._unknown(unknown[0].partition("=")[0]))
+        by_variable = {
+            name: os.environ[variable]
+            for name, field in self.options.items()
+            if os.environ.get(variable := about(field)["env"] or "")
+        }
+        return {**by_variable, **vars(known)}
+
+    def _unknown(self, word: str) -> str:
+        """Say what to give in place of an option or argument that the command does not have."""
+        if not word.startswith("-"):
+            return f"there is no argument for {word!r}; see ctxguard {self._name} --help"
+        if word.lstrip("-") in [key_of(*each) for each in self.keys.items()]:
+            return f"{word} is no option but a key: write it into a file --system"
+        flags = [flag for each in self.options.items() for flag in flags_of(*each)]
+        meant = nearest(word, flags) or f"; see ctxguard {self._name} --help"
+        return f"there is no option {word}{meant}"
+
+    def _called(self, name: str, given: Mapping[str, Any]) -> str:
+        """Write a field as its user did: an option, an argument or a key."""
+        field = self._fields.get(name)
+        if field is None:
+            return name
+        if name in self.arguments:
+            return str(about(field)["metavar"])
+        return flags_of(name, field)[0] if name in given else key_of(name, field)
+
+    def _in_file(self, file: Path) -> dict[str, Any]:
+        """Read the settings that a file holds.
+
+        Raises:
+            DataError: the file cannot be read, or it has a key that nobody knows.
+        """
+        top, tables = _read(file)
+        own = {name: each for name, each in self._fields.items() if name not in _System.model_fields}
+        table = _named(tables.get(self._table, {}), own, file, f"[{self._table}] ")
+        if _SYSTEM in self._fields:  # a command of several systems, which opens each by itself
+            of_each = (System.model_fields.keys() - {"depth"}) | {"profile"}
+            top = {name: value for name, value in top.items() if name not in of_each}
+        taken = {
+            name: value
+            for name, value in top.items()
+            if name in self._fields and not about(self._fields[name])["own"]
+        }
+        return taken | table
+
+    @property
+    def _table(self) -> str:
+        return self._name.split()[-1]
+
+    def sections(self) -> dict[str, list[tuple[str, str]]]:
+        """List its keys with their help by table; the system's in the table without a name."""
+        found: dict[str, list[tuple[str, str]]] = {}
+        for name, field in sorted(
+            self.keys.items(), key=lambda each: each[0] not in _System.model_fields
+        ):
+            table = "" if name in _System.model_fields else self._table
+            found.setdefault(table, []).append((key_of(name, field), help_of(field)))
+        return found
 
 
-def _option(name: str, field: FieldInfo, *, in_file: bool = False) -> Parameter:
-    """Make a field a parameter that typer makes an option or an argument of.
-
-    Args:
-        name: The field's name.
-        field: The field.
-        in_file: Whether a file may give it, so that typer cannot tell that it is missing.
-    """
-    extra, bounds, kind = about(field), bounds_of(field), field.annotation
-    item: Any = next(iter(get_args(kind)), None)
-    if get_origin(item) is Annotated:  # a list whose items have a range
-        kind = list[item.__origin__]
-    default = field.get_default(call_default_factory=True)
-    if field.is_required():
-        default = None if in_file and not extra["argument"] else Parameter.empty
-    # A file to write is tried before the work.
-    shared = {
-        "metavar": extra["metavar"],
-        "help": field.description,
-        **({"dir_okay": False, "writable": True} if extra["writes"] else {}),
-    }
-    if extra["argument"]:
-        info: Any = typer.Argument(**shared)
-    else:
-        info = typer.Option(
-            *flags_of(name, field),
-            envvar=extra["env"],
-            min=bounds.get("ge"),
-            max=bounds.get("le"),
-            **shared,
-        )
-    return Parameter(
-        name,
-        Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=Annotated[kind, info],
-    )
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigurationError(message.removeprefix("argument "))
 
 
-def _sections(keys: Fields, command: str) -> dict[str, list[tuple[str, str]]]:
-    """List the keys that a command reads, with their help, by table; the system's in none."""
-    sections: dict[str, list[tuple[str, str]]] = {}
-    for name, field in sorted(keys.items(), key=lambda item: item[0] not in System.model_fields):
-        table = "" if name in System.model_fields else command
-        sections.setdefault(table, []).append((key_of(name, field), help_of(field)))
-    return sections
-
-
-def _settings_in(file: Path, command: str, fields: Fields) -> dict[str, Any]:
-    """Read the settings of a command that a file holds.
-
-    Raises:
-        DataError: the file cannot be read, or it has a key that nobody knows.
-    """
-    shared, tables = _read(file)
-    own = {name: field for name, field in fields.items() if name not in System.model_fields}
-    if _SYSTEM in fields:  # each file describes a candidate, not the command's source or profile
-        others = SOURCES.keys() | (_Shared.model_fields.keys() - System.model_fields.keys())
-        shared = {name: value for name, value in shared.items() if name not in others}
-    table = _named(tables.get(command, {}), own, file, f"[{command}] ")
-    # A command may know another profile or store as a key of its own.
-    shared = {
-        name: value
-        for name, value in shared.items()
-        if name in fields and (name in System.model_fields or not about(fields[name])["key"])
-    }
-    return shared | table
+def _check_writable(files: str | list[str], called: str) -> None:
+    """Refuse a file that cannot be written, before the work."""
+    for file in [files] if isinstance(files, str) else files:
+        if Path(file).is_dir():
+            raise ConfigurationError(f"{called} {file}: is a directory; name a file")
+        if Path(file).exists() and not os.access(file, os.W_OK):
+            raise ConfigurationError(f"{called} {file}: is not writable; name another file")
 
 
 def read_shared(file: Path) -> dict[str, Any]:
@@ -208,7 +242,7 @@ def read_shared(file: Path) -> dict[str, Any]:
 
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read what the commands share, by the names of fields, and their tables."""
+    """Read the top of a file, by the names of fields, and the tables of the commands."""
     try:
         document = tomllib.loads(read_regular(file, _MAX_TOML_BYTES).decode("utf-8"))
     except OSError as error:
@@ -216,9 +250,9 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"is no TOML: {error}", path=file) from None
     # ``index`` is a command, and a key of the system as well.
-    named = [name for name in COMMANDS & document.keys() if isinstance(document[name], dict)]
+    named = [name for name in _TABLES & document.keys() if isinstance(document[name], dict)]
     tables = {name: document.pop(name) for name in named}
-    return _named(document, _Shared.model_fields, file), tables
+    return _named(document, _Top.model_fields, file), tables
 
 
 def _named(table: dict[str, Any], fields: Fields, file: Path, where: str = "") -> dict[str, Any]:
@@ -237,8 +271,10 @@ def _named(table: dict[str, Any], fields: Fields, file: Path, where: str = "") -
     values = {}
     for key, value in table.items():
         if key not in names:
+            meant = nearest(key, names)
             raise DataError(
-                f"{where}has no key {key!r}; its keys are {', '.join(names)}", path=file
+                f"{where}has no key {key!r}{meant or '; its keys are ' + ', '.join(names)}",
+                path=file,
             )
         is_path = "Path" in str(fields[names[key]].annotation) and isinstance(value, str)
         values[names[key]] = file.parent / value if is_path else value

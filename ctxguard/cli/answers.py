@@ -19,6 +19,7 @@ from ctxguard.cli._results import by_metric
 from ctxguard.cli._system import Source, System, open_assessor
 from ctxguard.core.types import Mode
 from ctxguard.errors import ConfigurationError
+from ctxguard.server.system import AssessorSettings
 
 if TYPE_CHECKING:
     from calibration.answers import AnswerFile, ToAnswer
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from ctxguard.retrieval.chat import ChatClient, TokenPrices
 
 
-class AnswersCommand(System):
+class AnswersCommand(System, AssessorSettings):
     file: Path = setting(
         "JSONL file of the answers; made by the first run, and a later one goes on where it ends.",
         "FILE",

@@ -11,7 +11,7 @@ from pydantic import model_validator
 from rich.filesize import decimal
 
 import ctxguard
-from ctxguard._support.settings import SettingsModel, optional, setting
+from ctxguard._support.settings import SettingsModel, optional, optional_key, setting
 from ctxguard._support.words import count
 from ctxguard.cli._console import Output, by_total
 from ctxguard.errors import ConfigurationError
@@ -55,7 +55,7 @@ class IndexCommand(SettingsModel):
         "# and a number, and names its parent in the metadata as chunk_of.",
         value=False,
     )
-    lexical: Literal["bm25s", "rank-bm25"] | None = optional(
+    lexical: Literal["bm25s", "rank-bm25"] | None = optional_key(
         "Lexical engine: bm25s or rank-bm25.", "ENGINE", default="bm25s"
     )
     language: str | None = optional(
@@ -70,7 +70,7 @@ class IndexCommand(SettingsModel):
         "MODEL",
         default="all-MiniLM-L6-v2",
     )
-    signals: Literal["full", "none"] | None = optional(
+    signals: Literal["full", "none"] | None = optional_key(
         "Signals of relevance by which the candidates are ordered: full or none.",
         "LEVEL",
         default="full",

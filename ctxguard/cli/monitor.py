@@ -11,7 +11,6 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Self
 
-import typer
 from pydantic import model_validator
 
 import ctxguard
@@ -22,7 +21,7 @@ from ctxguard.cli._console import FINDING, NO_DATA, Output, interval, picked
 from ctxguard.cli._store import IN_WORDS, JudgeSettings, judge_waiting, open_store, tokens_in_words
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.errors import ConfigurationError, CtxguardError, StoreError
-from ctxguard.server.settings import IndexSystem
+from ctxguard.server.system import IndexSystem
 
 if TYPE_CHECKING:
     from ctxguard import CorpusSketch, HybridRetriever
@@ -215,7 +214,7 @@ class MonitorCommand(JudgeSettings, IndexSystem):
         server.server_close()
         if running.judge_fault is not None:
             output.err.print(running.judge_fault, soft_wrap=True)
-            raise typer.Exit(FINDING)
+            raise SystemExit(FINDING)
 
 
 def _present_corpus(retriever: "HybridRetriever") -> "CorpusSketch":
