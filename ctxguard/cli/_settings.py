@@ -65,22 +65,23 @@ class Command:
     Attributes:
         arguments: The fields that are positional arguments.
         options: The fields that are options.
+        fields: All of them.
         keys: The fields that are keys of a file only.
     """
 
     def __init__(self, name: str, summary: str, model: type[SettingsModel]) -> None:
         self._name, self._summary, self._model = name, summary, model
-        self._fields = {name: field for name, field in model.model_fields.items() if about(field)}
+        self.fields = {name: field for name, field in model.model_fields.items() if about(field)}
         self.arguments = self._those("argument")
         self.keys = self._those("key")
         taken = self.arguments.keys() | self.keys.keys()
-        self.options = {name: each for name, each in self._fields.items() if name not in taken}
+        self.options = {name: each for name, each in self.fields.items() if name not in taken}
         self._has_file = bool(self.keys) or _SYSTEM in self.options
         if self._has_file and _SYSTEM not in self.options:
             self.options |= _WithFile.model_fields
 
     def _those(self, kind: str) -> dict[str, FieldInfo]:
-        return {name: field for name, field in self._fields.items() if about(field)[kind]}
+        return {name: field for name, field in self.fields.items() if about(field)[kind]}
 
     def help(self) -> str:
         """Write its help."""
@@ -125,13 +126,13 @@ class Command:
 
     def _settings(self, words: Sequence[str]) -> SettingsModel:
         given = self._given(words)
-        several = _SYSTEM in self._fields
+        several = _SYSTEM in self.fields
         files = given.get(_SYSTEM, []) if several else [given.pop(_SYSTEM, None)]
         values: dict[str, Any] = {}
         for file in files:
             if file is not None:
                 values |= self._in_file(Path(file))
-        for name, field in self._fields.items():
+        for name, field in self.fields.items():
             if field.is_required() and name not in values and name not in given:
                 by_key = f", or {key_of(name, field)} in a file --system" if self._has_file else ""
                 is_option = name in self.options
@@ -177,11 +178,11 @@ class Command:
 
     def _called(self, name: str, given: Mapping[str, Any]) -> str:
         """Write a field as its user did: an option, an argument or a key."""
-        field = self._fields.get(name)
+        field = self.fields.get(name)
         if field is None:
             return name
         if name in self.arguments:
-            return str(about(field)["metavar"])
+            return name
         return flags_of(name, field)[0] if name in given else key_of(name, field)
 
     def _in_file(self, file: Path) -> dict[str, Any]:
@@ -191,15 +192,15 @@ class Command:
             DataError: the file cannot be read, or it has a key that nobody knows.
         """
         top, tables = _read(file)
-        own = {name: each for name, each in self._fields.items() if name not in _System.model_fields}
+        own = {name: each for name, each in self.fields.items() if name not in _System.model_fields}
         table = _named(tables.get(self._table, {}), own, file, f"[{self._table}] ")
-        if _SYSTEM in self._fields:  # a command of several systems, which opens each by itself
+        if _SYSTEM in self.fields:  # a command of several systems, which opens each by itself
             of_each = (System.model_fields.keys() - {"depth"}) | {"profile"}
             top = {name: value for name, value in top.items() if name not in of_each}
         taken = {
             name: value
             for name, value in top.items()
-            if name in self._fields and not about(self._fields[name])["own"]
+            if name in self.fields and not about(self.fields[name])["own"]
         }
         return taken | table
 
