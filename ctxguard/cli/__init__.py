@@ -86,8 +86,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     end = words.index("--") if "--" in words else len(words)
     as_json = "--json" in words[:end]  # before or after the command
     words = [word for word in words[:end] if word != "--json"] + words[end:]
+    group = words[0] if words and words[0] in GROUPS else ""
     try:
-        _run(words, as_json=as_json)
+        if words == ["--version"]:
+            sys.stdout.write(f"{ctxguard.__version__}\n")
+        elif words in (["--help"], [group, "--help"]):
+            sys.stdout.write(f"{help_of(group)}\n")
+        else:
+            from ctxguard.cli._console import run
+
+            n_words = 2 if group else 1
+            name = " ".join(words[:n_words])
+            run(lambda output: named(name).run(words[n_words:], output), as_json=as_json)
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     except BrokenPipeError:  # the reader of standard output has gone
@@ -95,29 +105,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(1)
 
 
-def _run(words: list[str], *, as_json: bool) -> None:
-    group = words[0] if words and words[0] in GROUPS else ""
-    n_words = 2 if group else 1
-    name = " ".join(words[:n_words])
-    if name in COMMANDS:
-        named(name).run(words[n_words:], as_json=as_json)
-    elif words == ["--version"]:
-        sys.stdout.write(f"{ctxguard.__version__}\n")
-    elif words in (["--help"], [group, "--help"]):
-        sys.stdout.write(f"{help_of(group)}\n")
-    else:
-        from ctxguard.cli._console import refuse
-
-        known = [each.removeprefix(f"{group} ") for each in [*COMMANDS, *GROUPS]]
-        meant = nearest(words[n_words - 1], known) if len(words) >= n_words else ""
-        what = f"there is no command {name!r}" if name != group else "name a command"
-        see = " ".join(["see ctxguard", *[group][: bool(group)], "--help"])
-        refuse(f"{what}{meant or f'; {see}'}", as_json=as_json)
-
-
 @cache
 def named(name: str) -> "Command":
-    """Import and return a command by its words, such as ``golden check``."""
+    """Import and return a command by its words, such as ``golden check``.
+
+    Raises:
+        ConfigurationError: there is no such command.
+    """
+    if name not in COMMANDS:
+        from ctxguard.errors import ConfigurationError
+
+        group = name.split(" ", maxsplit=1)[0]
+        see = f"; see ctxguard {f'{group} ' if group in GROUPS else ''}--help"
+        if name in {"", *GROUPS}:
+            raise ConfigurationError(f"name a command{see}")
+        meant = nearest(name, [*COMMANDS, *GROUPS])
+        raise ConfigurationError(f"there is no command {name!r}{meant or see}")
     from ctxguard.cli._settings import Command
 
     module, _, own = name.partition(" ")

@@ -1,7 +1,6 @@
 """Ways to rank and to cut side by side, and against a saved comparison: a part of `evaluate`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ctxguard._support.atomic_write import atomic_write
@@ -58,11 +57,7 @@ def compare_systems(
     if asked.out and asked.against and asked.out.resolve() == asked.against.resolve():
         raise ConfigurationError("--out: name another file than --against")
     profiles = {name: Profile.load(path) for name, path in by_name(asked.profile).items()}
-    indexes = [each for each in systems.values() if each.index is not None]
-    if len(indexes) > 1:
-        raise ConfigurationError("two indexes are given: compare them in two comparisons")
-    index = next(iter(indexes), None)
-    sources = {name: each for name, each in systems.items() if each.index is None}
+    index, sources = _parted(systems)
     by_default = not asked.candidate or ALL in asked.candidate
     candidates = _candidates(asked, profiles, tuple(sources), index)
     depth = asked.depth or DEFAULT_DEPTH
@@ -118,9 +113,18 @@ def compare_systems(
 
     output.result(document, show, notes)
     worse = ", ".join(check.candidate for check in checks if check.regressed)
-    output.findings(
-        [f"worse than the saved comparison, beyond noise: {worse}"] if worse else []
-    )
+    output.findings([f"worse than the saved comparison, beyond noise: {worse}"] if worse else [])
+
+
+def _parted(
+    systems: Mapping[str, LabelledSystem],
+) -> tuple[LabelledSystem | None, dict[str, LabelledSystem]]:
+    indexes = [each for each in systems.values() if each.index is not None]
+    if len(indexes) > 1:
+        raise ConfigurationError("two indexes are given: compare them in two comparisons")
+    return next(iter(indexes), None), {
+        name: each for name, each in systems.items() if each.index is None
+    }
 
 
 def _candidates(

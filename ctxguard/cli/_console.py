@@ -26,7 +26,11 @@ from rich.text import Text
 from ctxguard.cli._tables import TextTable
 from ctxguard.core.interval import Interval
 from ctxguard.core.render import sanitise
-from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError, ProfileMismatchError
+from ctxguard.errors import (
+    CalibrationError,
+    CtxguardError,
+    ProfileMismatchError,
+)
 
 _LINE_SECONDS = 10.0
 """Between two lines of progress where standard error is no terminal."""
@@ -79,15 +83,6 @@ def run(work: Callable[["Output"], object], *, as_json: bool) -> None:
         label, style = ("finding", "bold yellow") if finding else ("error", "bold red")
         print_labelled(label, style, message)
         raise SystemExit(FINDING if finding else BAD_INPUT) from None
-
-
-def refuse(message: str, *, as_json: bool) -> None:
-    """End with an error of usage."""
-
-    def work(_: Output) -> None:
-        raise ConfigurationError(message)
-
-    run(work, as_json=as_json)
 
 
 def _described(error: Exception) -> str:

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from ctxguard._support.regular_file import read_regular
 from ctxguard._support.settings import SettingsModel, about, optional
 from ctxguard.cli import COMMANDS, nearest
-from ctxguard.cli._console import Output, run
+from ctxguard.cli._console import Output
 from ctxguard.cli._fields import flags_of, help_of, key_of
 from ctxguard.cli._help import page
 from ctxguard.cli._options import ProfileFile, StoreUrl
@@ -45,12 +45,11 @@ class _Top(_System):
     store: StoreUrl = ""
 
 
-class _WithFile(SettingsModel):
-    system: Path | None = optional(
-        "TOML file with the keys that `ctxguard keys COMMAND` prints, and in the command's table "
-        "options by their names; relative paths start from its folder. An option wins over a key.",
-        "FILE",
-    )
+_FILE: FieldInfo = optional(
+    "TOML file with the keys that `ctxguard keys COMMAND` prints, and in the command's table "
+    "options by their names; relative paths start from its folder. An option wins over a key.",
+    "FILE",
+)
 
 
 class Command:
@@ -78,7 +77,7 @@ class Command:
         self.options = {name: each for name, each in self.fields.items() if name not in taken}
         self._has_file = bool(self.keys) or _SYSTEM in self.options
         if self._has_file and _SYSTEM not in self.options:
-            self.options |= _WithFile.model_fields
+            self.options[_SYSTEM] = _FILE
 
     def _those(self, kind: str) -> dict[str, FieldInfo]:
         return {name: field for name, field in self.fields.items() if about(field)[kind]}
@@ -86,43 +85,27 @@ class Command:
     def help(self) -> str:
         """Write its help."""
         shown = [about(field)["metavar"] for field in self.arguments.values()]
-        named = [
-            (f"{', '.join(sorted(flags_of(name, each), key=len))} {about(each)['metavar'] or ''}", each)
-            for name, each in self.options.items()
-        ]
-        options = [(flags.rstrip(), help_of(each)) for flags, each in named]
+        options = [("--help", "Show this message and exit.")]
+        for name, field in reversed(self.options.items()):
+            words = [", ".join(sorted(flags_of(name, field), key=len)), about(field)["metavar"]]
+            options.insert(0, (" ".join(filter(None, words)), help_of(field)))
         return page(
             " ".join([self._name, "[OPTIONS]", *shown]),
             [self._summary, *cleandoc(self._model.__call__.__doc__ or "").split("\n\n")],
             {
-                "Arguments": [
-                    (shown, help_of(each))
-                    for shown, each in zip(shown, self.arguments.values(), strict=True)
-                ],
-                "Options": [*options, ("--help", "Show this message and exit.")],
+                "Arguments": zip(shown, map(help_of, self.arguments.values()), strict=True),
+                "Options": options,
             },
         )
 
-    def run(self, words: Sequence[str], *, as_json: bool) -> None:
-        """Run it, or print its help.
-
-        Args:
-            words: Its arguments and options.
-            as_json: Whether its result is one JSON document.
-
-        Raises:
-            SystemExit: it ends with a finding or an error.
-        """
-
-        def work(output: Output) -> None:
-            end = words.index("--") if "--" in words else len(words)
-            if "--help" in words[:end]:
-                output.text(self.help())
-            else:
-                settings: Any = self._settings(words)
-                settings(output)
-
-        run(work, as_json=as_json)
+    def run(self, words: Sequence[str], output: Output) -> None:
+        """Run it with these arguments and options, or print its help."""
+        end = words.index("--") if "--" in words else len(words)
+        if "--help" in words[:end]:
+            output.text(self.help())
+        else:
+            settings: Any = self._settings(words)
+            settings(output)
 
     def _settings(self, words: Sequence[str]) -> SettingsModel:
         given = self._given(words)
@@ -191,7 +174,7 @@ class Command:
         Raises:
             DataError: the file cannot be read, or it has a key that nobody knows.
         """
-        top, tables = _read(file)
+        top, tables = read_file(file)
         own = {name: each for name, each in self.fields.items() if name not in _System.model_fields}
         table = _named(tables.get(self._table, {}), own, file, f"[{self._table}] ")
         if _SYSTEM in self.fields:  # a command of several systems, which opens each by itself
@@ -233,17 +216,14 @@ def _check_writable(files: str | list[str], called: str) -> None:
             raise ConfigurationError(f"{called} {file}: is not writable; name another file")
 
 
-def read_shared(file: Path) -> dict[str, Any]:
-    """Read what the top of a file describes: the system, its profile and its store.
+def read_file(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read the top of a file (the system, its profile and its store), and the tables of commands.
+
+    The top is by the names of fields, a table as it stands.
 
     Raises:
-        DataError: the file cannot be read, or it has a key that nobody knows.
+        DataError: the file cannot be read, or its top has a key that nobody knows.
     """
-    return _read(file)[0]
-
-
-def _read(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the top of a file, by the names of fields, and the tables of the commands."""
     try:
         document = tomllib.loads(read_regular(file, _MAX_TOML_BYTES).decode("utf-8"))
     except OSError as error:

@@ -79,15 +79,11 @@ class System(IndexSystem, EngineSystem, UpstreamSystem, SystemIdentity):
         """The settings given that name where candidates come from."""
         return [name for name in SOURCES if getattr(self, name, None) is not None]
 
-    def open(self, queries: "Sequence[Query]" = ()) -> Source:
-        """Open the retriever that the settings name.
-
-        Args:
-            queries: The queries of a run, or of lists of candidates.
+    def check_source(self) -> None:
+        """Check that the settings name one source, and nothing that does not go with it.
 
         Raises:
-            ConfigurationError: not one source is named, or a setting does not go with it.
-            DataError: the run or the candidates cannot be read.
+            ConfigurationError: they do not.
         """
         given = self.sources
         if len(given) != 1:
@@ -100,6 +96,18 @@ class System(IndexSystem, EngineSystem, UpstreamSystem, SystemIdentity):
                 raise ConfigurationError(
                     f"{_shown(name)} has no effect with {_shown(given[0])}: leave it out"
                 )
+
+    def open(self, queries: "Sequence[Query]" = ()) -> Source:
+        """Open the retriever that the settings name.
+
+        Args:
+            queries: The queries of a run, or of lists of candidates.
+
+        Raises:
+            ConfigurationError: not one source is named, or a setting does not go with it.
+            DataError: the run or the candidates cannot be read.
+        """
+        self.check_source()
         if self.index is not None:
             return self.open_index()
         if self.engine is not None:
@@ -152,7 +160,7 @@ class System(IndexSystem, EngineSystem, UpstreamSystem, SystemIdentity):
 
 
 class LabelledSystem(System, PassageWorth):
-    """A system that labelled queries are asked of, or a run of them, and what passages are worth."""
+    """A system that answers labelled queries, or a run of it, and what passages are worth."""
 
     run: Path | None = optional("TREC run file with the candidates of the queries.", "FILE")
 

@@ -16,7 +16,7 @@ from ctxguard._support.extras import install_line
 from ctxguard._support.foreign_distribution import foreign_distribution
 from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli._console import Output, one_line
-from ctxguard.cli._settings import read_shared
+from ctxguard.cli._settings import read_file
 from ctxguard.cli._store import open_store
 from ctxguard.cli._system import LabelledSystem
 from ctxguard.errors import ConfigurationError, CtxguardError
@@ -120,7 +120,7 @@ def _parts(places: Sequence[str]) -> dict[str, Any]:
     parts: dict[str, Any] = {}
     for place in places:
         if place.endswith(".toml"):
-            parts |= read_shared(Path(place))
+            parts |= read_file(Path(place))[0]
         elif place.startswith(_ENGINES) or (place.startswith("postgres") and "#" in place):
             parts["engine"] = place
         elif place.startswith(_STORES):

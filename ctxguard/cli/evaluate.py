@@ -22,7 +22,7 @@ from ctxguard.cli._inputs import (
     served_route,
 )
 from ctxguard.cli._results import by_metric
-from ctxguard.cli._settings import read_shared
+from ctxguard.cli._settings import read_file
 from ctxguard.cli._system import SOURCES, LabelledSystem, by_name
 from ctxguard.core.types import DEFAULT_K, Route
 from ctxguard.errors import CalibrationError, ConfigurationError, ProfileMismatchError
@@ -127,7 +127,7 @@ class EvaluateCommand(LabelledSystem):
         own = {name: getattr(self, name) for name in self.model_fields_set & fields.keys()}
         systems = {}
         for name, file in by_name(self.system).items():
-            values = {each: value for each, value in read_shared(file).items() if each in fields}
+            values = {each: value for each, value in read_file(file)[0].items() if each in fields}
             if values.keys() & SOURCES:
                 systems[name] = LabelledSystem(**values)
             else:  # a file without a source is about the system that an option names
@@ -135,6 +135,8 @@ class EvaluateCommand(LabelledSystem):
         named = [name for name in SOURCES if own.get(name) is not None]
         if named or not systems:
             systems[named[0] if named else ""] = LabelledSystem(**own)
+        for system in systems.values():
+            system.check_source()
         return systems
 
     def _measure(self, system: LabelledSystem, output: Output) -> None:
@@ -147,7 +149,7 @@ class EvaluateCommand(LabelledSystem):
         from ctxguard.profile.schema import Profile
         from ctxguard.retrieval.index.passages import searchable_text
 
-        in_files = [each for file in self.system if (each := read_shared(file).get("profile"))]
+        in_files = [each for file in self.system if (each := read_file(file)[0].get("profile"))]
         named = (self.profile or in_files)[:1]
         loaded = Profile.load(named[0]) if named else None
         utilities = self.worth(DEFAULT_UTILITIES if loaded is None else loaded.utilities)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-
 import ctxguard
 from ctxguard._support.extras import require
 from ctxguard._support.settings import key, optional
@@ -71,8 +70,6 @@ def _where(conditions: Sequence[str]) -> Where | None:
     for condition in conditions:
         field, equals, value = condition.partition("=")
         if not field or not equals:
-            raise ConfigurationError(
-                f"where {condition!r} is not FIELD=VALUE, such as tenant=a"
-            )
+            raise ConfigurationError(f"where {condition!r} is not FIELD=VALUE, such as tenant=a")
         allowed.setdefault(field, []).append(value)
     return Where(allowed) if allowed else None

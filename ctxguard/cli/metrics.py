@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-
 from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli._console import Output
 

@@ -79,8 +79,8 @@ def variable_of(secret: str) -> str:
 class ServiceSettings(IndexSystem, EngineSystem, SystemIdentity, AssessorSettings):
     """Settings of the service: the system it serves, its address and its limits."""
 
-    rerank_upstream: str | None = optional(*RERANK_UPSTREAM)
-    rerank_model: str | None = optional(*RERANK_MODEL, default=THEIR_MODEL)
+    rerank_upstream: str | None = optional(RERANK_UPSTREAM, "URL")
+    rerank_model: str | None = optional(RERANK_MODEL, "MODEL", default=THEIR_MODEL)
     profile: Path | None = optional(
         "Profile that `ctxguard calibrate` wrote; loaded again when it changes.", "FILE"
     )

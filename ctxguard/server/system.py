@@ -22,13 +22,12 @@ _PATIENT_PER_SECOND = 1e6
 """Calibration asks about each labelled query once, as fast as the answers come."""
 
 RERANK_UPSTREAM = (
-    "Server with a reranker, such as http://localhost:8080 or https://api.jina.ai/v1; its "
-    "key is read from CTXGUARD_UPSTREAM_KEY.",
-    "URL",
+    "Server with a reranker, such as http://localhost:8080 or https://api.jina.ai/v1; its key is "
+    "read from CTXGUARD_UPSTREAM_KEY."
 )
-RERANK_MODEL = ("Model that the server is asked for.", "MODEL")
+RERANK_MODEL = "Model that the server is asked for."
 THEIR_MODEL = "the one that a request names, or the server's own choice"
-"""The default of ``rerank_model`` in words."""
+"""The settings of a reranker's server are keys of a command, and options of `ctxguard serve`."""
 
 IndexFolder = Annotated[Path | None, setting("Index folder that `ctxguard index` wrote.", "FOLDER")]
 
@@ -75,14 +74,14 @@ class EngineSystem(SettingsModel):
 class UpstreamSystem(SettingsModel):
     """A server with a reranker."""
 
-    rerank_upstream: str | None = optional_key(*RERANK_UPSTREAM)
+    rerank_upstream: str | None = optional_key(RERANK_UPSTREAM, "URL")
     rerank_protocol: Protocol = key(
         "Protocol of the server: cohere (Cohere, Jina, vLLM and others), voyage, tei (Text "
         "Embeddings Inference), or score (vLLM's scores of pairs).",
         "PROTOCOL",
         value="cohere",
     )
-    rerank_model: str | None = optional_key(*RERANK_MODEL, default=THEIR_MODEL)
+    rerank_model: str | None = optional_key(RERANK_MODEL, "MODEL", default=THEIR_MODEL)
 
     def upstream(
         self, url: str, key: str | None, seconds: float, model: str | None
@@ -151,6 +150,7 @@ class AssessorSettings(UpstreamSystem):
         gt=0,
         value=DEFAULT_PER_SECOND,
     )
+
     def assessor_stage(self, *, patient: bool = False) -> "AssessorStage | None":
         """Make the stage that asks the assessor; None without one.
 

@@ -115,7 +115,8 @@ def test_help_of_a_command_imports_nothing_that_it_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), ("label",), ("frobnicate",), ("--frob",), ("query",), ("index", "x", "--frob")]
+    "arguments",
+    [(), ("label",), ("frobnicate",), ("--frob",), ("query",), ("index", "x", "--frob")],
 )
 def test_bad_usage_exits_with_2(run: Run, arguments: tuple[str, ...]) -> None:
     result = run.refused(*arguments)
@@ -127,7 +128,7 @@ def test_bad_usage_exits_with_2(run: Run, arguments: tuple[str, ...]) -> None:
     ("words", "said"),
     [
         ("evalute", "there is no command 'evalute'; did you mean evaluate?"),
-        ("golden chek", "there is no command 'golden chek'; did you mean check?"),
+        ("golden chek", "there is no command 'golden chek'; did you mean golden check?"),
         ("labl export", "there is no command 'labl'; did you mean label?"),
         ("label frobnicate", "there is no command 'label frobnicate'; see ctxguard label --help"),
         ("label", "name a command; see ctxguard label --help"),
@@ -147,10 +148,8 @@ def test_json_stands_anywhere(run: Run, words: str) -> None:
 WORK = """
 import signal, time
 from ctxguard import cli
-from ctxguard.cli._console import run
 class Working:
-    def run(self, words, *, as_json): run(self.work, as_json=as_json)
-    def work(self, output): {work}
+    def run(self, words, output): {work}
 cli.named = lambda name: Working()
 """
 

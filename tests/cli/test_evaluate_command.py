@@ -167,8 +167,8 @@ def test_labels_whose_ids_collide_with_those_of_the_index_are_refused(
         row["text"] = text
     write_jsonl(other / "corpus.jsonl", rows)
     says = ("12 of 12 passages that were compared have another", "index the corpus of these labels")
-    for command in ("evaluate", "compare"):
-        run.refused(command, "--index", index, "--data", other, says=says)
+    for several in ((), ("--candidate", "all")):
+        run.refused("evaluate", "--index", index, "--data", other, *several, says=says)
 
 
 def test_labels_without_a_corpus_that_find_nothing_say_so(show: Show, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pydantic import field_validator
 from running import Result, as_toml, every_command, refused
 
 from ctxguard._support.settings import SettingsModel, setting
-from ctxguard.cli import help_of, named
+from ctxguard.cli import help_of
 from ctxguard.cli._console import Output
 from ctxguard.cli._fields import flags_of
 from ctxguard.cli._settings import Command

@@ -39,13 +39,13 @@ from benchmarks._live_traffic import (
     true_grade,
 )
 from benchmarks.live import Cell, main, simulate
-from tests.command import invoke
 from ctxguard.core.metrics import strict_utilities, udcg
 from ctxguard.core.types import DEFAULT_K
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.metrics import Metric
 from ctxguard.monitor.labels.human import IF_NONE_ABOVE
 from ctxguard.monitor.redaction import redact
+from tests.command import invoke
 
 LEAST_COVERED = 8 / 12
 MAIN = (Metric.PRECISION, Metric.SERVED_MRR, Metric.UDCG, Metric.GAIN, Metric.HARM)
