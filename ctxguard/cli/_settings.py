@@ -70,6 +70,7 @@ class Command:
 
     def __init__(self, name: str, summary: str, model: type[SettingsModel]) -> None:
         self._name, self._summary, self._model = name, summary, model
+        self._table = name.rsplit(maxsplit=1)[-1]
         self.fields = {name: field for name, field in model.model_fields.items() if about(field)}
         self.arguments = self._those("argument")
         self.keys = self._those("key")
@@ -109,22 +110,29 @@ class Command:
 
     def _settings(self, words: Sequence[str]) -> SettingsModel:
         given = self._given(words)
-        several = _SYSTEM in self.fields
-        files = given.get(_SYSTEM, []) if several else [given.pop(_SYSTEM, None)]
+        files = given.get(_SYSTEM) or []
         values: dict[str, Any] = {}
-        for file in files:
-            if file is not None:
-                values |= self._in_file(Path(file))
-        for name, field in self.fields.items():
-            if field.is_required() and name not in values and name not in given:
+        for file in files if isinstance(files, list) else [files]:
+            values |= self._in_file(Path(file))
+        if _SYSTEM not in self.fields:
+            given.pop(_SYSTEM, None)
+        values |= given
+
+        def called(name: str) -> str:
+            """Write a field as its user did: as an option or a key, or an argument by its name."""
+            field = self.fields.get(name)
+            if field is None or name in self.arguments:
+                return name
+            return flags_of(name, field)[0] if name in given else key_of(name, field)
+
+        for name, field in self.options.items():
+            if field.is_required() and name not in values:
+                flag, metavar = flags_of(name, field)[0], about(field)["metavar"]
                 by_key = f", or {key_of(name, field)} in a file --system" if self._has_file else ""
-                is_option = name in self.options
-                flag = f"{flags_of(name, field)[0]} " if is_option else ""
-                metavar = about(field)["metavar"]
-                raise ConfigurationError(f"give {flag}{metavar}{by_key if is_option else ''}")
-        for name in self._those("writes").keys() & given.keys():
-            _check_writable(given[name], self._called(name, given))
-        return self._model.named({**values, **given}, lambda name: self._called(name, given))
+                raise ConfigurationError(f"give {flag} {metavar}{by_key}")
+        for name in self._those("writes").keys() & values.keys():
+            _check_writable(values[name], called(name))
+        return self._model.named(values, called)
 
     def _given(self, words: Sequence[str]) -> dict[str, Any]:
         """Read the values of arguments, options and environment variables, as they were written."""
@@ -159,15 +167,6 @@ class Command:
         meant = nearest(word, flags) or f"; see ctxguard {self._name} --help"
         return f"there is no option {word}{meant}"
 
-    def _called(self, name: str, given: Mapping[str, Any]) -> str:
-        """Write a field as its user did: an option, an argument or a key."""
-        field = self.fields.get(name)
-        if field is None:
-            return name
-        if name in self.arguments:
-            return name
-        return flags_of(name, field)[0] if name in given else key_of(name, field)
-
     def _in_file(self, file: Path) -> dict[str, Any]:
         """Read the settings that a file holds.
 
@@ -187,10 +186,6 @@ class Command:
         }
         return taken | table
 
-    @property
-    def _table(self) -> str:
-        return self._name.split()[-1]
-
     def sections(self) -> dict[str, list[tuple[str, str]]]:
         """List its keys with their help by table; the system's in the table without a name."""
         found: dict[str, list[tuple[str, str]]] = {}
@@ -207,9 +202,11 @@ class _Parser(ArgumentParser):
         raise ConfigurationError(message.removeprefix("argument "))
 
 
-def _check_writable(files: str | list[str], called: str) -> None:
+def _check_writable(files: Any, called: str) -> None:
     """Refuse a file that cannot be written, before the work."""
-    for file in [files] if isinstance(files, str) else files:
+    for file in files if isinstance(files, list) else [files]:
+        if not isinstance(file, str | Path):
+            continue  # validation names what it is
         if Path(file).is_dir():
             raise ConfigurationError(f"{called} {file}: is a directory; name a file")
         if Path(file).exists() and not os.access(file, os.W_OK):
@@ -257,6 +254,13 @@ def _named(table: dict[str, Any], fields: Fields, file: Path, where: str = "") -
                 f"{where}has no key {key!r}{meant or '; its keys are ' + ', '.join(names)}",
                 path=file,
             )
-        is_path = "Path" in str(fields[names[key]].annotation) and isinstance(value, str)
-        values[names[key]] = file.parent / value if is_path else value
+        is_path = "Path" in str(fields[names[key]].annotation)
+        values[names[key]] = _placed(value, file.parent) if is_path else value
     return values
+
+
+def _placed(value: Any, folder: Path) -> Any:
+    """Let a path, or each of a list, start from a folder; leave all else to validation."""
+    if isinstance(value, list):
+        return [_placed(each, folder) for each in value]
+    return folder / value if isinstance(value, str) else value

@@ -166,7 +166,7 @@ def test_a_profile_of_another_retriever_is_a_finding(
         ("{engine}:Engine", "Engine is a class and no retriever"),
         ("{engine}:without_depth", "cannot be called with (query, depth=…)"),
         ("{engine}:texts", "make each item a ctxguard.Hit"),
-        ("{engine}:search", "plain hits need score_kind (--score-kind)"),
+        ("{engine}:search", "plain hits need score_kind (the key score-kind)"),
         ("{engine}:broken", "OSError: engine.example refused the connection"),
     ],
 )

@@ -87,6 +87,7 @@ class Need(SettingsModel):
 
     store: Annotated[str, setting("A store.", "URL")]
     out: Annotated[Path | None, setting("A file to write.", "FILE", writes=True)] = None
+    reports: list[Path] = setting("Files.", "FILES", key=True, writes=True, value=[])
     seed: Annotated[int, setting("A number.", "N", key=True)] = 0
 
     def __call__(self, output: Output) -> None:
@@ -185,10 +186,25 @@ def test_a_file_gives_what_no_option_gives(
     assert all(each in result.output for each in expected)
 
 
-def test_a_relative_path_starts_from_the_folder_of_the_file(shown: Any, tmp_path: Path) -> None:
+def test_a_relative_path_starts_from_the_file(shown: Any, tmp_path: Path) -> None:
+    """One path, or each of a list, starts from the folder of the file that names it."""
     output = shown({"index": "i", "show": {"file": "/a"}}).output
     assert str(tmp_path / "i") in output
     assert '"file":"/a"' in output
+    several = shown({"store": "s", "need": {"reports": ["a", "/b"]}}, model=Need).output
+    assert f'"reports":["{tmp_path / "a"}","/b"]' in several
+
+
+@pytest.mark.parametrize("given", [{"out": "."}, {"reports": ["a", "."]}, {"out": "made"}])
+def test_a_file_to_write_is_tried_first(
+    shown: Any, tmp_path: Path, given: dict[str, object]
+) -> None:
+    """An option or a key that names a folder, alone or in a list, is refused before the work."""
+    (tmp_path / "made").mkdir()
+    said = refused(shown({"store": "s", "need": given}, model=Need)).stderr
+    assert "is a directory; name a file" in said
+    assert said.startswith(f"error: {next(iter(given))} ")
+    assert "--out" in refused(shown({"store": "s"}, "--out", str(tmp_path), model=Need)).stderr
 
 
 @pytest.mark.parametrize("document", [{"store": "s"}, {"need": {"store": "s"}}])
