@@ -69,8 +69,7 @@ class System(IndexSystem, EngineSystem, UpstreamSystem, SystemIdentity):
     )
     candidates: Path | None = optional_key(
         "JSONL file of queries and documents for rerank-upstream to score: query, and "
-        "documents, each a text or an object with id and text.",
-        "FILE",
+        "documents, each a text or an object with id and text."
     )
     depth: Depth = None
 

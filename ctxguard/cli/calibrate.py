@@ -61,7 +61,6 @@ class CalibrateCommand(LabelledSystem, AssessorSettings, ChoiceSettings):
     signal_columns: list[str] = key(
         "Columns of the passages' metadata that P(relevant) may use: when a passage was written, "
         "its version, a number, or where it comes from.",
-        "COLUMNS",
         value=[],
     )
     required: Literal["enforce"] | None = optional(

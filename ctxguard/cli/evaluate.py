@@ -83,20 +83,15 @@ class EvaluateCommand(LabelledSystem):
     show_all: _options.ShowAll = False
     route: _options.OneRoute = None
     write_run: Path | None = optional_key(
-        "TREC run file to write the retrieved candidates to.", "FILE", writes=True
+        "TREC run file to write the retrieved candidates to.", writes=True
     )
     baseline: str | None = optional_key(
-        "Candidate that differences are taken from.", "NAME", default="the first"
+        "Candidate that differences are taken from.", default="the first"
     )
     regression_metrics: list[str] = key(
-        "List of metrics that --against checks.",
-        "LIST",
-        default="udcg_strict and recall",
-        value=[],
+        "List of metrics that --against checks.", default="udcg_strict and recall", value=[]
     )
-    tolerance: float = key(
-        "Loss that --against accepts, in the metric's unit.", "LOSS", ge=0, value=0.0
-    )
+    tolerance: float = key("Loss that --against accepts, in the metric's unit.", ge=0, value=0.0)
 
     def __call__(self, output: Output) -> None:
         """The candidates come from an index, a retriever of your own (--retriever), a TREC run

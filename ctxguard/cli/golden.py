@@ -62,7 +62,6 @@ class HardNegativesCommand(IndexSystem):
     unjudged_margin: float | None = optional_key(
         "Also take unlabelled passages that score this share below the best relevant one, such "
         "as 0.05; some may be relevant.",
-        "SHARE",
         default="labelled passages only",
         ge=0,
         le=0.99,

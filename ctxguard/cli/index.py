@@ -56,7 +56,7 @@ class IndexCommand(SettingsModel):
         value=False,
     )
     lexical: Literal["bm25s", "rank-bm25"] | None = optional_key(
-        "Lexical engine: bm25s or rank-bm25.", "ENGINE", default="bm25s"
+        "Lexical engine: bm25s or rank-bm25.", default="bm25s"
     )
     language: str | None = optional(
         "Language of the corpus for lexical search: en, da, de, es, fr, it, nl, no, pt, ru, sv "
@@ -71,9 +71,7 @@ class IndexCommand(SettingsModel):
         default="all-MiniLM-L6-v2",
     )
     signals: Literal["full", "none"] | None = optional_key(
-        "Signals of relevance by which the candidates are ordered: full or none.",
-        "LEVEL",
-        default="full",
+        "Signals of relevance by which the candidates are ordered: full or none.", default="full"
     )
 
     @model_validator(mode="after")

@@ -50,7 +50,7 @@ class JudgeCommand(JudgeModel, System):
         ge=1,
     )
     serving_k: int = key(
-        "Passages that you serve today: the first of each question.", "N", ge=1, value=DEFAULT_K
+        "Passages that you serve today: the first of each question.", ge=1, value=DEFAULT_K
     )
 
     @model_validator(mode="after")

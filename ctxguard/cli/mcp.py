@@ -18,16 +18,10 @@ _LOOPBACK = "127.0.0.1"
 
 class McpCommand(IndexSystem):
     profile: _options.ProfileFile = None
-    k: int = key(
-        "Passages to find where no calibrated policy applies.",
-        *("N", "--k", "-k"),
-        ge=1,
-        value=DEFAULT_K,
-    )
+    k: int = key("Passages to find where no calibrated policy applies.", ge=1, value=DEFAULT_K)
     where: list[str] = key(
         "Find only passages whose metadata has this text, such as tenant=a; of a field that is "
         "named again, any of its texts.",
-        "FIELD=VALUE",
         value=[],
     )
     http: int | None = optional(

@@ -38,7 +38,6 @@ class QueryCommand(System, AssessorSettings):
     mode: Mode | None = optional_key(
         "Serve the kept passages (enforce), or the first k of the retriever with the decision "
         "only recorded (shadow) or not made (off).",
-        "MODE",
         default="the profile's verdict",
     )
     route: _options.OneRoute = None

@@ -104,7 +104,7 @@ class ServiceSettings(IndexSystem, EngineSystem, SystemIdentity, AssessorSetting
         value="127.0.0.1",
     )
     port: int = setting("Port to listen on; 0 for any.", "PORT", ge=0, le=65535, value=8765)
-    workers: int = key("Processes that serve.", "N", ge=1, value=1)
+    workers: int = key("Processes that serve.", ge=1, value=1)
     opentelemetry: bool = key(
         "Trace requests as OpenTelemetry spans, through the providers that "
         "`opentelemetry-instrument ctxguard serve` configures.",
@@ -113,55 +113,45 @@ class ServiceSettings(IndexSystem, EngineSystem, SystemIdentity, AssessorSetting
     k: int | None = optional_key(
         "Passages of the index that make a context where no calibrated policy applies or is "
         "enforced; of a rerank answer, which drops nothing then, the first k count as served.",
-        "N",
         default="5, or as many as the profile was compared with",
         ge=1,
     )
     deadline_seconds: float = key(
         "Longest wait for the reranker, after which the documents are answered in their order, "
         "or for the index.",
-        "SECONDS",
         gt=0,
         value=5.0,
     )
     probe_seconds: float = key(
         "Time between two comparisons of the reranker's scores of a few fixed texts with those "
         "at calibration.",
-        "SECONDS",
         gt=0,
         value=3_600.0,
     )
     max_scoring: int = key(
         "Most requests that wait for the reranker at once; others are answered without it.",
-        "N",
         ge=1,
         value=256,
     )
-    max_in_flight: int = key(
-        "Most requests that a process answers at once.", "N", ge=1, value=1_000
-    )
-    max_body_bytes: int = key("Longest body of a request.", "N", ge=1, value=16 * 2**20)
+    max_in_flight: int = key("Most requests that a process answers at once.", ge=1, value=1_000)
+    max_body_bytes: int = key("Longest body of a request.", ge=1, value=16 * 2**20)
     max_buffered_bytes: int = key(
-        "Most bytes of bodies that a process holds at once.", "N", ge=1, value=256 * 2**20
+        "Most bytes of bodies that a process holds at once.", ge=1, value=256 * 2**20
     )
-    max_documents: int = key("Most documents or candidates of a request.", "N", ge=1, value=10_000)
+    max_documents: int = key("Most documents or candidates of a request.", ge=1, value=10_000)
     trusted_proxies: list[str] = key(
         "Addresses or networks of proxies, whose X-Forwarded-For and X-Forwarded-Proto are "
         "believed; nobody else's are.",
-        "LIST",
         value=[],
     )
     max_connections: int = key(
-        "Most open connections of a process; further ones are closed.", "N", ge=1, value=4_000
+        "Most open connections of a process; further ones are closed.", ge=1, value=4_000
     )
     receive_seconds: float = key(
-        "Longest that a request's head may take, and its body.", "SECONDS", gt=0, value=10.0
+        "Longest that a request's head may take, and its body.", gt=0, value=10.0
     )
     shutdown_seconds: float = key(
-        "Longest that requests under way may take after a signal to end.",
-        "SECONDS",
-        gt=0,
-        value=15.0,
+        "Longest that requests under way may take after a signal to end.", gt=0, value=15.0
     )
     secrets: Annotated[
         Secrets, Field(description="Tokens and keys; by default the environment's.", exclude=True)

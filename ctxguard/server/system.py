@@ -38,8 +38,7 @@ class IndexSystem(SettingsModel):
     index: IndexFolder = None
     reranker: str | None = optional_key(
         "Cross-encoder that reranks the candidates of the index, or that scores documents in "
-        "this process: a model name, or a folder.",
-        "MODEL",
+        "this process: a model name, or a folder."
     )
 
     def open_index(self, deadlines: "Deadlines | None" = None) -> "HybridRetriever":
@@ -74,14 +73,13 @@ class EngineSystem(SettingsModel):
 class UpstreamSystem(SettingsModel):
     """A server with a reranker."""
 
-    rerank_upstream: str | None = optional_key(RERANK_UPSTREAM, "URL")
+    rerank_upstream: str | None = optional_key(RERANK_UPSTREAM)
     rerank_protocol: Protocol = key(
         "Protocol of the server: cohere (Cohere, Jina, vLLM and others), voyage, tei (Text "
         "Embeddings Inference), or score (vLLM's scores of pairs).",
-        "PROTOCOL",
         value="cohere",
     )
-    rerank_model: str | None = optional_key(RERANK_MODEL, "MODEL", default=THEIR_MODEL)
+    rerank_model: str | None = optional_key(RERANK_MODEL, default=THEIR_MODEL)
 
     def upstream(
         self, url: str, key: str | None, seconds: float, model: str | None
@@ -100,13 +98,11 @@ class SystemIdentity(SettingsModel):
     score_kind: ScoreKind | None = optional_key(
         "Meaning of the scores that are no index's: ratio, cosine, inner_product, logit, "
         "distance, probability or rank.",
-        "KIND",
         default="what the reranker or retriever gives, else rank",
     )
     fingerprint: dict[str, str] = key(
         "Table that identifies your own system, where it has no fingerprint() of its own; a "
         "profile holds for equal fingerprints.",
-        "TABLE",
         value={},
     )
 
@@ -118,35 +114,28 @@ class AssessorSettings(UpstreamSystem):
         optional_key(
             "Asked about candidates where that pays: a model behind chat completions (chat) or an "
             "endpoint of decisions (decisions, systemone), a reranker at a server, or a model in "
-            "this process (cross-encoder).",
-            "KIND",
+            "this process (cross-encoder)."
         )
     )
     assessor_model: str | None = optional_key(
-        "The assessor's model: as its endpoint names it, or a folder.", "MODEL"
+        "The assessor's model: as its endpoint names it, or a folder."
     )
     assessor_url: str | None = optional_key(
         "The assessor's endpoint; its key is read from CTXGUARD_ASSESSOR_KEY, else from "
-        "OPENAI_API_KEY.",
-        "URL",
+        "OPENAI_API_KEY."
     )
     assessor_questions: list[str] = key(
         "What a model is asked about each candidate: relevant, answers, contradicts, outdated.",
-        "LIST",
         value=list(DEFAULT_QUESTIONS),
     )
     assessor_prices: tuple[float, float] | None = optional_key(
-        "Prices of a million of the assessor's input and output tokens, such as [0.1, 0].", "LIST"
+        "Prices of a million of the assessor's input and output tokens, such as [0.1, 0]."
     )
     assessor_seconds: float = key(
-        "Longest wait for the assessor; the answer is then decided without it.",
-        "SECONDS",
-        gt=0,
-        value=2.0,
+        "Longest wait for the assessor; the answer is then decided without it.", gt=0, value=2.0
     )
     assessor_per_second: float = key(
         "Most candidates that a process asks the assessor about a second.",
-        "N",
         gt=0,
         value=DEFAULT_PER_SECOND,
     )
