@@ -87,17 +87,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     as_json = "--json" in words[:end]  # before or after the command
     words = [word for word in words[:end] if word != "--json"] + words[end:]
     group = words[0] if words and words[0] in GROUPS else ""
+    n_words = 2 if group else 1
     try:
-        if words == ["--version"]:
+        if words[:1] == ["--version"]:
             sys.stdout.write(f"{ctxguard.__version__}\n")
-        elif words in (["--help"], [group, "--help"]):
+        elif "--help" in words[:n_words]:
             sys.stdout.write(f"{help_of(group)}\n")
         else:
             from ctxguard.cli._console import run
 
-            n_words = 2 if group else 1
             name = " ".join(words[:n_words])
             run(lambda output: named(name).run(words[n_words:], output), as_json=as_json)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     except BrokenPipeError:  # the reader of standard output has gone

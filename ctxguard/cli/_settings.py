@@ -23,7 +23,7 @@ from ctxguard.cli._console import Output
 from ctxguard.cli._fields import flags_of, help_of, key_of
 from ctxguard.cli._help import page
 from ctxguard.cli._options import ProfileFile, StoreUrl
-from ctxguard.cli._system import LabelledSystem, System
+from ctxguard.cli._system import SOURCES, LabelledSystem, System
 from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.server.system import AssessorSettings
 
@@ -177,7 +177,7 @@ class Command:
         own = {name: each for name, each in self.fields.items() if name not in _System.model_fields}
         table = _named(tables.get(self._table, {}), own, file, f"[{self._table}] ")
         if _SYSTEM in self.fields:  # a command of several systems, which opens each by itself
-            of_each = (System.model_fields.keys() - {"depth"}) | {"profile"}
+            of_each = (SOURCES.keys() | System.model_fields.keys() | {"profile"}) - {"depth"}
             top = {name: value for name, value in top.items() if name not in of_each}
         taken = {
             name: value
@@ -199,7 +199,10 @@ class Command:
 
 class _Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigurationError(message.removeprefix("argument "))
+        missing = message.removeprefix("the following arguments are required: ")
+        raise ConfigurationError(
+            message.removeprefix("argument ") if missing == message else f"give {missing}"
+        )
 
 
 def _check_writable(files: Any, called: str) -> None:

@@ -132,10 +132,15 @@ def test_bad_usage_exits_with_2(run: Run, arguments: tuple[str, ...]) -> None:
         ("labl export", "there is no command 'labl'; did you mean label?"),
         ("label frobnicate", "there is no command 'label frobnicate'; see ctxguard label --help"),
         ("label", "name a command; see ctxguard label --help"),
+        ("", "name a command; see ctxguard --help"),
+        ("index", "give CORPUS"),
+        ("label import --store s", "give FILE"),
+        ("metrics", "give rules|dashboard|details"),
+        ("index a b", "there is no argument for 'b'; see ctxguard index --help"),
         ("keys serv", "there is no command 'serv'; did you mean serve?"),
     ],
 )
-def test_an_unknown_command_is_named(run: Run, words: str, said: str) -> None:
+def test_a_wrong_command_is_named(run: Run, words: str, said: str) -> None:
     run.refused(*words.split(), says=said)
 
 

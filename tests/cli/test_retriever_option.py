@@ -255,6 +255,10 @@ class TestRuns:
         document = run.read("evaluate", *sources, "--data", collection, "-k", "2", "--json")
         assert [each["name"] for each in document["candidates"]] == ["newer", "both"]
         assert figures(document, "both")["recall"]["difference"]["value"] == 0.0
+        # A system that options describe stands beside those of files.
+        asked = ("--run", trec, *sources[:2], "--data", collection, "-k", "2", "--json")
+        document = run.read("evaluate", *asked)
+        assert [each["name"] for each in document["candidates"]] == ["newer", "run"]
         # Candidates cut a run by k and ratio.
         arguments = ("evaluate", "--data", collection, "--candidate")
         described = {"run": str(trec), "score-kind": "ratio", "profile": "in-force.json"}
